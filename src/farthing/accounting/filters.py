@@ -1,0 +1,301 @@
+"""Spending when the next price may depend on the last answer.
+
+A filter is a rule "this still fits" that keeps its promise for *every* way of choosing the next query
+from earlier answers. Each one here turns an event into a vector of costs that add up, and cites the
+theorem that allows stopping at a fixed total. A tight (PLD) price is not of that kind: it is only
+offered for a plan fixed ahead (`Countdown`), and asking a filter to use one raises.
+
+The totals live in the ledger's journal, so a filter is a frozen description without state.
+
+>>> from farthing.budget import Budget
+>>> from farthing.events import GaussianEvent
+>>> rule = GdpFilter(Budget(1.0, 1e-5))
+>>> total = rule.add(rule.start(), GaussianEvent(10.0), 3)
+>>> rule.fits(total), rule.fits(rule.add(total, GaussianEvent(10.0), 5))
+(True, False)
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import numpy as np
+from scipy.special import ndtri
+
+from farthing import validate
+from farthing.accounting import gaussian, pairs, transform, zcdp
+from farthing.budget import Adjacency, Budget
+from farthing.errors import InvalidValue, Unsupported
+from farthing.events import (
+    ApproximateEvent,
+    BoundedRangeEvent,
+    Event,
+    FixedSizeEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    PoissonEvent,
+    PureEvent,
+    ZcdpEvent,
+    flatten,
+)
+
+Totals = list[float]
+
+
+class Filter(Protocol):
+    """A rule for spending adaptively; ``name`` and ``theorem`` go into the guarantee."""
+
+    name: ClassVar[str]
+    theorem: ClassVar[str]
+
+    @property
+    def budget(self) -> Budget:
+        """What may be spent."""
+
+    def start(self) -> Totals:
+        """The totals before anything was asked."""
+
+    def cost(self, event: Event) -> Totals:
+        """What one simple event adds; raises `Unsupported` where no theorem prices it."""
+
+    def fits(self, total: Totals) -> bool:
+        """Whether totals are within the budget."""
+
+    def share(self, total: Totals) -> float:
+        """The part of the budget that totals use, from 0 to 1."""
+
+
+class _Additive:
+    """What every filter shares: costs add."""
+
+    def cost(self, event: Event) -> Totals:
+        raise NotImplementedError
+
+    def add(self, total: Totals, event: Event, count: int = 1) -> Totals:
+        """The totals after ``count`` more of ``event`` (a negative count takes back a reservation)."""
+        for part, times in flatten(event):
+            total = [t + times * count * c for t, c in zip(total, self.cost(part), strict=True)]
+        return total
+
+
+def _shift(adjacency: Adjacency) -> float:
+    return 2.0 if adjacency is Adjacency.REPLACE_ONE else 1.0
+
+
+def _no_theorem(event: Event, name: str, instead: str) -> Unsupported:
+    return Unsupported(f"the {name} filter has no price for {event}: {instead}")
+
+
+@dataclass(frozen=True, slots=True)
+class BasicFilter(_Additive):
+    """Σε and Σδ: basic composition with adaptively chosen parameters.
+
+    Rogers, Roth, Ullman & Vadhan 2016, Thm. 3.6 (sums of ε and of δ are a valid filter). Costs: (ε, δ).
+    """
+
+    budget: Budget
+    name: ClassVar[str] = "basic"
+    theorem: ClassVar[str] = "Rogers et al. 2016, Thm. 3.6: fully adaptive basic composition"
+
+    def start(self) -> Totals:
+        return [0.0, 0.0]
+
+    def cost(self, event: Event) -> Totals:
+        match event:
+            case ApproximateEvent(epsilon, delta):
+                return [epsilon, delta]
+            case PureEvent() | BoundedRangeEvent() | LaplaceEvent() | PoissonEvent() | FixedSizeEvent():
+                ways = pairs.of_event(event, self.budget.adjacency)
+                if all(isinstance(way, pairs.TwoPoint | pairs.DoubleExponential) for way in ways):
+                    return [max(way.epsilon for way in ways), 0.0]  # type: ignore[union-attr]
+        raise _no_theorem(event, self.name, "it is not ε-DP for any ε; use the GDP or RDP filter")
+
+    def fits(self, total: Totals) -> bool:
+        return total[0] <= self.budget.epsilon and total[1] <= self.budget.delta
+
+    def share(self, total: Totals) -> float:
+        parts = [total[0] / self.budget.epsilon]
+        if self.budget.delta:
+            parts.append(total[1] / self.budget.delta)
+        return max(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ZcdpFilter(_Additive):
+    """Σρ (and Σδ of approximate zCDP, up to ``approximate``, set aside from δ).
+
+    Whitehouse, Ramdas, Rogers & Wu 2023, Thm. 1 (and Feldman & Zrnic 2021): (approximate) zCDP composes
+    fully adaptively with Σρ and Σδ bounded ahead. ρ is the largest whose tight conversion meets (ε, δ).
+    """
+
+    budget: Budget
+    approximate: float = 0.0
+    rho: float = field(init=False)
+    name: ClassVar[str] = "zcdp"
+    theorem: ClassVar[str] = "Whitehouse et al. 2023, Thm. 1; conversion: Canonne et al. 2020, Prop. 12"
+
+    def __post_init__(self) -> None:
+        reserve = validate.delta(approximate=self.approximate)
+        if reserve >= self.budget.delta:
+            raise InvalidValue(
+                f"approximate must be below the budget's delta {self.budget.delta:g}, got {reserve:g}"
+            )
+        object.__setattr__(self, "rho", zcdp.rho_tight(self.budget.epsilon, self.budget.delta - reserve))
+
+    def start(self) -> Totals:
+        return [0.0, 0.0]
+
+    def cost(self, event: Event) -> Totals:
+        shift = _shift(self.budget.adjacency)
+        match event:
+            case GaussianEvent(noise):
+                return [zcdp.rho_of_gaussian(noise / shift), 0.0]
+            case ZcdpEvent(rho, delta):
+                return [rho, delta]
+            case BoundedRangeEvent(epsilon):
+                return [min(zcdp.rho_of_bounded_range(epsilon), zcdp.rho_of_pure(epsilon)), 0.0]
+            case PureEvent(epsilon):
+                return [zcdp.rho_of_pure(epsilon), 0.0]
+            case LaplaceEvent(noise):
+                return [zcdp.rho_of_pure(shift / noise), 0.0]
+        raise _no_theorem(
+            event, self.name, "sampling does not amplify zCDP; promise the query or use the RDP filter"
+        )
+
+    def fits(self, total: Totals) -> bool:
+        return total[0] <= self.rho and total[1] <= self.approximate
+
+    def share(self, total: Totals) -> float:
+        return max(total[0] / self.rho, total[1] / self.approximate if total[1] else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class GdpFilter(_Additive):
+    """Σμ²: Gaussians composed fully adaptively, converted exactly.
+
+    Smith & Thakurta 2022, Thm. 1.1; Koskela, Tobaben & Honkela 2023: if Σμᵢ² <= μ² always, the whole is
+    μ-GDP. An ε-DP answer is μ-GDP with μ = 2Φ⁻¹(e^ε/(1+e^ε)): the Gaussian trade-off curve is convex, and
+    lies below randomised response's two segments as soon as it passes below their corner.
+    """
+
+    budget: Budget
+    mu: float = field(init=False)
+    name: ClassVar[str] = "gdp"
+    theorem: ClassVar[str] = "Smith & Thakurta 2022, Thm. 1.1; conversion: Dong, Roth & Su 2022, Cor. 2.13"
+
+    def __post_init__(self) -> None:
+        validate.probability(delta=self.budget.delta)
+        object.__setattr__(self, "mu", gaussian.mu(self.budget.epsilon, self.budget.delta))
+
+    def start(self) -> Totals:
+        return [0.0]
+
+    def cost(self, event: Event) -> Totals:
+        shift = _shift(self.budget.adjacency)
+        match event:
+            case GaussianEvent(noise):
+                return [(shift / noise) ** 2]
+            case PureEvent(epsilon) | BoundedRangeEvent(epsilon):
+                return [_mu_of_pure(epsilon) ** 2]
+            case LaplaceEvent(noise):
+                return [_mu_of_pure(shift / noise) ** 2]
+        raise _no_theorem(
+            event, self.name, "a sampled query is not Gaussian; promise it or use the RDP filter"
+        )
+
+    def fits(self, total: Totals) -> bool:
+        return math.sqrt(total[0]) <= self.mu
+
+    def share(self, total: Totals) -> float:
+        return total[0] / self.mu**2
+
+
+def _mu_of_pure(epsilon: float) -> float:
+    return float(-2 * ndtri(1 / (1 + math.exp(min(epsilon, 700.0))))) * (1 + 1e-12)
+
+
+DEFAULT_ORDERS = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0, 256.0, 512.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RdpFilter(_Additive):
+    """Rényi divergences at orders chosen ahead; it fits while *some* order does.
+
+    One order α: Feldman & Zrnic 2021, Thm. 4.3. Several: let X_α = exp((α-1)(L - Σε(α))), a supermartingale
+    with mean at most 1 whatever is asked next, L being the privacy loss so far. With weights Σw = 1 so is
+    ΣwX, and if Σε(α) <= ε - log(c_α / (w δ)) / (α-1) for some α when the asking ends, then
+    (1 - e^(ε-L))₊ <= c_α e^((α-1)(L-ε)) <= δ w X_α, so its mean, which is δ(ε), is at most δ. The choice of
+    α may depend on everything: that is what the weights (log of their number, over α-1) pay for.
+    """
+
+    budget: Budget
+    orders: tuple[float, ...] = DEFAULT_ORDERS
+    limits: tuple[float, ...] = field(init=False)
+    name: ClassVar[str] = "rdp"
+    theorem: ClassVar[str] = "Feldman & Zrnic 2021, Thm. 4.3, mixed over orders"
+
+    def __post_init__(self) -> None:
+        validate.probability(delta=self.budget.delta)
+        if not self.orders or min(self.orders) <= 1 or not all(map(math.isfinite, self.orders)):
+            raise InvalidValue(f"orders must be finite numbers > 1, got {self.orders}")
+        goal = math.log(self.budget.delta) - math.log(len(self.orders))
+        limits = [self.budget.epsilon - (_log_c(order) - goal) / (order - 1) for order in self.orders]
+        object.__setattr__(self, "limits", tuple(limits))
+
+    def start(self) -> Totals:
+        return [0.0] * len(self.orders)
+
+    def cost(self, event: Event) -> Totals:
+        if isinstance(event, ZcdpEvent) and event.delta == 0.0:
+            return [event.rho * order for order in self.orders]
+        if isinstance(event, BoundedRangeEvent):
+            pure = self.cost(PureEvent(event.epsilon))
+            return [min(p, event.epsilon**2 / 8 * a) for p, a in zip(pure, self.orders, strict=True)]
+        ways = pairs.of_event(event, self.budget.adjacency)
+        return [
+            max(transform.log_moment(way, order - 1) for way in ways) / (order - 1) for order in self.orders
+        ]
+
+    def fits(self, total: Totals) -> bool:
+        return any(spent <= limit for spent, limit in zip(total, self.limits, strict=True))
+
+    def share(self, total: Totals) -> float:
+        parts = zip(total, self.limits, strict=True)
+        return min((spent / limit for spent, limit in parts if limit > 0), default=math.inf)
+
+
+def _log_c(order: float) -> float:
+    """log sup_t (1 - e^-t) e^(-(α-1)t) = log of (1/α) (1 - 1/α)^(α-1)."""
+    return (order - 1) * math.log1p(-1 / order) - math.log(order)
+
+
+class Individual:
+    """One budget a user, spent side by side: users are entries of arrays, never a loop.
+
+    Feldman & Zrnic 2021, Thm. 4.3 applied to each user's own filter (its individual cost may depend on the
+    answers so far, as long as a user whose filter is full contributes nothing any more). ``limits`` and costs
+    are in any one additive currency: ρ, μ², or ε of pure DP.
+    """
+
+    def __init__(self, limits: np.ndarray) -> None:
+        self.limits = np.array(limits, float)
+        if self.limits.ndim != 1 or not np.all(np.isfinite(self.limits) & (self.limits > 0)):
+            bad = np.flatnonzero(~(np.isfinite(self.limits) & (self.limits > 0)))
+            raise InvalidValue(
+                f"limits must be finite and > 0, got {self.limits.flat[bad[0]]} for user {bad[0]}"
+            )
+        self.spent = np.zeros_like(self.limits)
+
+    def affords(self, costs: np.ndarray | float) -> np.ndarray:
+        """Which users can still pay ``costs`` (one number, or one a user)."""
+        costs = np.asarray(costs, float)
+        if not np.all(np.isfinite(costs) & (costs >= 0)):
+            raise InvalidValue(f"costs must be finite and >= 0, got {costs[~(costs >= 0)].flat[:1]}")
+        affords: np.ndarray = self.spent + costs <= self.limits
+        return affords
+
+    def charge(self, costs: np.ndarray | float) -> np.ndarray:
+        """Charge everybody who can pay; returns who did. The others are left as they were."""
+        paying = self.affords(costs)
+        self.spent += np.where(paying, costs, 0.0)
+        return paying

@@ -1,0 +1,156 @@
+"""Dominating pairs: the two worlds an observer has to tell apart, event by event.
+
+A pair (P, Q) *dominates* a mechanism when no test does better between its outputs on neighbouring
+data than between P and Q (Zhu, Dong & Wang 2022, Def. 7); dominating pairs compose (their Thm. 10),
+also when a query depends on earlier answers. Farthing only ever needs the transform
+M(s) = E_P[(P/Q)^s], so a pair is stored as what its integral is made of: pieces
+
+    ∫ φ(x) A(x)^(s+1) B(x)^(-s) dx,   A = 1 - p + p e^(ax - a²/2),  B = 1 - r + r e^(bx - b²/2),
+
+over the line or over [start, ∞), plus an atom where the privacy loss is zero.
+
+============================  ==========================  ==============================================
+event                         adjacency                   pairs
+============================  ==========================  ==============================================
+Gaussian(σ)                   add-remove, zero-out        N(1, σ²) against N(0, σ²)
+\\                             replace-one                 N(1, σ²) against N(-1, σ²)
+Poisson(q) of Gaussian(σ)     add-remove, zero-out        (1-q) N(0) + q N(1) against N(0), and swapped
+                                                          (Zhu et al. 2022, Thm. 11)
+\\                             replace-one                 (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1)
+                                                          (Lebeda et al. 2024; Schuchardt et al. 2024)
+FixedSize(q) of Gaussian(σ)   add-remove                  as Poisson with the shift 2 instead of 1: a record
+                                                          that enters the sample pushes another one out
+\\                             replace-one, zero-out       the symmetric pair whose profile is
+                                                          the larger of the two directions at shift 2
+                                                          (Zhu et al. 2022, Prop. 30)
+Laplace, pure, bounded range  as given                    Laplace, or randomised response at ε
+============================  ==========================  ==============================================
+
+Noise is measured against the bound of one contribution, so a shift of 2 is replace-one's 2C.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+from scipy.special import ndtr
+
+from farthing.budget import Adjacency
+from farthing.errors import Unsupported
+from farthing.events import (
+    BoundedRangeEvent,
+    Event,
+    FixedSizeEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    PoissonEvent,
+    PureEvent,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One integral: A has weight ``p`` at shift ``a``, B has weight ``r`` at shift ``b``."""
+
+    p: float
+    a: float
+    r: float
+    b: float
+    start: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Gaussian mixtures: the sum of ``pieces``, and ``atom``, the mass where the loss is zero."""
+
+    pieces: tuple[Piece, ...]
+    atom: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """N(μ, 1) against N(0, 1): M(s) = exp(μ² s(s+1) / 2)."""
+
+    mu: float
+
+
+@dataclass(frozen=True, slots=True)
+class TwoPoint:
+    """Randomised response at ε, the worst ε-DP mechanism (Kairouz, Oh & Viswanath 2015)."""
+
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class DoubleExponential:
+    """Laplace(1/ε) against the same shifted by one."""
+
+    epsilon: float
+
+
+Pair = Mixture | Shift | TwoPoint | DoubleExponential
+
+
+@lru_cache(maxsize=65536)
+def of_event(event: Event, adjacency: Adjacency) -> tuple[Pair, ...]:
+    """The pairs, one for each direction that differs, that dominate ``event`` under ``adjacency``.
+
+    >>> of_event(GaussianEvent(2.0), Adjacency.REPLACE_ONE)
+    (Shift(mu=1.0),)
+    """
+    replaced = 2.0 if adjacency is Adjacency.REPLACE_ONE else 1.0
+    match event:
+        case GaussianEvent(noise):
+            return (Shift(replaced / noise),)
+        case PoissonEvent(1.0, inner):
+            return of_event(inner, adjacency)
+        case FixedSizeEvent(size, of, inner) if size == of and adjacency is not Adjacency.ADD_REMOVE:
+            return of_event(inner, adjacency)
+        case LaplaceEvent(noise):
+            return (DoubleExponential(replaced / noise),)
+        case PureEvent(epsilon) | BoundedRangeEvent(epsilon):
+            return (TwoPoint(epsilon),)
+        case PoissonEvent(rate, GaussianEvent(noise)):
+            shift = 1.0 / noise
+            if adjacency is Adjacency.REPLACE_ONE:
+                return (Mixture((Piece(rate, shift, rate, -shift),)),)
+            return _sampled(rate, shift)
+        case FixedSizeEvent(size, of, GaussianEvent(noise)):
+            if adjacency is Adjacency.ADD_REMOVE:
+                return _sampled(size / of, 2.0 / noise)
+            return (_symmetric(size / of, 2.0 / noise),)
+        case PoissonEvent(rate, inner) if adjacency is not Adjacency.REPLACE_ONE:
+            return (TwoPoint(_amplified(_pure(inner, adjacency, event), rate)),)
+        case FixedSizeEvent(size, of, inner) if adjacency is Adjacency.REPLACE_ONE:
+            return (TwoPoint(_amplified(_pure(inner, adjacency, event), size / of)),)
+    raise Unsupported(
+        f"no dominating pair is known for {event} under {adjacency}; price it with an RDP or zCDP filter"
+    )
+
+
+def _sampled(rate: float, shift: float) -> tuple[Pair, ...]:
+    if rate == 1.0:
+        return (Shift(shift),)
+    return Mixture((Piece(rate, shift, 0.0, 0.0),)), Mixture((Piece(0.0, 0.0, rate, shift),))
+
+
+def _symmetric(rate: float, shift: float) -> Mixture:
+    """Losses > 0 as in the mixture against N(0), losses < 0 as in N(0) against the mixture."""
+    start = shift / 2  # where the two densities cross
+    above = ndtr(-start)
+    atom = 1 - above - ((1 - rate) * above + rate * ndtr(start))
+    return Mixture((Piece(rate, shift, 0.0, 0.0, start), Piece(0.0, 0.0, rate, shift, start)), float(atom))
+
+
+def _pure(event: Event, adjacency: Adjacency, whole: Event) -> float:
+    match event:
+        case PureEvent(epsilon) | BoundedRangeEvent(epsilon):
+            return epsilon
+        case LaplaceEvent(noise):
+            return (2.0 if adjacency is Adjacency.REPLACE_ONE else 1.0) / noise
+    raise Unsupported(f"{whole} has no dominating pair: only Gaussian and pure events can be sampled")
+
+
+def _amplified(epsilon: float, rate: float) -> float:
+    """log(1 + q(e^ε - 1)), Balle, Barthe & Gaboardi 2018, Thm. 8 and 9."""
+    return epsilon + math.log(rate - (rate - 1) * math.exp(-epsilon))

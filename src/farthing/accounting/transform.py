@@ -1,0 +1,308 @@
+"""M(s) = E_P[(P/Q)^s] of a dominating pair on a vertical line of the complex plane, with error bounds.
+
+For s = λ + iu, λ > 0, the composition of independent steps multiplies M, so an accountant keeps
+log M at the frequencies u = 0, h, 2h, ..., Kh and adds. Three numbers make that rigorous:
+
+* ``log``: log M(λ + iu_k), each M known within ``error`` · M(λ);
+* ``error``: quadrature and rounding. On the line the trapezoidal rule with step η errs by at most
+  2 S / (e^(2πd/η) - 1), S bounding the integral of |f| on the edges of the strip |Im x| < d
+  (Trefethen & Weideman 2014, Thm. 5.1). In that strip |A(x+iy)| <= A(x), |B(x+iy)| >= B(x) cos(by/2)
+  and |arg A| <= |ay|, |arg B| <= |by|, so S <= M(λ) exp(d²/2 + u(a+b)d) cos(bd/2)^-λ. On a half line
+  Gauss-Legendre panels err by (64/15) S ρ^-2n / (1 - ρ^-2) a half panel, S bounding f on the Bernstein
+  ellipse ρ (Trefethen 2013, Thm. 19.3);
+* ``log_beyond``: log G with |M(λ + iu)| <= G for *every* u >= (K+1)h. Moving the line of integration to
+  x + iy turns (P/Q)^(iu) into a factor e^(-u arg) that only falls as u grows, so one integral bounds
+  all higher frequencies.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from farthing.accounting.pairs import DoubleExponential, Mixture, Pair, Piece, Shift, TwoPoint
+
+Real = npt.NDArray[np.float64]
+Complex = npt.NDArray[np.complex128]
+
+ROUNDING = 2.0**-52
+_MARGIN = 10.0  # standard deviations kept beyond the outermost place where the integrand can peak
+_TARGET = 37.0  # quadrature errors are aimed at e^-37, below rounding
+_LARGEST = 1 << 15  # quadrature nodes; a pair that needs more is left to coarser bounds
+_NODES = 32  # a Gauss-Legendre panel
+
+
+@dataclass(frozen=True, slots=True)
+class Contour:
+    """The line Re s = ``tilt`` and its frequencies 0, ``spacing``, ..., ``count`` · ``spacing``."""
+
+    tilt: float
+    spacing: float
+    count: int
+
+    @property
+    def top(self) -> float:
+        """Beyond the last frequency kept."""
+        return self.spacing * (self.count + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """log M on a contour, with what is known of its errors (see the module)."""
+
+    log: Complex
+    error: float
+    log_beyond: float
+
+
+def frequencies(contour: Contour) -> Complex:
+    """The points s = λ + iu_k."""
+    s = np.empty(contour.count + 1, dtype=np.complex128)
+    s.real, s.imag = contour.tilt, contour.spacing * np.arange(contour.count + 1)
+    return s
+
+
+@lru_cache(maxsize=4096)
+def transform(pair: Pair, contour: Contour) -> Transform | None:
+    """The transform of one step, or None where it would take more than ``_LARGEST`` nodes."""
+    s, tilt, top = frequencies(contour), contour.tilt, contour.top
+    match pair:
+        case Shift(mu):
+            log = mu * mu * s * (s + 1) / 2
+            return Transform(log, 8 * ROUNDING, mu * mu * (tilt * (tilt + 1) - top * top) / 2)
+        case TwoPoint(epsilon):
+            log = _log_sum(epsilon * s, -epsilon * (s + 1)) - math.log1p(math.exp(-epsilon))
+            return Transform(log, _rounding(epsilon * abs(s[-1])), log[0].real)
+        case DoubleExponential(epsilon):
+            up, down = np.log((s + 1) / (2 * s + 1)), np.log(s / (2 * s + 1))
+            log = _log_sum(epsilon * s + up, -epsilon * (s + 1) + down)
+            return Transform(log, _rounding(epsilon * abs(s[-1])), log[0].real)
+        case Mixture():
+            return _mixture(pair, contour)
+
+
+def log_moment(pair: Pair, tilt: float) -> float:
+    """log M(λ), never below the truth: λ times the Rényi divergence of order λ + 1."""
+    value = transform(pair, Contour(tilt, 1.0, 0))
+    return math.inf if value is None else float(value.log[0].real) + math.log1p(value.error)
+
+
+def steepest(pair: Pair) -> float:
+    """The tilt beyond which M(λ) is all but the far tail of A, q^(λ+1) e^(a²λ(λ+1)/2)."""
+    if not isinstance(pair, Mixture):
+        return math.inf
+    return max(
+        (1 - 2 * math.log(piece.p) / piece.a**2 for piece in pair.pieces if piece.p > 0), default=math.inf
+    )
+
+
+def _rounding(size: float) -> float:
+    return float((16 + size) * ROUNDING)
+
+
+def _log_sum(x: Complex, y: Complex) -> Complex:
+    """log(e^x + e^y) where Re x >= Re y."""
+    result: Complex = x + np.log1p(np.exp(y - x))
+    return result
+
+
+def _mixture(pair: Mixture, contour: Contour) -> Transform | None:
+    parts = [_integral(piece, contour) for piece in pair.pieces]
+    if any(part is None for part in parts):
+        return None
+    found = [part for part in parts if part is not None]
+    peak = max([part.log_scale for part in found] + [0.0])
+    atom = pair.atom * math.exp(-peak)
+    shares = [math.exp(part.log_scale - peak) for part in found]
+    total: Complex = np.full(contour.count + 1, atom, dtype=np.complex128)
+    beyond, error = atom, 0.0
+    for part, share in zip(found, shares, strict=True):
+        total += part.values * share
+        beyond += part.beyond * share
+        error += part.error * share
+    mass = float(total[0].real)
+    error = error / mass + 4 * ROUNDING
+    beyond = min(beyond, mass * (1 + error))
+    log: Complex = np.log(total)
+    return Transform(log + peak, error, math.log(beyond) + peak)
+
+
+@dataclass(frozen=True, slots=True)
+class _Integral:
+    """One piece over e^log_scale: its values, their error, and the bound beyond the last frequency."""
+
+    log_scale: float
+    values: Complex
+    error: float
+    beyond: float
+
+
+def _integral(piece: Piece, contour: Contour) -> _Integral | None:
+    tilt, highest = contour.tilt, contour.spacing * contour.count
+    steep = (tilt + 1) * max(piece.a, 0.0) + tilt * max(-piece.b, 0.0)
+    shallow = tilt * max(piece.b, 0.0)
+    high = _MARGIN + steep
+    low = -_MARGIN - shallow if piece.start is None else piece.start
+    high = max(high, low + _MARGIN)
+    rule = _line(low, high, piece, contour) if piece.start is None else _panels(low, high, piece, contour)
+    if rule is None:
+        return None
+    x = rule.x
+    log_a, log_b = _log_mix(piece.p, piece.a, x), _log_mix(piece.r, piece.b, x)
+    log_f = -0.5 * x * x + (tilt + 1) * log_a - tilt * log_b - 0.5 * math.log(2 * math.pi)
+    scale = float(log_f.max())
+    f = np.exp(log_f - scale) * rule.weights
+    loss = log_a - log_b
+    values = _characteristic(f, loss, contour)
+    mass = values[0].real
+    # beyond the nodes the integrand falls at least as fast as e^(-10 |x - end|)
+    tails = math.exp(log_f[-1] - scale) / _MARGIN
+    tails += math.exp(log_f[0] - scale) / _MARGIN if piece.start is None else 0.0
+    size = float(f @ (np.abs(loss) * (tilt + 1 + highest) + 0.5 * x * x)) / mass
+    rounding = (40 + len(x) / 16 + 2 * size) * ROUNDING
+    error = mass * (rule.error + rounding) + 2 * tails
+    beyond = _beyond(piece, contour, rule, scale, f, error) if contour.count else mass + error
+    return _Integral(scale, values, error, beyond)
+
+
+def _log_mix(p: float, a: float, x: Any) -> Any:
+    """log(1 - p + p e^(ax - a²/2)), real or complex, for tiny p and for exponents of any size."""
+    if p == 0.0:
+        return np.zeros_like(x)
+    w = a * x - 0.5 * a * a
+    large = w.real > 30.0
+    if not large.any():
+        return np.log1p(p * np.expm1(w))
+    low, high = np.where(large, 0.0, w), np.where(large, w, 30.0)
+    return np.where(
+        large, high + math.log(p) + np.log1p((1 / p - 1) * np.exp(-high)), np.log1p(p * np.expm1(low))
+    )
+
+
+def _characteristic(f: Real, loss: Real, contour: Contour) -> Complex:
+    """Σ_n f_n exp(i k h loss_n) for k = 0..K, by two short tables of powers and one product of them.
+
+    Sums run over 16 nodes at a time, so that rounding grows with a sixteenth of their number.
+    """
+    if contour.count == 0:
+        return np.array([f.sum()], complex)
+    block = math.isqrt(contour.count + 1)
+    blocks = -(-(contour.count + 1) // block)
+    f, loss = f.reshape(-1, 1, 16), loss.reshape(-1, 1, 16)
+    inner = np.exp(1j * contour.spacing * np.arange(block)[:, None] * loss)
+    outer = np.exp(1j * contour.spacing * block * np.arange(blocks)[:, None] * loss) * f
+    table = (outer @ inner.transpose(0, 2, 1)).sum(axis=0)
+    values: Complex = table.reshape(-1)[: contour.count + 1]
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """Nodes, weights, and the error relative to M(λ): on the real line, and on a line moved up."""
+
+    x: Real
+    weights: Real
+    error: float
+    moved_error: float
+
+
+_STRIPS = np.geomspace(0.02, 0.98, 12) * math.pi
+_MOVE, _ROOM = 0.75, 0.8  # how far lines are moved, and the strip kept around them, in radians of A or B
+
+
+def _line(low: float, high: float, piece: Piece, contour: Contour) -> _Rule | None:
+    """The trapezoidal rule; ``growth`` is log S - log M(λ) for strips of several widths."""
+    radius = 1 / max(piece.a, abs(piece.b))
+    drift = contour.spacing * contour.count * (piece.a + abs(piece.b))
+    strip = np.minimum(_STRIPS * radius, 40.0)
+    growth = strip**2 / 2 + drift * strip - contour.tilt * np.log(np.cos(0.5 * abs(piece.b) * strip))
+    room = min(_ROOM * radius, 8.0)
+    moved = room**2 / 2 - contour.tilt * math.log(math.cos(0.5 * (_ROOM + _MOVE) * abs(piece.b) * radius))
+    step = min(
+        float(np.max(2 * math.pi * strip / (growth + _TARGET))), 2 * math.pi * room / (moved + _TARGET)
+    )
+    nodes = 16 * math.ceil((high - low) / step / 16 + 1 / 16)
+    if nodes > _LARGEST:
+        return None
+    exponent = float(np.max(2 * math.pi * strip / step - growth))
+    x: Real = low + step * np.arange(nodes, dtype=np.float64)
+    error, moved_error = 3 * math.exp(-exponent), 3 * math.exp(moved - 2 * math.pi * room / step)
+    return _Rule(x, np.full(nodes, step), error, moved_error)
+
+
+def _panels(low: float, high: float, piece: Piece, contour: Contour) -> _Rule | None:
+    """Gauss-Legendre panels on [low, high].
+
+    log f has a slope of at most ``slope``, so f is at most e^(slope · over) times its largest value in
+    the panel on the ellipse's real extent, and that value at most 2 · slope times the integral.
+    """
+    turn = piece.a + abs(piece.b)
+    drift = contour.spacing * contour.count * turn
+    slope = _MARGIN + (contour.tilt + 1) * turn
+    rho = np.geomspace(1.3, 16.0, 16)
+    width, kept, moved = 8.0, -math.inf, -math.inf
+    while min(kept, moved) < _TARGET and width > 1e-4:
+        width /= 2
+        edge = 0.25 * width * (rho - 1 / rho)
+        over = 0.25 * width * (rho + 1 / rho - 2) + 0.01 * width
+        gain = 2 * _NODES * np.log(rho) - edge**2 / 2 - slope * over + np.log1p(-1 / rho**2)
+        gain = gain + contour.tilt * math.log(math.cos(_MOVE)) - math.log(8.6 * slope * (high - low + width))
+        kept = float(np.max(np.where(turn * edge < 1.5, gain - drift * edge, -np.inf)))
+        moved = float(np.max(np.where(turn * edge < _ROOM, gain, -np.inf)))
+    panels = math.ceil((high - low) / width)
+    if panels * _NODES > _LARGEST:
+        return None
+    x, w = np.polynomial.legendre.leggauss(_NODES)
+    nodes = (low + width * (np.arange(panels)[:, None] + 0.5 * (x + 1))).ravel()
+    return _Rule(nodes, np.tile(0.5 * width * w, panels), math.exp(-kept), math.exp(-moved))
+
+
+def _beyond(piece: Piece, contour: Contour, rule: _Rule, scale: float, f: Real, error: float) -> float:
+    """A bound on the integral's modulus for every frequency from ``contour.top`` on."""
+    x = rule.x
+    mass = float(f.sum())
+    turning = _turning(piece.p, piece.a, x) + _turning(piece.r, piece.b, x)
+    guess = contour.top * float(f @ turning) / mass  # where e^(y²/2) and e^(-u arg) balance
+    sign = 1.0 if piece.p > 0 else -1.0
+    best = mass + error
+    for height in {min(part * guess, _MOVE / max(piece.a, abs(piece.b))) for part in (0.4, 0.8, 1.2)}:
+        value = float(_modulus(piece, x, sign * height, contour, scale) @ rule.weights)
+        if piece.start is not None:
+            value += _side(piece, contour, height, scale)
+        slack = (error + mass * rule.moved_error) * math.exp(0.5 * height * height)
+        best = min(best, value * (1 + 1e-13) + slack)
+    return best
+
+
+def _turning(p: float, a: float, x: Real) -> Real:
+    """How fast |arg(1 - p + p e^(ax - a²/2))| grows as x leaves the real line."""
+    if p == 0.0:
+        return np.zeros_like(x)
+    weight = p * np.exp(np.minimum(a * x - 0.5 * a * a, 600.0))
+    result: Real = abs(a) * weight / (1 - p + weight)
+    return result
+
+
+def _side(piece: Piece, contour: Contour, height: float, scale: float) -> float:
+    """The short upright side of a moved half line, where A or B is 1 - p + p e^(iay).
+
+    Its argument is at least 0.79 p a y and its modulus at least cos(ay/2) while ay <= 3/4.
+    """
+    start = piece.start or 0.0
+    rate = 0.79 * contour.top * (piece.p * piece.a + piece.r * piece.b)
+    log_peak = 0.5 * height * height - 0.5 * start * start - 0.5 * math.log(2 * math.pi) - scale
+    log_peak -= contour.tilt * math.log(math.cos(0.5 * piece.b * height))
+    return math.exp(log_peak) * -math.expm1(-rate * height) / rate
+
+
+def _modulus(piece: Piece, x: Real, height: float, contour: Contour, scale: float) -> Real:
+    """|φ A^(s+1) B^-s| at x + i·height and the first frequency not kept, over e^scale."""
+    z: Complex = x + np.complex128(1j * height)
+    log_a, log_b = _log_mix(piece.p, piece.a, z), _log_mix(piece.r, piece.b, z)
+    exponent = 0.5 * height * height - 0.5 * x * x - scale - 0.5 * math.log(2 * math.pi)
+    exponent = exponent + (contour.tilt + 1) * log_a.real - contour.tilt * log_b.real
+    result: Real = np.exp(exponent - contour.top * (log_a.imag - log_b.imag))
+    return result

@@ -1,0 +1,185 @@
+"""Privacy events: what happened, in the vocabulary of dp-accounting, light enough to import.
+
+An event is derived from the parts of a query, never typed by hand, and is priced under an
+:class:`~farthing.budget.Adjacency`. Noise is always measured against the bound C of *one*
+contribution, so the same event costs more under replace-one (where the sum moves by up to 2C).
+
+>>> event = PoissonEvent(0.01, GaussianEvent(1.1))
+>>> decode(encode(event)) == event
+True
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from farthing import validate
+from farthing.errors import InvalidValue
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianEvent:
+    """Gaussian noise on a sum: ``noise`` = standard deviation / L2 bound of one contribution."""
+
+    noise: float
+
+    def __post_init__(self) -> None:
+        validate.positive(noise=self.noise)
+
+
+@dataclass(frozen=True, slots=True)
+class LaplaceEvent:
+    """Laplace noise on a sum: ``noise`` = scale / L1 bound of one contribution."""
+
+    noise: float
+
+    def __post_init__(self) -> None:
+        validate.positive(noise=self.noise)
+
+
+@dataclass(frozen=True, slots=True)
+class PureEvent:
+    """Anything ε-DP under the budget's own adjacency."""
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        validate.positive(epsilon=self.epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedRangeEvent:
+    """An exponential mechanism (Gumbel noise, argmax): log-ratios lie in an interval of length ε."""
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        validate.positive(epsilon=self.epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class ZcdpEvent:
+    """Anything δ-approximately ρ-zCDP under the budget's own adjacency."""
+
+    rho: float
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        validate.positive(rho=self.rho)
+        validate.delta(delta=self.delta)
+
+
+@dataclass(frozen=True, slots=True)
+class ApproximateEvent:
+    """Anything (ε, δ)-DP under the budget's own adjacency: a part of a budget handed on, for instance."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        validate.positive(epsilon=self.epsilon)
+        validate.delta(delta=self.delta)
+
+
+@dataclass(frozen=True, slots=True)
+class PoissonEvent:
+    """``event`` on a Poisson sample: every record joins independently with probability ``rate``."""
+
+    rate: float
+    event: "Event"
+
+    def __post_init__(self) -> None:
+        validate.rate(rate=self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSizeEvent:
+    """``event`` on exactly ``size`` of ``of`` records, drawn without replacement."""
+
+    size: int
+    of: int
+    event: "Event"
+
+    def __post_init__(self) -> None:
+        validate.count(size=self.size)
+        if self.size > validate.count(of=self.of):
+            raise InvalidValue(f"size must be at most of={self.of}, got {self.size}")
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedEvent:
+    """``event``, ``count`` times, each possibly chosen after seeing the earlier answers."""
+
+    event: "Event"
+    count: int
+
+    def __post_init__(self) -> None:
+        validate.count(count=self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class ComposedEvent:
+    """Several events on the same records."""
+
+    events: tuple["Event", ...]
+
+
+Event = (
+    GaussianEvent
+    | LaplaceEvent
+    | PureEvent
+    | BoundedRangeEvent
+    | ZcdpEvent
+    | ApproximateEvent
+    | PoissonEvent
+    | FixedSizeEvent
+    | RepeatedEvent
+    | ComposedEvent
+)
+
+_KINDS: dict[str, type[Any]] = {
+    "gaussian": GaussianEvent,
+    "laplace": LaplaceEvent,
+    "pure": PureEvent,
+    "bounded-range": BoundedRangeEvent,
+    "zcdp": ZcdpEvent,
+    "approximate": ApproximateEvent,
+    "poisson": PoissonEvent,
+    "fixed-size": FixedSizeEvent,
+    "repeated": RepeatedEvent,
+    "composed": ComposedEvent,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def encode(event: Event) -> dict[str, Any]:
+    """The event as plain JSON values, for the journal and its export."""
+    row: dict[str, Any] = {"kind": _NAMES[type(event)]}
+    for field in fields(event):
+        value = getattr(event, field.name)
+        if field.name == "event":
+            value = encode(value)
+        elif field.name == "events":
+            value = [encode(part) for part in value]
+        row[field.name] = value
+    return row
+
+
+def decode(row: dict[str, Any]) -> Event:
+    """The inverse of :func:`encode`."""
+    values = dict(row)
+    kind = _KINDS[values.pop("kind")]
+    if "event" in values:
+        values["event"] = decode(values["event"])
+    if "events" in values:
+        values["events"] = tuple(decode(part) for part in values["events"])
+    event: Event = kind(**values)
+    return event
+
+
+def flatten(event: Event, count: int = 1) -> list[tuple[Event, int]]:
+    """Repetitions and compositions unrolled into (simple event, how often)."""
+    if isinstance(event, RepeatedEvent):
+        return flatten(event.event, count * event.count)
+    if isinstance(event, ComposedEvent):
+        return [pair for part in event.events for pair in flatten(part, count)]
+    return [(event, count)]

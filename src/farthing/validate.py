@@ -1,0 +1,88 @@
+"""Checks of single values. The message names the argument, its value and what is allowed.
+
+>>> positive(epsilon=0.5)
+0.5
+>>> positive(epsilon=-1)
+Traceback (most recent call last):
+    ...
+farthing.errors.InvalidValue: epsilon must be a finite number > 0, got -1
+"""
+
+import math
+import operator
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from farthing.errors import InvalidValue
+
+_LARGEST_COUNT = 2**62
+T = TypeVar("T", bound=StrEnum)
+
+
+def _one(values: dict[str, Any]) -> tuple[str, Any]:
+    ((name, value),) = values.items()
+    return name, value
+
+
+def _number(values: dict[str, Any], allowed: str, fits: Callable[[float], bool]) -> float:
+    name, value = _one(values)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if isinstance(value, bool | str | bytes) or math.isnan(number) or not fits(number):
+        raise InvalidValue(f"{name} must be {allowed}, got {value!r}")
+    return number
+
+
+def positive(**value: Any) -> float:
+    """A finite number > 0."""
+    return _number(value, "a finite number > 0", lambda x: 0 < x < math.inf)
+
+
+def non_negative(**value: Any) -> float:
+    """A finite number >= 0."""
+    return _number(value, "a finite number >= 0", lambda x: 0 <= x < math.inf)
+
+
+def finite(**value: Any) -> float:
+    """A finite number."""
+    return _number(value, "a finite number", math.isfinite)
+
+
+def rate(**value: Any) -> float:
+    """A probability in (0, 1]."""
+    return _number(value, "a number in (0, 1]", lambda x: 0 < x <= 1)
+
+
+def probability(**value: Any) -> float:
+    """A probability in (0, 1), both ends excluded: a delta, for instance."""
+    return _number(value, "a number strictly between 0 and 1", lambda x: 0 < x < 1)
+
+
+def delta(**value: Any) -> float:
+    """A delta in [0, 1): 0 asks for pure differential privacy."""
+    return _number(value, "a number in [0, 1)", lambda x: 0 <= x < 1)
+
+
+def count(**value: Any) -> int:
+    """A whole number >= 1 (below 2**62); 100.0 is not accepted in place of 100."""
+    name, number = _one(value)
+    try:
+        whole = operator.index(number)
+    except TypeError:
+        whole = 0
+    if isinstance(number, bool) or not 1 <= whole < _LARGEST_COUNT:
+        raise InvalidValue(f"{name} must be a whole number from 1 to 2**62 - 1, got {number!r}")
+    return whole
+
+
+def choice(options: type[T], /, **value: Any) -> T:
+    """A member of an enumeration, or its text."""
+    name, given = _one(value)
+    try:
+        return options(given)
+    except ValueError:
+        known = ", ".join(repr(str(option)) for option in options)
+        raise InvalidValue(f"{name} must be one of {known}, got {given!r}") from None

@@ -1,0 +1,460 @@
+"""Lattice noise: the stream, the laws against scipy and mpmath, and the attacks it must withstand."""
+
+import copy
+import itertools
+import math
+import os
+import pickle
+import signal
+import threading
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+
+from farthing import noise
+from farthing.errors import FarthingError, InvalidValue, Unsupported
+from farthing.noise import SeededStream, Stream, gaussian, gumbel, laplace, symmetric
+
+LAWS = [(gaussian, stats.norm), (laplace, stats.laplace), (gumbel, stats.gumbel_r)]
+SAMPLERS = [gaussian, laplace, gumbel]
+QUANTILES = [noise._HALF_NORMAL, noise._EXPONENTIAL, noise._NEGATIVE_GUMBEL]
+SIGN = 2**63
+
+
+class Script(Stream):
+    """Hands out the given words, then those of a seeded stream; counts what was asked for."""
+
+    def __init__(self, *words):
+        super().__init__()
+        self.words, self.drawn, self.rest = list(words), 0, SeededStream(1)
+
+    def integers(self, n):
+        self.drawn += n
+        head, self.words = self.words[:n], self.words[n:]
+        return np.concatenate([np.array(head, np.uint64), self.rest.integers(n - len(head))])
+
+
+def survival(sampler, x, digits=80):
+    """P(X > x) for the non-negative part (gaussian, laplace) or for minus the variable (gumbel)."""
+    with mpmath.workdps(digits):
+        x = mpmath.mpf(x)
+        if sampler is gaussian:
+            return mpmath.erfc(x / mpmath.sqrt(2))
+        return mpmath.exp(-x) if sampler is laplace else mpmath.exp(-mpmath.exp(x))
+
+
+def exact(sampler, uniform, bits):
+    """round(2**bits X) where survival(X) = uniform, by bisection over cells in high precision."""
+    low, high = -(2 ** (bits + 8)), 2 ** (bits + 8)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if survival(sampler, mpmath.ldexp(2 * middle + 1, -bits - 1)) > uniform:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def expected(sampler, words, bits):
+    """The cell of the uniform with these bits: sign and 63 bits, then 64 bits a word, then a half."""
+    numerator, denominator = words[0] % SIGN, 2**63
+    for word in words[1:]:
+        numerator, denominator = numerator << 64 | word, denominator << 64
+    with mpmath.workdps(80):
+        cell = exact(sampler, (mpmath.mpf(numerator) + 0.5) / denominator, bits)
+    return -cell if sampler is gumbel or words[0] >= SIGN else cell
+
+
+def chi_square(observed, probabilities):
+    """The p-value; cells expected less than 10 times are pooled."""
+    expectation = observed.sum() * np.asarray(probabilities)
+    rare = expectation < 10
+    observed = np.append(observed[~rare], observed[rare].sum())
+    expectation = np.append(expectation[~rare], expectation[rare].sum())
+    if expectation[-1] == 0:
+        observed, expectation = observed[:-1], expectation[:-1]
+    return stats.chi2.sf(((observed - expectation) ** 2 / expectation).sum(), len(observed) - 1)
+
+
+class TestStream:
+    def test_words_are_not_repeated_between_streams_or_calls(self):
+        first, second = Stream(), Stream()
+        words = np.concatenate([first.integers(50_000), first.integers(7), second.integers(50_000)])
+        assert len(np.unique(words)) == len(words)
+
+    def test_sound_only_as_itself(self):
+        assert Stream().sound
+        assert not SeededStream(0).sound
+        assert not Script().sound
+        with pytest.raises(AttributeError):
+            SeededStream(0).sound = True
+
+    def test_seeded_is_reproducible_however_it_is_cut(self):
+        whole = SeededStream(5).integers(100_000)
+        stream = SeededStream(5)
+        parts = [stream.integers(n) for n in (0, 1, 32_766, 2, 60_000, 7_231)]
+        assert np.array_equal(whole, np.concatenate(parts))
+        assert not np.array_equal(whole[:10], SeededStream(6).integers(10))
+
+    def test_words_can_be_written_without_touching_the_stream(self):
+        stream = SeededStream(5)
+        stream.integers(3)[:] = 0
+        assert np.array_equal(stream.integers(3), SeededStream(5).integers(6)[3:])
+
+    def test_bits_are_balanced(self):
+        words = SeededStream(0).integers(20_000)
+        ones = np.unpackbits(words.view(np.uint8).reshape(-1, 8), axis=1).sum(axis=0, dtype=np.int64)
+        assert np.all(np.abs(ones - 10_000) < 5 * math.sqrt(5_000))
+
+    @pytest.mark.parametrize("make", [Stream, lambda: SeededStream(3)])
+    def test_copies_are_the_stream_itself(self, make):
+        stream = make()
+        assert copy.copy(stream) is stream
+        assert copy.deepcopy({"a": [stream]})["a"][0] is stream
+
+    def test_pickle_carries_no_state(self):
+        stream = Stream()
+        stream.integers(10)
+        payload = pickle.dumps(stream)
+        ahead = stream.integers(1000)
+        for other in (pickle.loads(payload), pickle.loads(payload)):
+            assert other.sound
+            assert not np.isin(other.integers(1000), ahead).any()
+            ahead = np.concatenate([ahead, other.integers(1000)])
+        with pytest.raises(Unsupported, match="seed"):
+            pickle.dumps(SeededStream(0))
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+    @pytest.mark.parametrize("make", [Stream, lambda: SeededStream(3)])
+    @pytest.mark.parametrize("same_process_id", [False, True])
+    @pytest.mark.parametrize("locked", [False, True])
+    def test_fork_never_repeats(self, make, locked, same_process_id, monkeypatch):
+        if same_process_id:  # numbers come round again: then the hook alone must do
+            monkeypatch.setattr(os, "getpid", lambda: 1)
+        stream = make()
+        stream.integers(10)  # the buffer holds words that the child must not hand out
+        if locked:  # as when another thread of the parent is drawing
+            stream._lock.acquire()
+        children = [words_of_a_child(stream) for _ in range(2)]
+        if locked:
+            stream._lock.release()
+        ours = stream.integers(100_000)
+        assert all(len(words) == 1000 and not np.isin(words, ours).any() for words in children)
+        if stream.sound:
+            assert not np.isin(*children).any()
+
+    def test_a_change_of_process_unseen_by_the_hook(self, monkeypatch):
+        stream, twin = SeededStream(3), SeededStream(3)
+        stream.integers(10), twin.integers(10)
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        words = stream.integers(1000)
+        monkeypatch.undo()
+        assert not np.isin(words, twin.integers(100_000)).any()
+
+    def test_threads_share_without_repeats_or_gaps(self):
+        stream, drawn = SeededStream(9), []
+        threads = [
+            threading.Thread(target=lambda: drawn.extend(stream.integers(97) for _ in range(200)))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert np.array_equal(np.sort(np.concatenate(drawn)), np.sort(SeededStream(9).integers(4 * 200 * 97)))
+
+
+def words_of_a_child(stream):
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)  # rather than wait for ever on a lock that nobody holds
+        try:
+            os.write(write, stream.integers(1000).tobytes())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        words = np.frombuffer(pipe.read(), np.uint64)
+    os.waitpid(child, 0)
+    return words
+
+
+class TestChoices:
+    @pytest.mark.parametrize("bound", [1, 2, 3, 10, 1000])
+    def test_uniform_below_is_uniform(self, bound):
+        drawn = SeededStream(bound).uniform_below(bound, 50_000)
+        assert drawn.dtype == np.int64
+        counts = np.bincount(drawn, minlength=bound)
+        assert len(counts) == bound
+        assert bound == 1 or chi_square(counts, np.full(bound, 1 / bound)) > 1e-3
+
+    def test_uniform_below_rejects_the_incomplete_cycle(self):
+        bound = 3 * 2**60  # 2**64 is 5 * bound + 2**60
+        stream = Script(5 * bound, 2**64 - 1, 5 * bound - 1, 4)
+        assert stream.uniform_below(bound, 3).tolist()[2] == bound - 1
+        assert stream.drawn >= 5  # the first two again
+        low = SeededStream(0).uniform_below(bound, 30_000) < bound // 3
+        assert abs(low.mean() - 1 / 3) < 5 * math.sqrt(2 / 9 / 30_000)  # 3/8 if it merely wrapped
+
+    @pytest.mark.parametrize("rate", [1.0, 0.5, 0.3, 1e-3, 1 - 2**-20])
+    def test_bernoulli_rate(self, rate):
+        n = 400_000
+        count = SeededStream(2).bernoulli(rate, n).sum()
+        assert abs(count - rate * n) <= 5 * math.sqrt(n * rate * (1 - rate))
+
+    @pytest.mark.parametrize("rate", [0.3, 2.0**-16, 1e-17, 3e-20, 5e-324])
+    def test_bernoulli_threshold_is_exact_and_never_above_the_rate(self, rate):
+        threshold = int(mpmath.floor(mpmath.mpf(rate) * 2**64))
+        head, tail = threshold >> 48, threshold % 2**48
+        assert Script(head, (tail << 16) - 1 if tail else 0).bernoulli(rate, 1)[0] == (tail > 0)
+        assert not Script(head, tail << 16).bernoulli(rate, 1)[0]
+        assert not Script(head + 1).bernoulli(rate, 1)[0]
+        assert head == 0 or Script(head - 1).bernoulli(rate, 1)[0]
+
+    @pytest.mark.parametrize("rate", [1.0, 0.2, 1e-4])
+    def test_poisson_indices(self, rate):
+        n = 2**21 + 3
+        kept = SeededStream(4).poisson_indices(rate, n)
+        assert kept.dtype == np.int64
+        assert np.all(np.diff(kept) > 0)
+        assert kept[0] >= 0
+        assert kept[-1] < n
+        assert abs(len(kept) - rate * n) <= 5 * math.sqrt(n * rate * (1 - rate))
+        thirds = np.bincount(kept // (n // 3 + 1))
+        assert chi_square(thirds, np.full(3, 1 / 3)) > 1e-3
+
+    def test_poisson_indices_are_independent(self):
+        stream, counts = SeededStream(8), np.zeros(8)
+        for _ in range(20_000):
+            counts[int((1 << stream.poisson_indices(0.3, 3)).sum())] += 1
+        law = [0.3 ** bin(s).count("1") * 0.7 ** (3 - bin(s).count("1")) for s in range(8)]
+        assert chi_square(counts, law) > 1e-3
+
+    @pytest.mark.parametrize(("size", "of"), [(1, 5), (2, 5), (4, 5), (3, 6), (1, 17), (2, 33)])
+    def test_choose_is_uniform_over_subsets(self, size, of):
+        stream = SeededStream(100 * of + size)
+        place = {subset: i for i, subset in enumerate(itertools.combinations(range(of), size))}
+        counts = np.zeros(len(place))
+        for _ in range(40 * len(place)):
+            counts[place[tuple(stream.choose(size, of).tolist())]] += 1
+        assert chi_square(counts, np.full(len(place), 1 / len(place))) > 1e-3
+
+    @pytest.mark.parametrize(
+        ("size", "of"), [(0, 3), (3, 3), (1000, 2**61), (1000, 16_000), (40_000, 50_000), (10_000, 500_000)]
+    )
+    def test_choose_gives_distinct_indices(self, size, of):
+        chosen = SeededStream(0).choose(size, of)
+        assert chosen.dtype == np.int64
+        assert len(np.unique(chosen)) == len(chosen) == size
+        assert size == 0 or (chosen.min() >= 0 and chosen.max() < of)
+
+    def test_choose_draws_again_where_keys_tie(self):
+        assert Script(5, 5, 9, 7, 1, 8).choose(1, 3).tolist() == [1]
+
+
+class TestLaws:
+    @pytest.mark.parametrize(("sampler", "law"), LAWS)
+    @pytest.mark.parametrize("bits", [0, 1, 2])
+    def test_cell_probabilities(self, sampler, law, bits):
+        cells = np.arange(-(40 << bits), (40 << bits) + 1)
+        drawn = sampler(SeededStream(10 + bits), 300_000, bits)
+        counts = np.bincount(drawn - cells[0], minlength=len(cells))
+        lower, upper = (cells - 0.5) / 2**bits, (cells + 0.5) / 2**bits
+        mass = np.where(cells > 0, law.sf(lower) - law.sf(upper), law.cdf(upper) - law.cdf(lower))
+        assert chi_square(counts, mass) > 1e-3
+
+    @pytest.mark.parametrize(("sampler", "law"), LAWS)
+    @pytest.mark.parametrize("bits", [12, 20, 40])
+    def test_goodness_of_fit(self, sampler, law, bits):
+        stream = SeededStream(bits)
+        drawn = sampler(stream, 20_000, bits) + stream.integers(20_000) * 2.0**-64 - 0.5
+        assert stats.kstest(drawn / 2**bits, law.cdf).pvalue > 1e-3
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(("sampler", "law"), LAWS)
+    def test_goodness_of_fit_on_many(self, sampler, law):
+        drawn = sampler(SeededStream(1), 10_000_000, 20) / 2**20
+        edges = law.ppf(np.arange(1, 10_000) / 10_000)
+        edges = (np.floor(edges * 2**20) + 0.5) / 2**20  # between cells
+        counts = np.bincount(np.searchsorted(edges, drawn), minlength=10_000)
+        assert chi_square(counts, np.diff(law.cdf(edges), prepend=0, append=1)) > 1e-3
+
+    @pytest.mark.parametrize("sampler", SAMPLERS)
+    def test_samples_are_integers_of_the_asked_size(self, sampler):
+        for size in (0, 1, 32_769):
+            drawn = sampler(Stream(), size, 20)
+            assert drawn.dtype == np.int64
+            assert drawn.shape == (size,)
+
+    def test_signs_and_neighbours_are_uncorrelated(self):
+        drawn = gaussian(SeededStream(3), 200_000, 20) / 2**20
+        assert abs((drawn > 0).mean() - 0.5) < 5 * 0.5 / math.sqrt(len(drawn))
+        assert abs((drawn[1:] * drawn[:-1]).mean()) < 5 / math.sqrt(len(drawn))
+
+    def test_symmetric(self):
+        matrix = symmetric(SeededStream(0), 300, 20)
+        assert matrix.shape == (300, 300)
+        assert matrix.dtype == np.int64
+        assert np.array_equal(matrix, matrix.T)
+        assert len(np.unique(np.abs(matrix))) > 0.95 * 300 * 301 / 2
+        for part in (matrix[np.triu_indices(300)], np.diag(matrix)):
+            assert stats.kstest(part / 2**20, stats.norm.cdf).pvalue > 1e-3
+
+
+class TestExactness:
+    @pytest.mark.parametrize("sampler", SAMPLERS)
+    @pytest.mark.parametrize("bits", [0, 3, 20, 40])
+    def test_random_words_against_mpmath(self, sampler, bits):
+        words = SeededStream(bits).integers(25)
+        tails = words >> np.arange(1, 51, 2).astype(np.uint64)  # small: far from 0; large: near 0
+        for word in [int(w) for w in (*words, *tails, *(tails ^ np.uint64(SIGN - 1)))]:
+            stream = Script(word, 2**63)
+            result = int(sampler(stream, 1, bits)[0])
+            assert result == expected(sampler, [word, 2**63][: stream.drawn], bits)
+
+    @pytest.mark.parametrize("sampler", SAMPLERS)
+    @pytest.mark.parametrize("bits", [0, 20, 40])
+    @pytest.mark.parametrize(
+        "words",
+        [
+            [0, 2**63],
+            [SIGN, 2**63],
+            [0, 5, 2**62],
+            [0, 0, 0, 12345],
+            [1, 2**63],
+            [2**64 - 1, 2**63],
+            [SIGN - 1, 2**63],
+            [SIGN - 1, 2**64 - 1, 2**64 - 77],
+        ],
+    )
+    def test_extreme_words_are_refined(self, sampler, bits, words):
+        stream = Script(*words, *[2**63] * 4)
+        result = int(sampler(stream, 1, bits)[0])
+        assert result == expected(sampler, [*words, *[2**63] * 4][: stream.drawn], bits)
+        if words[0] % SIGN == 0 and bits > 0:
+            assert stream.drawn > 1
+
+    @pytest.mark.parametrize("sampler", SAMPLERS)
+    @pytest.mark.parametrize("edge", [0.5, 1.5, 123_456.5, 2**20 + 0.5, 2**21 + 0.5])
+    def test_word_on_a_cell_boundary_takes_more_bits(self, sampler, edge):
+        """u = survival(edge) to 191 bits: a bit more or less decides on which side of the edge it falls."""
+        with mpmath.workdps(80):
+            u = int(mpmath.floor(survival(sampler, mpmath.ldexp(edge, -20)) * mpmath.ldexp(1, 191)))
+        cells = []
+        for numerator in (u - 5, u + 5):
+            words = [numerator >> 128, numerator >> 64 & 2**64 - 1, numerator & 2**64 - 1]
+            stream = Script(*words)
+            cells.append(abs(int(sampler(stream, 1, 20)[0])))
+            assert stream.drawn == 3
+        assert cells == [edge + 0.5, edge - 0.5]
+
+    @pytest.mark.parametrize("sampler", [gaussian, laplace])
+    @pytest.mark.parametrize("deviations", [0.1, 1, 3, 6, 7, 8, 9])
+    @pytest.mark.parametrize("bits", [0, 20])
+    def test_tail_mass(self, sampler, deviations, bits):
+        """Exactly the words below 2**63 P(|X| > edge) lie beyond the edge."""
+        cell = math.ceil(deviations * 2**bits)
+        with mpmath.workdps(60):
+            words = int(mpmath.floor(survival(sampler, mpmath.ldexp(2 * cell - 1, -bits - 1)) * 2**63))
+        beyond = [int(sampler(Script(w), 1, bits)[0]) >= cell for w in (words - 1, words + 1)]
+        assert beyond == [True, False]
+        assert int(sampler(Script(SIGN + words - 1), 1, bits)[0]) <= -cell
+
+    @pytest.mark.parametrize(("law", "sampler"), list(zip(QUANTILES, SAMPLERS, strict=True)))
+    def test_float_quantiles_keep_half_their_error_bound(self, law, sampler):
+        """survival(x - bound / 2) > u > survival(x + bound / 2), u the middle of the word's interval."""
+        generator = np.random.default_rng(0)
+        spread = (2.0 ** generator.uniform(5, 62.9, 800)).astype(np.int64)
+        words = np.concatenate([generator.integers(0, 2**63 - 1, 800), spread, 2**63 - 1 - spread])
+        u = (words.astype(np.float64) + 0.5) * 2.0**-63
+        words, u = words[u < 1], u[u < 1]
+        x, slope = law.quantile(u)
+        bound = noise._FLOAT_ERROR * (np.abs(x) + 1 + slope)
+        with mpmath.workdps(50):
+            for word, value, half in zip(words, x, bound / 2, strict=True):
+                if half < 0.1:  # else refined whatever x is
+                    middle = (int(word) + mpmath.mpf(0.5)) / 2**63
+                    assert survival(sampler, mpmath.mpf(value) - half, 50) > middle
+                    assert survival(sampler, mpmath.mpf(value) + half, 50) < middle
+
+    @pytest.mark.parametrize("law", QUANTILES)
+    def test_survival_is_right_to_its_precision(self, law):
+        from mpmath import libmp
+
+        for cell in (0, 1, 2**19, 2**20, 3 * 2**20, 9 * 2**20, 20 * 2**20):
+            edge = libmp.from_man_exp(2 * cell + 1, -21)
+            short = libmp.to_fixed(law.survival(libmp, edge, 127), 63)
+            long = libmp.to_fixed(law.survival(libmp, edge, 2000), 1000)
+            assert abs((short << 937) - long) <= 1 << 937
+
+    def test_refinement_is_rare_at_20_bits(self):
+        stream = Script()
+        gaussian(stream, 500_000, 20)
+        assert stream.drawn <= 500_002
+
+
+def explains(released, value):
+    """Whether some noise can have turned the value into the released one."""
+    return value + (released - value) == released
+
+
+class TestAttacks:
+    def test_float_noise_is_told_apart(self):
+        """The harness has teeth: float64 normals around 0 often cannot have come from around 1."""
+        generator = np.random.default_rng(0)
+        around_0, around_1 = generator.standard_normal((2, 100_000)) + np.array([[0.0], [1.0]])
+        assert explains(around_0, 0.0).all()
+        assert explains(around_1, 1.0).all()
+        assert (~explains(around_0, 1.0)).mean() > 0.1
+
+    @pytest.mark.parametrize("sampler", SAMPLERS)
+    def test_lattice_noise_is_not(self, sampler):
+        bits, n = 20, 100_000
+        stream = SeededStream(0)
+        around_0, around_1 = sampler(stream, n, bits), 2**bits + sampler(stream, n, bits)
+        for released in (around_0, around_1):
+            assert explains(released, 0).all()
+            assert explains(released, 2**bits).all()
+            assert explains(released * 2.0**-bits, 1.0).all()
+            for low_bits in (1, 2, 4):  # what the rest of the low bits could tell
+                counts = np.bincount(released % 2**low_bits)
+                assert chi_square(counts, np.full(2**low_bits, 2.0**-low_bits)) > 1e-3
+
+    @pytest.mark.parametrize("sampler", SAMPLERS)
+    def test_neighbours_reach_the_same_cells(self, sampler):
+        bits, window = 6, np.arange(-64, 129)
+        stream = SeededStream(1)
+        reached = [np.isin(window, x + sampler(stream, 300_000, bits)) for x in (0, 1, 2**bits)]
+        assert all(cells.all() for cells in reached)
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("call", "name"),
+        [
+            (lambda s: gaussian(s, -1, 20), "size"),
+            (lambda s: gaussian(s, 1.0, 20), "size"),
+            (lambda s: laplace(s, 1, 41), "bits"),
+            (lambda s: gumbel(s, 1, -1), "bits"),
+            (lambda s: gaussian(s, 1, True), "bits"),
+            (lambda s: gaussian(np.random.default_rng(), 1, 20), "stream"),
+            (lambda s: symmetric(s, 0, 20), "dimension"),
+            (lambda s: s.integers(-1), "n"),
+            (lambda s: s.uniform_below(0, 1), "bound"),
+            (lambda s: s.bernoulli(1.1, 1), "rate"),
+            (lambda s: s.bernoulli(math.nan, 1), "rate"),
+            (lambda s: s.poisson_indices(0, 0), "rate"),
+            (lambda s: s.choose(4, 3), "size"),
+            (lambda s: s.choose(1, "3"), "of"),
+            (lambda s: SeededStream("seed"), "seed"),
+            (lambda s: SeededStream(None), "seed"),
+        ],
+    )
+    def test_refused_with_the_name_of_the_argument(self, call, name):
+        with pytest.raises(InvalidValue, match=f"^{name} must be") as caught:
+            call(SeededStream(0))
+        assert isinstance(caught.value, FarthingError)
