@@ -106,6 +106,17 @@ class FixedSizeEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class DrawnEvent:
+    """``event`` with probability ``rate``, before an observer who sees whether a record was drawn."""
+
+    rate: float
+    event: "Event"
+
+    def __post_init__(self) -> None:
+        validate.rate(rate=self.rate)
+
+
+@dataclass(frozen=True, slots=True)
 class RepeatedEvent:
     """``event``, ``count`` times, each possibly chosen after seeing the earlier answers."""
 
@@ -132,6 +143,7 @@ Event = (
     | ApproximateEvent
     | PoissonEvent
     | FixedSizeEvent
+    | DrawnEvent
     | RepeatedEvent
     | ComposedEvent
 )
@@ -145,6 +157,7 @@ _KINDS: dict[str, type[Any]] = {
     "approximate": ApproximateEvent,
     "poisson": PoissonEvent,
     "fixed-size": FixedSizeEvent,
+    "drawn": DrawnEvent,
     "repeated": RepeatedEvent,
     "composed": ComposedEvent,
 }

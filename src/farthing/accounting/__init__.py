@@ -1,0 +1,1 @@
+"""How much was learnt: every accountant in a small file that cites its theorem."""

@@ -58,11 +58,17 @@ class Filter(Protocol):
     def cost(self, event: Event) -> Totals:
         """What one simple event adds; raises `Unsupported` where no theorem prices it."""
 
+    def add(self, total: Totals, event: Event, count: int = 1) -> Totals:
+        """The totals after ``count`` more of ``event``."""
+
     def fits(self, total: Totals) -> bool:
         """Whether totals are within the budget."""
 
     def share(self, total: Totals) -> float:
         """The part of the budget that totals use, from 0 to 1."""
+
+    def epsilon(self, total: Totals) -> float:
+        """ε of totals at the budget's δ, had they been fixed ahead."""
 
 
 class _Additive:
@@ -119,6 +125,9 @@ class BasicFilter(_Additive):
             parts.append(total[1] / self.budget.delta)
         return max(parts)
 
+    def epsilon(self, total: Totals) -> float:
+        return total[0] if total[1] <= self.budget.delta else math.inf
+
 
 @dataclass(frozen=True, slots=True)
 class ZcdpFilter(_Additive):
@@ -168,6 +177,9 @@ class ZcdpFilter(_Additive):
     def share(self, total: Totals) -> float:
         return max(total[0] / self.rho, total[1] / self.approximate if total[1] else 0.0)
 
+    def epsilon(self, total: Totals) -> float:
+        return zcdp.epsilon(total[0], self.budget.delta, total[1]) if total[0] else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class GdpFilter(_Additive):
@@ -208,6 +220,9 @@ class GdpFilter(_Additive):
 
     def share(self, total: Totals) -> float:
         return total[0] / self.mu**2
+
+    def epsilon(self, total: Totals) -> float:
+        return gaussian.epsilon(math.sqrt(total[0]), self.budget.delta) if total[0] else 0.0
 
 
 def _mu_of_pure(epsilon: float) -> float:
@@ -263,10 +278,22 @@ class RdpFilter(_Additive):
         parts = zip(total, self.limits, strict=True)
         return min((spent / limit for spent, limit in parts if limit > 0), default=math.inf)
 
+    def epsilon(self, total: Totals) -> float:
+        if not any(total):
+            return 0.0
+        goal = math.log(self.budget.delta)
+        parts = zip(total, self.orders, strict=True)
+        return max(0.0, min(spent + (_log_c(order) - goal) / (order - 1) for spent, order in parts))
+
 
 def _log_c(order: float) -> float:
     """log sup_t (1 - e^-t) e^(-(α-1)t) = log of (1/α) (1 - 1/α)^(α-1)."""
     return (order - 1) * math.log1p(-1 / order) - math.log(order)
+
+
+FILTERS: dict[str, type[BasicFilter | ZcdpFilter | GdpFilter | RdpFilter]] = {
+    rule.name: rule for rule in (BasicFilter, ZcdpFilter, GdpFilter, RdpFilter)
+}
 
 
 class Individual:

@@ -23,6 +23,8 @@ FixedSize(q) of Gaussian(σ)   add-remove                  as Poisson with the s
 \\                             replace-one, zero-out       the symmetric pair whose profile is
                                                           the larger of the two directions at shift 2
                                                           (Zhu et al. 2022, Prop. 30)
+Drawn(q) of Gaussian(σ)       replace-one, zero-out       nothing, or with probability q the Gaussian's pair;
+                                                          the observer sees which (A-DDP's sampling theorem)
 Laplace, pure, bounded range  as given                    Laplace, or randomised response at ε
 ============================  ==========================  ==============================================
 
@@ -33,12 +35,12 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from scipy.special import ndtr
-
 from farthing.budget import Adjacency
 from farthing.errors import Unsupported
 from farthing.events import (
+    ApproximateEvent,
     BoundedRangeEvent,
+    DrawnEvent,
     Event,
     FixedSizeEvent,
     GaussianEvent,
@@ -75,6 +77,14 @@ class Shift:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenShift:
+    """With probability ``rate`` a `Shift`, otherwise nothing; which of the two is seen."""
+
+    rate: float
+    mu: float
+
+
+@dataclass(frozen=True, slots=True)
 class TwoPoint:
     """Randomised response at ε, the worst ε-DP mechanism (Kairouz, Oh & Viswanath 2015)."""
 
@@ -88,7 +98,7 @@ class DoubleExponential:
     epsilon: float
 
 
-Pair = Mixture | Shift | TwoPoint | DoubleExponential
+Pair = Mixture | Shift | SeenShift | TwoPoint | DoubleExponential
 
 
 @lru_cache(maxsize=65536)
@@ -106,6 +116,8 @@ def of_event(event: Event, adjacency: Adjacency) -> tuple[Pair, ...]:
             return of_event(inner, adjacency)
         case FixedSizeEvent(size, of, inner) if size == of and adjacency is not Adjacency.ADD_REMOVE:
             return of_event(inner, adjacency)
+        case DrawnEvent(rate, GaussianEvent(noise)) if adjacency is not Adjacency.ADD_REMOVE:
+            return (SeenShift(rate, replaced / noise),)
         case LaplaceEvent(noise):
             return (DoubleExponential(replaced / noise),)
         case PureEvent(epsilon) | BoundedRangeEvent(epsilon):
@@ -123,9 +135,18 @@ def of_event(event: Event, adjacency: Adjacency) -> tuple[Pair, ...]:
             return (TwoPoint(_amplified(_pure(inner, adjacency, event), rate)),)
         case FixedSizeEvent(size, of, inner) if adjacency is Adjacency.REPLACE_ONE:
             return (TwoPoint(_amplified(_pure(inner, adjacency, event), size / of)),)
-    raise Unsupported(
-        f"no dominating pair is known for {event} under {adjacency}; price it with an RDP or zCDP filter"
-    )
+    instead = "the basic filter" if isinstance(event, ApproximateEvent) else "an RDP or zCDP filter"
+    raise Unsupported(f"no dominating pair is known for {event} under {adjacency}; price it with {instead}")
+
+
+def largest_loss(pair: Pair) -> float:
+    """The largest privacy loss that can occur, rounded up: from this ε on, δ is zero."""
+    match pair:
+        case TwoPoint(epsilon) | DoubleExponential(epsilon):
+            return epsilon
+        case Mixture(pieces) if all(piece.p == 0.0 for piece in pieces):
+            return -math.log1p(-max(piece.r for piece in pieces)) * (1 + 1e-15)
+    return math.inf
 
 
 def _sampled(rate: float, shift: float) -> tuple[Pair, ...]:
@@ -137,9 +158,8 @@ def _sampled(rate: float, shift: float) -> tuple[Pair, ...]:
 def _symmetric(rate: float, shift: float) -> Mixture:
     """Losses > 0 as in the mixture against N(0), losses < 0 as in N(0) against the mixture."""
     start = shift / 2  # where the two densities cross
-    above = ndtr(-start)
-    atom = 1 - above - ((1 - rate) * above + rate * ndtr(start))
-    return Mixture((Piece(rate, shift, 0.0, 0.0, start), Piece(0.0, 0.0, rate, shift, start)), float(atom))
+    atom = (1 - rate) * math.erf(start / math.sqrt(2))
+    return Mixture((Piece(rate, shift, 0.0, 0.0, start), Piece(0.0, 0.0, rate, shift, start)), atom)
 
 
 def _pure(event: Event, adjacency: Adjacency, whole: Event) -> float:
@@ -153,4 +173,6 @@ def _pure(event: Event, adjacency: Adjacency, whole: Event) -> float:
 
 def _amplified(epsilon: float, rate: float) -> float:
     """log(1 + q(e^ε - 1)), Balle, Barthe & Gaboardi 2018, Thm. 8 and 9."""
-    return epsilon + math.log(rate - (rate - 1) * math.exp(-epsilon))
+    if epsilon < 700:
+        return math.log1p(rate * math.expm1(epsilon)) * (1 + 1e-15)
+    return (epsilon + math.log(rate + (1 - rate) * math.exp(-epsilon))) * (1 + 1e-15)

@@ -23,7 +23,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from farthing.accounting.pairs import DoubleExponential, Mixture, Pair, Piece, Shift, TwoPoint
+from farthing.accounting.pairs import (
+    DoubleExponential,
+    Mixture,
+    Pair,
+    Piece,
+    SeenShift,
+    Shift,
+    TwoPoint,
+)
 
 Real = npt.NDArray[np.float64]
 Complex = npt.NDArray[np.complex128]
@@ -73,6 +81,11 @@ def transform(pair: Pair, contour: Contour) -> Transform | None:
         case Shift(mu):
             log = mu * mu * s * (s + 1) / 2
             return Transform(log, 8 * ROUNDING, mu * mu * (tilt * (tilt + 1) - top * top) / 2)
+        case SeenShift(rate, mu):
+            inner = 0.5 * mu * mu * s * (s + 1)
+            edge = 0.5 * mu * mu * (tilt * (tilt + 1) - top * top)
+            size = float(np.abs(inner[-1].imag))
+            return Transform(_log_seen(rate, inner), _rounding(size), float(_log_seen(rate, edge)))
         case TwoPoint(epsilon):
             log = _log_sum(epsilon * s, -epsilon * (s + 1)) - math.log1p(math.exp(-epsilon))
             return Transform(log, _rounding(epsilon * abs(s[-1])), log[0].real)
@@ -101,6 +114,13 @@ def steepest(pair: Pair) -> float:
 
 def _rounding(size: float) -> float:
     return float((16 + size) * ROUNDING)
+
+
+def _log_seen(rate: float, x: Any) -> Any:
+    """log(1 - q + q e^x), for real parts of any size."""
+    large = np.real(x) > 0
+    up, down = np.where(large, x, 0.0), np.where(large, 0.0, x)
+    return np.where(large, up + np.log(rate + (1 - rate) * np.exp(-up)), np.log1p(rate * np.expm1(down)))
 
 
 def _log_sum(x: Complex, y: Complex) -> Complex:

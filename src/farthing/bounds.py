@@ -1,0 +1,196 @@
+"""What one record can contribute at most, and so how far a sum can move.
+
+A bound clips contributions and answers `sensitivity(adjacency)`. NaN and infinities in one contribution
+count as zero, silently: an error or a NaN in the answer would give the record away.
+
+>>> import numpy as np
+>>> bound = ClipNorm(1.0)
+>>> bound.apply(np.array([[3.0, 4.0], [0.3, 0.4], [np.nan, 0.0]]))
+array([[0.6, 0.8],
+       [0.3, 0.4],
+       [0. , 0. ]])
+>>> bound.sensitivity(Adjacency.ADD_REMOVE), bound.sensitivity(Adjacency.REPLACE_ONE)
+(1.0, 2.0)
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from farthing import validate
+from farthing.budget import Adjacency
+from farthing.errors import InvalidValue, Unsupported
+
+Array = NDArray[np.float64]
+
+
+class Bound(Protocol):
+    """A limit on one contribution, in units of ``scale`` (public, one number or one a coordinate)."""
+
+    @property
+    def scale(self) -> float | Array:
+        """What contributions are divided by before they are measured."""
+
+    def norm(self, order: int = 2) -> float:
+        """The largest L1 (order 1) or L2 norm of one contribution, in units of scale."""
+
+    def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
+        """How far a sum over all records moves between neighbours, in units of scale."""
+
+
+def _twice_if_replaced(norm: float, adjacency: Adjacency) -> float:
+    return 2 * norm if adjacency is Adjacency.REPLACE_ONE else norm
+
+
+def _rows(contributions: ArrayLike) -> Array:
+    rows = np.asarray(contributions, dtype=np.float64)
+    if rows.ndim != 2:
+        raise InvalidValue(f"contributions must have one row a record, got an array of shape {rows.shape}")
+    return rows
+
+
+def _public_scale(name: str, scale: ArrayLike) -> Array:
+    values = np.array(scale, dtype=np.float64)
+    if values.size == 0 or not np.all(np.isfinite(values) & (values > 0)):
+        raise InvalidValue(f"{name} must be finite and > 0 everywhere, got {scale!r}")
+    values.setflags(write=False)
+    return values
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClipNorm:
+    """Rows are shrunk to norm ``clip``; with a ``scale`` the norm is that of row / scale (an ellipsoid)."""
+
+    clip: float
+    scale: float | Array = 1.0
+    order: int = 2
+
+    def __post_init__(self) -> None:
+        validate.positive(clip=self.clip)
+        if self.order not in (1, 2):
+            raise InvalidValue(f"order must be 1 or 2, got {self.order!r}")
+        if not isinstance(self.scale, float) or self.scale != 1.0:
+            object.__setattr__(self, "scale", _public_scale("scale", self.scale))
+
+    def norm(self, order: int = 2) -> float:
+        if order < self.order:
+            raise Unsupported("Laplace noise needs an L1 bound: use ClipNorm(clip, order=1)")
+        return self.clip
+
+    def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
+        return _twice_if_replaced(self.norm(order), adjacency)
+
+    def factors(self, norms: ArrayLike) -> Array:
+        """What to multiply contributions of these norms by: min(1, clip / norm), and 0 for NaN and infinity.
+
+        For contributions that are never materialised. The product stays within clip in float64.
+        """
+        sizes = np.asarray(norms, dtype=np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            factors = np.minimum(1.0, self.clip * (1 - 1e-15) / sizes)
+        result: Array = np.where(np.isfinite(sizes), factors, 0.0)
+        return result
+
+    def apply(self, contributions: ArrayLike) -> Array:
+        """Each row clipped. The norm is taken of row / largest entry, so it neither over- nor underflows."""
+        rows = _rows(contributions)
+        scaled = rows / self.scale
+        largest = np.max(np.abs(scaled), axis=1, initial=0.0)
+        safe = np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
+        unit = scaled / safe[:, None]
+        norms = np.abs(unit).sum(axis=1) if self.order == 1 else np.sqrt((unit * unit).sum(axis=1))
+        with np.errstate(invalid="ignore", over="ignore"):
+            factors = np.minimum(1.0, self.clip * (1 - 1e-15) / safe / np.where(norms > 0, norms, 1.0))
+        return np.where(np.isfinite(largest)[:, None], rows, 0.0) * factors[:, None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClipCoordinates:
+    """Coordinate i is clamped to [-scale_i, scale_i]; noise follows each coordinate's own scale.
+
+    In units of scale every coordinate lies in [-1, 1], so the L2 norm is at most √m: Gaussian noise of
+    standard deviation σ √m scale_i satisfies Σ (scale_i/σ_i)² = 1/σ², AdaDP's Lemma 1 with equality.
+    """
+
+    scale: Array
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", _public_scale("scale", np.atleast_1d(self.scale)))
+
+    def norm(self, order: int = 2) -> float:
+        return float(self.scale.size) if order == 1 else math.sqrt(self.scale.size)
+
+    def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
+        return _twice_if_replaced(self.norm(order), adjacency)
+
+    def apply(self, contributions: ArrayLike) -> Array:
+        """Each entry clamped; an entry that is not finite counts as zero, and so does its whole row."""
+        rows = _rows(contributions)
+        finite = np.isfinite(rows).all(axis=1, keepdims=True)
+        clamped: Array = np.clip(np.where(finite, rows, 0.0), -self.scale, self.scale)
+        return clamped
+
+
+@dataclass(frozen=True, slots=True)
+class ClipValue:
+    """Every entry is clamped to [low, high]: one number a record, or one score a candidate (`NoisyMax`)."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        validate.finite(low=self.low)
+        if not validate.finite(high=self.high) > self.low:
+            raise InvalidValue(f"high must be above low={self.low:g}, got {self.high:g}")
+
+    @property
+    def scale(self) -> float:
+        return 1.0
+
+    @property
+    def one_signed(self) -> bool:
+        """Whether a record can only raise, or only lower, a sum."""
+        return self.low >= 0 or self.high <= 0
+
+    def norm(self, order: int = 2) -> float:
+        return max(abs(self.low), abs(self.high))
+
+    def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
+        return self.high - self.low if adjacency is Adjacency.REPLACE_ONE else self.norm(order)
+
+    def apply(self, contributions: ArrayLike) -> Array:
+        """Each entry clamped; a row with an entry that is not finite counts as zeros, clamped."""
+        rows = _rows(contributions)
+        finite = np.isfinite(rows).all(axis=1, keepdims=True)
+        clamped: Array = np.clip(np.where(finite, rows, 0.0), self.low, self.high)
+        return clamped
+
+
+@dataclass(frozen=True, slots=True)
+class ClipOuter:
+    """Contributions x xᵀ of rows shrunk to norm ``clip``: Frobenius norm clip², replaced √2 clip²."""
+
+    clip: float
+
+    def __post_init__(self) -> None:
+        validate.positive(clip=self.clip)
+
+    @property
+    def scale(self) -> float:
+        return 1.0
+
+    def norm(self, order: int = 2) -> float:
+        if order != 2:
+            raise Unsupported("outer products have no useful L1 bound: use Gaussian noise")
+        return self.clip**2
+
+    def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
+        # |xxᵀ - yyᵀ|² = |x|⁴ + |y|⁴ - 2(x·y)² <= 2 clip⁴
+        return self.norm(order) * (math.sqrt(2) if adjacency is Adjacency.REPLACE_ONE else 1.0)
+
+    def apply(self, contributions: ArrayLike) -> Array:
+        """The rows x themselves, clipped."""
+        return ClipNorm(self.clip).apply(contributions)

@@ -1,0 +1,232 @@
+"""The one door to private records: price, write the charge durably, compute, add noise, return.
+
+>>> import numpy as np
+>>> from farthing.bounds import ClipNorm
+>>> from farthing.mechanisms import Gaussian
+>>> from farthing.query import PerExample, Query, Rows
+>>> from farthing.samplers import Poisson
+>>> ledger = Ledger(Budget(1.0, 1e-5))
+>>> mean = Query(Poisson(0.1), PerExample(lambda rows, w: rows[0] - w), ClipNorm(1.0), Gaussian(4.0))
+>>> countdown = ledger.promise(mean)                 # one unchanging price: counted by tight accounting
+>>> door = ledger.over(Rows(np.ones((1000, 2))))     # records go in here and are never seen again
+>>> answer = door.ask(mean, np.zeros(2))
+>>> countdown.left == countdown.times - 1
+True
+
+**Two ways to spend.** `promise` fixes a plan of unchanging prices ahead and counts answers down by tight
+accounting (`accounting.pld`); stopping early is free. Without a promise every answer is charged to a *filter*
+(`accounting.filters`), which allows the next price to depend on the last answer. One ledger does one of the
+two, and a tight price is never used for prices chosen on the way.
+"""
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+
+from farthing import validate
+from farthing.accounting.filters import BasicFilter, Filter, GdpFilter
+from farthing.books import SEEDED, Books, Countdown, header_of, rule_of
+from farthing.budget import Budget, Guarantee
+from farthing.errors import InvalidValue, Unsupported
+from farthing.events import ApproximateEvent, Event, encode
+from farthing.journal import Journal
+from farthing.noise import Stream
+from farthing.query import Answer, Query, Receipt, Records
+
+_BLOCK = 32  # promised answers reserved at once in a file: one durable commit for all of them
+
+
+class Ledger:
+    """A budget, the books of what was spent of it, and (after `over`) the records it protects.
+
+    Copying never copies a balance: ``copy`` and ``deepcopy`` return the same ledger, pickling carries the
+    path of its journal. ``filter`` is one of `accounting.filters` (or a function from a budget to one); by
+    default the GDP filter, or basic composition when delta is 0. ``block`` promised answers are reserved at once;
+    unused ones are given back by `close`, a crash forfeits them.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        *,
+        journal: str | os.PathLike[str] | None = None,
+        filter: Callable[[Budget], Filter] | None = None,
+        stream: Stream | None = None,
+        block: int | None = None,
+    ) -> None:
+        rule = (filter or (GdpFilter if budget.delta > 0 else BasicFilter))(budget)
+        self._stream = stream if stream is not None else Stream()
+        header = header_of(rule, self._stream.sound)
+        size = validate.count(block=block) if block is not None else (_BLOCK if journal else 1)
+        self._books = Books(rule, Journal(journal, header), self._stream.sound, size)
+        self._records: Records | None = None
+
+    @classmethod
+    def open(cls, journal: str | os.PathLike[str], *, block: int | None = None) -> "Ledger":
+        """The ledger of an existing journal, with the budget and filter it was begun with."""
+        if not Journal.exists(journal):
+            raise InvalidValue(f"there is no ledger at {os.fspath(journal)!r}")
+        with Journal(journal) as found:
+            header = found.header
+        if header.get("noise") == SEEDED:
+            raise Unsupported(f"the ledger at {os.fspath(journal)!r} was used with {SEEDED}")
+        rule = rule_of(header)
+        return cls(rule.budget, journal=journal, filter=lambda _: rule, block=block)
+
+    @property
+    def budget(self) -> Budget:
+        """What may be spent in all."""
+        return self._books.rule.budget
+
+    def over(self, records: Records) -> "Ledger":
+        """The same ledger (the same balance) as a door to these records."""
+        door = object.__new__(Ledger)
+        door._stream, door._books, door._records = self._stream, self._books, records
+        return door
+
+    def ask(self, query: Query, w: Any = None, *, key: str | None = None) -> Answer:
+        """Charges ``query`` durably, then computes, adds noise and releases.
+
+        With a ``key`` the answer is kept: the same key, query and ``w`` return it again at no charge, and a
+        key that was charged but never released (a crash in between) raises `NotReleased`. Raises
+        `BudgetSpent` when it does not fit; nothing is charged then.
+        """
+        if self._records is None:
+            raise InvalidValue("this ledger has no records: ask ledger.over(records) instead")
+        _refuse_nonfinite(w)
+        event = query.price(self.budget)
+        if key is None:
+            receipt = self._books.take(event)
+            return Answer(self._compute(query, w), receipt)
+        request = hashlib.sha256(_bytes([encode(event), w])).hexdigest()
+        stored = self.journal.find_answer(key, request)
+        if stored is not None:
+            return _unpack(stored, event)
+        receipt = self._books.take(event, key, request)
+        answer = Answer(self._compute(query, w), receipt)
+        self.journal.store_answer(key, _pack(answer))
+        return answer
+
+    def _compute(self, query: Query, w: Any) -> Any:
+        """Draws, sums and releases. Only reached after the charge is written."""
+        assert self._records is not None
+        drawn = query.sampler.draw(len(self._records), self._stream)
+        total = query.contribution.bounded_sum(self._records.take(drawn), w, query.bound)
+        return query.mechanism.release(np.asarray(total, dtype=np.float64), query.bound, self._stream)
+
+    def promise(self, query: Query | Event, times: int | None = None) -> Countdown:
+        """Fixes ``times`` answers of one price (None: as many as fit), before anything is asked.
+
+        Several promises make a plan; they are priced together. Promising again what is promised joins it.
+        """
+        event = query.price(self.budget) if isinstance(query, Query) else query
+        return self._books.promise(event, None if times is None else validate.count(times=times))
+
+    def reserve(self, query: Query, count: int) -> None:
+        """Charges ``count`` answers ahead in one durable commit; `close` gives unused ones back."""
+        self._books.reserve(query.price(self.budget), validate.count(count=count))
+
+    def affords(self, query: Query | Event, times: int = 1) -> bool:
+        """Whether ``times`` more answers fit. Costs nothing and tells nothing about the records."""
+        event = query.price(self.budget) if isinstance(query, Query) else query
+        return self._books.affords(event, validate.count(times=times))
+
+    def allot(self, epsilon: float, delta: float, **options: Any) -> "Ledger":
+        """Hands a part of the budget to a ledger of its own, charged here at once and in full.
+
+        For many fits on one budget (a grid search): ε and δ of the parts add up, which needs a ledger with
+        ``filter=BasicFilter``. The part lives in memory, since this ledger's journal already holds its cost.
+        """
+        part = Ledger(self.budget.with_(epsilon, delta), stream=self._stream, **options)
+        self._books.take(ApproximateEvent(part.budget.epsilon, part.budget.delta))
+        part._records = self._records
+        return part
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What holds of everything released so far and of all that may still be, whenever it stops."""
+        return self._books.guarantee()
+
+    @property
+    def spent(self) -> Guarantee:
+        """What was charged so far, as a guarantee of its own (see its note)."""
+        return self._books.spent()
+
+    @property
+    def share(self) -> float:
+        """The part of the budget that is charged, from 0 to 1."""
+        return self._books.share()
+
+    @property
+    def journal(self) -> Journal:
+        """The books themselves: rows, verify, export."""
+        return self._books.journal
+
+    def close(self) -> None:
+        """Gives reserved answers back that were not used, and closes the journal."""
+        self._books.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        path = self._books.journal.path
+        if path is None:
+            raise Unsupported("a ledger in memory cannot leave its process: give it a journal file")
+        if not self._stream.sound:
+            raise Unsupported("a ledger with seeded noise cannot be pickled")
+        return Ledger.open, (path,)
+
+    def __repr__(self) -> str:
+        return f"<Ledger {self.budget}, {self.share:.1%} charged>"
+
+
+def _refuse_nonfinite(w: Any) -> None:
+    """Parameters are public, so a NaN among them may be named; it would turn every answer into nothing."""
+    if isinstance(w, dict):
+        w = list(w.values())
+    if isinstance(w, list | tuple):
+        for part in w:
+            _refuse_nonfinite(part)
+    elif isinstance(w, np.ndarray | float) and not np.isfinite(w).all():
+        raise InvalidValue("w must be finite, got NaN or infinity; nothing was charged")
+
+
+def _bytes(value: Any) -> bytes:
+    """A canonical form of parameters, to tell whether a request is the same."""
+    if isinstance(value, dict):
+        return b"{" + b",".join(_bytes(key) + b":" + _bytes(value[key]) for key in sorted(value)) + b"}"
+    if isinstance(value, list | tuple):
+        return b"[" + b",".join(map(_bytes, value)) + b"]"
+    if value is None or isinstance(value, str | int | float):
+        return json.dumps(value).encode()
+    array = np.ascontiguousarray(value)
+    return f"{array.dtype.str}{array.shape}".encode() + hashlib.sha256(array.tobytes()).digest()
+
+
+def _pack(answer: Answer) -> bytes:
+    buffer = io.BytesIO()
+    buffer.write(json.dumps([answer.receipt.seq, answer.receipt.hash]).encode() + b"\n")
+    np.save(buffer, np.asarray(answer.value), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _unpack(stored: bytes, event: Event) -> Answer:
+    first, rest = stored.split(b"\n", 1)
+    seq, digest = json.loads(first)
+    value = np.load(io.BytesIO(rest), allow_pickle=False)
+    return Answer(value if value.ndim else value.item(), Receipt(seq, digest, event))

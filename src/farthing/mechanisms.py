@@ -1,0 +1,202 @@
+"""Noise on a sum: the event it makes, and the release itself.
+
+``noise`` is relative to the bound of one contribution (`Bound.norm`): Gaussian(1.1) on ClipNorm(C) adds a
+standard deviation of 1.1 C. Every release lives on a lattice: the sum is rounded to a grid, integer noise of
+`farthing.noise` is added, and only then is it turned into floats. Rounding can move two neighbouring sums
+apart by one grid cell a coordinate, so noise is enlarged by that much and by 2⁻²⁰ for the float64 arithmetic
+of the sum itself; the price is that of the noise asked for.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing import noise as lattice
+from farthing import validate
+from farthing.bounds import Bound, ClipValue
+from farthing.budget import Adjacency
+from farthing.errors import InvalidValue, Unsupported
+from farthing.events import BoundedRangeEvent, Event, GaussianEvent, LaplaceEvent, PureEvent
+from farthing.noise import Stream
+
+Array = NDArray[np.float64]
+
+_FLOAT_SLACK = 1 + 2.0**-20
+_GRID_SHARE = 2.0**-12  # how much the grid may enlarge the noise
+_FEWEST_BITS, _MOST_BITS = 20, 40
+_LARGEST_CELL = 2**61
+
+
+class Mechanism(Protocol):
+    """Adds noise to a bounded sum."""
+
+    def unit_event(self) -> Event:
+        """The event for contributions bounded by one."""
+
+    def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
+        """The event for this bound. On a sample, contributions are compared with nothing as well."""
+
+    def release(self, total: Array, bound: Bound, stream: Stream) -> Any:
+        """The noisy answer."""
+
+
+def _ratio(bound: Bound, adjacency: Adjacency, sampled: bool, order: int) -> float:
+    """One contribution's norm over the distance that the event's pair puts between neighbours.
+
+    Events count a distance of 2 norms under replace-one and 1 otherwise; a bound may know better, but only
+    where everybody takes part.
+    """
+    norm = bound.norm(order)
+    if sampled:
+        return 1.0
+    return (2 * norm if adjacency is Adjacency.REPLACE_ONE else norm) / bound.sensitivity(adjacency, order)
+
+
+def _grid(noise: float, bound: Bound, order: int, size: int) -> tuple[int, float]:
+    """The bits and the width of a cell: scale of the noise = 2^bits cells, in units of ``bound.scale``."""
+    norm = bound.norm(order)
+    nearest = min(norm, bound.sensitivity(Adjacency.REPLACE_ONE, order))
+    spread = size if order == 1 else math.sqrt(size)
+    share = noise * norm / nearest * spread
+    bits = max(_FEWEST_BITS, math.ceil(math.log2(share / _GRID_SHARE)))
+    if bits > _MOST_BITS:
+        raise Unsupported(
+            f"noise {noise:g} on {size} coordinates needs a grid of 2^-{bits}, finer than 2^-{_MOST_BITS}; "
+            "lower the noise or the number of coordinates"
+        )
+    return bits, noise * norm * _FLOAT_SLACK / (1 - share * 2.0**-bits) * 2.0**-bits
+
+
+def _cells(total: Array, bound: Bound, cell: float) -> NDArray[np.int64]:
+    """The sum on the grid. Clamping, like rounding, never moves two sums further apart."""
+    if not np.isfinite(total).all():
+        raise InvalidValue("a bounded sum is not finite: a contribution returned unbounded terms")
+    return np.rint(np.clip(total / bound.scale / cell, -_LARGEST_CELL, _LARGEST_CELL)).astype(np.int64)
+
+
+def _floats(cells: NDArray[np.int64], cell: float) -> Array:
+    return cells.astype(np.float64) * cell
+
+
+def _check_size(total: Array, bound: Bound) -> None:
+    width = np.size(bound.scale)
+    if isinstance(bound, ClipValue) and total.size != 1:
+        raise InvalidValue(f"ClipValue bounds one number, the sum has {total.size}; use ClipCoordinates")
+    if width not in (1, total.size):
+        raise InvalidValue(f"the bound has {width} coordinates, the sum has {total.size}")
+
+
+@dataclass(frozen=True, slots=True)
+class Gaussian:
+    """Gaussian noise of standard deviation ``noise`` · bound (Dwork & Roth 2014; Balle & Wang 2018)."""
+
+    noise: float
+
+    def __post_init__(self) -> None:
+        validate.positive(noise=self.noise)
+
+    def unit_event(self) -> Event:
+        return GaussianEvent(self.noise)
+
+    def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
+        return GaussianEvent(self.noise * _ratio(bound, adjacency, sampled, 2))
+
+    def release(self, total: Array, bound: Bound, stream: Stream) -> Array:
+        _check_size(total, bound)
+        bits, cell = _grid(self.noise, bound, 2, total.size)
+        noisy = _cells(total, bound, cell) + lattice.gaussian(stream, total.size, bits).reshape(total.shape)
+        return _floats(noisy, cell) * bound.scale
+
+
+@dataclass(frozen=True, slots=True)
+class Laplace:
+    """Laplace noise of scale ``noise`` · L1 bound (Dwork et al. 2006)."""
+
+    noise: float
+
+    def __post_init__(self) -> None:
+        validate.positive(noise=self.noise)
+
+    def unit_event(self) -> Event:
+        return LaplaceEvent(self.noise)
+
+    def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
+        return LaplaceEvent(self.noise * _ratio(bound, adjacency, sampled, 1))
+
+    def release(self, total: Array, bound: Bound, stream: Stream) -> Array:
+        _check_size(total, bound)
+        bits, cell = _grid(self.noise, bound, 1, total.size)
+        noisy = _cells(total, bound, cell) + lattice.laplace(stream, total.size, bits).reshape(total.shape)
+        return _floats(noisy, cell) * bound.scale
+
+
+@dataclass(frozen=True, slots=True)
+class SymmetricGaussian:
+    """Gaussian noise on the upper triangle of a symmetric sum, mirrored (Dwork et al. 2014)."""
+
+    noise: float
+
+    def __post_init__(self) -> None:
+        validate.positive(noise=self.noise)
+
+    def unit_event(self) -> Event:
+        return GaussianEvent(self.noise)
+
+    def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
+        return GaussianEvent(self.noise * _ratio(bound, adjacency, sampled, 2))
+
+    def release(self, total: Array, bound: Bound, stream: Stream) -> Array:
+        if total.ndim != 2 or total.shape[0] != total.shape[1]:
+            raise InvalidValue(f"a symmetric sum must be a square matrix, got shape {total.shape}")
+        bits, cell = _grid(self.noise, bound, 2, total.size)
+        upper = np.triu(_cells(total, bound, cell))
+        mirrored = upper + np.triu(upper, 1).T
+        return _floats(mirrored + lattice.symmetric(stream, len(total), bits), cell)
+
+
+@dataclass(frozen=True, slots=True)
+class NoisyMax:
+    """The place of the largest noisy score, with noise of scale ``noise`` · bound on every score.
+
+    Laplace: report noisy max is ε-DP with ε = d / scale, d being how much the gap between two scores can
+    change (Dwork & Roth 2014, Claim 3.9). Gumbel: the exponential mechanism, whose log-probabilities vary by
+    an interval of length ε, so that it costs ε²/8 of zCDP (Dong et al. 2020; Cesar & Rogers 2021). A record
+    that can only raise scores (`ClipValue` with low >= 0) changes a gap by one bound when it comes or goes,
+    by 2 (high - low) when it is replaced. Ties on the grid go to the lower place: that shifts a
+    log-probability by at most two cells of 2⁻³⁰, within the enlargement of the noise.
+    """
+
+    noise: float
+    kind: Literal["gumbel", "laplace"] = "gumbel"
+
+    def __post_init__(self) -> None:
+        validate.positive(noise=self.noise)
+        if self.kind not in ("gumbel", "laplace"):
+            raise InvalidValue(f"kind must be 'gumbel' or 'laplace', got {self.kind!r}")
+
+    def unit_event(self) -> Event:
+        return self._priced(1 / self.noise)
+
+    def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
+        if not isinstance(bound, ClipValue):
+            raise Unsupported("NoisyMax needs scores bounded one by one: use ClipValue(low, high)")
+        norm = bound.norm()
+        if adjacency is Adjacency.REPLACE_ONE:
+            gap = 2 * (max(bound.high - bound.low, norm) if sampled else bound.high - bound.low)
+        else:
+            gap = norm if bound.one_signed else bound.high - bound.low
+        return self._priced(gap / (self.noise * norm))
+
+    def _priced(self, epsilon: float) -> Event:
+        return BoundedRangeEvent(epsilon) if self.kind == "gumbel" else PureEvent(epsilon)
+
+    def release(self, total: Array, bound: Bound, stream: Stream) -> int:
+        if total.ndim != 1 or total.size == 0:
+            raise InvalidValue(f"scores must be a vector, one a candidate, got shape {total.shape}")
+        bits = 30
+        cell = self.noise * bound.norm() * _FLOAT_SLACK * 2.0**-bits
+        draw = lattice.gumbel if self.kind == "gumbel" else lattice.laplace
+        return int(np.argmax(_cells(total, bound, cell) + draw(stream, total.size, bits)))
