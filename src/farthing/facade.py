@@ -26,12 +26,12 @@ def delta(
     return pld.delta(_repeated(step, steps), epsilon, validate.choice(Adjacency, adjacency=adjacency))
 
 
-def noise(step: Callable[[float], Event | HasEvent], budget: Budget, *, steps: int = 1) -> float:
+def noise_for(step: Callable[[float], Event | HasEvent], budget: Budget, *, steps: int = 1) -> float:
     """The least noise σ for which ``steps`` times ``step(σ)`` fits the budget."""
     return calibrate.noise(lambda sigma: _repeated(step(sigma), steps), budget)
 
 
-def steps(step: Event | HasEvent, budget: Budget) -> int:
+def steps_for(step: Event | HasEvent, budget: Budget) -> int:
     """How often ``step`` fits the budget."""
     return calibrate.steps(Everyone().amplify(step), budget)
 

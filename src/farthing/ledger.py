@@ -45,9 +45,9 @@ class Ledger:
     """A budget, the books of what was spent of it, and (after `over`) the records it protects.
 
     Copying never copies a balance: ``copy`` and ``deepcopy`` return the same ledger, pickling carries the
-    path of its journal. ``filter`` is one of `accounting.filters` (or a function from a budget to one); by
-    default the GDP filter, or basic composition when delta is 0. ``block`` promised answers are reserved at once;
-    unused ones are given back by `close`, a crash forfeits them.
+    path of its journal. ``filter`` is one of `accounting.filters` (or a function from a budget to one): by
+    default the GDP filter, or basic composition when delta is 0. ``block`` promised answers are reserved at
+    once; unused ones are given back by `close`, a crash forfeits them.
     """
 
     def __init__(
