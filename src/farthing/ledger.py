@@ -117,7 +117,7 @@ class Ledger:
         assert self._records is not None
         drawn = query.sampler.draw(len(self._records), self._stream)
         total = query.contribution.bounded_sum(self._records.take(drawn), w, query.bound)
-        return query.mechanism.release(np.asarray(total, dtype=np.float64), query.bound, self._stream)
+        return query.mechanism.release(total, query.bound, self._stream)
 
     def promise(self, query: Query | Event, times: int | None = None) -> Countdown:
         """Fixes ``times`` answers of one price (None: as many as fit), before anything is asked.

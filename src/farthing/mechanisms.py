@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from farthing import noise as lattice
 from farthing import validate
@@ -39,7 +39,7 @@ class Mechanism(Protocol):
     def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
         """The event for this bound. On a sample, contributions are compared with nothing as well."""
 
-    def release(self, total: Array, bound: Bound, stream: Stream) -> Any:
+    def release(self, total: Any, bound: Any, stream: Stream) -> Any:
         """The noisy answer."""
 
 
@@ -81,12 +81,14 @@ def _floats(cells: NDArray[np.int64], cell: float) -> Array:
     return cells.astype(np.float64) * cell
 
 
-def _check_size(total: Array, bound: Bound) -> None:
+def _checked(total: ArrayLike, bound: Bound) -> Array:
+    total = np.asarray(total, dtype=np.float64)
     width = np.size(bound.scale)
     if isinstance(bound, ClipValue) and total.size != 1:
         raise InvalidValue(f"ClipValue bounds one number, the sum has {total.size}; use ClipCoordinates")
     if width not in (1, total.size):
         raise InvalidValue(f"the bound has {width} coordinates, the sum has {total.size}")
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,8 @@ class Gaussian:
     def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
         return GaussianEvent(self.noise * _ratio(bound, adjacency, sampled, 2))
 
-    def release(self, total: Array, bound: Bound, stream: Stream) -> Array:
-        _check_size(total, bound)
+    def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:
+        total = _checked(total, bound)
         bits, cell = _grid(self.noise, bound, 2, total.size)
         noisy = _cells(total, bound, cell) + lattice.gaussian(stream, total.size, bits).reshape(total.shape)
         return _floats(noisy, cell) * bound.scale
@@ -126,8 +128,8 @@ class Laplace:
     def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
         return LaplaceEvent(self.noise * _ratio(bound, adjacency, sampled, 1))
 
-    def release(self, total: Array, bound: Bound, stream: Stream) -> Array:
-        _check_size(total, bound)
+    def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:
+        total = _checked(total, bound)
         bits, cell = _grid(self.noise, bound, 1, total.size)
         noisy = _cells(total, bound, cell) + lattice.laplace(stream, total.size, bits).reshape(total.shape)
         return _floats(noisy, cell) * bound.scale
@@ -148,7 +150,8 @@ class SymmetricGaussian:
     def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
         return GaussianEvent(self.noise * _ratio(bound, adjacency, sampled, 2))
 
-    def release(self, total: Array, bound: Bound, stream: Stream) -> Array:
+    def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:
+        total = np.asarray(total, dtype=np.float64)
         if total.ndim != 2 or total.shape[0] != total.shape[1]:
             raise InvalidValue(f"a symmetric sum must be a square matrix, got shape {total.shape}")
         bits, cell = _grid(self.noise, bound, 2, total.size)
@@ -193,7 +196,8 @@ class NoisyMax:
     def _priced(self, epsilon: float) -> Event:
         return BoundedRangeEvent(epsilon) if self.kind == "gumbel" else PureEvent(epsilon)
 
-    def release(self, total: Array, bound: Bound, stream: Stream) -> int:
+    def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> int:
+        total = np.asarray(total, dtype=np.float64)
         if total.ndim != 1 or total.size == 0:
             raise InvalidValue(f"scores must be a vector, one a candidate, got shape {total.shape}")
         bits = 30

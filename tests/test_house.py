@@ -1,0 +1,79 @@
+"""The plan of the house: who may import whom, what is exported, and how fast it opens."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import farthing as ft
+
+SOURCE = Path(ft.__file__).parent
+
+# Imports point down only: a module may import those on lines above its own.
+LAYERS = [
+    "errors validate noise",
+    "accounting.gaussian accounting.zcdp accounting.composition",
+    "budget events",
+    "accounting.moments accounting.rdp accounting.sampling",
+    "accounting.pairs accounting.transform accounting.inversion accounting.grid accounting.pld",
+    "accounting.online accounting.calibrate accounting.filters",
+    "samplers bounds mechanisms query",
+    "head journal books ledger",
+    "facade data verifier",
+    "demo reporting cli",
+]
+ORDER = [name for layer in LAYERS for name in layer.split()]
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "farthing":
+            prefix = node.module.removeprefix("farthing").removeprefix(".")
+            for alias in node.names:
+                inner = f"{prefix}.{alias.name}".removeprefix(".")
+                yield inner if module_file(inner) else prefix
+        elif isinstance(node, ast.Import):
+            yield from (
+                a.name.removeprefix("farthing.") for a in node.names if a.name.startswith("farthing.")
+            )
+
+
+def module_file(name):
+    return (SOURCE / (name.replace(".", "/") + ".py")).exists()
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_point_down(path):
+    name = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+    if path.name == "__init__.py":
+        return
+    assert name in ORDER, f"give {name} a place in the order of the house"
+    for imported in imports(path):
+        assert ORDER.index(imported) < ORDER.index(name), f"{name} must not import {imported}"
+
+
+def test_nothing_in_the_house_uses_the_global_generators():
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [alias.name for alias in node.names] + [getattr(node, "module", "") or ""]
+                assert "random" not in names, path
+            if isinstance(node, ast.Attribute):
+                assert ast.unparse(node) not in ("np.random", "numpy.random"), path
+
+
+def test_exports_are_curated():
+    assert ft.__all__ == sorted(ft.__all__, key=lambda name: (name[0].islower(), name))
+    assert all(hasattr(ft, name) for name in ft.__all__)
+    assert len(ft.__all__) <= 32
+
+
+def test_opening_is_light():
+    code = (
+        "import sys, farthing; "
+        "heavy = 'dp_accounting torch flwr sklearn matplotlib scipy.stats mpmath'.split(); "
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -1,0 +1,162 @@
+"""Releases: the noise that was priced, on a lattice, enlarged by what rounding can add."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from scipy import stats
+
+from farthing import mechanisms
+from farthing.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
+from farthing.budget import Adjacency
+from farthing.errors import InvalidValue, Unsupported
+from farthing.events import BoundedRangeEvent, GaussianEvent, LaplaceEvent, PureEvent
+from farthing.mechanisms import Gaussian, Laplace, NoisyMax, SymmetricGaussian
+from farthing.noise import SeededStream
+
+AR, R1, ZO = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE, Adjacency.ZERO_OUT
+
+
+@pytest.mark.parametrize(("noise", "clip"), [(0.5, 3.0), (4.0, 1e-3), (900.0, 1.0)])
+def test_gaussian_noise_has_the_stated_size(noise, clip):
+    total = np.full(20000, 5 * clip)
+    value = Gaussian(noise).release(total, ClipNorm(clip), SeededStream(1))
+    z = (value - total) / (noise * clip)
+    assert stats.kstest(z, "norm").pvalue > 1e-3
+    assert z.std() * (1 + 4 / math.sqrt(2 * z.size)) >= 1.0
+
+
+def test_laplace_noise_has_the_stated_size():
+    total = np.zeros(20000)
+    value = Laplace(2.0).release(total, ClipNorm(3.0, order=1), SeededStream(2))
+    assert stats.kstest(value / 6.0, "laplace").pvalue > 1e-3
+
+
+def test_noise_follows_each_coordinates_scale():
+    scale = np.geomspace(1e-3, 1e3, 5)
+    bound, stream = ClipCoordinates(scale), SeededStream(3)
+    values = np.array([Gaussian(1.5).release(np.zeros(5), bound, stream) for _ in range(4000)])
+    np.testing.assert_allclose(values.std(axis=0), 1.5 * math.sqrt(5) * scale, rtol=0.06)
+
+
+def test_a_symmetric_release_is_symmetric_with_the_stated_size():
+    total = np.diag(np.arange(60.0))
+    value = SymmetricGaussian(2.0).release(total, ClipOuter(1.0), SeededStream(4))
+    np.testing.assert_array_equal(value, value.T)
+    upper = (value - total)[np.triu_indices(60)]
+    assert stats.kstest(upper / 2.0, "norm").pvalue > 1e-3
+
+
+neighbours = st.integers(1, 40).flatmap(
+    lambda d: st.tuples(
+        hnp.arrays(np.float64, d, elements=st.floats(-1e6, 1e6)),
+        hnp.arrays(np.float64, d, elements=st.floats(-1, 1)),
+    )
+)
+
+
+@given(neighbours, st.floats(0.01, 100.0), st.floats(1e-3, 1e3), st.sampled_from([AR, R1]))
+def test_rounding_never_moves_neighbours_beyond_the_priced_distance(pair, noise, clip, adjacency):
+    # the law behind "sensitivity including the quantisation", on the integers that are released
+    total, direction = pair
+    bound, mechanism = ClipNorm(clip), Gaussian(noise)
+    norm = np.linalg.norm(direction)
+    allowed = bound.sensitivity(adjacency)
+    moved = total + (direction / norm * allowed if norm > 1e-9 else 0 * direction)
+    bits, cell = mechanisms._grid(noise, bound, 2, total.size)
+    cells, others = (mechanisms._cells(t, bound, cell) for t in (total, moved))
+    distance = np.linalg.norm((cells - others).astype(float))  # in cells; the noise is 2^bits of them
+    priced = mechanism.event(bound, adjacency, sampled=False).noise
+    shift = 2.0 if adjacency is R1 else 1.0
+    assert distance / 2.0**bits <= shift / priced
+
+
+def test_released_values_are_whole_cells():
+    bits, cell = mechanisms._grid(1.0, ClipNorm(1.0), 2, 100)
+    value = Gaussian(1.0).release(np.random.default_rng(0).normal(size=100), ClipNorm(1.0), SeededStream(5))
+    np.testing.assert_array_equal(value, np.rint(value / cell) * cell)
+    assert cell * 2.0**bits >= 1.0
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "bound", "adjacency", "sampled", "event"),
+    [
+        (Gaussian(1.1), ClipNorm(5.0), AR, False, GaussianEvent(1.1)),
+        (Gaussian(1.1), ClipNorm(5.0), R1, False, GaussianEvent(1.1)),  # the pair itself doubles the shift
+        (Gaussian(1.0), ClipValue(0.0, 1.0), R1, False, GaussianEvent(2.0)),  # a count moves by 1, not 2
+        (Gaussian(1.0), ClipValue(0.0, 1.0), R1, True, GaussianEvent(1.0)),
+        (Gaussian(1.0), ClipOuter(3.0), R1, False, GaussianEvent(math.sqrt(2))),
+        (Laplace(3.0), ClipValue(-1.0, 1.0), R1, False, LaplaceEvent(3.0)),
+        (NoisyMax(2.0), ClipValue(0.0, 4.0), AR, False, BoundedRangeEvent(0.5)),
+        (NoisyMax(2.0, "laplace"), ClipValue(0.0, 4.0), ZO, False, PureEvent(0.5)),
+        (NoisyMax(2.0), ClipValue(-4.0, 4.0), AR, False, BoundedRangeEvent(1.0)),
+        (NoisyMax(2.0), ClipValue(0.0, 4.0), R1, False, BoundedRangeEvent(1.0)),
+    ],
+)
+def test_prices(mechanism, bound, adjacency, sampled, event):
+    priced = mechanism.event(bound, adjacency, sampled)
+    assert type(priced) is type(event)
+    field = "noise" if hasattr(event, "noise") else "epsilon"
+    assert getattr(priced, field) == pytest.approx(getattr(event, field), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["gumbel", "laplace"])
+def test_noisy_max_has_the_law_of_its_noise(kind):
+    scores, noise, trials = np.array([0.0, 0.5, 1.0]), 1.0, 20000
+    stream = SeededStream(6)
+    mechanism = NoisyMax(noise, kind)
+    wins = np.bincount(
+        [mechanism.release(scores, ClipValue(0.0, 1.0), stream) for _ in range(trials)], minlength=3
+    )
+    if kind == "gumbel":
+        expected = np.exp(scores) / np.exp(scores).sum()
+    else:
+        draws = np.random.default_rng(0).laplace(size=(2_000_000, 3)) + scores
+        expected = np.bincount(draws.argmax(axis=1), minlength=3) / len(draws)
+    assert stats.chisquare(wins, trials * expected).pvalue > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gumbel", "laplace"])
+def test_tied_scores_do_not_break_noisy_max(kind):
+    # 21 tied candidates; the added record raises all scores but one. Subtracted exponential noise, as in
+    # public code, measures far above its claim on this pair.
+    claim, trials = 0.5, 60_000
+    tied, raised = np.zeros(21), np.where(np.arange(21) == 3, 0.0, 1.0)
+    mechanism, bound = NoisyMax(1 / claim, kind), ClipValue(0.0, 1.0)
+    assert mechanism.event(bound, AR, sampled=False).epsilon == pytest.approx(claim)
+    stream = SeededStream(7)
+    counts = [
+        sum(mechanism.release(scores, bound, stream) == 3 for _ in range(trials)) for scores in (tied, raised)
+    ]
+    high = stats.binomtest(counts[0], trials).proportion_ci(0.999).low
+    low = stats.binomtest(counts[1], trials).proportion_ci(0.999).high
+    assert 0.2 < math.log(high / low) <= claim
+
+
+def test_wrong_shapes_and_infinities_are_refused():
+    stream = SeededStream(8)
+    with pytest.raises(InvalidValue, match="not finite"):
+        Gaussian(1.0).release(np.array([np.nan]), ClipNorm(1.0), stream)
+    with pytest.raises(InvalidValue, match="one number"):
+        Gaussian(1.0).release(np.zeros(2), ClipValue(0, 1), stream)
+    with pytest.raises(InvalidValue, match="3 coordinates"):
+        Gaussian(1.0).release(np.zeros(2), ClipCoordinates(np.ones(3)), stream)
+    with pytest.raises(InvalidValue, match="square"):
+        SymmetricGaussian(1.0).release(np.zeros((2, 3)), ClipOuter(1.0), stream)
+    with pytest.raises(Unsupported, match="ClipValue"):
+        NoisyMax(1.0).event(ClipNorm(1.0), AR, sampled=False)
+    with pytest.raises(Unsupported, match="finer"):
+        Gaussian(1e9).release(np.zeros(100), ClipNorm(1.0), stream)
+    with pytest.raises(InvalidValue):
+        Gaussian(0.0)
+
+
+@settings(max_examples=30)
+@given(st.floats(1e15, 1e300))
+def test_an_enormous_sum_saturates_and_stays_finite(size):
+    value = Gaussian(1.0).release(np.array([size, -size]), ClipNorm(1.0), SeededStream(9))
+    assert np.isfinite(value).all()
