@@ -16,12 +16,12 @@ LAYERS = [
     "errors validate noise",
     "accounting.gaussian accounting.zcdp accounting.composition",
     "budget events",
-    "accounting.moments accounting.rdp accounting.sampling",
+    "accounting.moments accounting.sampling accounting.rdp",
     "accounting.pairs accounting.transform accounting.inversion accounting.grid accounting.pld",
     "accounting.online accounting.calibrate accounting.filters",
     "samplers bounds mechanisms query",
     "head journal books ledger",
-    "facade data verifier",
+    "facade data plans verifier",
     "demo reporting cli",
 ]
 ORDER = [name for layer in LAYERS for name in layer.split()]

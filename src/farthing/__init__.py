@@ -11,14 +11,18 @@ Give it a privacy budget, not a number of steps.
 0.9994
 """
 
-from farthing.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
-from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
-from farthing.errors import FarthingError
-from farthing.facade import delta, epsilon, noise_for, steps_for
-from farthing.ledger import Ledger
-from farthing.mechanisms import Gaussian, Laplace, NoisyMax, SymmetricGaussian
-from farthing.query import PerExample, Query, Rows, Run, Step, run, until_spent
-from farthing.samplers import Everyone, FixedSize, OneRecord, Poisson
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from farthing.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
+    from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
+    from farthing.errors import FarthingError
+    from farthing.facade import delta, epsilon, noise_for, steps_for
+    from farthing.ledger import Ledger
+    from farthing.mechanisms import Gaussian, Laplace, NoisyMax, SymmetricGaussian
+    from farthing.query import PerExample, Query, Rows, Run, Step, run, until_spent
+    from farthing.samplers import Everyone, FixedSize, OneRecord, Poisson
 
 __version__ = "0.1.0"
 
@@ -54,3 +58,27 @@ __all__ = [
     "steps_for",
     "until_spent",
 ]
+
+# Names are looked up when they are used: `farthing --help` need not wait for numpy and scipy.
+_HOMES = {
+    "bounds": ("ClipCoordinates", "ClipNorm", "ClipOuter", "ClipValue"),
+    "budget": ("Adjacency", "Budget", "Guarantee", "Observer", "Unit"),
+    "errors": ("FarthingError",),
+    "facade": ("delta", "epsilon", "noise_for", "steps_for"),
+    "ledger": ("Ledger",),
+    "mechanisms": ("Gaussian", "Laplace", "NoisyMax", "SymmetricGaussian"),
+    "query": ("PerExample", "Query", "Rows", "Run", "Step", "run", "until_spent"),
+    "samplers": ("Everyone", "FixedSize", "OneRecord", "Poisson"),
+}
+_HOME = {name: f"farthing.{home}" for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

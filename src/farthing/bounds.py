@@ -101,15 +101,15 @@ class ClipNorm:
         rows = _rows(contributions)
         with np.errstate(over="ignore"):
             scaled = rows / self.scale
-        finite = np.isfinite(scaled).all(axis=1)[:, None]
+        finite = np.isfinite(scaled).all(axis=1, keepdims=True)
         rows, scaled = np.where(finite, rows, 0.0), np.where(finite, scaled, 0.0)
         largest = np.max(np.abs(scaled), axis=1, initial=0.0)
         unit = scaled / np.where(largest > 0, largest, 1.0)[:, None]
         norms = np.abs(unit).sum(axis=1) if self.order == 1 else np.sqrt((unit * unit).sum(axis=1))
         norms = np.maximum(norms, 1.0)  # they are, unless the row is zero
         with np.errstate(over="ignore"):
-            over = (norms * largest > self.clip)[:, None]
-        clipped: Array = np.where(over, unit * (self.clip / norms)[:, None] * self.scale, rows)
+            sizes = (norms * largest)[:, None]
+        clipped: Array = np.where(sizes > self.clip, unit * (self.clip / norms)[:, None] * self.scale, rows)
         return clipped
 
 
