@@ -27,6 +27,9 @@ from farthing.errors import InvalidValue, Unsupported
 
 Array = NDArray[np.float64]
 
+_UNSCALED = 1.0
+_SMALLEST_SQUARED = 1e-130  # a row whose squares underflow is far below any clip above this
+
 
 class Bound(Protocol):
     """A limit on one contribution, in units of ``scale`` (public, one number or one a coordinate)."""
@@ -66,14 +69,14 @@ class ClipNorm:
     """Rows are shrunk to norm ``clip``; with a ``scale`` the norm is that of row / scale (an ellipsoid)."""
 
     clip: float
-    scale: float | Array = 1.0
+    scale: float | Array = _UNSCALED
     order: int = 2
 
     def __post_init__(self) -> None:
         validate.positive(clip=self.clip)
         if self.order not in (1, 2):
             raise InvalidValue(f"order must be 1 or 2, got {self.order!r}")
-        if not isinstance(self.scale, float) or self.scale != 1.0:
+        if self.scale is not _UNSCALED:
             object.__setattr__(self, "scale", _public_scale("scale", self.scale))
 
     def norm(self, order: int = 2) -> float:
@@ -97,8 +100,19 @@ class ClipNorm:
         return result
 
     def apply(self, contributions: ArrayLike) -> Array:
-        """Each row clipped. Norms are taken of row / largest entry, so they neither over- nor underflow."""
+        """Each row clipped. Rows whose squares leave the range of floats take a slower, scaled way."""
         rows = _rows(contributions)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = rows if self.scale is _UNSCALED else rows / self.scale
+            sizes = np.abs(scaled).sum(axis=1) if self.order == 1 else np.einsum("ij,ij->i", scaled, scaled)
+            norms = sizes if self.order == 1 else np.sqrt(sizes)
+            clipped: Array = rows * self.factors(norms)[:, None]
+        odd = np.flatnonzero(~np.isfinite(sizes)) if self.clip > _SMALLEST_SQUARED else slice(None)
+        clipped[odd] = self._apply_scaled(rows[odd])
+        return clipped
+
+    def _apply_scaled(self, rows: Array) -> Array:
+        """The same with norms taken of row / largest entry, which neither over- nor underflow."""
         with np.errstate(over="ignore"):
             scaled = rows / self.scale
         finite = np.isfinite(scaled).all(axis=1, keepdims=True)
