@@ -564,7 +564,7 @@ def test_the_row_is_committed_before_the_head_is_written(path: Path, monkeypatch
     with Journal(path, HEADER) as journal:
         assert journal._fetch("PRAGMA synchronous") == [(2,)]
         assert journal._fetch("PRAGMA journal_mode") == [("wal",)]
-        monkeypatch.setattr(module, "_sync", sync)
+        monkeypatch.setattr("farthing.head._sync", sync)
         charge(journal), charge(journal)
     assert seen == [1, 2]
 

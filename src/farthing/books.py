@@ -6,6 +6,8 @@ promise; one of the two kinds stays zero, because a ledger spends in one way onl
 """
 
 import atexit
+import contextlib
+import math
 import os
 import threading
 import weakref
@@ -25,6 +27,7 @@ SEEDED = "seeded noise: no privacy at all, for tests only"
 SOUND = "lattice noise from a cryptographic stream"
 
 _FORMAT = 1
+_DEAD = 1e300  # an infinite total (an RDP order that prices no more), as JSON can hold it; it stays one
 _STOPPING = "holds if when to stop did not depend on the answers; the ledger's guarantee holds in any case"
 _TIGHT = "Zhu, Dong & Wang 2022, Thm. 10 (dominating pairs compose), certified inversion"
 
@@ -54,6 +57,10 @@ def rule_of(header: dict[str, Any]) -> Filter:
     return kind(Budget(**header["budget"]), **options)
 
 
+class _Promised(Exception):
+    """Another process promised the same in the meantime."""
+
+
 @dataclass(slots=True)
 class _Reservation:
     row: Row
@@ -80,8 +87,7 @@ class Books:
             if key is None and held is not None and held.left > 0:
                 held.left, held.used = held.left - 1, held.used + 1
                 return Receipt(held.row.seq, held.row.hash, event, held.used)
-            at_once = self._block if key is None and self._plan(self._state(self.journal.last())) else 1
-            row = self._charge(event, 1, at_once, key, request)
+            row = self._charge(event, 1, self._block if key is None else 1, key, request)
             if row.body["count"] > 1:
                 self._reserved[event] = _Reservation(row, row.body["count"] - 1)
             return Receipt(row.seq, row.hash, event)
@@ -110,8 +116,10 @@ class Books:
         with self._lock:
             place = _place(event, self._plan(self._state(self.journal.last())))
             if place is None:
-                row = self.journal.append("promise", lambda last: self._promised(last, event, times))
-                place = len(self._plan(self._state(row))) - 1
+                with contextlib.suppress(_Promised):
+                    self.journal.append("promise", lambda last: self._promised(last, event, times))
+                place = _place(event, self._plan(self._state(self.journal.last())))
+            assert place is not None
             promised = self._known[place][1]
             if times is not None and times != promised:
                 raise PromiseBroken(f"this query is already promised {promised} times, not {times}")
@@ -182,8 +190,11 @@ class Books:
         count, held.left = held.left, 0
 
         def decide(last: Row) -> tuple[dict[str, Any], Totals]:
-            state = self._add(self._state(last), event, -count)
-            return {"event": encode(event), "count": count, "of": held.row.seq}, state
+            before = self._state(last)
+            after = self._add(before, event, -count)
+            if not self._plan(before):  # rounding must not give back more than was taken
+                after = [min(b, a + math.ulp(b)) for b, a in zip(before, after, strict=True)]
+            return {"event": encode(event), "count": count, "of": held.row.seq}, after
 
         self.journal.append("refund", decide)
 
@@ -212,13 +223,16 @@ class Books:
     def _add(self, state: Totals, event: Event, count: int) -> Totals:
         plan = self._plan(state)
         if not plan:
-            return self.rule.add(state, event, count)
+            after = self.rule.add(state, event, count)
+            return [total if math.isfinite(total) else _DEAD for total in after]
         place = len(self.rule.start()) + (_place(event, plan) or 0)
         return [value + count if i == place else value for i, value in enumerate(state)]
 
     def _promised(self, last: Row, event: Event, times: int | None) -> tuple[dict[str, Any], Totals]:
         state, budget = self._state(last), self.rule.budget
         plan = self._plan(state)
+        if _place(event, plan) is not None:
+            raise _Promised
         if any(state):
             raise PromiseBroken("a plan is fixed before the first answer; this ledger has already been asked")
         before = _composed(plan)
@@ -286,3 +300,12 @@ def _close_all() -> None:
     for books in list(_OPEN):
         if books.journal.path is not None and books._own():
             books.close()
+
+
+def _after_fork_in_child() -> None:
+    """A lock may have been held by a thread that the child does not have."""
+    for books in list(_OPEN):
+        books._lock, books._reserved = threading.RLock(), {}
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

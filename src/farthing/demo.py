@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 import farthing as ft
 from farthing import verifier
 from farthing.data import load_adult
+from farthing.plans import Accountant, Plan, curve
 
 Array = NDArray[np.float64]
 
@@ -59,8 +60,14 @@ def main() -> None:
         majority = max(np.mean(adult.y_test), 1 - np.mean(adult.y_test))
         print(f"Trained {run.steps:,} steps; test accuracy {accuracy:.1%} (guessing: {majority:.1%})")
         print(f"Guarantee: {ledger.guarantee}")
+        plan = Plan(NOISE, RATE, run.steps)
+        told = {
+            name: curve(plan, name).epsilon(budget.delta) for name in (Accountant.RDP, Accountant.MOMENTS)
+        }
+        print("The same steps by", ", ".join(f"{name}: epsilon {value:.3f}" for name, value in told.items()))
         export = io.StringIO()
         ledger.journal.export(export)
+        print("\nThe independent verifier, from the ledger's export alone:")
         print(verifier.verify(export.getvalue().splitlines()))
 
 

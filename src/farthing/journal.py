@@ -17,7 +17,6 @@ import hashlib
 import json
 import os
 import sqlite3
-import struct
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO, TypeAlias
 
 from farthing.errors import InvalidValue, LedgerLocked, NotReleased, Unsupported
+from farthing.head import FAILED, Head, failing_closed
 
 KINDS = ("promise", "charge", "refund", "release", "close", "note")  # row 0 alone is of kind "open"
 
@@ -41,11 +41,9 @@ _FROM = "SELECT seq, time, kind, body, state, previous, hash FROM chain WHERE se
 _ROW = _FROM.replace(">=", "=")
 _ANSWERS = "SELECT key, seq, request, released, sha256(value) FROM answers"
 _DAMAGED = "Nothing more is charged or released: keep both files for inquiry, count what is left as spent"
-_FAILED = "Nothing is released: see that the files are writable, with room on their disk, and try again"
 _COPIED = "a copy would spend the same budget again, so give the ledger a file (journal='my.ledger')"
 
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode
-_sync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 
 _Record: TypeAlias = tuple[int, str, str, str, str, str, str]  # a Row as stored: body and state are JSON text
 _BEFORE: _Record = (-1, "", "", "", "", "", "0" * 64)  # what row 0 follows
@@ -91,64 +89,6 @@ def _record(last: _Record, kind: str, body: dict[str, Any], state: Sequence[floa
     return *fields, _digest(*fields)
 
 
-@contextlib.contextmanager
-def _failing_closed(path: str | None) -> Iterator[None]:
-    try:
-        yield
-    except (sqlite3.Error, OSError) as error:
-        raise LedgerLocked(f"journal {path}: {error}. {_FAILED}") from error
-
-
-class _Head:
-    """Number and hash of the newest row, in two slots written in turn: a torn write spares the other one."""
-
-    PAGE = 4096  # each slot starts a page of its own, and is written in place
-    SLOT = struct.Struct(">8sQ32s16s")  # magic, seq, hash, checksum
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-
-    def __enter__(self) -> None:
-        with _failing_closed(self.path):
-            fcntl.flock(self.file, fcntl.LOCK_EX)
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError, ValueError):  # closed meanwhile, which unlocks it too
-            fcntl.flock(self.file, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        os.close(self.file)
-        self.file = -1
-
-    def slots(self) -> list[tuple[int, str] | None]:
-        """What each slot says; None for one never written, torn or damaged."""
-        with _failing_closed(self.path):
-            return [self._parse(os.pread(self.file, self.SLOT.size, place)) for place in (0, self.PAGE)]
-
-    def _parse(self, data: bytes) -> tuple[int, str] | None:
-        if len(data) < self.SLOT.size or data != self._seal(data[:-16]):
-            return None
-        _, seq, digest, _ = self.SLOT.unpack(data)
-        return seq, digest.hex()
-
-    @staticmethod
-    def _seal(data: bytes) -> bytes:
-        return data + hashlib.sha256(b"farthing head" + data).digest()[:16]
-
-    def write(self, seq: int, digest: str) -> None:
-        """Overwrite the older slot and wait until it is on disk."""
-        first, second = (-1 if slot is None else slot[0] for slot in self.slots())
-        data = self._seal(self.SLOT.pack(b"farthing", seq, bytes.fromhex(digest), b"")[:-16])
-        with _failing_closed(self.path):
-            room = 2 * self.PAGE - os.fstat(self.file).st_size
-            if room > 0:  # taken before the disk is full
-                os.pwrite(self.file, bytes(room), 2 * self.PAGE - room)
-            if os.pwrite(self.file, data, 0 if first <= second else self.PAGE) != len(data):
-                raise OSError(f"row {seq} is charged, but only part of the head could be written")
-            _sync(self.file)
-
-
 class Journal:
     """An append-only record in a SQLite file, or in memory when ``path`` is None.
 
@@ -160,7 +100,7 @@ class Journal:
         self.path = None if path is None else os.path.realpath(path)
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
-        self._head: _Head | None = None
+        self._head: Head | None = None
         self._last = _BEFORE  # the newest row that was seen and checked
         self._verified = self._closed = False
         self._pid = os.getpid()
@@ -329,7 +269,7 @@ class Journal:
         try:
             return self._connection.execute(sql, values).fetchall()
         except sqlite3.Error as error:
-            raise LedgerLocked(f"journal {self.path}: {error}. {_FAILED}") from error
+            raise LedgerLocked(f"journal {self.path}: {error}. {FAILED}") from error
 
     # --- checking
 
@@ -401,7 +341,7 @@ class Journal:
         if self.path is None and self._pid != os.getpid():
             raise Unsupported(f"this journal in memory belongs to another process: {_COPIED}")
         try:
-            with _failing_closed(self.path):
+            with failing_closed(self.path):
                 if self._connection is not None and self._files != self._identify():
                     self._disconnect(verified=False)
                 connection = self._connection or self._open(first)
@@ -419,7 +359,7 @@ class Journal:
     def _open(self, first: _Record | None) -> sqlite3.Connection:
         place = ":memory:"
         if self.path is not None:
-            self._head = _Head(self.path + ".head")
+            self._head = Head(self.path + ".head")
             place = f"{Path(self.path).as_uri()}?mode={'rw' if first is None else 'rwc'}"
         with self._head or contextlib.nullcontext():
             connection = sqlite3.connect(
@@ -435,7 +375,7 @@ class Journal:
                 raise self._damaged("it is empty")
             mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
             if self.path is not None and mode != "wal":
-                raise LedgerLocked(f"journal {self.path}: its disk allows no write-ahead log. {_FAILED}")
+                raise LedgerLocked(f"journal {self.path}: its disk allows no write-ahead log. {FAILED}")
             connection.execute("PRAGMA synchronous = FULL")
             if not tables and first is not None:
                 self._create(first)
