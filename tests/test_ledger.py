@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 import farthing as ft
 from farthing.accounting import gaussian, pld
 from farthing.accounting.filters import BasicFilter, RdpFilter, ZcdpFilter
-from farthing.errors import BudgetSpent, InvalidValue, NotReleased, PromiseBroken, Unsupported
+from farthing.errors import (
+    BudgetSpent,
+    FarthingError,
+    InvalidValue,
+    LedgerLocked,
+    NotReleased,
+    PromiseBroken,
+    Unsupported,
+)
 from farthing.events import GaussianEvent, PoissonEvent, PureEvent, RepeatedEvent
 from farthing.noise import SeededStream
 
@@ -348,3 +356,25 @@ def test_pure_events_in_filters():
     ledger = ft.Ledger(ft.Budget(1.0, 1e-5), filter=BasicFilter)
     assert ledger.affords(PureEvent(0.5), 2)
     assert not ledger.affords(PureEvent(0.5), 3)
+
+
+def test_opening_to_read_makes_no_files(tmp_path):
+    other = tmp_path / "notes.txt"
+    other.write_text("not a ledger")
+    with pytest.raises(FarthingError):
+        ft.Ledger.open(other)
+    assert list(tmp_path.iterdir()) == [other]
+    path = tmp_path / "a.ledger"
+    ft.Ledger(BUDGET, journal=path).close()
+    (tmp_path / "a.ledger.head").unlink()
+    with pytest.raises(LedgerLocked):
+        ft.Ledger.open(path)
+    assert not (tmp_path / "a.ledger.head").exists()
+
+
+def test_a_key_needs_parameters_that_can_be_compared():
+    door = ft.Ledger(BUDGET).over(ROWS)
+    with pytest.raises(InvalidValue, match="numbers"):
+        door.ask(full(), {"w": object()}, key="k")
+    with pytest.raises(InvalidValue):
+        door.ask(full(), [W, np.array([np.inf])], key="k")

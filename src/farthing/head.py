@@ -32,9 +32,9 @@ class Head:
     PAGE = 4096  # each slot starts a page of its own, and is written in place
     SLOT = struct.Struct(">8sQ32s16s")  # magic, seq, hash, checksum
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, create: bool) -> None:
         self.path = path
-        self.file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        self.file = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
 
     def __enter__(self) -> None:
         with failing_closed(self.path):

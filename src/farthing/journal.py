@@ -359,7 +359,7 @@ class Journal:
     def _open(self, first: _Record | None) -> sqlite3.Connection:
         place = ":memory:"
         if self.path is not None:
-            self._head = Head(self.path + ".head")
+            self._head = Head(self.path + ".head", create=first is not None)
             place = f"{Path(self.path).as_uri()}?mode={'rw' if first is None else 'rwc'}"
         with self._head or contextlib.nullcontext():
             connection = sqlite3.connect(

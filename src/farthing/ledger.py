@@ -103,7 +103,8 @@ class Ledger:
         if key is None:
             receipt = self._books.take(event)
             return Answer(self._compute(query, w), receipt)
-        request = hashlib.sha256(_bytes([encode(event), w])).hexdigest()
+        asked = [encode(event), repr(query.mechanism), type(query.bound).__name__, query.bound.scale, w]
+        request = hashlib.sha256(_bytes(asked)).hexdigest()
         stored = self.journal.find_answer(key, request)
         if stored is not None:
             return _unpack(stored, event)
@@ -215,6 +216,8 @@ def _bytes(value: Any) -> bytes:
     if value is None or isinstance(value, str | int | float):
         return json.dumps(value).encode()
     array = np.ascontiguousarray(value)
+    if array.dtype.hasobject:
+        raise InvalidValue(f"w must be made of numbers to be kept under a key, got {type(value).__name__}")
     return f"{array.dtype.str}{array.shape}".encode() + hashlib.sha256(array.tobytes()).digest()
 
 
