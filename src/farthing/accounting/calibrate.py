@@ -15,6 +15,7 @@ only cost a little utility, never privacy.
 
 import math
 from collections.abc import Callable
+from functools import cache, lru_cache
 
 from farthing import validate
 from farthing.accounting import gaussian, pld
@@ -37,52 +38,72 @@ def epsilon(event: Event, budget: Budget) -> float:
 def noise(plan: Callable[[float], Event], budget: Budget, tolerance: float = 1e-9) -> float:
     """The smallest noise σ for which ``plan(σ)`` fits the budget; ``plan`` must get cheaper in σ."""
     goal = math.log(validate.probability(delta=budget.delta))
-
+    validate.positive(tolerance=tolerance)
     guess = _central_limit(plan, budget)
-    ways = pld.directions(plan(math.exp(guess)), budget.adjacency)
-    tilts = [_saddle(way, budget) for way in ways]
+    contour = _contour(pld.directions(plan(math.exp(guess)), budget.adjacency)[0], budget)
 
-    def excess(log_noise: float) -> float:
-        ways = pld.directions(plan(math.exp(log_noise)), budget.adjacency)
-        found = [pld.log_delta(way, budget.epsilon, tilts[i % len(tilts)]) for i, way in enumerate(ways)]
-        return max(found) - goal
+    @cache
+    def excess(log_noise: float, directions: int | None = None) -> float:
+        ways = pld.directions(plan(math.exp(log_noise)), budget.adjacency)[:directions]
+        return max(_log_delta(way, budget.epsilon, contour, goal) for way in ways) - goal
 
-    low, high = math.log(_LEAST_NOISE), math.log(_MOST_NOISE)
-    at_guess, reach = excess(guess), 0.02
-    if at_guess <= 0:
-        high = guess
-        while (low := max(guess - reach, math.log(_LEAST_NOISE))) > math.log(_LEAST_NOISE) and excess(
-            low
-        ) <= 0:
+    # the first direction is as a rule the dearer: it is searched alone, the other is checked at the end
+    found = _least(lambda x: excess(x, 1), guess, budget, tolerance)
+    if excess(found) > 0:
+        found = _least(excess, found, budget, tolerance)
+    return math.exp(found)
+
+
+def _least(excess: Callable[[float], float], guess: float, budget: Budget, tolerance: float) -> float:
+    """The least log σ with excess <= 0, bracketed around ``guess``."""
+    bottom, reach = math.log(_LEAST_NOISE), 0.02
+    low = high = guess
+    if excess(guess) <= 0:
+        while low > bottom and excess(low := max(guess - reach, bottom)) <= 0:
             high, reach = low, 4 * reach
     else:
-        low = guess
         while excess(high := guess + reach) > 0:
             low, reach = high, 4 * reach
             if high > math.log(_MOST_NOISE):
                 raise InvalidValue(f"no noise up to {_MOST_NOISE:g} fits {budget}; ask for fewer steps")
-    return math.exp(smallest(excess, low, high, tolerance / max(abs(high), 1.0)))
+    return smallest(excess, low, high, 0.0, tolerance)
 
 
-def _saddle(steps: pld.Steps, budget: Budget) -> float | None:
-    """The tilt for ``steps`` around the budget, sought from where it would be for a Gaussian."""
-    if pld.gaussian_part(steps) is not None:
+def _contour(steps: pld.Steps, budget: Budget) -> Contour | None:
+    """A contour for ``steps`` around the budget, sought from where it would be for a Gaussian."""
+    if pld.gaussian_part(steps) is not None or pld.is_single(steps):
         return None
-    return pld.best_tilt(
+    tilt = pld.best_tilt(
         steps,
         lambda tilt, moment: moment + log_factor(tilt) - tilt * budget.epsilon,
         gaussian_saddle(budget.epsilon, budget.delta),
     )
+    return pld.line_through(steps, tilt, budget.epsilon).contour
+
+
+def _log_delta(steps: pld.Steps, epsilon: float, contour: Contour | None, goal: float) -> float:
+    """log δ(ε) on a known contour, or where that does not show ``goal`` on one of their own."""
+    if contour is None or pld.is_single(steps) or pld.most_loss(steps) <= epsilon:
+        return pld.log_delta(steps, epsilon)
+    line = pld.compose(steps, contour)
+    found = line.log_delta(epsilon)
+    return min(found, pld.log_delta(steps, epsilon)) if line.loose and found > goal else found
 
 
 def gaussian_saddle(epsilon: float, delta: float) -> float:
     """The saddle point of a Gaussian mechanism that spends (ε, δ): ε/μ² - 1/2."""
-    return max(epsilon / gaussian.mu(epsilon, delta) ** 2 - 0.5, 0.25)
+    mu = _mu(epsilon, delta)
+    return min(max(epsilon / mu / mu - 0.5, 0.25), 1e12)
+
+
+@lru_cache(maxsize=256)
+def _mu(epsilon: float, delta: float) -> float:
+    return gaussian.mu(epsilon, delta)
 
 
 def _central_limit(plan: Callable[[float], Event], budget: Budget) -> float:
     """log σ where the mean privacy loss, doubled, is the Gaussian μ² of the budget."""
-    goal = gaussian.mu(budget.epsilon, budget.delta) ** 2
+    goal = _mu(budget.epsilon, budget.delta) ** 2
 
     def cost(log_noise: float) -> float:
         steps = pld.directions(plan(math.exp(log_noise)), budget.adjacency)[0]
@@ -117,7 +138,11 @@ def _steps(event: pld.Steps, spent: pld.Steps, epsilon: float, goal: float) -> i
     each, so_far = pld.gaussian_part(event), pld.gaussian_part(spent)
     if each is not None and so_far is not None:
         left = gaussian.mu(epsilon, math.exp(goal)) ** 2 - so_far**2
-        return max(0, min(MOST_STEPS, math.floor(left / each**2 * (1 + 1e-15))))
+        root = math.sqrt(max(left, 0.0)) / each * (1 + 1e-15)
+        count = math.floor(min(root * root, MOST_STEPS))
+        while count and gaussian.log_delta(math.hypot(math.sqrt(count) * each, so_far), epsilon) > goal:
+            count -= 1 + count // 2**50
+        return count
 
     def chernoff(tilt: float) -> float:
         room = goal + tilt * epsilon - log_factor(tilt) - pld.moment(spent, tilt)
@@ -125,12 +150,14 @@ def _steps(event: pld.Steps, spent: pld.Steps, epsilon: float, goal: float) -> i
 
     start = gaussian_saddle(epsilon, math.exp(goal))
     tilt = pld.best_tilt(event, lambda tilt, moment: -chernoff(tilt), start)
-    few = math.floor(chernoff(tilt))
+    few = math.floor(min(chernoff(tilt), MOST_STEPS))
     if few >= MOST_STEPS:
         return MOST_STEPS
     plan = [(pair, count * max(few, 1)) for pair, count in event] + list(spent)
     contour = pld.line_through(plan, tilt, epsilon).contour
     once, base = pld.compose(event, contour), pld.compose(spent, contour)
+    if not math.isfinite(once.error + base.error):
+        return few
 
     def excess(count: float) -> float:
         return _line(once, base, contour, int(count)).log_delta(epsilon) - goal
@@ -139,7 +166,7 @@ def _steps(event: pld.Steps, spent: pld.Steps, epsilon: float, goal: float) -> i
     low, reach = few, 1 + few // 16
     if excess(low) > 0:
         low = 0
-        if excess(0) > 0:
+        if excess(0) > 0 and pld.log_delta(spent, epsilon) > goal:
             return 0
     high = low + reach
     while high < MOST_STEPS and excess(high) <= 0:
@@ -147,6 +174,18 @@ def _steps(event: pld.Steps, spent: pld.Steps, epsilon: float, goal: float) -> i
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if excess(middle) <= 0 else (low, middle)
+
+    def fits(count: int) -> bool:
+        plan = [(pair, times * count) for pair, times in event] + list(spent)
+        return pld.log_delta(plan, epsilon) <= goal
+
+    # that line was chosen for the Chernoff count; one for the count itself may show that more fit
+    reach = 1
+    while low + reach <= MOST_STEPS and fits(low + reach):
+        low, reach = low + reach, 2 * reach
+    while reach := reach // 2:
+        if low + reach <= MOST_STEPS and fits(low + reach):
+            low += reach
     return low
 
 
@@ -157,10 +196,12 @@ def _line(once: Line, base: Line, contour: Contour, count: int) -> Line:
         once.error * count + base.error,
         once.log_beyond * count + base.log_beyond,
         once.adds + base.adds + 1,
+        once.reach * count + base.reach,
     )
 
 
 def affordable(event: Event, budget: Budget) -> bool:
     """Whether ``event`` as a whole fits the budget."""
     ways = pld.directions(event, budget.adjacency)
-    return max(pld.log_delta(way, budget.epsilon) for way in ways) <= math.log(budget.delta)
+    goal = math.log(validate.probability(delta=budget.delta))
+    return max(pld.log_delta(way, budget.epsilon) for way in ways) <= goal

@@ -16,11 +16,12 @@ The totals live in the ledger's journal, so a filter is a frozen description wit
 """
 
 import math
+import operator
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import ndtri_exp
 
 from farthing import validate
 from farthing.accounting import gaussian, pairs, transform, zcdp
@@ -79,7 +80,13 @@ class _Additive:
 
     def add(self, total: Totals, event: Event, count: int = 1) -> Totals:
         """The totals after ``count`` more of ``event`` (a negative count takes back a reservation)."""
+        try:
+            count = operator.index(count)
+        except TypeError:
+            raise InvalidValue(f"count must be a whole number, got {count!r}") from None
         for part, times in flatten(event):
+            if abs(times * count) >= 2**62:
+                raise InvalidValue(f"count must be below 2**62 in all, got {times * count} of {part}")
             total = [t + times * count * c for t, c in zip(total, self.cost(part), strict=True)]
         return total
 
@@ -96,12 +103,12 @@ def _no_theorem(event: Event, name: str, instead: str) -> Unsupported:
 class BasicFilter(_Additive):
     """Σε and Σδ: basic composition with adaptively chosen parameters.
 
-    Rogers, Roth, Ullman & Vadhan 2016, Thm. 3.6 (sums of ε and of δ are a valid filter). Costs: (ε, δ).
+    Rogers, Roth, Ullman & Vadhan 2016 (sums of ε and of δ are a valid filter). Costs: (ε, δ).
     """
 
     budget: Budget
     name: ClassVar[str] = "basic"
-    theorem: ClassVar[str] = "Rogers et al. 2016, Thm. 3.6: fully adaptive basic composition"
+    theorem: ClassVar[str] = "Rogers et al. 2016: fully adaptive basic composition"
 
     def start(self) -> Totals:
         return [0.0, 0.0]
@@ -175,7 +182,8 @@ class ZcdpFilter(_Additive):
         return total[0] <= self.rho and total[1] <= self.approximate
 
     def share(self, total: Totals) -> float:
-        return max(total[0] / self.rho, total[1] / self.approximate if total[1] else 0.0)
+        rho = total[0] / self.rho if self.rho else math.inf
+        return max(rho if total[0] else 0.0, total[1] / self.approximate if total[1] else 0.0)
 
     def epsilon(self, total: Totals) -> float:
         return zcdp.epsilon(total[0], self.budget.delta, total[1]) if total[0] else 0.0
@@ -185,7 +193,7 @@ class ZcdpFilter(_Additive):
 class GdpFilter(_Additive):
     """Σμ²: Gaussians composed fully adaptively, converted exactly.
 
-    Smith & Thakurta 2022, Thm. 1.1; Koskela, Tobaben & Honkela 2023: if Σμᵢ² <= μ² always, the whole is
+    Smith & Thakurta 2022 (a filter with the parameters of non-adaptive composition); Koskela, Tobaben & Honkela 2023: if Σμᵢ² <= μ² always, the whole is
     μ-GDP. An ε-DP answer is μ-GDP with μ = 2Φ⁻¹(e^ε/(1+e^ε)): the Gaussian trade-off curve is convex, and
     lies below randomised response's two segments as soon as it passes below their corner.
     """
@@ -193,7 +201,9 @@ class GdpFilter(_Additive):
     budget: Budget
     mu: float = field(init=False)
     name: ClassVar[str] = "gdp"
-    theorem: ClassVar[str] = "Smith & Thakurta 2022, Thm. 1.1; conversion: Dong, Roth & Su 2022, Cor. 2.13"
+    theorem: ClassVar[str] = (
+        "Smith & Thakurta 2022: fully adaptive composition of Gaussian DP; conversion: Dong, Roth & Su 2022, Cor. 2.13"
+    )
 
     def __post_init__(self) -> None:
         validate.probability(delta=self.budget.delta)
@@ -206,11 +216,11 @@ class GdpFilter(_Additive):
         shift = _shift(self.budget.adjacency)
         match event:
             case GaussianEvent(noise):
-                return [(shift / noise) ** 2]
+                return [shift / noise * (shift / noise)]
             case PureEvent(epsilon) | BoundedRangeEvent(epsilon):
-                return [_mu_of_pure(epsilon) ** 2]
+                return [_mu_of_pure(epsilon) * _mu_of_pure(epsilon)]
             case LaplaceEvent(noise):
-                return [_mu_of_pure(shift / noise) ** 2]
+                return [_mu_of_pure(shift / noise) * _mu_of_pure(shift / noise)]
         raise _no_theorem(
             event, self.name, "a sampled query is not Gaussian; promise it or use the RDP filter"
         )
@@ -226,7 +236,9 @@ class GdpFilter(_Additive):
 
 
 def _mu_of_pure(epsilon: float) -> float:
-    return float(-2 * ndtri(1 / (1 + math.exp(min(epsilon, 700.0))))) * (1 + 1e-12)
+    if epsilon < 1e-4:  # Φ(x) - 1/2 >= (x - x³/6) / √(2π), and tanh(ε/2) <= ε/2
+        return epsilon * math.sqrt(math.pi / 2) * (1 + 1e-8)
+    return float(-2 * ndtri_exp(-epsilon - math.log1p(math.exp(-epsilon)))) * (1 + 1e-12)
 
 
 DEFAULT_ORDERS = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0, 256.0, 512.0)
@@ -236,7 +248,7 @@ DEFAULT_ORDERS = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64
 class RdpFilter(_Additive):
     """Rényi divergences at orders chosen ahead; it fits while *some* order does.
 
-    One order α: Feldman & Zrnic 2021, Thm. 4.3. Several: let X_α = exp((α-1)(L - Σε(α))), a supermartingale
+    One order α: Feldman & Zrnic 2021. Several: let X_α = exp((α-1)(L - Σε(α))), a supermartingale
     with mean at most 1 whatever is asked next, L being the privacy loss so far. With weights Σw = 1 so is
     ΣwX, and if Σε(α) <= ε - log(c_α / (w δ)) / (α-1) for some α when the asking ends, then
     (1 - e^(ε-L))₊ <= c_α e^((α-1)(L-ε)) <= δ w X_α, so its mean, which is δ(ε), is at most δ. The choice of
@@ -247,11 +259,11 @@ class RdpFilter(_Additive):
     orders: tuple[float, ...] = DEFAULT_ORDERS
     limits: tuple[float, ...] = field(init=False)
     name: ClassVar[str] = "rdp"
-    theorem: ClassVar[str] = "Feldman & Zrnic 2021, Thm. 4.3, mixed over orders"
+    theorem: ClassVar[str] = "Feldman & Zrnic 2021: fully adaptive composition of Rényi DP, mixed over orders"
 
     def __post_init__(self) -> None:
         validate.probability(delta=self.budget.delta)
-        if not self.orders or min(self.orders) <= 1 or not all(map(math.isfinite, self.orders)):
+        if not self.orders or not all(_is_order(order) for order in self.orders):
             raise InvalidValue(f"orders must be finite numbers > 1, got {self.orders}")
         goal = math.log(self.budget.delta) - math.log(len(self.orders))
         limits = [self.budget.epsilon - (_log_c(order) - goal) / (order - 1) for order in self.orders]
@@ -286,6 +298,10 @@ class RdpFilter(_Additive):
         return max(0.0, min(spent + (_log_c(order) - goal) / (order - 1) for spent, order in parts))
 
 
+def _is_order(order: float) -> bool:
+    return isinstance(order, int | float) and 1 < order < math.inf
+
+
 def _log_c(order: float) -> float:
     """log sup_t (1 - e^-t) e^(-(α-1)t) = log of (1/α) (1 - 1/α)^(α-1)."""
     return (order - 1) * math.log1p(-1 / order) - math.log(order)
@@ -299,30 +315,45 @@ FILTERS: dict[str, type[BasicFilter | ZcdpFilter | GdpFilter | RdpFilter]] = {
 class Individual:
     """One budget a user, spent side by side: users are entries of arrays, never a loop.
 
-    Feldman & Zrnic 2021, Thm. 4.3 applied to each user's own filter (its individual cost may depend on the
+    Feldman & Zrnic 2021 applied to each user's own filter (its individual cost may depend on the
     answers so far, as long as a user whose filter is full contributes nothing any more). ``limits`` and costs
     are in any one additive currency: ρ, μ², or ε of pure DP.
     """
 
     def __init__(self, limits: np.ndarray) -> None:
-        self.limits = np.array(limits, float)
-        if self.limits.ndim != 1 or not np.all(np.isfinite(self.limits) & (self.limits > 0)):
-            bad = np.flatnonzero(~(np.isfinite(self.limits) & (self.limits > 0)))
-            raise InvalidValue(
-                f"limits must be finite and > 0, got {self.limits.flat[bad[0]]} for user {bad[0]}"
-            )
+        self.limits = _numbers("limits", limits)
+        if self.limits.ndim != 1:
+            raise InvalidValue(f"limits must be one row, an entry a user, got shape {self.limits.shape}")
+        bad = np.flatnonzero(~(np.isfinite(self.limits) & (self.limits > 0)))
+        if bad.size:
+            raise InvalidValue(f"limits must be finite and > 0, got {self.limits[bad[0]]} for user {bad[0]}")
         self.spent = np.zeros_like(self.limits)
 
     def affords(self, costs: np.ndarray | float) -> np.ndarray:
         """Which users can still pay ``costs`` (one number, or one a user)."""
-        costs = np.asarray(costs, float)
-        if not np.all(np.isfinite(costs) & (costs >= 0)):
-            raise InvalidValue(f"costs must be finite and >= 0, got {costs[~(costs >= 0)].flat[:1]}")
+        costs = _numbers("costs", costs)
+        if costs.ndim and costs.shape != self.limits.shape:
+            raise InvalidValue(
+                f"costs must be one number, or one for each of {self.limits.size} users, got {costs.shape}"
+            )
+        bad = np.flatnonzero(~(np.isfinite(costs) & (costs >= 0)))
+        if bad.size:
+            raise InvalidValue(f"costs must be finite and >= 0, got {costs.flat[bad[0]]} for user {bad[0]}")
         affords: np.ndarray = self.spent + costs <= self.limits
         return affords
 
     def charge(self, costs: np.ndarray | float) -> np.ndarray:
         """Charge everybody who can pay; returns who did. The others are left as they were."""
         paying = self.affords(costs)
-        self.spent += np.where(paying, costs, 0.0)
+        self.spent += np.where(paying, _numbers("costs", costs), 0.0)
         return paying
+
+
+def _numbers(name: str, values: np.ndarray | float) -> np.ndarray:
+    try:
+        array = np.array(values)
+    except ValueError:  # rows of unequal length
+        array = np.array([None])
+    if array.dtype.kind not in "iuf":
+        raise InvalidValue(f"{name} must be numbers, got {values!r}")
+    return array.astype(float)

@@ -10,6 +10,7 @@ from farthing.budget import Adjacency
 from farthing.events import Event, GaussianEvent, LaplaceEvent, PoissonEvent, flatten
 
 _POINTS = 1000  # grid points between 0 and the ε looked for
+_FINEST = 5e-5  # finer ones take seconds
 _SMALLEST_DELTA = 1e-12  # below, dp-accounting's own truncation of tails shows
 
 
@@ -26,10 +27,13 @@ def epsilon(event: Event, delta: float, adjacency: Adjacency, about: float) -> f
         Adjacency.REPLACE_ONE: dp_accounting.NeighboringRelation.REPLACE_ONE,
         Adjacency.ZERO_OUT: dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
     }[adjacency]
-    accountant = PLDAccountant(relation, value_discretization_interval=max(about / _POINTS, 1e-5))
-    for part, count in steps:
-        accountant.compose(_translate(part), count)
-    return float(accountant.get_epsilon(delta))
+    accountant = PLDAccountant(relation, value_discretization_interval=max(about / _POINTS, _FINEST))
+    try:
+        for part, count in steps:
+            accountant.compose(_translate(part), count)
+        return float(accountant.get_epsilon(delta))
+    except (ValueError, ArithmeticError):  # beyond the range of its floating point
+        return math.inf
 
 
 def _known(event: Event, adjacency: Adjacency) -> bool:

@@ -27,6 +27,7 @@ import numpy as np
 
 from farthing.accounting.transform import ROUNDING, Complex, Contour, Transform, frequencies
 
+_FARTHEST = 1e12
 _SHARE = 1e-7  # truncation is brought below this part of δ, by smoothing if needed
 
 
@@ -39,7 +40,9 @@ class Line:
     error: float = 0.0
     log_beyond: float = 0.0
     adds: int = 0
+    reach: float = 0.0  # Σ of the largest |log M| of every step
     weak: bool = False  # whether the last bound needed smoothing: more frequencies would tighten it
+    loose: bool = False  # whether errors were more than a small part of it: another line may be tighter
 
     @classmethod
     def empty(cls, contour: Contour) -> "Line":
@@ -52,11 +55,18 @@ class Line:
         self.error += step.error * count
         self.log_beyond += step.log_beyond * count
         self.adds += 1
+        self.reach += step.reach * count
 
     @property
     def log_mass(self) -> float:
         """log M(λ), rounded up."""
         return float(self.log[0].real) + self.error + self.adds * ROUNDING * abs(float(self.log[0].real))
+
+    @property
+    def is_poor(self) -> bool:
+        """Whether frequencies ran out: smoothed, or so far apart that much wraps around."""
+        wide = self.contour.spacing > 0.1 * self.contour.tilt
+        return self.weak or wide or not math.isfinite(self.error)
 
     def chernoff(self, epsilon: float) -> float:
         """log of the Rényi bound on δ(ε) at order λ + 1 (Canonne, Kamath & Steinke 2020, Prop. 12)."""
@@ -65,34 +75,49 @@ class Line:
     def log_delta(self, epsilon: float) -> float:
         """log of a certified upper bound on δ(ε)."""
         if not math.isfinite(self.error):
+            self.loose = True
             return 0.0
         bound = self.chernoff(epsilon)
-        total, excess = self._sum(epsilon, 0.0)
+        if not epsilon * self.contour.top < _FARTHEST:  # phases would be lost
+            return bound
+        total, excess, slack = self._sum(epsilon, 0.0)
         bound = min(bound, total)
-        self.weak = excess > 0.0
+        self.weak = bool(excess > 0.0)
+        self.loose = self.weak or slack > _SHARE
         if self.weak:
             bound = min(bound, self._sum(epsilon, 2 * excess / self.contour.top**2)[0])
         return bound
 
-    def _sum(self, epsilon: float, smoothing: float) -> tuple[float, float]:
+    def octaves_off(self, epsilon: float) -> float:
+        """About log2 of the tilt of the saddle point over this one, by a Newton step; -1 if far below."""
+        tilt, spacing = self.contour.tilt, self.contour.spacing
+        fall = float(self.log[0].real - self.log[1].real)  # half the variance under the tilt, times h²
+        if fall > 3.0:
+            return -1.0
+        slope = float(self.log[1].imag) / spacing - epsilon - 1 / tilt - 1 / (tilt + 1)
+        bend = 2 * max(fall, 0.0) / spacing**2 + 1 / tilt**2 + 1 / (tilt + 1) ** 2
+        return math.log2(min(max(1 - slope / (bend * tilt), 0.5), 4.0))
+
+    def _sum(self, epsilon: float, smoothing: float) -> tuple[float, float, float]:
+        """log δ; by how much the log of what is truncated is too large; the other errors' part of δ."""
         s, kernel, weight = _kernel(self.contour)
         tilt, spacing, top = self.contour.tilt, self.contour.spacing, self.contour.top
         exponent = self.log - s * epsilon
-        log_beyond = self.log_beyond - tilt * epsilon
+        log_beyond = self.log_beyond + self.error - tilt * epsilon
+        phase = (self.adds + 2) * self.reach + 2 * float(abs(s[-1])) * epsilon
         if smoothing:
             exponent = exponent + 0.5 * smoothing * s * (s + 1)
+            phase += smoothing * (top + tilt + 1) ** 2
             log_beyond += 0.5 * smoothing * (tilt * (tilt + 1) - top * top)
         scale = float(exponent[0].real)
         terms = np.exp(exponent - scale) * kernel
         total = float(terms.real.sum())
-        phase = float(np.abs(exponent.imag).max()) + abs(scale) + float(np.abs(self.log.imag).max())
-        phase += self.adds * float(np.abs(self.log).max())
         relative = self.error + (2 * phase + 64 + len(s)) * ROUNDING
         slack = weight * (math.expm1(relative) if relative < 1 else math.inf)
         beyond = log_beyond - scale - math.log(math.pi * spacing * max(self.contour.count, 0.5))
         value = max(total, 0.0) + slack + math.exp(min(beyond, 700.0))
         excess = beyond - math.log(_SHARE * max(total, slack, 1e-300))
-        return min(0.0, scale + math.log(value)), excess
+        return min(0.0, scale + math.log(value)), excess, slack / value
 
 
 def log_factor(tilt: float) -> float:
@@ -115,8 +140,14 @@ def _kernel(contour: Contour) -> tuple[Complex, Complex, float]:
     return _KERNELS[contour]
 
 
-def smallest(holds: Callable[[float], float], low: float, high: float, tolerance: float = 1e-10) -> float:
-    """The end of a bracket where ``holds(x) <= 0``, ``holds(high) <= 0`` being known.
+def smallest(
+    holds: Callable[[float], float],
+    low: float,
+    high: float,
+    relative: float = 1e-10,
+    absolute: float = 1e-14,
+) -> float:
+    """The end of a bracket where ``holds(x) <= 0``; that ``high`` will do must be known.
 
     A secant search kept inside the bracket; what is returned has been checked, so errors of the
     search only cost tightness.
@@ -125,11 +156,12 @@ def smallest(holds: Callable[[float], float], low: float, high: float, tolerance
     if at_low <= 0:
         return low
     for turn in range(100):
-        if high - low <= tolerance * high + 1e-14:
+        tolerance = relative * abs(high) + absolute
+        if high - low <= tolerance:
             break
         secant = turn % 3 != 2 and math.isfinite(at_low - at_high) and at_low > at_high
         x = low + (high - low) * at_low / (at_low - at_high) if secant else (low + high) / 2
-        nudge = 0.25 * tolerance * high
+        nudge = 0.25 * tolerance
         x = min(max(x + nudge, low + nudge), high - nudge)
         value = holds(x)
         if value <= 0:

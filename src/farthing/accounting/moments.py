@@ -122,8 +122,8 @@ def delta(noise: float, rate: float, steps: int, epsilon: float, moments: int = 
     """min over λ of exp(moment − λε), at most 1: Abadi et al. 2016, Theorem 2."""
     steps, epsilon = validate.count(steps=steps), validate.non_negative(epsilon=epsilon)
     each = log_moments(noise, rate, moments)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         total = steps * each
-        spent = np.arange(1, each.size + 1) * epsilon
+        spent = np.minimum(np.arange(1, each.size + 1) * epsilon, 1e300)
         values = np.where(np.isinf(total), 0.0, total - spent + 1e-15 * (total + spent))
     return math.exp(min(0.0, max(float(np.min(values)), -744.0)))

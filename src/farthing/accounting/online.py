@@ -26,7 +26,7 @@ import numpy as np
 from farthing import validate
 from farthing.accounting import pld
 from farthing.accounting.inversion import Line, log_factor, smallest
-from farthing.accounting.pairs import Pair, of_event
+from farthing.accounting.pairs import Pair, largest_loss, of_event
 from farthing.accounting.pld import TOO_MUCH
 from farthing.accounting.transform import Complex, Contour, Real, Transform, log_moment, steepest, transform
 from farthing.budget import Adjacency
@@ -37,6 +37,7 @@ _VARIANCE_AT = 0.05
 _FARTHEST = 12.0  # standard deviations: a δ of 1e-33
 _TINY = math.log(1e-14)  # lines a factor of two apart are too coarse for a smaller δ
 _FEW = 64  # distinct events up to which `pld` is asked where the lines are weak
+_BELOW = 0.4  # octaves a line may lie above the saddle point: beyond, what wraps around shows
 _RECENT = 64  # steps added one by one; more than that are summed in one product
 _REFRESH = 4096  # steps after which sums are formed anew, so that rounding does not pile up
 
@@ -54,15 +55,18 @@ class OnlineAccountant:
         self._counts: list[int] = []
         self._variances: list[float] = []
         self._variance = 0.0  # of the privacy loss so far, to choose a line by
+        self._losses: list[float] = []
+        self._most = 0.0  # the largest privacy loss possible
         self._steepest = math.inf  # tilts beyond see only the far tails of some step
         self._recent: deque[tuple[int, int]] = deque(maxlen=_RECENT)
         self._adds = 0
         self._tables: dict[int, _Table] = {}
-        self._weak = False  # whether the last answer had to be smoothed
-        self._habits: dict[int, tuple[float, int]] = {}  # first guess -> variance then, and the best line
+        self._weak = False  # whether errors were a visible part of the last answer
+        self._habits: dict[tuple[str, float], tuple[float, float, int]] = {}  # variances then, best line
 
     def add(self, event: Event, count: int = 1) -> None:
         """Compose ``count`` more of ``event``."""
+        count = validate.count(count=count)
         row = self._rows.get(event)
         if row is None:
             for part, times in flatten(event):
@@ -73,18 +77,21 @@ class OnlineAccountant:
     def delta(self, epsilon: float) -> float:
         """A certified upper bound on δ(ε); with few steps `pld.delta` is tighter and slower."""
         epsilon = validate.non_negative(epsilon=epsilon)
-        if self._variance == 0.0:
+        if self._most * (1 + 1e-9) <= epsilon:
             return 0.0
         tilt = min(epsilon / self._variance - 0.5, _FARTHEST / math.sqrt(self._variance))
-        return math.exp(self._ask(tilt, lambda lines: max(line.log_delta(epsilon) for line in lines)))
+        question = partial(_log_delta, epsilon)
+        return math.exp(self._ask(tilt, question, lambda _: epsilon, ("delta", epsilon)))
 
     def epsilon(self, delta: float) -> float:
         """The smallest ε whose certified δ is at most ``delta``."""
         goal = math.log(validate.probability(delta=delta))
-        if self._variance == 0.0:
+        if self._most == 0.0:
             return 0.0
         tilt = min(math.sqrt(-2 * goal), _FARTHEST) / math.sqrt(self._variance)
-        found = self._ask(tilt, lambda lines: _epsilon(lines, goal))
+        question = partial(_epsilon, goal)
+        found = self._ask(tilt, question, lambda answer: answer, ("epsilon", delta))
+        found = min(found, self._most * (1 + 1e-9))
         if (self._weak or goal < _TINY) and len(self._rows) <= _FEW:
             found = min(found, pld.epsilon(self.plan, delta, self.adjacency))
         return found
@@ -98,6 +105,7 @@ class OnlineAccountant:
     def _add(self, row: int, count: int) -> None:
         self._counts[row] += count
         self._variance += count * self._variances[row]
+        self._most += count * self._losses[row]
         self._recent.append((row, count))
         self._adds += 1
 
@@ -109,33 +117,53 @@ class OnlineAccountant:
             self._pairs.append(pairs)
             self._counts.append(0)
             self._variances.append(moment / (0.5 * _VARIANCE_AT * (1 + _VARIANCE_AT)))
+            self._losses.append(max(largest_loss(pair) for pair in pairs))
             self._steepest = min(self._steepest, *(steepest(pair) for pair in pairs))
         return self._rows[event]
 
-    def _ask(self, tilt: float, question: Question) -> float:
-        """The answer on the line nearest to ``tilt``, or on one next to it where that is better.
+    def _ask(
+        self, tilt: float, question: Question, epsilon: Callable[[float], float], habit: tuple[str, float]
+    ) -> float:
+        """The answer on the best line, ``tilt`` being a first guess; ``epsilon`` says where an answer lies.
 
-        Any line gives a valid bound. The walk to the best one is repeated when the variance has grown
-        by a tenth; in between, its outcome is kept.
+        Any line gives a valid bound. The choice is kept for the next such question (a ``habit``), looked
+        at again when the variance has grown by a tenth, and made anew, by asking on both sides, when it has
+        grown fourfold (a tenth while events are few): every line asked has to be told of all events.
         """
         tilt = min(tilt, self._steepest)
         power = _clamped(round(math.log2(tilt)) if tilt > 0 else _LOWEST)
-        walked, best = self._habits.get(power, (0.0, power))
-        if self._variance > 1.1 * walked:
-            answers = {power: question(self._lines(power))}
-            for side in (-1, 1):
-                at = power
-                while at + side == _clamped(at + side):
-                    at += side
-                    answers[at] = question(self._lines(at))
-                    if answers[at] >= answers[at - side]:
-                        break
-            best = min(answers, key=lambda power: answers[power])
-            self._habits[power] = self._variance, best
+        if len(self._habits) > 256:
+            self._habits.clear()
+        chosen, seen, best = self._habits.get(habit, (0.0, 0.0, power))
+        if self._variance > (1.1 if len(self._rows) <= _FEW else 4.0) * chosen:
+            best = self._best(best, question)
+            self._habits[habit] = self._variance, self._variance, best
+        elif self._variance > 1.1 * seen:
+            best = self._better(best, question, epsilon)
+            self._habits[habit] = chosen, self._variance, best
         lines = self._lines(best)
         answer = question(lines)
-        self._weak = any(line.weak for line in lines)
+        self._weak = any(line.loose for line in lines)
         return answer
+
+    def _best(self, power: int, question: Question) -> int:
+        """The line with the least answer, sought outwards from ``power``."""
+        answers = {power: question(self._lines(power))}
+        for side in (-1, 1):
+            at = power
+            while at + side == _clamped(at + side):
+                at += side
+                answers[at] = question(self._lines(at))
+                if answers[at] >= answers[at - side] and not math.isinf(answers[at]):
+                    break
+        return min(answers, key=lambda power: answers[power])
+
+    def _better(self, power: int, question: Question, epsilon: Callable[[float], float]) -> int:
+        """``power``, or the line next to it that it points to as closer to the saddle point."""
+        answer = question(self._lines(power))
+        off = 0.0 if math.isinf(answer) else self._lines(power)[0].octaves_off(epsilon(answer))
+        aim = _clamped(power + math.floor(off + _BELOW))
+        return aim if aim != power and question(self._lines(aim)) < answer else power
 
     def _lines(self, power: int) -> list[Line]:
         if power not in self._tables:
@@ -160,7 +188,7 @@ class _Table:
         self.adds = 0
         self.lines = [Line.empty(contour), Line.empty(contour)]
         self._steps: tuple[list[Transform], list[Transform]] = ([], [])
-        self._stacks: list[tuple[Complex, Real, Real]] | None = None
+        self._stacks: list[tuple[Complex, Real]] | None = None
 
     def extend(self, pairs: list[tuple[Pair, ...]]) -> None:
         """Transform the events that are new since the last time."""
@@ -181,15 +209,15 @@ class _Table:
         if self._stacks is None:
             self._stacks = [_stack(steps, self.contour.count + 1) for steps in self._steps]
         weights = np.array(counts, float)
-        self.lines = [
-            Line(self.contour, weights @ log, float(weights @ error), float(weights @ beyond), len(counts))
-            for log, error, beyond in self._stacks
-        ]
+        self.lines = []
+        for logs, others in self._stacks:
+            error, beyond, reach = (weights @ others).tolist()
+            self.lines.append(Line(self.contour, weights @ logs, error, beyond, len(counts), reach))
 
 
-def _stack(steps: list[Transform], width: int) -> tuple[Complex, Real, Real]:
+def _stack(steps: list[Transform], width: int) -> tuple[Complex, Real]:
     logs = np.array([np.broadcast_to(step.log, width) for step in steps])
-    return logs, np.array([step.error for step in steps]), np.array([step.log_beyond for step in steps])
+    return logs, np.array([(step.error, step.log_beyond, step.reach) for step in steps])
 
 
 _UNKNOWN = Transform(np.zeros(1, complex), math.inf, math.inf)  # beyond quadrature: this line is useless
@@ -199,7 +227,11 @@ def _clamped(power: int) -> int:
     return min(max(power, _LOWEST), _HIGHEST)
 
 
-def _epsilon(lines: list[Line], goal: float) -> float:
+def _log_delta(epsilon: float, lines: list[Line]) -> float:
+    return max(line.log_delta(epsilon) for line in lines)
+
+
+def _epsilon(goal: float, lines: list[Line]) -> float:
     worst = 0.0
     for line in lines:
         tilt = line.contour.tilt

@@ -18,11 +18,10 @@ Poisson(q) of Gaussian(σ)     add-remove, zero-out        (1-q) N(0) + q N(1) a
                                                           (Zhu et al. 2022, Thm. 11)
 \\                             replace-one                 (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1)
                                                           (Lebeda et al. 2024; Schuchardt et al. 2024)
-FixedSize(q) of Gaussian(σ)   add-remove                  as Poisson with the shift 2 instead of 1: a record
-                                                          that enters the sample pushes another one out
-\\                             replace-one, zero-out       the symmetric pair whose profile is
-                                                          the larger of the two directions at shift 2
-                                                          (Zhu et al. 2022, Prop. 30)
+FixedSize(q) of Gaussian(σ)   all three                   the symmetric pair whose profile is the larger of the
+                                                          two directions at shift 2: a record that enters the
+                                                          sample pushes another one, or a blank one, out
+                                                          (Zhu et al. 2022, Thm. 11)
 Drawn(q) of Gaussian(σ)       replace-one, zero-out       nothing, or with probability q the Gaussian's pair;
                                                           the observer sees which (A-DDP's sampling theorem)
 Laplace, pure, bounded range  as given                    Laplace, or randomised response at ε
@@ -116,6 +115,8 @@ def of_event(event: Event, adjacency: Adjacency) -> tuple[Pair, ...]:
             return of_event(inner, adjacency)
         case FixedSizeEvent(size, of, inner) if size == of and adjacency is not Adjacency.ADD_REMOVE:
             return of_event(inner, adjacency)
+        case DrawnEvent(1.0, inner) if adjacency is not Adjacency.ADD_REMOVE:
+            return of_event(inner, adjacency)
         case DrawnEvent(rate, GaussianEvent(noise)) if adjacency is not Adjacency.ADD_REMOVE:
             return (SeenShift(rate, replaced / noise),)
         case LaplaceEvent(noise):
@@ -127,9 +128,9 @@ def of_event(event: Event, adjacency: Adjacency) -> tuple[Pair, ...]:
             if adjacency is Adjacency.REPLACE_ONE:
                 return (Mixture((Piece(rate, shift, rate, -shift),)),)
             return _sampled(rate, shift)
+        case FixedSizeEvent(size, of, GaussianEvent(noise)) if size == of:
+            return (Shift(2.0 / noise),)
         case FixedSizeEvent(size, of, GaussianEvent(noise)):
-            if adjacency is Adjacency.ADD_REMOVE:
-                return _sampled(size / of, 2.0 / noise)
             return (_symmetric(size / of, 2.0 / noise),)
         case PoissonEvent(rate, inner) if adjacency is not Adjacency.REPLACE_ONE:
             return (TwoPoint(_amplified(_pure(inner, adjacency, event), rate)),)

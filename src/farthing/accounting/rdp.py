@@ -77,8 +77,8 @@ def pure(epsilon: float, orders: Array) -> Array:
     epsilon, a = validate.non_negative(epsilon=epsilon), _orders(orders)
     if epsilon == 0:
         return np.zeros_like(a)
-    x, y, z = a * epsilon / 2, (a - 1) * epsilon / 2, epsilon / 2
-    with np.errstate(over="ignore", divide="ignore"):
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        x, y, z = a * epsilon / 2, (a - 1) * epsilon / 2, epsilon / 2
         log_sinhs = _log_expm1(2 * x) - x + _log_expm1(2 * y) - y  # each less ln 2
         log_cosh = z + math.log1p(math.exp(-epsilon))
         curve = np.logaddexp(0.0, log_sinhs - log_cosh) / (a - 1)

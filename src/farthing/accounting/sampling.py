@@ -32,13 +32,15 @@ _LARGEST_COUNT = 2**62 - 1
 
 def _deviance(x: Array, mean: Array | float) -> Array:
     """x ln(x/m) + m − x, without cancellation (Loader 2000, "bd0")."""
-    u = (x - mean) / mean
+    with np.errstate(over="ignore"):
+        u = (x - mean) / mean
     near = np.clip(u, -0.1, 0.1)
     series = np.zeros_like(u)
     for n in range(17, 1, -1):
         series = 1 / (n * (n - 1)) - near * series
-    with np.errstate(divide="ignore", invalid="ignore"):
-        exact = np.where(x > 0, x * np.log(x / mean), 0.0) + mean - x
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        log_ratio = np.where(np.isfinite(u), np.log(x / mean), np.log(x) - np.log(mean))
+        exact = np.where(x > 0, x * log_ratio, 0.0) + mean - x
     return np.where(np.abs(u) < 0.1, mean * near * near * series, exact)
 
 

@@ -4,12 +4,13 @@ For s = λ + iu, λ > 0, the composition of independent steps multiplies M, so a
 log M at the frequencies u = 0, h, 2h, ..., Kh and adds. Three numbers make that rigorous:
 
 * ``log``: log M(λ + iu_k), each M known within ``error`` · M(λ);
-* ``error``: quadrature and rounding. On the line the trapezoidal rule with step η errs by at most
-  2 S / (e^(2πd/η) - 1), S bounding the integral of |f| on the edges of the strip |Im x| < d
-  (Trefethen & Weideman 2014, Thm. 5.1). In that strip |A(x+iy)| <= A(x), |B(x+iy)| >= B(x) cos(by/2)
-  and |arg A| <= |ay|, |arg B| <= |by|, so S <= M(λ) exp(d²/2 + u(a+b)d) cos(bd/2)^-λ. On a half line
-  Gauss-Legendre panels err by (64/15) S ρ^-2n / (1 - ρ^-2) a half panel, S bounding f on the Bernstein
-  ellipse ρ (Trefethen 2013, Thm. 19.3);
+* ``error``: quadrature and rounding (but that of log M itself is relative: see ``reach``). On the line
+  the trapezoidal rule with step η errs by at most 2 S / (e^(2πd/η) - 1), S bounding the integral of |f|
+  on the edges of the strip |Im x| < d (Trefethen & Weideman 2014, Thm. 5.1). In that strip
+  |A(x+iy)| <= A(x), |B(x+iy)| >= B(x) cos(by/2) and |arg A| <= |ay|, |arg B| <= |by|, so
+  S <= M(λ) exp(d²/2 + u(a+b)d) cos(bd/2)^-λ. On a half line Gauss-Legendre panels err by
+  (64/15) S ρ^-2n / (1 - ρ^-2) a half panel, S bounding f on the Bernstein ellipse ρ (Trefethen 2013,
+  Thm. 19.3);
 * ``log_beyond``: log G with |M(λ + iu)| <= G for *every* u >= (K+1)h. Moving the line of integration to
   x + iy turns (P/Q)^(iu) into a factor e^(-u arg) that only falls as u grows, so one integral bounds
   all higher frequencies.
@@ -17,7 +18,7 @@ log M at the frequencies u = 0, h, 2h, ..., Kh and adds. Three numbers make that
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ _MARGIN = 10.0  # standard deviations kept beyond the outermost place where the 
 _TARGET = 37.0  # quadrature errors are aimed at e^-37, below rounding
 _LARGEST = 1 << 15  # quadrature nodes; a pair that needs more is left to coarser bounds
 _NODES = 32  # a Gauss-Legendre panel
+_LONGEST = 1e6  # of anything multiplied into an exponent
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +59,18 @@ class Contour:
         return self.spacing * (self.count + 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Transform:
     """log M on a contour, with what is known of its errors (see the module)."""
 
     log: Complex
     error: float
     log_beyond: float
+
+    @cached_property
+    def reach(self) -> float:
+        """The largest |log M|: what rounding errors of sums of logarithms are measured by."""
+        return float(np.abs(self.log).max())
 
 
 def frequencies(contour: Contour) -> Complex:
@@ -75,24 +82,33 @@ def frequencies(contour: Contour) -> Complex:
 
 @lru_cache(maxsize=4096)
 def transform(pair: Pair, contour: Contour) -> Transform | None:
-    """The transform of one step, or None where it would take more than ``_LARGEST`` nodes."""
+    """The transform of one step, or None where it would take more than ``_LARGEST`` nodes.
+
+    None as well where logarithms are so large that floating point loses sight of their phases.
+    """
     s, tilt, top = frequencies(contour), contour.tilt, contour.top
+    farthest = float(abs(s[-1])) + 1
     match pair:
+        case Shift(mu) | SeenShift(_, mu) if not mu * farthest < _LONGEST:
+            return None
+        case TwoPoint(epsilon) | DoubleExponential(epsilon) if not epsilon * farthest < _LONGEST**2:
+            return None
         case Shift(mu):
             log = mu * mu * s * (s + 1) / 2
-            return Transform(log, 8 * ROUNDING, mu * mu * (tilt * (tilt + 1) - top * top) / 2)
+            size = mu * mu * farthest * farthest
+            return Transform(log, _rounding(2 * size), mu * mu * (tilt * (tilt + 1) - top * top) / 2)
         case SeenShift(rate, mu):
             inner = 0.5 * mu * mu * s * (s + 1)
             edge = 0.5 * mu * mu * (tilt * (tilt + 1) - top * top)
-            size = float(np.abs(inner[-1].imag))
-            return Transform(_log_seen(rate, inner), _rounding(size), float(_log_seen(rate, edge)))
+            size = mu * mu * farthest * farthest
+            return Transform(_log_seen(rate, inner), _rounding(2 * size), float(_log_seen(rate, edge)))
         case TwoPoint(epsilon):
             log = _log_sum(epsilon * s, -epsilon * (s + 1)) - math.log1p(math.exp(-epsilon))
-            return Transform(log, _rounding(epsilon * abs(s[-1])), log[0].real)
+            return Transform(log, _rounding(4 * epsilon * farthest), float(log[0].real))
         case DoubleExponential(epsilon):
             up, down = np.log((s + 1) / (2 * s + 1)), np.log(s / (2 * s + 1))
             log = _log_sum(epsilon * s + up, -epsilon * (s + 1) + down)
-            return Transform(log, _rounding(epsilon * abs(s[-1])), log[0].real)
+            return Transform(log, _rounding(4 * epsilon * farthest), float(log[0].real))
         case Mixture():
             return _mixture(pair, contour)
 
@@ -100,7 +116,10 @@ def transform(pair: Pair, contour: Contour) -> Transform | None:
 def log_moment(pair: Pair, tilt: float) -> float:
     """log M(λ), never below the truth: λ times the Rényi divergence of order λ + 1."""
     value = transform(pair, Contour(tilt, 1.0, 0))
-    return math.inf if value is None else float(value.log[0].real) + math.log1p(value.error)
+    if value is None:
+        return math.inf
+    log = float(value.log[0].real)
+    return log + math.log1p(value.error) + 2 * ROUNDING * abs(log)
 
 
 def steepest(pair: Pair) -> float:
@@ -108,7 +127,8 @@ def steepest(pair: Pair) -> float:
     if not isinstance(pair, Mixture):
         return math.inf
     return max(
-        (1 - 2 * math.log(piece.p) / piece.a**2 for piece in pair.pieces if piece.p > 0), default=math.inf
+        (1 - 2 * math.log(piece.p) / (piece.a * piece.a + 1e-300) for piece in pair.pieces if piece.p > 0),
+        default=math.inf,
     )
 
 
@@ -144,8 +164,9 @@ def _mixture(pair: Mixture, contour: Contour) -> Transform | None:
         beyond += part.beyond * share
         error += part.error * share
     mass = float(total[0].real)
-    error = error / mass + 4 * ROUNDING
+    error = float(error / mass + 4 * ROUNDING)
     beyond = min(beyond, mass * (1 + error))
+    total[total == 0.0] = 1e-300  # where all is rounding, so that the logarithm exists
     log: Complex = np.log(total)
     return Transform(log + peak, error, math.log(beyond) + peak)
 
@@ -167,6 +188,8 @@ def _integral(piece: Piece, contour: Contour) -> _Integral | None:
     high = _MARGIN + steep
     low = -_MARGIN - shallow if piece.start is None else piece.start
     high = max(high, low + _MARGIN)
+    if not max(high, -low) < _LONGEST:
+        return None
     rule = _line(low, high, piece, contour) if piece.start is None else _panels(low, high, piece, contour)
     if rule is None:
         return None
@@ -181,10 +204,16 @@ def _integral(piece: Piece, contour: Contour) -> _Integral | None:
     # beyond the nodes the integrand falls at least as fast as e^(-10 |x - end|)
     tails = math.exp(log_f[-1] - scale) / _MARGIN
     tails += math.exp(log_f[0] - scale) / _MARGIN if piece.start is None else 0.0
-    size = float(f @ (np.abs(loss) * (tilt + 1 + highest) + 0.5 * x * x)) / mass
-    rounding = (40 + len(x) / 16 + 2 * size) * ROUNDING
+    # nodes, exponents, logarithms and phases each carry a few units of relative rounding
+    turning = _turning(piece.p, piece.a, x, log_a) + _turning(piece.r, piece.b, x, log_b)
+    each = np.abs(log_a) + np.abs(log_b) + turning * (np.abs(x) + 0.5 * max(piece.a, abs(piece.b)))
+    size = float(f @ (each * (tilt + 1 + highest) + 0.5 * x * x)) / mass
+    rounding = (40 + len(x) / 16 + 4 * size) * ROUNDING
     error = mass * (rule.error + rounding) + 2 * tails
-    beyond = _beyond(piece, contour, rule, scale, f, error) if contour.count else mass + error
+    if contour.count == 0:
+        return _Integral(scale, values, error, mass + error)
+    guess = contour.top * float(f @ turning) / mass  # where e^(y²/2) and e^(-u arg) balance
+    beyond = _beyond(piece, contour, rule, scale, mass, error, rounding, guess)
     return _Integral(scale, values, error, beyond)
 
 
@@ -193,13 +222,15 @@ def _log_mix(p: float, a: float, x: Any) -> Any:
     if p == 0.0:
         return np.zeros_like(x)
     w = a * x - 0.5 * a * a
-    large = w.real > 30.0
-    if not large.any():
-        return np.log1p(p * np.expm1(w))
-    low, high = np.where(large, 0.0, w), np.where(large, w, 30.0)
-    return np.where(
-        large, high + math.log(p) + np.log1p((1 / p - 1) * np.exp(-high)), np.log1p(p * np.expm1(low))
-    )
+    large = w.real > 600.0
+    low, high = np.where(large, 0.0, w), np.where(large, w, 600.0)
+    result = np.log1p(p * np.expm1(low))
+    if p > 0.5:  # 1 - p is exact, and what is left where e^w vanishes
+        result = np.where(w.real < -1.0, np.log(1 - p + p * np.exp(low)), result)
+    if large.any():
+        high = high + math.log(p)
+        result = np.where(large, high + np.log1p((1 - p) * np.exp(-high)), result)
+    return result
 
 
 def _characteristic(f: Real, loss: Real, contour: Contour) -> Complex:
@@ -233,14 +264,20 @@ _STRIPS = np.geomspace(0.02, 0.98, 12) * math.pi
 _MOVE, _ROOM = 0.75, 0.8  # how far lines are moved, and the strip kept around them, in radians of A or B
 
 
+def _highest(piece: Piece, contour: Contour) -> float:
+    """How far `_beyond` moves the line at most: its guess is below top · (a + |b|)."""
+    return min(1.2 * contour.top * (piece.a + abs(piece.b)), _MOVE / max(piece.a, abs(piece.b), 1e-9))
+
+
 def _line(low: float, high: float, piece: Piece, contour: Contour) -> _Rule | None:
     """The trapezoidal rule; ``growth`` is log S - log M(λ) for strips of several widths."""
-    radius = 1 / max(piece.a, abs(piece.b))
+    radius = 1 / max(piece.a, abs(piece.b), 1e-9)
     drift = contour.spacing * contour.count * (piece.a + abs(piece.b))
     strip = np.minimum(_STRIPS * radius, 40.0)
     growth = strip**2 / 2 + drift * strip - contour.tilt * np.log(np.cos(0.5 * abs(piece.b) * strip))
     room = min(_ROOM * radius, 8.0)
-    moved = room**2 / 2 - contour.tilt * math.log(math.cos(0.5 * (_ROOM + _MOVE) * abs(piece.b) * radius))
+    angle = abs(piece.b) * (room + _highest(piece, contour))
+    moved = room**2 / 2 - contour.tilt * math.log(math.cos(0.5 * angle))
     step = min(
         float(np.max(2 * math.pi * strip / (growth + _TARGET))), 2 * math.pi * room / (moved + _TARGET)
     )
@@ -269,9 +306,12 @@ def _panels(low: float, high: float, piece: Piece, contour: Contour) -> _Rule | 
         edge = 0.25 * width * (rho - 1 / rho)
         over = 0.25 * width * (rho + 1 / rho - 2) + 0.01 * width
         gain = 2 * _NODES * np.log(rho) - edge**2 / 2 - slope * over + np.log1p(-1 / rho**2)
-        gain = gain + contour.tilt * math.log(math.cos(_MOVE)) - math.log(8.6 * slope * (high - low + width))
-        kept = float(np.max(np.where(turn * edge < 1.5, gain - drift * edge, -np.inf)))
-        moved = float(np.max(np.where(turn * edge < _ROOM, gain, -np.inf)))
+        gain = gain - math.log(8.6 * slope * (high - low + width))
+        near, far = abs(piece.b) * edge, abs(piece.b) * (edge + _highest(piece, contour))
+        kept_gain = gain - drift * edge + contour.tilt * np.log(np.cos(0.5 * np.minimum(near, 1.5)))
+        moved_gain = gain + contour.tilt * np.log(np.cos(0.5 * np.minimum(far, 1.6)))
+        kept = float(np.max(np.where(turn * edge < 1.5, kept_gain, -np.inf)))
+        moved = float(np.max(np.where(turn * edge < _ROOM, moved_gain, -np.inf)))
     panels = math.ceil((high - low) / width)
     if panels * _NODES > _LARGEST:
         return None
@@ -280,29 +320,38 @@ def _panels(low: float, high: float, piece: Piece, contour: Contour) -> _Rule | 
     return _Rule(nodes, np.tile(0.5 * width * w, panels), math.exp(-kept), math.exp(-moved))
 
 
-def _beyond(piece: Piece, contour: Contour, rule: _Rule, scale: float, f: Real, error: float) -> float:
-    """A bound on the integral's modulus for every frequency from ``contour.top`` on."""
+def _beyond(
+    piece: Piece,
+    contour: Contour,
+    rule: _Rule,
+    scale: float,
+    mass: float,
+    error: float,
+    rounding: float,
+    guess: float,
+) -> float:
+    """A bound on the integral's modulus for every frequency from ``contour.top`` on.
+
+    ``guess`` is about how far to move the line.
+    """
     x = rule.x
-    mass = float(f.sum())
-    turning = _turning(piece.p, piece.a, x) + _turning(piece.r, piece.b, x)
-    guess = contour.top * float(f @ turning) / mass  # where e^(y²/2) and e^(-u arg) balance
+    rounding = 1e-13 + 2 * rounding + 8 * (contour.tilt + 1) * ROUNDING
     sign = 1.0 if piece.p > 0 else -1.0
     best = mass + error
-    for height in {min(part * guess, _MOVE / max(piece.a, abs(piece.b))) for part in (0.4, 0.8, 1.2)}:
+    for height in {min(part * guess, _MOVE / max(piece.a, abs(piece.b), 0.05)) for part in (0.4, 0.8, 1.2)}:
         value = float(_modulus(piece, x, sign * height, contour, scale) @ rule.weights)
         if piece.start is not None:
             value += _side(piece, contour, height, scale)
         slack = (error + mass * rule.moved_error) * math.exp(0.5 * height * height)
-        best = min(best, value * (1 + 1e-13) + slack)
+        best = min(best, value * (1 + rounding) + slack)
     return best
 
 
-def _turning(p: float, a: float, x: Real) -> Real:
+def _turning(p: float, a: float, x: Real, log_mix: Real) -> Real:
     """How fast |arg(1 - p + p e^(ax - a²/2))| grows as x leaves the real line."""
     if p == 0.0:
         return np.zeros_like(x)
-    weight = p * np.exp(np.minimum(a * x - 0.5 * a * a, 600.0))
-    result: Real = abs(a) * weight / (1 - p + weight)
+    result: Real = abs(a) * np.exp(a * x - 0.5 * a * a + math.log(p) - log_mix)
     return result
 
 
@@ -315,7 +364,7 @@ def _side(piece: Piece, contour: Contour, height: float, scale: float) -> float:
     rate = 0.79 * contour.top * (piece.p * piece.a + piece.r * piece.b)
     log_peak = 0.5 * height * height - 0.5 * start * start - 0.5 * math.log(2 * math.pi) - scale
     log_peak -= contour.tilt * math.log(math.cos(0.5 * piece.b * height))
-    return math.exp(log_peak) * -math.expm1(-rate * height) / rate
+    return math.exp(log_peak) * min(height, -math.expm1(-rate * height) / max(rate, 1e-300))
 
 
 def _modulus(piece: Piece, x: Real, height: float, contour: Contour, scale: float) -> Real:

@@ -65,7 +65,7 @@ def epsilon(rho: float, delta: float, approximate: float = 0.0) -> float:
         validate.delta(approximate=approximate)
         return 0.0
     log_inverse = -math.log(_inner(delta, approximate))
-    centre, width = math.log(log_inverse / rho) / 2, 9.0
+    centre, width = (math.log(log_inverse) - math.log(rho)) / 2, 9.0
     best = math.inf
     with np.errstate(over="ignore", divide="ignore"):
         for _ in range(7):
@@ -100,7 +100,9 @@ def _log_delta(rho: float, epsilon: float) -> float:
     order, last = 1 + gap, (1 + gap) * math.log1p(1 / gap)
     value = gap * (order * rho - epsilon) - last - math.log(gap)
     size = gap * (order * rho + epsilon) + last + abs(math.log(gap))
-    return min(0.0, value + 4e-16 * size) if math.isfinite(size) else -math.inf
+    if not math.isfinite(size):  # numbers near the largest: at order 2, δ <= e^(2ρ − ε)
+        return -math.inf if rho < epsilon / 8 else 0.0
+    return min(0.0, value + 4e-16 * size)
 
 
 def rho(epsilon: float, delta: float) -> float:
@@ -114,8 +116,12 @@ def rho_tight(epsilon: float, delta: float) -> float:
     """The largest ρ whose :func:`delta` at this ε stays within δ, rounded down; at least :func:`rho`."""
     safe, goal = rho(validate.positive(epsilon=epsilon), delta), math.log(delta)
     unsafe = 2 * safe
-    while _log_delta(unsafe, epsilon) <= goal:
+    if unsafe == 0:
+        return 0.0
+    while unsafe < 1e300 and _log_delta(unsafe, epsilon) <= goal:
         safe, unsafe = unsafe, 4 * unsafe
+    if unsafe >= 1e300:
+        return safe
     if _log_delta(safe, epsilon) > goal:
         return safe
     return safe_root(lambda value: _log_delta(value, epsilon) - goal, safe, unsafe)

@@ -1,0 +1,229 @@
+"""Tight accounting side by side with its peers: how tight, and how fast.
+
+    python benchmarks/accounting.py
+
+Every ε is an upper bound; a gap is how far it lies above our certified one. Times are CPU time: set
+OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1 so that no thread counts twice. A peer that is not installed
+is left out, and said so. Nothing here is a recorded figure but the reference digits, which are known
+independently.
+"""
+
+import contextlib
+import io
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+
+from farthing.accounting import calibrate, pairs, pld, transform
+from farthing.accounting.online import OnlineAccountant
+from farthing.budget import Budget
+from farthing.events import GaussianEvent, PoissonEvent, RepeatedEvent
+
+# rate, noise, steps, ε at δ = 1e-5, ε at δ = 1e-8
+GRID = [
+    (0.01, 4.0, 10_000, 0.946867, 1.322944),
+    (0.01, 1.0, 10_000, 6.187712, 8.185123),
+    (256 / 60_000, 1.1, 14_000, 2.375838, 3.243063),
+    (0.001, 0.6, 100_000, 6.112825, 8.584754),
+    (0.1, 2.0, 500, 5.555468, 7.390074),
+    (1.0, 50.0, 1000, 2.594383, 3.491255),
+]
+Bound = Callable[[float, float, int, float], float]
+
+
+def cold() -> None:
+    """Forget everything kept between calls."""
+    transform.transform.cache_clear()
+    pairs.of_event.cache_clear()
+    calibrate._mu.cache_clear()
+
+
+def cpu(function: Callable[[], object], times: int = 1, prepare: Callable[[], None] = lambda: None) -> float:
+    """Median CPU seconds of a call."""
+    taken = []
+    for _ in range(times):
+        prepare()
+        start = time.process_time()
+        function()
+        taken.append(time.process_time() - start)
+    return statistics.median(taken)
+
+
+def poisson(rate: float, noise: float) -> PoissonEvent:
+    return PoissonEvent(rate, GaussianEvent(noise))
+
+
+def ours(rate: float, noise: float, steps: int, delta: float) -> float:
+    return pld.epsilon(RepeatedEvent(poisson(rate, noise), steps), delta)
+
+
+def streamed(rate: float, noise: float, steps: int, delta: float) -> float:
+    accountant = OnlineAccountant()
+    accountant.add(poisson(rate, noise), steps)
+    return accountant.epsilon(delta)
+
+
+def dp_accounting_pld(rate: float, noise: float, steps: int, delta: float) -> float:
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant()
+    gaussian = dp_accounting.GaussianDpEvent(noise)
+    event = dp_accounting.PoissonSampledDpEvent(rate, gaussian) if rate < 1 else gaussian
+    accountant.compose(event, steps)
+    return float(accountant.get_epsilon(delta))
+
+
+def prv_accountant(rate: float, noise: float, steps: int, delta: float) -> float:
+    from prv_accountant import PRVAccountant
+    from prv_accountant.privacy_random_variables import PoissonSubsampledGaussianMechanism
+
+    accountant = PRVAccountant(
+        prvs=[PoissonSubsampledGaussianMechanism(sampling_probability=rate, noise_multiplier=noise)],
+        max_self_compositions=[steps],
+        eps_error=0.01,
+        delta_error=delta / 1000,
+    )
+    return float(accountant.compute_epsilon(delta=delta, num_self_compositions=[steps])[2])
+
+
+def opacus_prv(rate: float, noise: float, steps: int, delta: float) -> float:
+    from opacus.accountants import PRVAccountant
+
+    accountant = PRVAccountant()
+    accountant.history = [(noise, rate, steps)]
+    return float(accountant.get_epsilon(delta=delta, delta_error=delta / 1000, eps_error=0.01))
+
+
+PEERS: dict[str, Bound] = {
+    "dp-accounting PLD": dp_accounting_pld,
+    "prv-accountant": prv_accountant,
+    "Opacus PRV": opacus_prv,
+}
+
+
+def installed(name: str) -> bool:
+    """Whether a peer runs at all; says why if not."""
+    try:
+        with quiet():
+            PEERS[name](0.5, 5.0, 3, 1e-3)
+    except ImportError as error:
+        print(f"{name} is left out: {error}")
+        return False
+    except Exception as error:
+        print(f"{name} is left out, it fails on a small case: {type(error).__name__}: {error}")
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def quiet():
+    with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def tightness() -> None:
+    """ε and CPU time on the grid."""
+    peers = [name for name in PEERS if installed(name)]
+    print("\nε upper bounds; gap = relative to ours; ×time = CPU time over ours from a cold cache")
+    for rate, noise, steps, *references in GRID:
+        for delta, reference in zip((1e-5, 1e-8), references, strict=True):
+            certified = ours(rate, noise, steps, delta)
+            taken = cpu(lambda: ours(rate, noise, steps, delta), 5, cold)  # noqa: B023
+            print(f"\nq={rate:.6g} σ={noise:g} T={steps} δ={delta:g}")
+            print(f"  ours {certified:.7f} in {1e3 * taken:.2f} ms; reference {reference:.6f}, ", end="")
+            print(f"off by {certified / reference - 1:+.1e}")
+            online = streamed(rate, noise, steps, delta)
+            slow = cpu(lambda: streamed(rate, noise, steps, delta), 5, cold)  # noqa: B023
+            print(
+                f"  {'online':18} {online:.7f}  gap {online / certified - 1:+.1e}  ×time {slow / taken:.1f}"
+            )
+            for name in peers:
+                try:
+                    with quiet():
+                        start = time.process_time()
+                        bound = PEERS[name](rate, noise, steps, delta)
+                        peer_taken = time.process_time() - start
+                except Exception as error:
+                    print(f"  {name:18} fails: {type(error).__name__}: {str(error)[:80]}")
+                    continue
+                gap = bound / certified - 1
+                print(f"  {name:18} {bound:.7f}  gap {gap:+.1e}  ×time {peer_taken / taken:.0f}")
+
+
+def online_steps(steps: int = 1000, peer_steps: int = 20) -> None:
+    """A plan of ``steps`` distinct noises: CPU time a step, add and one δ query."""
+    noises = np.random.default_rng(0).uniform(1.0, 5.0, steps)
+    cold()
+    accountant = OnlineAccountant()
+    first, again = [], []
+    for taken in (first, again):
+        for noise in noises:
+            start = time.process_time()
+            accountant.add(poisson(0.01, float(noise)))
+            accountant.delta(1.0)
+            taken.append(time.process_time() - start)
+    print(f"\n{steps} distinct noises, add + δ query, CPU µs a step")
+    for name, taken in (("first sight", first), ("seen before", again)):
+        mean, median = 1e6 * statistics.mean(taken), 1e6 * statistics.median(taken)
+        print(f"  ours, {name}: mean {mean:.0f}, median {median:.0f}")
+    try:
+        from dp_accounting.pld import privacy_loss_distribution as peer
+    except ImportError as error:
+        print(f"  dp-accounting is left out: {error}")
+        return
+    # composed onto what half the plan has left behind, as a step in the middle of the plan would be
+    typical = peer.from_gaussian_mechanism(2.5, sampling_prob=0.01)
+    total = typical.self_compose(steps // 2)
+    start = time.process_time()
+    built = [peer.from_gaussian_mechanism(float(noise), sampling_prob=0.01) for noise in noises[:peer_steps]]
+    building = (time.process_time() - start) / peer_steps
+    start = time.process_time()
+    for one in built:
+        total = total.compose(one)
+        total.get_delta_for_epsilon(1.0)
+    composing = (time.process_time() - start) / peer_steps
+    both = building + composing
+    print(f"  dp-accounting PLD: built ahead {1e6 * composing:.0f}, building too {1e6 * both:.0f}")
+    ratio_first = both / statistics.mean(first)
+    ratio_again = composing / statistics.mean(again)
+    ratio_median = composing / statistics.median(again)
+    print(f"  ratio: first sight ×{ratio_first:.0f}, seen before ×{ratio_again:.0f}", end="")
+    print(f" (median ×{ratio_median:.0f})")
+
+
+def queries() -> None:
+    """The two questions a user waits for."""
+    plan = RepeatedEvent(poisson(0.01, 4.0), 10_000)
+    budget = Budget(1.0, 1e-5)
+
+    def noise() -> float:
+        return calibrate.noise(lambda sigma: RepeatedEvent(poisson(0.01, sigma), 10_000), budget)
+
+    from_cold = cpu(lambda: pld.epsilon(plan, 1e-5), 25, cold)
+    pld.epsilon(plan, 1e-5)
+    warm = cpu(lambda: pld.epsilon(plan, 1e-5), 25)
+    accountant = OnlineAccountant()
+    accountant.add(plan)
+    accountant.epsilon(1e-5)
+    online = cpu(lambda: accountant.epsilon(1e-5), 25)
+    calibrating = cpu(noise, 15, cold)
+    print("\nmedian CPU ms")
+    print(f"  ε, cold {1e3 * from_cold:.2f}, warm {1e3 * warm:.2f}, online {1e3 * online:.2f} (aim: 1)")
+    print(
+        f"  noise for a budget, cold {1e3 * calibrating:.2f} (aim: 15); σ = {noise():.6f}, reference 3.812817"
+    )
+
+
+def main() -> None:
+    tightness()
+    online_steps()
+    queries()
+
+
+if __name__ == "__main__":
+    main()
