@@ -32,7 +32,7 @@ from farthing.events import (
     ZcdpEvent,
 )
 
-LONGEST = 12.0  # seconds a single figure may take
+LONGEST = 60.0  # CPU seconds after which a figure counts as hanging
 ADJACENCIES = list(Adjacency)
 
 
@@ -251,7 +251,7 @@ def test_adjacent(seed):
 
 
 @given(st.integers(0, 2**63))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_calibrated(seed):
     calibrated(np.random.default_rng(seed))
 

@@ -193,8 +193,8 @@ class ZcdpFilter(_Additive):
 class GdpFilter(_Additive):
     """Σμ²: Gaussians composed fully adaptively, converted exactly.
 
-    Smith & Thakurta 2022 (a filter with the parameters of non-adaptive composition); Koskela, Tobaben & Honkela 2023: if Σμᵢ² <= μ² always, the whole is
-    μ-GDP. An ε-DP answer is μ-GDP with μ = 2Φ⁻¹(e^ε/(1+e^ε)): the Gaussian trade-off curve is convex, and
+    Smith & Thakurta 2022 (a filter with the parameters of non-adaptive composition); Koskela, Tobaben &
+    Honkela 2023: if Σμᵢ² <= μ² always, the whole is μ-GDP. An ε-DP answer is μ-GDP with μ = 2Φ⁻¹(e^ε/(1+e^ε)): the Gaussian trade-off curve is convex, and
     lies below randomised response's two segments as soon as it passes below their corner.
     """
 
@@ -202,7 +202,8 @@ class GdpFilter(_Additive):
     mu: float = field(init=False)
     name: ClassVar[str] = "gdp"
     theorem: ClassVar[str] = (
-        "Smith & Thakurta 2022: fully adaptive composition of Gaussian DP; conversion: Dong, Roth & Su 2022, Cor. 2.13"
+        "Smith & Thakurta 2022: fully adaptive composition of Gaussian DP; "
+        "conversion: Dong, Roth & Su 2022, Cor. 2.13"
     )
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from farthing.events import Event, GaussianEvent, LaplaceEvent, PoissonEvent, fl
 
 _POINTS = 1000  # grid points between 0 and the ε looked for
 _FINEST = 5e-5  # finer ones take seconds
+_LEAST_NOISE, _MOST_NOISE, _LEAST_RATE = 0.05, 1e5, 1e-9  # beyond, its floating point gives way
 _SMALLEST_DELTA = 1e-12  # below, dp-accounting's own truncation of tails shows
 
 
@@ -38,10 +39,12 @@ def epsilon(event: Event, delta: float, adjacency: Adjacency, about: float) -> f
 
 def _known(event: Event, adjacency: Adjacency) -> bool:
     match event:
-        case GaussianEvent() | PoissonEvent(_, GaussianEvent()):
-            return True
-        case LaplaceEvent() | PoissonEvent(_, LaplaceEvent()):
-            return adjacency is not Adjacency.REPLACE_ONE
+        case GaussianEvent(noise):
+            return _LEAST_NOISE < noise < _MOST_NOISE
+        case LaplaceEvent(noise):
+            return _LEAST_NOISE < noise < _MOST_NOISE and adjacency is not Adjacency.REPLACE_ONE
+        case PoissonEvent(rate, GaussianEvent() | LaplaceEvent() as inner):
+            return rate > _LEAST_RATE and _known(inner, adjacency)
     return False
 
 

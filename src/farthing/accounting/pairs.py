@@ -18,9 +18,9 @@ Poisson(q) of Gaussian(σ)     add-remove, zero-out        (1-q) N(0) + q N(1) a
                                                           (Zhu et al. 2022, Thm. 11)
 \\                             replace-one                 (1-q) N(0) + q N(1) against (1-q) N(0) + q N(-1)
                                                           (Lebeda et al. 2024; Schuchardt et al. 2024)
-FixedSize(q) of Gaussian(σ)   all three                   the symmetric pair whose profile is the larger of the
-                                                          two directions at shift 2: a record that enters the
-                                                          sample pushes another one, or a blank one, out
+FixedSize(q) of Gaussian(σ)   all three                   the symmetric pair whose profile is the larger of
+                                                          the two directions at shift 2: a record that enters
+                                                          the sample pushes another one, or a blank one, out
                                                           (Zhu et al. 2022, Thm. 11)
 Drawn(q) of Gaussian(σ)       replace-one, zero-out       nothing, or with probability q the Gaussian's pair;
                                                           the observer sees which (A-DDP's sampling theorem)
