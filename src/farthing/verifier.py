@@ -2,42 +2,33 @@
 
     python verifier.py EXPORT.jsonl [HASH]
 
-It recomputes the hash chain, the state after every row and the spend, and exits with 0 (in order), 1 (not,
-and why) or 2 (unreadable). A chain shows that rows belong together, not that they are the first ones written:
-if the HASH of the newest row was kept elsewhere, pass it too. A filter's spend is recomputed by its formulas,
-a promised plan's by composing pairs of distributions on a grid, rounded once down and once up (`_enclose`).
+It recomputes the hash chain, every state and the spend (of a promised plan, by composing its losses on grids)
+and exits with 0 (in order), 1 (not, and why) or 2 (unreadable). A chain shows that rows belong together, not
+that they are the first ones written: if the HASH of the newest row was kept elsewhere, pass it too.
 """
 
 import hashlib
 import json
 import math
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Event = dict[str, Any]
-Interval = tuple[float, float]
-Curve = tuple[float, float, Callable[[Array], Array], Callable[[Array], Array]]  # from, to, log density, loss
-Way = tuple[list[Interval], list[Curve], float]  # atoms (mass, loss), curves, shift
-
+Pair = tuple[Array, Array]  # of distributions P, Q: log masses of P, and the losses log P/Q they are at
 FIELDS = ("previous", "seq", "time", "kind", "body", "state")  # in the order in which they are hashed
 SOUND = "lattice noise from a cryptographic stream"
 SHIFTS = {"add-remove": 1.0, "zero-out": 1.0, "replace-one": 2.0}  # how far a sum moves, in contributions
 SLACK = 1e-5  # relative, of states and of what a filter spent
-DEAD = 1e300  # the total of an order at which an RDP filter counts no more
-CELLS = PANELS = 2**16  # of the grid of losses, and of the integral over a density
+CELLS, PANELS = 2**16, 2**15  # of the coarser grid of losses, and of the integral over a density
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)  # within each panel
-TILTS = np.geomspace(1e-3, 1e8, 300)
-MISTAKES = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError)
-
-
-class Unreadable(Exception):
-    """What was given is not the export of a ledger."""
+TILTS = np.geomspace(1e-3, 1e6, 40)
+_text = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
 @dataclass
@@ -49,8 +40,8 @@ class Verdict:
     budget: str = "unknown"
     rule: str = "unknown"
     charged: dict[str, int] = field(default_factory=dict)  # by event, less what was given back
-    spent: Interval | None = None
-    plan: Interval | None = None
+    spent: tuple[float, float] | None = None
+    plan: tuple[float, float] | None = None
     rows: int = 0
     head: str = "0" * 64
 
@@ -64,20 +55,17 @@ class Verdict:
 
 def verify(lines: Iterable[str], head: str | None = None) -> Verdict:
     """Checks an export row by row; ``head`` is the hash of its last row, where that is known."""
-    audit, number = _Audit(), 0
+    audit = _Audit()
     found = audit.found
     try:
         for line in lines:
-            number += 1
             audit.row(line)
-        if not number:
-            raise Unreadable("it is empty")
+        _must(found.rows, "it is empty")
         _must(head in (None, found.head), f"the last row is not the one with hash {head}")
         audit.spend()
-    except Unreadable as error:
-        found.code, found.reason = 2, f"UNREADABLE, line {number}: {error}"
-    except MISTAKES as error:
-        found.code, found.reason = 1, f"FAILED, line {number}: {error}"
+        found.code = 0
+    except Exception as error:  # whatever it is, not all of it could be checked
+        found.reason = f"{'FAILED' if found.code == 1 else 'UNREADABLE'}, line {found.rows}: {error}"
     return found
 
 
@@ -88,81 +76,69 @@ def _must(holds: object, otherwise: str) -> None:
 
 class _Audit:
     def __init__(self) -> None:
-        self.found = Verdict()
-        self.net = self.found.charged
+        self.found, self.totals = Verdict(2), np.zeros(1)
         self.promised: dict[str, int] = {}
-        self.totals = np.zeros(1)
         self.costs: dict[str, Array] = {}
         self.charges: dict[int, tuple[str, int]] = {}  # seq -> event, how many of it can be given back
         self.answers: dict[str, tuple[str, bool]] = {}  # key -> request, whether it was released
 
     def row(self, line: str) -> None:
+        """Checks the hash and the place of one more row, what it does, and the state after it."""
         found = self.found
-        try:
-            row = json.loads(line)
-            digest = hashlib.sha256(_text([row[name] for name in FIELDS]).encode()).hexdigest()
-            kind, body, state = row["kind"], row["body"], [float(total) for total in row["state"]]
-            right, place = row["hash"] == digest, (row["seq"], row["previous"])
-            _must(found.rows or (kind, body["farthing"]) == ("open", 1), "no ledger of format 1 is opened")
-        except MISTAKES as error:
-            raise Unreadable(f"not a row of a ledger ({error!r})") from None
-        _must(right, "it was changed, it does not have its hash")
-        _must(place == (found.rows, found.head), "it does not follow the row before it")
-        self._apply(row["seq"], kind, body)
-        found.rows, found.head = found.rows + 1, digest
-        truth = [*self.totals.tolist(), *(float(self.net.get(name, 0)) for name in self.promised)]
-        begun, same = state or self.charges or self.promised, len(state) == len(truth)
-        dead = [total == DEAD and self.rule == "rdp" for total in state]
-        same = same and bool(np.all(np.isclose(state, truth, SLACK, 1e-9) | dead))
+        found.rows, found.code = found.rows + 1, 2  # until the row is read
+        row = json.loads(line)
+        digest = hashlib.sha256(_text([row[name] for name in FIELDS]).encode()).hexdigest()
+        kind, body, state, claimed = row["kind"], row["body"], [float(x) for x in row["state"]], row["hash"]
+        _must(found.rows > 1 or (kind, body["farthing"]) == ("open", 1), "no ledger of format 1 is opened")
+        found.code = 1  # until all is checked
+        _must(claimed == digest, "it was changed, it does not have its hash")
+        place = row["seq"] == found.rows - 1 and row["previous"] == found.head
+        _must(place, "it does not follow the row before it")
+        self._apply(row["seq"], kind, body, body.get("answer"))
+        found.head = digest
+        truth = [*self.totals.tolist(), *(float(self.found.charged.get(name, 0)) for name in self.promised)]
+        dead = [total == 1e300 and self.rule == "rdp" for total in state]  # orders that count no more
+        same = len(state) == len(truth) and np.all(np.isclose(state, truth, SLACK, 1e-9) | dead)
+        begun = state or self.charges or self.promised
         _must(same or not begun, f"its state is {state}, and should be {truth} by the rows so far")
 
-    def _apply(self, seq: int, kind: str, body: Event) -> None:
-        answer: Any = body.get("answer")
+    def _apply(self, seq: int, kind: str, body: Event, answer: Any) -> None:
+        """Does what a row says, if it may: what it charges has to fit into the promise, or by the filter."""
         if kind == "open" and seq == 0:
             self._open(body["noise"], body["budget"], **body["filter"])
-        elif kind == "release":
+        if kind == "release":
             key, request = answer["key"], answer["request"]
             _must(self.answers.get(key) == (request, False), f"key {key!r} has no charge of its own")
             self.answers[key] = request, True
-        elif kind not in ("note", "close"):
-            name, count = _text(body["event"]), body["times" if kind == "promise" else "count"]
-            _must(type(count) is int and count > 0, f"there cannot be {count!r} of them")
-            drawn = any(part["kind"] in ("poisson", "fixed-size") for part, _ in _flat(body["event"]))
-            _must(not (drawn and self.seen), "the coordinator sees who is drawn: that hides nobody from it")
-            if kind == "promise":
-                _must(name not in self.promised and not any(self.net.values()), "promised after a charge")
-                self.promised[name], self.found.rule = count, "a plan promised ahead"
-            elif kind == "charge":
-                if answer:
-                    _must(count == 1 and answer["key"] not in self.answers, "a key is charged once")
-                    self.answers[answer["key"]] = answer["request"], False
-                self.charges[seq] = name, 0 if answer else count
-                self._add(name, count)
-            else:
-                event, left = self.charges.get(body["of"], ("", 0))
-                _must(kind == "refund" and event == name, f"{kind} of what row {body['of']} did not charge")
-                _must(count <= left, f"{count} are given back of {left} that row {body['of']} holds")
-                self.charges[body["of"]] = name, left - count
-                self._add(name, -count)
-
-    def _open(self, noise: str, budget: Event, name: str, approximate: float = 0.0, orders: Any = ()) -> None:
-        self.epsilon, self.delta, self.adjacency = budget["epsilon"], budget["delta"], budget["adjacency"]
-        self.rule, self.aside, self.orders = name, approximate, np.array(orders, float)
-        self.shift, self.seen = SHIFTS[self.adjacency], budget["observer"] == "coordinator"
-        self.totals = np.zeros({"basic": 2, "zcdp": 2, "gdp": 1, "rdp": len(orders)}[name])
-        text = f"({self.epsilon:g}, {self.delta:g})-DP, {self.adjacency}, per {budget['unit']}"
-        self.found.rule, self.found.budget = f"the {name} filter", f"{text}, against {budget['observer']}"
-        valid = self.epsilon > 0 and 0 <= approximate <= self.delta < 1 < min(orders, default=2)
-        _must(valid and noise == SOUND, f"there is no privacy in {text} by {name} with {noise}")
-
-    def _add(self, name: str, count: int) -> None:
-        self.net[name] = self.net.get(name, 0) + count
+        if kind in ("release", "note", "close") or seq == 0:
+            return None
+        name, count = _text(body["event"]), body["times" if kind == "promise" else "count"]
+        _must(type(count) is int and count > 0, f"there cannot be {count!r} of them")
+        drawn = any(part["kind"] in ("poisson", "fixed-size") for part, _ in _flat(body["event"]))
+        _must(not (drawn and self.seen), "the coordinator sees who is drawn: that hides nobody from it")
+        if kind == "promise":
+            _must(
+                name not in self.promised and not any(self.found.charged.values()), "promised after a charge"
+            )
+            self.promised[name], self.found.rule = count, "a plan promised ahead"
+            return None
+        if kind == "charge" and answer:
+            _must(count == 1 and answer["key"] not in self.answers, "a key is charged once")
+            self.answers[answer["key"]] = answer["request"], False
+        if kind == "charge":
+            self.charges[seq] = name, 0 if answer else count
+        else:
+            of = body["of"]
+            event, left = self.charges.get(of, ("", 0))
+            _must(kind == "refund" and event == name, f"{kind} of what row {of} did not charge")
+            _must(count <= left, f"{count} are given back of {left} that row {of} holds")
+            self.charges[of], count = (name, left - count), -count
+        self.found.charged[name] = self.found.charged.get(name, 0) + count
         if self.promised:
-            most = self.promised.get(name, 0)
-            return _must(self.net[name] <= most, f"overspent: {self.net[name]} x {name}, promised {most}")
+            fits = self.found.charged[name] <= self.promised.get(name, 0)
+            return _must(fits, f"overspent: more than was promised of {name}")
         if name not in self.costs:
-            parts = [times * self._cost(part) for part, times in _flat(json.loads(name))]
-            self.costs[name] = np.sum([np.zeros_like(self.totals), *parts], axis=0)
+            self.costs[name] = sum((n * self._cost(part) for part, n in _flat(json.loads(name))), np.zeros(1))
         self.totals = self.totals + count * self.costs[name]
         # The zCDP filter sets part of δ aside, the RDP filter shares δ among its orders.
         most = {"basic": self.delta, "zcdp": self.aside}.get(self.rule, math.inf)
@@ -170,22 +146,33 @@ class _Audit:
         fits = found <= self.epsilon * (1 + SLACK) and self.totals[-1] <= most * (1 + SLACK)
         return _must(fits, f"overspent: {count} x {name} does not fit by {self.found.rule}")
 
+    def _open(self, noise: str, budget: Event, name: str, approximate: float = 0.0, orders: Any = ()) -> None:
+        self.epsilon, self.delta, self.adjacency = budget["epsilon"], budget["delta"], budget["adjacency"]
+        self.rule, self.aside, self.orders = name, approximate, np.array(orders, float)
+        self.seen, self.shift = budget["observer"] == "coordinator", SHIFTS[self.adjacency]
+        self.totals = np.zeros({"basic": 2, "zcdp": 2, "gdp": 1, "rdp": len(orders)}[name])
+        text = f"({self.epsilon:g}, {self.delta:g})-DP, {self.adjacency}, per {budget['unit']}"
+        self.found.rule, self.found.budget = f"the {name} filter", f"{text}, against {budget['observer']}"
+        valid = self.epsilon > 0 and 0 <= approximate <= self.delta < 1 < min(orders, default=2)
+        _must(valid and noise == SOUND, f"there is no privacy in {text} by {name} with {noise}")
+
     def _cost(self, event: Event) -> Array:
         """What one event adds to the totals of the filter."""
-        kind, delta, pure = event["kind"], event.get("delta", 0.0), _pure(event, self.adjacency)
+        kind, delta, (_, pure) = event["kind"], event.get("delta", 0.0), self._sampled(event)
         mu = self.shift / event["noise"] if kind == "gaussian" else 0.0
         rho = event["rho"] if kind == "zcdp" else mu**2 / 2
-        if pure and kind in ("pure", "bounded-range", "laplace"):
-            mu = -2 * NormalDist().inv_cdf(1 / (1 + math.exp(pure)))
+        if kind in ("pure", "bounded-range", "laplace"):
+            mu = _first(lambda mu: math.erfc(mu / math.sqrt(8)) <= 2 / (1 + math.exp(pure)), 100.0)
             rho = min(pure * math.tanh(pure / 2), pure**2 / 8 if kind == "bounded-range" else math.inf)
         if self.rule == "rdp" and not delta:
-            bound = self.orders * (rho if kind in ("zcdp", "bounded-range") else math.inf)
-            ways = [] if kind == "zcdp" else _ways(event, self.adjacency)
-            return np.minimum(bound, _renyi(ways, self.orders) if ways else math.inf)
-        costs = {"zcdp": [rho, delta], "gdp": [mu**2], "basic": [pure or event.get("epsilon", 0.0), delta]}
-        known = costs[self.rule][0] > 0 and (self.rule != "basic" or pure or kind == "approximate")
+            bound = self.orders * (rho if kind in ("zcdp", "bounded-range") else np.inf)
+            pairs = [self._pair(event, side, max(self.orders)) for side in (0, 1) if kind != "zcdp"]
+            costs = [_moments(pair, self.orders - 1) / (self.orders - 1) for pair in pairs] or [bound]
+            return np.minimum(bound, np.array(costs).max(axis=0))
+        prices = {"zcdp": [rho, delta], "gdp": [mu**2], "basic": [pure or event.get("epsilon", 0.0), delta]}
+        known = prices[self.rule][0] > 0 and (self.rule != "basic" or pure or kind == "approximate")
         _must(known, f"not recomputed: {self.found.rule} has no price for {_text(event)}")
-        return np.array(costs[self.rule])
+        return np.array(prices[self.rule])
 
     def _epsilon(self, delta: float) -> float:
         """ε of the totals at δ, as the filter converts them."""
@@ -202,25 +189,84 @@ class _Audit:
         return max(0.0, float(np.min(spent + logs / (orders - 1))))
 
     def spend(self) -> None:
-        found = self.found
+        """What was spent and promised in all, which has to be within the budget."""
+        found, size = self.found, self._epsilon(self.delta - (self.totals[1] if self.rule == "zcdp" else 0.0))
+        found.spent = size * (1 - SLACK), size * (1 + SLACK)
         if self.promised:
-            found.spent, found.plan = self._tight(self.net), self._tight(self.promised)
-        else:
-            size = self._epsilon(self.delta - (self.totals[1] if self.rule == "zcdp" else 0.0))
-            found.spent = size * (1 - SLACK), size * (1 + SLACK)
-        lower = max(found.spent[0], found.plan[0] if found.plan else 0.0)
+            ends = [[self._enclose(plan, side) for side in (0, 1)] for plan in (found.charged, self.promised)]
+            found.spent, found.plan = ((low, high) for low, high in np.max(ends, axis=1).tolist())
+        lower = max(found.spent[0], (found.plan or found.spent)[0])
         _must(lower <= self.epsilon, f"overspent: epsilon is {lower:.6g} or more, of {self.epsilon:g}")
 
-    def _tight(self, plan: dict[str, int]) -> Interval:
+    def _sampled(self, event: Event) -> tuple[float, float]:
+        """How often a record takes part, and ε where the event is ε-DP, else 0."""
+        kind = event["kind"]
+        if kind in ("poisson", "fixed-size", "drawn"):
+            rate = event["size"] / event["of"] if kind == "fixed-size" else event["rate"]
+            everyone = rate == 1 and (kind == "poisson" or self.adjacency != "add-remove")
+            suits = everyone or kind == ("fixed-size" if self.adjacency == "replace-one" else "poisson")
+            return rate, math.log1p(rate * math.expm1(self._sampled(event["event"])[1])) if suits else 0.0
+        noisy = self.shift / event["noise"] if kind == "laplace" else 0.0
+        return 1.0, event["epsilon"] if kind in ("pure", "bounded-range") else noisy
+
+    def _pair(self, event: Event, side: int, order: float) -> Pair:
+        """P and Q of an event in one direction, as far out as moments of this order need."""
+        kind, inner, (q, pure) = event["kind"], event.get("event", event), self._sampled(event)
+        if pure and (inner["kind"] != "laplace" or q < 1):  # randomised response is the worst
+            return -np.log1p(np.exp([-pure, pure])), np.array([pure, -pure])
+        known = pure or (inner["kind"] == "gaussian" and (kind != "drawn" or self.adjacency != "add-remove"))
+        _must(known, f"not recomputed: no pair of distributions is known for {_text(event)}")
+        pushed = kind == "fixed-size" and (q < 1 or self.adjacency == "add-remove")  # one comes, another goes
+        a = (2.0 if pushed else 1.0 if kind == "poisson" and q < 1 else self.shift) / inner["noise"]
+        end = 1.0 if pure else 14 + a * order
+        edges = np.linspace(0.0 if pure else a / 2 if pushed and q < 1 else -end, end, PANELS + 1)
+        x = (edges[:-1, None] + (NODES + 1) * (edges[1] - edges[0]) / 2).ravel()
+        weights = np.tile(np.log(WEIGHTS * (edges[1] - edges[0]) / 2), PANELS)
+        if pure:
+            mass = np.append(weights + math.log(pure / 2) - pure * x, [-math.log(2), -math.log(2) - pure])
+            return mass, np.append(pure * (1 - 2 * x), [pure, -pure])
+        absent, tilted = math.log(1 - q + 1e-300), a * x - a * a / 2  # of (1-q) N(0) + q N(a) over N(0)
+        loss = tilted if kind == "drawn" else np.logaddexp(absent, math.log(q) + tilted)
+        down = weights - x * x / 2 - math.log(2 * math.pi) / 2
+        if kind == "drawn" or q == 1:
+            return np.append(down + loss + math.log(q), absent), np.append(loss, 0.0)
+        if pushed:  # the larger direction on either side of zero
+            atom = absent + math.log(math.erf(a / math.sqrt(8)))
+            return np.concatenate([down + loss, down, [atom]]), np.concatenate([loss, -loss, [0.0]])
+        if self.adjacency == "replace-one":
+            return down + loss, loss - loss[::-1]
+        return (down, -loss) if side else (down + loss, loss)
+
+    def _enclose(self, plan: dict[str, int], side: int) -> tuple[float, float]:
+        """ε of a plan from below and above, in one direction, composed by FFT."""
         flat = [(part, times * n) for name, n in plan.items() if n for part, times in _flat(json.loads(name))]
-        parts = [(_ways(part, self.adjacency), count) for part, count in flat]
-        sides = range(max((len(ways) for ways, _ in parts), default=0))
-        found = [_enclose([(w[min(side, len(w) - 1)], n) for w, n in parts], self.delta) for side in sides]
-        return max((low for low, _ in found), default=0.0), max((high for _, high in found), default=0.0)
+        pairs = [(self._pair(part, side, 1.0), n) for part, n in flat]
+        logs = [sum(n * _moments(pair, sign * TILTS) for pair, n in pairs) for sign in (-1, 1)]
+        low, high = (min((log + 20 - math.log(self.delta)) / TILTS) for log in logs)  # but for e^-20 δ
+        atoms = {self._sampled(part)[1] for part, _ in flat} | {0.0}
+        step = max((low + high) / (CELLS - 16), 1e-7 * high)
+        step = max(atoms) / (max(atoms) // step) if max(atoms) >= step else step  # not to round this atom
 
+        def upper(finer: int, delta: float) -> float:
+            """ε with losses split between neighbours: P and Q keep their mass (Doroshenko et al. 2022)."""
+            cells, width, spectrum = CELLS * finer, step / finer, np.ones(CELLS * finer // 2 + 1, complex)
+            for (mass, loss), count in pairs:
+                place = np.floor(loss / width + 1e-9)
+                part = np.expm1(place * width - loss) / math.expm1(-width)
+                split = np.append(np.exp(mass) * (1 - part), np.exp(mass) * part)
+                place = np.append(place, place + 1).astype(np.int64) % cells
+                spectrum *= np.fft.rfft(np.bincount(place, split, cells)) ** count
+            before = int(low // width) + 8
+            density = np.roll(np.fft.irfft(spectrum, cells), before)
+            losses = width * (np.arange(cells) - before)
+            return _first(lambda epsilon: density @ -np.expm1(np.minimum(epsilon - losses, 0)) <= delta, high)
 
-def _text(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        # Halving the cells takes away half of the error of a single loss or more, and 3/4 of a smooth one's:
+        # the lower end extrapolates, with twice as much as was taken away, or six times the usual rest.
+        slack = 1e-15 * (10 + sum(n for _, n in flat))  # of the FFT
+        wide, top = upper(1, self.delta - slack), upper(2, self.delta - slack)
+        margin = 2 * abs(wide - top) + 1e-7 * top + (step if len(atoms) > 2 else 0.0)
+        return max(0.0, upper(2, self.delta + slack) - margin), top * (1 + 1e-8)
 
 
 def _flat(event: Event, times: int = 1) -> list[tuple[Event, int]]:
@@ -237,11 +283,7 @@ def _flat(event: Event, times: int = 1) -> list[tuple[Event, int]]:
 
 def _first(holds: Callable[[float], bool], high: float) -> float:
     """The smallest number from 0 to ``high`` from which on it holds."""
-    low = 0.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
+    return bisect_left(range(2**50), True, key=lambda k: holds(high * k / 2**50)) * high / 2**50
 
 
 def _gaussian_delta(mu: float, epsilon: float) -> float:
@@ -249,151 +291,9 @@ def _gaussian_delta(mu: float, epsilon: float) -> float:
     return (math.erfc(near) - math.exp(min(epsilon, 700.0)) * math.erfc(far)) / 2
 
 
-def _rate(event: Event) -> float:
-    return float(event["size"] / event["of"] if event["kind"] == "fixed-size" else event.get("rate", 1.0))
-
-
-def _pure(event: Event, adjacency: str) -> float:
-    """ε where the event is ε-DP, else 0; a sample has log(1 + q(e^ε - 1)) if it suits the adjacency."""
-    kind = event["kind"]
-    if "event" in event:
-        everyone = _rate(event) == 1 and (kind == "poisson" or adjacency != "add-remove")
-        suits = everyone or kind == ("fixed-size" if adjacency == "replace-one" else "poisson")
-        return math.log1p(_rate(event) * math.expm1(_pure(event["event"], adjacency))) if suits else 0.0
-    noisy = SHIFTS[adjacency] / event["noise"] if kind == "laplace" else 0.0
-    return float(event["epsilon"] if kind in ("pure", "bounded-range") else noisy)
-
-
-def _ways(event: Event, adjacency: str) -> list[Way]:
-    """The pairs (P, Q) of an event, one a direction: how P spreads over the privacy losses log P/Q."""
-    kind, inner, q, pure = event["kind"], event.get("event", event), _rate(event), _pure(event, adjacency)
-    if pure and inner["kind"] == "laplace" and q == 1:
-        curve = 0.0, 1.0, lambda x: math.log(pure / 2) - pure * x, lambda x: pure * (1 - 2 * x)
-        return [([(0.5, pure), (math.exp(-pure) / 2, -pure)], [curve], 0.0)]
-    if pure:
-        return [([(1 / (1 + math.exp(-pure)), pure), (1 / (1 + math.exp(pure)), -pure)], [], 0.0)]
-    known = inner["kind"] == "gaussian" and not (kind == "drawn" and adjacency == "add-remove")
-    _must(known, f"not recomputed: no pair of distributions is known for {_text(event)}")
-    pushed = kind == "fixed-size" and (adjacency == "add-remove" or q < 1)  # one comes in, another goes out
-    poisson, seen = kind == "poisson" and q < 1, kind == "drawn"
-    a = (2.0 if pushed else 1.0 if poisson else SHIFTS[adjacency]) / inner["noise"]
-
-    def over(x: Array) -> Array:  # log of (1-q) N(0) + q N(a) over N(0)
-        tilted: Array = a * x - a * a / 2
-        return tilted if seen or q == 1 else np.logaddexp(math.log1p(-q), math.log(q) + tilted)
-
-    def base(x: Array) -> Array:
-        return -x * x / 2 - math.log(2 * math.pi) / 2
-
-    start, end = a / 2 if pushed and q < 1 else -math.inf, math.inf
-    up: Curve = start, end, lambda x: base(x) + over(x) + (math.log(q) if seen else 0.0), over
-    down: Curve = start, end, base, lambda x: -over(x)
-    if seen or q == 1:
-        return [([(1 - q, 0.0)] if q < 1 else [], [up], a)]
-    if pushed:  # the larger direction on either side of zero
-        return [([((1 - q) * math.erf(a / math.sqrt(8)), 0.0)], [up, down], a)]
-    if adjacency == "replace-one":
-        return [([], [(start, end, up[2], lambda x: over(x) - over(-x))], a)]
-    return [([], [up], a), ([], [down], a)]
-
-
-def _nodes(way: Way, reach: float, panels: int) -> tuple[Array, Array]:
-    """Log masses and losses: the atoms, and the curves by Gauss-Legendre quadrature."""
-    atoms = np.reshape(way[0], (-1, 2))
-    masses, losses = [np.log(atoms[:, 0])], [atoms[:, 1]]
-    for start, end, density, loss in way[1]:
-        edges, width = np.linspace(max(start, -reach), min(end, reach), panels, endpoint=False, retstep=True)
-        x = (edges[:, None] + width * (NODES + 1) / 2).ravel()
-        masses.append(density(x) + np.tile(np.log(WEIGHTS * width / 2), panels))
-        losses.append(loss(x))
-    return np.concatenate(masses), np.concatenate(losses)
-
-
-def _log_moment(mass: Array, loss: Array, tilt: float) -> float:
-    terms = mass + tilt * loss
-    return float(terms.max() + np.log(np.exp(terms - terms.max()).sum()))
-
-
-def _renyi(ways: list[Way], orders: Array) -> Array:
-    reach = 40 + ways[0][2] * orders.max()
-    nodes = [_nodes(way, reach, int(16 * reach)) for way in ways]
-    return np.array([max(_log_moment(*found, a - 1) for found in nodes) / (a - 1) for a in orders])
-
-
-def _enclose(parts: list[tuple[Way, int]], delta: float) -> Interval:
-    """ε at δ from below and above, in one direction.
-
-    Masses are tilted by e^(λ loss), so that the tail becomes the bulk, put on a grid such that the profile
-    rises nowhere, or falls nowhere, and composed by FFT in a window of all but e^-25 of the tilted mass.
-    """
-    goal, steps = -math.log(delta), sum(count for _, count in parts)
-    reach = 12 + math.sqrt(2 * goal) + max(way[2] for way, _ in parts)
-    coarse = [(_nodes(way, reach, 256), count) for way, count in parts]
-
-    def moment(tilt: float) -> float:
-        return sum(count * _log_moment(*nodes, tilt) for nodes, count in coarse)
-
-    chernoff = [(moment(t) + goal - t * math.log1p(1 / t) - math.log1p(t)) / t for t in TILTS]
-    ceiling = min(chernoff)
-    if ceiling <= 0:
-        return 0.0, 0.0
-    tilt = min(float(TILTS[np.argmin(chernoff)]), 200 / ceiling)
-    total = moment(tilt)
-    top = min((moment(tilt + t) - total + 25) / t for t in TILTS)
-    bottom = max((total - moment(tilt - t) - 25) / t for t in TILTS)
-    step = max((top - bottom) / (CELLS - 16), 1e-7 * ceiling)
-    edge = max((loss for way, _ in parts for _, loss in way[0]), default=0.0)
-    step = edge / (edge // step) if edge >= step else step  # an atom on the grid is not rounded
-    first = int(bottom // step) - 8
-    losses = step * (first + np.arange(CELLS))
-
-    def end(up: bool) -> float:
-        spectrum = np.ones(CELLS // 2 + 1, complex)
-        for way, count in parts:
-            spectrum *= np.fft.rfft(_cells(*_nodes(way, reach, PANELS), step, tilt, up)) ** count
-        density = np.roll(np.fft.irfft(spectrum, CELLS), -first)
-
-        def excess(epsilon: float) -> float:  # of δ(ε) over δ, in units of e^(K - λε)
-            gap = np.maximum(losses - epsilon, 0.0)
-            found = float(density @ (np.exp(-tilt * gap) * -np.expm1(-gap)))
-            return found - math.exp(tilt * epsilon - total - goal)
-
-        found, slack = _first(lambda epsilon: excess(epsilon) <= 0, ceiling), 1e-9 + 1e-15 * steps
-        near = (found * (1 + (1 if up else -1) * 2.0**-k) for k in range(40, 0, -1))
-        shown = (epsilon for epsilon in near if (excess(epsilon) < -slack if up else excess(epsilon) > slack))
-        return next(shown, ceiling if up else 0.0)
-
-    return end(False), min(ceiling, end(True))
-
-
-def _cells(mass: Array, loss: Array, step: float, tilt: float, up: bool) -> Array:
-    """The tilted masses on the grid, modulo its length, divided by their sum before rounding."""
-    mass = mass - _log_moment(mass, loss, tilt)
-
-    def put(place: Array, weights: Array) -> Array:
-        return np.bincount(place.astype(np.int64) % CELLS, weights, CELLS).astype(float)
-
-    low, near = np.floor(loss / step + 1e-9), np.rint(loss / step)
-    weights = np.exp(mass + tilt * step * low)
-    if up:  # split between neighbours so that P and Q keep their mass (Doroshenko et al. 2022)
-        part = np.expm1(low * step - loss) / math.expm1(-step)
-        return put(low, weights * (1 - part)) + put(low + 1, weights * part * math.exp(tilt * step))
-    # Tangents of the profile at the middles of cells, cut off where two meet: nowhere above it, all knots on
-    # the grid. Where losses are too uneven for that (a mass would be negative) they are rounded down instead.
-    gains, uneven = np.exp(mass + tilt * step * near) * -np.expm1(near * step - loss), np.zeros(CELLS, bool)
-    for _ in range(40):
-        rough = uneven[near.astype(np.int64) % CELLS]
-        gain = put(near, np.where(rough, 0.0, gains))
-        more, less = np.maximum(gain, 0.0), np.maximum(-gain, 0.0)
-        cells = put(near, np.where(rough, 0.0, np.exp(mass + tilt * step * near))) - gain
-        cells += (more - np.roll(less, 1) * math.exp(tilt * step)) / -math.expm1(-step)
-        cells += (less - np.roll(more, -1) * math.exp(-tilt * step)) / math.expm1(step)
-        cells += put(low, np.where(rough, weights, 0.0))
-        if cells[cells < 0].sum() > -1e-14:
-            return np.maximum(cells, 0.0)
-        for offset in (-1, 0, 1):
-            uneven |= np.roll(cells < 0, offset)
-    return put(low, weights)
+def _moments(pair: Pair, tilts: Array) -> Array:
+    terms = (pair[0] + tilt * pair[1] for tilt in tilts)
+    return np.array([each.max() + np.log(np.exp(each - each.max()).sum()) for each in terms])
 
 
 if __name__ == "__main__":

@@ -194,8 +194,9 @@ class GdpFilter(_Additive):
     """Σμ²: Gaussians composed fully adaptively, converted exactly.
 
     Smith & Thakurta 2022 (a filter with the parameters of non-adaptive composition); Koskela, Tobaben &
-    Honkela 2023: if Σμᵢ² <= μ² always, the whole is μ-GDP. An ε-DP answer is μ-GDP with μ = 2Φ⁻¹(e^ε/(1+e^ε)): the Gaussian trade-off curve is convex, and
-    lies below randomised response's two segments as soon as it passes below their corner.
+    Honkela 2023: if Σμᵢ² <= μ² always, the whole is μ-GDP. An ε-DP answer is μ-GDP with
+    μ = 2Φ⁻¹(e^ε/(1+e^ε)): the Gaussian trade-off curve is convex, and lies below randomised response's two
+    segments as soon as it passes below their corner.
     """
 
     budget: Budget
