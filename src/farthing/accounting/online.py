@@ -126,16 +126,17 @@ class OnlineAccountant:
     ) -> float:
         """The answer on the best line, ``tilt`` being a first guess; ``epsilon`` says where an answer lies.
 
-        Any line gives a valid bound. The choice is kept for the next such question (a ``habit``), looked
-        at again when the variance has grown by a tenth, and made anew, by asking on both sides, when it has
-        grown fourfold (a tenth while events are few): every line asked has to be told of all events.
+        Any line gives a valid bound. The choice is kept for the next such question (a ``habit``) and looked
+        at again when the variance has grown by a tenth: by asking on both sides while events are few, then
+        by where the line itself points to, because every line asked has to be told of all events.
         """
         tilt = min(tilt, self._steepest)
         power = _clamped(round(math.log2(tilt)) if tilt > 0 else _LOWEST)
         if len(self._habits) > 256:
             self._habits.clear()
         chosen, seen, best = self._habits.get(habit, (0.0, 0.0, power))
-        if self._variance > (1.1 if len(self._rows) <= _FEW else 4.0) * chosen:
+        few = len(self._rows) <= _FEW
+        if chosen == 0.0 or (few and self._variance > 1.1 * chosen):
             best = self._best(best, question)
             self._habits[habit] = self._variance, self._variance, best
         elif self._variance > 1.1 * seen:
