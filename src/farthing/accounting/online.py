@@ -126,9 +126,10 @@ class OnlineAccountant:
     ) -> float:
         """The answer on the best line, ``tilt`` being a first guess; ``epsilon`` says where an answer lies.
 
-        Any line gives a valid bound. The choice is kept for the next such question (a ``habit``) and looked
-        at again when the variance has grown by a tenth: by asking on both sides while events are few, then
-        by where the line itself points to, because every line asked has to be told of all events.
+        Any line gives a valid bound. The choice is kept for the next such question (a ``habit``), looked
+        at again when the variance has grown by a tenth, and made anew when it has grown fourfold (a tenth
+        while events are few). Every line asked has to be told of all events, so with many of them only
+        lines below are asked: as the variance grows the saddle point comes down.
         """
         tilt = min(tilt, self._steepest)
         power = _clamped(round(math.log2(tilt)) if tilt > 0 else _LOWEST)
@@ -136,8 +137,8 @@ class OnlineAccountant:
             self._habits.clear()
         chosen, seen, best = self._habits.get(habit, (0.0, 0.0, power))
         few = len(self._rows) <= _FEW
-        if chosen == 0.0 or (few and self._variance > 1.1 * chosen):
-            best = self._best(best, question)
+        if self._variance > (1.1 if few else 4.0) * chosen:
+            best = self._best(best, question, (-1, 1) if few or chosen == 0.0 else (-1,))
             self._habits[habit] = self._variance, self._variance, best
         elif self._variance > 1.1 * seen:
             best = self._better(best, question, epsilon)
@@ -147,10 +148,10 @@ class OnlineAccountant:
         self._weak = any(line.loose for line in lines)
         return answer
 
-    def _best(self, power: int, question: Question) -> int:
-        """The line with the least answer, sought outwards from ``power``."""
+    def _best(self, power: int, question: Question, sides: tuple[int, ...]) -> int:
+        """The line with the least answer, sought from ``power`` to these sides."""
         answers = {power: question(self._lines(power))}
-        for side in (-1, 1):
+        for side in sides:
             at = power
             while at + side == _clamped(at + side):
                 at += side
