@@ -160,7 +160,7 @@ def online_steps(steps: int = 1000, passes: int = 100, peer_steps: int = 20) -> 
 
     Means count everything, also what a line costs when it is first needed for all noises seen so far.
     """
-    noises = np.random.default_rng(0).uniform(2.0, 10.0, steps)
+    noises = np.random.default_rng(0).uniform(1.0, 5.0, steps)
     cold()
     accountant = OnlineAccountant()
     first, again = [], []
@@ -168,7 +168,7 @@ def online_steps(steps: int = 1000, passes: int = 100, peer_steps: int = 20) -> 
         for noise in noises:
             start = time.process_time()
             accountant.add(poisson(0.01, float(noise)))
-            accountant.delta(2.0)
+            accountant.delta(10.0)
             taken.append(time.process_time() - start)
     print(f"\n{steps} distinct noises {passes} times over, add + δ query, CPU µs a step")
     print(f"  ε after all of them: {accountant.epsilon(1e-5):.3f} at δ = 1e-5")
@@ -181,7 +181,7 @@ def online_steps(steps: int = 1000, passes: int = 100, peer_steps: int = 20) -> 
         print(f"  dp-accounting is left out: {error}")
         return
     # composed onto what half the plan has left behind, as a step in the middle of the plan would be
-    typical = peer.from_gaussian_mechanism(5.0, sampling_prob=0.01)
+    typical = peer.from_gaussian_mechanism(2.5, sampling_prob=0.01)
     total = typical.self_compose(steps // 2)
     start = time.process_time()
     built = [peer.from_gaussian_mechanism(float(noise), sampling_prob=0.01) for noise in noises[:peer_steps]]
@@ -189,7 +189,7 @@ def online_steps(steps: int = 1000, passes: int = 100, peer_steps: int = 20) -> 
     start = time.process_time()
     for one in built:
         total = total.compose(one)
-        total.get_delta_for_epsilon(2.0)
+        total.get_delta_for_epsilon(10.0)
     composing = (time.process_time() - start) / peer_steps
     both = building + composing
     print(f"  dp-accounting PLD: built ahead {1e6 * composing:.0f}, building too {1e6 * both:.0f}")

@@ -35,6 +35,7 @@ from farthing.events import ComposedEvent, Event, RepeatedEvent, flatten
 _LOWEST, _HIGHEST = -3, 24  # lines at λ = 2^_LOWEST ... 2^_HIGHEST
 _VARIANCE_AT = 0.05
 _FARTHEST = 12.0  # standard deviations: a δ of 1e-33
+_NOTHING = 40.0  # -log of a δ that nobody asks to know better; steeper lines only cost
 _TINY = math.log(1e-14)  # lines a factor of two apart are too coarse for a smaller δ
 _FEW = 64  # distinct events up to which `pld` is asked where the lines are weak
 _BELOW = 0.4  # octaves a line may lie above the saddle point: beyond, what wraps around shows
@@ -61,6 +62,7 @@ class OnlineAccountant:
         self._recent: deque[tuple[int, int]] = deque(maxlen=_RECENT)
         self._adds = 0
         self._tables: dict[int, _Table] = {}
+        self._highest = _HIGHEST  # line worth asking for the question at hand
         self._weak = False  # whether errors were a visible part of the last answer
         self._habits: dict[tuple[str, float], tuple[float, float, int]] = {}  # variances then, best line
 
@@ -75,11 +77,12 @@ class OnlineAccountant:
             self._add(row, count)
 
     def delta(self, epsilon: float) -> float:
-        """A certified upper bound on δ(ε); with few steps `pld.delta` is tighter and slower."""
+        """A certified upper bound on δ(ε), not sharpened below 1e-17; `pld.delta` is tighter and slower."""
         epsilon = validate.non_negative(epsilon=epsilon)
         if self._most * (1 + 1e-9) <= epsilon:
             return 0.0
         tilt = min(epsilon / self._variance - 0.5, _FARTHEST / math.sqrt(self._variance))
+        self._highest = _clamped(math.ceil(math.log2(_NOTHING / epsilon))) if epsilon > 1e-6 else _HIGHEST
         question = partial(_log_delta, epsilon)
         return math.exp(self._ask(tilt, question, lambda _: epsilon, ("delta", epsilon)))
 
@@ -89,6 +92,7 @@ class OnlineAccountant:
         if self._most == 0.0:
             return 0.0
         tilt = min(math.sqrt(-2 * goal), _FARTHEST) / math.sqrt(self._variance)
+        self._highest = _HIGHEST
         question = partial(_epsilon, goal)
         found = self._ask(tilt, question, lambda answer: answer, ("epsilon", delta))
         found = min(found, self._most * (1 + 1e-9))
@@ -132,7 +136,7 @@ class OnlineAccountant:
         lines below are asked: as the variance grows the saddle point comes down.
         """
         tilt = min(tilt, self._steepest)
-        power = _clamped(round(math.log2(tilt)) if tilt > 0 else _LOWEST)
+        power = min(_clamped(round(math.log2(tilt)) if tilt > 0 else _LOWEST), self._highest)
         if len(self._habits) > 256:
             self._habits.clear()
         chosen, seen, best = self._habits.get(habit, (0.0, 0.0, power))
@@ -153,7 +157,7 @@ class OnlineAccountant:
         answers = {power: question(self._lines(power))}
         for side in sides:
             at = power
-            while at + side == _clamped(at + side):
+            while at + side == min(_clamped(at + side), self._highest):
                 at += side
                 answers[at] = question(self._lines(at))
                 if answers[at] >= answers[at - side] and not math.isinf(answers[at]):
@@ -164,7 +168,7 @@ class OnlineAccountant:
         """``power``, or the line next to it that it points to as closer to the saddle point."""
         answer = question(self._lines(power))
         off = 0.0 if math.isinf(answer) else self._lines(power)[0].octaves_off(epsilon(answer))
-        aim = _clamped(power + math.floor(off + _BELOW))
+        aim = min(_clamped(power + math.floor(off + _BELOW)), self._highest)
         return aim if aim != power and question(self._lines(aim)) < answer else power
 
     def _lines(self, power: int) -> list[Line]:
