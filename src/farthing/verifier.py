@@ -20,7 +20,6 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Event = dict[str, Any]
-Pair = tuple[Array, Array]  # of distributions P, Q: log masses of P, and the losses log P/Q they are at
 FIELDS = ("previous", "seq", "time", "kind", "body", "state")  # in the order in which they are hashed
 SOUND = "lattice noise from a cryptographic stream"
 SHIFTS = {"add-remove": 1.0, "zero-out": 1.0, "replace-one": 2.0}  # how far a sum moves, in contributions
@@ -55,8 +54,7 @@ class Verdict:
 
 def verify(lines: Iterable[str], head: str | None = None) -> Verdict:
     """Checks an export row by row; ``head`` is the hash of its last row, where that is known."""
-    audit = _Audit()
-    found = audit.found
+    found = (audit := _Audit()).found
     try:
         for line in lines:
             audit.row(line)
@@ -92,24 +90,23 @@ class _Audit:
         _must(found.rows > 1 or (kind, body["farthing"]) == ("open", 1), "no ledger of format 1 is opened")
         found.code = 1  # until all is checked
         _must(claimed == digest, "it was changed, it does not have its hash")
-        place = row["seq"] == found.rows - 1 and row["previous"] == found.head
-        _must(place, "it does not follow the row before it")
+        _must(
+            (row["seq"], row["previous"]) == (found.rows - 1, found.head), "it does not follow the last row"
+        )
         self._apply(row["seq"], kind, body, body.get("answer"))
         found.head = digest
         truth = [*self.totals.tolist(), *(float(self.found.charged.get(name, 0)) for name in self.promised)]
         dead = [total == 1e300 and self.rule == "rdp" for total in state]  # orders that count no more
         same = len(state) == len(truth) and np.all(np.isclose(state, truth, SLACK, 1e-9) | dead)
-        begun = state or self.charges or self.promised
-        _must(same or not begun, f"its state is {state}, and should be {truth} by the rows so far")
+        _must(same or not (state or self.charges or self.promised), f"its state is {state}, and not {truth}")
 
     def _apply(self, seq: int, kind: str, body: Event, answer: Any) -> None:
         """Does what a row says, if it may: what it charges has to fit into the promise, or by the filter."""
         if kind == "open" and seq == 0:
             self._open(body["noise"], body["budget"], **body["filter"])
         if kind == "release":
-            key, request = answer["key"], answer["request"]
-            _must(self.answers.get(key) == (request, False), f"key {key!r} has no charge of its own")
-            self.answers[key] = request, True
+            _must(self.answers.get(answer["key"]) == (answer["request"], False), f"{answer} was not charged")
+            self.answers[answer["key"]] = answer["request"], True
         if kind in ("release", "note", "close") or seq == 0:
             return None
         name, count = _text(body["event"]), body["times" if kind == "promise" else "count"]
@@ -128,21 +125,18 @@ class _Audit:
         if kind == "charge":
             self.charges[seq] = name, 0 if answer else count
         else:
-            of = body["of"]
-            event, left = self.charges.get(of, ("", 0))
-            _must(kind == "refund" and event == name, f"{kind} of what row {of} did not charge")
-            _must(count <= left, f"{count} are given back of {left} that row {of} holds")
-            self.charges[of], count = (name, left - count), -count
-        self.found.charged[name] = self.found.charged.get(name, 0) + count
+            event, left = self.charges.get(body["of"], ("", 0))
+            _must(kind == "refund" and event == name, f"{kind} of what row {body['of']} did not charge")
+            _must(count <= left, f"{count} are given back of {left} that row {body['of']} holds")
+            self.charges[body["of"]], count = (name, left - count), -count
+        self.found.charged[name] = total = self.found.charged.get(name, 0) + count
         if self.promised:
-            fits = self.found.charged[name] <= self.promised.get(name, 0)
-            return _must(fits, f"overspent: more than was promised of {name}")
+            return _must(total <= self.promised.get(name, 0), f"overspent: more than was promised of {name}")
         if name not in self.costs:
             self.costs[name] = sum((n * self._cost(part) for part, n in _flat(json.loads(name))), np.zeros(1))
         self.totals = self.totals + count * self.costs[name]
-        # The zCDP filter sets part of δ aside, the RDP filter shares δ among its orders.
         most = {"basic": self.delta, "zcdp": self.aside}.get(self.rule, math.inf)
-        found = self._epsilon(self.delta / max(len(self.orders), 1) - self.aside)
+        found = self._epsilon(self.delta / max(len(self.orders), 1) - self.aside)  # orders share δ
         fits = found <= self.epsilon * (1 + SLACK) and self.totals[-1] <= most * (1 + SLACK)
         return _must(fits, f"overspent: {count} x {name} does not fit by {self.found.rule}")
 
@@ -165,10 +159,9 @@ class _Audit:
             mu = _first(lambda mu: math.erfc(mu / math.sqrt(8)) <= 2 / (1 + math.exp(pure)), 100.0)
             rho = min(pure * math.tanh(pure / 2), pure**2 / 8 if kind == "bounded-range" else math.inf)
         if self.rule == "rdp" and not delta:
-            bound = self.orders * (rho if kind in ("zcdp", "bounded-range") else np.inf)
-            pairs = [self._pair(event, side, max(self.orders)) for side in (0, 1) if kind != "zcdp"]
-            costs = [_moments(pair, self.orders - 1) / (self.orders - 1) for pair in pairs] or [bound]
-            return np.minimum(bound, np.array(costs).max(axis=0))
+            bound, up = self.orders * (rho if kind in ("zcdp", "bounded-range") else np.inf), self.orders - 1
+            costs = [_moments(self._pair(event, side, max(up)), up) / up for side in (0, 1) if kind != "zcdp"]
+            return np.asarray(np.minimum(bound, np.max(costs or [bound], axis=0)))
         prices = {"zcdp": [rho, delta], "gdp": [mu**2], "basic": [pure or event.get("epsilon", 0.0), delta]}
         known = prices[self.rule][0] > 0 and (self.rule != "basic" or pure or kind == "approximate")
         _must(known, f"not recomputed: {self.found.rule} has no price for {_text(event)}")
@@ -180,8 +173,9 @@ class _Audit:
         if self.rule == "basic" or not self.totals.any():
             return total
         if self.rule == "gdp":
-            mu = math.sqrt(total)
-            return _first(lambda epsilon: _gaussian_delta(mu, epsilon) <= delta, total + 40 * mu)
+            return _first(
+                lambda epsilon: _gaussian_delta(total**0.5, epsilon) <= delta, total + 40 * total**0.5
+            )
         if self.rule == "zcdp":
             orders = 1 + math.sqrt(-math.log(delta) / total) * np.geomspace(0.02, 50, 2**12)
             spent = total * orders
@@ -209,8 +203,8 @@ class _Audit:
         noisy = self.shift / event["noise"] if kind == "laplace" else 0.0
         return 1.0, event["epsilon"] if kind in ("pure", "bounded-range") else noisy
 
-    def _pair(self, event: Event, side: int, order: float) -> Pair:
-        """P and Q of an event in one direction, as far out as moments of this order need."""
+    def _pair(self, event: Event, side: int, order: float) -> tuple[Array, Array]:
+        """Log masses of P and their losses log P/Q in one direction, as far out as moments of an order go."""
         kind, inner, (q, pure) = event["kind"], event.get("event", event), self._sampled(event)
         if pure and (inner["kind"] != "laplace" or q < 1):  # randomised response is the worst
             return -np.log1p(np.exp([-pure, pure])), np.array([pure, -pure])
@@ -243,9 +237,9 @@ class _Audit:
         pairs = [(self._pair(part, side, 1.0), n) for part, n in flat]
         logs = [sum(n * _moments(pair, sign * TILTS) for pair, n in pairs) for sign in (-1, 1)]
         low, high = (min((log + 20 - math.log(self.delta)) / TILTS) for log in logs)  # but for e^-20 δ
-        atoms = {self._sampled(part)[1] for part, _ in flat} | {0.0}
+        *odd, (edge, _) = sorted([(0.0, 0), *((self._sampled(part)[1], n) for part, n in flat)])
         step = max((low + high) / (CELLS - 16), 1e-7 * high)
-        step = max(atoms) / (max(atoms) // step) if max(atoms) >= step else step  # not to round this atom
+        step = edge / (edge // step) if edge >= step else step  # an atom on the grid is not rounded
 
         def upper(finer: int, delta: float) -> float:
             """ε with losses split between neighbours: P and Q keep their mass (Doroshenko et al. 2022)."""
@@ -256,16 +250,15 @@ class _Audit:
                 split = np.append(np.exp(mass) * (1 - part), np.exp(mass) * part)
                 place = np.append(place, place + 1).astype(np.int64) % cells
                 spectrum *= np.fft.rfft(np.bincount(place, split, cells)) ** count
-            before = int(low // width) + 8
-            density = np.roll(np.fft.irfft(spectrum, cells), before)
-            losses = width * (np.arange(cells) - before)
+            density = np.roll(np.fft.irfft(spectrum, cells), int(low // width) + 8)
+            losses = width * (np.arange(cells) - int(low // width) - 8)
             return _first(lambda epsilon: density @ -np.expm1(np.minimum(epsilon - losses, 0)) <= delta, high)
 
-        # Halving the cells takes away half of the error of a single loss or more, and 3/4 of a smooth one's:
-        # the lower end extrapolates, with twice as much as was taken away, or six times the usual rest.
-        slack = 1e-15 * (10 + sum(n for _, n in flat))  # of the FFT
+        # Halving the cells takes away 3/4 of the error of smooth losses: the lower end extrapolates by twice
+        # what was taken away, six times the usual rest. Atoms off the grid move a cell at most (Hoeffding).
+        slack, odds = 2e-16 * (50 + sum(n for _, n in flat)), sum(n for pure, n in odd if pure)
         wide, top = upper(1, self.delta - slack), upper(2, self.delta - slack)
-        margin = 2 * abs(wide - top) + 1e-7 * top + (step if len(atoms) > 2 else 0.0)
+        margin = 2 * abs(wide - top) + 1e-7 * top + step * min(odds, 4 * math.sqrt(odds))
         return max(0.0, upper(2, self.delta + slack) - margin), top * (1 + 1e-8)
 
 
@@ -291,7 +284,7 @@ def _gaussian_delta(mu: float, epsilon: float) -> float:
     return (math.erfc(near) - math.exp(min(epsilon, 700.0)) * math.erfc(far)) / 2
 
 
-def _moments(pair: Pair, tilts: Array) -> Array:
+def _moments(pair: tuple[Array, Array], tilts: Array) -> Array:
     terms = (pair[0] + tilt * pair[1] for tilt in tilts)
     return np.array([each.max() + np.log(np.exp(each - each.max()).sum()) for each in terms])
 
