@@ -183,7 +183,7 @@ def test_the_same_promise_of_many_processes_at_once(tmp_path):
         def work(number):
             ledger = ft.Ledger.open(path)
             time.sleep(max(0.0, start - time.monotonic()))
-            print(ledger.promise(query(4.0, ft.Poisson(0.1))).times)
+            sys.stdout.write(f"{ledger.promise(query(4.0, ft.Poisson(0.1))).times}\\n")
             ledger.close()
         assert children(8, work) == [0] * 8
         """,
