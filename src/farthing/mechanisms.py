@@ -8,8 +8,9 @@ of the sum itself; the price is that of the noise asked for.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -92,69 +93,64 @@ def _checked(total: ArrayLike, bound: Bound) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Gaussian:
+class _Added(ABC):
+    """Noise of one scale on every coordinate of a sum; ``order`` is that of the norm it answers to."""
+
+    noise: float
+    order: ClassVar[int]
+    kind: ClassVar[type[GaussianEvent] | type[LaplaceEvent]]
+
+    @abstractmethod
+    def _draw(self, stream: Stream, size: int, bits: int) -> NDArray[np.int64]:
+        """Noise of scale 2^bits cells."""
+
+    def __post_init__(self) -> None:
+        validate.positive(noise=self.noise)
+
+    def unit_event(self) -> Event:
+        return self.kind(self.noise)
+
+    def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
+        return self.kind(self.noise * _ratio(bound, adjacency, sampled, self.order))
+
+    def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:
+        total = _checked(total, bound)
+        bits, cell = _grid(self.noise, bound, self.order, total.size)
+        noise = self._draw(stream, total.size, bits).reshape(total.shape)
+        return _floats(_cells(total, bound, cell) + noise, cell) * bound.scale
+
+
+@dataclass(frozen=True, slots=True)
+class Gaussian(_Added):
     """Gaussian noise of standard deviation ``noise`` · bound (Dwork & Roth 2014; Balle & Wang 2018)."""
 
-    noise: float
+    order = 2
+    kind = GaussianEvent
 
-    def __post_init__(self) -> None:
-        validate.positive(noise=self.noise)
-
-    def unit_event(self) -> Event:
-        return GaussianEvent(self.noise)
-
-    def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
-        return GaussianEvent(self.noise * _ratio(bound, adjacency, sampled, 2))
-
-    def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:
-        total = _checked(total, bound)
-        bits, cell = _grid(self.noise, bound, 2, total.size)
-        noisy = _cells(total, bound, cell) + lattice.gaussian(stream, total.size, bits).reshape(total.shape)
-        return _floats(noisy, cell) * bound.scale
+    def _draw(self, stream: Stream, size: int, bits: int) -> NDArray[np.int64]:
+        return lattice.gaussian(stream, size, bits)
 
 
 @dataclass(frozen=True, slots=True)
-class Laplace:
+class Laplace(_Added):
     """Laplace noise of scale ``noise`` · L1 bound (Dwork et al. 2006)."""
 
-    noise: float
+    order = 1
+    kind = LaplaceEvent
 
-    def __post_init__(self) -> None:
-        validate.positive(noise=self.noise)
-
-    def unit_event(self) -> Event:
-        return LaplaceEvent(self.noise)
-
-    def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
-        return LaplaceEvent(self.noise * _ratio(bound, adjacency, sampled, 1))
-
-    def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:
-        total = _checked(total, bound)
-        bits, cell = _grid(self.noise, bound, 1, total.size)
-        noisy = _cells(total, bound, cell) + lattice.laplace(stream, total.size, bits).reshape(total.shape)
-        return _floats(noisy, cell) * bound.scale
+    def _draw(self, stream: Stream, size: int, bits: int) -> NDArray[np.int64]:
+        return lattice.laplace(stream, size, bits)
 
 
 @dataclass(frozen=True, slots=True)
-class SymmetricGaussian:
+class SymmetricGaussian(Gaussian):
     """Gaussian noise on the upper triangle of a symmetric sum, mirrored (Dwork et al. 2014)."""
-
-    noise: float
-
-    def __post_init__(self) -> None:
-        validate.positive(noise=self.noise)
-
-    def unit_event(self) -> Event:
-        return GaussianEvent(self.noise)
-
-    def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
-        return GaussianEvent(self.noise * _ratio(bound, adjacency, sampled, 2))
 
     def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:
         total = np.asarray(total, dtype=np.float64)
         if total.ndim != 2 or total.shape[0] != total.shape[1]:
             raise InvalidValue(f"a symmetric sum must be a square matrix, got shape {total.shape}")
-        bits, cell = _grid(self.noise, bound, 2, total.size)
+        bits, cell = _grid(self.noise, bound, self.order, total.size)
         upper = np.triu(_cells(total, bound, cell))
         mirrored = upper + np.triu(upper, 1).T
         return _floats(mirrored + lattice.symmetric(stream, len(total), bits), cell)

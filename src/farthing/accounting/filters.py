@@ -17,6 +17,7 @@ The totals live in the ledger's journal, so a filter is a frozen description wit
 
 import math
 import operator
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -72,11 +73,12 @@ class Filter(Protocol):
         """ε of totals at the budget's δ, had they been fixed ahead."""
 
 
-class _Additive:
+class _Additive(ABC):
     """What every filter shares: costs add."""
 
+    @abstractmethod
     def cost(self, event: Event) -> Totals:
-        raise NotImplementedError
+        """What one simple event adds."""
 
     def add(self, total: Totals, event: Event, count: int = 1) -> Totals:
         """The totals after ``count`` more of ``event`` (a negative count takes back a reservation)."""
