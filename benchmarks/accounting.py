@@ -172,9 +172,8 @@ def online_steps(
             accountant.add(poisson(0.01, float(noise)))
             accountant.delta(epsilon)
             taken.append(time.process_time() - start)
-    print(
-        f"\n{steps} distinct noises from {low:g} to {high:g}, {passes} times over, add + δ query, CPU µs a step"
-    )
+    print(f"\n{steps} distinct noises from {low:g} to {high:g}, {passes} times over")
+    print("  CPU µs a step, add + δ query")
     print(f"  ε after all of them: {accountant.epsilon(1e-5):.3f} at δ = 1e-5")
     for name, taken in (("first sight", first), ("seen before", again)):
         mean, median = 1e6 * statistics.mean(taken), 1e6 * statistics.median(taken)
