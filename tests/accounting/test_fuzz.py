@@ -269,7 +269,7 @@ def test_moments(seed):
     ("kind", "sets"),
     [(arrays, 10), (classical, 600), (tight, 60), (adjacent, 50), (calibrated, 10), (moment, 30)],
 )
-def test_a_hundred_thousand_sets(kind, sets, part):
+def test_many_more_sets(kind, sets, part):
     rng = np.random.default_rng([part, sets])
     for _ in range(sets):
         kind(rng)
