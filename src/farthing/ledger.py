@@ -137,13 +137,15 @@ class Ledger:
         event = query.price(self.budget) if isinstance(query, Query) else query
         return self._books.affords(event, validate.count(times=times))
 
-    def allot(self, epsilon: float, delta: float, **options: Any) -> "Ledger":
+    def allot(
+        self, epsilon: float, delta: float, *, filter: Callable[[Budget], Filter] | None = None
+    ) -> "Ledger":
         """Hands a part of the budget to a ledger of its own, charged here at once and in full.
 
         For many fits on one budget (a grid search): ε and δ of the parts add up, which needs a ledger with
         ``filter=BasicFilter``. The part lives in memory, since this ledger's journal already holds its cost.
         """
-        part = Ledger(self.budget.with_(epsilon, delta), stream=self._stream, **options)
+        part = Ledger(self.budget.with_(epsilon, delta), filter=filter, stream=self._stream)
         self._books.take(ApproximateEvent(part.budget.epsilon, part.budget.delta))
         part._records = self._records
         return part
