@@ -22,6 +22,8 @@ LAYERS = [
     "samplers bounds mechanisms query",
     "head journal books ledger",
     "facade data plans verifier",
+    "tables losses",
+    "algorithms.problem",
     "demo reporting cli",
 ]
 ORDER = [name for layer in LAYERS for name in layer.split()]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import farthing as ft
 from farthing.accounting import gaussian, pld
-from farthing.accounting.filters import BasicFilter, RdpFilter, ZcdpFilter
+from farthing.accounting.filters import BasicFilter, GdpFilter, RdpFilter, ZcdpFilter
 from farthing.errors import (
     BudgetSpent,
     FarthingError,
@@ -297,8 +297,37 @@ def test_parts_of_a_budget_add_up():
         ledger.allot(0.25, 2.5e-6)
     assert exhaust(parts[0].over(ROWS), full()) > 0
     assert ledger.share == 1.0
+
+
+@pytest.mark.parametrize("kind", [GdpFilter, ZcdpFilter])
+def test_parts_cost_what_their_filter_lets_through(kind):
+    """mu² of GDP and rho of zCDP add up, and what is left goes to the last part."""
+    ledger = ft.Ledger(BUDGET, filter=kind)
+    first = ledger.allot(BUDGET.epsilon / 2, BUDGET.delta)
+    share = ledger.share
+    currency = {GdpFilter: lambda rule: rule.mu**2, ZcdpFilter: lambda rule: rule.rho}[kind]
+    assert share == pytest.approx(currency(kind(first.budget)) / currency(kind(BUDGET)))
+    assert exhaust(first.over(ROWS), full()) > 0
+    rest = ledger.rest
+    last = ledger.allot()
+    assert last.budget == rest
+    assert ledger.share == pytest.approx(1.0)
+    with pytest.raises(BudgetSpent):
+        ledger.allot()
+    with pytest.raises(Unsupported, match="nothing can be promised"):
+        last.promise(full())
+    assert currency(kind(first.budget)) + currency(kind(last.budget)) <= currency(kind(BUDGET))
+
+
+def test_a_part_needs_a_price():
     with pytest.raises(Unsupported):
-        ft.Ledger(BUDGET).allot(0.1, 1e-6)
+        ft.Ledger(BUDGET).allot(0.1, 1e-6, filter=BasicFilter)
+    with pytest.raises(InvalidValue):
+        ft.Ledger(BUDGET).allot(epsilon=0.1)
+    promised = ft.Ledger(BUDGET)
+    promised.promise(full())
+    with pytest.raises(Unsupported):
+        promised.allot()
 
 
 def test_pure_budgets_need_no_delta():

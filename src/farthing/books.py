@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from farthing.accounting import calibrate, pld
-from farthing.accounting.filters import FILTERS, Filter, Totals
+from farthing.accounting import calibrate, gaussian, pld, zcdp
+from farthing.accounting.filters import FILTERS, BasicFilter, Filter, GdpFilter, Totals, ZcdpFilter
 from farthing.budget import Budget, Guarantee
-from farthing.errors import BudgetSpent, InvalidValue, PromiseBroken
+from farthing.errors import BudgetSpent, InvalidValue, PromiseBroken, Unsupported
 from farthing.events import ComposedEvent, Event, RepeatedEvent, decode, encode
 from farthing.journal import Journal, Row
 from farthing.query import Receipt
@@ -27,6 +27,7 @@ SEEDED = "seeded noise: no privacy at all, for tests only"
 SOUND = "lattice noise from a cryptographic stream"
 
 _FORMAT = 1
+_ROUNDED = 1 - 1e-9  # what is left, rounded down so that it still fits after conversion and back
 _DEAD = 1e300  # an infinite total (an RDP order that prices no more), as JSON can hold it; it stays one
 _STOPPING = "holds if when to stop did not depend on the answers; the ledger's guarantee holds in any case"
 _TIGHT = "Zhu, Dong & Wang 2022, Thm. 10 (dominating pairs compose), certified inversion"
@@ -74,6 +75,7 @@ class Books:
     def __init__(self, rule: Filter, journal: Journal, sound: bool, block: int) -> None:
         self.rule, self.journal = rule, journal
         self._sound, self._block = sound, block
+        self.plans = True  # whether promises may be made; not where only the filter's own total was paid for
         self._known: Plan = []
         self._reserved: dict[Event, _Reservation] = {}
         self._process = os.getpid()
@@ -113,6 +115,11 @@ class Books:
 
     def promise(self, event: Event, times: int | None) -> "Countdown":
         """Adds (event, times) to the plan, or finds it there."""
+        if not self.plans:
+            raise Unsupported(
+                f"this part of a budget was charged as what its {self.rule.name} filter lets through, so "
+                "nothing can be promised from it; take parts for promises from a ledger with BasicFilter"
+            )
         with self._lock:
             place = _place(event, self._plan(self._state(self.journal.last())))
             if place is None:
@@ -162,6 +169,28 @@ class Books:
         if not plan:
             return self.rule.share(self._totals(state))
         return sum(self._counts(state)) / sum(times for _, times in plan)
+
+    def rest(self) -> Budget:
+        """What is left, as a budget."""
+        state, budget = self._state(self.journal.last()), self.rule.budget
+        if not any(state) and not self._plan(state):
+            return budget
+        total = self._totals(state)
+        if not self._plan(state):
+            match self.rule:
+                case BasicFilter():
+                    return _positive(budget, budget.epsilon - total[0], max(0.0, budget.delta - total[1]))
+                case GdpFilter(mu=mu):
+                    left = math.sqrt(max(0.0, mu * mu - total[0])) * _ROUNDED
+                    return _positive(
+                        budget, gaussian.epsilon(left, budget.delta) if left else 0.0, budget.delta
+                    )
+                case ZcdpFilter(rho=rho):
+                    left, delta = max(0.0, rho - total[0]) * _ROUNDED, budget.delta - total[1]
+                    return _positive(budget, zcdp.epsilon(left, delta) if left else 0.0, delta)
+        raise Unsupported(
+            "what is left of a plan or of an RDP filter is not a budget: name epsilon and delta"
+        )
 
     def close(self) -> None:
         """Gives back what this process reserved and did not use."""
@@ -289,6 +318,12 @@ def _place(event: Event, plan: Plan) -> int | None:
 
 def _composed(plan: Plan) -> ComposedEvent:
     return ComposedEvent(tuple(RepeatedEvent(event, times) for event, times in plan))
+
+
+def _positive(budget: Budget, epsilon: float, delta: float) -> Budget:
+    if not epsilon > 0:
+        raise BudgetSpent(f"nothing is left of {budget}")
+    return budget.with_(epsilon, delta)
 
 
 _OPEN: "weakref.WeakSet[Books]" = weakref.WeakSet()

@@ -29,11 +29,11 @@ from typing import Any, Self
 import numpy as np
 
 from farthing import validate
-from farthing.accounting.filters import BasicFilter, Filter, GdpFilter
+from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, ZcdpFilter
 from farthing.books import SEEDED, Books, Countdown, header_of, rule_of
-from farthing.budget import Budget, Guarantee
+from farthing.budget import Adjacency, Budget, Guarantee
 from farthing.errors import InvalidValue, Unsupported
-from farthing.events import ApproximateEvent, Event, encode
+from farthing.events import ApproximateEvent, Event, GaussianEvent, ZcdpEvent, encode
 from farthing.journal import Journal
 from farthing.noise import Stream
 from farthing.query import Answer, Query, Receipt, Records
@@ -138,17 +138,43 @@ class Ledger:
         return self._books.affords(event, validate.count(times=times))
 
     def allot(
-        self, epsilon: float, delta: float, *, filter: Callable[[Budget], Filter] | None = None
+        self,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        *,
+        filter: Callable[[Budget], Filter] | None = None,
     ) -> "Ledger":
         """Hands a part of the budget to a ledger of its own, charged here at once and in full.
 
-        For many fits on one budget (a grid search): ε and δ of the parts add up, which needs a ledger with
-        ``filter=BasicFilter``. The part lives in memory, since this ledger's journal already holds its cost.
+        For many fits on one budget. Under basic composition a part costs its (ε, δ) and may be spent in any
+        way; under another filter it is spent by a filter of the same kind (unless one is named) and costs
+        what that lets through in all: μ-GDP or ρ-zCDP. Without ``epsilon`` and ``delta`` it is all that is
+        left (`rest`). The part lives in memory, since this ledger's journal already holds its cost.
         """
-        part = Ledger(self.budget.with_(epsilon, delta), filter=filter, stream=self._stream)
-        self._books.take(ApproximateEvent(part.budget.epsilon, part.budget.delta))
+        if epsilon is None and delta is None:
+            budget = self.rest
+        elif epsilon is None or delta is None:
+            raise InvalidValue(f"give both epsilon and delta of the part, or neither: {epsilon!r}, {delta!r}")
+        else:
+            budget = self.budget.with_(epsilon, delta)
+        basic = isinstance(self._books.rule, BasicFilter)
+        if filter is None and not basic:
+            filter = type(self._books.rule)
+        part = Ledger(budget, filter=filter, stream=self._stream)
+        whole = ApproximateEvent(budget.epsilon, budget.delta) if basic else _whole(part._books.rule)
+        self._books.take(whole)
+        part._books.plans = isinstance(whole, ApproximateEvent)
         part._records = self._records
         return part
+
+    @property
+    def rest(self) -> Budget:
+        """What a part may be given at most: the budget, less what is charged.
+
+        For the GDP filter the δ stays and μ² shrinks; for zCDP the same with ρ; for basic composition ε and δ
+        do. Raises `Unsupported` where what is left is not a budget (a plan, an RDP filter that was asked).
+        """
+        return self._books.rest()
 
     @property
     def guarantee(self) -> Guarantee:
@@ -196,6 +222,17 @@ class Ledger:
 
     def __repr__(self) -> str:
         return f"<Ledger {self.budget}, {self.share:.1%} charged>"
+
+
+def _whole(rule: Filter) -> Event:
+    """What everything that a filter lets through amounts to, as one event."""
+    shift = 2.0 if rule.budget.adjacency is Adjacency.REPLACE_ONE else 1.0
+    match rule:
+        case GdpFilter():
+            return GaussianEvent(shift / rule.mu)
+        case ZcdpFilter():
+            return ZcdpEvent(rule.rho, rule.approximate)
+    return ApproximateEvent(rule.budget.epsilon, rule.budget.delta)
 
 
 def _refuse_nonfinite(w: Any) -> None:

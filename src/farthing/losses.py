@@ -1,0 +1,189 @@
+"""Losses of linear models, and what a record contributes to their bounded sums.
+
+A loss is a pair of functions of margins m = z·w and targets y: its value, and its residual ∂loss/∂m. The
+gradient of a record is residual · z, so its norm is |residual| |z|: `Gradient` clips by norms alone and needs
+two products with the table, and never holds a gradient of a single record.
+
+>>> import farthing as ft
+>>> from farthing.tables import Features, Table
+>>> table = Table(np.array([[1.0], [2.0], [30.0]]), np.array([1.0, 0.0, 1.0]))
+>>> gradient = Gradient(logistic, Features(1, intercept=0.0))
+>>> gradient.bounded_sum(table, np.zeros(1), ft.ClipNorm(5.0))
+array([-4.5])
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, logsumexp, softmax
+
+from farthing.bounds import ClipNorm, ClipOuter
+from farthing.errors import Unsupported
+from farthing.tables import Features, Table
+
+Array = NDArray[np.float64]
+
+
+class Loss(Protocol):
+    """A loss of margins: one number a row, or one a class. Everything works row by row."""
+
+    curvature: float  # the largest second derivative in m (an eigenvalue, with several classes)
+    slope: float  # the largest |residual|; infinite where it has none
+
+    def value(self, margins: Array, y: Array) -> Array:
+        """The loss of every row; margins may have further columns, one a candidate."""
+
+    def residual(self, margins: Array, y: Array) -> Array:
+        """Its derivative in the margins."""
+
+
+def _beside(y: Array, margins: Array) -> Array:
+    return y if margins.ndim == 1 else y[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Logistic:
+    """log(1 + e^m) - y m, for targets 0 and 1."""
+
+    curvature: float = 0.25
+    slope: float = 1.0
+
+    def value(self, margins: Array, y: Array) -> Array:
+        return np.logaddexp(0.0, margins) - _beside(y, margins) * margins
+
+    def residual(self, margins: Array, y: Array) -> Array:
+        return np.asarray(expit(margins)) - _beside(y, margins)
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """-log softmax(m)[y], for targets 0, 1, ..., K-1 and one margin a class."""
+
+    curvature: float = 0.5
+    slope: float = float(np.sqrt(2.0))
+
+    def value(self, margins: Array, y: Array) -> Array:
+        return np.asarray(logsumexp(margins, axis=1)) - margins[np.arange(len(y)), y.astype(np.int64)]
+
+    def residual(self, margins: Array, y: Array) -> Array:
+        residual: Array = softmax(margins, axis=1)
+        residual[np.arange(len(y)), y.astype(np.int64)] -= 1.0
+        return residual
+
+
+@dataclass(frozen=True, slots=True)
+class HuberHinge:
+    """The hinge of s = (2y-1) m, rounded off within ``width`` of 1 (Chaudhuri et al. 2011), targets 0 and 1.
+
+    0 for s > 1 + h, 1 - s for s < 1 - h, (1 + h - s)² / 4h between.
+    """
+
+    width: float = 0.5
+    slope: float = 1.0
+
+    @property
+    def curvature(self) -> float:
+        return 1 / (2 * self.width)
+
+    def value(self, margins: Array, y: Array) -> Array:
+        below = 1 + self.width - (2 * _beside(y, margins) - 1) * margins
+        return np.where(
+            below > 2 * self.width, below - self.width, np.square(np.maximum(below, 0)) / (4 * self.width)
+        )
+
+    def residual(self, margins: Array, y: Array) -> Array:
+        sign = 2 * _beside(y, margins) - 1
+        return -sign * np.clip((1 + self.width - sign * margins) / (2 * self.width), 0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Squared:
+    """(m - y)² / 2."""
+
+    curvature: float = 1.0
+    slope: float = float("inf")
+
+    def value(self, margins: Array, y: Array) -> Array:
+        return np.square(margins - _beside(y, margins)) / 2
+
+    def residual(self, margins: Array, y: Array) -> Array:
+        return margins - _beside(y, margins)
+
+
+logistic, softmax_loss, huber_hinge, squared = Logistic(), Softmax(), HuberHinge(), Squared()
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """Σ residual z of a `Table`, each record's term clipped (`ClipNorm`). w has one row a coordinate of z."""
+
+    loss: Loss
+    features: Features
+
+    def bounded_sum(self, records: Table, w: Array, bound: ClipNorm) -> Array:
+        if np.ndim(bound.scale) or bound.scale != 1.0 or bound.order != 2:
+            raise Unsupported(
+                "the gradient of a linear model is clipped by its plain L2 norm: ClipNorm(clip)"
+            )
+        u, constant = self.features.unfold(w)
+        total, weight = np.zeros(u.shape), np.zeros(u.shape[1:])
+        for block in records.blocks(self.features):
+            with np.errstate(over="ignore", invalid="ignore"):
+                residual = self.loss.residual(block.margins(u, constant), block.y)
+                size = np.abs(residual) if residual.ndim == 1 else np.sqrt(np.square(residual).sum(axis=1))
+                factors = bound.factors(size * block.norm)
+            kept = np.where(factors > 0, 1.0, 0.0)
+            residual = np.where(kept if residual.ndim == 1 else kept[:, None], residual, 0.0)
+            part, sum_ = block.weighted(residual * (factors if residual.ndim == 1 else factors[:, None]))
+            total += part
+            weight = weight + sum_
+        return self.features.gather(total, weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """-Σ loss at several candidates, the columns of w, each term clipped by `ClipValue`: for `NoisyMax`."""
+
+    loss: Loss
+    features: Features
+
+    def bounded_sum(self, records: Table, w: Array, bound: Any) -> Array:
+        u, constant = self.features.unfold(w)
+        total = np.zeros(w.shape[1])
+        for block in records.blocks(self.features):
+            with np.errstate(over="ignore", invalid="ignore"):
+                total += bound.apply(-self.loss.value(block.margins(u, constant), block.y)).sum(axis=0)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Σ [z; z²] of a table, the row of both clipped together: feature means and second moments at once."""
+
+    features: Features
+
+    def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
+        total = np.zeros(2 * self.features.size)
+        for block in records.blocks(self.features):
+            z = block.rows(self.features)
+            total += bound.apply(np.hstack([z, z * z])).sum(axis=0)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Gram:
+    """Σ z zᵀ of a table, each z clipped (`ClipOuter`); with ``target`` z is [z; target · y]."""
+
+    features: Features
+    target: float = 0.0
+
+    def bounded_sum(self, records: Table, w: Any, bound: ClipOuter) -> Array:
+        size = self.features.size + (self.target > 0)
+        total = np.zeros((size, size))
+        for block in records.blocks(self.features):
+            z = block.rows(self.features)
+            rows = bound.apply(np.column_stack([z, self.target * block.y]) if self.target else z)
+            total += rows.T @ rows
+        return total

@@ -1,0 +1,252 @@
+"""A table of private rows, as linear models see it: read in blocks, never copied as a whole.
+
+`Table` is what goes behind the door. Features of any real kind (float64, float32, integers, a memory-mapped
+file, a sparse matrix) stay as they are in memory; a block is widened to float64 when it is read, so that
+margins, norms and sums are safe whatever the input. `Features` is the public map z = h [A (x - c); b] of a
+row x that a method works in: centre c, scales or matrix A, constant b for the intercept, and h, which shrinks
+a row to ``radius``. Nobody materialises z: products with z are products with x.
+
+>>> table = Table(np.array([[3.0, 4.0], [0.0, 0.5]]), np.array([1.0, 0.0]))
+>>> features = Features(2, intercept=0.0, radius=1.0)
+>>> [block.norm.round(9).tolist() for block in table.blocks(features)]
+[[1.0, 0.5]]
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from farthing import validate
+from farthing.errors import InvalidValue
+from farthing.samplers import Indices
+
+Array = NDArray[np.float64]
+Factors = tuple[Array, Array, Array]  # of rows: g, h and |z|
+
+_BLOCK = 2**16  # entries of a block: half a megabyte of float64, so that both products find it in the cache
+_SPARSE_BLOCK = 2**25  # of a sparse one, zeros included
+_FEWEST_ROWS = 64
+_REMEMBERED = 2**22  # rows whose factors are kept between passes; beyond, memory would grow with the file
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Features:
+    """The public map of a row: z = h [A (x - c); b]. All of it must be public or already released.
+
+    ``scale`` is the diagonal of A (one number, or one a feature) or A itself, a square matrix. With
+    ``intercept`` b > 0 a constant b is appended. Rows longer than ``radius`` are shrunk onto it (h < 1).
+    """
+
+    width: int
+    centre: float | Array = 0.0
+    scale: float | Array = 1.0
+    intercept: float = 1.0
+    radius: float | None = None
+
+    def __post_init__(self) -> None:
+        d = validate.count(width=self.width)
+        validate.non_negative(intercept=self.intercept)
+        if self.radius is not None:
+            validate.positive(radius=self.radius)
+        for name, shapes in (("centre", [(), (d,)]), ("scale", [(), (d,), (d, d)])):
+            value = np.asarray(getattr(self, name), dtype=np.float64)
+            if value.shape not in shapes or not np.isfinite(value).all():
+                raise InvalidValue(f"{name} must be finite, of a shape in {shapes}, got shape {value.shape}")
+            object.__setattr__(self, name, value if value.ndim == 2 else np.broadcast_to(value, d))
+
+    @property
+    def size(self) -> int:
+        """The length of z."""
+        return self.width + (self.intercept > 0)
+
+    def unfold(self, w: Array) -> tuple[Array, Array]:
+        """Weights and constant on x that equal weights ``w`` on z before shrinking: z·w = x·u + constant."""
+        u = _apply(np.transpose(self.scale), w[: self.width])
+        constant = self.intercept * w[-1] if self.intercept else np.zeros(w.shape[1:])
+        return u, constant - self.centre @ u
+
+    def gather(self, total: Array, weight: Array) -> Array:
+        """Σ v z from Σ v x and Σ v, one column an output."""
+        mapped = _apply(self.scale, total - np.multiply.outer(self.centre, weight))
+        return np.concatenate([mapped, (self.intercept * weight)[None]]) if self.intercept else mapped
+
+    def rows(self, x: Any, unit: Array) -> Array:
+        """[A (g x - c); b], materialised: for one block at a time."""
+        dense = (x.toarray() if sparse.issparse(x) else x) * unit[:, None]
+        mapped = _apply(self.scale, (dense - self.centre).T).T
+        return np.column_stack([mapped, np.full(len(mapped), self.intercept)]) if self.intercept else mapped
+
+    def squared_norms(self, x: Any, unit: Array) -> Array:
+        """|[A (g x - c); b]|² of every row."""
+        if np.ndim(self.scale) == 2 or np.any(self.centre):  # a difference of squares would cancel
+            rows = self.rows(x, unit)
+            squares: Array = np.einsum("ij,ij->i", rows, rows)
+            return squares
+        norms: Array = np.square(unit) * _squares(x, self.scale) + self.intercept**2
+        return norms
+
+
+def _apply(scale: Any, columns: Array) -> Array:
+    """A times columns, A being a matrix or its diagonal."""
+    if np.ndim(scale) == 2:
+        return np.asarray(scale @ columns)
+    return np.asarray(columns * (scale if columns.ndim == 1 else scale[:, None]))
+
+
+class Block(NamedTuple):
+    """Some rows of a table: x in float64, targets, and what makes z of x: z = h [A (g x - c); b].
+
+    ``unit`` is g, ``shrink`` is h and ``norm`` is |z|, one number a row.
+    """
+
+    x: Any
+    y: Any
+    unit: Array
+    shrink: Array
+    norm: Array
+
+    def margins(self, u: Array, constant: Array) -> Array:
+        """z·w of every row, for weights that `Features.unfold` turned into weights on x."""
+        inner = _rowwise(self.x @ u, self.unit)
+        inner += constant
+        return _rowwise(inner, self.shrink)
+
+    def weighted(self, v: Array) -> tuple[Array, Array]:
+        """Σ v x and Σ v, which `Features.gather` makes into Σ v z."""
+        v = _rowwise(v, self.shrink)
+        return self.x.T @ _rowwise(v, self.unit), v.sum(axis=0)
+
+    def rows(self, features: Features) -> Array:
+        """The z themselves."""
+        return features.rows(self.x, self.unit) * self.shrink[:, None]
+
+
+def _rowwise(values: Array, factors: Array) -> Array:
+    return values * (factors if values.ndim == 1 else factors[:, None])
+
+
+class Table:
+    """Private rows: features and, where there is one, a target.
+
+    ``bounds`` (low, high), numbers or one a feature, are public: a value beyond them is clipped, and
+    [low, high] is mapped onto [0, 1] (in a sparse table low must be 0, so that zeros stay zeros). With
+    ``unit`` each row is then divided by its norm. NaN and infinity are refused, before anything is charged.
+    """
+
+    __slots__ = ("X", "_factors", "_map", "_unit", "y")
+
+    def __init__(self, X: Any, y: Any = None, *, bounds: Any = None, unit: bool = False) -> None:
+        X = X.tocsr() if sparse.issparse(X) else np.asanyarray(X)
+        if X.ndim != 2 or X.dtype.kind not in "biuf":
+            raise InvalidValue(f"features must be a table of real numbers, got {X.dtype} of shape {X.shape}")
+        if y is not None and len(y) != X.shape[0]:
+            raise InvalidValue(f"there must be one target a row, got {len(y)} for {X.shape[0]} rows")
+        self.X, self.y, self._unit = X, y, unit
+        self._map: tuple[Array, Array] | None = None
+        self._factors: dict[Features, Factors] = {}
+        limits = None if bounds is None else _limits(bounds, X)
+        if self._outside(limits) or (limits is not None and (np.any(limits[0]) or np.any(limits[1] != 1))):
+            self._map = limits
+
+    def _outside(self, limits: tuple[Array, Array] | None) -> bool:
+        """Whether anything lies outside the bounds; refuses what is not finite. One pass."""
+        outside = False
+        for place in self._places():
+            x = self.X[place]
+            values = x.data if sparse.issparse(x) else x
+            if values.size and not (np.isfinite(values.min()) and np.isfinite(values.max())):
+                raise InvalidValue("features must be finite; replace missing values by a public constant")
+            if limits is not None and not outside:
+                low, high = (limit[x.indices] for limit in limits) if sparse.issparse(x) else limits
+                outside = bool((values < low).any() or (values > high).any())
+        return outside
+
+    def _places(self) -> Iterator[slice]:
+        n, d = self.X.shape
+        entries = _SPARSE_BLOCK if sparse.issparse(self.X) else _BLOCK
+        step = max(_FEWEST_ROWS, entries // max(1, d))
+        return (slice(start, min(n, start + step)) for start in range(0, n, step))
+
+    def _read(self, place: slice) -> Any:
+        """Some rows in float64, clipped and mapped by the bounds."""
+        x: Any = self.X[place]
+        x = x.astype(np.float64) if sparse.issparse(x) else np.asarray(x, dtype=np.float64)
+        if self._map is None:
+            return x
+        low, high = self._map
+        if sparse.issparse(x):
+            return sparse.csr_array((np.clip(x.data / high[x.indices], 0, 1), x.indices, x.indptr), x.shape)
+        return (np.clip(x, low, high) - low) / (high - low)
+
+    def __len__(self) -> int:
+        return int(self.X.shape[0])
+
+    def take(self, indices: Indices) -> "Table":
+        """Those at ``indices``; everybody costs no copy."""
+        if isinstance(indices, slice) and indices == slice(None):
+            return self
+        table = object.__new__(Table)
+        table.X, table.y = self.X[indices], None if self.y is None else self.y[indices]
+        table._map, table._unit = self._map, self._unit
+        table._factors = {features: _at(known, indices) for features, known in self._factors.items()}
+        return table
+
+    def blocks(self, features: Features) -> Iterator[Block]:
+        """All rows, block by block. Factors are computed in the first pass and remembered."""
+        known = self._factors.get(features)
+        fresh: list[Factors] = []
+        remember = known is None and len(self) <= _REMEMBERED
+        for place in self._places():
+            x = self._read(place)
+            parts = self._measure(x, features) if known is None else _at(known, place)
+            if remember:
+                fresh.append(parts)
+            yield Block(x, None if self.y is None else self.y[place], *parts)
+        if fresh:
+            unit, shrink, norm = (np.concatenate(column) for column in zip(*fresh, strict=True))
+            self._factors = {features: (unit, shrink, norm)}
+
+    def _measure(self, x: Any, features: Features) -> Factors:
+        """g, h and |z| of some rows. A row whose norm is not finite counts as zero: its h is 0."""
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            unit = 1 / np.sqrt(_squares(x, 1.0)) if self._unit else np.ones(x.shape[0])
+            unit[~np.isfinite(unit)] = 0.0
+            norm = np.sqrt(features.squared_norms(x, unit))
+            shrink = (
+                np.ones_like(norm) if features.radius is None else np.minimum(1.0, features.radius / norm)
+            )
+            shrink[~np.isfinite(norm)] = 0.0
+            norm = np.where(shrink > 0, norm * shrink, 0.0)
+        return unit, shrink, norm
+
+
+def _at(factors: Factors, place: Indices) -> Factors:
+    unit, shrink, norm = factors
+    return unit[place], shrink[place], norm[place]
+
+
+def _limits(bounds: Any, X: Any) -> tuple[Array, Array]:
+    """Public bounds as one number a feature each; refused where they bound nothing."""
+    try:
+        low, high = (np.broadcast_to(np.asarray(bound, dtype=np.float64), X.shape[1]) for bound in bounds)
+    except (TypeError, ValueError):
+        raise InvalidValue(
+            f"bounds must be (low, high), numbers or one a feature ({X.shape[1]}), got {bounds!r}"
+        ) from None
+    if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
+        raise InvalidValue(f"bounds must be finite with low < high in every feature, got {bounds!r}")
+    if sparse.issparse(X) and np.any(low):
+        raise InvalidValue("the lower bounds of a sparse table must be 0, which is what is not stored")
+    return low, high
+
+
+def _squares(x: Any, scale: Any) -> Array:
+    """Σ (scale x)² of every row."""
+    scaled = np.broadcast_to(np.square(scale), x.shape[1])
+    if sparse.issparse(x):
+        return np.asarray(x.multiply(x) @ scaled)
+    return np.asarray(np.square(x) @ scaled)
