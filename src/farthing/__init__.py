@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from farthing.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
     from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
     from farthing.errors import FarthingError
+    from farthing.estimators import LinearRegression, LinearSVC, LogisticRegression
     from farthing.facade import delta, epsilon, noise_for, steps_for
     from farthing.ledger import Ledger
     from farthing.mechanisms import Gaussian, Laplace, NoisyMax, SymmetricGaussian
@@ -40,6 +41,9 @@ __all__ = [
     "Guarantee",
     "Laplace",
     "Ledger",
+    "LinearRegression",
+    "LinearSVC",
+    "LogisticRegression",
     "NoisyMax",
     "Observer",
     "OneRecord",
@@ -64,6 +68,7 @@ _HOMES = {
     "bounds": ("ClipCoordinates", "ClipNorm", "ClipOuter", "ClipValue"),
     "budget": ("Adjacency", "Budget", "Guarantee", "Observer", "Unit"),
     "errors": ("FarthingError",),
+    "estimators": ("LinearRegression", "LinearSVC", "LogisticRegression"),
     "facade": ("delta", "epsilon", "noise_for", "steps_for"),
     "ledger": ("Ledger",),
     "mechanisms": ("Gaussian", "Laplace", "NoisyMax", "SymmetricGaussian"),

@@ -29,8 +29,13 @@ Array = NDArray[np.float64]
 class Loss(Protocol):
     """A loss of margins: one number a row, or one a class. Everything works row by row."""
 
-    curvature: float  # the largest second derivative in m (an eigenvalue, with several classes)
-    slope: float  # the largest |residual|; infinite where it has none
+    @property
+    def curvature(self) -> float:
+        """The largest second derivative in m (an eigenvalue, with several classes)."""
+
+    @property
+    def slope(self) -> float:
+        """The largest |residual|; infinite where there is none."""
 
     def value(self, margins: Array, y: Array) -> Array:
         """The loss of every row; margins may have further columns, one a candidate."""
@@ -112,7 +117,35 @@ class Squared:
         return margins - _beside(y, margins)
 
 
-logistic, softmax_loss, huber_hinge, squared = Logistic(), Softmax(), HuberHinge(), Squared()
+@dataclass(frozen=True, slots=True)
+class OneAgainstRest:
+    """The sum over K classes of a binary loss of "this class" against the rest, one margin a class."""
+
+    loss: Loss
+
+    @property
+    def curvature(self) -> float:
+        return self.loss.curvature
+
+    @property
+    def slope(self) -> float:
+        return float("inf")  # √K times the loss's
+
+    def value(self, margins: Array, y: Array) -> Array:
+        values = self.loss.value(margins.ravel(), _indicators(margins, y)).reshape(margins.shape)
+        return np.asarray(values.sum(axis=1))
+
+    def residual(self, margins: Array, y: Array) -> Array:
+        return self.loss.residual(margins.ravel(), _indicators(margins, y)).reshape(margins.shape)
+
+
+def _indicators(margins: Array, y: Array) -> Array:
+    indicators: Array = y[:, None] == np.arange(margins.shape[1])
+    return indicators.ravel().astype(np.float64)
+
+
+logistic, multinomial, huber_hinge, squared = Logistic(), Softmax(), HuberHinge(), Squared()
+one_against_rest = OneAgainstRest(huber_hinge)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,362 @@
+"""scikit-learn estimators whose fit spends a privacy budget, and nothing but that budget.
+
+>>> import numpy as np
+>>> import farthing as ft
+>>> rng = np.random.default_rng(0)
+>>> X = rng.uniform(size=(2000, 3))
+>>> y = (X[:, 0] > X[:, 1]).astype(int)
+>>> model = ft.LogisticRegression(epsilon=1.0, delta=1e-6).fit(X, y)
+>>> print(model.privacy_)
+(1, 1e-06)-DP, add-remove, per record, against anyone, by gdp [the number of records is taken as public]
+
+What must be known beforehand is declared, never learnt from the records: the classes, the bounds of features
+and target, the number of records (``records``; by default the table's own length, taken as public).
+
+With ``ledger`` a fit takes a part of that ledger's budget: (``epsilon``, ``delta``) of it, or what is left.
+`clone`, `GridSearchCV` and `joblib` copy the estimator but never a balance: all copies spend from one
+ledger, and a fit that does not fit raises `BudgetSpent`. Scores on held-out folds are not accounted for.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import log_expit, log_softmax
+from sklearn import linear_model, svm
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import Normalizer, normalize
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from farthing import losses, validate
+from farthing.accounting.filters import Filter, GdpFilter
+from farthing.algorithms.descent import descent
+from farthing.algorithms.problem import Problem
+from farthing.budget import Adjacency, Budget, Guarantee
+from farthing.errors import BudgetSpent, InvalidValue
+from farthing.ledger import Ledger
+from farthing.losses import Loss
+from farthing.noise import SeededStream
+from farthing.query import Step
+from farthing.tables import Table
+
+Array = NDArray[np.float64]
+Algorithm = Callable[[Ledger, Problem], Iterator[Step]]
+
+_PUBLIC_SIZE = "the number of records is taken as public"
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """An algorithm and how it likes to spend: by a filter, or (None) by promising a plan."""
+
+    algorithm: Algorithm
+    filter: Callable[[Budget], Filter] | None = GdpFilter
+
+
+CLASSIFIERS: dict[str, Method] = {
+    "auto": Method(descent),
+}
+REGRESSORS: dict[str, Method] = {
+    "auto": Method(descent),
+}
+
+
+class _PrivateLinear(BaseEstimator):  # type: ignore[misc]
+    """What the linear models share: checks before any charge, then a budget, a door, and a method's steps."""
+
+    epsilon: float | None
+    delta: float | None
+    bounds: Any
+    solver: str | Algorithm
+    fit_intercept: bool
+    ledger: Ledger | None
+    adjacency: str | None
+    records: int | None
+    random_state: Any
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _checked(self, X: Any, **options: Any) -> Any:
+        """scikit-learn's checks; what they refuse is an `InvalidValue`."""
+        try:
+            return validate_data(self, X, accept_sparse="csr", dtype="numeric", **options)
+        except ValueError as error:
+            raise InvalidValue(str(error)) from None
+
+    def _method(self, known: dict[str, Method]) -> Method:
+        if callable(self.solver):
+            return Method(self.solver)
+        if self.solver not in known:
+            raise InvalidValue(f"solver must be one of {sorted(known)} or a function, got {self.solver!r}")
+        return known[self.solver]
+
+    def _door(self, method: Method) -> Ledger:
+        """The ledger that this fit may spend to its end. A part of a shared one is charged here."""
+        if self.ledger is None:
+            if self.epsilon is None or self.delta is None:
+                raise InvalidValue("give epsilon and delta, or a ledger to spend from")
+            relation = validate.choice(Adjacency, adjacency=self.adjacency or Adjacency.ADD_REMOVE)
+            budget = Budget(self.epsilon, self.delta, relation)
+            return Ledger(budget, filter=method.filter, stream=self._stream())
+        if self.random_state is not None:
+            raise InvalidValue("random_state must be None with a ledger, which draws its own noise")
+        if self.adjacency not in (None, self.ledger.budget.adjacency):
+            raise InvalidValue(
+                f"adjacency must be the ledger's, {self.ledger.budget.adjacency}, got {self.adjacency}"
+            )
+        if method.filter is None and self.epsilon is None and self.ledger.share == 0:
+            return self.ledger  # a plan needs a ledger of its own: this one is still unused
+        return self.ledger.allot(self.epsilon, self.delta)
+
+    def _stream(self) -> SeededStream | None:
+        if self.random_state is None:
+            return None
+        seed = self.random_state
+        return SeededStream(seed if isinstance(seed, int) else int(check_random_state(seed).randint(2**31)))
+
+    def _train(self, X: Any, y: Array, loss: Loss, outputs: int, method: Method) -> tuple[Array, Array]:
+        """Spends a budget; returns weights and constant on rows as they came (with unit rows, on those)."""
+        unit = self.bounds is None
+        table = Table(X, y, bounds=self.bounds, unit=unit)
+        size = len(table) if self.records is None else validate.count(records=self.records)
+        problem = Problem(loss, size, X.shape[1], outputs, bool(self.fit_intercept), unit)
+        ledger = self._door(method)
+        self.history_ = tuple(method.algorithm(ledger.over(table), problem))
+        if not self.history_:
+            raise BudgetSpent(f"{ledger.budget} does not allow a single step of {self.solver!r}")
+        self.privacy_ = _said(ledger.guarantee, _PUBLIC_SIZE if self.records is None else "")
+        self.n_iter_ = self.history_[-1].t
+        u, constant = self.history_[-1].w
+        self._unit = unit
+        if unit:
+            return u, constant
+        low, high = (np.broadcast_to(np.asarray(bound, dtype=np.float64), len(u)) for bound in self.bounds)
+        u = (u.T / (high - low)).T
+        return u, constant - low @ u
+
+    def _rows(self, X: Any) -> Any:
+        """Features ready for the weights."""
+        check_is_fitted(self)
+        X = self._checked(X, reset=False)
+        return normalize(X) if self._unit else X
+
+    def _exported(self, model: Any) -> Any:
+        """``model`` with the learnt weights; behind a `Normalizer` where rows are divided by their norms."""
+        check_is_fitted(self)
+        names = ("coef_", "intercept_", "classes_", "n_features_in_", "feature_names_in_", "n_iter_")
+        for name in names:
+            if hasattr(self, name):
+                setattr(model, name, getattr(self, name))
+        return Pipeline([("rows", Normalizer().fit(self.coef_)), ("model", model)]) if self._unit else model
+
+
+def _said(guarantee: Guarantee, note: str) -> Guarantee:
+    return replace(guarantee, note="; ".join(filter(None, (guarantee.note, note))))
+
+
+class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
+    """Declared classes become 0, 1, ..., K-1; two of them share one weight vector, more have one each.
+
+    Parameters
+    ----------
+    epsilon, delta : the budget of a fit; with ``ledger``, the part of it to take (None: what is left).
+    classes : every label that may occur. Declared, because a label that occurs once names a record.
+    bounds : (low, high) of the features, numbers or one a feature; values beyond are clipped. None: rows
+        are divided by their norms instead, which needs no bounds.
+    solver : "auto", the name of another method, or a function (ledger, problem) -> steps.
+    fit_intercept : whether to learn a constant as well.
+    ledger : a `Ledger` to spend from, shared with whatever else asks it.
+    adjacency : "add-remove" (None), "replace-one" or "zero-out"; with a ledger, the ledger's.
+    records : the public number of records. None takes the table's own length as public.
+    random_state : for tests only: seeded noise, and so no privacy at all (``privacy_`` says so).
+
+    Attributes
+    ----------
+    coef_, intercept_, classes_, n_features_in_, n_iter_ : as in scikit-learn.
+    privacy_ : the `Guarantee` of everything this fit released.
+    history_ : the `Step`s taken, each with its weights and receipts.
+    """
+
+    def __init__(
+        self,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        *,
+        classes: ArrayLike = (0, 1),
+        bounds: Any = None,
+        solver: str | Algorithm = "auto",
+        fit_intercept: bool = True,
+        ledger: Ledger | None = None,
+        adjacency: str | None = None,
+        records: int | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.classes = classes
+        self.bounds = bounds
+        self.solver = solver
+        self.fit_intercept = fit_intercept
+        self.ledger = ledger
+        self.adjacency = adjacency
+        self.records = records
+        self.random_state = random_state
+
+    def _losses(self) -> tuple[Loss, Loss]:
+        """For two classes, and for more."""
+        raise NotImplementedError
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Checks everything, charges the budget, and trains until it is spent."""
+        classes = _declared(self.classes)
+        method = self._method(CLASSIFIERS)
+        X, y = self._checked(X, y=y)
+        try:
+            check_classification_targets(y)
+        except ValueError as error:
+            raise InvalidValue(str(error)) from None
+        codes = _codes(y, classes)
+        several = len(classes) > 2
+        u, constant = self._train(X, codes, self._losses()[several], len(classes) if several else 0, method)
+        self.classes_ = classes
+        self.coef_, self.intercept_ = np.atleast_2d(u.T), np.atleast_1d(constant)
+        return self
+
+    def decision_function(self, X: Any) -> Array:
+        """Signed distance from the border, or one score a class."""
+        scores = np.asarray(self._rows(X) @ self.coef_.T + self.intercept_)
+        return scores.ravel() if scores.shape[1] == 1 else scores
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The likeliest class of every row."""
+        scores = self.decision_function(X)
+        places = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
+        return np.asarray(self.classes_[places])
+
+
+class LogisticRegression(_PrivateClassifier):
+    __doc__ = f"Logistic regression, binary or multinomial, within a budget.\n\n{_PrivateClassifier.__doc__}"
+
+    def _losses(self) -> tuple[Loss, Loss]:
+        return losses.logistic, losses.multinomial
+
+    def predict_proba(self, X: Any) -> Array:
+        """The probability of every class."""
+        return np.exp(self.predict_log_proba(X))
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """Its logarithm."""
+        scores = self.decision_function(X)
+        if scores.ndim == 1:
+            return np.column_stack([log_expit(-scores), log_expit(scores)])
+        return np.asarray(log_softmax(scores, axis=1))
+
+    def to_sklearn(self) -> Any:
+        """The same model as scikit-learn's own, ready to predict."""
+        return self._exported(linear_model.LogisticRegression())
+
+
+class LinearSVC(_PrivateClassifier):
+    __doc__ = f"A linear SVM with a smooth (Huber) hinge, within a budget.\n\n{_PrivateClassifier.__doc__}"
+
+    def _losses(self) -> tuple[Loss, Loss]:
+        return losses.huber_hinge, losses.one_against_rest
+
+    def to_sklearn(self) -> Any:
+        """The same model as scikit-learn's own, ready to predict."""
+        return self._exported(svm.LinearSVC())
+
+
+class LinearRegression(RegressorMixin, _PrivateLinear):  # type: ignore[misc]
+    """Least squares, with a ridge penalty if asked for, within a budget.
+
+    Parameters and attributes as in `LogisticRegression` (without classes), and
+
+    target_bounds : (low, high) of the target; must be declared. Values beyond are clipped.
+    alpha : the penalty alpha |w|² of scikit-learn's `Ridge`, on features and target mapped to [0, 1].
+    """
+
+    def __init__(
+        self,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        *,
+        target_bounds: tuple[float, float] | None = None,
+        bounds: Any = None,
+        alpha: float = 0.0,
+        solver: str | Algorithm = "auto",
+        fit_intercept: bool = True,
+        ledger: Ledger | None = None,
+        adjacency: str | None = None,
+        records: int | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.target_bounds = target_bounds
+        self.bounds = bounds
+        self.alpha = alpha
+        self.solver = solver
+        self.fit_intercept = fit_intercept
+        self.ledger = ledger
+        self.adjacency = adjacency
+        self.records = records
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Checks everything, charges the budget, and trains until it is spent."""
+        low, high = _target_bounds(self.target_bounds)
+        method = self._method(REGRESSORS)
+        X, y = self._checked(X, y=y, y_numeric=True)
+        scaled = (np.clip(np.asarray(y, dtype=np.float64), low, high) - low) / (high - low)
+        u, constant = self._train(X, scaled, losses.squared, 0, method)
+        self.coef_, self.intercept_ = u * (high - low), float(constant * (high - low) + low)
+        return self
+
+    def predict(self, X: Any) -> Array:
+        """The expected target of every row."""
+        return np.asarray(self._rows(X) @ self.coef_ + self.intercept_)
+
+    def to_sklearn(self) -> Any:
+        """The same model as scikit-learn's own, ready to predict."""
+        return self._exported(linear_model.LinearRegression())
+
+
+def _declared(classes: ArrayLike) -> NDArray[Any]:
+    """The declared classes, sorted."""
+    known = np.unique(np.asarray(classes))
+    if np.ndim(classes) != 1 or known.size < 2:
+        raise InvalidValue(f"classes must list two labels or more, not one class or none; got {classes!r}")
+    return known
+
+
+def _codes(y: NDArray[Any], classes: NDArray[Any]) -> Array:
+    """The place of every label among the classes; the message must not show a record's label."""
+    try:
+        places = np.searchsorted(classes, y).clip(0, len(classes) - 1)
+        known = bool((classes[places] == y).all())
+    except TypeError:  # text against numbers
+        known = False
+    if not known:
+        raise InvalidValue(
+            f"y holds labels that are not declared: list them all in classes={classes.tolist()}"
+        )
+    return places.astype(np.float64)
+
+
+def _target_bounds(bounds: tuple[float, float] | None) -> tuple[float, float]:
+    try:
+        low, high = bounds  # type: ignore[misc]
+    except TypeError:
+        raise InvalidValue(f"declare target_bounds=(low, high) of the target, got {bounds!r}") from None
+    if not validate.finite(low=low) < validate.finite(high=high):
+        raise InvalidValue(f"target_bounds must be (low, high) with low < high, got {bounds!r}")
+    return float(low), float(high)
