@@ -88,16 +88,6 @@ class Line:
             bound = min(bound, self._sum(epsilon, 2 * excess / self.contour.top**2)[0])
         return bound
 
-    def octaves_off(self, epsilon: float) -> float:
-        """About log2 of the tilt of the saddle point over this one, by a Newton step; -1 if far below."""
-        tilt, spacing = self.contour.tilt, self.contour.spacing
-        fall = float(self.log[0].real - self.log[1].real)  # half the variance under the tilt, times h²
-        if fall > 3.0:
-            return -1.0
-        slope = float(self.log[1].imag) / spacing - epsilon - 1 / tilt - 1 / (tilt + 1)
-        bend = 2 * max(fall, 0.0) / spacing**2 + 1 / tilt**2 + 1 / (tilt + 1) ** 2
-        return math.log2(min(max(1 - slope / (bend * tilt), 0.5), 4.0))
-
     def _sum(self, epsilon: float, smoothing: float) -> tuple[float, float, float]:
         """log δ; by how much the log of what is truncated is too large; the other errors' part of δ."""
         s, kernel, weight = _kernel(self.contour)
@@ -118,6 +108,59 @@ class Line:
         value = max(total, 0.0) + slack + math.exp(min(beyond, 700.0))
         excess = beyond - math.log(_SHARE * max(total, slack, 1e-300))
         return min(0.0, scale + math.log(value)), excess, slack / value
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Everything composed, over its M(λ): log M(λ), error, log G/M(λ); Σ kernel e^(-iuε) M/M(λ), its phases."""
+
+    log_mass: float
+    error: float
+    log_beyond: float
+    total: float
+    phase: float
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """log δ(ε) certified; by how much the log of what is truncated is too large; whether errors show."""
+
+    log_delta: float
+    excess: float
+    loose: bool
+
+
+def turned(contour: Contour, epsilon: float) -> tuple[Complex, float]:
+    """The kernel turned by e^(-iuε), and the largest phase turned by."""
+    s, kernel, _ = _kernel(contour)
+    return kernel * np.exp(-1j * epsilon * s.imag), contour.top * epsilon
+
+
+def bound(
+    contour: Contour, done: Sum, epsilon: float, product: Complex | None = None, excess: float = 0.0
+) -> Bound:
+    """What `Line.log_delta` says, from M/M(λ) instead of log M; smoothed by ``excess`` if ``product`` is given."""
+    s, kernel, weight = _kernel(contour)
+    tilt, top = contour.tilt, contour.top
+    scale = done.log_mass - tilt * epsilon + 4 * ROUNDING * (done.log_mass + tilt * epsilon)
+    chernoff = min(0.0, scale + done.error + log_factor(tilt))
+    if not epsilon * top < _FARTHEST:  # phases would be lost
+        return Bound(chernoff, 0.0, True)
+    total, phase, log_beyond = done.total, done.phase, done.log_beyond + done.error
+    if product is not None:
+        smoothing = 2 * excess / top**2
+        gain = 0.5 * smoothing * tilt * (tilt + 1)
+        damped = np.exp(0.5 * smoothing * s * (s + 1) - gain)
+        total = float((product * damped @ turned(contour, epsilon)[0]).real)
+        phase += smoothing * (top + tilt + 1) ** 2
+        scale, log_beyond = scale + gain, log_beyond - 0.5 * smoothing * top * top
+    relative = done.error + (2 * phase + 64 + len(s)) * ROUNDING
+    slack = weight * (math.expm1(relative) if relative < 1 else math.inf)
+    beyond = log_beyond - math.log(math.pi * contour.spacing * max(contour.count, 0.5))
+    value = max(total, 0.0) + slack + math.exp(min(beyond, 700.0))
+    above = beyond - math.log(_SHARE * max(total, slack, 1e-300))
+    loose = product is not None or above > 0 or slack / value > _SHARE
+    return Bound(min(chernoff, scale + math.log(value)), above, loose)
 
 
 def log_factor(tilt: float) -> float:

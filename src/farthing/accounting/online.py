@@ -1,9 +1,10 @@
 """An accountant for long, mixed plans: a step costs microseconds, whatever came before.
 
-Composition is kept in the Fourier domain: log M(λ + iu_k) of everything so far, at K frequencies and in
-both directions, on a few lines λ a factor of two apart. A step adds one cached vector; δ(ε) is a dot
-product; what is returned is the certified upper bound of `inversion`. Lines are brought up to date only
-when a question needs them, all steps since the last question in one matrix product.
+Composition is kept in the Fourier domain: M(λ + iu_k) of everything so far over M(λ), at K frequencies
+and in both directions, on a few lines λ a factor of two apart. A step multiplies one cached vector in;
+δ(ε) is a dot product; what is returned is the certified upper bound of `inversion`. Lines are brought up
+to date only when a question needs them, and Gaussians on Poisson samples are transformed many at a time,
+by one product with a table that all noises share (`transform.Chart`).
 
 As for every tight price: the *prices* must not depend on the answers. Use it to account for a plan or to
 watch a countdown; spending through prices chosen on the way is what `filters` are for.
@@ -22,13 +23,24 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from farthing import validate
 from farthing.accounting import pld
-from farthing.accounting.inversion import Line, log_factor, smallest
+from farthing.accounting.inversion import Sum, bound, log_factor, smallest, turned
 from farthing.accounting.pairs import Pair, largest_loss, of_event
 from farthing.accounting.pld import TOO_MUCH
-from farthing.accounting.transform import Complex, Contour, Real, Transform, log_moment, steepest, transform
+from farthing.accounting.transform import (
+    ROUNDING,
+    Complex,
+    Contour,
+    Real,
+    chart,
+    log_moment,
+    sampled,
+    steepest,
+    transform,
+)
 from farthing.budget import Adjacency
 from farthing.events import ComposedEvent, Event, RepeatedEvent, flatten
 
@@ -39,10 +51,11 @@ _NOTHING = 40.0  # -log of a δ that nobody asks to know better; steeper lines o
 _TINY = math.log(1e-14)  # lines a factor of two apart are too coarse for a smaller δ
 _FEW = 64  # distinct events up to which `pld` is asked where the lines are weak
 _BELOW = 0.4  # octaves a line may lie above the saddle point: beyond, what wraps around shows
-_RECENT = 64  # steps added one by one; more than that are summed in one product
+_RECENT = 64  # steps added one by one; more than that are multiplied all at once
 _REFRESH = 4096  # steps after which sums are formed anew, so that rounding does not pile up
+_CHUNK = 256  # steps transformed at a time
 
-Question = Callable[[list[Line]], float]
+Question = Callable[["_Table"], float]
 
 
 class OnlineAccountant:
@@ -116,11 +129,10 @@ class OnlineAccountant:
     def _row(self, event: Event) -> int:
         if event not in self._rows:
             pairs = of_event(event, self.adjacency)
-            moment = max(log_moment(pair, _VARIANCE_AT) for pair in pairs)
             self._rows[event] = len(self._pairs)
             self._pairs.append(pairs)
             self._counts.append(0)
-            self._variances.append(moment / (0.5 * _VARIANCE_AT * (1 + _VARIANCE_AT)))
+            self._variances.append(_variance(pairs))
             self._losses.append(max(largest_loss(pair) for pair in pairs))
             self._steepest = min(self._steepest, *(steepest(pair) for pair in pairs))
         return self._rows[event]
@@ -147,106 +159,227 @@ class OnlineAccountant:
         elif self._variance > 1.1 * seen:
             best = self._better(best, question, epsilon)
             self._habits[habit] = chosen, self._variance, best
-        lines = self._lines(best)
-        answer = question(lines)
-        self._weak = any(line.loose for line in lines)
+        table = self._table(best)
+        answer = question(table)
+        self._weak = table.loose
         return answer
 
     def _best(self, power: int, question: Question, sides: tuple[int, ...]) -> int:
         """The line with the least answer, sought from ``power`` to these sides."""
-        answers = {power: question(self._lines(power))}
+        answers = {power: question(self._table(power))}
         for side in sides:
             at = power
             while at + side == min(_clamped(at + side), self._highest):
                 at += side
-                answers[at] = question(self._lines(at))
+                answers[at] = question(self._table(at))
                 if answers[at] >= answers[at - side] and not math.isinf(answers[at]):
                     break
         return min(answers, key=lambda power: answers[power])
 
     def _better(self, power: int, question: Question, epsilon: Callable[[float], float]) -> int:
         """``power``, or the line next to it that it points to as closer to the saddle point."""
-        answer = question(self._lines(power))
-        off = 0.0 if math.isinf(answer) else self._lines(power)[0].octaves_off(epsilon(answer))
+        answer = question(self._table(power))
+        off = 0.0 if math.isinf(answer) else self._table(power).octaves_off(epsilon(answer))
         aim = min(_clamped(power + math.floor(off + _BELOW)), self._highest)
-        return aim if aim != power and question(self._lines(aim)) < answer else power
+        return aim if aim != power and question(self._table(aim)) < answer else power
 
-    def _lines(self, power: int) -> list[Line]:
-        if power not in self._tables:
+    def _table(self, power: int) -> "_Table":
+        table = self._tables.get(power)
+        if table is None:
             tilt = 2.0**power
-            self._tables[power] = _Table(Contour(tilt, 0.15 * tilt, self._frequencies))
-        table = self._tables[power]
-        table.extend(self._pairs)
-        behind = self._adds - table.adds
-        if behind > _RECENT or table.adds // _REFRESH != self._adds // _REFRESH:
-            table.sum(self._counts)
-        else:
-            table.step(list(self._recent)[len(self._recent) - behind :])
-        table.adds = self._adds
-        return table.lines
+            table = self._tables[power] = _Table(Contour(tilt, 0.15 * tilt, self._frequencies))
+        if table.rows < len(self._pairs):
+            table.extend(self._pairs)
+        if behind := self._adds - table.adds:
+            if behind > _RECENT or table.adds // _REFRESH != self._adds // _REFRESH:
+                table.compose(self._counts)
+            else:
+                for back in range(behind, 0, -1):
+                    table.step(*self._recent[-back])
+            table.adds = self._adds
+        return table
 
 
 class _Table:
-    """The transforms of every event on one contour, both directions, and their sums."""
+    """Every event's transform on one contour, in both directions, and what they multiply to.
+
+    ``values`` are M(λ + iu)/M(λ). Columns of ``others``: log M(λ), the error, log G/M(λ) beyond the last
+    frequency, and the turn and fall from u = 0 to the next frequency, which point to the saddle point.
+    """
 
     def __init__(self, contour: Contour) -> None:
         self.contour = contour
+        self.rows = 0
         self.adds = 0
-        self.lines = [Line.empty(contour), Line.empty(contour)]
-        self._steps: tuple[list[Transform], list[Transform]] = ([], [])
-        self._stacks: list[tuple[Complex, Real]] | None = None
+        self.loose = False
+        self._values: Complex = np.empty((16, 2, contour.count + 1), complex)
+        self._others: Real = np.empty((16, 2, 5))
+        self._product: Complex = np.ones((2, contour.count + 1), complex)
+        self._sums: Real = np.zeros((2, 5))
+        self._factors: dict[float, tuple[Complex, float]] = {}
 
     def extend(self, pairs: list[tuple[Pair, ...]]) -> None:
         """Transform the events that are new since the last time."""
-        for both in pairs[len(self._steps[0]) :]:
-            found = [transform(pair, self.contour) or _UNKNOWN for pair in both]
-            self._steps[0].append(found[0])
-            self._steps[1].append(found[-1])
-            self._stacks = None
+        if len(pairs) > len(self._values):
+            more = max(len(pairs), 2 * len(self._values)) - len(self._values)
+            self._values = np.concatenate([self._values, np.empty((more, *self._values.shape[1:]), complex)])
+            self._others = np.concatenate([self._others, np.empty((more, 2, 5))])
+        charts: dict[tuple[float, int], list[tuple[int, float]]] = {}
+        for row in range(self.rows, len(pairs)):
+            if known := sampled(pairs[row]):
+                charts.setdefault((known[0], math.frexp(known[1])[1] - 1), []).append((row, known[1]))
+            else:
+                self._transform(row, pairs[row])
+        for (rate, octave), members in charts.items():
+            self._chart(rate, octave, members, pairs)
+        new = slice(self.rows, len(pairs))
+        beside = self._values[new, :, min(1, self.contour.count)]
+        self._others[new, :, 3] = np.arctan2(beside.imag, beside.real)
+        self._others[new, :, 4] = -np.log(np.abs(beside) + 1e-300)
+        self._others[new, :, 1] += 2 * ROUNDING  # of the product that every step costs
+        self.rows = len(pairs)
 
-    def step(self, recent: list[tuple[int, int]]) -> None:
-        """Add a few steps."""
-        for line, steps in zip(self.lines, self._steps, strict=True):
-            for row, count in recent:
-                line.add(steps[row], count)
+    def _chart(
+        self, rate: float, octave: int, members: list[tuple[int, float]], pairs: list[tuple[Pair, ...]]
+    ) -> None:
+        shared = chart(rate, octave, self.contour)
+        if shared is None:
+            for row, _ in members:
+                self._transform(row, pairs[row])
+            return
+        for first in range(0, len(members), _CHUNK):
+            rows, shifts = zip(*members[first : first + _CHUNK], strict=True)
+            batch, at = shared(np.array(shifts)), list(rows)
+            self._values[at] = batch.values
+            self._others[at, :, 0], self._others[at, :, 1] = batch.log_mass, batch.error
+            self._others[at, :, 2] = batch.log_beyond
 
-    def sum(self, counts: list[int]) -> None:
-        """Form the sums anew."""
-        if self._stacks is None:
-            self._stacks = [_stack(steps, self.contour.count + 1) for steps in self._steps]
-        weights = np.array(counts, float)
-        self.lines = []
-        for logs, others in self._stacks:
-            error, beyond, reach = (weights @ others).tolist()
-            self.lines.append(Line(self.contour, weights @ logs, error, beyond, len(counts), reach))
+    def _transform(self, row: int, pairs: tuple[Pair, ...]) -> None:
+        for way in range(2):
+            step = transform(pairs[min(way, len(pairs) - 1)], self.contour)
+            if step is None:  # beyond quadrature: this line is useless
+                self._values[row, way], self._others[row, way] = 1.0, (0.0, math.inf, 0.0, 0.0, 0.0)
+                continue
+            mass = float(step.log[0].real)
+            self._values[row, way] = np.exp(step.log - mass)
+            error = step.error + (4 * step.reach + 4) * ROUNDING
+            self._others[row, way] = mass, error, step.log_beyond - mass + 4 * ROUNDING * abs(mass), 0.0, 0.0
+
+    def step(self, row: int, count: int) -> None:
+        """Compose ``count`` more of the event in ``row``."""
+        if count == 1:
+            self._product *= self._values[row]
+            self._sums += self._others[row]
+        else:
+            self._product *= _power(self._values[row : row + 1], np.array([count]))
+            self._sums += self._others[row] * count
+
+    def compose(self, counts: list[int]) -> None:
+        """Form the product anew."""
+        times = np.array(counts)
+        self._product = _power(self._values[: self.rows], times)
+        self._sums = np.tensordot(times.astype(float), self._others[: self.rows], 1)
+
+    def log_delta(self, epsilon: float, keep: bool = True) -> float:
+        """log of a certified upper bound on δ(ε), the larger of both directions'."""
+        factors, phase = self._kernel(epsilon, keep)
+        totals = (self._product @ factors).real.tolist()
+        self.loose, worst = False, -math.inf
+        for way, (others, total) in enumerate(zip(self._sums.tolist(), totals, strict=True)):
+            worst = max(worst, self._bound(way, others, total, epsilon, phase))
+        return worst
+
+    def log_delta_one(self, way: int, epsilon: float) -> float:
+        """The same in one direction."""
+        factors, phase = self._kernel(epsilon, False)
+        total = float((self._product[way] @ factors).real)
+        return self._bound(way, self._sums[way].tolist(), total, epsilon, phase)
+
+    def _kernel(self, epsilon: float, keep: bool) -> tuple[Complex, float]:
+        found = self._factors.get(epsilon)
+        if found is None:
+            found = turned(self.contour, epsilon)
+            if keep:
+                if len(self._factors) > 64:
+                    self._factors.clear()
+                self._factors[epsilon] = found
+        return found
+
+    def _bound(self, way: int, others: list[float], total: float, epsilon: float, phase: float) -> float:
+        mass, error, beyond, *_ = others
+        mass += (self.rows + _REFRESH) * ROUNDING * abs(mass)
+        if not error < math.inf:
+            self.loose = True
+            return 0.0
+        done = Sum(mass, error, beyond, total, phase)
+        found = bound(self.contour, done, epsilon)
+        log_delta = found.log_delta
+        if found.excess > 0:
+            log_delta = min(
+                log_delta, bound(self.contour, done, epsilon, self._product[way], found.excess).log_delta
+            )
+        self.loose = self.loose or found.loose
+        return log_delta
+
+    def log_mass(self, way: int) -> float:
+        """log M(λ), rounded up."""
+        mass, error, *_ = self._sums[way].tolist()
+        return float(mass + error + (self.rows + _REFRESH) * ROUNDING * abs(mass))
+
+    def octaves_off(self, epsilon: float) -> float:
+        """About log2 of the tilt of the saddle point over this one, by a Newton step; -1 if far below."""
+        tilt, spacing = self.contour.tilt, self.contour.spacing
+        *_, turn, fall = self._sums[0].tolist()  # fall: half the variance under the tilt, times h²
+        if fall > 3.0:
+            return -1.0
+        slope = turn / spacing - epsilon - 1 / tilt - 1 / (tilt + 1)
+        bend = 2 * max(fall, 0.0) / spacing**2 + 1 / tilt**2 + 1 / (tilt + 1) ** 2
+        return math.log2(min(max(1 - slope / (bend * tilt), 0.5), 4.0))
 
 
-def _stack(steps: list[Transform], width: int) -> tuple[Complex, Real]:
-    logs = np.array([np.broadcast_to(step.log, width) for step in steps])
-    return logs, np.array([(step.error, step.log_beyond, step.reach) for step in steps])
+def _variance(pairs: tuple[Pair, ...]) -> float:
+    """About the variance of the privacy loss, to choose a line by."""
+    if known := sampled(pairs):  # twice the divergence, which convexity and χ² bound
+        rate, shift = known
+        return min(rate * shift * shift, rate * rate * math.expm1(min(shift * shift, 700.0)))
+    moment = max(log_moment(pair, _VARIANCE_AT) for pair in pairs)
+    return moment / (0.5 * _VARIANCE_AT * (1 + _VARIANCE_AT))
 
 
-_UNKNOWN = Transform(np.zeros(1, complex), math.inf, math.inf)  # beyond quadrature: this line is useless
+def _power(values: Complex, counts: npt.NDArray[np.int64]) -> Complex:
+    """Π values^counts, a binary digit of the counts at a time: no logarithms, so no branches to lose."""
+    total: Complex = np.ones(values.shape[1:], complex)
+    for digit in range(int(counts.max(initial=0)).bit_length() - 1, -1, -1):
+        total *= total
+        which = np.flatnonzero(counts >> digit & 1)
+        if len(which):
+            total *= np.multiply.reduce(values[which], axis=0)
+    return total
 
 
 def _clamped(power: int) -> int:
     return min(max(power, _LOWEST), _HIGHEST)
 
 
-def _log_delta(epsilon: float, lines: list[Line]) -> float:
-    return max(line.log_delta(epsilon) for line in lines)
+def _log_delta(epsilon: float, table: _Table) -> float:
+    return table.log_delta(epsilon)
 
 
-def _epsilon(goal: float, lines: list[Line]) -> float:
-    worst = 0.0
-    for line in lines:
-        tilt = line.contour.tilt
-        ceiling = max(worst, (line.log_mass + log_factor(tilt) - goal) / tilt * (1 + 1e-12))
+def _epsilon(goal: float, table: _Table) -> float:
+    worst, tilt, loose = 0.0, table.contour.tilt, False
+    for way in range(2):
+        table.loose = False
+        ceiling = max(worst, (table.log_mass(way) + log_factor(tilt) - goal) / tilt * (1 + 1e-12))
         if not ceiling < TOO_MUCH:
+            table.loose = True
             return math.inf
-        worst = smallest(partial(_excess, line, goal), worst, ceiling, 1e-9)
+        worst = smallest(partial(_excess, table, way, goal), worst, ceiling, 1e-9)
+        table.loose = False
+        table.log_delta_one(way, worst)
+        loose = loose or table.loose
+    table.loose = loose
     return worst
 
 
-def _excess(line: Line, goal: float, epsilon: float) -> float:
-    return line.log_delta(epsilon) - goal
+def _excess(table: _Table, way: int, goal: float, epsilon: float) -> float:
+    return table.log_delta_one(way, epsilon) - goal

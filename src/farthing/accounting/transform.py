@@ -218,10 +218,12 @@ def _integral(piece: Piece, contour: Contour) -> _Integral | None:
 
 
 def _log_mix(p: float, a: float, x: Any) -> Any:
-    """log(1 - p + p e^(ax - a²/2)), real or complex, for tiny p and for exponents of any size."""
-    if p == 0.0:
-        return np.zeros_like(x)
-    w = a * x - 0.5 * a * a
+    """log(1 - p + p e^(ax - a²/2))."""
+    return np.zeros_like(x) if p == 0.0 else _log_blend(p, a * x - 0.5 * a * a)
+
+
+def _log_blend(p: float, w: Any) -> Any:
+    """log(1 - p + p e^w), real or complex, for tiny p > 0 and for exponents of any size."""
     large = w.real > 600.0
     low, high = np.where(large, 0.0, w), np.where(large, w, 600.0)
     result = np.log1p(p * np.expm1(low))
@@ -240,14 +242,19 @@ def _characteristic(f: Real, loss: Real, contour: Contour) -> Complex:
     """
     if contour.count == 0:
         return np.array([f.sum()], complex)
-    block = math.isqrt(contour.count + 1)
-    blocks = -(-(contour.count + 1) // block)
-    f, loss = f.reshape(-1, 1, 16), loss.reshape(-1, 1, 16)
-    inner = np.exp(1j * contour.spacing * np.arange(block)[:, None] * loss)
-    outer = np.exp(1j * contour.spacing * block * np.arange(blocks)[:, None] * loss) * f
-    table = (outer @ inner.transpose(0, 2, 1)).sum(axis=0)
+    inner, outer = _powers(loss.reshape(-1, 1, 16), contour)
+    table = ((outer * f.reshape(-1, 1, 16)) @ inner.transpose(0, 2, 1)).sum(axis=0)
     values: Complex = table.reshape(-1)[: contour.count + 1]
     return values
+
+
+def _powers(loss: Real, contour: Contour) -> tuple[Complex, Complex]:
+    """exp(i k h loss) for k = 0, 1, ..., B - 1 and for k = 0, B, 2B, ..., where B² is about K."""
+    block = math.isqrt(contour.count + 1)
+    blocks = -(-(contour.count + 1) // block)
+    inner = np.exp(1j * contour.spacing * np.arange(block)[:, None] * loss)
+    outer = np.exp(1j * contour.spacing * block * np.arange(blocks)[:, None] * loss)
+    return inner, outer
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,3 +382,123 @@ def _modulus(piece: Piece, x: Real, height: float, contour: Contour, scale: floa
     exponent = exponent + (contour.tilt + 1) * log_a.real - contour.tilt * log_b.real
     result: Real = np.exp(exponent - contour.top * (log_a.imag - log_b.imag))
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """M of Gaussians on Poisson samples of one rate, in both directions, at every noise of an octave.
+
+    With W = ax - a²/2 the two pairs are E[A(W)^(s+1)] and E[A(W)^(-s)], where A(w) = 1 - q + q e^w does
+    not depend on the noise 1/a and W is N(-a²/2, a²). So one table of A^(iu) over w serves all of them:
+    a transform is a product of weights, the only part that knows a, and that table. The bounds are
+    those of the module, written in w (a strip of width d there is one of width d/a in x) and taken at
+    the least a.
+
+    Columns: the cosines and the sines of u_k log A, what rounding is measured by, and for each of
+    ``heights`` the modulus on a line moved up by it, at the first frequency not kept.
+    """
+
+    contour: Contour
+    w: Real
+    step: float
+    levels: Real  # (2, N): what A puts into the exponent
+    table: Real
+    heights: Real
+    error: float
+    moved_error: float
+
+    def __call__(self, shifts: Real) -> "Batch":
+        """The transforms at these shifts a, all within the octave."""
+        a, width = shifts[:, None], self.contour.count + 1
+        x = self.w / a + 0.5 * a
+        square = 0.5 * x * x
+        exponent = self.levels - square[:, None]
+        scale = exponent.max(axis=2)
+        f = np.exp(exponent - scale[:, :, None])
+        sums = (f.reshape(-1, len(self.w)) @ self.table).reshape(len(shifts), 2, -1)
+        mass = sums[:, :, 0].copy()
+        sums /= mass[:, :, None]
+        values = np.empty((len(shifts), 2, width), complex)
+        values.real, values.imag = sums[:, :, :width], sums[:, :, width : 2 * width]
+        np.negative(values.imag[:, 1], out=values.imag[:, 1])
+        # as in `_integral`, all relative to M(λ); sums of N terms in any order err by N/2 units
+        size = sums[:, :, 2 * width] + np.abs(scale) + a * a
+        size += 4 * (f @ square[:, :, None])[:, :, 0] / mass
+        rounding = (40 + len(self.w) / 2 + 4 * size) * ROUNDING
+        tails = (f[:, :, 0] + f[:, :, -1]) / mass * a / (self.step * _MARGIN)
+        error = 1.001 * (self.error + rounding + 2 * tails) + 2 * ROUNDING
+        error[~(error < 1e-4)] = math.inf
+        moved = sums[:, :, 2 * width + 1 :].reshape(len(shifts), 2, 2, -1)[:, (0, 1), (0, 1)]
+        slack = (1e-13 + 2 * rounding + 8 * (self.contour.tilt + 1) * ROUNDING)[:, :, None]
+        moved = moved * (1 + slack) + (error + self.moved_error)[:, :, None]
+        with np.errstate(over="ignore"):
+            moved = moved * np.exp(0.5 * np.square(self.heights / a))[:, None]
+        beyond = np.minimum(moved.min(axis=2), 1 + error)
+        log_mass = scale + np.log(mass * (self.step / math.sqrt(2 * math.pi)) / a)
+        return Batch(values, log_mass, error, np.log(beyond) + 4 * ROUNDING)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Steps, each in two directions, over their M(λ): ``values`` are M(λ + iu)/M(λ)."""
+
+    values: Complex
+    log_mass: Real
+    error: Real
+    log_beyond: Real
+
+
+_MOST_ROWS = 1024  # of a chart; beyond, steps are transformed one by one
+
+
+@lru_cache(maxsize=64)
+def chart(rate: float, octave: int, contour: Contour) -> Chart | None:
+    """The chart for shifts from 2^octave to twice that, or None where it would be too large."""
+    least, most, tilt = 2.0**octave, 2.0 ** (octave + 1), contour.tilt
+    if rate == 1.0 or not (tilt + 1) * most * most < _LONGEST or tilt * most < 1e-6:
+        return None
+    low = -(_MARGIN + 0.5 * most) * most
+    low -= tilt * most * most * rate * math.exp(low) / (1 - rate)  # where log f still has a slope of ten
+    high = (_MARGIN + (tilt + 0.5) * most) * most
+    strip, room = _STRIPS, _STRIPS[_STRIPS < _ROOM]
+    growth = 0.5 * (strip / least) ** 2 + contour.spacing * contour.count * strip
+    growth = growth - tilt * np.log(np.cos(0.5 * strip))
+    moved = 0.5 * (room / least) ** 2 - tilt * np.log(np.cos(0.5 * (room + _MOVE)))
+    step = min(
+        float(np.max(2 * math.pi * strip / (growth + _TARGET))),
+        float(np.max(2 * math.pi * room / (moved + _TARGET))),
+    )
+    rows = math.ceil((high - low) / step) + 1
+    if rows > _MOST_ROWS:
+        return None
+    errors = (
+        3 * math.exp(float(np.min(growth - 2 * math.pi * strip / step))),
+        3 * math.exp(float(np.min(moved - 2 * math.pi * room / step))),
+    )
+    w = low + step * np.arange(rows, dtype=np.float64)
+    loss = _log_blend(rate, w)
+    turning = np.exp(w + math.log(rate) - loss)
+    inner, outer = _powers(loss[:, None, None], contour)
+    phases = (outer * inner.reshape(rows, 1, -1)).reshape(rows, -1)[:, : contour.count + 1]
+    each = (np.abs(loss) + turning * (np.abs(w) + 1)) * (tilt + 1 + contour.top)
+    # where e^(y²/2a²) and e^(-u arg) balance, in the middle of the octave
+    law = np.exp(-0.5 * np.square(w / (1.4 * least) + 0.7 * least) + (tilt + 1) * (loss - loss.max()))
+    middle = 2 * least * least * contour.top * float(law @ turning / law.sum())
+    heights = np.minimum(middle * np.array([0.4, 0.6, 0.9, 1.3, 1.9]), min(_MOVE, math.sqrt(2000 / tilt)))
+    along = _log_blend(rate, w[:, None] + 1j * heights)
+    fall, less = contour.top * along.imag, along.real - loss[:, None]
+    columns = [np.exp((tilt + 1) * less - fall), np.exp(-tilt * less - fall)]
+    table = np.hstack([phases.real, phases.imag, each[:, None], *columns])
+    levels = np.array([(tilt + 1) * loss, -tilt * loss])
+    return Chart(contour, w, step, levels, table, heights, *errors)
+
+
+def sampled(pairs: tuple[Pair, ...]) -> tuple[float, float] | None:
+    """(rate, shift) of what a `Chart` can hold: both directions of a Gaussian on a Poisson sample."""
+    match pairs:
+        case (
+            Mixture((Piece(rate, shift, 0.0, 0.0, None),), 0.0),
+            Mixture((Piece(0.0, 0.0, r, b, None),), 0.0),
+        ):
+            return (rate, shift) if (rate, shift) == (r, b) and 0 < rate < 1 else None
+    return None
