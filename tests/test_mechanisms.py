@@ -42,12 +42,20 @@ def test_noise_follows_each_coordinates_scale():
     np.testing.assert_allclose(values.std(axis=0), 1.5 * math.sqrt(5) * scale, rtol=0.06)
 
 
-def test_a_symmetric_release_is_symmetric_with_the_stated_size():
-    total = np.diag(np.arange(60.0))
-    value = SymmetricGaussian(2.0).release(total, ClipOuter(1.0), SeededStream(4))
-    np.testing.assert_array_equal(value, value.T)
-    upper = (value - total)[np.triu_indices(60)]
-    assert stats.kstest(upper / 2.0, "norm").pvalue > 1e-3
+def test_symmetric_noise_answers_to_a_frobenius_bound():
+    """Twice the variance on the diagonal of what lies off it, so that every unit direction sees one size."""
+    total = np.ones((300, 300))
+    value = SymmetricGaussian(2.0).release(total, ClipOuter(3.0), SeededStream(4))
+    assert np.array_equal(value, value.T)
+    upper = (value - 1)[np.triu_indices(300, 1)]
+    assert stats.kstest(np.diag(value - 1) / 18, stats.norm.cdf).pvalue > 1e-3
+    assert stats.kstest(upper / (18 / math.sqrt(2)), stats.norm.cdf).pvalue > 1e-3
+    # the projection on a direction v vᵀ, the worst that a record can do, is as noisy as the bound asks
+    directions = np.random.default_rng(0).normal(size=(2000, 30))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    blocks = [value[k : k + 30, k : k + 30] - 1 for k in range(0, 300, 30)]
+    seen = np.concatenate([np.einsum("ij,jk,ik->i", directions[:200], b, directions[:200]) for b in blocks])
+    assert np.mean(seen**2) == pytest.approx(18**2, rel=0.2)
 
 
 neighbours = st.integers(1, 40).flatmap(

@@ -15,7 +15,7 @@ from scipy import stats
 
 from farthing import noise
 from farthing.errors import FarthingError, InvalidValue, Unsupported
-from farthing.noise import SeededStream, Stream, gaussian, gumbel, laplace, symmetric
+from farthing.noise import SeededStream, Stream, gaussian, gumbel, laplace
 
 LAWS = [(gaussian, stats.norm), (laplace, stats.laplace), (gumbel, stats.gumbel_r)]
 SAMPLERS = [gaussian, laplace, gumbel]
@@ -295,15 +295,6 @@ class TestLaws:
         assert abs((drawn > 0).mean() - 0.5) < 5 * 0.5 / math.sqrt(len(drawn))
         assert abs((drawn[1:] * drawn[:-1]).mean()) < 5 / math.sqrt(len(drawn))
 
-    def test_symmetric(self):
-        matrix = symmetric(SeededStream(0), 300, 20)
-        assert matrix.shape == (300, 300)
-        assert matrix.dtype == np.int64
-        assert np.array_equal(matrix, matrix.T)
-        assert len(np.unique(np.abs(matrix))) > 0.95 * 300 * 301 / 2
-        for part in (matrix[np.triu_indices(300)], np.diag(matrix)):
-            assert stats.kstest(part / 2**20, stats.norm.cdf).pvalue > 1e-3
-
 
 class TestExactness:
     @pytest.mark.parametrize("sampler", SAMPLERS)
@@ -442,7 +433,6 @@ class TestArguments:
             (lambda s: gumbel(s, 1, -1), "bits"),
             (lambda s: gaussian(s, 1, True), "bits"),
             (lambda s: gaussian(np.random.default_rng(), 1, 20), "stream"),
-            (lambda s: symmetric(s, 0, 20), "dimension"),
             (lambda s: s.integers(-1), "n"),
             (lambda s: s.uniform_below(0, 1), "bound"),
             (lambda s: s.bernoulli(1.1, 1), "rate"),

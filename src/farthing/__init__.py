@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from farthing.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
     from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
     from farthing.errors import FarthingError
-    from farthing.estimators import LinearRegression, LinearSVC, LogisticRegression
+    from farthing.estimators import PCA, LinearRegression, LinearSVC, LogisticRegression
     from farthing.facade import delta, epsilon, noise_for, steps_for
     from farthing.ledger import Ledger
     from farthing.mechanisms import Gaussian, Laplace, NoisyMax, SymmetricGaussian
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "PCA",
     "Adjacency",
     "Budget",
     "ClipCoordinates",
@@ -68,7 +69,7 @@ _HOMES = {
     "bounds": ("ClipCoordinates", "ClipNorm", "ClipOuter", "ClipValue"),
     "budget": ("Adjacency", "Budget", "Guarantee", "Observer", "Unit"),
     "errors": ("FarthingError",),
-    "estimators": ("LinearRegression", "LinearSVC", "LogisticRegression"),
+    "estimators": ("LinearRegression", "LinearSVC", "LogisticRegression", "PCA"),
     "facade": ("delta", "epsilon", "noise_for", "steps_for"),
     "ledger": ("Ledger",),
     "mechanisms": ("Gaussian", "Laplace", "NoisyMax", "SymmetricGaussian"),

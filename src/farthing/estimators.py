@@ -24,8 +24,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_expit, log_softmax
-from sklearn import linear_model, svm
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn import decomposition, linear_model, svm
+from sklearn.base import (
+    BaseEstimator,
+    ClassifierMixin,
+    ClassNamePrefixFeaturesOutMixin,
+    RegressorMixin,
+    TransformerMixin,
+)
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import Normalizer, normalize
 from sklearn.utils import check_random_state
@@ -35,14 +41,15 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from farthing import losses, validate
 from farthing.accounting.filters import Filter, GdpFilter
 from farthing.algorithms.descent import descent
+from farthing.algorithms.dppca import components, dppca
 from farthing.algorithms.problem import Problem
-from farthing.budget import Adjacency, Budget, Guarantee
+from farthing.budget import Adjacency, Budget
 from farthing.errors import BudgetSpent, InvalidValue
 from farthing.ledger import Ledger
 from farthing.losses import Loss
 from farthing.noise import SeededStream
 from farthing.query import Step
-from farthing.tables import Table
+from farthing.tables import Features, Table
 
 Array = NDArray[np.float64]
 Algorithm = Callable[[Ledger, Problem], Iterator[Step]]
@@ -66,17 +73,13 @@ REGRESSORS: dict[str, Method] = {
 }
 
 
-class _PrivateLinear(BaseEstimator):  # type: ignore[misc]
-    """What the linear models share: checks before any charge, then a budget, a door, and a method's steps."""
+class _Private(BaseEstimator):  # type: ignore[misc]
+    """What all estimators share: scikit-learn's checks, and a budget or a part of a ledger's."""
 
     epsilon: float | None
     delta: float | None
-    bounds: Any
-    solver: str | Algorithm
-    fit_intercept: bool
     ledger: Ledger | None
     adjacency: str | None
-    records: int | None
     random_state: Any
 
     def __sklearn_tags__(self) -> Any:
@@ -91,28 +94,24 @@ class _PrivateLinear(BaseEstimator):  # type: ignore[misc]
         except ValueError as error:
             raise InvalidValue(str(error)) from None
 
-    def _method(self, known: dict[str, Method]) -> Method:
-        if callable(self.solver):
-            return Method(self.solver)
-        if self.solver not in known:
-            raise InvalidValue(f"solver must be one of {sorted(known)} or a function, got {self.solver!r}")
-        return known[self.solver]
+    def _door(self, filter: Callable[[Budget], Filter] | None = GdpFilter) -> Ledger:
+        """The ledger that this fit may spend to its end. A part of a shared one is charged here.
 
-    def _door(self, method: Method) -> Ledger:
-        """The ledger that this fit may spend to its end. A part of a shared one is charged here."""
+        ``filter`` is how the method likes to spend; None if it promises a plan.
+        """
         if self.ledger is None:
             if self.epsilon is None or self.delta is None:
                 raise InvalidValue("give epsilon and delta, or a ledger to spend from")
             relation = validate.choice(Adjacency, adjacency=self.adjacency or Adjacency.ADD_REMOVE)
             budget = Budget(self.epsilon, self.delta, relation)
-            return Ledger(budget, filter=method.filter, stream=self._stream())
+            return Ledger(budget, filter=filter, stream=self._stream())
         if self.random_state is not None:
             raise InvalidValue("random_state must be None with a ledger, which draws its own noise")
         if self.adjacency not in (None, self.ledger.budget.adjacency):
             raise InvalidValue(
                 f"adjacency must be the ledger's, {self.ledger.budget.adjacency}, got {self.adjacency}"
             )
-        if method.filter is None and self.epsilon is None and self.ledger.share == 0:
+        if filter is None and self.epsilon is None and self.ledger.share == 0:
             return self.ledger  # a plan needs a ledger of its own: this one is still unused
         return self.ledger.allot(self.epsilon, self.delta)
 
@@ -122,17 +121,35 @@ class _PrivateLinear(BaseEstimator):  # type: ignore[misc]
         seed = self.random_state
         return SeededStream(seed if isinstance(seed, int) else int(check_random_state(seed).randint(2**31)))
 
+
+class _PrivateLinear(_Private):
+    """What the linear models share: the public problem, a method's steps, and weights on rows as they came."""
+
+    bounds: Any
+    solver: str | Algorithm
+    fit_intercept: bool
+    records: int | None
+
+    def _method(self, known: dict[str, Method]) -> Method:
+        if callable(self.solver):
+            return Method(self.solver)
+        if self.solver not in known:
+            raise InvalidValue(f"solver must be one of {sorted(known)} or a function, got {self.solver!r}")
+        return known[self.solver]
+
     def _train(self, X: Any, y: Array, loss: Loss, outputs: int, method: Method) -> tuple[Array, Array]:
         """Spends a budget; returns weights and constant on rows as they came (with unit rows, on those)."""
         unit = self.bounds is None
         table = Table(X, y, bounds=self.bounds, unit=unit)
         size = len(table) if self.records is None else validate.count(records=self.records)
         problem = Problem(loss, size, X.shape[1], outputs, bool(self.fit_intercept), unit)
-        ledger = self._door(method)
+        ledger = self._door(method.filter)
         self.history_ = tuple(method.algorithm(ledger.over(table), problem))
         if not self.history_:
             raise BudgetSpent(f"{ledger.budget} does not allow a single step of {self.solver!r}")
-        self.privacy_ = _said(ledger.guarantee, _PUBLIC_SIZE if self.records is None else "")
+        note = _PUBLIC_SIZE if self.records is None else ""
+        said = ledger.guarantee
+        self.privacy_ = replace(said, note="; ".join(filter(None, (said.note, note))))
         self.n_iter_ = self.history_[-1].t
         u, constant = self.history_[-1].w
         self._unit = unit
@@ -156,10 +173,6 @@ class _PrivateLinear(BaseEstimator):  # type: ignore[misc]
             if hasattr(self, name):
                 setattr(model, name, getattr(self, name))
         return Pipeline([("rows", Normalizer().fit(self.coef_)), ("model", model)]) if self._unit else model
-
-
-def _said(guarantee: Guarantee, note: str) -> Guarantee:
-    return replace(guarantee, note="; ".join(filter(None, (guarantee.note, note))))
 
 
 class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
@@ -328,6 +341,89 @@ class LinearRegression(RegressorMixin, _PrivateLinear):  # type: ignore[misc]
     def to_sklearn(self) -> Any:
         """The same model as scikit-learn's own, ready to predict."""
         return self._exported(linear_model.LinearRegression())
+
+
+class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Private):  # type: ignore[misc]
+    """Principal components of rows of bounded norm, within a budget (`algorithms.dppca`).
+
+    Second moments are released once with noise; nothing is centred, so that components are directions from
+    the origin (``centre``, a public point, is subtracted first if given).
+
+    Parameters
+    ----------
+    n_components : how many. None: all.
+    epsilon, delta, ledger, adjacency, random_state : as in `LogisticRegression`.
+    clip : the public bound on the norm of a row (less ``centre``); longer rows are shrunk onto it.
+    centre : a public point, a number or one a feature.
+
+    Attributes
+    ----------
+    components_, mean_, n_components_, n_features_in_ : as in scikit-learn (mean_ is ``centre``).
+    moments_ : the noisy Σ x xᵀ itself; explained_ : its leading eigenvalues, noise included.
+    privacy_, history_ : as in `LogisticRegression`.
+    """
+
+    def __init__(
+        self,
+        n_components: int | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        *,
+        clip: float = 1.0,
+        centre: ArrayLike = 0.0,
+        ledger: Ledger | None = None,
+        adjacency: str | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.n_components = n_components
+        self.epsilon = epsilon
+        self.delta = delta
+        self.clip = clip
+        self.centre = centre
+        self.ledger = ledger
+        self.adjacency = adjacency
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Checks everything, charges the budget, and releases the second moments once."""
+        X = self._checked(X)
+        width = X.shape[1]
+        count = width if self.n_components is None else validate.count(n_components=self.n_components)
+        if count > width:
+            raise InvalidValue(f"n_components must be at most the number of features, {width}, got {count}")
+        table, features = Table(X), Features(width, self.centre, intercept=0.0)  # type: ignore[arg-type]
+        validate.positive(clip=self.clip)
+        ledger = self._door()
+        self.history_ = tuple(dppca(ledger.over(table), features, clip=self.clip))
+        self.moments_ = self.history_[-1].w
+        self.explained_, self.components_ = components(self.moments_, count)
+        self.mean_, self.privacy_, self.n_components_ = features.centre, ledger.guarantee, count
+        return self
+
+    @property
+    def _n_features_out(self) -> int:
+        return len(self.components_)
+
+    def transform(self, X: Any) -> Array:
+        """Coordinates along the components."""
+        check_is_fitted(self)
+        return np.asarray(
+            self._checked(X, reset=False) @ self.components_.T - self.mean_ @ self.components_.T
+        )
+
+    def inverse_transform(self, X: ArrayLike) -> Array:
+        """Back to features."""
+        check_is_fitted(self)
+        return np.asarray(np.asarray(X) @ self.components_ + self.mean_)
+
+    def to_sklearn(self) -> Any:
+        """The same components as scikit-learn's own, ready to transform."""
+        check_is_fitted(self)
+        model = decomposition.PCA(self.n_components_)
+        model.components_, model.mean_, model.n_components_ = self.components_, self.mean_, self.n_components_
+        model.explained_variance_ = self.explained_
+        model.n_features_in_ = self.n_features_in_
+        return model
 
 
 def _declared(classes: ArrayLike) -> NDArray[Any]:

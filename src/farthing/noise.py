@@ -288,12 +288,3 @@ def laplace(stream: Stream, size: int, bits: int) -> Integers:
 def gumbel(stream: Stream, size: int, bits: int) -> Integers:
     """Independent samples of round(2**bits G), G Gumbel with distribution function exp(-exp(-g))."""
     return -_sample(stream, _NEGATIVE_GUMBEL, size, bits, symmetric=False)
-
-
-def symmetric(stream: Stream, dimension: int, bits: int) -> Integers:
-    """A symmetric matrix: independent `gaussian` samples on and above the diagonal, mirrored below."""
-    dimension = validate.count(dimension=dimension)
-    rows, columns = np.triu_indices(dimension)
-    matrix = np.empty((dimension, dimension), np.int64)
-    matrix[rows, columns] = matrix[columns, rows] = gaussian(stream, len(rows), bits)
-    return matrix
