@@ -25,7 +25,9 @@ LAYERS = [
     "tables losses",
     "algorithms.problem algorithms.spending algorithms.dppca",
     "algorithms.descent",
+    "algorithms.dpsgd algorithms.perturbation algorithms.privgene algorithms.baselines",
     "estimators",
+    "csvfile training",
     "demo reporting cli",
 ]
 ORDER = [name for layer in LAYERS for name in layer.split()]

@@ -1,4 +1,4 @@
-"""The command line: ``farthing account``, ``farthing calibrate``, ``farthing ledger``.
+"""The command line: ``farthing train`` and ``predict``, ``account`` and ``calibrate``, ``ledger``.
 
 Data goes to standard output, prose and errors to standard error. Exit codes: 0, in order; 1, a check failed
 or what is printed is no guarantee; 2, wrong usage or an invalid value; 3, it does not fit the budget.
@@ -21,6 +21,7 @@ import farthing
 from farthing import validate
 from farthing.budget import Adjacency, Budget, Unit
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
+from farthing.journal import Journal
 from farthing.plans import Accountant, Curve, Plan, curve
 from farthing.reporting import (
     aligned,
@@ -28,6 +29,7 @@ from farthing.reporting import (
     ledger_lines,
     open_journal,
     rounded_up,
+    trained_lines,
     verification,
     verification_lines,
 )
@@ -38,7 +40,7 @@ FAILED, WRONG, SPENT = 1, 2, 3
 _WrongUsage: type[Exception] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
-    help="Differentially private training with adaptive budgets: accounts, calibrates, reads ledgers.",
+    help="Differentially private training with adaptive budgets: trains, accounts, reads ledgers.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -87,6 +89,7 @@ Relation = Annotated[Adjacency, typer.Option(help="When two data sets are neighb
 Draw = Annotated[
     Sampler, typer.Option(help="How a sample is drawn: each record by itself, or a fixed number.")
 ]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The ledger's journal.", show_default=False)]
 
@@ -131,6 +134,114 @@ def _root(
     ] = False,
 ) -> None:
     pass
+
+
+@app.command(cls=_Command)
+def train(
+    table: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE", help="A CSV file with a header, or the word adult.", show_default=False
+        ),
+    ],
+    epsilon: Annotated[float, _option(_number, "The most that may be spent: its epsilon.")],
+    delta: Annotated[float, _option(_number, "The most that may be spent: its delta.")],
+    target: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="What to predict: the schema's target.")
+    ] = None,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Public bounds and vocabularies as JSON, or the word adult; left out, a skeleton.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="logistic or svm for labels, linear for numbers.")
+    ] = None,
+    method: Annotated[
+        str, typer.Option(metavar="NAME", help="The solver; a wrong name lists those there are.")
+    ] = "auto",
+    book: Annotated[
+        Path | None,
+        typer.Option("--ledger", metavar="FILE", help="Spend from this ledger; a new one holds this budget."),
+    ] = None,
+    adjacency: Annotated[
+        Adjacency | None,
+        typer.Option(help="When two tables are neighbours; by default the ledger's, or add-remove."),
+    ] = None,
+    records: Annotated[
+        int | None,
+        _option(_whole, "The public number of records; by default the table's own, taken as public."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="A folder for model.npz and privacy.json, or NAME.npz.")
+    ] = Path(),
+    test: Annotated[
+        str | None,
+        typer.Option(metavar="TABLE2", help="Measure the model on another table, without privacy."),
+    ] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> int:
+    """Trains a linear model on a table within a budget.
+
+    Exactly what the budget allows is spent. Bounds and vocabularies are declared in a schema, never learnt.
+    """
+    validate.positive(**{"--epsilon": epsilon})
+    validate.delta(**{"--delta": delta})
+    from farthing import training
+
+    if schema is None and table != training.EMBEDDED:
+        if target is None:
+            raise InvalidValue("give --schema FILE; for a skeleton of one, give --target COLUMN instead")
+        _emit(training.skeleton_of(table, target))
+        return _say(
+            "bounds and vocabularies are declared, never learnt from the records: fill in low and high, or "
+            "values, of every column above from public knowledge, and give the file as --schema",
+            WRONG,
+        )
+    known = training.schema_of(schema or training.EMBEDDED, target)
+    if book is not None and Journal.exists(book):
+        open_journal(book).close()
+    fields = training.train(
+        training.Job(table, known, epsilon, delta, adjacency, model, method, records, book, out, force, test)
+    )
+    if as_json:
+        _emit(json.dumps(fields, allow_nan=False))
+    else:
+        print(aligned(trained_lines(fields)), file=sys.stderr)
+    return 0
+
+
+@app.command(cls=_Command)
+def predict(
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL", help="What train wrote: the .npz or its folder.", show_default=False),
+    ],
+    table: Annotated[
+        str,
+        typer.Argument(metavar="TABLE", help="A CSV file with the schema's columns.", show_default=False),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="A new file; standard output if left out.")
+    ] = None,
+    force: Force = False,
+) -> int:
+    """One label or number a row of a table, in its order."""
+    from farthing import training
+
+    trained = training.Model.load(model)
+    if out is not None:
+        training.check_writable(out, force)
+    text = "".join(f"{line}\n" for line in training.predictions(trained, table))
+    if out is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    else:
+        training.write(out, text.encode())
+    return 0
 
 
 @app.command(cls=_Command)

@@ -24,11 +24,12 @@ UCI Adult comes with the package (48,842 records, 108 features):
 """
 
 import hashlib
+import json
 import lzma
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,10 @@ class Numeric:
     high: float
 
     def __post_init__(self) -> None:
-        width = finite(high=self.high) - finite(low=self.low)
-        if not 0 < width < math.inf:
+        low, high = (
+            finite(**{f"{name} of column {self.name!r}": getattr(self, name)}) for name in ("low", "high")
+        )
+        if not 0 < high - low < math.inf:
             raise InvalidValue(
                 f"column {self.name!r}: low must be below high, got {self.low!r}, {self.high!r}"
             )
@@ -64,14 +67,18 @@ class Numeric:
 
     def encode(self, values: ArrayLike, out: NDArray[np.float64]) -> None:
         """Write the scaled values into `out`, of shape (rows, 1)."""
+        low, high = float(self.low), float(self.high)
+        out[:, 0] = (self.targets(values) - low) / (high - low)
+
+    def targets(self, values: ArrayLike) -> NDArray[np.float64]:
+        """The values themselves, clipped: what a regression learns to predict."""
         numbers = _numbers(values)
         # The message must not show a record, and neither must the exception it would be chained to.
         if numbers is None or not np.isfinite(numbers).all():
             raise InvalidValue(
                 f"column {self.name!r} must hold finite numbers; replace missing values by a public constant"
             )
-        low, high = float(self.low), float(self.high)
-        out[:, 0] = (np.clip(numbers, low, high) - low) / (high - low)
+        return np.clip(numbers, float(self.low), float(self.high))
 
 
 @dataclass(frozen=True)
@@ -102,21 +109,52 @@ class Categorical:
         (known,) = np.nonzero(codes >= 0)
         out[known, codes[known]] = 1.0
 
+    def targets(self, values: ArrayLike) -> NDArray[np.int64]:
+        """The codes of labels, which must all be in the vocabulary: what a classifier learns to predict."""
+        codes = self.codes(values)
+        if (codes < 0).any():
+            raise InvalidValue(f"column {self.name!r} must hold only values of {self.values!r}")
+        return codes
+
 
 @dataclass(frozen=True)
 class Schema:
     """What is publicly known about a table: its columns in order, and the target to predict.
 
-    Every feature lies in [0, 1], so a row of `encode` has squared norm at most `len(columns)`.
+    Every feature lies in [0, 1], so a row of `encode` has squared norm at most `len(columns)`. A target with
+    a vocabulary asks for a classifier, one with bounds for a regression.
     """
 
     columns: tuple[Numeric | Categorical, ...]
-    target: Categorical
+    target: Numeric | Categorical
 
     def __post_init__(self) -> None:
         names = [column.name for column in (*self.columns, self.target)]
         if len(names) < 2 or len(set(names)) < len(names):
             raise InvalidValue(f"a schema needs a column, a target and distinct names, got {names!r}")
+        if isinstance(self.target, Categorical) and len(self.target.values) < 2:
+            raise InvalidValue(
+                f"the target {self.target.name!r} needs two values or more, got {self.target.values!r}"
+            )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Schema":
+        """The inverse of `to_json`; the message names the key that is wrong."""
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidValue(f"a schema must be JSON: {error}") from None
+        if not isinstance(found, dict) or found.keys() != {"columns", "target"}:
+            keys = sorted(found) if isinstance(found, dict) else type(found).__name__
+            raise InvalidValue(f"a schema must have the keys 'columns' and 'target' and no other, got {keys}")
+        if not isinstance(found["columns"], list):
+            raise InvalidValue(f"'columns' of a schema must be a list, got {found['columns']!r}")
+        columns = [_described(f"columns[{place}]", column) for place, column in enumerate(found["columns"])]
+        return cls(tuple(columns), _described("target", found["target"]))
+
+    def to_json(self) -> str:
+        """A small text of public facts, a line a column."""
+        return _json([asdict(column) for column in self.columns], asdict(self.target))
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -145,12 +183,50 @@ class Schema:
             start = stop
         return features
 
-    def encode_target(self, table: Table) -> NDArray[np.int64]:
-        """The position of each record's label in `target.values`: 0 and 1 when there are two."""
-        codes = self.target.codes(_column(table, self.target.name))
-        if (codes < 0).any():
-            raise InvalidValue(f"column {self.target.name!r} must hold only values of {self.target.values!r}")
-        return codes
+    def encode_target(self, table: Table) -> NDArray[Any]:
+        """Each record's label as its position in `target.values`, or its number, clipped to the bounds."""
+        return self.target.targets(_column(table, self.target.name))
+
+
+def skeleton(names: Sequence[str], target: str) -> str:
+    """A schema to fill in: for every column either low and high, or values; the rest may stay.
+
+    >>> print(skeleton(["age", "income"], "income"))
+    {"columns": [
+      {"name": "age", "low": null, "high": null, "values": []}
+     ],
+     "target": {"name": "income", "low": null, "high": null, "values": []}}
+    """
+    blank: list[dict[str, Any]] = [
+        {"name": name, "low": None, "high": None, "values": []} for name in (*names, target)
+    ]
+    return _json([column for column in blank[:-1] if column["name"] != target], blank[-1])
+
+
+def _json(columns: list[dict[str, Any]], target: dict[str, Any]) -> str:
+    lines = [json.dumps(column, ensure_ascii=False, default=float) for column in (*columns, target)]
+    return '{"columns": [\n  ' + ",\n  ".join(lines[:-1]) + '\n ],\n "target": ' + lines[-1] + "}"
+
+
+def _described(key: str, found: Any) -> Numeric | Categorical:
+    """A column as JSON describes it. What a skeleton leaves open counts as absent."""
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str) or not found["name"]:
+        raise InvalidValue(f"{key!r} of a schema must be an object with a 'name', got {found!r}")
+    name = found["name"]
+    given = {word: value for word, value in found.items() if value is not None and value != []}
+    if given.keys() == {"name", "low", "high"}:
+        return Numeric(name, given["low"], given["high"])
+    if given.keys() != {"name", "values"}:
+        words = sorted(given.keys() - {"name"})
+        raise InvalidValue(
+            f"{key!r} of a schema must give column {name!r} either 'low' and 'high' or 'values', got {words}"
+        )
+    values = given["values"]
+    if not isinstance(values, list) or not all(type(value) in (str, int) for value in values):
+        raise InvalidValue(
+            f"'values' of column {name!r} must be a list of texts, as they stand in the table, got {values!r}"
+        )
+    return Categorical(name, tuple(map(str, values)))
 
 
 @dataclass(frozen=True, eq=False)

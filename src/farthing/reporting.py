@@ -132,6 +132,23 @@ def _words(said: dict[str, Any]) -> Iterator[str]:
     yield said["note"]
 
 
+def trained_lines(fields: dict[str, Any]) -> dict[str, Any]:
+    """What `farthing.training.train` did, in words."""
+    words = {
+        "model": fields["model"],
+        "guarantee": list(_words(fields)),
+        "method": f"{fields['method']}, {fields['steps']:,} steps",
+        "records": f"{fields['records']:,}, of {fields['features']:,} features",
+        "ledger": fields["ledger"],
+    }
+    if "test" not in fields:
+        return words
+    test = dict(fields["test"])
+    name, note = test.pop("table"), test.pop("note")
+    figures = ", ".join(f"{what} {value:.4g}" for what, value in test.items() if what != "records")
+    return {**words, "test": [f"{figures} on the {test['records']:,} records of {name}", f"({note})"]}
+
+
 def verification(file: Path) -> dict[str, Any]:
     """Whether the ledger's files agree with each other, and its spend with its rows.
 

@@ -1,0 +1,87 @@
+"""CSV files with a header, read as columns of text some thousand records at a time; ``.gz`` is unpacked.
+
+Messages name the file, a wanted column or a line's number, never a cell. Of a header they show nothing
+either, because the first line of a file without one is a record.
+"""
+
+import csv
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing.errors import InvalidValue
+
+_BLOCK = 2**13  # rows held as text at a time
+
+
+def header(path: str, column: str) -> list[str]:
+    """The names of all columns; refused unless ``column`` is one, which tells a header from a record."""
+    with _opened(path) as lines:
+        names: list[str] = next(lines, [])
+        _places(path, names, [column])
+    return names
+
+
+def columns(path: str, names: Iterable[str]) -> Iterator[dict[str, NDArray[Any]]]:
+    """The named columns, block by block."""
+    with _opened(path) as lines:
+        first: list[str] = next(lines, [])
+        places = _places(path, first, names)
+        rows: list[list[str]] = []
+        for row in lines:
+            if not row:  # an empty line
+                continue
+            if len(row) != len(first):
+                raise InvalidValue(
+                    f"{path!r} is not a CSV table: the record that ends on line {lines.line_num} has "
+                    f"{len(row)} cells, the header {len(first)}"
+                )
+            rows.append(row)
+            if len(rows) == _BLOCK:
+                yield _block(rows, places)
+                rows = []
+        if rows:
+            yield _block(rows, places)
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    """The lines of a file, cut into cells; whatever cannot be read is an `InvalidValue`."""
+    try:
+        with (gzip.open if path.endswith(".gz") else open)(
+            path, "rt", encoding="utf-8-sig", newline=""
+        ) as file:
+            yield csv.reader(file, skipinitialspace=True, strict=True)
+    except UnicodeDecodeError:  # its own text shows a byte of the file
+        raise InvalidValue(f"{path!r} is not a CSV table: it is not UTF-8 text") from None
+    except csv.Error as error:
+        raise InvalidValue(f"{path!r} is not a CSV table: {error}") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        raise InvalidValue(f"{path!r} is not a whole gzip file") from None
+    except OSError as error:
+        raise InvalidValue(f"{path!r} cannot be read: {error.strerror or error}") from None
+
+
+def _places(path: str, header: list[str], names: Iterable[str]) -> dict[str, int]:
+    """Where the named columns stand."""
+    if not header:
+        raise InvalidValue(f"{path!r} is empty: it needs a first line with the names of its columns")
+    places = {}
+    for name in names:
+        if header.count(name) != 1:
+            what = "two columns" if name in header else "no column"
+            raise InvalidValue(
+                f"{path!r} has {what} {name!r}: its first line must name each column once, between commas"
+            )
+        places[name] = header.index(name)
+    return places
+
+
+def _block(rows: list[list[str]], places: dict[str, int]) -> dict[str, NDArray[Any]]:
+    # objects, because an array of texts gives every cell the room of the longest
+    return {name: np.array([row[place] for row in rows], dtype=object) for name, place in places.items()}
