@@ -10,19 +10,21 @@ import os
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import clone
 from sklearn.metrics import roc_auc_score
 
 from farthing import csvfile, data, validate
-from farthing.accounting.filters import BasicFilter
+from farthing.books import rule_of
 from farthing.budget import Adjacency, Budget, Unit
 from farthing.data import ADULT, Categorical, Numeric, Schema
-from farthing.errors import FarthingError, InvalidValue, Unsupported
+from farthing.errors import FarthingError, InvalidValue
 from farthing.estimators import (
     CLASSIFIERS,
     REGRESSORS,
@@ -99,10 +101,10 @@ class Model:
             with np.load(path, allow_pickle=False) as found:
                 schema = Schema.from_json(str(found["schema"]))
                 coef, intercept = (np.asarray(found[name], np.float64) for name in ("coef", "intercept"))
-        except OSError as error:
-            raise InvalidValue(f"MODEL must be a file that train wrote: {_reason(path, error)}") from None
-        except (ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError) as error:
-            raise InvalidValue(f"MODEL must be a file that train wrote, got {str(path)!r}: {error}") from None
+        except FileNotFoundError:
+            raise InvalidValue(f"MODEL must be a file that train wrote, there is no {str(path)!r}") from None
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, zipfile.BadZipFile, EOFError):
+            raise InvalidValue(f"MODEL must be a file that train wrote, {str(path)!r} is not one") from None
         labels = len(schema.target.values) if isinstance(schema.target, Categorical) else 0
         outputs = labels if labels > 2 else 1
         if coef.shape != (outputs, schema.width) or intercept.shape != (outputs,):
@@ -175,9 +177,12 @@ def train(job: Job) -> dict[str, Any]:
     if job.ledger is None:
         estimator.fit(X, y)
     else:
+        # What a method refuses, it refuses at a rehearsal on made-up rows, before anything is charged.
+        with _ledger(job, method, rehearsal=True) as ledger:
+            actor = clone(estimator).set_params(records=job.records or len(X))
+            _spending(actor, ledger, job).fit(*_made_up(job.schema))
         with _ledger(job, method) as ledger:
-            epsilon, delta = _part(job, ledger, method)
-            estimator.set_params(ledger=ledger, epsilon=epsilon, delta=delta).fit(X, y)
+            _spending(estimator, ledger, job).fit(X, y)
     model = Model(job.schema, np.atleast_2d(estimator.coef_), np.atleast_1d(estimator.intercept_))
     fields = {
         **asdict(estimator.privacy_),
@@ -232,29 +237,35 @@ def _other(test: str, table: str) -> str:
     return test
 
 
-def _ledger(job: Job, method: Method) -> Ledger:
-    """The ledger to spend from; a new one holds the job's budget, and suits the method."""
+def _ledger(job: Job, method: Method, *, rehearsal: bool = False) -> Ledger:
+    """The ledger to spend from, or one like it in memory; a new one holds the job's budget."""
     assert job.ledger is not None
-    if Journal.exists(job.ledger):
+    if not Journal.exists(job.ledger):
+        budget = Budget(job.epsilon, job.delta, job.adjacency or Adjacency.ADD_REMOVE)
+        return Ledger(budget, journal=None if rehearsal else job.ledger, filter=method.filter)
+    if not rehearsal:
         return Ledger.open(job.ledger)
-    budget = Budget(job.epsilon, job.delta, job.adjacency or Adjacency.ADD_REMOVE)
-    return Ledger(budget, journal=job.ledger, filter=method.filter)
+    with Journal(job.ledger) as found:
+        rule = rule_of(found.header)
+    return Ledger(rule.budget, filter=lambda _: rule)
 
 
-def _part(job: Job, ledger: Ledger, method: Method) -> tuple[float | None, float | None]:
-    """ε and δ to take from a ledger; None for both where nothing is spent yet and all of it is meant."""
+def _spending(estimator: Estimator, ledger: Ledger, job: Job) -> Estimator:
+    """The estimator with a ledger to take ε and δ from; all of it where that is meant and none is spent."""
     if ledger.budget.unit is not Unit.RECORD:
         raise InvalidValue(
             f"--ledger must be one per record, since a row counts as one: its budget is {ledger.budget}"
         )
+    estimator.set_params(ledger=ledger)
     if ledger.share == 0 and ledger.budget == ledger.budget.with_(job.epsilon, job.delta):
-        return None, None
-    if method.filter is None and ledger.journal.header["filter"]["name"] != BasicFilter.name:
-        raise Unsupported(
-            f"--method {job.method} promises a plan, which needs a new ledger, or a part of one that was "
-            "begun with BasicFilter"
-        )
-    return job.epsilon, job.delta
+        estimator.set_params(epsilon=None, delta=None)
+    return estimator
+
+
+def _made_up(schema: Schema) -> tuple[Array, ArrayLike]:
+    target = schema.target
+    y = range(len(target.values)) if isinstance(target, Categorical) else (target.low, target.high)
+    return np.zeros((len(y), schema.width)), y
 
 
 def predictions(model: Model, table: str) -> Iterator[str]:
@@ -296,8 +307,7 @@ def check_writable(path: Path, force: bool) -> None:
         if path.is_dir() or (path.exists() and not force):
             instead = "is a folder" if path.is_dir() else "exists already; --force replaces it"
             raise InvalidValue(f"--out must be new: {str(path)!r} {instead}")
-        path.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
+        with tempfile.TemporaryFile(dir=path.parent if path.parent.exists() else path.parent.parent):
             pass
     except OSError as error:
         raise InvalidValue(f"--out must be writable: {_reason(path, error)}") from None
@@ -307,13 +317,15 @@ def write(path: Path, content: bytes) -> None:
     """All of it or nothing, on disk when this returns."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
+        path.parent.mkdir(exist_ok=True)
         with draft.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink()
         raise FarthingError(f"the result could not be written: {_reason(path, error)}") from None
 
 
