@@ -542,6 +542,223 @@ def test_a_ledger_with_seeded_noise_is_not_in_order(run: Any, tmp_path: Path) ->
     assert "seeded" in done.err
 
 
+# --- train and predict
+
+PEOPLE = """\
+{"columns": [{"name": "age", "low": 0, "high": 100}, {"name": "sex", "values": ["Female", "Male"]}],
+ "target": {"name": "rich", "values": ["no", "yes"]}}
+"""
+SPEND = ("--epsilon", "1", "--delta", "1e-5")
+
+
+@pytest.fixture
+def people(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with a table and its schema."""
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        f"{row % 100},{('Female', 'Male')[row % 2]},{('no', 'yes')[row % 100 > 50]}" for row in range(300)
+    ]
+    Path("people.csv").write_text("\n".join(["age,sex,rich", *rows]) + "\n")
+    Path("schema.json").write_text(PEOPLE)
+    return tmp_path
+
+
+TRAIN = ("train", "people.csv", *SPEND, "--target", "rich", "--schema", "schema.json")
+
+
+@pytest.mark.usefixtures("people")
+def test_train_and_predict(run: Any) -> None:
+    shutil.copy("people.csv", "test.csv")
+    done = run(*TRAIN, "--out", "fit", "--ledger", "my.ledger", "--test", "test.csv", "--json")
+    assert (done.code, done.err) == (0, "")
+    told = done.json
+    test = told.pop("test")
+    assert told == json.loads(Path("fit/privacy.json").read_text())
+    expected = {"epsilon": 1.0, "delta": 1e-5, "adjacency": "add-remove", "unit": "record", "method": "auto"}
+    assert told.items() >= expected.items()
+    assert (told["model"], told["ledger"], told["records"]) == ("fit/model.npz", "my.ledger", 300)
+    assert "without noise" in test["note"]
+    assert run("ledger", "verify", "my.ledger").code == 0
+    labels = run("predict", "fit", "test.csv")
+    assert (labels.code, labels.err) == (0, "")
+    truth = ["no" if row % 100 <= 50 else "yes" for row in range(300)]
+    assert np.mean(np.array(labels.out.splitlines()) == truth) == test["accuracy"]
+    assert run("predict", "fit/model.npz", "test.csv", "--out", "labels.txt").out == ""
+    assert Path("labels.txt").read_text() == labels.out
+    assert run("predict", "fit", "test.csv", "--out", "labels.txt").code == 2
+    assert run("predict", "fit", "test.csv", "--out", "labels.txt", "--force").code == 0
+
+
+@pytest.mark.usefixtures("people")
+def test_the_summary_is_prose(run: Any) -> None:
+    shutil.copy("people.csv", "test.csv")
+    done = run(*TRAIN, "--test", "test.csv")
+    assert (done.code, done.out) == (0, "")
+    for words in ("(1, 1e-05)-DP, add-remove, per record", "model.npz", "taken as public", "without noise"):
+        assert words in done.err
+    assert Path("model.npz").exists()
+    assert Path("privacy.json").exists()
+
+
+@pytest.mark.usefixtures("people")
+def test_without_a_schema_a_skeleton_is_shown(run: Any) -> None:
+    done = run("train", "people.csv", *SPEND, "--target", "rich")
+    assert done.code == 2
+    assert "--schema" in done.err
+    assert "never learnt" in done.err
+    skeleton = json.loads(done.out)
+    assert [column["name"] for column in (*skeleton["columns"], skeleton["target"])] == ["age", "sex", "rich"]
+    assert not re.search("Female|Male|no|yes|[0-9]", done.out)
+    without = run("train", "people.csv", *SPEND)
+    assert (without.code, without.out) == (2, "")
+    assert "--target" in without.err
+
+
+@pytest.mark.usefixtures("people")
+def test_a_record_in_the_place_of_a_header_is_not_shown(run: Any) -> None:
+    Path("people.csv").write_text("39,secret,no\n40,secret,yes\n")
+    done = run("train", "people.csv", *SPEND, "--target", "rich")
+    assert (done.code, done.out) == (2, "")
+    assert "secret" not in done.err
+
+
+WRONG_TRAINING: list[tuple[tuple[str, ...], str]] = [
+    (("--epsilon", "0"), "--epsilon must be"),
+    (("--epsilon", "nan"), "--epsilon must be"),
+    (("--epsilon", "-1"), "--epsilon must be"),
+    (("--epsilon", "much"), "--epsilon"),
+    (("--delta", "1"), "--delta must be"),
+    (("--delta", "-1e-5"), "--delta must be"),
+    (("--delta", "0"), "delta must be"),
+    (("--target", "age"), "'age', which the schema lists among the features"),
+    (("--target", "salary"), "--target must be the schema's target 'rich', got 'salary'"),
+    (("--schema", "missing.json"), "missing.json': No such file"),
+    (("--schema", "people.csv"), "people.csv: a schema must be JSON"),
+    (("--schema", "broken.json"), "broken.json: .*'columns.0.'.* column 'age'"),
+    (("--method", "magic"), "--method must be one of .*'auto'.*, got 'magic'"),
+    (("--model", "linear"), "--model must be one of .*'svm'.*, got 'linear'"),
+    (("--records", "0"), "--records must be"),
+    (("--records", "some"), "--records"),
+    (("--adjacency", "near"), "--adjacency"),
+    (("--out", "people.csv"), "--out must be writable: 'people.csv"),
+    (("--out", "none/of/these"), "--out must be writable"),
+    (("--out", "folder.npz"), "folder.npz' is a folder"),
+    (("--ledger", "people.csv"), "'people.csv' is not one"),
+    (("--ledger", "none/a.ledger"), "existing directory"),
+    (("--ledger", "folder.npz"), "folder.npz"),
+    (("--test", "people.csv"), "--test must be another table"),
+    (("--test", "missing.csv"), "missing.csv' cannot be read"),
+    (("--test", "text.csv"), "column 'age' must hold finite numbers"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG_TRAINING)
+def test_wrong_training_is_one_sentence(
+    run: Any, people: Path, options: tuple[str, ...], message: str
+) -> None:
+    Path("broken.json").write_text(PEOPLE.replace(', "high": 100', ""))
+    Path("text.csv").write_text("age,sex,rich\nsecret,Male,no\n")
+    Path("folder.npz").mkdir()
+    before = sorted(people.rglob("*"))
+    given = dict(zip(TRAIN[2::2], TRAIN[3::2], strict=True)) | {"--ledger": "a.ledger", "--out": "fit"}
+    given |= dict(zip(options[::2], options[1::2], strict=True))
+    done = run("train", "people.csv", *(word for pair in given.items() for word in pair))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.count("\n") == 1
+    assert re.search(message, done.err)
+    assert "secret" not in done.err
+    assert sorted(people.rglob("*")) == before  # no ledger, no model
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "people.csv' cannot be read: No such file"),
+        ("", "is empty"),
+        ("age,sex,rich\n", "has no records"),
+        ("\x00\x01secret\x02", "no column 'age'"),
+        ("age,rich\n39,no\n", "no column 'sex'"),
+        ("age,sex\n39,Male\n", "no column 'rich'"),
+        ("age,sex,rich\n39,Male,no\n40,Male\n", "line 3 has 2 cells"),
+        ("age,sex,rich\n39,Male,no\nsecret,Male,no\n", "column 'age' must hold finite numbers"),
+        ("age,sex,rich\n39,Male,no\nnan,Male,no\n", "column 'age' must hold finite numbers"),
+        ("age,sex,rich\n39,Male,no\n,Male,no\n", "column 'age' must hold finite numbers"),
+        ("age,sex,rich\n39,Male,no\n40,Male,secret\n", "column 'rich' must hold only values of"),
+        ("age,sex,rich\n39,Male,no\n40,Male,\n", "column 'rich' must hold only values of"),
+    ],
+)
+def test_a_wrong_table_is_one_sentence(run: Any, people: Path, content: str | None, message: str) -> None:
+    if content is None:
+        Path("people.csv").unlink()
+    else:
+        Path("people.csv").write_text(content)
+    before = sorted(people.rglob("*"))
+    done = run(*TRAIN, "--ledger", "a.ledger", "--out", "fit")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.count("\n") == 1
+    assert message in done.err
+    assert "secret" not in done.err
+    assert sorted(people.rglob("*")) == before
+
+
+def test_a_folder_without_permission(run: Any, people: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", denied)  # root may write everywhere
+    done = run(*TRAIN, "--ledger", "a.ledger", "--out", "closed")
+    assert (done.code, done.out) == (2, "")
+    assert "--out must be writable: 'closed/model.npz': Permission denied" in done.err
+    assert not (people / "a.ledger").exists()
+
+
+@pytest.mark.usefixtures("people")
+def test_a_spent_ledger_exits_with_3(run: Any) -> None:
+    assert run(*TRAIN, "--ledger", "a.ledger", "--out", "first").code == 0
+    before = run("ledger", "show", "a.ledger").out
+    done = run(*TRAIN, "--ledger", "a.ledger", "--out", "second")
+    assert (done.code, done.out) == (3, "")
+    assert "0.000% is left" in done.err
+    assert not Path("second").exists()
+    assert run("ledger", "show", "a.ledger").out == before
+
+
+@pytest.mark.usefixtures("people")
+def test_a_locked_ledger_exits_with_1(run: Any) -> None:
+    ft.Ledger(ft.Budget(2.0, 1e-5), journal="a.ledger").close()
+    Path("a.ledger.head").unlink()
+    done = run(*TRAIN, "--ledger", "a.ledger")
+    assert (done.code, done.out) == (1, "")
+    assert "without its head" in done.err
+    assert not Path("model.npz").exists()
+
+
+@pytest.mark.usefixtures("people")
+def test_another_adjacency_than_the_ledgers_is_refused(run: Any) -> None:
+    ft.Ledger(ft.Budget(2.0, 1e-5), journal="a.ledger").close()
+    done = run(*TRAIN, "--ledger", "a.ledger", "--adjacency", "replace-one")
+    assert (done.code, done.out) == (2, "")
+    assert "adjacency must be the ledger's" in done.err
+    assert json.loads(run("ledger", "show", "a.ledger", "--json").out)["share"] == 0
+
+
+@pytest.mark.usefixtures("people")
+def test_wrong_predictions_are_one_sentence(run: Any) -> None:
+    run(*TRAIN, "--out", "fit")
+    Path("other.csv").write_text("age,rich\n39,no\n")
+    for arguments, message in (
+        (("people.csv", "people.csv"), "MODEL must be"),
+        (("missing", "people.csv"), "there is no 'missing'"),
+        (("fit", "missing.csv"), "cannot be read"),
+        (("fit", "other.csv"), "no column 'sex'"),
+        (("fit", "people.csv", "--out", "schema.json"), "schema.json' exists already"),
+    ):
+        done = run("predict", *arguments)
+        assert (done.code, done.out) == (2, "")
+        assert done.err.count("\n") == 1
+        assert message in done.err
+
+
 # --- the program itself
 
 
@@ -580,7 +797,15 @@ def test_the_program_exits_with_the_code() -> None:
 def test_version_and_help(run: Any) -> None:
     assert run("--version").out == f"farthing {ft.__version__}\n"
     assert run().out == run("--help").out
-    for command in (("account",), ("calibrate",), ("ledger",), ("ledger", "show"), ("ledger", "export")):
+    for command in (
+        ("train",),
+        ("predict",),
+        ("account",),
+        ("calibrate",),
+        ("ledger",),
+        ("ledger", "show"),
+        ("ledger", "export"),
+    ):
         done = run(*command, "--help")
         assert (done.code, done.err) == (0, "")
         assert "\\[" not in done.out

@@ -1,5 +1,6 @@
 import hashlib
 import importlib.util
+import json
 import lzma
 from importlib.resources import files
 from pathlib import Path
@@ -11,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from farthing.data import ADULT, ADULT_SHA256, Categorical, Dataset, Numeric, Schema, find, load_adult
+from farthing.data import (
+    ADULT,
+    ADULT_SHA256,
+    Categorical,
+    Dataset,
+    Numeric,
+    Schema,
+    find,
+    load_adult,
+    skeleton,
+)
 from farthing.errors import InvalidValue
 
 PEOPLE = Schema(
@@ -275,3 +286,105 @@ def test_every_finite_number_encodes_into_the_unit_interval(values: np.ndarray, 
     assert X.shape == (len(values), 1)
     assert ((X >= 0) & (X <= 1)).all()
     assert (np.diff(X[np.argsort(values), 0]) >= 0).all()
+
+
+# Schemas as JSON
+
+
+HOURS = Schema((Categorical("sex", ("Female", "Male, or other", "?")),), Numeric("hours", 1.5, 99))
+
+
+@pytest.mark.parametrize("schema", [PEOPLE, HOURS, ADULT], ids=["people", "hours", "adult"])
+def test_json_gives_the_schema_back(schema: Schema) -> None:
+    assert Schema.from_json(schema.to_json()) == schema
+
+
+names = st.text(min_size=1)
+numeric = st.builds(
+    lambda name, low, width: Numeric(name, low, low + width), names, st.integers(-9, 9), st.floats(0.1, 1e9)
+)
+categorical = st.builds(
+    Categorical, names, st.lists(st.text(), min_size=2, max_size=4, unique=True).map(tuple)
+)
+
+
+@given(
+    st.lists(numeric | categorical, min_size=2, max_size=5, unique_by=lambda column: column.name),
+)
+def test_json_gives_any_schema_back(columns: list[Numeric | Categorical]) -> None:
+    schema = Schema(tuple(columns[1:]), columns[0])
+    assert Schema.from_json(schema.to_json()) == schema
+
+
+def test_a_filled_in_skeleton_is_a_schema() -> None:
+    blank = json.loads(skeleton(["age", "sex", "rich"], "rich"))
+    assert [column["name"] for column in blank["columns"]] == ["age", "sex"]
+    with pytest.raises(InvalidValue, match="'age' either 'low' and 'high' or 'values'"):
+        Schema.from_json(json.dumps(blank))
+    blank["columns"][0] |= {"low": 0, "high": 100}
+    blank["columns"][1]["values"] = ["Female", "Male"]
+    blank["target"]["values"] = ["no", "yes"]
+    assert Schema.from_json(json.dumps(blank)) == PEOPLE
+
+
+def test_whole_numbers_may_be_values() -> None:
+    text = '{"columns": [{"name": "x", "low": 0, "high": 1}], "target": {"name": "y", "values": [0, 1]}}'
+    assert Schema.from_json(text).target == Categorical("y", ("0", "1"))
+
+
+AGE = '{"name": "age", "low": 0, "high": 9}'
+RICH = '{"name": "rich", "values": ["no", "yes"]}'
+
+
+@pytest.mark.parametrize(
+    ("columns", "target", "message"),
+    [
+        (AGE, '{"name": "rich"}', r"'target' .* column 'rich' either 'low' and 'high' or 'values', got \[\]"),
+        (AGE, '{"name": "rich", "values": ["no"]}', "target 'rich' needs two values or more"),
+        (AGE, '{"values": ["no", "yes"]}', "'target' .* 'name'"),
+        (AGE, "null", "'target' .* 'name'"),
+        (AGE, AGE, "distinct names"),
+        ("", RICH, "needs a column"),
+        (f'{AGE}, {{"name": "b", "low": 0}}', RICH, r"'columns\[1\]' .* column 'b' .* got \['low'\]"),
+        ('{"name": "a", "low": 0, "high": 1, "values": ["x"]}', RICH, r"columns\[0\]"),
+        ('{"name": "a", "low": 0, "high": 1, "scale": 3}', RICH, "scale"),
+        ('{"name": "a", "low": 0, "high": "x"}', RICH, "high of column 'a'"),
+        ('{"name": "a", "low": true, "high": 2}', RICH, "low of column 'a'"),
+        ('{"name": "a", "low": 0, "high": Infinity}', RICH, "high of column 'a'"),
+        ('{"name": "a", "low": NaN, "high": 1}', RICH, "low of column 'a'"),
+        ('{"name": "a", "low": 2, "high": 1}', RICH, "column 'a': low must be below high"),
+        ('{"name": "a", "values": "x"}', RICH, "'values' of column 'a'"),
+        ('{"name": "a", "values": [1.5]}', RICH, "'values' of column 'a'"),
+        ('{"name": "a", "values": [true]}', RICH, "'values' of column 'a'"),
+        ('{"name": "a", "values": [1, "1"]}', RICH, "column 'a' needs distinct values"),
+        ('{"name": 3, "values": ["x"]}', RICH, r"'columns\[0\]' .* 'name'"),
+        ("7", RICH, r"'columns\[0\]'"),
+    ],
+)
+def test_json_that_is_no_schema_names_the_key(columns: str, target: str, message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        Schema.from_json(f'{{"columns": [{columns}], "target": {target}}}')
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("age: 0 to 9", "must be JSON"),
+        ("[" * 100_000, "must be JSON"),
+        ("[]", "'columns' and 'target' and no other, got list"),
+        ('{"columns": []}', "'columns' and 'target'"),
+        (f'{{"columns": [{AGE}], "target": {RICH}, "extra": 1}}', "extra"),
+        (f'{{"columns": {AGE}, "target": {RICH}}}', "'columns' of a schema must be a list"),
+    ],
+)
+def test_text_that_is_no_schema_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        Schema.from_json(text)
+
+
+def test_a_numeric_target_is_clipped_in_its_own_unit() -> None:
+    y = HOURS.encode_target({"hours": ["0", "40", "168"]})
+    assert y.tolist() == [1.5, 40.0, 99.0]
+    with pytest.raises(InvalidValue, match="column 'hours' must hold finite numbers") as caught:
+        HOURS.encode_target({"hours": ["40", "secret"]})
+    assert "secret" not in str(caught.value)

@@ -98,7 +98,7 @@ class Model:
         """The model at ``path``, or of the folder that `train` filled."""
         path = path / "model.npz" if path.is_dir() else path
         try:
-            with np.load(path, allow_pickle=False) as found:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
                 schema = Schema.from_json(str(found["schema"]))
                 coef, intercept = (np.asarray(found[name], np.float64) for name in ("coef", "intercept"))
         except FileNotFoundError:
