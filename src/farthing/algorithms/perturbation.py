@@ -120,16 +120,12 @@ def output(ledger: Ledger, problem: Problem, *, penalty: float | None = None) ->
 
 
 def _features(problem: Problem) -> Features:
-    """Rows of norm 1 with a constant .3, which costs 4 % of noise; other rows shrunk to norm 1 with a 1."""
     if problem.outputs or not isinstance(problem.loss, Logistic | HuberHinge):
         raise Unsupported(
             f"perturbation is proven for two classes and a smooth loss of slope 1, not for {problem.loss} "
             f"with {problem.outputs or 2} outputs: use dpsgd, or a fit for each class against the rest"
         )
-    if problem.unit:
-        intercept = 0.3 if problem.intercept else 0.0
-        return Features(problem.width, intercept=intercept, radius=math.hypot(1.0, intercept))
-    return Features(problem.width, intercept=1.0 if problem.intercept else 0.0, radius=1.0)
+    return problem.rows()
 
 
 def _radius(features: Features) -> float:
