@@ -38,7 +38,7 @@ from farthing.journal import Journal
 from farthing.noise import Stream
 from farthing.query import Answer, Query, Receipt, Records
 
-_BLOCK = 32  # promised answers reserved at once in a file: one durable commit for all of them
+_BLOCK = 32  # promised answers reserved at once: one durable commit for all of them
 
 
 class Ledger:
@@ -62,7 +62,7 @@ class Ledger:
         rule = (filter or (GdpFilter if budget.delta > 0 else BasicFilter))(budget)
         self._stream = stream if stream is not None else Stream()
         header = header_of(rule, self._stream.sound)
-        size = validate.count(block=block) if block is not None else (_BLOCK if journal else 1)
+        size = validate.count(block=block) if block is not None else _BLOCK
         self._books = Books(rule, Journal(journal, header), self._stream.sound, size)
         self._records: Records | None = None
 

@@ -137,7 +137,7 @@ class Table:
     ``unit`` each row is then divided by its norm. NaN and infinity are refused, before anything is charged.
     """
 
-    __slots__ = ("X", "_factors", "_map", "_unit", "y")
+    __slots__ = ("X", "_factors", "_map", "_unit", "_whole", "y")
 
     def __init__(self, X: Any, y: Any = None, *, bounds: Any = None, unit: bool = False) -> None:
         X = X.tocsr() if sparse.issparse(X) else np.asanyarray(X)
@@ -148,6 +148,7 @@ class Table:
         self.X, self.y, self._unit = X, y, unit
         self._map: tuple[Array, Array] | None = None
         self._factors: dict[Features, Factors] = {}
+        self._whole: tuple[Table, Indices] | None = None  # the table this one is a lot of
         limits = None if bounds is None else _limits(bounds, X)
         if self._outside(limits) or (limits is not None and (np.any(limits[0]) or np.any(limits[1] != 1))):
             self._map = limits
@@ -192,23 +193,29 @@ class Table:
         table = object.__new__(Table)
         table.X, table.y = self.X[indices], None if self.y is None else self.y[indices]
         table._map, table._unit = self._map, self._unit
-        table._factors = {features: _at(known, indices) for features, known in self._factors.items()}
+        table._factors, table._whole = {}, (self, indices)
         return table
 
     def blocks(self, features: Features) -> Iterator[Block]:
-        """All rows, block by block. Factors are computed in the first pass and remembered."""
-        known = self._factors.get(features)
-        fresh: list[Factors] = []
-        remember = known is None and len(self) <= _REMEMBERED
+        """All rows, block by block. Factors are remembered, for a lot of a table with those of the table."""
+        known = self._known(features)
         for place in self._places():
             x = self._read(place)
             parts = self._measure(x, features) if known is None else _at(known, place)
-            if remember:
-                fresh.append(parts)
             yield Block(x, None if self.y is None else self.y[place], *parts)
-        if fresh:
-            unit, shrink, norm = (np.concatenate(column) for column in zip(*fresh, strict=True))
+
+    def _known(self, features: Features) -> Factors | None:
+        """g, h and |z| of all rows, measured once; None where the table is too long to remember them."""
+        if self._whole is not None:
+            whole, indices = self._whole
+            known = whole._known(features)
+            return None if known is None else _at(known, indices)
+        if features not in self._factors and len(self) <= _REMEMBERED:
+            parts = [self._measure(self._read(place), features) for place in self._places()]
+            columns = zip(*parts, strict=True) if parts else ([np.empty(0)] for _ in range(3))
+            unit, shrink, norm = (np.concatenate(column) for column in columns)
             self._factors = {features: (unit, shrink, norm)}
+        return self._factors.get(features)
 
     def _measure(self, x: Any, features: Features) -> Factors:
         """g, h and |z| of some rows. A row whose norm is not finite counts as zero: its h is 0."""
