@@ -39,12 +39,12 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from farthing import losses, validate
-from farthing.accounting.filters import Filter, GdpFilter
+from farthing.accounting.filters import BasicFilter, Filter, GdpFilter
 from farthing.algorithms.descent import descent
 from farthing.algorithms.dppca import components, dppca
 from farthing.algorithms.problem import Problem
 from farthing.budget import Adjacency, Budget
-from farthing.errors import BudgetSpent, InvalidValue
+from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.ledger import Ledger
 from farthing.losses import Loss
 from farthing.noise import SeededStream
@@ -111,8 +111,15 @@ class _Private(BaseEstimator):  # type: ignore[misc]
             raise InvalidValue(
                 f"adjacency must be the ledger's, {self.ledger.budget.adjacency}, got {self.adjacency}"
             )
-        if filter is None and self.epsilon is None and self.ledger.share == 0:
-            return self.ledger  # a plan needs a ledger of its own: this one is still unused
+        if isinstance(self.ledger.filter, BasicFilter):
+            return self.ledger.allot(self.epsilon, self.delta, filter=filter)
+        if filter is None:  # a plan needs a ledger of its own, and this one will do if nobody used it
+            if self.epsilon is None and self.delta is None and self.ledger.share == 0:
+                return self.ledger
+            raise Unsupported(
+                f"solver {self.solver!r} promises a plan: give it a fresh ledger and no epsilon, or a ledger "
+                "with filter=BasicFilter"
+            )
         return self.ledger.allot(self.epsilon, self.delta)
 
     def _stream(self) -> SeededStream | None:
@@ -123,7 +130,7 @@ class _Private(BaseEstimator):  # type: ignore[misc]
 
 
 class _PrivateLinear(_Private):
-    """What the linear models share: the public problem, a method's steps, and weights on rows as they came."""
+    """What the linear models share: the public problem, a method's steps, and weights on raw rows."""
 
     bounds: Any
     solver: str | Algorithm
@@ -451,7 +458,7 @@ def _codes(y: NDArray[Any], classes: NDArray[Any]) -> Array:
 def _target_bounds(bounds: tuple[float, float] | None) -> tuple[float, float]:
     try:
         low, high = bounds  # type: ignore[misc]
-    except TypeError:
+    except (TypeError, ValueError):
         raise InvalidValue(f"declare target_bounds=(low, high) of the target, got {bounds!r}") from None
     if not validate.finite(low=low) < validate.finite(high=high):
         raise InvalidValue(f"target_bounds must be (low, high) with low < high, got {bounds!r}")

@@ -32,7 +32,7 @@ from farthing import validate
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, ZcdpFilter
 from farthing.books import SEEDED, Books, Countdown, header_of, rule_of
 from farthing.budget import Adjacency, Budget, Guarantee
-from farthing.errors import InvalidValue, Unsupported
+from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.events import ApproximateEvent, Event, GaussianEvent, ZcdpEvent, encode
 from farthing.journal import Journal
 from farthing.noise import Stream
@@ -77,6 +77,11 @@ class Ledger:
             raise Unsupported(f"the ledger at {os.fspath(journal)!r} was used with {SEEDED}")
         rule = rule_of(header)
         return cls(rule.budget, journal=journal, filter=lambda _: rule, block=block)
+
+    @property
+    def filter(self) -> Filter:
+        """The rule by which answers that were not promised are charged."""
+        return self._books.rule
 
     @property
     def budget(self) -> Budget:
@@ -162,7 +167,13 @@ class Ledger:
             filter = type(self._books.rule)
         part = Ledger(budget, filter=filter, stream=self._stream)
         whole = ApproximateEvent(budget.epsilon, budget.delta) if basic else _whole(part._books.rule)
-        self._books.take(whole)
+        try:
+            self._books.take(whole)
+        except BudgetSpent:
+            left = max(0.0, 1 - self.share)
+            raise BudgetSpent(
+                f"a part of {budget} does not fit: {left:.3%} of {self.budget} is left"
+            ) from None
         part._books.plans = isinstance(whole, ApproximateEvent)
         part._records = self._records
         return part
