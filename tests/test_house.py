@@ -25,7 +25,7 @@ LAYERS = [
     "tables losses",
     "algorithms.problem algorithms.spending algorithms.dppca",
     "algorithms.descent",
-    "algorithms.dpsgd algorithms.perturbation algorithms.privgene algorithms.baselines",
+    "algorithms.dpsgd algorithms.dpagd algorithms.perturbation algorithms.privgene algorithms.baselines",
     "estimators",
     "csvfile training",
     "demo reporting cli",
