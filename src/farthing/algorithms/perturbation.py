@@ -71,6 +71,7 @@ from farthing.tables import Features, Table
 Array = NDArray[np.float64]
 
 _TOLERANCE = 2.0**-36  # of the sum's largest gradient: float64 sums by blocks are a hundred times closer
+_FLOAT_SLACK = 1 + 2.0**-20  # on the noise, for the rounding of a record's own gradient
 _NEWTON_STEPS = 100
 _BITS = 40  # b is drawn on a lattice of σ 2^-40
 _SHARE, _DELTA_SHARE = 1 / 200, 1 / 100  # of ε and δ, for the tolerance
@@ -180,7 +181,7 @@ class ObjectiveNoise:
     def release(self, total: Any, bound: Convex, stream: Stream) -> Array:
         """The minimiser of a ``total`` that `Objective` handed on, noise in and around it."""
         size = total.task.features.size
-        cell = self.noise * bound.radius * 2.0**-_BITS
+        cell = self.noise * bound.radius * _FLOAT_SLACK * 2.0**-_BITS
         linear = lattice.gaussian(stream, size, _BITS).astype(np.float64) * cell
         found = total(bound.loss, linear)
         off = (total.task.tolerance + cell * math.sqrt(size)) / total.task.penalty
@@ -284,12 +285,12 @@ class _Behind:
 
     def _look(self, loss: Loss, linear: Array, w: Array) -> tuple[float, Array, Array]:
         features, penalty = self.task.features, self.task.penalty
-        u, constant = features.unfold(w)
         value, gradient = penalty / 2 * float(w @ w) + float(linear @ w), linear + penalty * w
         hessian = penalty * np.eye(len(w))
         for block in self.records.blocks(features):
             y = (np.asarray(block.y) > 0.5).astype(np.float64)  # whatever the labels, a residual has one sign
-            margins, z = block.margins(u, constant), block.rows(features)
+            z = block.rows(features)
+            margins = z @ w  # of bounded rows: finite whatever the record
             residual = loss.residual(margins, y)
             value += float(loss.value(margins, y).sum())
             gradient += z.T @ residual

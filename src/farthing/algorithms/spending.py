@@ -1,4 +1,4 @@
-"""How much Gaussian noise a budget asks for, whatever filter keeps it.
+"""How much noise a budget asks for, whatever filter keeps it.
 
 Gaussian answers with μ₁, μ₂, ... cost Σμᵢ² in every filter that prices them, so a method that only asks for
 those can lay out its spending ahead: it divides μ² among its answers.
@@ -16,7 +16,7 @@ import math
 from farthing.bounds import Bound
 from farthing.budget import Adjacency
 from farthing.errors import BudgetSpent
-from farthing.events import GaussianEvent
+from farthing.events import BoundedRangeEvent, GaussianEvent
 from farthing.ledger import Ledger
 
 _ROUNDED = 1 - 1e-9  # so that parts, added up in floats, still fit
@@ -47,3 +47,20 @@ def gaussian_mu(ledger: Ledger) -> float:
 def noise_of(bound: Bound, adjacency: Adjacency, mu: float) -> float:
     """The noise (relative to one contribution) that makes a sum of such contributions μ-GDP."""
     return bound.sensitivity(adjacency) / (bound.norm() * mu)
+
+
+def choice_epsilon(ledger: Ledger, choices: int = 1) -> float:
+    """The largest ε at which ``choices`` of an exponential mechanism fit what is left of the budget."""
+
+    def fits(epsilon: float) -> bool:
+        return ledger.affords(BoundedRangeEvent(epsilon), choices)
+
+    low = high = 8 * ledger.budget.epsilon
+    while not fits(low):
+        low, high = low / 2, low
+        if low < 1e-12:
+            raise BudgetSpent(f"{choices} choices, however noisy, do not fit what is left of {ledger.budget}")
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low * _ROUNDED
