@@ -15,6 +15,7 @@ from farthing.accounting.filters import BasicFilter
 from farthing.algorithms import perturbation
 from farthing.algorithms.perturbation import Convex, Minimiser, Objective, delta_of, objective, output
 from farthing.algorithms.problem import Problem
+from farthing.bounds import ClipNorm
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.events import ApproximateEvent, GaussianEvent
 from farthing.losses import HuberHinge, Logistic, Squared, huber_hinge, logistic, multinomial
@@ -142,6 +143,10 @@ def table(n=400, d=3, seed=0, **options):
     return Table(x, (x[:, 0] > x[:, 1]).astype(float), **options)
 
 
+def behind(records, features, tolerance=1e-9):
+    return Objective(features, tolerance).bounded_sum(records, None, Convex(logistic, features.radius))
+
+
 @pytest.mark.parametrize("loss", [logistic, huber_hinge])
 def test_the_minimiser_is_scipys(loss):
     features = Features(3, intercept=0.5, radius=0.9)
@@ -152,26 +157,23 @@ def test_the_minimiser_is_scipys(loss):
         return loss.value(z @ w, records.y).sum() + 1.5 * w @ w + linear @ w
 
     expected = minimize(value, np.zeros(4), method="BFGS", options={"gtol": 1e-4}).x
-    found = Objective(features, 3.0, 1e-9).bounded_sum(records, None, None)(loss, linear)
+    found = behind(records, features).minimise(loss, linear, 3.0)
     assert found == pytest.approx(expected, abs=1e-5)
     gradient = z.T @ loss.residual(z @ found, records.y) + 3 * found + linear
     assert np.linalg.norm(gradient) <= 1e-9
 
 
 def test_labels_other_than_0_and_1_are_read_as_one_of_them():
-    features = Features(3)
+    features = Features(3, radius=1.0)
     odd = table()
     odd.y = np.where(odd.y > 0, 40.0, np.nan)
-    task = Objective(features, 3.0, 1e-9)
-    found, expected = (
-        task.bounded_sum(records, None, None)(logistic, np.zeros(4)) for records in (odd, table())
-    )
+    found, expected = (behind(t, features).minimise(logistic, np.zeros(4), 3.0) for t in (odd, table()))
     assert found == pytest.approx(expected, abs=1e-8)
 
 
 def test_no_records_at_all_give_the_noise_alone():
     empty = Table(np.zeros((0, 3)), np.zeros(0))
-    found = Objective(Features(3), 2.0, 1e-9).bounded_sum(empty, None, None)(logistic, np.ones(4))
+    found = behind(empty, Features(3, radius=1.0)).minimise(logistic, np.ones(4), 2.0)
     assert found == pytest.approx(-0.5 * np.ones(4))
 
 
@@ -185,11 +187,13 @@ def test_no_records_at_all_give_the_noise_alone():
 )
 def test_minimisers_of_neighbours_are_as_near_as_output_perturbation_says(place, row, label, loss, penalty):
     features = Features(3, radius=0.8)
-    minimiser = Minimiser(loss, Objective(features, penalty, 1e-8))
+    minimiser = Minimiser(loss, features, penalty, 1e-8)
     before, after = table(), table()
     after.X[place], after.y[place] = row, label
     fewer = Table(np.delete(before.X, place, axis=0), np.delete(before.y, place))
-    w, replaced, removed = (minimiser.bounded_sum(t, None, None) for t in (before, after, fewer))
+    w, replaced, removed = (
+        minimiser.bounded_sum(t, None, ClipNorm(minimiser.reach)) for t in (before, after, fewer)
+    )
     assert np.linalg.norm(w - removed) <= 0.8 / penalty * (1 + 1e-6)
     assert np.linalg.norm(w - replaced) <= 2 * 0.8 / penalty * (1 + 1e-6)
 
@@ -245,8 +249,7 @@ def test_fits_end_by_themselves_repeat_under_a_seed_and_learn(method):
 def test_the_noise_of_objective_perturbation_is_that_of_the_linear_term():
     """With no records w = -b/λ plus what the tolerance costs: its spread is the price's."""
     mechanism = perturbation._calibrate(Convex(logistic, 1.5), 4.0, ft.Budget(1.0, 1e-6))
-    task = Objective(Features(2, radius=1.5), 4.0 * 1.5**2, 1e-9)
-    total = task.bounded_sum(Table(np.zeros((0, 2)), np.zeros(0)), None, None)
+    total = behind(Table(np.zeros((0, 2)), np.zeros(0)), Features(2, radius=1.5))
     stream = SeededStream(0)
     draws = np.array([mechanism.release(total, Convex(logistic, 1.5), stream) for _ in range(700)])
     assert draws.std() == pytest.approx(mechanism.noise * 1.5 / (4.0 * 1.5**2), rel=0.06)
@@ -279,6 +282,13 @@ def test_a_mechanism_without_its_bound_or_on_a_sample_has_no_price():
 
 
 def test_a_solver_that_cannot_reach_its_tolerance_releases_nothing():
-    task = Objective(Features(3), 1.0, 1e-30)
+    hopeless = behind(table(), Features(3, radius=1.0), tolerance=1e-30)
     with pytest.raises(FarthingError, match="not minimised"):
-        task.bounded_sum(table(), None, None)(logistic, np.ones(4))
+        hopeless.minimise(logistic, np.ones(4), 1.0)
+
+
+def test_a_bound_that_the_rows_or_the_minimiser_exceed_is_refused():
+    with pytest.raises(InvalidValue, match="not within"):
+        Objective(Features(3, radius=2.0), 1e-9).bounded_sum(table(), None, Convex(logistic, 1.0))
+    with pytest.raises(InvalidValue, match="beyond"):
+        Minimiser(logistic, Features(3, radius=2.0), 4.0, 1e-9).bounded_sum(table(), None, ClipNorm(0.5))

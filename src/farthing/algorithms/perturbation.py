@@ -58,7 +58,7 @@ from farthing.accounting import gaussian
 from farthing.algorithms.problem import Problem
 from farthing.bounds import Bound, ClipNorm
 from farthing.budget import Adjacency, Budget
-from farthing.errors import FarthingError, Unsupported
+from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.events import ApproximateEvent, Event
 from farthing.ledger import Ledger
 from farthing.losses import HuberHinge, Logistic, Loss
@@ -91,9 +91,8 @@ def objective(ledger: Ledger, problem: Problem, *, penalty: float | None = None)
         rough = _calibrate(bound, least, budget)
         penalty = max(least, 2 * rough.noise**2 * features.size / problem.records)
     mechanism = _calibrate(bound, validate.positive(penalty=penalty), budget)
-    tolerance = _TOLERANCE * problem.records * bound.norm()
-    contribution = Objective(features, mechanism.penalty * bound.radius**2, tolerance)
-    answer = ledger.ask(Query(Everyone(), contribution, bound, mechanism), problem.zeros(features.size))
+    contribution = Objective(features, _TOLERANCE * problem.records * bound.norm())
+    answer = ledger.ask(Query(Everyone(), contribution, bound, mechanism))
     yield Step(1, features.unfold(answer.value), (answer.receipt,))
 
 
@@ -109,14 +108,15 @@ def output(ledger: Ledger, problem: Problem, *, penalty: float | None = None) ->
     noise = (2.0 if replaced else 1.0) * gaussian.noise(budget.epsilon, budget.delta) * (1 + 1e-12)
     if penalty is None:
         penalty = 0.7 * noise * math.sqrt(features.size)
-    strength = validate.positive(penalty=penalty) * radius**2
-    bound = ClipNorm(radius / strength * (1 + 2 * _TOLERANCE * problem.records))
-    contribution = Minimiser(
-        problem.loss, Objective(features, strength, _TOLERANCE * problem.records * radius)
+    strength, tolerance = (
+        validate.positive(penalty=penalty) * radius**2,
+        _TOLERANCE * problem.records * radius,
     )
+    contribution = Minimiser(problem.loss, features, strength, tolerance)
+    bound = ClipNorm(contribution.reach)
     query = Query(Everyone(), contribution, bound, Gaussian(noise))
     ledger.promise(query, times=1)
-    answer = ledger.ask(query, problem.zeros(features.size))
+    answer = ledger.ask(query)
     yield Step(1, features.unfold(answer.value), (answer.receipt,))
 
 
@@ -180,11 +180,11 @@ class ObjectiveNoise:
 
     def release(self, total: Any, bound: Convex, stream: Stream) -> Array:
         """The minimiser of a ``total`` that `Objective` handed on, noise in and around it."""
-        size = total.task.features.size
+        size, penalty = total.features.size, self.penalty * bound.radius**2
         cell = self.noise * bound.radius * _FLOAT_SLACK * 2.0**-_BITS
         linear = lattice.gaussian(stream, size, _BITS).astype(np.float64) * cell
-        found = total(bound.loss, linear)
-        off = (total.task.tolerance + cell * math.sqrt(size)) / total.task.penalty
+        found = total.minimise(bound.loss, linear, penalty)
+        off = (total.tolerance + cell * math.sqrt(size)) / penalty
         return Gaussian(self.rest).release(found, ClipNorm(2 * off), stream)
 
 
@@ -234,47 +234,62 @@ class Objective:
     """Hands the records on, behind the door, as something to be minimised once the noise is known."""
 
     features: Features
-    penalty: float
     tolerance: float
 
-    def bounded_sum(self, records: Table, w: Any, bound: Any) -> Any:
-        return _Behind(records, self)
+    def bounded_sum(self, records: Table, w: Any, bound: Convex) -> Any:
+        if _radius(self.features) > bound.radius:
+            raise InvalidValue(
+                f"rows of norm {self.features.radius} are not within the bound's {bound.radius}"
+            )
+        return _Behind(records, self.features, self.tolerance)
 
 
 @dataclass(frozen=True, slots=True)
 class Minimiser:
-    """The minimiser itself, which `ClipNorm(R / λ)` says how far neighbours move."""
+    """The minimiser itself, which moves by ``reach`` at most when a record comes or goes."""
 
     loss: Loss
-    task: Objective
+    features: Features
+    penalty: float
+    tolerance: float
 
-    def bounded_sum(self, records: Table, w: Any, bound: Any) -> Array:
-        return _Behind(records, self.task)(self.loss, np.zeros(self.task.features.size))
+    @property
+    def reach(self) -> float:
+        return (self.loss.slope * _radius(self.features) + 2 * self.tolerance) / self.penalty
+
+    def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
+        if bound.norm() < self.reach:
+            raise InvalidValue(
+                f"the minimiser moves by up to {self.reach}, beyond the bound's {bound.norm()}"
+            )
+        behind = _Behind(records, self.features, self.tolerance)
+        return behind.minimise(self.loss, np.zeros(self.features.size), self.penalty)
 
 
 @dataclass(frozen=True, slots=True)
 class _Behind:
-    """Records and the problem to be solved on them."""
+    """Records, and what is to be minimised on them."""
 
     records: Table
-    task: Objective
+    features: Features
+    tolerance: float
 
-    def __call__(self, loss: Loss, linear: Array) -> Array:
+    def minimise(self, loss: Loss, linear: Array, penalty: float) -> Array:
         """The minimiser of F + linear · w, by damped Newton steps, to the gradient norm asked for.
 
         One step is one pass: value, gradient and Hessian. A step counts as progress if it lowers the value
         or, near the end where values no longer tell, halves the gradient.
         """
-        w = np.zeros(self.task.features.size)
-        value, gradient, hessian = self._look(loss, linear, w)
+        w = np.zeros(self.features.size)
+        value, gradient, hessian = self._look(loss, linear, penalty, w)
         for _ in range(_NEWTON_STEPS):
             size = float(np.linalg.norm(gradient))
-            if size <= self.task.tolerance / 2:  # the other half is for the rounding of this gradient
+            if size <= self.tolerance / 2:  # the other half is for the rounding of this gradient
                 return w
             step, length = np.linalg.solve(hessian, gradient), 1.0
             slope = 1e-4 * float(gradient @ step)
             while True:
-                ahead = self._look(loss, linear, w - length * step)
+                ahead = self._look(loss, linear, penalty, w - length * step)
                 if ahead[0] <= value - length * slope or np.linalg.norm(ahead[1]) <= size / 2:
                     break
                 length /= 2
@@ -283,13 +298,12 @@ class _Behind:
             w, (value, gradient, hessian) = w - length * step, ahead
         raise FarthingError("the objective was not minimised; charged, and nothing is released")
 
-    def _look(self, loss: Loss, linear: Array, w: Array) -> tuple[float, Array, Array]:
-        features, penalty = self.task.features, self.task.penalty
+    def _look(self, loss: Loss, linear: Array, penalty: float, w: Array) -> tuple[float, Array, Array]:
         value, gradient = penalty / 2 * float(w @ w) + float(linear @ w), linear + penalty * w
         hessian = penalty * np.eye(len(w))
-        for block in self.records.blocks(features):
+        for block in self.records.blocks(self.features):
             y = (np.asarray(block.y) > 0.5).astype(np.float64)  # whatever the labels, a residual has one sign
-            z = block.rows(features)
+            z = block.rows(self.features)
             margins = z @ w  # of bounded rows: finite whatever the record
             residual = loss.residual(margins, y)
             value += float(loss.value(margins, y).sum())

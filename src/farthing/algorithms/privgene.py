@@ -5,9 +5,9 @@ algorithms", SIGMOD 2013. A generation of candidates is scored by its fit; the b
 parents; children mix the coordinates of two parents and are mutated, less and less. The last generation
 elects one candidate.
 
-* *Enhanced* exponential mechanism: noise answers to how much a record can move the *gap* of two scores. Here a
+* *Enhanced* exponential mechanism: noise answers to how far a record can move the *gap* of two scores. Here a
   record's score for a candidate is how much better it is than the record's worst. It lies in [0, R · diameter
-  of the candidates], since losses have slope 1 at most and |z| <= R: as candidates draw together, noise falls.
+  of the candidates], as losses have slope 1 at most and |z| <= R: when candidates draw together, noise falls.
 * Parents are the ``parents`` largest of scores with one Gumbel noise each, which is the exponential mechanism
   that many times without replacement (Durfee & Rogers 2019, Lemma 4.2), and needs one pass over the table.
 * Rounds by rule: the paper lets them grow with n ε; so does the default here, with a constant of its own.
