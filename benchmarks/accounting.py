@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from farthing.accounting import calibrate, pairs, pld, transform
+from farthing.accounting import calibrate, inversion, pairs, pld, transform
 from farthing.accounting.online import OnlineAccountant
 from farthing.budget import Budget
 from farthing.events import GaussianEvent, PoissonEvent, RepeatedEvent
@@ -37,6 +37,9 @@ Bound = Callable[[float, float, int, float], float]
 def cold() -> None:
     """Forget everything kept between calls."""
     transform.transform.cache_clear()
+    transform.rough_log_moment.cache_clear()
+    transform.chart.cache_clear()
+    inversion._KERNELS.clear()
     pairs.of_event.cache_clear()
     calibrate._mu.cache_clear()
 

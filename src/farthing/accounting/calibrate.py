@@ -28,6 +28,7 @@ from farthing.events import ComposedEvent, Event
 MOST_STEPS = 2**53  # counts beyond are not told apart in floating point
 
 _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e9
+_VISIBLE = 1e-4  # a part of δ that errors may make up before another line is sought
 
 
 def epsilon(event: Event, budget: Budget) -> float:
@@ -87,7 +88,8 @@ def _log_delta(steps: pld.Steps, epsilon: float, contour: Contour | None, goal: 
         return pld.log_delta(steps, epsilon)
     line = pld.compose(steps, contour)
     found = line.log_delta(epsilon)
-    return min(found, pld.log_delta(steps, epsilon)) if line.loose and found > goal else found
+    shown = not line.weak and line.slack < _VISIBLE
+    return found if shown or found <= goal else min(found, pld.log_delta(steps, epsilon))
 
 
 def gaussian_saddle(epsilon: float, delta: float) -> float:
@@ -107,7 +109,7 @@ def _central_limit(plan: Callable[[float], Event], budget: Budget) -> float:
 
     def cost(log_noise: float) -> float:
         steps = pld.directions(plan(math.exp(log_noise)), budget.adjacency)[0]
-        return pld.moment(steps, 0.05) / (0.5 * 0.05 * 1.05) - goal
+        return pld.rough_moment(steps, 0.05) / (0.5 * 0.05 * 1.05) - goal
 
     low, high = math.log(_LEAST_NOISE), math.log(_MOST_NOISE)
     while high - low > 0.05:
@@ -144,13 +146,15 @@ def _steps(event: pld.Steps, spent: pld.Steps, epsilon: float, goal: float) -> i
             count -= 1 + count // 2**50
         return count
 
-    def chernoff(tilt: float) -> float:
-        room = goal + tilt * epsilon - log_factor(tilt) - pld.moment(spent, tilt)
-        return max(room, 0.0) / pld.moment(event, tilt)
+    def chernoff(tilt: float, before: float, each: float) -> float:
+        room = goal + tilt * epsilon - log_factor(tilt) - before
+        return max(room, 0.0) / max(each, 1e-300)
 
     start = gaussian_saddle(epsilon, math.exp(goal))
-    tilt = pld.best_tilt(event, lambda tilt, moment: -chernoff(tilt), start)
-    few = math.floor(min(chernoff(tilt), MOST_STEPS))
+    tilt = pld.best_tilt(
+        event, lambda tilt, each: -chernoff(tilt, pld.rough_moment(spent, tilt), each), start
+    )
+    few = math.floor(min(chernoff(tilt, pld.moment(spent, tilt), pld.moment(event, tilt)), MOST_STEPS))
     if few >= MOST_STEPS:
         return MOST_STEPS
     plan = [(pair, count * max(few, 1)) for pair, count in event] + list(spent)

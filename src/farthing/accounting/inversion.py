@@ -43,6 +43,7 @@ class Line:
     reach: float = 0.0  # Σ of the largest |log M| of every step
     weak: bool = False  # whether the last bound needed smoothing: more frequencies would tighten it
     loose: bool = False  # whether errors were more than a small part of it: another line may be tighter
+    slack: float = 0.0  # the part of it that errors other than truncation make up
 
     @classmethod
     def empty(cls, contour: Contour) -> "Line":
@@ -75,15 +76,15 @@ class Line:
     def log_delta(self, epsilon: float) -> float:
         """log of a certified upper bound on δ(ε)."""
         if not math.isfinite(self.error):
-            self.loose = True
+            self.loose, self.slack = True, 1.0
             return 0.0
         bound = self.chernoff(epsilon)
         if not epsilon * self.contour.top < _FARTHEST:  # phases would be lost
             return bound
-        total, excess, slack = self._sum(epsilon, 0.0)
+        total, excess, self.slack = self._sum(epsilon, 0.0)
         bound = min(bound, total)
         self.weak = bool(excess > 0.0)
-        self.loose = self.weak or slack > _SHARE
+        self.loose = self.weak or self.slack > _SHARE
         if self.weak:
             bound = min(bound, self._sum(epsilon, 2 * excess / self.contour.top**2)[0])
         return bound
@@ -112,7 +113,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """Everything composed, over its M(λ): log M(λ), error, log G/M(λ); Σ kernel e^(-iuε) M/M(λ), its phases."""
+    """Everything composed: log M(λ), error, log G/M(λ); Σ kernel e^(-iuε) M/M(λ) and its largest phase."""
 
     log_mass: float
     error: float
@@ -139,8 +140,8 @@ def turned(contour: Contour, epsilon: float) -> tuple[Complex, float]:
 def bound(
     contour: Contour, done: Sum, epsilon: float, product: Complex | None = None, excess: float = 0.0
 ) -> Bound:
-    """What `Line.log_delta` says, from M/M(λ) instead of log M; smoothed by ``excess`` if ``product`` is given."""
-    s, kernel, weight = _kernel(contour)
+    """As `Line.log_delta`, from M/M(λ) in place of log M; smoothed by ``excess`` if ``product`` is given."""
+    s, _, weight = _kernel(contour)
     tilt, top = contour.tilt, contour.top
     scale = done.log_mass - tilt * epsilon + 4 * ROUNDING * (done.log_mass + tilt * epsilon)
     chernoff = min(0.0, scale + done.error + log_factor(tilt))

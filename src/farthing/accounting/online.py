@@ -50,6 +50,7 @@ _FARTHEST = 12.0  # standard deviations: a δ of 1e-33
 _NOTHING = 40.0  # -log of a δ that nobody asks to know better; steeper lines only cost
 _TINY = math.log(1e-14)  # lines a factor of two apart are too coarse for a smaller δ
 _FEW = 64  # distinct events up to which `pld` is asked where the lines are weak
+_ALIKE = 2  # the same for a δ, which is asked for after every step
 _BELOW = 0.4  # octaves a line may lie above the saddle point: beyond, what wraps around shows
 _RECENT = 64  # steps added one by one; more than that are multiplied all at once
 _REFRESH = 4096  # steps after which sums are formed anew, so that rounding does not pile up
@@ -97,7 +98,10 @@ class OnlineAccountant:
         tilt = min(epsilon / self._variance - 0.5, _FARTHEST / math.sqrt(self._variance))
         self._highest = _clamped(math.ceil(math.log2(_NOTHING / epsilon))) if epsilon > 1e-6 else _HIGHEST
         question = partial(_log_delta, epsilon)
-        return math.exp(self._ask(tilt, question, lambda _: epsilon, ("delta", epsilon)))
+        found = math.exp(self._ask(tilt, question, lambda _: epsilon, ("delta", epsilon)))
+        if self._weak and len(self._rows) <= _ALIKE:
+            found = min(found, pld.delta(self.plan, epsilon, self.adjacency))
+        return found
 
     def epsilon(self, delta: float) -> float:
         """The smallest ε whose certified δ is at most ``delta``."""

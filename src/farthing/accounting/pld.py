@@ -18,12 +18,12 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from farthing import validate
-from farthing.accounting import gaussian, grid
+from farthing.accounting import gaussian, grid, sampling
 from farthing.accounting.inversion import Line, log_factor, smallest
 from farthing.accounting.pairs import Mixture, Pair, SeenShift, Shift, largest_loss, of_event
-from farthing.accounting.transform import Contour, log_moment, transform
+from farthing.accounting.transform import Contour, log_moment, rough_log_moment, transform
 from farthing.budget import Adjacency
-from farthing.events import Event, flatten
+from farthing.events import Event, GaussianEvent, PoissonEvent, flatten
 
 Steps = Sequence[tuple[Pair, int]]
 
@@ -46,18 +46,77 @@ def epsilon(event: Event, delta: float, adjacency: Adjacency = Adjacency.ADD_REM
             plain = unsampled(steps)
             found = min(found, math.inf if plain is None else gaussian.epsilon(plain, delta))
         worst, weak = max(worst, found), weak or bool(line and line.is_poor)
-    if weak and sum(count for _, count in flatten(event)) <= _FEW:
-        for _ in range(2):  # a first look says how fine the grid has to be
-            last, worst = worst, min(worst, grid.epsilon(event, delta, adjacency, worst))
-            if worst > 0.25 * last:
-                break
-    return worst
+    return min(worst, _epsilon_of_few(event, delta, adjacency, worst)) if weak else worst
 
 
 def delta(event: Event, epsilon: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
     """The smallest certified δ at ``epsilon``."""
     epsilon = validate.non_negative(epsilon=epsilon)
-    return max(math.exp(log_delta(steps, epsilon)) for steps in directions(event, adjacency))
+    looks = [_look(steps, epsilon) for steps in directions(event, adjacency)]
+    found = math.exp(max(log for log, _ in looks))
+    return min(found, _delta_of_few(event, epsilon, adjacency, found)) if any(w for _, w in looks) else found
+
+
+def _epsilon_of_few(event: Event, delta: float, adjacency: Adjacency, about: float) -> float:
+    """ε where frequencies run out, by whatever else bounds it: textbook parts, seen draws, a grid."""
+    steps, best = flatten(event), about
+    total = sum(count for _, count in steps)
+    each = [_single_epsilon(part, delta / (2 * total), adjacency) for part, _ in steps]
+    if all(epsilon < 700 for epsilon in each):
+        # Kairouz, Oh & Viswanath 2015, Thm. 3.5, half of δ for the steps and half for their sum
+        drift = sum(count * x * math.tanh(x / 2) for x, (_, count) in zip(each, steps, strict=True))
+        spread = math.sqrt(2 * sum(count * x * x for x, (_, count) in zip(each, steps, strict=True)))
+        plain = sum(count * x for x, (_, count) in zip(each, steps, strict=True))
+        best = min(best, (drift + spread * math.sqrt(math.log(2 / delta))) * (1 + 1e-12), plain * (1 + 1e-12))
+    seen = _draws(event, adjacency)
+    if seen and 0 < best < math.inf and sampling.delta(*seen, 0.98 * best) <= delta:
+        best = min(best, sampling.epsilon(*seen, delta))
+    if total <= _FEW:
+        for _ in range(2):  # a first look says how fine the grid has to be
+            last, best = best, min(best, grid.epsilon(event, delta, adjacency, best))
+            if best > 0.25 * last:
+                break
+    return best
+
+
+def _delta_of_few(event: Event, epsilon: float, adjacency: Adjacency, about: float) -> float:
+    """δ where frequencies run out, by whatever else bounds it."""
+    steps, best = flatten(event), about
+    total = sum(count for _, count in steps)
+    # an even share of ε for every step (Dwork & Roth 2014, Thm. 3.16)
+    share = epsilon / total * (1 - 1e-12)
+    logs = [_single_log_delta(part, share, adjacency) for part, _ in steps]
+    plain = sum(count * math.exp(log) for log, (_, count) in zip(logs, steps, strict=True))
+    best = min(best, plain * (1 + 1e-12))
+    if seen := _draws(event, adjacency):
+        best = min(best, sampling.delta(*seen, epsilon))
+    if total <= _FEW and best > grid.SMALLEST_DELTA:
+        best = min(best, grid.delta(event, epsilon, adjacency))
+    return best
+
+
+def _draws(event: Event, adjacency: Adjacency) -> tuple[float, float, int] | None:
+    """Noise, rate and rounds of the same draws before an observer who sees them, who can only tell more."""
+    match flatten(event):
+        case ((PoissonEvent(rate, GaussianEvent(noise)), count),):
+            return noise / (2 if adjacency is Adjacency.REPLACE_ONE else 1), rate, count
+    return None
+
+
+def _single_log_delta(event: Event, epsilon: float, adjacency: Adjacency) -> float:
+    """log δ of one step in closed form, the larger of both directions'; 0 where there is none."""
+    pairs = of_event(event, adjacency)
+    if not all(isinstance(pair, Shift) or is_single([(pair, 1)]) for pair in pairs):
+        return 0.0
+    return max(log_delta([(pair, 1)], epsilon) for pair in pairs)
+
+
+def _single_epsilon(event: Event, delta: float, adjacency: Adjacency) -> float:
+    """ε of one step in closed form, the larger of both directions'; infinite where there is none."""
+    pairs = of_event(event, adjacency)
+    if not all(isinstance(pair, Shift) or is_single([(pair, 1)]) for pair in pairs):
+        return math.inf
+    return max(_epsilon([(pair, 1)], delta)[0] for pair in pairs)
 
 
 def directions(event: Event, adjacency: Adjacency) -> list[list[tuple[Pair, int]]]:
@@ -80,49 +139,62 @@ def _epsilon(steps: Steps, delta: float) -> tuple[float, Line | None]:
             return math.inf, None
         return smallest(lambda x: log_delta(steps, x) - goal, 0.0, high), None
     tilt = best_tilt(steps, lambda tilt, moment: (moment + log_factor(tilt) - goal) / tilt)
-    ceiling = max(0.0, (moment(steps, tilt) + log_factor(tilt) - goal) / tilt) * (1 + 1e-12)
-    ceiling = min(ceiling, most)
-    if not ceiling < TOO_MUCH:
+    about = min(max(0.0, (rough_moment(steps, tilt) + log_factor(tilt) - goal) / tilt), most)
+    if not about < TOO_MUCH:
         return math.inf, None
     # a little below the saddle point, where less wraps around; by no more than e^4 in size
-    tilt *= 1 - min(0.15, 2 / math.sqrt(-goal))
-    line = line_through(steps, tilt, ceiling)
+    below = tilt * (1 - min(0.15, 2 / math.sqrt(-goal)))
+    line = line_through(steps, below, about)
+    # what the line's own moment shows, or that of the saddle point where the line shows nothing
+    at, mass = below, line.log_mass
+    while not mass < math.inf and at > 1e-6:
+        at, mass = tilt, moment(steps, tilt)
+        tilt /= 4
+    ceiling = min(max(0.0, (mass + log_factor(at) - goal) / at) * (1 + 1e-12), most)
+    if not ceiling < TOO_MUCH:
+        return math.inf, line
     found = smallest(lambda x: line.log_delta(x) - goal, 0.0, ceiling)
     line.log_delta(found)
     if line.weak and line.contour.count < MOST_FREQUENCIES:  # where ε is less, more frequencies count
-        finer = line_through(steps, tilt, found)
+        finer = line_through(steps, below, found)
         found = smallest(lambda x: finer.log_delta(x) - goal, 0.0, found)
         finer.log_delta(found)
         return found, finer
     return found, line
 
 
-def log_delta(steps: Steps, epsilon: float, tilt: float | None = None) -> float:
-    """log of the certified bound on δ(ε) in one direction, on a line at ``tilt`` or the best one."""
+def log_delta(steps: Steps, epsilon: float) -> float:
+    """log of the certified bound on δ(ε) in one direction."""
+    return _look(steps, epsilon)[0]
+
+
+def _look(steps: Steps, epsilon: float) -> tuple[float, bool]:
+    """log δ(ε) in one direction, and whether frequencies ran out."""
     mu = gaussian_part(steps)
     if mu is not None:
-        return gaussian.log_delta(mu, epsilon) if mu < math.inf else 0.0
+        return gaussian.log_delta(mu, epsilon) if mu < math.inf else 0.0, False
     if most_loss(steps) <= epsilon:
-        return -math.inf
+        return -math.inf, False
     if is_single(steps):
-        return single_log_delta(steps[0][0], epsilon)
+        return single_log_delta(steps[0][0], epsilon), False
     plain = unsampled(steps)
-    ceiling = 0.0 if plain is None else gaussian.log_delta(plain, epsilon)
-    return min(ceiling, _log_delta(steps, epsilon, tilt))
+    found, weak = _log_delta(steps, epsilon)
+    return min(found, 0.0 if plain is None else gaussian.log_delta(plain, epsilon)), weak
 
 
-def _log_delta(steps: Steps, epsilon: float, tilt: float | None) -> float:
-    if tilt is None:
-        tilt = best_tilt(steps, lambda tilt, moment: moment + log_factor(tilt) - tilt * epsilon)
-    chernoff = moment(steps, tilt) + log_factor(tilt) - tilt * epsilon
-    if not math.isfinite(chernoff):
-        return 0.0
-    found = min(chernoff, line_through(steps, tilt, epsilon).log_delta(epsilon))
+def _log_delta(steps: Steps, epsilon: float) -> tuple[float, bool]:
+    tilt = best_tilt(steps, lambda tilt, moment: moment + log_factor(tilt) - tilt * epsilon)
+    while not math.isfinite(chernoff := moment(steps, tilt) + log_factor(tilt) - tilt * epsilon):
+        if tilt < 1e-6:
+            return 0.0, True
+        tilt /= 4
+    line = line_through(steps, tilt, epsilon)
+    found = min(chernoff, line.log_delta(epsilon))
     variance = _variance(steps)
     if chernoff > _LARGE and variance < math.inf:  # near a saddle at 0 little decays; farther out is better
-        tilt = 0.5 / math.sqrt(variance)
-        found = min(found, line_through(steps, tilt, epsilon).log_delta(epsilon))
-    return found
+        line = line_through(steps, 0.5 / math.sqrt(variance), epsilon)
+        found = min(found, line.log_delta(epsilon))
+    return found, line.is_poor
 
 
 def most_loss(steps: Steps) -> float:
@@ -207,11 +279,16 @@ def moment(steps: Steps, tilt: float) -> float:
     return sum(count * log_moment(pair, tilt) for pair, count in steps)
 
 
+def rough_moment(steps: Steps, tilt: float) -> float:
+    """About Σ log M(λ)."""
+    return sum(count * rough_log_moment(pair, tilt) for pair, count in steps)
+
+
 def best_tilt(steps: Steps, cost: Callable[[float, float], float], start: float | None = None) -> float:
     """The λ that (about) minimises ``cost(λ, log M(λ))``: the saddle point."""
 
     def at(tilt: float) -> float:
-        value = moment(steps, tilt) if tilt < _STEEPEST else math.inf
+        value = rough_moment(steps, tilt) if tilt < _STEEPEST else math.inf
         return cost(tilt, value) if math.isfinite(value) else math.inf
 
     tilt = start or 4.0 / math.sqrt(_variance(steps))
@@ -233,12 +310,12 @@ def best_tilt(steps: Steps, cost: Callable[[float, float], float], start: float 
 
 def _variance(steps: Steps) -> float:
     """About the variance of the privacy loss."""
-    return 2 * moment(steps, 0.05) / (0.05 * 1.05) + 1e-16
+    return 2 * rough_moment(steps, 0.05) / (0.05 * 1.05) + 1e-16
 
 
 def line_through(steps: Steps, tilt: float, epsilon: float) -> Line:
     """The composition on a line whose frequencies suffice around ``epsilon``."""
-    near = moment(steps, tilt * 1.02), moment(steps, tilt), moment(steps, tilt * 0.98)
+    near = [rough_moment(steps, tilt * part) for part in (1.02, 1.0, 0.98)]
     curvature = max((near[0] - 2 * near[1] + near[2]) / (0.02 * tilt) ** 2, 0.0)
     spread = math.sqrt(curvature) if 0 < curvature < math.inf else 1 / tilt
     spacing = min(0.08 * tilt, 0.6 / spread)  # the first: what wraps around comes from far off

@@ -122,6 +122,40 @@ def log_moment(pair: Pair, tilt: float) -> float:
     return log + math.log1p(value.error) + 2 * ROUNDING * abs(log)
 
 
+@lru_cache(maxsize=4096)
+def rough_log_moment(pair: Pair, tilt: float) -> float:
+    """About log M(λ), to look for a good λ by: to some ten digits, without their proof."""
+    if not isinstance(pair, Mixture):
+        return log_moment(pair, tilt)
+    logs = [_rough(piece, tilt) for piece in pair.pieces]
+    if pair.atom > 0:
+        logs.append(math.log(pair.atom))
+    peak = max(logs)
+    found = peak + math.log(sum(math.exp(log - peak) for log in logs)) if peak < math.inf else math.inf
+    return max(found, 0.0)  # as it is
+
+
+def _rough(piece: Piece, tilt: float) -> float:
+    p, a, r, b = piece.p, piece.a, piece.r, piece.b
+    low, high = _ends(piece, tilt)
+    strip = min(3 / max(a, abs(b), 1e-9), math.sqrt(50 / (1 + 0.25 * tilt * b * b)))
+    step = 2 * math.pi * strip / 50
+    if not high - low < min(0.5 * _LARGEST * step, _LONGEST):
+        return math.inf
+    if piece.start is None:
+        x, w = step * np.arange(math.floor(low / step), high / step + 1), step
+    else:
+        panels = math.ceil((high - low) / min(4.0, strip))
+        x, w = _legendre(low, (high - low) / panels, panels)
+    log_f = -0.5 * x * x
+    if p:
+        log_f += (tilt + 1) * _log_mix(p, a, x)
+    if r:
+        log_f -= tilt * _log_mix(r, b, x)
+    scale = float(log_f.max())
+    return scale + math.log(float((np.exp(log_f - scale) * w).sum()) / math.sqrt(2 * math.pi))
+
+
 def steepest(pair: Pair) -> float:
     """The tilt beyond which M(λ) is all but the far tail of A, q^(λ+1) e^(a²λ(λ+1)/2)."""
     if not isinstance(pair, Mixture):
@@ -183,12 +217,8 @@ class _Integral:
 
 def _integral(piece: Piece, contour: Contour) -> _Integral | None:
     tilt, highest = contour.tilt, contour.spacing * contour.count
-    steep = (tilt + 1) * max(piece.a, 0.0) + tilt * max(-piece.b, 0.0)
-    shallow = tilt * max(piece.b, 0.0)
-    high = _MARGIN + steep
-    low = -_MARGIN - shallow if piece.start is None else piece.start
-    high = max(high, low + _MARGIN)
-    if not max(high, -low) < _LONGEST:
+    low, high = _ends(piece, tilt)
+    if not max(high, -low, piece.a, abs(piece.b)) < _LONGEST:
         return None
     rule = _line(low, high, piece, contour) if piece.start is None else _panels(low, high, piece, contour)
     if rule is None:
@@ -208,13 +238,25 @@ def _integral(piece: Piece, contour: Contour) -> _Integral | None:
     turning = _turning(piece.p, piece.a, x, log_a) + _turning(piece.r, piece.b, x, log_b)
     each = np.abs(log_a) + np.abs(log_b) + turning * (np.abs(x) + 0.5 * max(piece.a, abs(piece.b)))
     size = float(f @ (each * (tilt + 1 + highest) + 0.5 * x * x)) / mass
-    rounding = (40 + len(x) / 16 + 4 * size) * ROUNDING
+    rounding = (40 + _multiplied(contour) + len(x) / 16 + 4 * size) * ROUNDING
     error = mass * (rule.error + rounding) + 2 * tails
     if contour.count == 0:
         return _Integral(scale, values, error, mass + error)
     guess = contour.top * float(f @ turning) / mass  # where e^(y²/2) and e^(-u arg) balance
     beyond = _beyond(piece, contour, rule, scale, mass, error, rounding, guess)
     return _Integral(scale, values, error, beyond)
+
+
+def _ends(piece: Piece, tilt: float) -> tuple[float, float]:
+    """Where the integrand begins and ends: beyond, its logarithm has a slope of at least ten."""
+    high = _MARGIN + (tilt + 1) * max(piece.a, 0.0) + tilt * max(-piece.b, 0.0)
+    if piece.start is not None:
+        return piece.start, max(high, piece.start + _MARGIN)
+    part = 0.0  # of B's slope b that is felt at the left end
+    if piece.b > 0 and piece.r > 0:
+        log_part = math.log(piece.r) - _MARGIN * piece.b - 0.5 * piece.b * piece.b
+        part = min(1.0, math.exp(log_part) / (1 - piece.r)) if piece.r < 1 else 1.0
+    return -_MARGIN - tilt * part * max(piece.b, 0.0), high
 
 
 def _log_mix(p: float, a: float, x: Any) -> Any:
@@ -249,12 +291,26 @@ def _characteristic(f: Real, loss: Real, contour: Contour) -> Complex:
 
 
 def _powers(loss: Real, contour: Contour) -> tuple[Complex, Complex]:
-    """exp(i k h loss) for k = 0, 1, ..., B - 1 and for k = 0, B, 2B, ..., where B² is about K."""
+    """exp(i k h loss) for k = 0, 1, ..., B - 1 and for k = 0, B, 2B, ..., where B² is about K.
+
+    By multiplying up: `_multiplied` units of rounding, and far fewer exponentials.
+    """
     block = math.isqrt(contour.count + 1)
     blocks = -(-(contour.count + 1) // block)
-    inner = np.exp(1j * contour.spacing * np.arange(block)[:, None] * loss)
-    outer = np.exp(1j * contour.spacing * block * np.arange(blocks)[:, None] * loss)
-    return inner, outer
+    tables = []
+    for count, stride in ((block, 1), (blocks, block)):
+        table = np.empty((loss.shape[0], count, *loss.shape[2:]), complex)
+        table[:, 0] = 1.0
+        if count > 1:
+            table[:, 1] = np.exp(1j * (contour.spacing * stride) * loss[:, 0])
+        for k in range(2, count):
+            np.multiply(table[:, k - 1], table[:, 1], out=table[:, k])
+        tables.append(table)
+    return tables[0], tables[1]
+
+
+def _multiplied(contour: Contour) -> float:
+    return 6.0 * math.sqrt(contour.count + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,9 +378,16 @@ def _panels(low: float, high: float, piece: Piece, contour: Contour) -> _Rule | 
     panels = math.ceil((high - low) / width)
     if panels * _NODES > _LARGEST:
         return None
-    x, w = np.polynomial.legendre.leggauss(_NODES)
-    nodes = (low + width * (np.arange(panels)[:, None] + 0.5 * (x + 1))).ravel()
-    return _Rule(nodes, np.tile(0.5 * width * w, panels), math.exp(-kept), math.exp(-moved))
+    x, w = _legendre(low, width, panels)
+    return _Rule(x, w, math.exp(-kept), math.exp(-moved))
+
+
+_X, _W = np.polynomial.legendre.leggauss(_NODES)
+
+
+def _legendre(low: float, width: float, panels: int) -> tuple[Real, Real]:
+    nodes: Real = (low + width * (np.arange(panels)[:, None] + 0.5 * (_X + 1))).ravel()
+    return nodes, np.tile(0.5 * width * _W, panels)
 
 
 def _beyond(
@@ -424,7 +487,7 @@ class Chart:
         # as in `_integral`, all relative to M(λ); sums of N terms in any order err by N/2 units
         size = sums[:, :, 2 * width] + np.abs(scale) + a * a
         size += 4 * (f @ square[:, :, None])[:, :, 0] / mass
-        rounding = (40 + len(self.w) / 2 + 4 * size) * ROUNDING
+        rounding = (40 + _multiplied(self.contour) + len(self.w) / 2 + 4 * size) * ROUNDING
         tails = (f[:, :, 0] + f[:, :, -1]) / mass * a / (self.step * _MARGIN)
         error = 1.001 * (self.error + rounding + 2 * tails) + 2 * ROUNDING
         error[~(error < 1e-4)] = math.inf
