@@ -143,7 +143,8 @@ def _rough(piece: Piece, tilt: float) -> float:
     if not high - low < min(0.5 * _LARGEST * step, _LONGEST):
         return math.inf
     if piece.start is None:
-        x, w = step * np.arange(math.floor(low / step), high / step + 1), step
+        x = step * np.arange(math.floor(low / step), high / step + 1)
+        w = np.full_like(x, step)
     else:
         panels = math.ceil((high - low) / min(4.0, strip))
         x, w = _legendre(low, (high - low) / panels, panels)
@@ -153,7 +154,7 @@ def _rough(piece: Piece, tilt: float) -> float:
     if r:
         log_f -= tilt * _log_mix(r, b, x)
     scale = float(log_f.max())
-    return scale + math.log(float((np.exp(log_f - scale) * w).sum()) / math.sqrt(2 * math.pi))
+    return scale + math.log(float(np.exp(log_f - scale) @ w) / math.sqrt(2 * math.pi))
 
 
 def steepest(pair: Pair) -> float:
