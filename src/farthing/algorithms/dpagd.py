@@ -18,8 +18,7 @@ Where this differs from the paper (arguments set each of these back but the firs
 * gradients are averaged un-normalised, as in the public code; the pseudocode would average unit vectors;
 * ρ is the filter's, by the tight conversion, where the paper has the closed form ``budget.rho`` [2];
 * a choice is made with Gumbel noise instead of Laplace;
-* candidates are 0 and powers of two times 1/(β n r²), the step of a loss of curvature β on rows of norm r,
-  along the gradient itself: nine of them span what would take hundreds in equal parts;
+* 10 candidates beside 0 instead of 20: as accurate, and faster;
 * ``opening``, a part of the budget, first buys the mean c of the rows. They are centred at it, and feature j
   is multiplied by (c(1-c) + τ)^-½. Uncentred, the direction of the mean holds most of the curvature, and
   every line search stops short for its sake. τ is .003, or half the standard deviation of c if that is more;
@@ -44,7 +43,7 @@ The defaults are the same numbers for every budget, chosen by held-out accuracy 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,35 +119,15 @@ class Total:
         return self.features.gather(total, weight)
 
 
-class Grid(Protocol):
-    """Which steps are tried, 0 first."""
-
-    def steps(self, unit: float, length: float, chosen: list[float]) -> Array:
-        """``unit`` is 1/(β n r²), ``length`` that of the direction, ``chosen`` the displacements so far."""
-
-
-@dataclass(frozen=True, slots=True)
-class Powers:
-    """0 and the powers of two from 1 to ``2 ** (count - 1)``, times the step 1/(β n r²) of a smooth loss."""
-
-    count: int = 9
-
-    def __post_init__(self) -> None:
-        validate.count(count=self.count)
-
-    def steps(self, unit: float, length: float, chosen: list[float]) -> Array:
-        return np.append(0.0, unit * 2.0 ** np.arange(self.count))
-
-
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """The paper's: ``count`` equal parts of a longest displacement, made anew every ``period`` steps.
+    """Displacements to try: 0 and ``count`` equal parts of a longest one, anew every ``period`` steps.
 
     The longest is ``longest`` at first, then ``growth`` times the longest chosen in the last period, at most
-    ``longest`` again (as in the public code).
+    ``longest`` again (as in the public code). The paper's count is 20.
     """
 
-    count: int = 20
+    count: int = 10
     longest: float = 2.0
     growth: float = 1.1
     period: int = 10
@@ -159,11 +138,12 @@ class Lengths:
         validate.positive(longest=self.longest)
         validate.positive(growth=self.growth)
 
-    def steps(self, unit: float, length: float, chosen: list[float]) -> Array:
+    def after(self, chosen: list[float]) -> Array:
+        """The displacements to try after those ``chosen`` so far."""
         last = len(chosen) // self.period * self.period
         recent = chosen[max(0, last - self.period) : last]
         longest = min(self.growth * max(recent), self.longest) if recent else self.longest
-        return np.linspace(0.0, longest, self.count + 1) / max(length, 1e-300)
+        return np.linspace(0.0, longest, self.count + 1)
 
 
 def paper_splits(budget: Budget, splits: int = 60) -> tuple[float, float]:
@@ -192,7 +172,7 @@ def dpagd(
     growth: float = 0.1,
     clip: float | None = None,
     objective_clip: float | None = None,
-    grid: Grid | None = None,
+    grid: Lengths = Lengths(),  # noqa: B008  frozen
     noise: Literal["gumbel", "laplace"] = "gumbel",
     opening: float = 0.05,
     momentum: float = 0.7,
@@ -204,7 +184,7 @@ def dpagd(
     ``search`` is the part of a round that pays for choosing the step, ``growth`` is γ. Rows z longer than
     ``radius`` are shrunk to it. ``clip`` is C_grad, by default half of what a row could reach, and
     ``objective_clip`` is C_obj, by default 4 + ln(K/2) for K classes. The paper's own settings:
-    ``splits, search = paper_splits(budget)``, ``grid=Lengths()``, ``noise="laplace"``, ``opening=0``,
+    ``splits, search = paper_splits(budget)``, ``grid=Lengths(20)``, ``noise="laplace"``, ``opening=0``,
     ``momentum=0``, ``averaging=None``, ``radius=None``, ``clip=3``, ``objective_clip=3``.
     """
     loss, constant = problem.loss, float(problem.intercept)
@@ -227,8 +207,6 @@ def dpagd(
     features, receipts = _features(ledger, problem, rule, opening, radius)
     gradient = Query(Everyone(), Gradient(loss, features), short, Gaussian(1.0))
     choice = _at_price(Query(Everyone(), RayScores(loss, features), low, chooser), search_price, rule)
-    unit = 1 / (loss.curvature * problem.records * longest**2)
-    grid = grid or Powers()
     w = problem.zeros(features.size)
     average, last, chosen = w, np.zeros_like(w), list[float]()
     while True:
@@ -236,9 +214,9 @@ def dpagd(
         known, receipts = answer.value, [*receipts, answer.receipt]
         while True:
             direction = known + momentum * last
-            length = float(np.linalg.norm(direction))
-            steps = grid.steps(unit, length, chosen)
-            picked = ledger.ask(choice, Ray(w, direction, steps))  # [10-12]
+            unit = direction / max(float(np.linalg.norm(direction)), 1e-300)  # [8]
+            steps = grid.after(chosen)
+            picked = ledger.ask(choice, Ray(w, unit, steps))  # [10-12]
             receipts.append(picked.receipt)
             if picked.value > 0:
                 break
@@ -250,9 +228,8 @@ def dpagd(
             receipts.append(again.receipt)
             known = (exactness * known + more * again.value) / (exactness + more)
             exactness += more
-        step = float(steps[picked.value])
-        w, last = w - step * direction, direction  # [14]
-        chosen.append(step * length)
+        chosen.append(float(steps[picked.value]))
+        w, last = w - chosen[-1] * unit, direction  # [14]
         t = len(chosen)
         weight = 1.0 if averaging is None else (averaging + 1) / (t + averaging)
         average = (1 - weight) * average + weight * w
