@@ -39,11 +39,16 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from farthing import losses, validate
-from farthing.accounting.filters import BasicFilter, Filter, GdpFilter
+from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, ZcdpFilter
+from farthing.algorithms.baselines import majority, nonprivate
 from farthing.algorithms.descent import descent
+from farthing.algorithms.dpagd import dpagd
 from farthing.algorithms.dppca import components, dppca
+from farthing.algorithms.dpsgd import dpsgd, sgd_adv
+from farthing.algorithms.perturbation import objective, output
+from farthing.algorithms.privgene import privgene
 from farthing.algorithms.problem import Problem
-from farthing.budget import Adjacency, Budget
+from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.ledger import Ledger
 from farthing.losses import Loss
@@ -54,6 +59,15 @@ from farthing.tables import Features, Table
 Array = NDArray[np.float64]
 Algorithm = Callable[[Ledger, Problem], Iterator[Step]]
 
+_NO_PRIVACY = Guarantee(
+    float("inf"),
+    0.0,
+    Adjacency.ADD_REMOVE,
+    Unit.RECORD,
+    Observer.ANYONE,
+    "nothing",
+    note="fitted on the records themselves: no privacy at all",
+)
 _PUBLIC_SIZE = "the number of records is taken as public"
 
 
@@ -61,12 +75,20 @@ _PUBLIC_SIZE = "the number of records is taken as public"
 class Method:
     """An algorithm and how it likes to spend: by a filter, or (None) by promising a plan."""
 
-    algorithm: Algorithm
+    algorithm: Any  # an `Algorithm`, but for `nonprivate`, which takes the table itself
     filter: Callable[[Budget], Filter] | None = GdpFilter
 
 
 CLASSIFIERS: dict[str, Method] = {
     "auto": Method(descent),
+    "dpagd": Method(dpagd, ZcdpFilter),
+    "sgd-ma": Method(dpsgd, None),
+    "sgd-adv": Method(sgd_adv, None),
+    "objective": Method(objective, BasicFilter),
+    "output": Method(output, None),
+    "privgene": Method(privgene, ZcdpFilter),
+    "majority": Method(majority),
+    "nonprivate": Method(nonprivate, None),
 }
 REGRESSORS: dict[str, Method] = {
     "auto": Method(descent),
@@ -150,6 +172,20 @@ class _PrivateLinear(_Private):
         table = Table(X, y, bounds=self.bounds, unit=unit)
         size = len(table) if self.records is None else validate.count(records=self.records)
         problem = Problem(loss, size, X.shape[1], outputs, bool(self.fit_intercept), unit)
+        self._unit = unit
+        if method.algorithm is nonprivate:
+            self.history_, self.privacy_ = (nonprivate(table, problem),), _NO_PRIVACY
+        else:
+            self._spend(table, problem, method)
+        self.n_iter_ = self.history_[-1].t
+        u, constant = self.history_[-1].w
+        if unit:
+            return u, constant
+        low, high = (np.broadcast_to(np.asarray(bound, dtype=np.float64), len(u)) for bound in self.bounds)
+        u = (u.T / (high - low)).T
+        return u, constant - low @ u
+
+    def _spend(self, table: Table, problem: Problem, method: Method) -> None:
         ledger = self._door(method.filter)
         self.history_ = tuple(method.algorithm(ledger.over(table), problem))
         if not self.history_:
@@ -157,14 +193,6 @@ class _PrivateLinear(_Private):
         note = _PUBLIC_SIZE if self.records is None else ""
         said = ledger.guarantee
         self.privacy_ = replace(said, note="; ".join(filter(None, (said.note, note))))
-        self.n_iter_ = self.history_[-1].t
-        u, constant = self.history_[-1].w
-        self._unit = unit
-        if unit:
-            return u, constant
-        low, high = (np.broadcast_to(np.asarray(bound, dtype=np.float64), len(u)) for bound in self.bounds)
-        u = (u.T / (high - low)).T
-        return u, constant - low @ u
 
     def _rows(self, X: Any) -> Any:
         """Features ready for the weights."""

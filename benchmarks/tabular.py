@@ -1,0 +1,330 @@
+"""Linear models on real tables, side by side with peers: accuracy at the same budget, and time.
+
+    python -m benchmarks.tabular [classify regress components speed] [--repeats 3] [--methods auto dpagd ...]
+
+Data come from the folder named by FARTHING_DATA (or ../shared/data); what is not there is left out and said
+so. Every figure is computed here, in this run. Classification: 5-fold cross-validation, δ = 1e-8, add-remove;
+accuracy in percent, and for some methods AUC and mean log-loss; ± is the standard error over repeats. The
+tables marked "unseen" played no part in choosing the rules of the default.
+"""
+
+import argparse
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from sklearn import linear_model
+from sklearn.metrics import log_loss, r2_score, roc_auc_score
+from sklearn.model_selection import KFold
+
+import farthing as ft
+from farthing.data import find
+from farthing.estimators import CLASSIFIERS, REGRESSORS
+
+EPSILONS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+DELTA = 1e-8
+SEEN = ("adult", "bank", "ipums-br")
+UNSEEN = ("census", "kddcup99", "mnist 0-4/5-9")
+Fit = Callable[[Any, Any, float], Any]
+
+
+def load(name: str) -> tuple[Any, Any] | None:
+    """Features in [0, 1] and labels, or None."""
+    file = {
+        "adult": "adult_a9a.npz",
+        "bank": "bank.npz",
+        "ipums-br": "ipums_br.npz",
+        "census": "census_income_kdd.npz",
+        "kddcup99": "kddcup99_10pct.npz",
+        "mnist 0-4/5-9": "mnist.npz",
+        "mnist": "mnist.npz",
+    }[name]
+    path = find(file)
+    if path is None:
+        print(f"{name} is left out: there is no {file}")
+        return None
+    data = np.load(path)
+    if name == "adult":
+        return np.vstack([data["X_train"], data["X_test"]]), np.concatenate([data["y_train"], data["y_test"]])
+    if "mnist" in name:
+        X = (data["X_train"].reshape(-1, 784) / 255).astype(np.float32)
+        return X, (data["y_train"] > 4).astype(int) if "-" in name else data["y_train"].astype(int)
+    X, y = (data["X"], data["y"]) if "X" in data else (data["X_train"], data["y_train"])
+    if name in UNSEEN:
+        chosen = np.random.default_rng(0).choice(len(X), 60_000, replace=False)
+        X, y = X[chosen], y[chosen]
+    return X, y.astype(int)
+
+
+def ours(solver: str) -> Fit:
+    def fit(X: Any, y: Any, epsilon: float) -> Any:
+        return ft.LogisticRegression(epsilon, DELTA, solver=solver, bounds=(0, 1)).fit(X, y)
+
+    return fit
+
+
+def diffprivlib(X: Any, y: Any, epsilon: float) -> Any:
+    from diffprivlib.models import LogisticRegression
+
+    norm = float(np.sqrt(X.shape[1]))  # what the public bounds [0, 1] imply; rows are shrunk onto it
+    return LogisticRegression(epsilon=epsilon, data_norm=min(norm, 4.0), max_iter=200).fit(X, y)
+
+
+def folds(X: Any, y: Any, repeats: int) -> Iterator[tuple[int, Any, Any, Any, Any]]:
+    for repeat in range(repeats):
+        for train, test in KFold(5, shuffle=True, random_state=repeat).split(X):
+            yield repeat, X[train], y[train], X[test], y[test]
+
+
+def cross_validated(fit: Fit, X: Any, y: Any, epsilon: float, repeats: int) -> dict[str, Any]:
+    """Accuracy, AUC and log-loss: means over folds, one a repeat."""
+    found: dict[int, list[tuple[float, float, float]]] = {}
+    for repeat, X_train, y_train, X_test, y_test in folds(X, y, repeats):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # diffprivlib warns that it clips, scikit-learn of iterations
+            model = fit(X_train, y_train, epsilon)
+        positive = model.predict_proba(X_test)[:, 1]
+        found.setdefault(repeat, []).append(
+            (
+                100 * float(np.mean(model.predict(X_test) == y_test)),
+                float(roc_auc_score(y_test, positive)),
+                float(log_loss(y_test, positive, labels=[0, 1])),
+            )
+        )
+    return {
+        name: np.array([np.mean([fold[place] for fold in found[repeat]]) for repeat in found])
+        for place, name in enumerate(("accuracy", "AUC", "log-loss"))
+    }
+
+
+def classify(repeats: int, methods: list[str]) -> None:
+    """Accuracy of every method and peer at every ε."""
+    fits: dict[str, Fit] = {name: ours(name) for name in methods}
+    try:
+        import diffprivlib as _  # noqa: F401
+
+        fits["diffprivlib"] = diffprivlib
+    except ImportError as error:
+        print(f"diffprivlib is left out: {error}")
+    for name in (*SEEN, *UNSEEN):
+        data = load(name)
+        if data is None:
+            continue
+        X, y = data
+        majority = 100 * max(np.mean(y), 1 - np.mean(y))
+        epsilons = EPSILONS if name in SEEN else (0.1, 1.0)
+        print(f"\n{name}{' (unseen)' if name in UNSEEN else ''}: {X.shape[0]} x {X.shape[1]}, ", end="")
+        print(f"majority {majority:.1f}; accuracy at ε =", *epsilons, flush=True)
+        for method, fit in fits.items():
+            if name in UNSEEN and method != "auto":
+                continue
+            results = [cross_validated(fit, X, y, epsilon, repeats) for epsilon in epsilons]
+            show(method, "accuracy", results, "6.2f")
+            if method in ("auto", "dpagd", "diffprivlib"):
+                show("", "AUC", results, "6.3f")
+                show("", "log-loss", results, "6.3f")
+
+
+def show(method: str, figure: str, results: list[dict[str, Any]], form: str) -> None:
+    cells = []
+    for result in results:
+        values = result[figure]
+        error = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
+        cells.append(f"{values.mean():{form}} ±{error:.2g}")
+    print(f"  {method:12} {figure:9}", "  ".join(cells), flush=True)
+
+
+REGRESSIONS = {
+    "us_cps_income": "us_cps_income.npz",
+    "california_housing": "california_housing.npz",
+    "census weeks worked": "census_income_kdd.npz",
+    "fertility": "us_census1980_fertility.npz",
+}
+
+
+def load_regression(name: str) -> tuple[Any, Any] | None:
+    path = find(REGRESSIONS[name])
+    if path is None:
+        print(f"{name} is left out: there is no {REGRESSIONS[name]}")
+        return None
+    data = np.load(path)
+    if name == "census weeks worked":
+        return data["X_train"][:, :-1], data["X_train"][:, -1].astype(float)
+    return data["X"], data["y"].astype(float)
+
+
+def regress(repeats: int) -> None:
+    """Held-out R² of every method."""
+    for name in REGRESSIONS:
+        data = load_regression(name)
+        if data is None:
+            continue
+        X, y = data
+        plain = np.mean(
+            [
+                r2_score(y_test, linear_model.LinearRegression().fit(X_train, y_train).predict(X_test))
+                for _, X_train, y_train, X_test, y_test in folds(X, y, 1)
+            ]
+        )
+        epsilons = (0.1, 1.0, 10.0)
+        print(f"\n{name}: {X.shape[0]} x {X.shape[1]}, least squares {plain:.3f}; R² at ε =", *epsilons)
+        for solver in REGRESSORS:
+            results = []
+            for epsilon in epsilons:
+                scores: dict[int, list[float]] = {}
+                for repeat, X_train, y_train, X_test, y_test in folds(X, y, repeats):
+                    model = ft.LinearRegression(
+                        epsilon, DELTA, solver=solver, bounds=(0, 1), target_bounds=(0, 1)
+                    ).fit(X_train, y_train)
+                    scores.setdefault(repeat, []).append(r2_score(y_test, model.predict(X_test)))
+                results.append({"R²": np.array([np.mean(found) for found in scores.values()])})
+            show(solver, "R²", results, "7.3f")
+
+
+def components(repeats: int) -> None:
+    """Variance captured by 10 private components, over what the best 10 capture."""
+    data = load("mnist")
+    if data is None:
+        return
+    rows = data[0].astype(float)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    moments = rows.T @ rows
+    best = np.linalg.eigvalsh(moments)[-10:].sum()
+    print("\nMNIST, rows of norm 1, 10 components: captured over best at ε = 0.1 0.4 1")
+    results = []
+    for epsilon in (0.1, 0.4, 1.0):
+        found = [ft.PCA(10, epsilon, DELTA).fit(rows).components_ for _ in range(repeats)]
+        results.append({"captured": np.array([np.trace(c @ moments @ c.T) / best for c in found])})
+    show("PCA", "captured", results, "6.4f")
+
+
+def seconds(function: Callable[[], object], times: int = 5) -> float:
+    """The least CPU time of a few calls."""
+    taken = []
+    for _ in range(times):
+        start = time.process_time()
+        function()
+        taken.append(time.process_time() - start)
+    return min(taken)
+
+
+def speed() -> None:
+    """One thread (set OMP_NUM_THREADS=1), Adult at ε = 1."""
+    data = load("adult")
+    if data is None:
+        return
+    X, y = data[0].astype(np.float32), data[1]
+    print(f"\nspeed on {X.shape[0]} x {X.shape[1]} float32, ε = 1, CPU seconds (best of 5)")
+    auto = seconds(lambda: ours("auto")(X, y, 1.0))
+    print(f"  auto {auto:.3f}")
+    plain = seconds(lambda: linear_model.LogisticRegression(max_iter=1000).fit(X, y), 3)
+    print(f"  scikit-learn lbfgs, not private {plain:.3f}: ×{plain / auto:.1f}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            peer = seconds(lambda: diffprivlib(X, y, 1.0), 3)
+            print(f"  diffprivlib {peer:.3f}: ×{peer / auto:.1f}")
+        except ImportError as error:
+            print(f"  diffprivlib is left out: {error}")
+    if "dpagd" in CLASSIFIERS:
+        print(f"  dpagd {seconds(lambda: ours('dpagd')(X, y, 1.0), 3):.3f}")
+    hundred_steps(X, y)
+    lots(X, y)
+
+
+def hundred_steps(X: Any, y: Any) -> None:
+    """Full-batch steps through the door, over the two products they need."""
+    from farthing.losses import Gradient, logistic
+    from farthing.tables import Features, Table
+
+    features = Features(X.shape[1])
+    query = ft.Query(ft.Everyone(), Gradient(logistic, features), ft.ClipNorm(1.0), ft.Gaussian(1e3))
+    door = ft.Ledger(ft.Budget(1.0, 1e-5)).over(Table(X, y.astype(float)))
+    w, wide, v = np.zeros(features.size), X.astype(np.float64), np.ones(len(X))
+
+    def steps() -> None:
+        for _ in range(100):
+            door.ask(query, w)
+
+    def products() -> None:
+        for _ in range(100):
+            wide @ w[:-1]
+            wide.T @ v
+
+    ours_, needed = seconds(steps, 2), seconds(products, 2)
+    print(f"  100 full-batch steps {ours_:.3f}, 200 products in float64 {needed:.3f}: ×{ours_ / needed:.2f}")
+
+
+def lots(X: Any, y: Any, steps: int = 1500, rate: float = 256 / 48_842) -> None:
+    """The same number of Poisson lots of DP-SGD, ours and Opacus's."""
+    from farthing.losses import Gradient, logistic
+    from farthing.tables import Features, Table
+
+    features = Features(X.shape[1])
+    query = ft.Query(ft.Poisson(rate), Gradient(logistic, features), ft.ClipNorm(1.0), ft.Gaussian(4.0))
+
+    def train() -> None:
+        ledger = ft.Ledger(ft.Budget(1.0, 1e-5))
+        ledger.promise(query, times=steps)
+        door, w = ledger.over(Table(X, y.astype(float))), np.zeros(features.size)
+        for _ in range(steps):
+            w = w - 0.5 * door.ask(query, w).value / (rate * len(X))
+
+    mine = seconds(train, 2)
+    print(f"  {steps} DP-SGD lots of {rate * len(X):.0f}: {mine:.3f}", end="")
+    try:
+        import opacus
+        import torch
+    except ImportError as error:
+        print(f"; Opacus is left out: {error}")
+        return
+    torch.set_num_threads(1)
+
+    def rival() -> None:
+        model = torch.nn.Linear(X.shape[1], 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        rows = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(y.astype(np.float32)))
+        loader = torch.utils.data.DataLoader(rows, batch_size=256)
+        model, optimizer, loader = opacus.PrivacyEngine().make_private(
+            module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=4.0, max_grad_norm=1.0
+        )
+        loss = torch.nn.BCEWithLogitsLoss()
+        taken = 0
+        while taken < steps:
+            for x, target in loader:
+                optimizer.zero_grad()
+                loss(model(x).squeeze(1), target).backward()
+                optimizer.step()
+                taken += 1
+                if taken == steps:
+                    break
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = seconds(rival, 1)
+    print(f"; Opacus {theirs:.3f}: ×{theirs / mine:.1f}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parts = ("classify", "regress", "components", "speed")
+    parser.add_argument("parts", nargs="*", default=parts, help="which parts to run")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--methods", nargs="*", default=list(CLASSIFIERS))
+    given = parser.parse_args([] if arguments is None else arguments)
+    if "speed" in given.parts:
+        speed()
+    if "classify" in given.parts:
+        classify(given.repeats, given.methods)
+    if "regress" in given.parts:
+        regress(given.repeats)
+    if "components" in given.parts:
+        components(given.repeats)
+
+
+if __name__ == "__main__":
+    import sys
+
+    main(sys.argv[1:])
