@@ -353,27 +353,28 @@ class Stream:
 
     def __call__(self, rng):
         if not self.left:
-            self.left, self.adjacency = 40, ADJACENCIES[int(rng.integers(3))]
+            self.left, self.adjacency = 100, ADJACENCIES[int(rng.integers(3))]
             self.p = (draw if rng.random() < RARE else usual)(rng)
             self.accountant, self.steps, self.quietest = OnlineAccountant(self.adjacency), 0, 0.0
+            self.asked = 10 ** rng.uniform(-2.5, 1.3, 2)
         self.left -= 1
         rate, noise, steps = self.p["rate"], self.p["noise"], self.p["steps"]
-        noise, count = float(noise * rng.uniform(1, 2)), max(1, int(steps * rng.uniform(0, 0.1)))
-        count = 1 if rng.random() < 0.3 else count
+        noise, bulk = float(noise * rng.uniform(1, 2)), self.steps == 0 or rng.random() < 0.05
+        count = max(1, int(steps * rng.uniform(0, 0.2))) if bulk else 1
         self.accountant.add(PoissonEvent(rate, GaussianEvent(noise)), count)
         self.steps, self.quietest = self.steps + count, max(self.quietest, noise)
         p = self.p, self.steps, self.quietest, self.adjacency
         # all steps as noisy as the noisiest: more noise never costs more
         plan = rate, self.quietest, self.steps
-        epsilon, delta = float(10 ** rng.uniform(-2.5, 1.3)), float(10 ** rng.uniform(-14, -0.4))
+        epsilon, delta = float(rng.choice(self.asked)), self.p["delta"]
         at = timed(self.accountant.delta, epsilon)
         assert at <= 1, (p, epsilon, at)
         assert holds(lower_delta(*plan, epsilon, self.adjacency), at), (p, epsilon, at)
-        if self.left % 10 == 0:
+        if self.left % 20 == 0:
             found = timed(self.accountant.epsilon, delta)
             told = not found < 1e4 or holds(lower_delta(*plan, found, self.adjacency), delta)
             assert told, (p, delta, found)
-        if self.left == 10 and rng.random() < 0.02 and rate * self.steps > 20 and delta > 1e-12:
+        if self.left == 20 and rng.random() < 0.02 and rate * self.steps > 20 and delta > 1e-12:
             tight = pld.epsilon(self.accountant.plan, delta, self.adjacency)
             assert found <= tight * (1 + 1e-3) + 1e-4 or tight > 100, (p, delta, found, tight)
 

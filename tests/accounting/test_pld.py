@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
-from farthing.accounting import gaussian, pld
+from farthing.accounting import composition, gaussian, pld, sampling
+from farthing.accounting.online import OnlineAccountant
 from farthing.budget import Adjacency
 from farthing.errors import InvalidValue, Unsupported
 from farthing.events import (
@@ -299,3 +300,35 @@ def test_bad_input():
         pld.epsilon(RepeatedEvent(RepeatedEvent(GaussianEvent(1.0), 2**61), 2**61), 1e-5)
     with pytest.raises(Unsupported):
         pld.epsilon(PoissonEvent(0.1, PureEvent(1.0)), 1e-5, ONE)
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize(
+    ("rate", "noise", "steps"), [(1e-4, 1.0, 100), (1e-3, 0.3, 40), (1e-5, 0.278, 59_800), (2e-3, 4.0, 12)]
+)
+def test_few_draws_cost_no_more_than_other_bounds_say(rate, noise, steps, adjacency):
+    plan, shift = poisson(rate, noise, steps), 2 if adjacency is ONE else 1
+    for epsilon in (0.01, 0.5, 3.0):
+        seen = sampling.delta(noise / shift, rate, steps, epsilon)
+        once = pld.delta(poisson(rate, noise), epsilon, adjacency)
+        each = pld.delta(poisson(rate, noise), epsilon / steps, adjacency)
+        found = pld.delta(plan, epsilon, adjacency)
+        assert once * (1 - 1e-9) <= found <= min(seen, steps * each) * (1 + 1e-9)
+    for delta in (1e-6, 1e-13, 1e-16):
+        found = pld.epsilon(plan, delta, adjacency)
+        assert found <= sampling.epsilon(noise / shift, rate, steps, delta) * 1.03
+        assert pld.epsilon(poisson(rate, noise), delta, adjacency) <= found * (1 + 1e-9) + 1e-12
+        if adjacency is not ONE:
+            assert found <= composition.advanced_sampled(noise, rate, steps, delta) * (1 + 1e-9)
+
+
+def test_few_draws_by_a_grid():
+    """Against dp-accounting's grid rounded down, below the truth but for its rounding."""
+    options = {"pessimistic_estimate": False, "use_connect_dots": False, "sampling_prob": 0.005}
+    below = peer.from_gaussian_mechanism(1.5, value_discretization_interval=2e-5, **options).self_compose(30)
+    plan, online = poisson(0.005, 1.5, 30), OnlineAccountant()
+    online.add(plan)
+    for epsilon in (0.05, 0.2, 0.3, 1.0):
+        found, lower = pld.delta(plan, epsilon), float(below.get_delta_for_epsilon(epsilon))
+        assert lower - 1e-14 <= found <= 1.05 * lower + 1e-13
+        assert online.delta(epsilon) <= found * (1 + 1e-9)

@@ -43,6 +43,9 @@ class Line:
     reach: float = 0.0  # Σ of the largest |log M| of every step
     weak: bool = False  # whether the last bound needed smoothing: more frequencies would tighten it
     loose: bool = False  # whether errors were more than a small part of it: another line may be tighter
+    coarse: bool = (
+        False  # whether its frequencies lie farther apart than they should, so that much wraps around
+    )
     slack: float = 0.0  # the part of it that errors other than truncation make up
 
     @classmethod
@@ -65,9 +68,8 @@ class Line:
 
     @property
     def is_poor(self) -> bool:
-        """Whether frequencies ran out: smoothed, or so far apart that much wraps around."""
-        wide = self.contour.spacing > 0.1 * self.contour.tilt
-        return self.weak or wide or not math.isfinite(self.error)
+        """Whether frequencies ran out: smoothed, or too far apart."""
+        return self.weak or self.coarse or not math.isfinite(self.error)
 
     def chernoff(self, epsilon: float) -> float:
         """log of the Rényi bound on δ(ε) at order λ + 1 (Canonne, Kamath & Steinke 2020, Prop. 12)."""

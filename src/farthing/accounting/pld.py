@@ -30,6 +30,7 @@ Steps = Sequence[tuple[Pair, int]]
 TOO_MUCH = 1e4  # an epsilon beyond this is reported as infinite
 MOST_FREQUENCIES = 1024
 _LARGE = math.log(0.1)
+_FAR = 8.0  # between Chernoff's bound and the truth, in logarithms: more than where the law is a bump
 _STEEPEST = 1e12  # tilts are not sought beyond
 _FEW = 512  # steps up to which a grid of dp-accounting's helps where frequencies run out
 
@@ -194,6 +195,9 @@ def _log_delta(steps: Steps, epsilon: float) -> tuple[float, bool]:
     if chernoff > _LARGE and variance < math.inf:  # near a saddle at 0 little decays; farther out is better
         line = line_through(steps, 0.5 / math.sqrt(variance), epsilon)
         found = min(found, line.log_delta(epsilon))
+    elif chernoff - found > _FAR:  # the tilted law has a second bump, far out, that wraps around
+        line = line_through(steps, 0.75 * tilt, epsilon)
+        found = min(found, line.log_delta(epsilon))
     return found, line.is_poor
 
 
@@ -333,6 +337,7 @@ def line_through(steps: Steps, tilt: float, epsilon: float) -> Line:
     for wider in (2, 4):  # more wraps around, less is cut off
         if line.log_delta(epsilon) < 0 and line.weak:
             coarse = compose(steps, Contour(tilt, spacing * wider, count))
+            coarse.coarse = True
             line = min(line, coarse, key=lambda line: line.log_delta(epsilon))
     return line
 

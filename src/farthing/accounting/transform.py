@@ -512,10 +512,10 @@ class Batch:
     log_beyond: Real
 
 
-_MOST_ROWS = 1024  # of a chart; beyond, steps are transformed one by one
+_MOST_ROWS = 2048  # of a chart; beyond, steps are transformed one by one
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=32)
 def chart(rate: float, octave: int, contour: Contour) -> Chart | None:
     """The chart for shifts from 2^octave to twice that, or None where it would be too large."""
     least, most, tilt = 2.0**octave, 2.0 ** (octave + 1), contour.tilt
