@@ -40,14 +40,19 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from farthing import losses, validate
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, ZcdpFilter
+from farthing.algorithms.adassp import adassp
 from farthing.algorithms.baselines import majority, nonprivate
 from farthing.algorithms.descent import descent
 from farthing.algorithms.dpagd import dpagd
 from farthing.algorithms.dppca import components, dppca
 from farthing.algorithms.dpsgd import dpsgd, sgd_adv
+from farthing.algorithms.functional import functional
+from farthing.algorithms.gradient import noisy_gradient
+from farthing.algorithms.leastsquares import least_squares
 from farthing.algorithms.perturbation import objective, output
 from farthing.algorithms.privgene import privgene
 from farthing.algorithms.problem import Problem
+from farthing.algorithms.sufficient import sufficient
 from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.ledger import Ledger
@@ -91,7 +96,11 @@ CLASSIFIERS: dict[str, Method] = {
     "nonprivate": Method(nonprivate, None),
 }
 REGRESSORS: dict[str, Method] = {
-    "auto": Method(descent),
+    "auto": Method(least_squares),
+    "adassp": Method(adassp),
+    "sufficient": Method(sufficient),
+    "functional": Method(functional, BasicFilter),
+    "gradient": Method(noisy_gradient),
 }
 
 
@@ -166,12 +175,14 @@ class _PrivateLinear(_Private):
             raise InvalidValue(f"solver must be one of {sorted(known)} or a function, got {self.solver!r}")
         return known[self.solver]
 
-    def _train(self, X: Any, y: Array, loss: Loss, outputs: int, method: Method) -> tuple[Array, Array]:
+    def _train(
+        self, X: Any, y: Array, loss: Loss, outputs: int, method: Method, penalty: float = 0.0
+    ) -> tuple[Array, Array]:
         """Spends a budget; returns weights and constant on rows as they came (with unit rows, on those)."""
         unit = self.bounds is None
         table = Table(X, y, bounds=self.bounds, unit=unit)
         size = len(table) if self.records is None else validate.count(records=self.records)
-        problem = Problem(loss, size, X.shape[1], outputs, bool(self.fit_intercept), unit)
+        problem = Problem(loss, size, X.shape[1], outputs, bool(self.fit_intercept), unit, penalty)
         self._unit = unit
         if method.algorithm is nonprivate:
             self.history_, self.privacy_ = (nonprivate(table, problem),), _NO_PRIVACY
@@ -362,10 +373,10 @@ class LinearRegression(RegressorMixin, _PrivateLinear):  # type: ignore[misc]
     def fit(self, X: Any, y: Any) -> Self:
         """Checks everything, charges the budget, and trains until it is spent."""
         low, high = _target_bounds(self.target_bounds)
-        method = self._method(REGRESSORS)
+        method, penalty = self._method(REGRESSORS), validate.non_negative(alpha=self.alpha)
         X, y = self._checked(X, y=y, y_numeric=True)
         scaled = (np.clip(np.asarray(y, dtype=np.float64), low, high) - low) / (high - low)
-        u, constant = self._train(X, scaled, losses.squared, 0, method)
+        u, constant = self._train(X, scaled, losses.squared, 0, method, penalty)
         self.coef_, self.intercept_ = u * (high - low), float(constant * (high - low) + low)
         return self
 

@@ -77,8 +77,14 @@ class Features:
     def rows(self, x: Any, unit: Array) -> Array:
         """[A (g x - c); b], materialised: for one block at a time."""
         dense = (x.toarray() if sparse.issparse(x) else x) * unit[:, None]
-        mapped = _apply(self.scale, (dense - self.centre).T).T
-        return np.column_stack([mapped, np.full(len(mapped), self.intercept)]) if self.intercept else mapped
+        dense -= self.centre
+        rows, d = np.empty((len(dense), self.size)), self.width
+        rows[:, d:] = self.intercept
+        if np.ndim(self.scale) == 2:
+            np.matmul(dense, np.transpose(self.scale), out=rows[:, :d])
+        else:
+            np.multiply(dense, self.scale, out=rows[:, :d])
+        return rows
 
     def squared_norms(self, x: Any, unit: Array) -> Array:
         """|[A (g x - c); b]|² of every row."""

@@ -17,7 +17,8 @@ class Problem:
     """A loss over ``records`` rows (a public number) of ``width`` features in [0, 1] or of norm 1 (``unit``).
 
     ``outputs`` is 0 for a weight vector, or the number of classes for a weight matrix. Methods yield the
-    weights on x and the constant as `Step.w`, whatever space they work in.
+    weights on x and the constant as `Step.w`, whatever space they work in. ``penalty`` is the alpha of
+    scikit-learn's Ridge, for regression: Σ (y - x·u - constant)² + penalty |u|² is minimised.
     """
 
     loss: Loss
@@ -26,6 +27,7 @@ class Problem:
     outputs: int = 0
     intercept: bool = True
     unit: bool = True
+    penalty: float = 0.0
 
     @property
     def radius(self) -> float:
