@@ -168,9 +168,10 @@ class Gradient:
                 residual = self.loss.residual(block.margins(u, constant), block.y)
                 size = np.abs(residual) if residual.ndim == 1 else np.sqrt(np.square(residual).sum(axis=1))
                 factors = bound.factors(size * block.norm)
-            kept = np.where(factors > 0, 1.0, 0.0)
-            residual = np.where(kept if residual.ndim == 1 else kept[:, None], residual, 0.0)
-            part, sum_ = block.weighted(residual * (factors if residual.ndim == 1 else factors[:, None]))
+                clipped = residual * (factors if residual.ndim == 1 else factors[:, None])
+            if not factors.all():  # NaN and infinity count as zero
+                clipped[factors == 0] = 0.0
+            part, sum_ = block.weighted(clipped)
             total += part
             weight = weight + sum_
         return self.features.gather(total, weight)

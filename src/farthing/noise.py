@@ -122,19 +122,26 @@ class Stream:
 
     def bernoulli(self, rate: float, n: int) -> NDArray[np.bool_]:
         """n independent coins, true with probability floor(rate 2**64) / 2**64: never above the rate."""
-        threshold, n = int(math.ldexp(validate.rate(rate=rate), 64)), _whole(0, _MOST, n=n)
-        head, tail = divmod(threshold, 2**48)  # 16 bits decide all but one coin in 65536
-        heads = self.integers(-(-n // 4)).view(np.uint16)[:n]
-        coins: NDArray[np.bool_] = heads < head
-        undecided = np.flatnonzero(heads == head)
-        coins[undecided] = self.integers(len(undecided)) >> np.uint64(16) < np.uint64(tail)
+        coins = np.zeros(_whole(0, _MOST, n=n), np.bool_)
+        coins[self._heads(rate, n)] = True
         return coins
+
+    def _heads(self, rate: float, n: int) -> Integers:
+        """Where `bernoulli` is true, ascending."""
+        threshold = int(math.ldexp(validate.rate(rate=rate), 64))
+        head, tail = divmod(threshold, 2**48)  # 16 bits decide all but one coin in 65536
+        coins = self.integers(-(-n // 4)).view(np.uint16)[:n]
+        heads = np.flatnonzero(coins <= head)
+        if len(undecided := np.flatnonzero(coins[heads] == head)):
+            lost = self.integers(len(undecided)) >> np.uint64(16) >= np.uint64(tail)
+            heads = np.delete(heads, undecided[lost])
+        return heads
 
     def poisson_indices(self, rate: float, n: int) -> Integers:
         """The indices below n, each kept independently with `bernoulli`'s probability, ascending."""
         n, step = _whole(0, _MOST, n=n), 2**20
         starts = range(0, max(n, 1), step)
-        return np.concatenate([i + np.flatnonzero(self.bernoulli(rate, min(step, n - i))) for i in starts])
+        return np.concatenate([i + self._heads(rate, min(step, n - i)) for i in starts])
 
     def choose(self, size: int, of: int) -> Integers:
         """A uniform subset of 0 .. of - 1 with `size` members, ascending."""
