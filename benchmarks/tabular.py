@@ -1,6 +1,6 @@
 """Linear models on real tables, side by side with peers: accuracy at the same budget, and time.
 
-    python -m benchmarks.tabular [classify regress components speed] [--repeats 3] [--methods auto dpagd ...]
+    python -m benchmarks.tabular [classify regress components speed] [--repeats 3] [--methods ...] [--data ...]
 
 Data come from the folder named by FARTHING_DATA (or ../shared/data); what is not there is left out and said
 so. Every figure is computed here, in this run. Classification: 5-fold cross-validation, δ = 1e-8, add-remove;
@@ -102,7 +102,7 @@ def cross_validated(fit: Fit, X: Any, y: Any, epsilon: float, repeats: int) -> d
     }
 
 
-def classify(repeats: int, methods: list[str]) -> None:
+def classify(repeats: int, methods: list[str], names: list[str]) -> None:
     """Accuracy of every method and peer at every ε."""
     fits: dict[str, Fit] = {name: ours(name) for name in methods}
     try:
@@ -111,7 +111,7 @@ def classify(repeats: int, methods: list[str]) -> None:
         fits["diffprivlib"] = diffprivlib
     except ImportError as error:
         print(f"diffprivlib is left out: {error}")
-    for name in (*SEEN, *UNSEEN):
+    for name in names:
         data = load(name)
         if data is None:
             continue
@@ -316,11 +316,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("parts", nargs="*", default=parts, help="which parts to run")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--methods", nargs="*", default=list(CLASSIFIERS))
+    parser.add_argument("--data", nargs="*", default=[*SEEN, *UNSEEN])
     given = parser.parse_args([] if arguments is None else arguments)
     if "speed" in given.parts:
         speed()
     if "classify" in given.parts:
-        classify(given.repeats, given.methods)
+        classify(given.repeats, given.methods, given.data)
     if "regress" in given.parts:
         regress(given.repeats)
     if "components" in given.parts:
