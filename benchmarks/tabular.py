@@ -1,6 +1,6 @@
 """Linear models on real tables, side by side with peers: accuracy at the same budget, and time.
 
-    python -m benchmarks.tabular [classify regress components speed] [--repeats 3] [--methods ...] [--data ...]
+    python -m benchmarks.tabular [classify regress components speed] [--repeats 3] [--methods M] [--data D]
 
 Data come from the folder named by FARTHING_DATA (or ../shared/data); what is not there is left out and said
 so. Every figure is computed here, in this run. Classification: 5-fold cross-validation, δ = 1e-8, add-remove;
