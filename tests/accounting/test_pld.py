@@ -332,3 +332,17 @@ def test_few_draws_by_a_grid():
         found, lower = pld.delta(plan, epsilon), float(below.get_delta_for_epsilon(epsilon))
         assert lower - 1e-14 <= found <= 1.05 * lower + 1e-13
         assert online.delta(epsilon) <= found * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "steps", "epsilon"),
+    [
+        (0.40966843834031325, 0.8812331900398165, 11028, 6.999556233182929),
+        (0.8740895942522614, 0.7623140711516658, 908, 1.0507011480139896),
+        (0.6992192925190119, 1.5243880430332413, 1758, 0.0037216039830020465),
+    ],
+)
+def test_losses_far_above_epsilon(rate, noise, steps, epsilon):
+    """The best bound by moments lies at a tilt of e^-700, where floating point ends."""
+    for adjacency in (ADD, ONE, ZERO):
+        assert pld.delta(poisson(rate, noise, steps), epsilon, adjacency) == pytest.approx(1.0)

@@ -31,7 +31,7 @@ TOO_MUCH = 1e4  # an epsilon beyond this is reported as infinite
 MOST_FREQUENCIES = 1024
 _LARGE = math.log(0.1)
 _FAR = 8.0  # between Chernoff's bound and the truth, in logarithms: more than where the law is a bump
-_STEEPEST = 1e12  # tilts are not sought beyond
+_SHALLOWEST, _STEEPEST = 1e-7, 1e12  # tilts are not sought beyond
 _FEW = 512  # steps up to which a grid of dp-accounting's helps where frequencies run out
 
 
@@ -292,7 +292,7 @@ def best_tilt(steps: Steps, cost: Callable[[float, float], float], start: float 
     """The λ that (about) minimises ``cost(λ, log M(λ))``: the saddle point."""
 
     def at(tilt: float) -> float:
-        value = rough_moment(steps, tilt) if tilt < _STEEPEST else math.inf
+        value = rough_moment(steps, tilt) if _SHALLOWEST < tilt < _STEEPEST else math.inf
         return cost(tilt, value) if math.isfinite(value) else math.inf
 
     tilt = start or 4.0 / math.sqrt(_variance(steps))
