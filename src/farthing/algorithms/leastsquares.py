@@ -1,28 +1,30 @@
 """Private least squares without tuning: means, second moments twice, then steps in the space they whiten.
 
-Nothing here is one paper. Clipped steps in a space whitened by noisy second moments are what Brown, Hayase et
-al. 2024 ("Private gradient descent for linear regression") do without a preconditioner and Avella-Medina,
-Bradshaw & Loh 2023 with a noisy Newton step; rules for every constant are ours, and follow from public
-numbers: N = n μ (halved under replace-one, where everything moves twice as far), so that 1/N is the noise on
-a mean whose terms have norm 1; D, the length of a row; and the bounds, [0, 1] for features and target.
+Not one paper's. Clipped steps are those of Brown, Dvijotham, Evans, Liu, Smith & Thakurta 2024 ("Private
+gradient descent for linear regression"), noisy second moments to precondition them those of Avella-Medina,
+Bradshaw & Loh 2023 ("Differentially private inference via noisy optimization"). The rules for every constant
+are ours and follow from public numbers: N = n μ (halved under replace-one, where everything moves twice as
+far), so that 1/N is the noise on a mean whose terms have norm 1; D, the length of a row; and the bounds,
+[0, 1] for features and target.
 
-1. The mean of y, and its mean square about that (a part (17/N)² of μ², from .01 to .45, each). Then, of the
-   rest, .03 for the means m of x. A variance on [0, 1] is at most m(1 - m), so that x can be scaled at once.
+1. The mean of y (nearer to 1/2 the noisier it is), and its mean square about that: a part (17/N)² of μ²,
+   from .01 to .45, each. Of the rest, .03 for the means m of x. A variance on [0, 1] is at most m(1 - m), so
+   that x can be scaled at once.
 2. Twice, .15 each: rows z = [A (x - c); b] are clipped to max(1.2, .3 (N/D)^⅓) times their root mean square
    and Σ z zᵀ is released. Its eigenvalues, negative ones set to 0, are raised by √(2D) times the noise, which
    is the norm of the noise; A, c and b then whiten what results. Left out where the noise is above a fifth of
    the trace, or D above 2500: rows are then divided by √D, so that no curvature exceeds 1 either.
 3. 10 steps of length 1 of Nesterov's method. Residual · z is clipped to max(3, .7 (N/D)^⅓) times a root mean
-   square that a twentieth of each step's part keeps up to date (it only falls, at most by half a step).
+   square that a twentieth of each step's part keeps up to date (it only falls, at most by half).
 4. The mean of the last 7, weighted by precision, times S/(S + 3E): S is the mean square of y, and E what the
    noise alone would cost, found by sending it through the recursion.
 
 The penalty is the larger of the one asked for and .3/N: 1/μ records at the end of a range are below what may
 be seen, and would carry a second moment of 1/N.
 
-Guarantee: each of the 15 answers (5 fewer parts without the moments, one fewer without an intercept) is a
-Gaussian mechanism on a sum of clipped terms, and their parts add up to μ²: (ε, δ) of the budget by the GDP
-filter, under every adjacency. The number of records is public.
+Guarantee: each of the 15 answers (two fewer without the moments, one without an intercept) is a Gaussian
+mechanism on a sum of clipped terms, and their parts add up to μ²: μ-GDP by adaptive composition, under every
+adjacency; for a filter of GDP or zCDP. The number of records is public.
 
 >>> import farthing as ft
 >>> from farthing.losses import squared
@@ -65,8 +67,8 @@ _TAIL = 0.7
 def least_squares(
     ledger: Ledger, problem: Problem, *, steps: int = 10, penalty: float = 0.3
 ) -> Iterator[Step]:
-    """Linear regression with all of a budget; ``penalty`` is what is divided by N."""
-    Space.of(problem)
+    """Linear regression with all of a budget; ``penalty`` / N is the least penalty on a mean of squares."""
+    Space.of(problem)  # refuses other losses
     steps = validate.count(steps=steps)
     purse, size = Purse(ledger, problem.records), problem.width + problem.intercept
     reach = 1 / purse.deviation(1.0, ClipNorm(1.0))  # N
@@ -126,8 +128,9 @@ def _target(purse: Purse, part: float, intercept: bool) -> tuple[float, float]:
     """Where residuals are measured from (the mean of y, or 0), and an upper bound of their mean square."""
     origin = 0.0
     if intercept:
-        mean, _ = purse.mean(part, Targets(0.5), ClipValue(-0.5, 0.5))
-        origin = float(np.clip(mean[0] + 0.5, 0.0, 1.0))
+        mean, deviation = purse.mean(part, Targets(0.5), ClipValue(-0.5, 0.5))
+        known = 1 / (1 + 12 * deviation**2)  # 1/12: the variance of what may lie anywhere in [0, 1]
+        origin = float(np.clip(0.5 + known * mean[0], 0.0, 1.0))
     half = max(origin, 1 - origin) ** 2 / 2  # squares lie in [0, 2 half]: centred, a record moves half as far
     mean, deviation = purse.mean(part, Targets(origin, 2, half), ClipValue(-half, half))
     return origin, min(max(float(mean[0]) + half, 0.0) + deviation, 0.25 if intercept else 1.0)

@@ -28,7 +28,7 @@ from farthing.mechanisms import Gaussian
 from farthing.query import Contribution, Query, Receipt
 from farthing.samplers import Everyone
 
-_LEAST = 2.0**-20
+_LEAST = 2.0**-10  # of μ: a millionth of μ²
 
 
 class Purse:
