@@ -36,13 +36,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing.algorithms.problem import Problem
-from farthing.algorithms.spending import gaussian_mu, noise_of
-from farthing.bounds import Bound, ClipNorm
+from farthing.algorithms.purse import Purse
+from farthing.bounds import ClipNorm
 from farthing.ledger import Ledger
 from farthing.losses import Gradient
 from farthing.mechanisms import Gaussian, SymmetricGaussian
-from farthing.query import Query, Receipt, Step, until_spent
-from farthing.samplers import Everyone
+from farthing.query import Step, until_spent
 from farthing.tables import Features, Table
 
 Array = NDArray[np.float64]
@@ -59,22 +58,22 @@ _GRID = 2.0 ** (-np.arange(25) / 4)  # row norms, relative to the largest
 @until_spent
 def descent(ledger: Ledger, problem: Problem) -> Iterator[Step]:
     """Noisy gradient descent with momentum in privately standardised features."""
-    asking = _Asking(ledger, problem.records, gaussian_mu(ledger))
-    n, d, loss = problem.records, problem.width, problem.loss
-    norms, moments, gradients = (math.sqrt(share) for share in SHARES)
+    purse = Purse(ledger, problem.records)
+    d, loss = problem.width, problem.loss
+    for_norms, for_moments, for_gradients = SHARES
     if problem.unit:
-        gradients, radius = math.hypot(norms, gradients), 1.0
+        for_gradients, radius = for_gradients + for_norms, 1.0
     else:
-        counts, _ = asking(Norms(d, problem.radius * _GRID), ClipNorm(1.0), norms)
+        counts, _ = purse.mean(for_norms, Norms(d, problem.radius * _GRID), ClipNorm(1.0))
         radius = problem.radius * float(_GRID[_median(counts)])
-    mean, scale, large, directions = _standardise(asking, d, radius, moments)
+    mean, scale, large, directions = _standardise(purse, for_moments, problem, radius)
     height = INTERCEPT * math.sqrt(d) if problem.intercept else 0.0
     features = Features(d, mean * radius, scale / radius, height)
     typical = math.sqrt(d * (1 + INTERCEPT**2))
-    per_weight = asking.mu * n / d
+    per_weight = 1 / (purse.deviation(1.0, ClipNorm(1.0)) * d)  # μ n / d
     bound = ClipNorm(float(np.clip(per_weight / 150, 0.4, 2.0)) * min(loss.slope, math.sqrt(2)) * typical)
-    deviation = asking.deviation(bound, gradients / math.sqrt(STEPS))
-    reach = (1 - MOMENTUM) / (deviation * math.sqrt(STEPS))  # rate · noise of weights after all steps = reach
+    # a rate of reach would put noise of 1 on every weight in the course of all steps
+    reach = (1 - MOMENTUM) / (purse.deviation(for_gradients / STEPS, bound) * math.sqrt(STEPS))
     rate = min(1 / loss.curvature, LOGIT_NOISE * min(1.0, per_weight) * reach / typical)
     shorter = np.minimum(1.0, 1 / (loss.curvature * rate * large)) - 1
     rates = np.full(features.size, rate)
@@ -83,14 +82,13 @@ def descent(ledger: Ledger, problem: Problem) -> Iterator[Step]:
     w = problem.zeros(features.size)
     velocity, total, count = np.zeros_like(w), np.zeros_like(w), 0
     for t in range(1, STEPS + 1):
-        value, receipt = asking(Gradient(loss, features), bound, gradients / math.sqrt(STEPS), w)
-        value[:d] += directions @ ((directions.T @ value[:d]).T * shorter).T
-        velocity = MOMENTUM * velocity - (value.T * rates).T
+        slope, _ = purse.mean(for_gradients / STEPS, Gradient(loss, features), bound, w)
+        slope[:d] += directions @ ((directions.T @ slope[:d]).T * shorter).T
+        velocity = MOMENTUM * velocity - (slope.T * rates).T
         w = w + velocity
         if t > STEPS * (1 - AVERAGED):
             total, count = total + w, count + 1
-        yield Step(t, features.unfold(total / count if count else w), (*asking.receipts, receipt))
-        asking.receipts = ()
+        yield Step(t, features.unfold(total / count if count else w), purse.receipts())
 
 
 def _median(counts: Array) -> int:
@@ -99,21 +97,21 @@ def _median(counts: Array) -> int:
     return int(np.argmax(below >= 0.5)) if below.max() >= 0.5 else 0
 
 
-def _standardise(asking: "_Asking", d: int, radius: float, share: float) -> tuple[Array, Array, Array, Array]:
+def _standardise(
+    purse: Purse, part: float, problem: Problem, radius: float
+) -> tuple[Array, Array, Array, Array]:
     """Mean and scale of u; of scaled u, the variances and directions that are large and not noise."""
+    d = problem.width
     features = Features(d, scale=1 / radius, intercept=0.0, radius=1.0)
     bound = ClipNorm(math.hypot(1.0, MEAN_WEIGHT))
     gram = d <= MOST_GRAM
-    noise = asking.deviation(bound, share)
-    value, receipt = asking(Spread(features, gram), bound, share, symmetric=gram)
-    asking.receipts += (receipt,)
-    if gram:
-        mean = value[-1, :-1] * math.sqrt(2) / MEAN_WEIGHT
-        covariance = value[:-1, :-1] - np.outer(mean, mean)
-        variance = covariance.diagonal()
-    else:
-        mean = value[:d] / MEAN_WEIGHT
-        variance = value[d:] - mean**2
+    mechanism = SymmetricGaussian if gram else Gaussian
+    value, noise = purse.mean(part, Spread(features, gram), bound, mechanism=mechanism)
+    mean = value[-1, :-1] * math.sqrt(2) / MEAN_WEIGHT if gram else value[:d] / MEAN_WEIGHT
+    if not problem.intercept:
+        mean = np.zeros(d)  # without a constant nothing may be shifted
+    covariance = value[:-1, :-1] - np.outer(mean, mean) if gram else np.empty(0)
+    variance = covariance.diagonal() if gram else value[d:] - mean**2
     trusted = np.maximum(variance, noise)
     kept = np.maximum(variance, 0.01 * noise) / trusted
     scale = 1 / np.sqrt(trusted * kept.mean())  # so that E|z|² is about d
@@ -123,34 +121,6 @@ def _standardise(asking: "_Asking", d: int, radius: float, share: float) -> tupl
     edge = noise * math.sqrt(2 * np.max(scale**2) * np.sum(scale**2))
     large = values > max(edge, 1.0)
     return mean, scale, values[large], vectors[:, large]
-
-
-@dataclass(slots=True)
-class _Asking:
-    """Asks for means over everybody, at shares √(part of μ²) of the budget."""
-
-    ledger: Ledger
-    records: int
-    budget: float
-    receipts: tuple[Receipt, ...] = ()
-
-    @property
-    def mu(self) -> float:
-        """μ relative to one contribution: half of it where a record is replaced."""
-        unit = ClipNorm(1.0)
-        return self.budget / unit.sensitivity(self.ledger.budget.adjacency)
-
-    def deviation(self, bound: Bound, share: float) -> float:
-        """The noise on a coordinate of a mean."""
-        return bound.sensitivity(self.ledger.budget.adjacency) / (self.budget * share * self.records)
-
-    def __call__(
-        self, contribution: Any, bound: Bound, share: float, w: Any = None, symmetric: bool = False
-    ) -> tuple[Array, Receipt]:
-        noise = noise_of(bound, self.ledger.budget.adjacency, self.budget * share)
-        mechanism = SymmetricGaussian(noise) if symmetric else Gaussian(noise)
-        answer = self.ledger.ask(Query(Everyone(), contribution, bound, mechanism), w)
-        return answer.value / self.records, answer.receipt
 
 
 @dataclass(frozen=True, slots=True)
