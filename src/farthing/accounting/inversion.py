@@ -136,6 +136,8 @@ class Bound:
 def turned(contour: Contour, epsilon: float) -> tuple[Complex, float]:
     """The kernel turned by e^(-iuε), and the largest phase turned by."""
     s, kernel, _ = _kernel(contour)
+    if not epsilon * contour.top < _FARTHEST:  # phases would be lost: `bound` does without
+        return kernel, 0.0
     return kernel * np.exp(-1j * epsilon * s.imag), contour.top * epsilon
 
 

@@ -345,7 +345,7 @@ def _variance(pairs: tuple[Pair, ...]) -> float:
     """About the variance of the privacy loss, to choose a line by."""
     if known := sampled(pairs):  # twice the divergence, which convexity and χ² bound
         rate, shift = known
-        return min(rate * shift * shift, rate * rate * math.expm1(min(shift * shift, 700.0)))
+        return max(min(rate * shift * shift, rate * rate * math.expm1(min(shift * shift, 700.0))), 1e-200)
     moment = max(log_moment(pair, _VARIANCE_AT) for pair in pairs)
     return moment / (0.5 * _VARIANCE_AT * (1 + _VARIANCE_AT))
 

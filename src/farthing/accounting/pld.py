@@ -115,7 +115,7 @@ def _single_log_delta(event: Event, epsilon: float, adjacency: Adjacency) -> flo
 def _single_epsilon(event: Event, delta: float, adjacency: Adjacency) -> float:
     """ε of one step in closed form, the larger of both directions'; infinite where there is none."""
     pairs = of_event(event, adjacency)
-    if not all(isinstance(pair, Shift) or is_single([(pair, 1)]) for pair in pairs):
+    if delta == 0 or not all(isinstance(pair, Shift) or is_single([(pair, 1)]) for pair in pairs):
         return math.inf
     return max(_epsilon([(pair, 1)], delta)[0] for pair in pairs)
 

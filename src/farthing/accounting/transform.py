@@ -512,14 +512,17 @@ class Batch:
     log_beyond: Real
 
 
+_OCTAVES, _LEAST_RATE = (-30, 6), 1e-100  # charts are drawn for these
 _MOST_ROWS = 2048  # of a chart; beyond, steps are transformed one by one
 
 
 @lru_cache(maxsize=32)
 def chart(rate: float, octave: int, contour: Contour) -> Chart | None:
     """The chart for shifts from 2^octave to twice that, or None where it would be too large."""
+    if not _OCTAVES[0] <= octave <= _OCTAVES[1] or rate < _LEAST_RATE:
+        return None
     least, most, tilt = 2.0**octave, 2.0 ** (octave + 1), contour.tilt
-    if rate == 1.0 or not (tilt + 1) * most * most < _LONGEST or tilt * most < 1e-6:
+    if rate == 1.0 or not (tilt + 1) * most * most < _LONGEST:
         return None
     low = -(_MARGIN + 0.5 * most) * most
     low -= tilt * most * most * rate * math.exp(low) / (1 - rate)  # where log f still has a slope of ten
@@ -564,5 +567,7 @@ def sampled(pairs: tuple[Pair, ...]) -> tuple[float, float] | None:
             Mixture((Piece(rate, shift, 0.0, 0.0, None),), 0.0),
             Mixture((Piece(0.0, 0.0, r, b, None),), 0.0),
         ):
-            return (rate, shift) if (rate, shift) == (r, b) and 0 < rate < 1 else None
+            return (
+                (rate, shift) if (rate, shift) == (r, b) and 0 < rate < 1 and 0 < shift < math.inf else None
+            )
     return None
