@@ -201,9 +201,7 @@ class _PrivateLinear(_Private):
         self.history_ = tuple(method.algorithm(ledger.over(table), problem))
         if not self.history_:
             raise BudgetSpent(f"{ledger.budget} does not allow a single step of {self.solver!r}")
-        note = _PUBLIC_SIZE if self.records is None else ""
-        said = ledger.guarantee
-        self.privacy_ = replace(said, note="; ".join(filter(None, (said.note, note))))
+        self.privacy_ = _noted(ledger.guarantee, self.records)
 
     def _rows(self, X: Any) -> Any:
         """Features ready for the weights."""
@@ -392,13 +390,14 @@ class LinearRegression(RegressorMixin, _PrivateLinear):  # type: ignore[misc]
 class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Private):  # type: ignore[misc]
     """Principal components of rows of bounded norm, within a budget (`algorithms.dppca`).
 
-    Second moments are released once with noise; nothing is centred, so that components are directions from
-    the origin (``centre``, a public point, is subtracted first if given).
+    Second moments are released with noise, about a noisy mean where that makes the noise smaller. They are
+    second moments all the same, not variances: components are directions from the origin (``centre``, a
+    public point, is subtracted first if given).
 
     Parameters
     ----------
     n_components : how many. None: all.
-    epsilon, delta, ledger, adjacency, random_state : as in `LogisticRegression`.
+    epsilon, delta, ledger, adjacency, records, random_state : as in `LogisticRegression`.
     clip : the public bound on the norm of a row (less ``centre``); longer rows are shrunk onto it.
     centre : a public point, a number or one a feature.
 
@@ -419,6 +418,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Private):  # type:
         centre: ArrayLike = 0.0,
         ledger: Ledger | None = None,
         adjacency: str | None = None,
+        records: int | None = None,
         random_state: Any = None,
     ) -> None:
         self.n_components = n_components
@@ -428,6 +428,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Private):  # type:
         self.centre = centre
         self.ledger = ledger
         self.adjacency = adjacency
+        self.records = records
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> Self:
@@ -438,12 +439,16 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Private):  # type:
         if count > width:
             raise InvalidValue(f"n_components must be at most the number of features, {width}, got {count}")
         table, features = Table(X), Features(width, self.centre, intercept=0.0)  # type: ignore[arg-type]
-        validate.positive(clip=self.clip)
+        clip = validate.positive(clip=self.clip)
+        size = len(table) if self.records is None else validate.count(records=self.records)
         ledger = self._door()
-        self.history_ = tuple(dppca(ledger.over(table), features, clip=self.clip))
+        self.history_ = tuple(dppca(ledger.over(table), features, clip=clip, records=size))
+        if not self.history_:
+            raise BudgetSpent(f"nothing is left of {ledger.budget}")
         self.moments_ = self.history_[-1].w
         self.explained_, self.components_ = components(self.moments_, count)
-        self.mean_, self.privacy_, self.n_components_ = features.centre, ledger.guarantee, count
+        self.mean_, self.n_components_ = features.centre, count
+        self.privacy_ = _noted(ledger.guarantee, self.records)
         return self
 
     @property
@@ -470,6 +475,12 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Private):  # type:
         model.explained_variance_ = self.explained_
         model.n_features_in_ = self.n_features_in_
         return model
+
+
+def _noted(said: Guarantee, records: int | None) -> Guarantee:
+    """A guarantee that says so where the table's own length was taken as public."""
+    note = _PUBLIC_SIZE if records is None else ""
+    return replace(said, note="; ".join(filter(None, (said.note, note))))
 
 
 def _declared(classes: ArrayLike) -> NDArray[Any]:
