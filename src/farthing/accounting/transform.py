@@ -413,7 +413,9 @@ def _beyond(
         value = float(_modulus(piece, x, sign * height, contour, scale) @ rule.weights)
         if piece.start is not None:
             value += _side(piece, contour, height, scale)
-        slack = (error + mass * rule.moved_error) * math.exp(0.5 * height * height)
+        # what is beyond the nodes grows by as much as the strip's bound, at most, when the line is moved
+        rise = 0.5 * height * height - contour.tilt * math.log(math.cos(0.5 * piece.b * height))
+        slack = (error + mass * rule.moved_error) * math.exp(rise) if rise < 700 else math.inf
         best = min(best, value * (1 + rounding) + slack)
     return best
 
@@ -490,7 +492,7 @@ class Chart:
         size += 4 * (f @ square[:, :, None])[:, :, 0] / mass
         rounding = (40 + _multiplied(self.contour) + len(self.w) / 2 + 4 * size) * ROUNDING
         tails = (f[:, :, 0] + f[:, :, -1]) / mass * a / (self.step * _MARGIN)
-        error = 1.001 * (self.error + rounding + 2 * tails) + 2 * ROUNDING
+        error = 1.001 * (self.error + rounding + 40 * tails) + 2 * ROUNDING  # 40: on a moved line as well
         error[~(error < 1e-4)] = math.inf
         moved = sums[:, :, 2 * width + 1 :].reshape(len(shifts), 2, 2, -1)[:, (0, 1), (0, 1)]
         slack = (1e-13 + 2 * rounding + 8 * (self.contour.tilt + 1) * ROUNDING)[:, :, None]
@@ -551,7 +553,7 @@ def chart(rate: float, octave: int, contour: Contour) -> Chart | None:
     # where e^(y²/2a²) and e^(-u arg) balance, in the middle of the octave
     law = np.exp(-0.5 * np.square(w / (1.4 * least) + 0.7 * least) + (tilt + 1) * (loss - loss.max()))
     middle = 2 * least * least * contour.top * float(law @ turning / law.sum())
-    heights = np.minimum(middle * np.array([0.4, 0.6, 0.9, 1.3, 1.9]), min(_MOVE, math.sqrt(2000 / tilt)))
+    heights = np.minimum(middle * np.array([0.4, 0.6, 0.9, 1.3, 1.9]), min(_MOVE, math.sqrt(20 / tilt)))
     along = _log_blend(rate, w[:, None] + 1j * heights)
     fall, less = contour.top * along.imag, along.real - loss[:, None]
     columns = [np.exp((tilt + 1) * less - fall), np.exp(-tilt * less - fall)]
