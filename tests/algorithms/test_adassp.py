@@ -43,6 +43,26 @@ def test_the_smallest_eigenvalue_moves_by_no_more_than_a_row():
     assert smallest(X) == pytest.approx(np.linalg.eigvalsh(z.T @ z)[0])
 
 
+@pytest.mark.parametrize(("unit", "square"), [(False, 4.0), (True, 2.0)])
+def test_rows_are_as_long_as_the_public_bounds_allow(unit, square):
+    asked = []
+
+    class Spy:
+        def __init__(self, ledger):
+            self.ledger, self.budget, self.affords = ledger, ledger.budget, ledger.affords
+
+        def ask(self, query, w=None):
+            asked.append(query.bound)
+            return self.ledger.ask(query, w)
+
+    door = Spy(ft.Ledger(ft.Budget(1.0, 1e-6)).over(Table(X, Y, unit=unit)))
+    list(adassp(door, Problem(squared, 3000, 3, unit=unit)))
+    smallest, moments, slope = asked
+    assert (smallest.low, smallest.high) == pytest.approx((0.0, square))
+    assert moments.clip == pytest.approx(math.sqrt(square))
+    assert slope.clip == pytest.approx(math.sqrt(square) / 2)
+
+
 def test_the_penalty_shrinks_where_the_noise_would_explode():
     """Two features that are nearly one: without a penalty, noise would be divided by almost nothing."""
     twins = np.column_stack([X[:, 0], X[:, 0]])
