@@ -292,3 +292,10 @@ def test_a_bound_that_the_rows_or_the_minimiser_exceed_is_refused():
         Objective(Features(3, radius=2.0), 1e-9).bounded_sum(table(), None, Convex(logistic, 1.0))
     with pytest.raises(InvalidValue, match="beyond"):
         Minimiser(logistic, Features(3, radius=2.0), 4.0, 1e-9).bounded_sum(table(), None, ClipNorm(0.5))
+
+
+@pytest.mark.parametrize("seed", [61, 526, 1786])
+def test_the_hinge_does_not_send_newton_in_circles(seed):
+    """Draws at which a step that halved the gradient and raised the value was once taken, again and again."""
+    ledger = door(objective, stream=SeededStream(seed))
+    assert np.isfinite(ft.run(objective(ledger, Problem(huber_hinge, 400, 3, unit=False))).w[0]).all()

@@ -277,8 +277,8 @@ class _Behind:
     def minimise(self, loss: Loss, linear: Array, penalty: float) -> Array:
         """The minimiser of F + linear · w, by damped Newton steps, to the gradient norm asked for.
 
-        One step is one pass: value, gradient and Hessian. A step counts as progress if it lowers the value
-        or, near the end where values no longer tell, halves the gradient.
+        One step is one pass: value, gradient and Hessian. A step is taken if it lowers the value, or near the
+        end, where values no longer tell, if it halves the gradient or ends near the lowest point on its line.
         """
         w = np.zeros(self.features.size)
         value, gradient, hessian = self._look(loss, linear, penalty, w)
@@ -287,10 +287,11 @@ class _Behind:
             if size <= self.tolerance / 2:  # the other half is for the rounding of this gradient
                 return w
             step, length = np.linalg.solve(hessian, gradient), 1.0
-            slope = 1e-4 * float(gradient @ step)
+            slope, blur = float(gradient @ step), 1e-12 * abs(value)
             while True:
                 ahead = self._look(loss, linear, penalty, w - length * step)
-                if ahead[0] <= value - length * slope or np.linalg.norm(ahead[1]) <= size / 2:
+                nearer = np.linalg.norm(ahead[1]) <= size / 2 or abs(float(ahead[1] @ step)) <= slope / 2
+                if ahead[0] <= value - 1e-4 * length * slope or (nearer and ahead[0] <= value + blur):
                     break
                 length /= 2
                 if length < 2.0**-40:
