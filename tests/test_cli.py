@@ -816,3 +816,41 @@ def test_printed_numbers_are_rounded_up() -> None:
         assert value <= float(rounded_up(value)) <= value * (1 + 2e-5) or value < 1e-300
     assert rounded_up(0.1) == "0.1"
     assert math.isclose(float(rounded_up(2 / 3)), 0.666667)
+
+
+class TestCreate:
+    @pytest.fixture(autouse=True)
+    def elsewhere(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+
+    def test_a_ledger_for_several_trainings(self, run: Any) -> None:
+        done = run("ledger", "create", "new.ledger", "--epsilon", "2", "--delta", "1e-5", "--filter", "zcdp")
+        assert (done.code, done.out) == (0, "")
+        shown = json.loads(run("ledger", "show", "new.ledger", "--json").out)
+        assert shown["budget"]["epsilon"] == 2
+        assert "zcdp" in json.dumps(shown)
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (("new.ledger", "--epsilon", "0", "--delta", "1e-5"), "epsilon"),
+            (("new.ledger", "--epsilon", "1", "--delta", "1"), "delta"),
+            (("new.ledger", "--epsilon", "1", "--delta", "1e-5", "--filter", "pld"), "pld"),
+            (("no/new.ledger", "--epsilon", "1", "--delta", "1e-5"), "existing directory"),
+            (("new.ledger", "--epsilon", "1"), "delta"),
+        ],
+    )
+    def test_refusals_create_nothing(self, run: Any, arguments: tuple[str, ...], said: str) -> None:
+        done = run("ledger", "create", *arguments)
+        assert (done.code, done.out) == (2, "")
+        assert said in done.err
+        assert run("ledger", "show", "new.ledger").code == 2
+
+    def test_an_existing_ledger_is_left_alone(self, run: Any) -> None:
+        new = ("ledger", "create", "new.ledger", "--epsilon", "1", "--delta", "1e-5")
+        assert run(*new).code == 0
+        before = run("ledger", "show", "new.ledger").out
+        done = run(*new)
+        assert done.code == 2
+        assert "new" in done.err
+        assert run("ledger", "show", "new.ledger").out == before

@@ -45,7 +45,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-books = typer.Typer(help="Reads a ledger; never creates or changes one.", rich_markup_mode=None)
+books = typer.Typer(help="Begins a ledger, or reads one; never changes it.", rich_markup_mode=None)
 app.add_typer(books, name="ledger")
 
 
@@ -59,6 +59,15 @@ class Sampler(StrEnum):
 
     POISSON = "poisson"
     FIXED = "fixed"
+
+
+class Spending(StrEnum):
+    """How the costs of a ledger's answers add up."""
+
+    BASIC = "basic"
+    ZCDP = "zcdp"
+    GDP = "gdp"
+    RDP = "rdp"
 
 
 def _number(text: str) -> float:
@@ -381,6 +390,29 @@ def _report(
     if limit is not None and epsilon > limit:
         return _say(f"epsilon {rounded_up(epsilon)} of {plan} is above {limit:g}", SPENT)
     return 0
+
+
+@books.command(cls=_Command)
+def create(
+    file: File,
+    epsilon: Annotated[float, _option(_number, "The budget's epsilon.")],
+    delta: Annotated[float, _option(_number, "The budget's delta.")],
+    adjacency: Relation = Adjacency.ADD_REMOVE,
+    filter: Annotated[
+        Spending | None, typer.Option(help="How what is asked adds up; gdp, or basic if delta is 0.")
+    ] = None,
+) -> int:
+    """Begins a ledger that several trainings can spend from."""
+    from farthing.accounting.filters import FILTERS
+    from farthing.ledger import Ledger
+
+    if Journal.exists(file):
+        raise InvalidValue(f"FILE must be new, but there is a ledger at {str(file)!r}")
+    if not file.parent.is_dir():
+        raise InvalidValue(f"FILE must lie in an existing directory, got {str(file)!r}")
+    budget = Budget(epsilon, delta, adjacency)
+    with Ledger(budget, journal=file, filter=FILTERS[filter] if filter else None) as begun:
+        return _say(f"{file} holds {begun.budget}, spent by the {begun.filter.name} filter", 0)
 
 
 @books.command(cls=_Command)

@@ -170,10 +170,8 @@ class Ledger:
         try:
             self._books.take(whole)
         except BudgetSpent:
-            left = max(0.0, 1 - self.share)
-            raise BudgetSpent(
-                f"a part of {budget} does not fit: {left:.3%} of {self.budget} is left"
-            ) from None
+            wanted, left = f"({budget.epsilon:g}, {budget.delta:g})", max(0.0, 1 - self.share)
+            raise BudgetSpent(f"a part {wanted} does not fit: {left:.3%} is left of {self.budget}") from None
         part._books.plans = isinstance(whole, ApproximateEvent)
         part._records = self._records
         return part
