@@ -30,6 +30,8 @@ LAYERS = [
     "algorithms.functional algorithms.gradient",
     "algorithms.dpsgd algorithms.dpagd algorithms.perturbation algorithms.privgene algorithms.baselines",
     "estimators",
+    "crowd.protocol crowd.simulated",
+    "algorithms.addp algorithms.addp_baselines",
     "csvfile training",
     "demo reporting cli",
 ]

@@ -1,0 +1,31 @@
+"""Parties who train together, each keeping its records and its own budget."""
+
+from farthing.crowd.protocol import (
+    Accountant,
+    Answers,
+    Ask,
+    ClientAgent,
+    Crowd,
+    Exactly,
+    Invitation,
+    Parties,
+    Reply,
+    Terms,
+    Trust,
+    Weights,
+)
+
+__all__ = [
+    "Accountant",
+    "Answers",
+    "Ask",
+    "ClientAgent",
+    "Crowd",
+    "Exactly",
+    "Invitation",
+    "Parties",
+    "Reply",
+    "Terms",
+    "Trust",
+    "Weights",
+]
