@@ -209,9 +209,9 @@ class TestChoices:
     @pytest.mark.parametrize("rate", [0.3, 2.0**-16, 1e-17, 3e-20, 5e-324])
     def test_bernoulli_threshold_is_exact_and_never_above_the_rate(self, rate):
         threshold = int(mpmath.floor(mpmath.mpf(rate) * 2**64))
-        head, tail = threshold >> 48, threshold % 2**48
-        assert Script(head, (tail << 16) - 1 if tail else 0).bernoulli(rate, 1)[0] == (tail > 0)
-        assert not Script(head, tail << 16).bernoulli(rate, 1)[0]
+        head, tail = threshold >> 56, threshold % 2**56
+        assert Script(head, (tail << 8) - 1 if tail else 0).bernoulli(rate, 1)[0] == (tail > 0)
+        assert not Script(head, tail << 8).bernoulli(rate, 1)[0]
         assert not Script(head + 1).bernoulli(rate, 1)[0]
         assert head == 0 or Script(head - 1).bernoulli(rate, 1)[0]
 

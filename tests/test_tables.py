@@ -108,6 +108,17 @@ def test_memory_mapped_rows_stay_on_disk(tmp_path):
     )
 
 
+def test_one_row_that_overflows_among_many_blocks(monkeypatch):
+    monkeypatch.setattr(tables, "_BLOCK", 200)
+    X = np.ones((300, 2))
+    X[150] = 1e200
+    blocks = list(Table(X).blocks(Features(2)))
+    assert len(blocks) > 2
+    shrink = np.concatenate([block.shrink for block in blocks])
+    np.testing.assert_array_equal(np.flatnonzero(shrink == 0), [150])
+    assert sum(block.weighted(np.ones(len(block.x)))[1] for block in blocks) == 299
+
+
 @pytest.mark.parametrize("value", [1e200, -1e308, 5e-324])
 def test_extreme_rows_are_finite(value):
     X = np.ones((3, 2))
@@ -118,7 +129,7 @@ def test_extreme_rows_are_finite(value):
             assert np.isfinite(block.norm).all()
             if features.radius:
                 assert (block.norm <= 1 + 1e-12).all()
-            assert (block.shrink[[0, 2]] > 0).all()
+            assert block.shrink is None or (block.shrink[[0, 2]] > 0).all()
 
 
 def test_what_lies_outside_the_bounds_counts_as_the_bound():

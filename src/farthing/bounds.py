@@ -93,11 +93,11 @@ class ClipNorm:
         For contributions that are never materialised.
         """
         sizes = np.asarray(norms, dtype=np.float64)
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            factors = np.minimum(1.0, self.clip / sizes)
-        # a factor below 1e-290 would round coarsely; such a contribution is dropped
-        result: Array = np.where(np.isfinite(sizes) & (factors > 1e-290), factors, 0.0)
-        return result
+        factors: Array = self.clip / np.maximum(np.abs(sizes), self.clip)
+        # a factor below 1e-290 would round coarsely; such a contribution is dropped, like NaN and infinity
+        if sizes.size and not factors.min() > 1e-290:
+            factors = np.where(factors > 1e-290, factors, 0.0)
+        return factors
 
     def apply(self, contributions: ArrayLike) -> Array:
         """Each row clipped. Rows whose squares leave the range of floats take a slower, scaled way."""

@@ -65,6 +65,7 @@ class Ledger:
         size = validate.count(block=block) if block is not None else _BLOCK
         self._books = Books(rule, Journal(journal, header), self._stream.sound, size)
         self._records: Records | None = None
+        self._priced: tuple[Query, Event] | None = None
 
     @classmethod
     def open(cls, journal: str | os.PathLike[str], *, block: int | None = None) -> "Ledger":
@@ -91,7 +92,7 @@ class Ledger:
     def over(self, records: Records) -> "Ledger":
         """The same ledger (the same balance) as a door to these records."""
         door = object.__new__(Ledger)
-        door._stream, door._books, door._records = self._stream, self._books, records
+        door._stream, door._books, door._records, door._priced = self._stream, self._books, records, None
         return door
 
     def ask(self, query: Query, w: Any = None, *, key: str | None = None) -> Answer:
@@ -104,7 +105,9 @@ class Ledger:
         if self._records is None:
             raise InvalidValue("this ledger has no records: ask ledger.over(records) instead")
         _refuse_nonfinite(w)
-        event = query.price(self.budget)
+        if self._priced is None or self._priced[0] is not query:  # queries do not change: nor does a price
+            self._priced = query, query.price(self.budget)
+        event = self._priced[1]
         if key is None:
             receipt = self._books.take(event)
             return Answer(self._compute(query, w), receipt)

@@ -129,11 +129,11 @@ class Stream:
     def _heads(self, rate: float, n: int) -> Integers:
         """Where `bernoulli` is true, ascending."""
         threshold = int(math.ldexp(validate.rate(rate=rate), 64))
-        head, tail = divmod(threshold, 2**48)  # 16 bits decide all but one coin in 65536
-        coins = self.integers(-(-n // 4)).view(np.uint16)[:n]
+        head, tail = divmod(threshold, 2**56)  # 8 bits decide all but one coin in 256
+        coins = self.integers(-(-n // 8)).view(np.uint8)[:n]
         heads = np.flatnonzero(coins <= head)
         if len(undecided := np.flatnonzero(coins[heads] == head)):
-            lost = self.integers(len(undecided)) >> np.uint64(16) >= np.uint64(tail)
+            lost = self.integers(len(undecided)) >> np.uint64(8) >= np.uint64(tail)
             heads = np.delete(heads, undecided[lost])
         return heads
 

@@ -25,7 +25,7 @@ from farthing.errors import InvalidValue
 from farthing.samplers import Indices
 
 Array = NDArray[np.float64]
-Factors = tuple[Array, Array, Array]  # of rows: g, h and |z|
+Factors = tuple[Array | None, Array | None, Array]  # of rows: g and h (None where all are 1), and |z|
 
 _BLOCK = 2**16  # entries of a block: half a megabyte of float64, so that both products find it in the cache
 _SPARSE_BLOCK = 2**25  # of a sparse one, zeros included
@@ -74,10 +74,9 @@ class Features:
         mapped = _apply(self.scale, total - np.multiply.outer(self.centre, weight))
         return np.concatenate([mapped, (self.intercept * weight)[None]]) if self.intercept else mapped
 
-    def rows(self, x: Any, unit: Array) -> Array:
+    def rows(self, x: Any, unit: Array | None) -> Array:
         """[A (g x - c); b], materialised: for one block at a time."""
-        dense = (x.toarray() if sparse.issparse(x) else x) * unit[:, None]
-        dense -= self.centre
+        dense = _rowwise(x.toarray() if sparse.issparse(x) else x, unit) - self.centre
         rows, d = np.empty((len(dense), self.size)), self.width
         rows[:, d:] = self.intercept
         if np.ndim(self.scale) == 2:
@@ -86,14 +85,14 @@ class Features:
             np.multiply(dense, self.scale, out=rows[:, :d])
         return rows
 
-    def squared_norms(self, x: Any, unit: Array) -> Array:
+    def squared_norms(self, x: Any, unit: Array | None) -> Array:
         """|[A (g x - c); b]|² of every row."""
         if np.ndim(self.scale) == 2 or np.any(self.centre):  # a difference of squares would cancel
             rows = self.rows(x, unit)
             squares: Array = np.einsum("ij,ij->i", rows, rows)
             return squares
-        norms: Array = np.square(unit) * _squares(x, self.scale) + self.intercept**2
-        return norms
+        inner = _squares(x, self.scale)
+        return (inner if unit is None else np.square(unit) * inner) + self.intercept**2
 
 
 def _apply(scale: Any, columns: Array) -> Array:
@@ -106,13 +105,13 @@ def _apply(scale: Any, columns: Array) -> Array:
 class Block(NamedTuple):
     """Some rows of a table: x in float64, targets, and what makes z of x: z = h [A (g x - c); b].
 
-    ``unit`` is g, ``shrink`` is h and ``norm`` is |z|, one number a row.
+    ``unit`` is g, ``shrink`` is h and ``norm`` is |z|, one number a row; None where all are 1.
     """
 
     x: Any
     y: Any
-    unit: Array
-    shrink: Array
+    unit: Array | None
+    shrink: Array | None
     norm: Array
 
     def margins(self, u: Array, constant: Array) -> Array:
@@ -128,10 +127,12 @@ class Block(NamedTuple):
 
     def rows(self, features: Features) -> Array:
         """The z themselves."""
-        return features.rows(self.x, self.unit) * self.shrink[:, None]
+        return _rowwise(features.rows(self.x, self.unit), self.shrink)
 
 
-def _rowwise(values: Array, factors: Array) -> Array:
+def _rowwise(values: Array, factors: Array | None) -> Array:
+    if factors is None:
+        return values
     return values * (factors if values.ndim == 1 else factors[:, None])
 
 
@@ -208,7 +209,7 @@ class Table:
         for place in self._places():
             x = self._read(place)
             parts = self._measure(x, features) if known is None else _at(known, place)
-            yield Block(x, None if self.y is None else self.y[place], *parts)
+            yield Block(x, None if self.y is None else np.asarray(self.y[place], dtype=np.float64), *parts)
 
     def _known(self, features: Features) -> Factors | None:
         """g, h and |z| of all rows, measured once; None where the table is too long to remember them."""
@@ -218,28 +219,39 @@ class Table:
             return None if known is None else _at(known, indices)
         if features not in self._factors and len(self) <= _REMEMBERED:
             parts = [self._measure(self._read(place), features) for place in self._places()]
-            columns = zip(*parts, strict=True) if parts else ([np.empty(0)] for _ in range(3))
-            unit, shrink, norm = (np.concatenate(column) for column in columns)
-            self._factors = {features: (unit, shrink, norm)}
+            norms = [norm for _, _, norm in parts]
+            unit = _joined([part[0] for part in parts], norms)
+            shrink = _joined([part[1] for part in parts], norms)
+            self._factors = {features: (unit, shrink, np.concatenate([np.empty(0), *norms]))}
         return self._factors.get(features)
 
     def _measure(self, x: Any, features: Features) -> Factors:
         """g, h and |z| of some rows. A row whose norm is not finite counts as zero: its h is 0."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            unit = 1 / np.sqrt(_squares(x, 1.0)) if self._unit else np.ones(x.shape[0])
-            unit[~np.isfinite(unit)] = 0.0
+            unit = None
+            if self._unit:
+                unit = 1 / np.sqrt(_squares(x, 1.0))
+                unit[~np.isfinite(unit)] = 0.0
             norm = np.sqrt(features.squared_norms(x, unit))
-            shrink = (
-                np.ones_like(norm) if features.radius is None else np.minimum(1.0, features.radius / norm)
-            )
-            shrink[~np.isfinite(norm)] = 0.0
+            if features.radius is None and np.isfinite(norm).all():
+                return unit, None, norm
+            radius = np.inf if features.radius is None else features.radius
+            shrink = np.where(np.isfinite(norm), np.minimum(1.0, radius / norm), 0.0)
             norm = np.where(shrink > 0, norm * shrink, 0.0)
         return unit, shrink, norm
 
 
+def _joined(parts: list[Array | None], norms: list[Array]) -> Array | None:
+    """The factors of all blocks, None where all are 1."""
+    if all(part is None for part in parts):
+        return None
+    pairs = zip(parts, norms, strict=True)
+    return np.concatenate([np.ones_like(norm) if part is None else part for part, norm in pairs])
+
+
 def _at(factors: Factors, place: Indices) -> Factors:
     unit, shrink, norm = factors
-    return unit[place], shrink[place], norm[place]
+    return None if unit is None else unit[place], None if shrink is None else shrink[place], norm[place]
 
 
 def _limits(bounds: Any, X: Any) -> tuple[Array, Array]:
