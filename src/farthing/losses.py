@@ -5,7 +5,7 @@ gradient of a record is residual · z, so its norm is |residual| |z|: `Gradient`
 two products with the table, and never holds a gradient of a single record.
 
 >>> import farthing as ft
->>> from farthing.tables import Features, Table
+>>> from farthing.tables import Block, Features, Table
 >>> table = Table(np.array([[1.0], [2.0], [30.0]]), np.array([1.0, 0.0, 1.0]))
 >>> gradient = Gradient(logistic, Features(1, intercept=0.0))
 >>> gradient.bounded_sum(table, np.zeros(1), ft.ClipNorm(5.0))
@@ -21,7 +21,7 @@ from scipy.special import expit, logsumexp, softmax
 
 from farthing.bounds import ClipNorm, ClipOuter
 from farthing.errors import Unsupported
-from farthing.tables import Features, Table
+from farthing.tables import Block, Features, Table
 
 Array = NDArray[np.float64]
 
@@ -164,17 +164,22 @@ class Gradient:
         u, constant = self.features.unfold(w)
         total, weight = np.zeros(u.shape), np.zeros(u.shape[1:])
         for block in records.blocks(self.features):
-            with np.errstate(over="ignore", invalid="ignore"):
-                residual = self.loss.residual(block.margins(u, constant), block.y)
-                size = np.abs(residual) if residual.ndim == 1 else np.sqrt(np.square(residual).sum(axis=1))
-                factors = bound.factors(size * block.norm)
-                clipped = residual * (factors if residual.ndim == 1 else factors[:, None])
-            if not factors.all():  # NaN and infinity count as zero
-                clipped[factors == 0] = 0.0
+            clipped = self.factors(block, u, constant, bound)
             part, sum_ = block.weighted(clipped)
             total += part
             weight = weight + sum_
         return self.features.gather(total, weight)
+
+    def factors(self, block: Block, u: Array, constant: Array, bound: ClipNorm) -> Array:
+        """What the z of a block's rows are multiplied by: clipped residuals, at `Features.unfold`ed weights."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            residual = self.loss.residual(block.margins(u, constant), block.y)
+            size = np.abs(residual) if residual.ndim == 1 else np.sqrt(np.square(residual).sum(axis=1))
+            factors = bound.factors(size * block.norm)
+            clipped = residual * (factors if residual.ndim == 1 else factors[:, None])
+        if not factors.all():  # NaN and infinity count as zero
+            clipped[factors == 0] = 0.0
+        return clipped
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,9 +113,13 @@ class _Added(ABC):
     def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
         return self.kind(self.noise * _ratio(bound, adjacency, sampled, self.order))
 
+    def grid(self, bound: Bound, size: int) -> tuple[int, float]:
+        """The lattice a sum of ``size`` coordinates is released on: 2^bits cells a scale of noise, their width."""
+        return _grid(self.noise, bound, self.order, size)
+
     def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:
         total = _checked(total, bound)
-        bits, cell = _grid(self.noise, bound, self.order, total.size)
+        bits, cell = self.grid(bound, total.size)
         noise = self._draw(stream, total.size, bits).reshape(total.shape)
         return _floats(_cells(total, bound, cell) + noise, cell) * bound.scale
 

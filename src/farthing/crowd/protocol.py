@@ -104,7 +104,15 @@ class Exactly:
         validate.count(size=self.size)
 
 
-Draw = Everyone | Poisson | Exactly
+@dataclass(frozen=True, slots=True)
+class InTurn:
+    """One record a round, in turn: each is seen once in a pass, so that a pass is priced as one round.
+
+    Neighbours must have the same places: zero-out or replace-one. Only simulated: a ledger charges by round.
+    """
+
+
+Draw = Everyone | Poisson | Exactly | InTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +178,10 @@ class Invitation:
         for name in ("calibration", "accountant"):
             object.__setattr__(self, name, validate.choice(Accountant, **{name: getattr(self, name)}))
         object.__setattr__(self, "trust", validate.choice(Trust, trust=self.trust))
-        if not isinstance(self.draw, Everyone | Poisson | Exactly):
-            raise InvalidValue(f"draw must be Everyone(), Poisson(rate) or Exactly(size), got {self.draw!r}")
+        if not isinstance(self.draw, Draw):
+            raise InvalidValue(
+                f"draw must be Everyone(), Poisson(rate), Exactly(size) or InTurn(), got {self.draw!r}"
+            )
         if self.noise is not None:
             validate.positive(noise=self.noise)
         elif self.trust is not Trust.LOCAL:
@@ -197,11 +207,15 @@ def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) ->
             f"the budget is against {budget.observer}"
         )
     validate.probability(delta=budget.delta)
+    passes = isinstance(invitation.draw, InTurn)
+    if passes and budget.adjacency is Adjacency.ADD_REMOVE:
+        raise Unsupported("records that come and go move all turns after them: use zero-out or replace-one")
     bound, sampler = ClipNorm(clip), sampler_of(invitation.draw, records)
     noise = invitation.noise
     if noise is None:
         noise = noise_for(invitation.calibration, invitation.rounds, budget, sampler)
     rounds = rounds_for(invitation.accountant, noise, invitation.rounds, budget, sampler)
+    rounds *= records if passes else 1
     shared = invitation.trust is Trust.DISTRIBUTED
     mechanism = Share(noise, invitation.survivors) if shared else Gaussian(noise)
     return Terms(sampler, bound, mechanism, expected(invitation.draw, records), rounds)
@@ -209,7 +223,9 @@ def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) ->
 
 def sampler_of(draw: Draw, records: int) -> Sampler:
     """The draw among a user's records, whose number is public."""
-    return FixedSize(min(draw.size, records), records) if isinstance(draw, Exactly) else draw
+    if isinstance(draw, Exactly):
+        return FixedSize(min(draw.size, records), records)
+    return Everyone() if isinstance(draw, InTurn) else draw
 
 
 def expected(draw: Draw, records: int) -> float:
@@ -219,6 +235,8 @@ def expected(draw: Draw, records: int) -> float:
             return rate * records
         case Exactly(size):
             return float(min(size, records))
+        case InTurn():
+            return 1.0
     return float(records)
 
 
@@ -356,6 +374,8 @@ class ClientAgent:
         """Answers an invitation with this user's own terms, and promises its ledger that many rounds."""
         if invitation.trust is Trust.TRUSTED:
             raise Unsupported("an agent hands nothing out without noise: a trusted aggregator asks a Ledger")
+        if isinstance(invitation.draw, InTurn):
+            raise Unsupported("a ledger charges every round, so turns can only be simulated")
         terms = invitation.terms(self._ledger.budget, self._records, self._clip)
         if terms.rounds:
             self._left = self._ledger.promise(terms.query(_NOTHING), terms.rounds)
