@@ -27,7 +27,7 @@ from farthing.samplers import Indices
 Array = NDArray[np.float64]
 Factors = tuple[Array | None, Array | None, Array]  # of rows: g and h (None where all are 1), and |z|
 
-_BLOCK = 2**16  # entries of a block: half a megabyte of float64, so that both products find it in the cache
+_BLOCK = 2**17  # entries of a block: a megabyte of float64, so that both products find it in the cache
 _SPARSE_BLOCK = 2**25  # of a sparse one, zeros included
 _FEWEST_ROWS = 64
 _REMEMBERED = 2**22  # rows whose factors are kept between passes; beyond, memory would grow with the file
