@@ -29,6 +29,7 @@ LAYERS = [
     "algorithms.leastsquares algorithms.adassp algorithms.sufficient",
     "algorithms.functional algorithms.gradient",
     "algorithms.dpsgd algorithms.dpagd algorithms.perturbation algorithms.privgene algorithms.baselines",
+    "algorithms.ball algorithms.sgd1",
     "estimators",
     "crowd.protocol crowd.simulated",
     "algorithms.addp algorithms.addp_baselines",
