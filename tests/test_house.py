@@ -31,7 +31,7 @@ LAYERS = [
     "algorithms.dpsgd algorithms.dpagd algorithms.perturbation algorithms.privgene algorithms.baselines",
     "algorithms.ball algorithms.sgd1",
     "estimators",
-    "crowd.protocol crowd.simulated",
+    "crowd.protocol crowd.compact crowd.simulated",
     "algorithms.addp algorithms.addp_baselines",
     "csvfile training",
     "demo reporting cli",

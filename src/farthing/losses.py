@@ -171,7 +171,7 @@ class Gradient:
         return self.features.gather(total, weight)
 
     def factors(self, block: Block, u: Array, constant: Array, bound: ClipNorm) -> Array:
-        """What the z of a block's rows are multiplied by: clipped residuals, at `Features.unfold`ed weights."""
+        """What the z of a block's rows are multiplied by: residuals, clipped (u: see `Features.unfold`)."""
         with np.errstate(over="ignore", invalid="ignore"):
             residual = self.loss.residual(block.margins(u, constant), block.y)
             size = np.abs(residual) if residual.ndim == 1 else np.sqrt(np.square(residual).sum(axis=1))

@@ -114,7 +114,7 @@ class _Added(ABC):
         return self.kind(self.noise * _ratio(bound, adjacency, sampled, self.order))
 
     def grid(self, bound: Bound, size: int) -> tuple[int, float]:
-        """The lattice a sum of ``size`` coordinates is released on: 2^bits cells a scale of noise, their width."""
+        """The lattice of a release of ``size`` coordinates: bits and width of a cell, scale 2^bits cells."""
         return _grid(self.noise, bound, self.order, size)
 
     def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:

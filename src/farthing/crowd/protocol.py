@@ -145,6 +145,10 @@ class Terms:
         """What the user asks of its own ledger."""
         return Query(self.sampler, contribution, self.bound, self.mechanism)
 
+    def price(self, budget: Budget) -> Event:
+        """The event of one round."""
+        return self.query(_NOTHING).price(budget)
+
     @property
     def variance(self) -> float:
         """Of the noise on each coordinate of one upload."""
@@ -214,6 +218,8 @@ def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) ->
     noise = invitation.noise
     if noise is None:
         noise = noise_for(invitation.calibration, invitation.rounds, budget, sampler)
+    elif invitation.trust is not Trust.LOCAL:
+        noise *= invitation.clip / clip  # the same noise for all, whatever they clip at
     rounds = rounds_for(invitation.accountant, noise, invitation.rounds, budget, sampler)
     rounds *= records if passes else 1
     shared = invitation.trust is Trust.DISTRIBUTED

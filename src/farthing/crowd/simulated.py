@@ -1,0 +1,561 @@
+"""A crowd in one process: users are rows of arrays, and nobody loops over them.
+
+Rows of all users lie in one table (`farthing.tables.Table`, or `Indicators` for zeros and ones), sorted by
+user. Terms are settled once for each distinct budget, number of records and clip; the books are integers, how
+many rounds a user has left, and are written before anything is drawn. A round is one draw, one bounded sum
+over the drawn rows and its noise:
+
+``noise="each"``  every user's upload is put on its own lattice with its own noise, as deployed;
+``noise="sum"``   one draw with the distribution of the weighted sum of all users' noise: the same for
+                  everything the server sees in aggregate, and a hundred times as fast.
+
+Draws and noise come from a cryptographic stream; a seeded one is for tests and voids every guarantee.
+
+>>> from farthing.losses import Gradient, logistic
+>>> from farthing.tables import Features
+>>> X = np.random.default_rng(0).uniform(size=(1000, 3))
+>>> crowd = Simulated.split(X, (X[:, 0] > 0.5) * 1.0, records=100, budgets=Budget(1.0, 1e-6))
+>>> crowd.invite(Invitation(clip=1.0, rounds=20))
+>>> got = crowd.ask(Gradient(logistic, Features(3)), np.zeros(4))
+>>> got.mean.shape, got.count, int(crowd.left[0])
+((4,), 10, 19)
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from farthing import noise as lattice
+from farthing import validate
+from farthing.accounting import pld
+from farthing.books import SEEDED
+from farthing.bounds import ClipNorm
+from farthing.budget import Adjacency, Budget, Guarantee
+from farthing.crowd.compact import Indicators
+from farthing.crowd.protocol import (
+    Answers,
+    Exactly,
+    InTurn,
+    Invitation,
+    Terms,
+    Trust,
+    Weights,
+    enough_came,
+    weight_of,
+    weights_under,
+)
+from farthing.errors import InvalidValue, Unsupported
+from farthing.events import Event, RepeatedEvent
+from farthing.losses import Gradient
+from farthing.mechanisms import Gaussian
+from farthing.noise import Stream
+from farthing.query import Contribution
+from farthing.samplers import Poisson
+from farthing.tables import Table
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+_ENTRIES = 2**18  # of uploads held at once
+
+
+class Simulated:
+    """Users with records, budgets and, where they like, clips of their own.
+
+    User i owns rows ``offsets[i]`` to ``offsets[i+1]`` of ``table``. ``sizes`` are the public numbers of
+    records; without them those of the table are taken to be public, and a user without any is treated as
+    having the most common number, so that its uploads, which are noise only, cannot be told apart.
+    """
+
+    def __init__(
+        self,
+        table: Table | Indicators,
+        offsets: ArrayLike,
+        budgets: Budget | Sequence[Budget],
+        *,
+        clip: ArrayLike | None = None,
+        sizes: ArrayLike | None = None,
+        noise: Literal["sum", "each"] = "sum",
+        stream: Stream | None = None,
+    ) -> None:
+        self._table, self._offsets = table, np.asarray(offsets, dtype=np.int64)
+        counts = np.diff(self._offsets)
+        if len(counts) == 0 or self._offsets[0] != 0 or self._offsets[-1] != len(table) or (counts < 0).any():
+            raise InvalidValue(f"offsets must rise from 0 to the number of rows, {len(table)}")
+        if noise not in ("sum", "each"):
+            raise InvalidValue(f"noise must be 'sum' or 'each', got {noise!r}")
+        self._counts, self._noise = counts, noise
+        self._stream = stream if stream is not None else Stream()
+        self._budgets = _Budgets.of(budgets, self.users)
+        self._sizes = _sizes(sizes, counts)
+        self._clips = None if clip is None else _per_user("clip", clip, self.users)
+        self._terms: list[Terms] = []
+        self._round: _Round | None = None
+        self._rounds = 0
+        self.left = np.zeros(self.users, np.int64)
+
+    @classmethod
+    def split(
+        cls,
+        X: Any,
+        y: Any = None,
+        *,
+        budgets: Budget | Sequence[Budget],
+        users: int | None = None,
+        records: ArrayLike | None = None,
+        unit: bool = False,
+        clip: ArrayLike | None = None,
+        noise: Literal["sum", "each"] = "sum",
+        stream: Stream | None = None,
+    ) -> "Simulated":
+        """Deals rows out in order: ``records`` each (the last user may have fewer, or a list of numbers), or
+        evenly among ``users``. X may be dense, sparse, a `Table` or `Indicators`."""
+        n = len(X) if isinstance(X, Table | Indicators) else int(X.shape[0])
+        offsets = _dealt(n, users, records)
+        if not isinstance(X, Table | Indicators):
+            _refuse_nonfinite(X, y, offsets)
+            X = Table(X, None if y is None else np.asarray(y), unit=unit)
+        return cls(X, offsets, budgets, clip=clip, noise=noise, stream=stream)
+
+    @classmethod
+    def gather(
+        cls,
+        parts: Sequence[tuple[Any, Any]],
+        budgets: Budget | Sequence[Budget],
+        *,
+        unit: bool = False,
+        clip: ArrayLike | None = None,
+        noise: Literal["sum", "each"] = "sum",
+        stream: Stream | None = None,
+    ) -> "Simulated":
+        """From one (X, y) a user; an empty X is a user without records."""
+        if not parts:
+            raise InvalidValue("a crowd needs at least one user")
+        tables = [np.asarray(X) for X, _ in parts]
+        widths = [X.shape[1] if X.ndim == 2 else -1 for X in tables]
+        for user, ((_, y), X) in enumerate(zip(parts, tables, strict=True)):
+            if X.ndim != 2 or X.shape[1] != widths[0]:
+                raise InvalidValue(f"user {user} must have rows of width {widths[0]}, got shape {X.shape}")
+            if len(y) != len(X):
+                raise InvalidValue(f"user {user} must have one target a row, got {len(y)} for {len(X)} rows")
+        offsets = np.concatenate([[0], np.cumsum([len(X) for X in tables])])
+        X, y = np.concatenate(tables), np.concatenate([np.asarray(y) for _, y in parts])
+        _refuse_nonfinite(X, y, offsets)
+        return cls(Table(X, y, unit=unit), offsets, budgets, clip=clip, noise=noise, stream=stream)
+
+    @property
+    def users(self) -> int:
+        return len(self._counts)
+
+    @property
+    def budgets(self) -> Sequence[Budget]:
+        return self._budgets
+
+    @property
+    def records(self) -> Integers:
+        return self._sizes
+
+    @property
+    def alive(self) -> int:
+        return int(np.count_nonzero(self.left))
+
+    @property
+    def done(self) -> Integers:
+        """How many rounds each user took part in."""
+        return self._settled - self.left
+
+    def invite(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> None:
+        if self._terms:
+            raise InvalidValue("this crowd was invited before: terms are settled once")
+        clips = np.full(self.users, invitation.clip) if self._clips is None else self._clips
+        kinds = np.stack([self._budgets.which.astype(np.float64), self._sizes.astype(np.float64), clips])
+        distinct, self._which = _distinct(kinds)
+        observer = invitation.trust.observer
+        known = [replace(budget, observer=observer) for budget in self._budgets.distinct]
+        self._budgets = _Budgets(known, self._budgets.which)
+        terms = [invitation.terms(known[int(b)], int(size), clip) for b, size, clip in distinct.T]
+        self._invitation, self._weights = invitation, weights_under(invitation.trust, weights)
+        self._survivors = invitation.survivors if invitation.trust is Trust.DISTRIBUTED else 1
+        self._terms = terms
+        self._settled = np.array([term.rounds for term in terms], dtype=np.int64)[self._which]
+        self.left = self._settled.copy()
+
+    def terms(self, user: int) -> Terms:
+        """What a user agreed to."""
+        return self._terms[int(self._which[user])]
+
+    def event(self, user: int) -> Event | None:
+        """What the user's books hold: everything that was charged until now."""
+        done = int(self.done[user])
+        if isinstance(self._invitation.draw, InTurn):
+            done = -(-done // int(self._sizes[user]))
+        term = self.terms(user)
+        return RepeatedEvent(term.price(self._budgets[user]), done) if done else None
+
+    def guarantee(self, user: int) -> Guarantee:
+        """What holds for a user, however long this goes on."""
+        budget = self._budgets[user]
+        return self._statement(budget, budget.epsilon, str(self._invitation.accountant))
+
+    def spent(self, user: int) -> Guarantee:
+        """What a user's rounds until now amount to, by tight accounting."""
+        budget, event = self._budgets[user], self.event(user)
+        epsilon = 0.0 if event is None else pld.epsilon(event, budget.delta, budget.adjacency)
+        return self._statement(budget, epsilon, "pld")
+
+    def _statement(self, budget: Budget, epsilon: float, accountant: str) -> Guarantee:
+        sound = self._stream.sound
+        return Guarantee(
+            epsilon if sound else math.inf,
+            budget.delta,
+            budget.adjacency,
+            budget.unit,
+            budget.observer,
+            accountant,
+            note="" if sound else SEEDED,
+        )
+
+    def ask(self, contribution: Contribution, w: Any) -> Answers:
+        if not self._terms:
+            raise InvalidValue("nobody was invited yet: call crowd.invite(Invitation(...)) first")
+        w = np.asarray(w, dtype=np.float64)
+        if not np.isfinite(w).all():
+            raise InvalidValue("w must be finite, got NaN or infinity; nothing was charged")
+        if self._round is None or not self._round.same:
+            self._round = self._settle(np.flatnonzero(self.left))
+        now = self._round
+        enough_came(len(now.came), self._survivors, self.users)
+        self.left[now.came] -= 1  # the books come first
+        now.lasts -= 1
+        self._rounds += 1
+        rows, who = self._draw(now)
+        table = now.table if now.table is not None else self._table.take(rows)
+        if self._noise == "each" and self._invitation.trust is not Trust.TRUSTED:
+            total = self._each(contribution, w, table, who, now)
+        else:
+            bound: Any = now.bound if now.bound is not None else _PerRow(now.clips[who], now.weights[who])
+            total = contribution.bounded_sum(table, w, bound) * (now.weight if now.bound is not None else 1.0)
+            total = Gaussian(now.deviation / now.reach).release(total, ClipNorm(now.reach), self._stream)
+        alive = len(now.came) if now.same else self.alive
+        return Answers(total, now.divisor, len(now.came), alive, (now.deviation / now.divisor) ** 2)
+
+    def _settle(self, came: Integers) -> "_Round":
+        """All that stays the same until the next user leaves."""
+        which = self._which[came]
+
+        def column(values: list[float]) -> Array:
+            return np.array(values, dtype=np.float64)[which]
+
+        clips = column([term.bound.clip for term in self._terms])
+        expected = column([term.expected for term in self._terms])
+        variance = column([term.variance for term in self._terms])
+        weights = np.broadcast_to(weight_of(self._weights, expected, variance), clips.shape)
+        weights = weights / weights.max(initial=1e-300)
+        alike = len(came) > 0 and bool(np.ptp(clips) == 0 and np.ptp(weights) == 0)
+        deviation = math.sqrt(float(np.square(weights) @ variance))
+        if self._invitation.trust is Trust.TRUSTED:
+            assert self._invitation.noise is not None
+            deviation = self._invitation.noise * self._invitation.clip
+        now = _Round(
+            came=came,
+            lasts=int(self.left[came].min(initial=2**62)),
+            clips=clips,
+            weights=weights,
+            divisor=float(weights @ expected),
+            deviation=deviation,
+            reach=float((clips * weights).max(initial=0.0)),
+            bound=ClipNorm(float(clips[0])) if alike else None,
+            sizes=self._sizes[came],
+            counts=self._counts[came],
+            starts=self._offsets[:-1][came],
+        )
+        whole = not isinstance(self._invitation.draw, Poisson | Exactly | InTurn)
+        if whole and len(came):
+            rows = _ranges(now.starts, now.counts)
+            now.table = self._table if len(came) == self.users else self._table.take(rows)
+            now.who = np.repeat(np.arange(len(came)), now.counts)
+        return now
+
+    def _draw(self, now: "_Round") -> tuple[Integers, Integers]:
+        """The rows of this round, sorted by user, and the place among those who came of each."""
+        match self._invitation.draw:
+            case Exactly(size):
+                return _exactly(size, now, self._stream)
+            case Poisson(rate):
+                rows = self._stream.poisson_indices(rate, len(self._table))
+                owners = np.searchsorted(self._offsets, rows, side="right") - 1
+                if len(now.came) == self.users:
+                    return rows, owners
+                place = np.full(self.users, -1)
+                place[now.came] = np.arange(len(now.came))
+                who = place[owners]
+                return rows[who >= 0], who[who >= 0]
+            case InTurn():
+                turn = self.done[now.came] - 1
+                return _present(now, turn % now.sizes)
+        assert now.who is not None
+        return np.empty(0, np.int64), now.who
+
+    def _each(self, contribution: Contribution, w: Array, table: Any, who: Integers, now: "_Round") -> Array:
+        """Σ weight · upload, each upload on its own lattice with its own noise."""
+        if not isinstance(contribution, Gradient):
+            raise Unsupported("per-user noise is simulated for gradients; use noise='sum' for anything else")
+        bits, cells = self._lattice(w.size, now)
+        features, total = contribution.features, np.zeros(w.size)
+        u, constant = features.unfold(w)
+        step = max(1, _ENTRIES // w.size)
+        for first in range(0, len(now.came), step):
+            last = min(first + step, len(now.came))
+            low, high = np.searchsorted(who, (first, last))
+            uploads = np.zeros((last - first, w.size))
+            place = int(low)
+            for block in table.take(slice(place, int(high))).blocks(features):
+                owners = who[place : place + len(block.norm)] - first
+                clip: Any = now.bound or _PerRow(now.clips[owners + first])
+                factors = contribution.factors(block, u, constant, clip)
+                rows = block.rows(features)
+                terms = rows * factors[:, None] if factors.ndim == 1 else rows[:, :, None] * factors[:, None]
+                starts = np.flatnonzero(np.diff(owners, prepend=-1))
+                summed = terms if len(starts) == len(owners) else np.add.reduceat(terms, starts)
+                uploads[owners[starts]] += summed.reshape(len(starts), w.size)
+                place += len(owners)
+            cell = cells[first:last]
+            np.divide(uploads, cell[:, None], out=uploads)
+            np.rint(uploads, out=uploads)  # whole numbers far below 2^53: sums with the noise are exact
+            uploads += lattice.gaussian(self._stream, uploads.size, bits).reshape(uploads.shape)
+            total += (now.weights[first:last] * cell) @ uploads
+        return total.reshape(w.shape)
+
+    def _lattice(self, size: int, now: "_Round") -> tuple[int, Array]:
+        """The bits of the finest lattice that any user needs, and each user's width of a cell at that."""
+        if now.lattice is None or now.lattice[0] != size:
+            grids = [_own_noise(term).grid(term.bound, size) for term in self._terms]
+            bits = max(bits for bits, _ in grids)
+            cells = np.array([cell * 2.0 ** (own - bits) for own, cell in grids])[self._which[now.came]]
+            now.lattice = size, bits, cells
+        return now.lattice[1:]
+
+
+def _own_noise(term: Terms) -> Gaussian:
+    """The noise a user adds itself: all of it, or its share."""
+    return Gaussian(math.sqrt(term.variance) / term.bound.clip)
+
+
+@dataclass(slots=True, eq=False)
+class _Round:
+    """Those who take part, and what follows from that; ``lasts`` rounds until one of them leaves."""
+
+    came: Integers
+    lasts: int
+    clips: Array
+    weights: Array
+    divisor: float
+    deviation: float  # of the noise in the weighted sum
+    reach: float  # the most that one record can add to it
+    bound: ClipNorm | None  # where all clips and weights are the same
+    sizes: Integers
+    counts: Integers
+    starts: Integers
+    table: Any = None
+    who: Integers | None = None
+    lattice: tuple[int, int, Array] | None = None
+
+    @property
+    def same(self) -> bool:
+        return self.lasts > 0
+
+    @property
+    def weight(self) -> float:
+        return float(self.weights[0])
+
+
+class _PerRow:
+    """A clip, and a weight, for each row: like `ClipNorm`, for rows that come in order, block by block."""
+
+    scale, order = 1.0, 2
+
+    def __init__(self, clips: Array, weights: Array | None = None) -> None:
+        self._clips, self._weights, self._place = clips, weights, 0
+
+    def factors(self, norms: Array) -> Array:
+        place = slice(self._place, self._place + len(norms))
+        self._place = place.stop
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            factors = np.minimum(1.0, self._clips[place] / norms)
+        if self._weights is not None:
+            factors = factors * self._weights[place]
+        result: Array = np.where(np.isfinite(norms) & (factors > 1e-290), factors, 0.0)
+        return result
+
+
+class _Budgets(Sequence[Budget]):
+    """One budget a user, of which few are distinct."""
+
+    def __init__(self, distinct: list[Budget], which: Integers) -> None:
+        self.distinct, self.which = distinct, which
+
+    @classmethod
+    def of(cls, budgets: Budget | Sequence[Budget], users: int) -> "_Budgets":
+        if isinstance(budgets, Budget):
+            return cls([budgets], np.zeros(users, np.int64))
+        if len(budgets) != users:
+            raise InvalidValue(f"there must be one budget a user, got {len(budgets)} for {users} users")
+        known: dict[Budget, int] = {}
+        which = np.empty(users, np.int64)
+        for user, budget in enumerate(budgets):
+            if not isinstance(budget, Budget):
+                raise InvalidValue(f"user {user} must have a Budget, got {budget!r}")
+            which[user] = known.setdefault(budget, len(known))
+        return cls(list(known), which)
+
+    def __len__(self) -> int:
+        return len(self.which)
+
+    @overload
+    def __getitem__(self, user: int) -> Budget: ...
+    @overload
+    def __getitem__(self, user: slice) -> Sequence[Budget]: ...
+    def __getitem__(self, user: int | slice) -> Budget | Sequence[Budget]:
+        if isinstance(user, slice):
+            return _Budgets(self.distinct, self.which[user])
+        return self.distinct[int(self.which[user])]
+
+    def __iter__(self) -> Iterator[Budget]:
+        return (self.distinct[place] for place in self.which)
+
+
+def personal(
+    epsilon: ArrayLike, delta: ArrayLike, adjacency: Adjacency = Adjacency.ADD_REMOVE
+) -> list[Budget]:
+    """A budget a user, from arrays of ε and δ; one of the two may be a single number."""
+    users = max(np.size(epsilon), np.size(delta))
+    epsilons, deltas = _per_user("epsilon", epsilon, users), _per_user("delta", delta, users)
+    bad = np.flatnonzero(deltas >= 1)
+    if len(bad):
+        raise InvalidValue(f"delta of user {bad[0]} must be below 1, got {deltas[bad[0]]!r}")
+    known: dict[tuple[float, float], Budget] = {}
+    pairs = zip(epsilons.tolist(), deltas.tolist(), strict=True)
+    return [known.get(pair) or known.setdefault(pair, Budget(*pair, adjacency)) for pair in pairs]
+
+
+def _per_user(name: str, values: ArrayLike, users: int) -> Array:
+    """One positive number a user; the message names the first for whom it is not."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.shape not in ((), (users,)):
+        raise InvalidValue(f"{name} must be one number or one a user ({users}), got shape {array.shape}")
+    array = np.broadcast_to(array, users)
+    bad = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
+    if len(bad):
+        raise InvalidValue(f"{name} of user {bad[0]} must be a finite number > 0, got {array[bad[0]]!r}")
+    return array
+
+
+def _sizes(sizes: ArrayLike | None, counts: Integers) -> Integers:
+    if sizes is None:
+        usual = np.bincount(counts[counts > 0]).argmax() if counts.any() else 1
+        return np.where(counts > 0, counts, usual)
+    public = np.broadcast_to(np.asarray(sizes), len(counts))
+    if public.dtype.kind not in "iu":
+        raise InvalidValue(f"sizes must be whole numbers, got {public.dtype}")
+    bad = np.flatnonzero(public < 1)
+    if len(bad):
+        raise InvalidValue(
+            f"the public number of records of user {bad[0]} must be >= 1, got {public[bad[0]]}"
+        )
+    return public.astype(np.int64)
+
+
+def _dealt(n: int, users: int | None, records: ArrayLike | None) -> Integers:
+    if records is not None and np.ndim(records):
+        counts = np.asarray(records)
+        if counts.dtype.kind not in "iu" or (counts < 0).any() or counts.sum() != n:
+            raise InvalidValue(f"records must be whole numbers that sum to the number of rows, {n}")
+        if users not in (None, len(counts)):
+            raise InvalidValue(f"records are given for {len(counts)} users, not for {users}")
+        return np.concatenate([[0], np.cumsum(counts)])
+    if records is not None:
+        each = validate.count(records=records)
+        needed = max(1, -(-n // each))
+        if users not in (None, needed):
+            raise InvalidValue(f"{n} rows, {each} each, make {needed} users, not {users}")
+        return np.minimum(np.arange(needed + 1) * each, n)
+    return np.arange(validate.count(users=users) + 1) * n // (users or 1)
+
+
+def _refuse_nonfinite(X: Any, y: Any, offsets: Integers) -> None:
+    for name, values in (("feature", X.data if hasattr(X, "indptr") else X), ("target", y)):
+        if values is None or np.isfinite(np.asarray(values)).all():
+            continue
+        if name == "feature" and hasattr(X, "indptr"):
+            place = np.flatnonzero(~np.isfinite(X.data))[0]
+            row, value = int(np.searchsorted(X.indptr, place, side="right")) - 1, X.data[place]
+        else:
+            found = np.argwhere(~np.isfinite(np.asarray(values)))[0]
+            row, value = int(found[0]), np.asarray(values)[tuple(found)]
+        user = int(np.searchsorted(offsets, row, side="right")) - 1
+        raise InvalidValue(f"user {user} has a {name} that is not finite, {value!r}; nothing was charged")
+
+
+def _distinct(columns: Array) -> tuple[Array, Integers]:
+    """Distinct columns, and which of them each is; quick where all are the same."""
+    if (columns == columns[:, :1]).all():
+        return columns[:, :1], np.zeros(columns.shape[1], np.int64)
+    distinct, which = np.unique(columns, axis=1, return_inverse=True)
+    return distinct, which.reshape(-1).astype(np.int64)
+
+
+def _ranges(starts: Integers, counts: Integers) -> Integers:
+    """starts[0], ..., starts[0] + counts[0] - 1, starts[1], ..."""
+    before = np.cumsum(counts) - counts
+    return np.repeat(starts - before, counts) + np.arange(counts.sum())
+
+
+def _present(now: _Round, places: Integers) -> tuple[Integers, Integers]:
+    """One place a user; blank ones, beyond the records that are there, fall out."""
+    who = np.flatnonzero(places < now.counts)
+    return now.starts[who] + places[who], who
+
+
+def _exactly(size: int, now: _Round, stream: Stream) -> tuple[Integers, Integers]:
+    """``size`` of each user's records (all where it has fewer), without replacement, uniformly."""
+    of = np.maximum(now.sizes, now.counts)
+    if size == 1:
+        return _present(now, _below(of, stream))
+    rows, who = [], []
+    for many in np.unique(of):
+        users = np.flatnonzero(of == many)
+        chosen = _subsets(min(size, int(many)), int(many), len(users), stream)
+        mine, places = np.nonzero(chosen)
+        there = places < now.counts[users[mine]]
+        who.append(users[mine[there]])
+        rows.append(now.starts[who[-1]] + places[there])
+    order = np.argsort(np.concatenate(who), kind="stable")
+    return np.concatenate(rows)[order], np.concatenate(who)[order]
+
+
+def _subsets(size: int, of: int, users: int, stream: Stream) -> NDArray[np.bool_]:
+    """A uniform subset of 0 .. of - 1 for each user, as a mask: where the smallest of random keys are."""
+    chosen = np.ones((users, of), np.bool_)
+    if size == of:
+        return chosen
+    open_ = np.arange(users)
+    while len(open_):  # again where a tie leaves the subset open
+        keys = stream.integers(len(open_) * of).reshape(-1, of)
+        ordered = np.partition(keys, (size - 1, size), axis=1)
+        chosen[open_] = keys <= ordered[:, size - 1, None]
+        open_ = open_[ordered[:, size - 1] == ordered[:, size]]
+    return chosen
+
+
+def _below(bounds: Integers, stream: Stream) -> Integers:
+    """Uniform on 0 .. bound - 1 for each bound, exactly: words past the last multiple are drawn again."""
+    limit = bounds.astype(np.uint64)
+    beyond = (np.uint64(0) - limit) % limit  # 2^64 mod bound
+    words = stream.integers(len(limit))
+    while len(again := np.flatnonzero(words > np.uint64(2**64 - 1) - beyond)):
+        words[again] = stream.integers(len(again))
+    return (words % limit).astype(np.int64)
