@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -407,3 +408,20 @@ def test_a_key_needs_parameters_that_can_be_compared():
         door.ask(full(), {"w": object()}, key="k")
     with pytest.raises(InvalidValue):
         door.ask(full(), [W, np.array([np.inf])], key="k")
+
+
+def test_threads_that_ask_different_things_are_charged_for_their_own():
+    """Through one door, which remembers the last price: cheap and dear questions, all at once."""
+    ledger = ft.Ledger(ft.Budget(1e6, 1e-5))
+    door, asked = ledger.over(ROWS), {10.0: 150, 40.0: 150}
+
+    def ask(noise):
+        question = full(noise)
+        return [door.ask(question, W).receipt.event.noise for _ in range(asked[noise])]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = dict(zip(asked, pool.map(ask, asked), strict=True))
+        for noise, events in zip([10.0, 40.0] * 4, pool.map(ask, [10.0, 40.0] * 4), strict=True):
+            assert set(events) == {noise}
+    assert all(set(events) == {noise} for noise, events in found.items())
+    assert ledger.filter.share([5 * (150 / 100 + 150 / 1600)]) == pytest.approx(ledger.share)

@@ -105,9 +105,10 @@ class Ledger:
         if self._records is None:
             raise InvalidValue("this ledger has no records: ask ledger.over(records) instead")
         _refuse_nonfinite(w)
-        if self._priced is None or self._priced[0] is not query:  # queries do not change: nor does a price
-            self._priced = query, query.price(self.budget)
-        event = self._priced[1]
+        priced = self._priced  # read once: another thread may ask something else through this door
+        if priced is None or priced[0] is not query:  # queries do not change: nor does a price
+            self._priced = priced = query, query.price(self.budget)
+        event = priced[1]
         if key is None:
             receipt = self._books.take(event)
             return Answer(self._compute(query, w), receipt)
