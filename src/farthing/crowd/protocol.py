@@ -18,7 +18,8 @@ objects, or stubs of remote ones) or `farthing.crowd.simulated.Simulated` (all u
 
 Everything that decides who takes part is public: budgets, numbers of records, the invitation. Sensitivity
 follows from the draw: exactly k records move a sum by 2C under every adjacency (one record pushes another, or
-a blank one, out), everybody or a Poisson sample by C, or 2C where a record is replaced.
+a blank one, out), everybody or a Poisson sample by C, or 2C where a record is replaced. Where a user or party
+is protected as a whole (`Budget.unit`) all of its records take part, and its noise is as many times as large.
 
 >>> from farthing.budget import Observer
 >>> budget = Budget(0.5, 1e-8, observer=Observer.SERVER)
@@ -132,6 +133,22 @@ class Share(Gaussian):
 
 
 @dataclass(frozen=True, slots=True)
+class Together(Gaussian):
+    """Noise that hides all of a user's ``records`` at once: ``noise`` is over the sum of as many clips.
+
+    Where it holds more than it said, the sum is shrunk to what so many could make.
+    """
+
+    records: int = 1
+
+    def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:
+        most, sums = self.records * bound.norm(), np.asarray(total, dtype=np.float64)
+        size = float(np.linalg.norm(sums))
+        within = sums if size <= most else sums * (most / size)
+        return Gaussian(self.noise * self.records).release(within, bound, stream)
+
+
+@dataclass(frozen=True, slots=True)
 class Terms:
     """A user's own part of every query, and how many rounds it affords. All of it is public."""
 
@@ -152,8 +169,13 @@ class Terms:
     @property
     def variance(self) -> float:
         """Of the noise on each coordinate of one upload."""
-        survivors = self.mechanism.survivors if isinstance(self.mechanism, Share) else 1
-        return (self.mechanism.noise * self.bound.clip) ** 2 / survivors
+        own = (self.mechanism.noise * self.bound.clip) ** 2
+        match self.mechanism:
+            case Share(survivors=survivors):
+                return own / survivors
+            case Together(records=records):
+                return own * records**2
+        return own
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +225,11 @@ class Invitation:
 
 @lru_cache(maxsize=2**16)
 def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) -> Terms:
-    if budget.unit is not Unit.RECORD:
-        raise Unsupported(f"a crowd protects records of its users, not each {budget.unit}")
+    whole = budget.unit is not Unit.RECORD
+    if whole and not (isinstance(invitation.draw, Everyone) and invitation.trust is Trust.LOCAL):
+        raise Unsupported(
+            f"a {budget.unit} is protected as a whole by local noise on all of its records only"
+        )
     if budget.observer is not invitation.trust.observer:
         raise InvalidValue(
             f"under {invitation.trust} trust the guarantee holds against {invitation.trust.observer}, "
@@ -220,10 +245,14 @@ def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) ->
         noise = noise_for(invitation.calibration, invitation.rounds, budget, sampler)
     elif invitation.trust is not Trust.LOCAL:
         noise *= invitation.clip / clip  # the same noise for all, whatever they clip at
+    elif whole:
+        noise /= records
     rounds = rounds_for(invitation.accountant, noise, invitation.rounds, budget, sampler)
     rounds *= records if passes else 1
     shared = invitation.trust is Trust.DISTRIBUTED
     mechanism = Share(noise, invitation.survivors) if shared else Gaussian(noise)
+    if whole:
+        mechanism = Together(noise, records)
     return Terms(sampler, bound, mechanism, expected(invitation.draw, records), rounds)
 
 

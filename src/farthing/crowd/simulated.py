@@ -34,7 +34,7 @@ from farthing import validate
 from farthing.accounting import pld
 from farthing.books import SEEDED
 from farthing.bounds import ClipNorm
-from farthing.budget import Adjacency, Budget, Guarantee
+from farthing.budget import Adjacency, Budget, Guarantee, Unit
 from farthing.crowd.compact import Indicators
 from farthing.crowd.protocol import (
     Answers,
@@ -177,6 +177,12 @@ class Simulated:
         observer = invitation.trust.observer
         known = [replace(budget, observer=observer) for budget in self._budgets.distinct]
         self._budgets = _Budgets(known, self._budgets.which)
+        more = np.flatnonzero(self._counts > self._sizes)
+        if len(more) and any(budget.unit is not Unit.RECORD for budget in known):
+            raise InvalidValue(
+                f"user {more[0]} is to be protected as a whole and has {self._counts[more[0]]} records, more "
+                f"than its public {self._sizes[more[0]]}"
+            )
         terms = [invitation.terms(known[int(b)], int(size), clip) for b, size, clip in distinct.T]
         self._invitation, self._weights = invitation, weights_under(invitation.trust, weights)
         self._survivors = invitation.survivors if invitation.trust is Trust.DISTRIBUTED else 1
@@ -205,7 +211,7 @@ class Simulated:
         """What a user's rounds until now amount to, by tight accounting."""
         budget, event = self._budgets[user], self.event(user)
         epsilon = 0.0 if event is None else pld.epsilon(event, budget.delta, budget.adjacency)
-        return self._statement(budget, epsilon, "pld")
+        return self._statement(budget, min(epsilon, budget.epsilon), "pld")  # the rounds are within it
 
     def _statement(self, budget: Budget, epsilon: float, accountant: str) -> Guarantee:
         sound = self._stream.sound
