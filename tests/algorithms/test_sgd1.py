@@ -233,6 +233,12 @@ def test_bad_options(options, named):
     assert ledger.share == 0
 
 
+@pytest.mark.parametrize("observer", ["server", "aggregate"])
+def test_a_server_that_knows_the_draws_is_not_taken_for_one_that_does_not(observer):
+    with pytest.raises(InvalidValue, match="knows every draw"):
+        next(sgd1(door(observer=observer), Problem(logistic, 12, 3)))
+
+
 def test_claims_that_the_write_up_does_not_make():
     with pytest.raises(InvalidValue, match="epsilon must be below 1"):
         sgd1_noise(10, 1.0, 1.0, 1e-6)

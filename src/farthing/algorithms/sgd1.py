@@ -79,6 +79,11 @@ def sgd1(
     Raises `BudgetSpent` before the first where n² of them do not fit the budget before its observer.
     """
     n, budget, features, ball = problem.records, ledger.budget, problem.rows(), Ball(radius)
+    if budget.observer not in (Observer.COORDINATOR, Observer.ANYONE):
+        raise InvalidValue(
+            f"observer must be 'coordinator' or 'anyone', got {str(budget.observer)!r}: the server of SGD1 "
+            "is its coordinator and knows every draw"
+        )
     clip = lipschitz_of(problem, features, lipschitz)
     convexity = validate.non_negative(convexity=convexity)
     w = ball.start(start, problem.zeros(features.size))

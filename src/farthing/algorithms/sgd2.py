@@ -23,7 +23,8 @@ by a public Δ|θ|²/2, whose gradient needs no noise). |C| is the diameter.
 T need not be known: with ``noise`` (σ/L) given every party stays as long as its own budget affords it, and
 the sum goes on without those who left; otherwise each takes the σ with which ``rounds`` spend its budget.
 Where this differs from the write-up: gradients are clipped to L, which is not trusted to be a Lipschitz
-constant, and θ₀ is the centre of C, a ball, or given, instead of drawn.
+constant, and θ₀ is the centre of C, a ball, or given, instead of drawn. The write-up names no C: a radius of
+10 did better than 2 or 5 in single runs on Adult, with 2 and 10 parties at ε from .1, with 390 at ε from .5.
 
 >>> import numpy as np
 >>> from farthing.budget import Budget
@@ -64,7 +65,7 @@ def sgd2(
     rounds: int = 100,
     noise: float | None = None,
     lipschitz: float | None = None,
-    radius: float = 5.0,
+    radius: float = 10.0,
     convexity: float = 0.0,
     start: ArrayLike | None = None,
     weights: Weights = Weights.RECORDS,
