@@ -32,7 +32,7 @@ LAYERS = [
     "algorithms.ball algorithms.sgd1",
     "estimators",
     "crowd.protocol crowd.compact crowd.simulated",
-    "algorithms.addp algorithms.addp_baselines algorithms.sgd2",
+    "algorithms.together algorithms.addp algorithms.addp_baselines algorithms.sgd2",
     "csvfile training",
     "demo reporting cli",
 ]

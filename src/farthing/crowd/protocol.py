@@ -54,6 +54,7 @@ from farthing.samplers import Everyone, FixedSize, Poisson, Sampler
 Array = NDArray[np.float64]
 
 _ALL = Everyone()
+_ROUNDED = 1 + 1e-12  # so that the rounds that noise was chosen for are those that are counted
 
 
 class Trust(StrEnum):
@@ -316,7 +317,7 @@ def noise_for(by: Accountant, rounds: int, budget: Budget, sampler: Sampler) -> 
                 safe, unsafe = unsafe, unsafe / 2
             return shift * (safe if safe == unsafe else gaussian.safe_root(excess, safe, unsafe))
     if isinstance(sampler, Everyone):
-        return shift * math.sqrt(rounds) * gaussian.noise(epsilon, delta) * (1 + 1e-15)
+        return shift * math.sqrt(rounds) * gaussian.noise(epsilon, delta) * _ROUNDED
     return calibrate.noise(lambda noise: RepeatedEvent(_price(noise, budget, sampler), rounds), budget)
 
 
@@ -383,6 +384,36 @@ class Answers:
         return self.total / self.divisor
 
 
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What would come of an invitation: noise on the first round's mean, rounds until nobody is left."""
+
+    deviation: float
+    rounds: int
+
+
+def forecast_of(invitation: Invitation, weights: Weights, terms: Sequence[Terms], which: Any) -> Forecast:
+    """The outlook for users whose terms are ``terms[which]``."""
+    afford = np.array([term.rounds > 0 for term in terms])[which]
+    expected, variance = (
+        np.array([getattr(term, name) for term in terms], dtype=np.float64)[which][afford]
+        for name in ("expected", "variance")
+    )
+    if not afford.any():
+        raise BudgetSpent(f"not even one round fits the budget of any of {len(afford)} users")
+    weight = weight_of(weights_under(invitation.trust, weights), expected, variance)
+    noise = float(np.square(weight) @ variance)
+    if invitation.trust is Trust.TRUSTED:
+        noise = variance_of_trusted(invitation)
+    return Forecast(math.sqrt(noise) / float(weight @ expected), max(term.rounds for term in terms))
+
+
+def variance_of_trusted(invitation: Invitation) -> float:
+    """Of the noise that a trusted aggregator adds to the sum."""
+    assert invitation.noise is not None
+    return (invitation.noise * invitation.clip) ** 2
+
+
 def weight_of(weights: Weights, expected: Any, variance: Any) -> Any:
     """What uploads are multiplied by, for users with so many expected records and such noise."""
     match weights:
@@ -405,13 +436,17 @@ class ClientAgent:
         self._clip = None if clip is None else validate.positive(clip=clip)
         self._terms: Terms | None = None
 
-    def join(self, invitation: Invitation) -> Terms:
-        """Answers an invitation with this user's own terms, and promises its ledger that many rounds."""
+    def terms(self, invitation: Invitation) -> Terms:
+        """What this user would agree to."""
         if invitation.trust is Trust.TRUSTED:
             raise Unsupported("an agent hands nothing out without noise: a trusted aggregator asks a Ledger")
         if isinstance(invitation.draw, InTurn):
             raise Unsupported("a ledger charges every round, so turns can only be simulated")
-        terms = invitation.terms(self._ledger.budget, self._records, self._clip)
+        return invitation.terms(self._ledger.budget, self._records, self._clip)
+
+    def join(self, invitation: Invitation) -> Terms:
+        """Answers an invitation with this user's own terms, and promises its ledger that many rounds."""
+        terms = self.terms(invitation)
         if terms.rounds:
             self._left = self._ledger.promise(terms.query(_NOTHING), terms.rounds)
         self._terms = terms
@@ -465,6 +500,9 @@ class Crowd(Protocol):
     def left(self) -> NDArray[np.int64]:
         """How many more rounds each user can afford."""
 
+    def forecast(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> Forecast:
+        """What would come of an invitation; costs nothing and settles nothing."""
+
     def invite(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> None:
         """Settles everybody's terms; once, before the first question."""
 
@@ -499,6 +537,10 @@ class Parties:
     @property
     def alive(self) -> int:
         return int(np.count_nonzero(self.left))
+
+    def forecast(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> Forecast:
+        terms = [agent.terms(invitation) for agent in self._agents]
+        return forecast_of(invitation, weights, terms, np.arange(len(terms)))
 
     def invite(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> None:
         if self._terms:

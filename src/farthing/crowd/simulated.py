@@ -34,17 +34,20 @@ from farthing import validate
 from farthing.accounting import pld
 from farthing.books import SEEDED
 from farthing.bounds import ClipNorm
-from farthing.budget import Adjacency, Budget, Guarantee, Unit
+from farthing.budget import Adjacency, Budget, Guarantee
 from farthing.crowd.compact import Indicators
 from farthing.crowd.protocol import (
     Answers,
     Exactly,
+    Forecast,
     InTurn,
     Invitation,
     Terms,
     Trust,
     Weights,
     enough_came,
+    forecast_of,
+    variance_of_trusted,
     weight_of,
     weights_under,
 )
@@ -168,27 +171,29 @@ class Simulated:
         """How many rounds each user took part in."""
         return self._settled - self.left
 
+    def forecast(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> Forecast:
+        terms, which, _ = self._agreed(invitation)
+        return forecast_of(invitation, weights, terms, which)
+
     def invite(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> None:
         if self._terms:
             raise InvalidValue("this crowd was invited before: terms are settled once")
-        clips = np.full(self.users, invitation.clip) if self._clips is None else self._clips
-        kinds = np.stack([self._budgets.which.astype(np.float64), self._sizes.astype(np.float64), clips])
-        distinct, self._which = _distinct(kinds)
-        observer = invitation.trust.observer
-        known = [replace(budget, observer=observer) for budget in self._budgets.distinct]
-        self._budgets = _Budgets(known, self._budgets.which)
-        more = np.flatnonzero(self._counts > self._sizes)
-        if len(more) and any(budget.unit is not Unit.RECORD for budget in known):
-            raise InvalidValue(
-                f"user {more[0]} is to be protected as a whole and has {self._counts[more[0]]} records, more "
-                f"than its public {self._sizes[more[0]]}"
-            )
-        terms = [invitation.terms(known[int(b)], int(size), clip) for b, size, clip in distinct.T]
+        terms, self._which, self._budgets = self._agreed(invitation)
         self._invitation, self._weights = invitation, weights_under(invitation.trust, weights)
         self._survivors = invitation.survivors if invitation.trust is Trust.DISTRIBUTED else 1
         self._terms = terms
         self._settled = np.array([term.rounds for term in terms], dtype=np.int64)[self._which]
         self.left = self._settled.copy()
+
+    def _agreed(self, invitation: Invitation) -> tuple[list[Terms], Integers, "_Budgets"]:
+        """Terms, once for each distinct budget, number of records and clip; which are whose; and budgets."""
+        clips = np.full(self.users, invitation.clip) if self._clips is None else self._clips
+        kinds = np.stack([self._budgets.which.astype(np.float64), self._sizes.astype(np.float64), clips])
+        distinct, which = _distinct(kinds)
+        observer = invitation.trust.observer
+        known = [replace(budget, observer=observer) for budget in self._budgets.distinct]
+        terms = [invitation.terms(known[int(b)], int(size), float(clip)) for b, size, clip in distinct.T]
+        return terms, which, _Budgets(known, self._budgets.which)
 
     def terms(self, user: int) -> Terms:
         """What a user agreed to."""
@@ -264,8 +269,7 @@ class Simulated:
         alike = len(came) > 0 and bool(np.ptp(clips) == 0 and np.ptp(weights) == 0)
         deviation = math.sqrt(float(np.square(weights) @ variance))
         if self._invitation.trust is Trust.TRUSTED:
-            assert self._invitation.noise is not None
-            deviation = self._invitation.noise * self._invitation.clip
+            deviation = math.sqrt(variance_of_trusted(self._invitation))
         now = _Round(
             came=came,
             lasts=int(self.left[came].min(initial=2**62)),
