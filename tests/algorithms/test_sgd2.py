@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.special import expit
@@ -105,6 +105,7 @@ budgets = st.builds(
 
 
 @settings(max_examples=25, deadline=None)
+@example([(1, budget(2.375, 9.56743213376253e-05))], 3, 1.0)  # where rounding once lost a round
 @given(
     st.lists(st.tuples(st.integers(1, 9), budgets), min_size=1, max_size=5),
     st.integers(1, 12),
@@ -118,7 +119,7 @@ def test_every_party_derives_its_own_noise_and_spends_no_more_than_its_own_budge
     assert run.steps == rounds
     for user, (size, own) in enumerate(crowd):
         sigma = math.sqrt(simulated.terms(user).variance)
-        assert sigma == pytest.approx(sgd2_noise(own, rounds, clip, size), rel=1e-12)
+        assert sigma == pytest.approx(sgd2_noise(own, rounds, clip, size), rel=1e-10)
         units = size if own.unit is Unit.PARTY else 1
         mu = SHIFT[own.adjacency] * units * clip * math.sqrt(int(simulated.done[user])) / sigma
         assert plain_delta(mu, own.epsilon) <= own.delta * (1 + 1e-8)
@@ -231,7 +232,7 @@ def test_only_whole_gradients_with_local_noise_protect_a_whole_party(unit):
         Invitation(1.0, Poisson(0.1)).terms(budget(unit=unit), 10)
     terms = Invitation(1.0, rounds=9).terms(budget(unit=unit), 10)
     assert terms.rounds == 9
-    assert math.sqrt(terms.variance) == pytest.approx(sgd2_noise(budget(unit=unit), 9, records=10), rel=1e-12)
+    assert math.sqrt(terms.variance) == pytest.approx(sgd2_noise(budget(unit=unit), 9, records=10), rel=1e-10)
 
 
 @pytest.mark.parametrize("loss", [logistic, multinomial])

@@ -34,7 +34,7 @@ from farthing import validate
 from farthing.accounting import pld
 from farthing.books import SEEDED
 from farthing.bounds import ClipNorm
-from farthing.budget import Adjacency, Budget, Guarantee
+from farthing.budget import Adjacency, Budget, Guarantee, Unit
 from farthing.crowd.compact import Indicators
 from farthing.crowd.protocol import (
     Answers,
@@ -192,6 +192,12 @@ class Simulated:
         distinct, which = _distinct(kinds)
         observer = invitation.trust.observer
         known = [replace(budget, observer=observer) for budget in self._budgets.distinct]
+        more = np.flatnonzero(self._counts > self._sizes)
+        if len(more) and any(budget.unit is not Unit.RECORD for budget in known):  # their sums have no bound
+            raise InvalidValue(
+                f"user {more[0]} is to be protected as a whole and has {self._counts[more[0]]} records, more "
+                f"than its public {self._sizes[more[0]]}"
+            )
         terms = [invitation.terms(known[int(b)], int(size), float(clip)) for b, size, clip in distinct.T]
         return terms, which, _Budgets(known, self._budgets.which)
 
