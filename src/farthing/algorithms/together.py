@@ -1,7 +1,7 @@
 """The default for a crowd: whole local gradients, momentum, and the mean of the later iterates.
 
 In each of `ROUNDS` rounds every user uploads the clipped sum of *all* its gradients. Nothing is drawn, so
-prices are Gaussian and compose exactly: more rounds cost nothing (noise grows with √T and averages out again),
+prices are Gaussian and compose exactly: more rounds cost nothing (noise grows with √T and averages out),
 and noise weighs n_u times less in an upload of n_u records than in one of a single record. ``trust`` says who
 adds it: each user all of it (local, the default), each a share of what the sum needs (distributed, sized for
 ``survivors`` honest users, all of them unless told), or an aggregator (trusted).
@@ -9,8 +9,8 @@ adds it: each user all of it (local, the default), each a share of what the sum 
 All numbers follow from public ones. Let s be the deviation of the noise on the mean gradient for a clip of 1,
 all rounds taken as one: 1/√(Σ n_u²μ_u²) under local noise. The clip is a part of the largest gradient, `CLIP`
 √(`NOISE`/s) between `CLIP` and 1. The rate lets noise move margins by `MARGIN_NOISE` in the course of all
-rounds, as far as steps stay stable (2 (1 + momentum) over the largest curvature). As users leave, steps shrink
-with the precision of what is still uploaded. Constants were chosen on folds of Adult, BANK and IPUMS-BR at ε
+rounds, as far as steps stay stable (2 (1 + momentum) over the largest curvature). As users leave, steps
+shrink with the precision of what is left. Constants were chosen on folds of Adult, BANK and IPUMS-BR at ε
 from .1 to 1.6, 100 records a user, under both kinds of noise.
 
 The guarantee is each user's own (ε_u, δ_u) for one record, under its adjacency, against the server (local),

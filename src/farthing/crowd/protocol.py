@@ -318,7 +318,13 @@ def noise_for(by: Accountant, rounds: int, budget: Budget, sampler: Sampler) -> 
             return shift * (safe if safe == unsafe else gaussian.safe_root(excess, safe, unsafe))
     if isinstance(sampler, Everyone):
         return shift * math.sqrt(rounds) * gaussian.noise(epsilon, delta) * _ROUNDED
-    return calibrate.noise(lambda noise: RepeatedEvent(_price(noise, budget, sampler), rounds), budget)
+    least = calibrate.noise(lambda noise: RepeatedEvent(_price(noise, budget, sampler), rounds), budget)
+    noise, more = least, 1e-9
+    while (
+        calibrate.steps(_price(noise, budget, sampler), budget) < rounds
+    ):  # its bounds are others, by a hair
+        noise, more = least * (1 + more), 4 * more
+    return noise
 
 
 def rounds_for(by: Accountant, noise: float, planned: int, budget: Budget, sampler: Sampler) -> int:

@@ -452,7 +452,7 @@ def personal(
     epsilons, deltas = _per_user("epsilon", epsilon, users), _per_user("delta", delta, users)
     bad = np.flatnonzero(deltas >= 1)
     if len(bad):
-        raise InvalidValue(f"delta of user {bad[0]} must be below 1, got {deltas[bad[0]]!r}")
+        raise InvalidValue(f"delta of user {bad[0]} must be below 1, got {float(deltas[bad[0]])!r}")
     known: dict[tuple[float, float], Budget] = {}
     pairs = zip(epsilons.tolist(), deltas.tolist(), strict=True)
     return [known.get(pair) or known.setdefault(pair, Budget(*pair, adjacency)) for pair in pairs]
@@ -466,7 +466,9 @@ def _per_user(name: str, values: ArrayLike, users: int) -> Array:
     array = np.broadcast_to(array, users)
     bad = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
     if len(bad):
-        raise InvalidValue(f"{name} of user {bad[0]} must be a finite number > 0, got {array[bad[0]]!r}")
+        raise InvalidValue(
+            f"{name} of user {bad[0]} must be a finite number > 0, got {float(array[bad[0]])!r}"
+        )
     return array
 
 
@@ -513,7 +515,9 @@ def _refuse_nonfinite(X: Any, y: Any, offsets: Integers) -> None:
             found = np.argwhere(~np.isfinite(np.asarray(values)))[0]
             row, value = int(found[0]), np.asarray(values)[tuple(found)]
         user = int(np.searchsorted(offsets, row, side="right")) - 1
-        raise InvalidValue(f"user {user} has a {name} that is not finite, {value!r}; nothing was charged")
+        raise InvalidValue(
+            f"user {user} has a {name} that is not finite, {float(value)!r}; nothing was charged"
+        )
 
 
 def _distinct(columns: Array) -> tuple[Array, Integers]:
