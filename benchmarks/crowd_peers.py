@@ -98,9 +98,8 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"{given.users} users, {RECORDS} records of {FEATURES + 1} features each, one record a round")
     times = {fidelity: ours(X, y, fidelity) for fidelity in ("sum", "each")}
     for fidelity, taken in times.items():
-        print(
-            f"  ours, noise={fidelity!r}: {1e3 * taken:.3f} ms a round, {1e6 * taken / given.users:.2f} µs a user"
-        )
+        each = 1e6 * taken / given.users
+        print(f"  ours, noise={fidelity!r}: {1e3 * taken:.3f} ms a round, {each:.2f} µs a user")
     try:
         peer = pfl_rounds(X, y, given.users, given.rounds)
     except ImportError as error:
