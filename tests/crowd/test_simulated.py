@@ -12,7 +12,8 @@ import farthing as ft
 from farthing.accounting import sampling
 from farthing.crowd import Accountant, ClientAgent, Exactly, InTurn, Invitation, Parties, Trust, Weights
 from farthing.crowd.compact import Indicators
-from farthing.crowd.simulated import Simulated, personal
+from farthing.crowd.people import personal
+from farthing.crowd.simulated import Simulated
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.events import FixedSizeEvent, GaussianEvent, PoissonEvent
 from farthing.losses import Gradient, Scores, logistic, multinomial

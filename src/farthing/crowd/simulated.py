@@ -22,20 +22,21 @@ Draws and noise come from a cryptographic stream; a seeded one is for tests and 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from farthing import noise as lattice
-from farthing import validate
 from farthing.accounting import pld
 from farthing.books import SEEDED
 from farthing.bounds import ClipNorm
-from farthing.budget import Adjacency, Budget, Guarantee, Unit
+from farthing.budget import Budget, Guarantee, Unit
 from farthing.crowd.compact import Indicators
+from farthing.crowd.draws import Users, exactly, present, ranges
+from farthing.crowd.people import Budgets, dealt, per_user, personal, public_sizes, refuse_nonfinite
 from farthing.crowd.protocol import (
     Answers,
     Exactly,
@@ -60,10 +61,12 @@ from farthing.query import Contribution
 from farthing.samplers import Poisson
 from farthing.tables import Table
 
+__all__ = ["Simulated", "personal"]
+
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-_ENTRIES = 2**18  # of uploads held at once
+_ENTRIES = 2**16  # of uploads held at once: half a megabyte, which stays in the cache
 
 
 class Simulated:
@@ -93,9 +96,9 @@ class Simulated:
             raise InvalidValue(f"noise must be 'sum' or 'each', got {noise!r}")
         self._counts, self._noise = counts, noise
         self._stream = stream if stream is not None else Stream()
-        self._budgets = _Budgets.of(budgets, self.users)
-        self._sizes = _sizes(sizes, counts)
-        self._clips = None if clip is None else _per_user("clip", clip, self.users)
+        self._budgets = Budgets.of(budgets, self.users)
+        self._sizes = public_sizes(sizes, counts)
+        self._clips = None if clip is None else per_user("clip", clip, self.users)
         self._terms: list[Terms] = []
         self._round: _Round | None = None
         self._rounds = 0
@@ -118,9 +121,9 @@ class Simulated:
         """Deals rows out in order: ``records`` each (the last user may have fewer, or a list of numbers), or
         evenly among ``users``. X may be dense, sparse, a `Table` or `Indicators`."""
         n = len(X) if isinstance(X, Table | Indicators) else int(X.shape[0])
-        offsets = _dealt(n, users, records)
+        offsets = dealt(n, users, records)
         if not isinstance(X, Table | Indicators):
-            _refuse_nonfinite(X, y, offsets)
+            refuse_nonfinite(X, y, offsets)
             X = Table(X, None if y is None else np.asarray(y), unit=unit)
         return cls(X, offsets, budgets, clip=clip, noise=noise, stream=stream)
 
@@ -147,7 +150,7 @@ class Simulated:
                 raise InvalidValue(f"user {user} must have one target a row, got {len(y)} for {len(X)} rows")
         offsets = np.concatenate([[0], np.cumsum([len(X) for X in tables])])
         X, y = np.concatenate(tables), np.concatenate([np.asarray(y) for _, y in parts])
-        _refuse_nonfinite(X, y, offsets)
+        refuse_nonfinite(X, y, offsets)
         return cls(Table(X, y, unit=unit), offsets, budgets, clip=clip, noise=noise, stream=stream)
 
     @property
@@ -185,7 +188,7 @@ class Simulated:
         self._settled = np.array([term.rounds for term in terms], dtype=np.int64)[self._which]
         self.left = self._settled.copy()
 
-    def _agreed(self, invitation: Invitation) -> tuple[list[Terms], Integers, "_Budgets"]:
+    def _agreed(self, invitation: Invitation) -> tuple[list[Terms], Integers, "Budgets"]:
         """Terms, once for each distinct budget, number of records and clip; which are whose; and budgets."""
         clips = np.full(self.users, invitation.clip) if self._clips is None else self._clips
         kinds = np.stack([self._budgets.which.astype(np.float64), self._sizes.astype(np.float64), clips])
@@ -199,7 +202,7 @@ class Simulated:
                 f"than its public {self._sizes[more[0]]}"
             )
         terms = [invitation.terms(known[int(b)], int(size), float(clip)) for b, size, clip in distinct.T]
-        return terms, which, _Budgets(known, self._budgets.which)
+        return terms, which, Budgets(known, self._budgets.which)
 
     def terms(self, user: int) -> Terms:
         """What a user agreed to."""
@@ -285,22 +288,20 @@ class Simulated:
             deviation=deviation,
             reach=float((clips * weights).max(initial=0.0)),
             bound=ClipNorm(float(clips[0])) if alike else None,
-            sizes=self._sizes[came],
-            counts=self._counts[came],
-            starts=self._offsets[:-1][came],
+            users=Users(self._sizes[came], self._counts[came], self._offsets[:-1][came]),
         )
         whole = not isinstance(self._invitation.draw, Poisson | Exactly | InTurn)
         if whole and len(came):
-            rows = _ranges(now.starts, now.counts)
+            rows = ranges(now.users.starts, now.users.counts)
             now.table = self._table if len(came) == self.users else self._table.take(rows)
-            now.who = np.repeat(np.arange(len(came)), now.counts)
+            now.who = np.repeat(np.arange(len(came)), now.users.counts)
         return now
 
     def _draw(self, now: "_Round") -> tuple[Integers, Integers]:
         """The rows of this round, sorted by user, and the place among those who came of each."""
         match self._invitation.draw:
             case Exactly(size):
-                return _exactly(size, now, self._stream)
+                return exactly(size, now.users, self._stream)
             case Poisson(rate):
                 rows = self._stream.poisson_indices(rate, len(self._table))
                 owners = np.searchsorted(self._offsets, rows, side="right") - 1
@@ -312,7 +313,7 @@ class Simulated:
                 return rows[who >= 0], who[who >= 0]
             case InTurn():
                 turn = self.done[now.came] - 1
-                return _present(now, turn % now.sizes)
+                return present(now.users, turn % now.users.sizes)
         assert now.who is not None
         return np.empty(0, np.int64), now.who
 
@@ -327,23 +328,21 @@ class Simulated:
         for first in range(0, len(now.came), step):
             last = min(first + step, len(now.came))
             low, high = np.searchsorted(who, (first, last))
-            uploads = np.zeros((last - first, w.size))
+            uploads = np.zeros((last - first, w.size))  # in cells
             place = int(low)
             for block in table.take(slice(place, int(high))).blocks(features):
-                owners = who[place : place + len(block.norm)] - first
-                clip: Any = now.bound or _PerRow(now.clips[owners + first])
-                factors = contribution.factors(block, u, constant, clip)
+                owners = who[place : place + len(block.norm)]
+                clip: Any = now.bound or _PerRow(now.clips[owners])
+                factors = (contribution.factors(block, u, constant, clip).T / cells[owners]).T
                 rows = block.rows(features)
                 terms = rows * factors[:, None] if factors.ndim == 1 else rows[:, :, None] * factors[:, None]
                 starts = np.flatnonzero(np.diff(owners, prepend=-1))
                 summed = terms if len(starts) == len(owners) else np.add.reduceat(terms, starts)
-                uploads[owners[starts]] += summed.reshape(len(starts), w.size)
+                uploads[owners[starts] - first] += summed.reshape(len(starts), w.size)
                 place += len(owners)
-            cell = cells[first:last]
-            np.divide(uploads, cell[:, None], out=uploads)
             np.rint(uploads, out=uploads)  # whole numbers far below 2^53: sums with the noise are exact
             uploads += lattice.gaussian(self._stream, uploads.size, bits).reshape(uploads.shape)
-            total += (now.weights[first:last] * cell) @ uploads
+            total += (now.weights[first:last] * cells[first:last]) @ uploads
         return total.reshape(w.shape)
 
     def _lattice(self, size: int, now: "_Round") -> tuple[int, Array]:
@@ -373,9 +372,7 @@ class _Round:
     deviation: float  # of the noise in the weighted sum
     reach: float  # the most that one record can add to it
     bound: ClipNorm | None  # where all clips and weights are the same
-    sizes: Integers
-    counts: Integers
-    starts: Integers
+    users: Users
     table: Any = None
     who: Integers | None = None
     lattice: tuple[int, int, Array] | None = None
@@ -408,174 +405,9 @@ class _PerRow:
         return result
 
 
-class _Budgets(Sequence[Budget]):
-    """One budget a user, of which few are distinct."""
-
-    def __init__(self, distinct: list[Budget], which: Integers) -> None:
-        self.distinct, self.which = distinct, which
-
-    @classmethod
-    def of(cls, budgets: Budget | Sequence[Budget], users: int) -> "_Budgets":
-        if isinstance(budgets, Budget):
-            return cls([budgets], np.zeros(users, np.int64))
-        if len(budgets) != users:
-            raise InvalidValue(f"there must be one budget a user, got {len(budgets)} for {users} users")
-        known: dict[Budget, int] = {}
-        which = np.empty(users, np.int64)
-        for user, budget in enumerate(budgets):
-            if not isinstance(budget, Budget):
-                raise InvalidValue(f"user {user} must have a Budget, got {budget!r}")
-            which[user] = known.setdefault(budget, len(known))
-        return cls(list(known), which)
-
-    def __len__(self) -> int:
-        return len(self.which)
-
-    @overload
-    def __getitem__(self, user: int) -> Budget: ...
-    @overload
-    def __getitem__(self, user: slice) -> Sequence[Budget]: ...
-    def __getitem__(self, user: int | slice) -> Budget | Sequence[Budget]:
-        if isinstance(user, slice):
-            return _Budgets(self.distinct, self.which[user])
-        return self.distinct[int(self.which[user])]
-
-    def __iter__(self) -> Iterator[Budget]:
-        return (self.distinct[place] for place in self.which)
-
-
-def personal(
-    epsilon: ArrayLike, delta: ArrayLike, adjacency: Adjacency = Adjacency.ADD_REMOVE
-) -> list[Budget]:
-    """A budget a user, from arrays of ε and δ; one of the two may be a single number."""
-    users = max(np.size(epsilon), np.size(delta))
-    epsilons, deltas = _per_user("epsilon", epsilon, users), _per_user("delta", delta, users)
-    bad = np.flatnonzero(deltas >= 1)
-    if len(bad):
-        raise InvalidValue(f"delta of user {bad[0]} must be below 1, got {float(deltas[bad[0]])!r}")
-    known: dict[tuple[float, float], Budget] = {}
-    pairs = zip(epsilons.tolist(), deltas.tolist(), strict=True)
-    return [known.get(pair) or known.setdefault(pair, Budget(*pair, adjacency)) for pair in pairs]
-
-
-def _per_user(name: str, values: ArrayLike, users: int) -> Array:
-    """One positive number a user; the message names the first for whom it is not."""
-    array = np.asarray(values, dtype=np.float64)
-    if array.shape not in ((), (users,)):
-        raise InvalidValue(f"{name} must be one number or one a user ({users}), got shape {array.shape}")
-    array = np.broadcast_to(array, users)
-    bad = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
-    if len(bad):
-        raise InvalidValue(
-            f"{name} of user {bad[0]} must be a finite number > 0, got {float(array[bad[0]])!r}"
-        )
-    return array
-
-
-def _sizes(sizes: ArrayLike | None, counts: Integers) -> Integers:
-    if sizes is None:
-        usual = np.bincount(counts[counts > 0]).argmax() if counts.any() else 1
-        return np.where(counts > 0, counts, usual)
-    public = np.broadcast_to(np.asarray(sizes), len(counts))
-    if public.dtype.kind not in "iu":
-        raise InvalidValue(f"sizes must be whole numbers, got {public.dtype}")
-    bad = np.flatnonzero(public < 1)
-    if len(bad):
-        raise InvalidValue(
-            f"the public number of records of user {bad[0]} must be >= 1, got {public[bad[0]]}"
-        )
-    return public.astype(np.int64)
-
-
-def _dealt(n: int, users: int | None, records: ArrayLike | None) -> Integers:
-    if records is not None and np.ndim(records):
-        counts = np.asarray(records)
-        if counts.dtype.kind not in "iu" or (counts < 0).any() or counts.sum() != n:
-            raise InvalidValue(f"records must be whole numbers that sum to the number of rows, {n}")
-        if users not in (None, len(counts)):
-            raise InvalidValue(f"records are given for {len(counts)} users, not for {users}")
-        return np.concatenate([[0], np.cumsum(counts)])
-    if records is not None:
-        each = validate.count(records=records)
-        needed = max(1, -(-n // each))
-        if users not in (None, needed):
-            raise InvalidValue(f"{n} rows, {each} each, make {needed} users, not {users}")
-        return np.minimum(np.arange(needed + 1) * each, n)
-    return np.arange(validate.count(users=users) + 1) * n // (users or 1)
-
-
-def _refuse_nonfinite(X: Any, y: Any, offsets: Integers) -> None:
-    for name, values in (("feature", X.data if hasattr(X, "indptr") else X), ("target", y)):
-        if values is None or np.isfinite(np.asarray(values)).all():
-            continue
-        if name == "feature" and hasattr(X, "indptr"):
-            place = np.flatnonzero(~np.isfinite(X.data))[0]
-            row, value = int(np.searchsorted(X.indptr, place, side="right")) - 1, X.data[place]
-        else:
-            found = np.argwhere(~np.isfinite(np.asarray(values)))[0]
-            row, value = int(found[0]), np.asarray(values)[tuple(found)]
-        user = int(np.searchsorted(offsets, row, side="right")) - 1
-        raise InvalidValue(
-            f"user {user} has a {name} that is not finite, {float(value)!r}; nothing was charged"
-        )
-
-
 def _distinct(columns: Array) -> tuple[Array, Integers]:
     """Distinct columns, and which of them each is; quick where all are the same."""
     if (columns == columns[:, :1]).all():
         return columns[:, :1], np.zeros(columns.shape[1], np.int64)
     distinct, which = np.unique(columns, axis=1, return_inverse=True)
     return distinct, which.reshape(-1).astype(np.int64)
-
-
-def _ranges(starts: Integers, counts: Integers) -> Integers:
-    """starts[0], ..., starts[0] + counts[0] - 1, starts[1], ..."""
-    before = np.cumsum(counts) - counts
-    return np.repeat(starts - before, counts) + np.arange(counts.sum())
-
-
-def _present(now: _Round, places: Integers) -> tuple[Integers, Integers]:
-    """One place a user; blank ones, beyond the records that are there, fall out."""
-    who = np.flatnonzero(places < now.counts)
-    return now.starts[who] + places[who], who
-
-
-def _exactly(size: int, now: _Round, stream: Stream) -> tuple[Integers, Integers]:
-    """``size`` of each user's records (all where it has fewer), without replacement, uniformly."""
-    of = np.maximum(now.sizes, now.counts)
-    if size == 1:
-        return _present(now, _below(of, stream))
-    rows, who = [], []
-    for many in np.unique(of):
-        users = np.flatnonzero(of == many)
-        chosen = _subsets(min(size, int(many)), int(many), len(users), stream)
-        mine, places = np.nonzero(chosen)
-        there = places < now.counts[users[mine]]
-        who.append(users[mine[there]])
-        rows.append(now.starts[who[-1]] + places[there])
-    order = np.argsort(np.concatenate(who), kind="stable")
-    return np.concatenate(rows)[order], np.concatenate(who)[order]
-
-
-def _subsets(size: int, of: int, users: int, stream: Stream) -> NDArray[np.bool_]:
-    """A uniform subset of 0 .. of - 1 for each user, as a mask: where the smallest of random keys are."""
-    chosen = np.ones((users, of), np.bool_)
-    if size == of:
-        return chosen
-    open_ = np.arange(users)
-    while len(open_):  # again where a tie leaves the subset open
-        keys = stream.integers(len(open_) * of).reshape(-1, of)
-        ordered = np.partition(keys, (size - 1, size), axis=1)
-        chosen[open_] = keys <= ordered[:, size - 1, None]
-        open_ = open_[ordered[:, size - 1] == ordered[:, size]]
-    return chosen
-
-
-def _below(bounds: Integers, stream: Stream) -> Integers:
-    """Uniform on 0 .. bound - 1 for each bound, exactly: words past the last multiple are drawn again."""
-    limit = bounds.astype(np.uint64)
-    beyond = (np.uint64(0) - limit) % limit  # 2^64 mod bound
-    words = stream.integers(len(limit))
-    while len(again := np.flatnonzero(words > np.uint64(2**64 - 1) - beyond)):
-        words[again] = stream.integers(len(again))
-    return (words % limit).astype(np.int64)
