@@ -31,7 +31,7 @@ LAYERS = [
     "algorithms.dpsgd algorithms.dpagd algorithms.perturbation algorithms.privgene algorithms.baselines",
     "algorithms.ball algorithms.sgd1",
     "estimators",
-    "crowd.protocol crowd.compact crowd.draws crowd.people crowd.simulated",
+    "crowd.terms crowd.protocol crowd.compact crowd.draws crowd.people crowd.simulated",
     "algorithms.together algorithms.addp algorithms.addp_baselines algorithms.sgd2",
     "csvfile training",
     "simulating",

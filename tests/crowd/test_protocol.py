@@ -18,7 +18,7 @@ from farthing.crowd import (
     Trust,
     Weights,
 )
-from farthing.crowd.protocol import Share, noise_for, rounds_for, sampler_of
+from farthing.crowd.terms import Share, noise_for, rounds_for, sampler_of
 from farthing.errors import BudgetSpent, InvalidValue, PromiseBroken, Unsupported
 from farthing.losses import Gradient, logistic
 from farthing.noise import SeededStream

@@ -24,7 +24,7 @@ from farthing.tables import Features, Table
 RNG = np.random.default_rng(3)
 X, Y = RNG.uniform(size=(60, 2)), RNG.integers(0, 2, 60) * 1.0
 GRADIENT = Gradient(logistic, Features(2))
-MOST = 300  # rounds that the oracle can compose in a moment
+MOST = 100  # rounds that the oracle can compose in a moment
 DRAWS = [Everyone(), Poisson(0.3), Exactly(1), Exactly(4)]
 
 
@@ -53,7 +53,7 @@ def true_delta(event, epsilon, rounds, adjacency):
     return once.self_compose(rounds).get_delta_for_epsilon(epsilon)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     users=st.lists(
         st.tuples(
@@ -270,7 +270,7 @@ def test_a_user_without_records_uploads_noise_and_stays_as_long_as_others():
     parts = [(X[:0], Y[:0]), (X[:9], Y[:9]), (X[9:18], Y[9:18])]
     for noise in ("sum", "each"):
         crowd = Simulated.gather(parts, ft.Budget(1.0, 1e-6), noise=noise, stream=SeededStream(0))
-        crowd.invite(Invitation(1.0, Exactly(1), 5))
+        crowd.invite(Invitation(1.0, Exactly(1), 5, calibration="basic", accountant="basic"))
         assert crowd.left.tolist() == [5, 5, 5]
         assert crowd.records.tolist() == [9, 9, 9]
         assert crowd.ask(GRADIENT, np.zeros(3)).count == 3
@@ -333,7 +333,7 @@ def test_other_contributions_need_alike_users_or_the_sum():
 def test_a_seed_makes_a_run_again():
     def values(seed, noise):
         crowd = split(seed=seed, noise=noise)
-        crowd.invite(Invitation(1.0, Exactly(2), 5))
+        crowd.invite(Invitation(1.0, Exactly(2), 5, calibration="basic", accountant="basic"))
         return means(crowd, 3, np.ones(3))
 
     for noise in ("sum", "each"):

@@ -20,338 +20,60 @@ Everything that decides who takes part is public: budgets, numbers of records, t
 follows from the draw: exactly k records move a sum by 2C under every adjacency (one record pushes another, or
 a blank one, out), everybody or a Poisson sample by C, or 2C where a record is replaced. Where a user or party
 is protected as a whole (`Budget.unit`) all of its records take part, and its noise is as many times as large.
-
->>> from farthing.budget import Observer
->>> budget = Budget(0.5, 1e-8, observer=Observer.SERVER)
->>> paper = Invitation(3.0, Poisson(0.01), 10, calibration="advanced", accountant="sampling")
->>> terms = paper.terms(budget, records=100)
->>> round(terms.mechanism.noise, 1), terms.rounds
-(193.7, 38012)
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from farthing import validate
-from farthing.accounting import calibrate, composition, gaussian, sampling
-from farthing.bounds import Bound, ClipNorm
-from farthing.budget import Adjacency, Budget, Observer, Unit
+from farthing.budget import Budget
+from farthing.crowd.terms import (
+    NOTHING,
+    Accountant,
+    Draw,
+    Exactly,
+    InTurn,
+    Invitation,
+    Share,
+    Terms,
+    Together,
+    Trust,
+    Weights,
+    noise_for,
+    rounds_for,
+)
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
-from farthing.events import Event, RepeatedEvent
 from farthing.ledger import Ledger
-from farthing.mechanisms import Gaussian
-from farthing.noise import Stream
-from farthing.query import Contribution, Query, Receipt
-from farthing.samplers import Everyone, FixedSize, Poisson, Sampler
+from farthing.query import Contribution, Receipt
+
+__all__ = [
+    "Accountant",
+    "Answers",
+    "Ask",
+    "ClientAgent",
+    "Crowd",
+    "Draw",
+    "Exactly",
+    "Forecast",
+    "InTurn",
+    "Invitation",
+    "Parties",
+    "Reply",
+    "Share",
+    "Terms",
+    "Together",
+    "Trust",
+    "Weights",
+    "noise_for",
+    "rounds_for",
+]
 
 Array = NDArray[np.float64]
-
-_ALL = Everyone()
-_ROUNDED = 1 + 1e-12  # so that the rounds that noise was chosen for are those that are counted
-
-
-class Trust(StrEnum):
-    """Who adds the noise, and so whom a user need not trust."""
-
-    LOCAL = "local"  # each user, all of it: the server may see every message
-    DISTRIBUTED = "distributed"  # each user a share: only sums over users may be seen
-    TRUSTED = "trusted"  # the aggregator: only what it releases may be seen
-
-    @property
-    def observer(self) -> Observer:
-        """Against whom the guarantee holds."""
-        match self:
-            case Trust.LOCAL:
-                return Observer.SERVER
-            case Trust.DISTRIBUTED:
-                return Observer.AGGREGATE
-        return Observer.ANYONE
-
-
-class Accountant(StrEnum):
-    """How noise is chosen for a number of rounds, and rounds are counted for a noise.
-
-    The first three fix T beforehand: a user leaves after T rounds.
-    """
-
-    BASIC = "basic"  # (ε/T, δ/T) a round
-    ADVANCED = "advanced"  # Dwork & Roth 2014, Thm. 3.20, with half of δ as slack; no amplification
-    AMPLIFIED = "amplified"  # the same over rounds amplified by sampling (Balle et al. 2018, Thm. 8 and 9)
-    SAMPLING = "sampling"  # A-DDP's Gaussian Sampling Composition Theorem
-    TIGHT = "tight"  # the privacy loss distribution of the draw and the noise
-
-
-class Weights(StrEnum):
-    """How the server combines uploads of users who differ in noise or in numbers of records."""
-
-    PRECISION = "precision"  # by inverse variance of the noise
-    PLAIN = "plain"  # each user's mean counts the same, as in the paper
-    RECORDS = "records"  # each record counts the same: a plain sum
-
-
-@dataclass(frozen=True, slots=True)
-class Exactly:
-    """``size`` of a user's records without replacement, or all where it has fewer; one is A-DDP's draw."""
-
-    size: int = 1
-
-    def __post_init__(self) -> None:
-        validate.count(size=self.size)
-
-
-@dataclass(frozen=True, slots=True)
-class InTurn:
-    """One record a round, in turn: each is seen once in a pass, so that a pass is priced as one round.
-
-    Neighbours must have the same places: zero-out or replace-one. Only simulated: a ledger charges by round.
-    """
-
-
-Draw = Everyone | Poisson | Exactly | InTurn
-
-
-@dataclass(frozen=True, slots=True)
-class Share(Gaussian):
-    """A user's share of Gaussian noise on a sum over users, of which at least ``survivors`` add theirs.
-
-    The price is that of the whole ``noise`` in the sum. On a common lattice the sum of integer shares is, but
-    for a total variation below 1e-300, round(G + V) with G Gaussian of the summed variance and V independent
-    of the records: post-processing of the Gaussian mechanism (sampling a convolution at the integers errs by
-    its Fourier transform beyond 2π, e^(-2π²σ²/2) with σ >= 2²⁰ cells).
-    """
-
-    survivors: int = 1
-
-    def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:
-        return Gaussian(self.noise / math.sqrt(self.survivors)).release(total, bound, stream)
-
-
-@dataclass(frozen=True, slots=True)
-class Together(Gaussian):
-    """Noise that hides all of a user's ``records`` at once: ``noise`` is over the sum of as many clips.
-
-    Where it holds more than it said, the sum is shrunk to what so many could make.
-    """
-
-    records: int = 1
-
-    def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:
-        most, sums = self.records * bound.norm(), np.asarray(total, dtype=np.float64)
-        size = float(np.linalg.norm(sums))
-        within = sums if size <= most else sums * (most / size)
-        return Gaussian(self.noise * self.records).release(within, bound, stream)
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """A user's own part of every query, and how many rounds it affords. All of it is public."""
-
-    sampler: Sampler
-    bound: ClipNorm
-    mechanism: Gaussian
-    expected: float  # records in one upload, on average
-    rounds: int
-
-    def query(self, contribution: Contribution) -> Query:
-        """What the user asks of its own ledger."""
-        return Query(self.sampler, contribution, self.bound, self.mechanism)
-
-    def price(self, budget: Budget) -> Event:
-        """The event of one round."""
-        return self.query(_NOTHING).price(budget)
-
-    @property
-    def variance(self) -> float:
-        """Of the noise on each coordinate of one upload."""
-        own = (self.mechanism.noise * self.bound.clip) ** 2
-        match self.mechanism:
-            case Share(survivors=survivors):
-                return own / survivors
-            case Together(records=records):
-                return own * records**2
-        return own
-
-
-@dataclass(frozen=True, slots=True)
-class Invitation:
-    """How the server proposes to train. ``noise`` is over the clip; None: enough for ``rounds`` rounds.
-
-    ``calibration`` chooses that noise, ``accountant`` counts how many rounds it affords in the end: A-DDP
-    takes the noise of advanced composition for T rounds and then counts by its own theorem. Distributed
-    noise must be one and the same for all users, so it must be given, with the least number of honest
-    ``survivors`` of a round; how many rounds of it each can afford remains its own affair.
-    """
-
-    clip: float
-    draw: Draw = _ALL
-    rounds: int = 100
-    noise: float | None = None
-    calibration: Accountant = Accountant.TIGHT
-    accountant: Accountant = Accountant.TIGHT
-    trust: Trust = Trust.LOCAL
-    survivors: int = 1
-
-    def __post_init__(self) -> None:
-        validate.positive(clip=self.clip)
-        validate.count(rounds=self.rounds)
-        validate.count(survivors=self.survivors)
-        for name in ("calibration", "accountant"):
-            object.__setattr__(self, name, validate.choice(Accountant, **{name: getattr(self, name)}))
-        object.__setattr__(self, "trust", validate.choice(Trust, trust=self.trust))
-        if not isinstance(self.draw, Draw):
-            raise InvalidValue(
-                f"draw must be Everyone(), Poisson(rate), Exactly(size) or InTurn(), got {self.draw!r}"
-            )
-        if self.noise is not None:
-            validate.positive(noise=self.noise)
-        elif self.trust is not Trust.LOCAL:
-            raise InvalidValue(
-                f"noise must be given under {self.trust} trust: one and the same for all users"
-            )
-
-    def terms(self, budget: Budget, records: int, clip: float | None = None) -> Terms:
-        """What a user with this budget and public number of records agrees to; its own ``clip`` may be lower.
-
-        A user whose budget does not allow a single round gets terms with 0 rounds.
-        """
-        return _terms(self, budget, records, self.clip if clip is None else clip)
-
-
-@lru_cache(maxsize=2**16)
-def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) -> Terms:
-    whole = budget.unit is not Unit.RECORD
-    if whole and not (isinstance(invitation.draw, Everyone) and invitation.trust is Trust.LOCAL):
-        raise Unsupported(
-            f"a {budget.unit} is protected as a whole by local noise on all of its records only"
-        )
-    if budget.observer is not invitation.trust.observer:
-        raise InvalidValue(
-            f"under {invitation.trust} trust the guarantee holds against {invitation.trust.observer}, "
-            f"the budget is against {budget.observer}"
-        )
-    validate.probability(delta=budget.delta)
-    passes = isinstance(invitation.draw, InTurn)
-    if passes and budget.adjacency is Adjacency.ADD_REMOVE:
-        raise Unsupported("records that come and go move all turns after them: use zero-out or replace-one")
-    bound, sampler = ClipNorm(clip), sampler_of(invitation.draw, records)
-    noise = invitation.noise
-    if noise is None:
-        noise = noise_for(invitation.calibration, invitation.rounds, budget, sampler)
-    elif invitation.trust is not Trust.LOCAL:
-        noise *= invitation.clip / clip  # the same noise for all, whatever they clip at
-    elif whole:
-        noise /= records
-    rounds = rounds_for(invitation.accountant, noise, invitation.rounds, budget, sampler)
-    rounds *= records if passes else 1
-    shared = invitation.trust is Trust.DISTRIBUTED
-    mechanism = Share(noise, invitation.survivors) if shared else Gaussian(noise)
-    if whole:
-        mechanism = Together(noise, records)
-    return Terms(sampler, bound, mechanism, expected(invitation.draw, records), rounds)
-
-
-def sampler_of(draw: Draw, records: int) -> Sampler:
-    """The draw among a user's records, whose number is public."""
-    if isinstance(draw, Exactly):
-        return FixedSize(min(draw.size, records), records)
-    return Everyone() if isinstance(draw, InTurn) else draw
-
-
-def expected(draw: Draw, records: int) -> float:
-    """How many records an upload holds on average."""
-    match draw:
-        case Poisson(rate):
-            return rate * records
-        case Exactly(size):
-            return float(min(size, records))
-        case InTurn():
-            return 1.0
-    return float(records)
-
-
-def _price(noise: float, budget: Budget, sampler: Sampler) -> Event:
-    return Query(sampler, _NOTHING, ClipNorm(1.0), Gaussian(noise)).price(budget)
-
-
-def _rate(sampler: Sampler) -> float:
-    match sampler:
-        case Poisson(rate):
-            return rate
-        case FixedSize(size, of):
-            return size / of
-    return 1.0
-
-
-def _shift(sampler: Sampler, budget: Budget) -> float:
-    """How far one record moves an upload, over the clip."""
-    return 2.0 if isinstance(sampler, FixedSize) or budget.adjacency is Adjacency.REPLACE_ONE else 1.0
-
-
-def noise_for(by: Accountant, rounds: int, budget: Budget, sampler: Sampler) -> float:
-    """The least noise, over the clip, with which so many rounds fit the budget."""
-    epsilon, delta, shift, rate = budget.epsilon, budget.delta, _shift(sampler, budget), _rate(sampler)
-    match by:
-        case Accountant.BASIC:
-            return shift * gaussian.noise(epsilon / rounds, delta / rounds)
-        case Accountant.ADVANCED:
-            return shift * sampling.addp_noise(epsilon, delta, rounds, delta / 2)
-        case Accountant.AMPLIFIED:
-            each, missed = composition.advanced_epsilon_iter(epsilon, delta, rounds, delta / 2)
-            inner = math.log1p(math.expm1(each) / rate) * (1 - 1e-14)
-            return shift * gaussian.noise(inner, missed / rate * (1 - 1e-15))
-        case Accountant.SAMPLING:
-            safe = gaussian.noise(epsilon, delta) * math.sqrt(rounds) * (1 + 1e-12)
-
-            def excess(noise: float) -> float:
-                return math.log(sampling.delta(noise, rate, rounds, epsilon) / delta)
-
-            unsafe = safe
-            while unsafe > 1e-3 and excess(unsafe) <= 0:
-                safe, unsafe = unsafe, unsafe / 2
-            return shift * (safe if safe == unsafe else gaussian.safe_root(excess, safe, unsafe))
-    if isinstance(sampler, Everyone):
-        return shift * math.sqrt(rounds) * gaussian.noise(epsilon, delta) * _ROUNDED
-    least = calibrate.noise(lambda noise: RepeatedEvent(_price(noise, budget, sampler), rounds), budget)
-    noise, more = least, 1e-9
-    while (
-        calibrate.steps(_price(noise, budget, sampler), budget) < rounds
-    ):  # its bounds are others, by a hair
-        noise, more = least * (1 + more), 4 * more
-    return noise
-
-
-def rounds_for(by: Accountant, noise: float, planned: int, budget: Budget, sampler: Sampler) -> int:
-    """How many rounds with this noise fit the budget; by a theorem with fixed T, at most ``planned``."""
-    if by is Accountant.TIGHT:
-        return calibrate.steps(_price(noise, budget, sampler), budget)
-    if by is Accountant.SAMPLING:
-        return sampling.rounds(noise / _shift(sampler, budget), _rate(sampler), budget.epsilon, budget.delta)
-
-    def fits(rounds: int) -> bool:
-        return noise_for(by, rounds, budget, sampler) <= noise * (1 + 1e-12)
-
-    if fits(planned):
-        return planned
-    low, high = 0, planned
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
-class _Nothing:
-    def bounded_sum(self, records: Any, w: Any, bound: Any) -> Array:
-        raise Unsupported("terms are priced without a contribution and cannot be asked")
-
-
-_NOTHING = _Nothing()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -454,7 +176,7 @@ class ClientAgent:
         """Answers an invitation with this user's own terms, and promises its ledger that many rounds."""
         terms = self.terms(invitation)
         if terms.rounds:
-            self._left = self._ledger.promise(terms.query(_NOTHING), terms.rounds)
+            self._left = self._ledger.promise(terms.query(NOTHING), terms.rounds)
         self._terms = terms
         return terms
 
