@@ -1,8 +1,8 @@
 """What a user agrees to: how the server invites, and what each makes of it from its own budget.
 
 An `Invitation` says how to draw from one's own records, where to clip, how many rounds to expect, how noise
-is chosen and rounds are counted, and whom to trust. `Terms` are a user's own sampler, bound and mechanism, and
-the number of rounds that its budget affords; all of it follows from public numbers.
+is chosen and rounds are counted, and whom to trust. `Terms` are a user's own sampler, bound and mechanism,
+and the number of rounds that its budget affords; all of it follows from public numbers.
 
 >>> from farthing.budget import Observer
 >>> budget = Budget(0.5, 1e-8, observer=Observer.SERVER)
@@ -301,9 +301,8 @@ def noise_for(by: Accountant, rounds: int, budget: Budget, sampler: Sampler) -> 
         return shift * math.sqrt(rounds) * gaussian.noise(epsilon, delta) * _ROUNDED
     least = calibrate.noise(lambda noise: RepeatedEvent(_price(noise, budget, sampler), rounds), budget)
     noise, more = least, 1e-9
-    while (
-        calibrate.steps(_price(noise, budget, sampler), budget) < rounds
-    ):  # its bounds are others, by a hair
+    # counting bounds δ in another way than choosing does: it may need a hair more
+    while calibrate.steps(_price(noise, budget, sampler), budget) < rounds:
         noise, more = least * (1 + more), 4 * more
     return noise
 
