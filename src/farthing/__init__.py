@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from farthing import crowd
     from farthing.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
     from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
     from farthing.errors import FarthingError
@@ -56,6 +57,7 @@ __all__ = [
     "Step",
     "SymmetricGaussian",
     "Unit",
+    "crowd",
     "delta",
     "epsilon",
     "noise_for",
@@ -80,6 +82,8 @@ _HOME = {name: f"farthing.{home}" for home, names in _HOMES.items() for name in 
 
 
 def __getattr__(name: str) -> Any:
+    if name == "crowd":
+        return import_module("farthing.crowd")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOME[name]), name)

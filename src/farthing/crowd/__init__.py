@@ -1,5 +1,15 @@
-"""Parties who train together, each keeping its records and its own budget."""
+"""Parties who train together, each keeping its records and its own budget.
 
+>>> import numpy as np
+>>> import farthing as ft
+>>> X, budget = np.ones((300, 2)), ft.Budget(1.0, 1e-6)
+>>> crowd = ft.crowd.Simulated.split(X, np.ones(300), records=100, budgets=budget)
+>>> crowd.users, crowd.records.tolist()
+(3, [100, 100, 100])
+"""
+
+from farthing.crowd.compact import Indicators
+from farthing.crowd.people import personal
 from farthing.crowd.protocol import (
     Accountant,
     Answers,
@@ -16,6 +26,7 @@ from farthing.crowd.protocol import (
     Trust,
     Weights,
 )
+from farthing.crowd.simulated import Simulated
 
 __all__ = [
     "Accountant",
@@ -26,10 +37,13 @@ __all__ = [
     "Exactly",
     "Forecast",
     "InTurn",
+    "Indicators",
     "Invitation",
     "Parties",
     "Reply",
+    "Simulated",
     "Terms",
     "Trust",
     "Weights",
+    "personal",
 ]
