@@ -1,4 +1,4 @@
-"""The command line: ``farthing train`` and ``predict``, ``account`` and ``calibrate``, ``ledger``.
+"""The command line: ``farthing train``, ``predict``, ``simulate``, ``account``, ``calibrate``, ``ledger``.
 
 Data goes to standard output, prose and errors to standard error. Exit codes: 0, in order; 1, a check failed
 or what is printed is no guarantee; 2, wrong usage or an invalid value; 3, it does not fit the budget.
@@ -29,6 +29,7 @@ from farthing.reporting import (
     ledger_lines,
     open_journal,
     rounded_up,
+    simulated_lines,
     trained_lines,
     verification,
     verification_lines,
@@ -251,6 +252,102 @@ def predict(
     else:
         training.write(out, text.encode())
     return 0
+
+
+@app.command(cls=_Command)
+def simulate(
+    table: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE", help="A CSV file with a header, or the word adult.", show_default=False
+        ),
+    ],
+    users: Annotated[int, _option(_whole, "How many users share the records, in the order of the table.")],
+    epsilon: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BUDGETS",
+            help="A number for all, numbers with commas in turn, or FILE:COLUMN, a row each.",
+        ),
+    ] = None,
+    delta: Annotated[float | None, _option(_number, "Of every user's budget.")] = None,
+    records: Annotated[
+        int | None,
+        typer.Option(
+            "--records-per-user",
+            parser=_whole,
+            metavar="INTEGER",
+            help="Of each user, from the first rows; by default all rows, evenly.",
+        ),
+    ] = None,
+    method: Annotated[
+        str, typer.Option(metavar="NAME", help="Together, addp, sgd2, sgd-adv, ...; a wrong name lists them.")
+    ] = "together",
+    accountant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of addp: sampling (its own), advanced or tight.")
+    ] = None,
+    trust: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Who adds noise: local, or with together distributed or trusted."),
+    ] = None,
+    survivors: Annotated[
+        int | None, _option(_whole, "The least number of honest users of a round, for distributed noise.")
+    ] = None,
+    noise: Annotated[
+        str, typer.Option(metavar="NAME", help="Simulate the sum of all noise, or that of each user.")
+    ] = "sum",
+    clip: Annotated[
+        float | None, _option(_number, "Where a record's gradient is clipped; 3 in A-DDP.")
+    ] = None,
+    draw: Annotated[
+        str | None, typer.Option(metavar="DRAW", help="Of a round: one, a number, all, or poisson:P.")
+    ] = None,
+    rounds: Annotated[int | None, _option(_whole, "The rounds that noise is chosen for.")] = None,
+    adjacency: Annotated[
+        Adjacency | None, typer.Option(help="When two users' records are neighbours; by default add-remove.")
+    ] = None,
+    schema: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Public bounds and vocabularies as JSON, or the word adult."),
+    ] = None,
+    test: Annotated[
+        str | None,
+        typer.Option(metavar="TABLE2", help="Measure the model on another table, without privacy."),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Lets users who keep their records train together, each on a budget of its own.
+
+    Ctrl-C ends it with what was reached.
+    """
+    from farthing import simulating, training
+
+    if schema is None and table != training.EMBEDDED:
+        raise InvalidValue(
+            "give --schema FILE; `farthing train TABLE --target COLUMN` prints a skeleton of one"
+        )
+    job = simulating.Job(
+        table,
+        training.schema_of(schema or training.EMBEDDED, None),
+        users,
+        epsilon,
+        delta,
+        records,
+        method,
+        accountant,
+        trust,
+        survivors,
+        noise,
+        clip,
+        draw,
+        rounds,
+        adjacency,
+        test,
+    )
+    with simulating.shown(quiet=as_json) as watch:
+        fields = simulating.simulate(job, watch)
+    _emit(json.dumps(fields, allow_nan=False) if as_json else aligned(simulated_lines(fields)))
+    return 0 if fields["epsilon"] is not None else _say(f"{method} gives no guarantee", FAILED)
 
 
 @app.command(cls=_Command)

@@ -141,12 +141,36 @@ def trained_lines(fields: dict[str, Any]) -> dict[str, Any]:
         "records": f"{fields['records']:,}, of {fields['features']:,} features",
         "ledger": fields["ledger"],
     }
+    return words | _test_words(fields)
+
+
+def _test_words(fields: dict[str, Any]) -> dict[str, Any]:
     if "test" not in fields:
-        return words
+        return {}
     test = dict(fields["test"])
     name, note = test.pop("table"), test.pop("note")
     figures = ", ".join(f"{what} {value:.4g}" for what, value in test.items() if what != "records")
-    return {**words, "test": [f"{figures} on the {test['records']:,} records of {name}", f"({note})"]}
+    return {"test": [f"{figures} on the {test['records']:,} records of {name}", f"({note})"]}
+
+
+def simulated_lines(fields: dict[str, Any]) -> dict[str, Any]:
+    """What `farthing.simulating.simulate` reached, in words."""
+    records = f"{fields['records']:,} records of {fields['features']:,} features"
+    words = {
+        "users": f"{fields['users']:,}, with {records}",
+        "method": fields["method"],
+        "rounds": f"{fields['rounds']:,}: {fields['stopped']}",
+    }
+    if fields["epsilon"] is None:
+        words["guarantee"] = f"none: {fields['note']}"
+        return words | _test_words(fields)
+    return {
+        **words,
+        "guarantee": [*_words(fields), "for each user; the largest of all"],
+        "trust": f"{fields['trust']} noise of {fields['sigma']:.6g} x clip {fields['clip']:.4g}",
+        "alive": f"{fields['alive']:,} users, with {fields['left']:.1%} of all rounds left",
+        **_test_words(fields),
+    }
 
 
 def verification(file: Path) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from farthing.ledger import Ledger
 
 EMBEDDED = "adult"  # in place of a file: the data and the schema that come with farthing
 
-_WITHOUT_PRIVACY = "computed on this table itself, without noise: the guarantee does not cover these figures"
+WITHOUT_PRIVACY = "computed on this table itself, without noise: the guarantee does not cover these figures"
 
 Array = NDArray[np.float64]
 Estimator = LogisticRegression | LinearSVC | LinearRegression
@@ -170,7 +170,7 @@ def train(job: Job) -> dict[str, Any]:
     """Checks everything, spends the budget, writes the model and its guarantee; returns what may be told."""
     estimator, method = _estimator(job)
     X, y = read(job.table, job.schema)
-    test = None if job.test is None else read(_other(job.test, job.table), job.schema, test=True)
+    test = None if job.test is None else read(another(job.test, job.table), job.schema, test=True)
     model_file, privacy_file = _files(job.out)
     for path in (model_file, privacy_file):
         check_writable(path, job.force)
@@ -228,7 +228,8 @@ def _estimator(job: Job) -> tuple[Estimator, Method]:
     return estimator, known[job.method]
 
 
-def _other(test: str, table: str) -> str:
+def another(test: str, table: str) -> str:
+    """``test``, refused where it is the very table that was learnt from."""
     if test != EMBEDDED and table != EMBEDDED and os.path.exists(test) and os.path.samefile(test, table):
         raise InvalidValue(
             f"--test must be another table, got {test!r} again: a figure about the records that were learnt "
@@ -276,7 +277,7 @@ def predictions(model: Model, table: str) -> Iterator[str]:
 
 def _measured(estimator: Estimator, X: Array, y: NDArray[Any]) -> dict[str, Any]:
     """How well a model does on another table. Not private, and said so."""
-    told: dict[str, Any] = {"records": len(y), "note": _WITHOUT_PRIVACY}
+    told: dict[str, Any] = {"records": len(y), "note": WITHOUT_PRIVACY}
     found = estimator.predict(X)
     if isinstance(estimator, LinearRegression):
         told["rmse"] = float(np.sqrt(np.mean(np.square(found - y))))

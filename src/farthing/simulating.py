@@ -1,0 +1,337 @@
+"""What ``farthing simulate`` does: a table dealt out to users who train together, each on its own budget.
+
+Rows are dealt out in the order of the table. Everything that can be wrong is looked at before the first
+round. Budgets are public, so that messages may show them; of a table they never show a cell.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing import csvfile, losses, validate
+from farthing.algorithms.addp import addp
+from farthing.algorithms.addp_baselines import non_private, sgd_adv, sgd_maj, sgd_pass
+from farthing.algorithms.problem import Problem
+from farthing.algorithms.sgd2 import sgd2
+from farthing.algorithms.together import together
+from farthing.budget import Adjacency
+from farthing.crowd.protocol import Accountant, Draw, Exactly, Trust
+from farthing.crowd.simulated import Simulated, personal
+from farthing.data import Categorical, Schema
+from farthing.errors import BudgetSpent, FarthingError, InvalidValue
+from farthing.query import Step
+from farthing.samplers import Everyone, Poisson
+from farthing.tables import Table
+from farthing.training import WITHOUT_PRIVACY, another, read
+
+Array = NDArray[np.float64]
+
+_PAPER, _MORE = 10, 1000  # rounds to expect: A-DDP's own T, and where tight accounting makes them cheap
+_SHOWN = 0.1  # seconds between two looks at the progress
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What a method leaves open. The first accountant and trust model are its own."""
+
+    accountants: tuple[str, ...]
+    draw: str | None = None  # the only one there is
+    trusts: tuple[Trust, ...] = (Trust.LOCAL,)
+    clip: bool = True
+    rounds: bool = True
+    private: bool = True
+
+
+METHODS = {
+    "together": _Kind(("tight",), "all", tuple(Trust), clip=False, rounds=False),
+    "addp": _Kind(("sampling", "advanced", "tight")),
+    "sgd2": _Kind(("tight",), "all"),
+    "sgd-adv": _Kind(("advanced",)),
+    "sgd-pass": _Kind(("advanced",), "turn"),
+    "sgd-maj": _Kind(("basic",)),
+    "nonprivate": _Kind(("none",), "all", clip=False, private=False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Who trains on what, and how; what is left None is the method's own."""
+
+    table: str
+    schema: Schema
+    users: int
+    epsilon: str | None = None  # a number, numbers with commas (dealt out in turn), or FILE:COLUMN
+    delta: float | None = None
+    records: int | None = None  # of each user; all rows, dealt out evenly
+    method: str = "together"
+    accountant: str | None = None
+    trust: str | None = None
+    survivors: int | None = None
+    noise: str = "sum"
+    clip: float | None = None
+    draw: str | None = None
+    rounds: int | None = None
+    adjacency: Adjacency | None = None
+    test: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far a simulation is: rounds, users who can afford another, and the share of all rounds left."""
+
+    rounds: int
+    alive: int
+    users: int
+    left: float
+
+
+Watch = Callable[[Reached], None]
+
+
+def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
+    """Trains until nobody can afford a round, or until interrupted; returns what may be told."""
+    kind = _checked(job)
+    target = job.schema.target
+    if not isinstance(target, Categorical):
+        raise InvalidValue(f"a crowd learns labels, and target {target.name!r} is a number")
+    budgets = _budgets(job, kind)
+    X, y = read(job.table, job.schema)
+    test = None if job.test is None else read(another(job.test, job.table), job.schema, test=True)
+    n = _rows(job, len(X))
+    labels = len(target.values)
+    table = Table(X[:n], y[:n].astype(np.float64) if labels == 2 else y[:n])
+    loss: losses.Loss = losses.logistic if labels == 2 else losses.multinomial
+    problem = Problem(loss, n, job.schema.width, labels if labels > 2 else 0, unit=False)
+    told: dict[str, Any] = {
+        "method": job.method,
+        "users": job.users,
+        "records": n,
+        "features": job.schema.width,
+    }
+    if kind.private:
+        fidelity: Literal["sum", "each"] = "each" if job.noise == "each" else "sum"
+        crowd = Simulated.split(table, users=job.users, budgets=budgets, noise=fidelity)
+        step, interrupted = _taken(_steps(job, crowd, problem), crowd, watch)
+        told |= _reached(job, crowd, int(np.argmax([budget.epsilon for budget in budgets])))
+    else:
+        rate = 2 / (loss.curvature * (len(job.schema.columns) + 1))  # squared norms are below the last
+        step, interrupted = _taken(non_private(table, problem, rounds=job.rounds or _MORE, rate=rate))
+        told |= {"epsilon": None, "note": "no noise, no budgets: nothing is promised"}
+    end = "the budgets allow no further round" if kind.private else "all rounds were taken"
+    told |= {"rounds": step.t, "stopped": "interrupted" if interrupted else end}
+    return told if test is None else {**told, "test": {"table": job.test, **_measured(step.w, *test)}}
+
+
+def _checked(job: Job) -> _Kind:
+    """What a job's method leaves open; refuses what contradicts it. Nothing is read yet."""
+    kind = METHODS.get(job.method)
+    if kind is None:
+        raise InvalidValue(f"--method must be one of {list(METHODS)}, got {job.method!r}")
+    validate.count(**{"--users": job.users})
+    if job.noise not in ("sum", "each"):
+        raise InvalidValue(f"--noise must be one of ['sum', 'each'], got {job.noise!r}")
+    for option, value, allowed in (
+        ("accountant", job.accountant, kind.accountants),
+        ("trust", job.trust, tuple(map(str, kind.trusts))),
+        ("draw", job.draw, (job.draw,) if kind.draw is None else (kind.draw,)),
+    ):
+        if value is not None and value not in allowed:
+            raise InvalidValue(
+                f"--{option} must be one of {list(allowed)} with --method {job.method}, got {value!r}"
+            )
+    for option, given, taken in (("clip", job.clip, kind.clip), ("rounds", job.rounds, kind.rounds)):
+        if given is not None and not taken:
+            raise InvalidValue(
+                f"--{option} must be left out with --method {job.method}, which chooses it, got {given!r}"
+            )
+    if job.clip is not None:
+        validate.positive(**{"--clip": job.clip})
+    for option, number in (("rounds", job.rounds), ("records-per-user", job.records)):
+        if number is not None:
+            validate.count(**{f"--{option}": number})
+    if job.survivors is not None:
+        if job.trust != Trust.DISTRIBUTED:
+            raise InvalidValue("--survivors is for --trust distributed only")
+        if validate.count(**{"--survivors": job.survivors}) > job.users:
+            raise InvalidValue(
+                f"--survivors must be at most the number of users, {job.users}, got {job.survivors}"
+            )
+    if kind.draw is None and job.draw is not None:
+        _draw(job.draw)
+    return kind
+
+
+def _draw(text: str) -> Draw:
+    """``one``, a whole number, ``all``, or ``poisson:P``."""
+    if text in ("one", "all"):
+        return Exactly(1) if text == "one" else Everyone()
+    name, _, rate = text.partition(":")
+    try:
+        if name == "poisson":
+            return Poisson(validate.rate(**{"the rate of --draw": float(rate)}))
+        return Exactly(validate.count(**{"--draw": int(text)}))
+    except InvalidValue:
+        raise
+    except ValueError:
+        raise InvalidValue(f"--draw must be one, a whole number, all, or poisson:P, got {text!r}") from None
+
+
+def _budgets(job: Job, kind: _Kind) -> Any:
+    if not kind.private:
+        return []
+    if job.epsilon is None or job.delta is None:
+        raise InvalidValue(f"--method {job.method} needs --epsilon and --delta")
+    turns = Adjacency.ZERO_OUT if kind.draw == "turn" else Adjacency.ADD_REMOVE  # others would move turns
+    delta = validate.probability(**{"--delta": job.delta})
+    return personal(epsilons(job.epsilon, job.users), delta, job.adjacency or turns)
+
+
+def epsilons(text: str, users: int) -> Array:
+    """One ε a user, from a number for all, a list dealt out in turn, or a column of a file, a row a user.
+
+    >>> epsilons("0.1,1", 5)
+    array([0.1, 1. , 0.1, 1. , 0.1])
+    """
+    file, colon, column = text.rpartition(":")
+    if colon:
+        blocks = [block[column] for block in csvfile.columns(file, [column])]
+        cells = [str(cell) for cell in np.concatenate(blocks)] if blocks else []
+        if len(cells) != users:
+            raise InvalidValue(f"--epsilon must hold one budget a user, {text} has {len(cells)} for {users}")
+        return np.array([_number(cell, f"epsilon of user {user}") for user, cell in enumerate(cells)])
+    parts = text.split(",")
+    if len(parts) > users:
+        raise InvalidValue(f"--epsilon must hold at most one budget a user, got {len(parts)} for {users}")
+    names = ["--epsilon"] if len(parts) == 1 else [f"--epsilon of user {user}" for user in range(len(parts))]
+    values = [
+        validate.positive(**{name: _number(part, name, ", numbers with commas, or FILE:COLUMN")})
+        for part, name in zip(parts, names, strict=True)
+    ]
+    return np.resize(np.array(values), users)
+
+
+def _number(text: str, name: str, otherwise: str = "") -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidValue(f"{name} must be a number{otherwise}, got {text!r}") from None
+
+
+def _rows(job: Job, n: int) -> int:
+    """How many of n rows are dealt out."""
+    if job.users > n:
+        raise InvalidValue(f"--users must be at most the number of records, {n}, got {job.users}")
+    if job.records is None:
+        return n
+    if job.users * job.records > n:
+        raise InvalidValue(
+            f"{job.users} users with {job.records} records each need {job.users * job.records} records, "
+            f"{job.table!r} has {n}"
+        )
+    return job.users * job.records
+
+
+def _steps(job: Job, crowd: Simulated, problem: Problem) -> Iterator[Step]:
+    """The method's steps; what was left open is filled in."""
+    draw = Exactly(1) if job.draw is None else _draw(job.draw) if job.draw != "turn" else Everyone()
+    clip = 3.0 if job.clip is None else job.clip
+    rounds = _PAPER if job.rounds is None else job.rounds
+    match job.method:
+        case "together":
+            return together(crowd, problem, trust=Trust(job.trust or Trust.LOCAL), survivors=job.survivors)
+        case "addp" if job.accountant == "tight":
+            many, tight = job.rounds or _MORE, Accountant.TIGHT
+            return addp(
+                crowd, problem, clip=clip, draw=draw, rounds=many, calibration=tight, accountant=tight
+            )
+        case "addp":
+            by = Accountant(job.accountant or Accountant.SAMPLING)
+            return addp(crowd, problem, clip=clip, draw=draw, rounds=rounds, accountant=by)
+        case "sgd2":
+            return sgd2(crowd, problem, rounds=job.rounds or 100, lipschitz=job.clip)
+        case "sgd-adv":
+            return sgd_adv(crowd, problem, clip=clip, draw=draw, rounds=rounds)
+        case "sgd-maj":
+            return sgd_maj(crowd, problem, clip=clip, draw=draw, rounds=rounds)
+    return sgd_pass(crowd, problem, clip=clip, rounds=rounds)
+
+
+def _taken(
+    steps: Iterator[Step], crowd: Simulated | None = None, watch: Watch | None = None
+) -> tuple[Step, bool]:
+    """The last step, and whether it was the last because of an interruption."""
+    last, interrupted, seen = None, False, 0.0
+    try:
+        for last in steps:
+            if watch is not None and crowd is not None and time.monotonic() - seen >= _SHOWN:
+                watch(Reached(last.t, crowd.alive, crowd.users, _left(crowd)))
+                seen = time.monotonic()
+    except KeyboardInterrupt:
+        interrupted = True
+    if last is None and interrupted:
+        raise FarthingError("interrupted before the first round ended")
+    if last is None:
+        raise BudgetSpent("not even one round fits the budget of any user")
+    return last, interrupted
+
+
+def _left(crowd: Simulated) -> float:
+    """The share of all rounds that users could afford which they still can."""
+    left = int(crowd.left.sum())
+    return left / (left + int(crowd.done.sum()))
+
+
+def _reached(job: Job, crowd: Simulated, user: int) -> dict[str, Any]:
+    """What holds for all users: the guarantee of one whose ε is the largest (δ is the same for all)."""
+    terms = crowd.terms(user)
+    return {
+        **asdict(crowd.guarantee(user)),
+        "trust": job.trust or str(Trust.LOCAL),
+        "noise": job.noise,
+        "clip": terms.bound.clip,
+        "sigma": terms.mechanism.noise,
+        "alive": crowd.alive,
+        "left": _left(crowd),
+    }
+
+
+def _measured(w: tuple[Array, Array], X: Array, y: NDArray[Any]) -> dict[str, Any]:
+    """How well the model does on another table. Not private, and said so."""
+    u, constant = w
+    scores = X @ u + constant
+    found = scores > 0 if scores.ndim == 1 else scores.argmax(axis=1)
+    return {
+        "records": len(y),
+        "accuracy": float(np.mean(found == y)),
+        "guessing": float(np.bincount(y).max() / len(y)),
+        "note": WITHOUT_PRIVACY,
+    }
+
+
+@contextmanager
+def shown(quiet: bool) -> Iterator[Watch | None]:
+    """A line on standard error that follows a simulation, where that is a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), console=Console(stderr=True), transient=True
+    ) as line:
+        task = line.add_task("settling everybody's terms", total=1.0)
+
+        def watch(now: Reached) -> None:
+            words = (
+                f"round {now.rounds:,}: {now.alive:,} of {now.users:,} users, {now.left:.0%} of budgets left"
+            )
+            line.update(task, completed=1 - now.left, description=words)
+
+        yield watch

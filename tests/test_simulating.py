@@ -1,0 +1,322 @@
+"""Simulated crowds from the command line: what is read, what is refused, what is told."""
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farthing import cli, simulating
+from farthing.accounting import gaussian
+from farthing.algorithms.together import ROUNDS
+from farthing.budget import Adjacency
+from farthing.data import Categorical, Numeric, Schema
+from farthing.errors import FarthingError, InvalidValue, Unsupported
+from farthing.simulating import METHODS, Job, Reached, epsilons, simulate
+
+SCHEMA = Schema(
+    (Numeric("age", 0, 100), Categorical("sex", ("Female", "Male"))), Categorical("rich", ("no", "yes"))
+)
+COLOURS = Schema((Numeric("age", 0, 100),), Categorical("colour", ("red", "green", "blue")))
+HOURS = Schema((Numeric("age", 0, 100),), Numeric("hours", 0, 60))
+PRIVATE = [name for name, kind in METHODS.items() if kind.private]
+KEYS = {
+    *("method", "users", "records", "features", "rounds", "stopped", "alive", "left", "accountant", "trust"),
+    *("observer", "epsilon", "delta", "adjacency", "unit", "noise", "clip", "sigma", "theorem", "note"),
+}
+
+
+def write_table(path: Path, rows: int) -> str:
+    """Those over 50 are rich; ages are dealt out so that every user has all of them."""
+    lines = ["age,sex,rich,colour,hours"]
+    for row in range(rows):
+        age = 37 * row % 100
+        colour = ("red", "green", "blue")[age // 34]
+        lines.append(f"{age},{('Female', 'Male')[row % 2]},{('no', 'yes')[age > 50]},{colour},{0.6 * age}")
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(write_table(tmp_path / "people.csv", 600), SCHEMA, users=6, epsilon="50", delta=1e-5)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = cli.main(["simulate", *map(str, arguments)])
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def command(job: Job, tmp_path: Path) -> tuple[str, ...]:
+    schema = tmp_path / "schema.json"
+    schema.write_text(SCHEMA.to_json())
+    return (job.table, "--schema", str(schema), "--delta", "1e-5", "--epsilon", "50")
+
+
+# --- what is simulated
+
+
+@pytest.mark.parametrize("method", PRIVATE)
+def test_every_method_spends_its_budgets_and_says_what_holds(job: Job, method: str) -> None:
+    told = simulate(replace(job, method=method, users=60))  # A-DDP's rounds grow with records a user
+    assert told.keys() == KEYS
+    assert (told["epsilon"], told["delta"], told["unit"]) == (50.0, 1e-5, "record")
+    assert (told["observer"], told["trust"]) == ("server", "local")
+    assert (told["alive"], told["left"], told["records"]) == (0, 0.0, 600)
+    assert told["adjacency"] == ("zero-out" if method == "sgd-pass" else "add-remove")
+    assert "interrupted" not in told["stopped"]
+
+
+def test_noise_is_that_of_the_budget(job: Job) -> None:
+    told = simulate(replace(job, epsilon="1"))
+    assert told["rounds"] == ROUNDS
+    assert told["sigma"] == pytest.approx(np.sqrt(ROUNDS) * gaussian.noise(1.0, 1e-5), rel=1e-9)
+    replaced = simulate(replace(job, epsilon="1", adjacency=Adjacency.REPLACE_ONE))
+    assert replaced["sigma"] == pytest.approx(2 * told["sigma"], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("trust", "observer"), [("local", "server"), ("distributed", "aggregate"), ("trusted", "anyone")]
+)
+@pytest.mark.parametrize("noise", ["sum", "each"])
+def test_the_observer_follows_from_trust(job: Job, trust: str, observer: str, noise: str) -> None:
+    told = simulate(replace(job, trust=trust, noise=noise))
+    assert (told["observer"], told["trust"], told["noise"]) == (observer, trust, noise)
+
+
+def test_accountants_of_addp_differ_in_rounds_and_noise(job: Job) -> None:
+    by = {
+        name: simulate(replace(job, users=60, method="addp", accountant=name, epsilon="1", rounds=20))
+        for name in ("advanced", "sampling", "tight")
+    }
+    assert by["advanced"]["rounds"] == by["tight"]["rounds"] == 20 < by["sampling"]["rounds"]
+    assert by["tight"]["sigma"] < by["advanced"]["sigma"] == by["sampling"]["sigma"]
+    assert [told["accountant"] for told in by.values()] == list(by)
+
+
+def test_draws(job: Job) -> None:
+    of = {
+        draw: simulate(replace(job, method="addp", accountant="tight", epsilon="1", rounds=20, draw=draw))
+        for draw in ("one", "10", "all", "poisson:0.01")
+    }
+    noise = {draw: told["sigma"] for draw, told in of.items()}
+    assert noise["poisson:0.01"] < noise["one"] < noise["10"]
+    assert noise["all"] == pytest.approx(np.sqrt(20) * gaussian.noise(1.0, 1e-5), rel=1e-9)
+
+
+def test_users_leave_one_after_the_other_and_the_largest_budget_is_told(job: Job) -> None:
+    seen: list[Reached] = []
+    told = simulate(
+        replace(job, method="sgd2", epsilon="0.5,2", rounds=30, records=50),
+        watch=lambda now: seen.append(now),
+    )
+    assert (told["epsilon"], told["records"], told["rounds"]) == (2.0, 300, 30)
+    assert seen[0] == Reached(1, 6, 6, pytest.approx(29 / 30))
+
+
+def test_test_tables_are_measured_outside_of_the_guarantee(job: Job, tmp_path: Path) -> None:
+    test = write_table(tmp_path / "test.csv", 300)
+    told = simulate(replace(job, test=test, epsilon="100"))["test"]
+    assert told["accuracy"] > 0.8 > told["guessing"] > 0.5
+    assert "the guarantee does not cover" in told["note"]
+    with pytest.raises(InvalidValue, match="another table"):
+        simulate(replace(job, test=job.table))
+
+
+def test_three_labels(job: Job, tmp_path: Path) -> None:
+    test = write_table(tmp_path / "test.csv", 300)
+    for noise in ("sum", "each"):
+        told = simulate(replace(job, schema=COLOURS, epsilon="200", test=test, noise=noise))
+        assert told["test"]["accuracy"] > told["test"]["guessing"]
+
+
+def test_without_privacy_nothing_is_promised(job: Job, tmp_path: Path) -> None:
+    test = write_table(tmp_path / "test.csv", 300)
+    told = simulate(replace(job, method="nonprivate", epsilon=None, delta=None, test=test))
+    assert told["epsilon"] is None
+    assert "nothing is promised" in told["note"]
+    assert told["test"]["accuracy"] > 0.9
+
+
+# --- interruptions
+
+
+def test_an_interruption_ends_with_what_was_reached(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulating, "_SHOWN", 0.0)
+
+    def impatient(now: Reached) -> None:
+        if now.rounds == 7:
+            raise KeyboardInterrupt
+
+    told = simulate(job, impatient)
+    assert (told["rounds"], told["alive"], told["stopped"]) == (7, 6, "interrupted")
+    assert told["left"] == pytest.approx(1 - 7 / ROUNDS)
+    assert told["epsilon"] == 50.0
+
+
+def test_an_interruption_before_the_first_round_is_an_error(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(simulating, "together", interrupted)
+    with pytest.raises(FarthingError, match="before the first round"):
+        simulate(job)
+
+
+def test_progress_is_shown_on_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with simulating.shown(quiet=True) as watch:
+        assert watch is None
+    assert terminal.getvalue() == ""
+    with simulating.shown(quiet=False) as watch:
+        assert watch is not None
+        watch(Reached(1234, 5, 6, 0.25))
+    assert "round 1,234" in terminal.getvalue()
+    assert "5 of 6 users, 25% of budgets left" in terminal.getvalue()
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with simulating.shown(quiet=False) as watch:
+        assert watch is None
+
+
+# --- budgets
+
+
+def test_budgets_from_numbers_lists_and_columns(tmp_path: Path) -> None:
+    file = tmp_path / "budgets.csv"
+    file.write_text("user,eps\na,0.5\nb,2\nc,1e-1\n")
+    assert epsilons("0.5", 3).tolist() == [0.5, 0.5, 0.5]
+    assert epsilons("0.5,2", 3).tolist() == [0.5, 2.0, 0.5]
+    assert epsilons(f"{file}:eps", 3).tolist() == [0.5, 2.0, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0", "--epsilon must be a finite number > 0, got 0.0"),
+        ("-1", "got -1.0"),
+        ("nan", "got nan"),
+        ("inf", "got inf"),
+        ("1,nan,2", "--epsilon of user 1 .* got nan"),
+        ("1,-2", "--epsilon of user 1 .* got -2.0"),
+        ("1,,2", "--epsilon of user 1 must be a number"),
+        ("", "must be a number, numbers with commas, or FILE:COLUMN, got ''"),
+        ("many", "or FILE:COLUMN, got 'many'"),
+        ("1,1,1,1,1,1,1", "at most one budget a user, got 7 for 6"),
+        ("nowhere.csv:eps", "'nowhere.csv' cannot be read"),
+        ("{}:name", "no column 'name'"),
+        ("{}:few", "has 2 for 6"),
+    ],
+)
+def test_bad_budgets(job: Job, tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "budgets.csv"
+    file.write_text("few\n1\n2\n")
+    with pytest.raises(InvalidValue, match=message):
+        simulate(replace(job, epsilon=text.format(file)))
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [("-1", "epsilon of user 4 .* got .*-1.0"), ("nan", "epsilon of user 4 .* nan"), ("x", "user 4 .* 'x'")],
+)
+def test_a_bad_cell_names_its_user(job: Job, tmp_path: Path, cell: str, message: str) -> None:
+    file = tmp_path / "budgets.csv"
+    file.write_text("\n".join(["eps", "1", "1", "1", "1", cell, "1"]))
+    with pytest.raises(InvalidValue, match=message):
+        simulate(replace(job, epsilon=f"{file}:eps"))
+
+
+# --- other input
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"users": 0}, "--users must be a whole number"),
+        ({"users": 601}, "--users must be at most the number of records, 600, got 601"),
+        ({"records": 0}, "--records-per-user must be a whole number"),
+        ({"records": 101}, "6 users with 101 records each need 606 records"),
+        ({"delta": 0.0}, "--delta"),
+        ({"delta": 1.0}, "--delta"),
+        ({"delta": None}, "needs --epsilon and --delta"),
+        ({"method": "magic"}, "--method must be one of .*'together', 'addp'.* got 'magic'"),
+        ({"clip": 2.0}, "--clip must be left out with --method together"),
+        ({"rounds": 2}, "--rounds must be left out with --method together"),
+        ({"method": "addp", "clip": 0.0}, "--clip must be a finite number > 0, got 0.0"),
+        ({"method": "addp", "clip": float("nan")}, "--clip .* got nan"),
+        ({"method": "addp", "rounds": 0}, "--rounds must be a whole number"),
+        ({"method": "addp", "trust": "distributed"}, "--trust must be one of .'local'. with --method addp"),
+        ({"trust": "nobody"}, "--trust must be one of .* got 'nobody'"),
+        ({"accountant": "sampling"}, "--accountant must be one of .'tight'. with --method together"),
+        ({"method": "addp", "accountant": "guess"}, "--accountant must be one of .* got 'guess'"),
+        ({"draw": "one"}, "--draw must be one of .'all'."),
+        ({"method": "addp", "draw": "some"}, "--draw must be one, a whole number, all, or poisson:P"),
+        ({"method": "addp", "draw": "poisson:2"}, "the rate of --draw must be"),
+        ({"method": "addp", "draw": "0"}, "--draw must be a whole number"),
+        ({"noise": "none"}, "--noise must be one of"),
+        ({"survivors": 3}, "--survivors is for --trust distributed only"),
+        ({"trust": "distributed", "survivors": 7}, "--survivors must be at most the number of users, 6"),
+        ({"schema": HOURS}, "target 'hours' is a number"),
+        ({"table": "nowhere.csv"}, "'nowhere.csv' cannot be read"),
+    ],
+)
+def test_wrong_input_is_one_sentence(job: Job, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        simulate(replace(job, **change))
+
+
+def test_passes_need_records_that_keep_their_places(job: Job) -> None:
+    with pytest.raises(Unsupported, match="use zero-out or replace-one"):
+        simulate(replace(job, method="sgd-pass", adjacency=Adjacency.ADD_REMOVE))
+
+
+# --- the command
+
+
+def test_json_is_one_object_and_nothing_else(run: Any, command: tuple[str, ...]) -> None:
+    code, out, err = run(*command, "--users", 6, "--records-per-user", 90, "--trust", "trusted", "--json")
+    assert (code, err, out.count("\n")) == (0, "", 1)
+    fields = json.loads(out, parse_constant=pytest.fail)
+    assert fields.keys() == KEYS
+    assert (fields["users"], fields["records"], fields["observer"]) == (6, 540, "anyone")
+
+
+def test_the_text_says_what_holds_and_for_whom(run: Any, command: tuple[str, ...], tmp_path: Path) -> None:
+    test = write_table(tmp_path / "test.csv", 300)
+    code, out, err = run(
+        *command, "--users", 6, "--method", "sgd-adv", "--draw", "poisson:0.01", "--test", test
+    )
+    assert (code, err) == (0, "")
+    assert "(50, 1e-05)-DP, add-remove, per record, against server, by amplified" in out
+    assert "for each user" in out
+    assert "does not cover these figures" in out
+
+
+def test_exit_codes(run: Any, command: tuple[str, ...]) -> None:
+    code, out, err = run(*command, "--users", 0)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    code, out, err = run(command[0], "--users", 6, "--epsilon", 1, "--delta", 1e-5)
+    assert (code, out) == (2, "")
+    assert "--schema" in err
+    code, out, err = run(*command, "--users", "six")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    code, out, err = run(*command, "--users", 6, "--method", "nonprivate", "--rounds", 20)
+    assert code == 1
+    assert "no guarantee" in err
+    assert "nothing is promised" in out
