@@ -99,14 +99,14 @@ def report(users: int, storage: str, noise: str, taken: float, other: float | No
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
         f"{users:>9,} {storage:<8}{noise:<6}{taken * 1e3:11.3f}{1 / taken:12.1f}"
-        f"{taken / users * 1e6:13.3f}{ratio}{peak:10.2f}",
+        f"{taken / users * 1e6:15.3f}{ratio}{peak:10.2f}",
         flush=True,
     )
 
 
 def main(seconds: float = 1.0, largest: int = 10**6) -> None:
     print(f"{'users':>9} {'rows as':<8}{'noise':<6}{'ms a round':>11}{'rounds/s':>12}", end="")
-    print(f"{'us/user/round':>13}{'x NumPy':>9}{'GiB peak':>10}")
+    print(f"{'us/user/round':>15}{'x NumPy':>9}{'GiB peak':>10}")
     quoted: list[str] = []
     for users in (400, 10**4):
         rows = places(users)

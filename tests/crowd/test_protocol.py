@@ -188,14 +188,13 @@ def test_a_share_costs_what_the_whole_does_and_is_as_small_as_its_part():
 
 
 def test_distributed_noise_needs_its_survivors():
-    observed = budget(observer="aggregate")
-    crowd = Parties([agent(i, budget=observed, clip=c) for i, c in enumerate((1.0, 1.0, 0.5))])
+    budgets = [budget(e, observer="aggregate") for e in (1.0, 1.0, 2.0)]
+    crowd = Parties([agent(i, budget=b) for i, b in enumerate(budgets)])
     invitation = Invitation(1.0, noise=30.0, trust=Trust.DISTRIBUTED, survivors=3)
     outlook = crowd.forecast(invitation)
     crowd.invite(invitation)
     left = crowd.left
-    assert left[0] == left[1]
-    assert left[2] == pytest.approx(4 * left[0], abs=4)  # it moves the sum half as far
+    assert left[0] == left[1] < left[2]
     got = crowd.ask(GRADIENT, np.zeros(3))
     assert got.variance == pytest.approx((30.0 / 60) ** 2)
     assert outlook.deviation == pytest.approx(0.5)
@@ -204,3 +203,14 @@ def test_distributed_noise_needs_its_survivors():
     with pytest.raises(BudgetSpent, match=r"1 of 3 users .* 3 are needed"):
         crowd.ask(GRADIENT, np.zeros(3))
     assert crowd.left[2] == left[2] - left[0]
+
+
+def test_shares_lie_on_one_lattice():
+    share, bound, stream = Share(37.0, 5), ft.ClipNorm(0.7), SeededStream(3)
+    _, cell = ft.Gaussian(37.0 / math.sqrt(5)).grid(bound, 6)
+    uploads = [share.release(np.linspace(-1, 1, 6), bound, stream) for _ in range(20)]
+    counted = np.sum(uploads, axis=0) / cell
+    np.testing.assert_array_equal(counted, np.rint(counted))
+    invitation = Invitation(1.0, noise=30.0, trust=Trust.DISTRIBUTED)
+    with pytest.raises(InvalidValue, match="one lattice"):
+        agent(budget=budget(observer="aggregate"), clip=0.5).join(invitation)

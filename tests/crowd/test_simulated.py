@@ -320,6 +320,8 @@ def test_too_few_survivors_end_a_round_of_shares():
     with pytest.raises(BudgetSpent, match="5 of 6"):
         crowd.ask(GRADIENT, np.zeros(3))
     assert crowd.left[0] == 0 < crowd.left[1]
+    with pytest.raises(InvalidValue, match="user 2 clips at 2"):
+        split(clip=[1, 1, 2, 1, 1, 1]).invite(Invitation(1.0, noise=40.0, trust="distributed"))
 
 
 def test_other_contributions_need_alike_users_or_the_sum():

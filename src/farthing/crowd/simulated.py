@@ -192,6 +192,12 @@ class Simulated:
         """Terms, once for each distinct budget, number of records and clip; which are whose; and budgets."""
         clips = np.full(self.users, invitation.clip) if self._clips is None else self._clips
         kinds = np.stack([self._budgets.which.astype(np.float64), self._sizes.astype(np.float64), clips])
+        other = np.flatnonzero(clips != invitation.clip)
+        if len(other) and invitation.trust is Trust.DISTRIBUTED:
+            raise InvalidValue(
+                f"user {other[0]} clips at {clips[other[0]]:g}; under distributed trust everybody must clip at "
+                f"{invitation.clip:g}, because shares of noise lie on one lattice"
+            )
         distinct, which = _distinct(kinds)
         observer = invitation.trust.observer
         known = [replace(budget, observer=observer) for budget in self._budgets.distinct]

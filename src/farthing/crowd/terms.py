@@ -217,6 +217,11 @@ def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) ->
             f"under {invitation.trust} trust the guarantee holds against {invitation.trust.observer}, "
             f"the budget is against {budget.observer}"
         )
+    if invitation.trust is Trust.DISTRIBUTED and clip != invitation.clip:
+        raise InvalidValue(
+            f"shares of noise lie on one lattice, so everybody clips at {invitation.clip:g} under distributed "
+            f"trust, got {clip!r}"
+        )
     validate.probability(delta=budget.delta)
     passes = isinstance(invitation.draw, InTurn)
     if passes and budget.adjacency is Adjacency.ADD_REMOVE:
