@@ -210,7 +210,7 @@ def test_shares_lie_on_one_lattice():
     _, cell = ft.Gaussian(37.0 / math.sqrt(5)).grid(bound, 6)
     uploads = [share.release(np.linspace(-1, 1, 6), bound, stream) for _ in range(20)]
     counted = np.sum(uploads, axis=0) / cell
-    np.testing.assert_array_equal(counted, np.rint(counted))
+    np.testing.assert_allclose(counted, np.rint(counted), rtol=0, atol=1e-4)
     invitation = Invitation(1.0, noise=30.0, trust=Trust.DISTRIBUTED)
     with pytest.raises(InvalidValue, match="one lattice"):
         agent(budget=budget(observer="aggregate"), clip=0.5).join(invitation)

@@ -195,7 +195,7 @@ class Simulated:
         other = np.flatnonzero(clips != invitation.clip)
         if len(other) and invitation.trust is Trust.DISTRIBUTED:
             raise InvalidValue(
-                f"user {other[0]} clips at {clips[other[0]]:g}; under distributed trust everybody must clip at "
+                f"user {other[0]} clips at {clips[other[0]]:g}; under distributed trust everybody clips at "
                 f"{invitation.clip:g}, because shares of noise lie on one lattice"
             )
         distinct, which = _distinct(kinds)

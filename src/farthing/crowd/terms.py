@@ -219,8 +219,8 @@ def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) ->
         )
     if invitation.trust is Trust.DISTRIBUTED and clip != invitation.clip:
         raise InvalidValue(
-            f"shares of noise lie on one lattice, so everybody clips at {invitation.clip:g} under distributed "
-            f"trust, got {clip!r}"
+            f"shares of noise lie on one lattice, so everybody clips at {invitation.clip:g} under "
+            f"distributed trust, got {clip!r}"
         )
     validate.probability(delta=budget.delta)
     passes = isinstance(invitation.draw, InTurn)
