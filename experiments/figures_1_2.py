@@ -160,14 +160,14 @@ def draw(measured, path):
                 axes.axhline(level, color=shade, linestyle=":", label=method)
             if place:
                 level = np.mean(found[NON_PRIVATE, None], axis=0)[1]
-                axes.set_ylim(level * 0.9, 1.5)
+                axes.set_ylim(level * 0.9, 1.0)
             axes.set(xscale="log", xlabel="ε of each user", ylabel=label, title=name)
             axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS], minor=False)
             axes.minorticks_off()
             axes.grid(alpha=0.3)
-    grid[0, 0].legend(fontsize=7)
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="lower center", ncols=6, fontsize=9)
     figure.suptitle("Accuracy and objective against ε, 100 records a user, δ = 1e-8 (A-DDP, Figures 1 and 2)")
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
     figure.savefig(path, dpi=110)
     print(f"\ndrawn in {path}")
 

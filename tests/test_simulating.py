@@ -104,12 +104,12 @@ def test_accountants_of_addp_differ_in_rounds_and_noise(job: Job) -> None:
 
 def test_draws(job: Job) -> None:
     of = {
-        draw: simulate(replace(job, method="addp", accountant="tight", epsilon="1", rounds=20, draw=draw))
+        draw: simulate(replace(job, method="addp", accountant="tight", epsilon="1", rounds=300, draw=draw))
         for draw in ("one", "10", "all", "poisson:0.01")
     }
     noise = {draw: told["sigma"] for draw, told in of.items()}
     assert noise["poisson:0.01"] < noise["one"] < noise["10"]
-    assert noise["all"] == pytest.approx(np.sqrt(20) * gaussian.noise(1.0, 1e-5), rel=1e-9)
+    assert noise["all"] == pytest.approx(np.sqrt(300) * gaussian.noise(1.0, 1e-5), rel=1e-9)
 
 
 def test_users_leave_one_after_the_other_and_the_largest_budget_is_told(job: Job) -> None:
