@@ -30,7 +30,7 @@ _FORMAT = 1
 _ROUNDED = 1 - 1e-9  # what is left, rounded down so that it still fits after conversion and back
 _DEAD = 1e300  # an infinite total (an RDP order that prices no more), as JSON can hold it; it stays one
 _STOPPING = "holds if when to stop did not depend on the answers; the ledger's guarantee holds in any case"
-_TIGHT = "Zhu, Dong & Wang 2022, Thm. 10 (dominating pairs compose), certified inversion"
+TIGHT = "Zhu, Dong & Wang 2022, Thm. 10 (dominating pairs compose), certified inversion"
 
 Plan = list[tuple[Event, int]]
 
@@ -146,7 +146,7 @@ class Books:
         if not plan:
             return self._statement(budget.epsilon, self.rule.name, self.rule.theorem)
         epsilon = pld.epsilon(_composed(plan), budget.delta, budget.adjacency)
-        return self._statement(min(epsilon, budget.epsilon), "pld", _TIGHT)
+        return self._statement(min(epsilon, budget.epsilon), "pld", TIGHT)
 
     def spent(self) -> Guarantee:
         """What was charged until now."""
@@ -160,7 +160,7 @@ class Books:
             (event, int(count)) for (event, _), count in zip(plan, self._counts(state), strict=True) if count
         ]
         epsilon = pld.epsilon(_composed(done), budget.delta, budget.adjacency) if done else 0.0
-        return self._statement(min(epsilon, budget.epsilon), "pld", _TIGHT, _STOPPING)
+        return self._statement(min(epsilon, budget.epsilon), "pld", TIGHT, _STOPPING)
 
     def share(self) -> float:
         """The part that is charged: of the plan's answers, or of the filter's budget."""

@@ -31,7 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from farthing import noise as lattice
 from farthing.accounting import pld
-from farthing.books import SEEDED
+from farthing.books import SEEDED, TIGHT
 from farthing.bounds import ClipNorm
 from farthing.budget import Budget, Guarantee, Unit
 from farthing.crowd.compact import Indicators
@@ -225,15 +225,17 @@ class Simulated:
     def guarantee(self, user: int) -> Guarantee:
         """What holds for a user, however long this goes on."""
         budget = self._budgets[user]
-        return self._statement(budget, budget.epsilon, str(self._invitation.accountant))
+        by = self._invitation.accountant
+        return self._statement(budget, budget.epsilon, str(by), by.theorem)
 
     def spent(self, user: int) -> Guarantee:
         """What a user's rounds until now amount to, by tight accounting."""
         budget, event = self._budgets[user], self.event(user)
         epsilon = 0.0 if event is None else pld.epsilon(event, budget.delta, budget.adjacency)
-        return self._statement(budget, min(epsilon, budget.epsilon), "pld")  # the rounds are within it
+        within = min(epsilon, budget.epsilon)  # the rounds are
+        return self._statement(budget, within, "pld", TIGHT)
 
-    def _statement(self, budget: Budget, epsilon: float, accountant: str) -> Guarantee:
+    def _statement(self, budget: Budget, epsilon: float, accountant: str, theorem: str) -> Guarantee:
         sound = self._stream.sound
         return Guarantee(
             epsilon if sound else math.inf,
@@ -242,6 +244,7 @@ class Simulated:
             budget.unit,
             budget.observer,
             accountant,
+            theorem,
             note="" if sound else SEEDED,
         )
 

@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from farthing import validate
 from farthing.accounting import calibrate, composition, gaussian, sampling
+from farthing.books import TIGHT
 from farthing.bounds import Bound, ClipNorm
 from farthing.budget import Adjacency, Budget, Observer, Unit
 from farthing.errors import InvalidValue, Unsupported
@@ -67,6 +68,20 @@ class Accountant(StrEnum):
     AMPLIFIED = "amplified"  # the same over rounds amplified by sampling (Balle et al. 2018, Thm. 8 and 9)
     SAMPLING = "sampling"  # A-DDP's Gaussian Sampling Composition Theorem
     TIGHT = "tight"  # the privacy loss distribution of the draw and the noise
+
+    @property
+    def theorem(self) -> str:
+        """What its guarantee rests on."""
+        match self:
+            case Accountant.BASIC:
+                return "Dwork & Roth 2014, Thm. 3.16: basic composition"
+            case Accountant.ADVANCED:
+                return "Dwork & Roth 2014, Thm. 3.20: advanced composition"
+            case Accountant.AMPLIFIED:
+                return "Dwork & Roth 2014, Thm. 3.20, of rounds amplified by Balle et al. 2018, Thm. 8 and 9"
+            case Accountant.SAMPLING:
+                return "Cheng et al. 2020, Thm. 1: Gaussian sampling composition"
+        return TIGHT
 
 
 class Weights(StrEnum):
