@@ -168,7 +168,7 @@ def draw(measured, path):
     figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="lower center", ncols=6, fontsize=9)
     figure.suptitle("Accuracy and objective against ε, 100 records a user, δ = 1e-8 (A-DDP, Figures 1 and 2)")
     figure.tight_layout(rect=(0, 0.07, 1, 1))
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
     print(f"\ndrawn in {path}")
 
 
