@@ -854,3 +854,11 @@ class TestCreate:
         assert done.code == 2
         assert "new" in done.err
         assert run("ledger", "show", "new.ledger").out == before
+
+
+@pytest.mark.usefixtures("people")
+def test_train_offers_no_fit_without_privacy(run: Any) -> None:
+    done = run(*TRAIN, "--method", "nonprivate", "--out", "none")
+    assert (done.code, done.out) == (2, "")
+    assert "--method must be one of" in done.err
+    assert "nonprivate'," not in done.err.split("got")[0]

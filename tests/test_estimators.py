@@ -363,3 +363,21 @@ def test_a_method_of_ones_own():
 
     model = ft.LogisticRegression(**BUDGET, solver=nothing).fit(X, Y)
     assert (model.predict(X) == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "solver", "several", "filter"),
+    [
+        (ft.LogisticRegression, "objective", True, BasicFilter),
+        (ft.LogisticRegression, "objective", False, None),
+        (ft.LogisticRegression, "output", True, BasicFilter),
+        (ft.LogisticRegression, "privgene", True, None),
+        (ft.LinearSVC, "dpagd", True, None),
+    ],
+)
+def test_what_a_method_refuses_costs_nothing(kind, solver, several, filter):
+    ledger = ft.Ledger(ft.Budget(1.0, 1e-5), filter=filter)
+    model = kind(0.5, 5e-6, ledger=ledger, solver=solver, classes=range(3) if several else (0, 1))
+    with pytest.raises(Unsupported):
+        model.fit(X3 if several else X, Y3 if several else Y)
+    assert ledger.share == 0

@@ -125,12 +125,12 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         except ValueError as error:
             raise InvalidValue(str(error)) from None
 
-    def _door(self, filter: Callable[[Budget], Filter] | None = GdpFilter) -> Ledger:
-        """The ledger that this fit may spend to its end. A part of a shared one is charged here.
+    def _door(self, shared: Ledger | None, filter: Callable[[Budget], Filter] | None = GdpFilter) -> Ledger:
+        """The ledger that this fit may spend to its end. A part of a ``shared`` one is charged here.
 
         ``filter`` is how the method likes to spend; None if it promises a plan.
         """
-        if self.ledger is None:
+        if shared is None:
             if self.epsilon is None or self.delta is None:
                 raise InvalidValue("give epsilon and delta, or a ledger to spend from")
             relation = validate.choice(Adjacency, adjacency=self.adjacency or Adjacency.ADD_REMOVE)
@@ -138,20 +138,20 @@ class _Private(BaseEstimator):  # type: ignore[misc]
             return Ledger(budget, filter=filter, stream=self._stream())
         if self.random_state is not None:
             raise InvalidValue("random_state must be None with a ledger, which draws its own noise")
-        if self.adjacency not in (None, self.ledger.budget.adjacency):
+        if self.adjacency not in (None, shared.budget.adjacency):
             raise InvalidValue(
-                f"adjacency must be the ledger's, {self.ledger.budget.adjacency}, got {self.adjacency}"
+                f"adjacency must be the ledger's, {shared.budget.adjacency}, got {self.adjacency}"
             )
-        if isinstance(self.ledger.filter, BasicFilter):
-            return self.ledger.allot(self.epsilon, self.delta, filter=filter)
+        if isinstance(shared.filter, BasicFilter):
+            return shared.allot(self.epsilon, self.delta, filter=filter)
         if filter is None:  # a plan needs a ledger of its own, and this one will do if nobody used it
-            if self.epsilon is None and self.delta is None and self.ledger.share == 0:
-                return self.ledger
+            if self.epsilon is None and self.delta is None and shared.share == 0:
+                return shared
             raise Unsupported(
                 f"solver {self.solver!r} promises a plan: give it a fresh ledger and no epsilon, or a ledger "
                 "with filter=BasicFilter"
             )
-        return self.ledger.allot(self.epsilon, self.delta)
+        return shared.allot(self.epsilon, self.delta)
 
     def _stream(self) -> SeededStream | None:
         if self.random_state is None:
@@ -197,7 +197,12 @@ class _PrivateLinear(_Private):
         return u, constant - low @ u
 
     def _spend(self, table: Table, problem: Problem, method: Method) -> None:
-        ledger = self._door(method.filter)
+        if self.ledger is not None:  # what a method refuses, it refuses here, before anything is charged
+            rule = self.ledger.filter
+            like = Ledger(rule.budget, filter=lambda _: rule)
+            blank = Table(np.zeros((2, problem.width)), np.zeros(2), unit=problem.unit)
+            next(iter(method.algorithm(self._door(like, method.filter).over(blank), problem)), None)
+        ledger = self._door(self.ledger, method.filter)
         self.history_ = tuple(method.algorithm(ledger.over(table), problem))
         if not self.history_:
             raise BudgetSpent(f"{ledger.budget} does not allow a single step of {self.solver!r}")
@@ -267,10 +272,6 @@ class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
         self.records = records
         self.random_state = random_state
 
-    def _losses(self) -> tuple[Loss, Loss]:
-        """For two classes, and for more."""
-        raise NotImplementedError
-
     def fit(self, X: Any, y: Any) -> Self:
         """Checks everything, charges the budget, and trains until it is spent."""
         classes = _declared(self.classes)
@@ -282,7 +283,7 @@ class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
             raise InvalidValue(str(error)) from None
         codes = _codes(y, classes)
         several = len(classes) > 2
-        u, constant = self._train(X, codes, self._losses()[several], len(classes) if several else 0, method)
+        u, constant = self._train(X, codes, self._losses[several], len(classes) if several else 0, method)
         self.classes_ = classes
         self.coef_, self.intercept_ = np.atleast_2d(u.T), np.atleast_1d(constant)
         return self
@@ -302,8 +303,7 @@ class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
 class LogisticRegression(_PrivateClassifier):
     __doc__ = f"Logistic regression, binary or multinomial, within a budget.\n\n{_PrivateClassifier.__doc__}"
 
-    def _losses(self) -> tuple[Loss, Loss]:
-        return losses.logistic, losses.multinomial
+    _losses = (losses.logistic, losses.multinomial)
 
     def predict_proba(self, X: Any) -> Array:
         """The probability of every class."""
@@ -324,8 +324,7 @@ class LogisticRegression(_PrivateClassifier):
 class LinearSVC(_PrivateClassifier):
     __doc__ = f"A linear SVM with a smooth (Huber) hinge, within a budget.\n\n{_PrivateClassifier.__doc__}"
 
-    def _losses(self) -> tuple[Loss, Loss]:
-        return losses.huber_hinge, losses.one_against_rest
+    _losses = (losses.huber_hinge, losses.one_against_rest)
 
     def to_sklearn(self) -> Any:
         """The same model as scikit-learn's own, ready to predict."""
@@ -441,7 +440,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Private):  # type:
         table, features = Table(X), Features(width, self.centre, intercept=0.0)  # type: ignore[arg-type]
         clip = validate.positive(clip=self.clip)
         size = len(table) if self.records is None else validate.count(records=self.records)
-        ledger = self._door()
+        ledger = self._door(self.ledger)
         self.history_ = tuple(dppca(ledger.over(table), features, clip=clip, records=size))
         if not self.history_:
             raise BudgetSpent(f"nothing is left of {ledger.budget}")

@@ -21,6 +21,7 @@ from sklearn.base import clone
 from sklearn.metrics import roc_auc_score
 
 from farthing import csvfile, data, validate
+from farthing.algorithms.baselines import nonprivate
 from farthing.books import rule_of
 from farthing.budget import Adjacency, Budget, Unit
 from farthing.data import ADULT, Categorical, Numeric, Schema
@@ -213,8 +214,9 @@ def _estimator(job: Job) -> tuple[Estimator, Method]:
     kind = next(iter(made)) if job.model is None else job.model
     if kind not in made:
         raise InvalidValue(f"--model must be one of {list(made)} for target {target.name!r}, got {kind!r}")
-    if job.method not in known:
-        raise InvalidValue(f"--method must be one of {sorted(known)}, got {job.method!r}")
+    private = sorted(name for name, method in known.items() if method.algorithm is not nonprivate)
+    if job.method not in private:  # a fit without privacy is a baseline, and for Python only
+        raise InvalidValue(f"--method must be one of {private}, got {job.method!r}")
     if job.records is not None:
         validate.count(**{"--records": job.records})
     estimator = made[kind]().set_params(
