@@ -270,6 +270,18 @@ def test_labels_do_not_appear_in_messages():
     assert "the only one" not in str(caught.value)
 
 
+@pytest.mark.parametrize("place", ["feature", "target"])
+def test_cells_do_not_appear_in_messages(place):
+    rows, target = XR.astype(object), YR.astype(object)
+    (rows[17] if place == "feature" else target)[1] = "a private word"
+    with pytest.raises(InvalidValue) as caught:
+        ft.LinearRegression(**BUDGET, target_bounds=RANGE).fit(rows, target)
+    assert "private word" not in str(caught.value)
+    with pytest.raises(InvalidValue) as caught:
+        ft.LinearRegression(**BUDGET, target_bounds=RANGE).fit(XR, target.astype(str))
+    assert "private word" not in str(caught.value)
+
+
 @pytest.mark.parametrize("options", [{}, {"epsilon": 1.0}, {"delta": 1e-5}, {"epsilon": 1.0, "delta": 0.0}])
 def test_a_fit_needs_a_whole_budget(options):
     with pytest.raises(FarthingError):

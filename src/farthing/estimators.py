@@ -123,6 +123,8 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         try:
             return validate_data(self, X, accept_sparse="csr", dtype="numeric", **options)
         except ValueError as error:
+            if "could not convert" in str(error):  # that message goes on with a record's own cell
+                raise InvalidValue("features and targets must be numbers; encode text beforehand") from None
             raise InvalidValue(str(error)) from None
 
     def _door(self, shared: Ledger | None, filter: Callable[[Budget], Filter] | None = GdpFilter) -> Ledger:
@@ -372,6 +374,8 @@ class LinearRegression(RegressorMixin, _PrivateLinear):  # type: ignore[misc]
         low, high = _target_bounds(self.target_bounds)
         method, penalty = self._method(REGRESSORS), validate.non_negative(alpha=self.alpha)
         X, y = self._checked(X, y=y, y_numeric=True)
+        if y.dtype.kind not in "biuf":
+            raise InvalidValue(f"the target must be numbers, got an array of {y.dtype}")
         scaled = (np.clip(np.asarray(y, dtype=np.float64), low, high) - low) / (high - low)
         u, constant = self._train(X, scaled, losses.squared, 0, method, penalty)
         self.coef_, self.intercept_ = u * (high - low), float(constant * (high - low) + low)
