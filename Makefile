@@ -2,8 +2,8 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
-# Extras installed for `make test`, separated by commas: dev,torch adds PyTorch.
-EXTRAS := dev
+# Extras installed for `make test`, separated by commas.
+EXTRAS := dev,torch
 BENCH_EXTRAS := bench
 
 BIN := .venv/bin

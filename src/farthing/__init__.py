@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from farthing import crowd
+    from farthing import crowd, torch
     from farthing.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
     from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
     from farthing.errors import FarthingError
@@ -63,6 +63,7 @@ __all__ = [
     "noise_for",
     "run",
     "steps_for",
+    "torch",
     "until_spent",
 ]
 
@@ -82,8 +83,8 @@ _HOME = {name: f"farthing.{home}" for home, names in _HOMES.items() for name in 
 
 
 def __getattr__(name: str) -> Any:
-    if name == "crowd":
-        return import_module("farthing.crowd")
+    if name in ("crowd", "torch"):
+        return import_module(f"farthing.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOME[name]), name)

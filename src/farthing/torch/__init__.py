@@ -1,0 +1,70 @@
+"""Deep learning: PyTorch training that ends when the budget is spent.
+
+    for step in ft.torch.train(model, loss, dataset, ledger):
+        ...
+
+Names are looked up when they are used, so that `import farthing` never opens torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from farthing.torch.bookkeeping import Gradient, Layout
+    from farthing.torch.checkpoint import restore, save
+    from farthing.torch.clipping import Automatic, ClipLayers
+    from farthing.torch.noise import FloatGaussian, Gaussian
+    from farthing.torch.optim import DPAdam
+    from farthing.torch.quantile import Quantile
+    from farthing.torch.records import Examples, Lot
+    from farthing.torch.training import Step, Training, evaluate, progress, train
+
+__all__ = [
+    "Automatic",
+    "ClipLayers",
+    "DPAdam",
+    "Examples",
+    "FloatGaussian",
+    "Gaussian",
+    "Gradient",
+    "Layout",
+    "Lot",
+    "Quantile",
+    "Step",
+    "Training",
+    "evaluate",
+    "progress",
+    "restore",
+    "save",
+    "train",
+]
+
+_HOMES = {
+    "bookkeeping": ("Gradient", "Layout"),
+    "checkpoint": ("restore", "save"),
+    "clipping": ("Automatic", "ClipLayers"),
+    "noise": ("FloatGaussian", "Gaussian"),
+    "optim": ("DPAdam",),
+    "quantile": ("Quantile",),
+    "records": ("Examples", "Lot"),
+    "training": ("Step", "Training", "evaluate", "progress", "train"),
+}
+_HOME = {name: f"farthing.torch.{home}" for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModuleNotFoundError(
+            "farthing.torch needs PyTorch: pip install 'farthing[torch]'", name="torch"
+        ) from None
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
