@@ -15,7 +15,7 @@ PoissonEvent(rate=0.01, event=GaussianEvent(noise=1.1))
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ParamSpec, Protocol, Self
+from typing import Any, ParamSpec, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +37,8 @@ class Records(Protocol):
     def __len__(self) -> int:
         """How many."""
 
-    def take(self, indices: Indices) -> Self:
-        """Those at ``indices``."""
+    def take(self, indices: Indices) -> Any:
+        """Those at ``indices``, as the contribution wants them."""
 
 
 class Contribution(Protocol):
