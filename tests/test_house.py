@@ -31,6 +31,7 @@ LAYERS = [
     "algorithms.dpsgd algorithms.dpagd algorithms.perturbation algorithms.privgene algorithms.baselines",
     "algorithms.ball algorithms.sgd1",
     "estimators",
+    "torch.clipping torch.vmapped torch.layers torch.selfcheck torch.bookkeeping",
     "crowd.terms crowd.protocol crowd.compact crowd.draws crowd.people crowd.simulated",
     "algorithms.together algorithms.addp algorithms.addp_baselines algorithms.sgd2",
     "csvfile training",
