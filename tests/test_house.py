@@ -13,7 +13,7 @@ SOURCE = Path(ft.__file__).parent
 
 # Imports point down only: a module may import those on lines above its own.
 LAYERS = [
-    "errors validate noise",
+    "errors validate native noise",
     "accounting.gaussian accounting.zcdp accounting.composition",
     "budget events",
     "accounting.moments accounting.sampling accounting.rdp",

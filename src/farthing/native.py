@@ -1,0 +1,213 @@
+"""Kernels in C (`kernels.c`), built once a machine and user; where they cannot be, numpy does the same work.
+
+`kernels` hands them out, or None: no compiler, a failed build, no folder of one's own to keep them in, or
+FARTHING_NATIVE=0 in the environment. Every caller has a path without them that gives the same answers, so
+nothing depends on them but time. They are built when there is work for them, never by an import, with the
+system's C compiler and without a shell.
+
+What is loaded was built by this user. The folder ($XDG_CACHE_HOME/farthing, by default ~/.cache/farthing)
+and the file must belong to the user and be writable to nobody else; a file's name carries the digest of its
+own content, of the source, the compiler, its flags and the processor, so that a file cut short, changed or
+meant for another machine is built anew. Files are written under a temporary name and renamed.
+"""
+
+import hashlib
+import itertools
+import os
+import platform
+import shutil
+import stat
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing import validate
+from farthing.errors import InvalidValue
+
+_SOURCE = Path(__file__).with_name("kernels.c")
+_COMPILERS = "cc", "gcc", "clang"
+_FLAGS = ("-O3", "-march=native"), ("-O3",)
+_ENOUGH = 2**14  # items of work before a build pays
+_SECONDS = 60  # for one build
+
+_P, _I, _D = "pointer", "integer", "number"
+_ROWS = (_P, _I, _P, _I, _I, _P, _P)
+_OUTER = (_P, _P, _P, _P, _I, _I, _I, _I, _I, _I)
+_SIGNATURES = {
+    "gaussian": (_P, _I, _D, _P, _P),
+    "release": (_P, _I, _D, _P, _P, _P, _D, _D, _P),
+    "heads": (_P, _I, _I, _I, _P, _P),
+    "settle": (_P, _I, _P, _I),
+    **{f"{name}_{kind}": _ROWS for name in ("margins", "weighted") for kind in ("f8", "f4", "u1")},
+    **{f"clamped_outer_{kind}": _OUTER for kind in ("f8", "f4")},
+}
+
+Kernels = dict[str, Callable[..., Any]]
+Floats = NDArray[Any]
+
+_lock = threading.Lock()
+_loaded: Kernels | None = None
+_tried = False
+_asked = 0
+
+
+def kernels(work: int = _ENOUGH) -> Kernels | None:
+    """The kernels by name, or None. ``work`` says how much there is to do: little work builds nothing."""
+    global _asked
+    if _tried:
+        return _loaded
+    _asked += work
+    return _load() if _asked >= _ENOUGH else None
+
+
+def _load() -> Kernels | None:
+    global _loaded, _tried
+    with _lock:
+        if not _tried:
+            try:
+                _loaded = _open() if os.environ.get("FARTHING_NATIVE", "1") != "0" else None
+            except (OSError, RuntimeError):  # no home, no source, nothing to write to
+                _loaded = None
+            _tried = True
+        return _loaded
+
+
+def _open() -> Kernels | None:
+    if os.name != "posix" or sys.byteorder != "little" or sys.maxsize < 2**32:
+        return None
+    folder = _folder()
+    compiler = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
+    if folder is None:
+        return None
+    for flags in _FLAGS:
+        processor = _processor()
+        if compiler is None or ("-march=native" in flags and processor is None):
+            continue
+        parts = [_SOURCE.read_bytes(), compiler.encode(), " ".join(flags).encode(), processor or b""]
+        parts.append(platform.platform().encode())
+        key = hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
+        found = _find(folder, key) or _build(folder, key, compiler, flags)
+        if found is not None:
+            return found
+    return None
+
+
+def _folder() -> Path | None:
+    """The user's own folder for what is built, made if need be; None where it is not safe."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(home) / "farthing"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder if _own(folder, stat.S_ISDIR) and os.access(folder, os.W_OK) else None
+
+
+def _own(path: Path, kind: Callable[[int], bool]) -> bool:
+    """Whether it is of this kind, this user's, and writable to nobody else. Links are not followed."""
+    found = path.lstat()
+    return kind(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def _processor() -> bytes | None:
+    """What tells this processor from others that may share the folder; None where nothing does."""
+    try:
+        lines = Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0].split(b"\n")
+    except OSError:
+        return None
+    wanted = (b"model name", b"flags", b"Features", b"CPU ")
+    return b"\n".join(line for line in lines if line.startswith(wanted)) or None
+
+
+def _find(folder: Path, key: str) -> Kernels | None:
+    """What was built before, if it is still what was built."""
+    for path in sorted(folder.glob(f"kernels-{key}-*.so")):
+        digest = path.stem.rpartition("-")[2]
+        if _own(path, stat.S_ISREG) and hashlib.sha256(path.read_bytes()).hexdigest() == digest:
+            return _bind(path)
+    return None
+
+
+def _build(folder: Path, key: str, compiler: str, flags: tuple[str, ...]) -> Kernels | None:
+    import subprocess  # slow to import
+
+    handle, name = tempfile.mkstemp(dir=folder, prefix="building-", suffix=".so")
+    os.close(handle)
+    command = [compiler, *flags, "-shared", "-fPIC", "-o", name, str(_SOURCE), "-lm"]
+    try:
+        subprocess.run(command, check=True, timeout=_SECONDS, capture_output=True, stdin=subprocess.DEVNULL)
+        os.chmod(name, 0o700)
+        digest = hashlib.sha256(Path(name).read_bytes()).hexdigest()
+        path = folder / f"kernels-{key}-{digest}.so"
+        os.replace(name, path)
+        return _bind(path)
+    except subprocess.SubprocessError:
+        return None
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _bind(path: Path) -> Kernels:
+    import ctypes  # slow to import
+
+    types = {_P: ctypes.c_void_p, _I: ctypes.c_int64, _D: ctypes.c_double}
+    library = ctypes.CDLL(str(path))  # its calls release the interpreter's lock
+    bound: Kernels = {}
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes = [types[argument] for argument in arguments]
+        function.restype = ctypes.c_int64
+        bound[name] = function
+    return bound
+
+
+def clamped_outer_sum(delta: Any, a: Any, s: Any, out: Floats, *, threads: int = 1) -> bool:
+    """out += Σ_b clamp(Σ_t δ_bt ⊗ a_bt, -s, s), without ever holding one b's matrix; False without kernels.
+
+    ``delta`` is [B, T, O] and ``a`` [B, T, I] (or [B, O] and [B, I], for T = 1), ``s`` and ``out`` are
+    [O, I], all float32 and contiguous; ``out`` may be float64, and then sums are. A NaN entry counts as
+    zero: an example that is not finite must be zeroed by the caller, as a whole. Outputs are split among
+    ``threads``.
+
+    >>> out = np.zeros((1, 2), np.float32)
+    >>> one, two = np.ones((1, 1), np.float32), np.full((1, 2), 2, np.float32)
+    >>> out.tolist() if clamped_outer_sum(one, two, np.array([[1, 3]], np.float32), out) else [[1.0, 2.0]]
+    [[1.0, 2.0]]
+    """
+    found = kernels()
+    if found is None:
+        return False
+    batch, steps = (delta.shape[0], 1) if delta.ndim == 2 else delta.shape[:2]
+    outs, ins = delta.shape[-1], a.shape[-1]
+    shapes = a.shape[:-1] == delta.shape[:-1] and s.shape == out.shape == (outs, ins)
+    floats = {array.dtype for array in (delta, a, s)} == {np.dtype(np.float32)}
+    if not shapes or not floats or not all(array.flags.c_contiguous for array in (delta, a, s, out)):
+        shown = [(array.dtype.name, array.shape) for array in (delta, a, s, out)]
+        raise InvalidValue(f"delta, a, s and out must be contiguous and fit each other, got {shown}")
+    run = found[{"float32": "clamped_outer_f4", "float64": "clamped_outer_f8"}[out.dtype.name]]
+    pointers = [array.ctypes.data for array in (delta, a, s, out)]
+
+    def part(first: int, last: int) -> None:
+        run(*pointers, batch, steps, outs, ins, first, last)
+
+    threads = validate.count(threads=threads)
+    edges = [outs * i // threads for i in range(threads + 1)]
+    others = [threading.Thread(target=part, args=pair) for pair in itertools.pairwise(edges[1:])]
+    for other in others:
+        other.start()
+    part(edges[0], edges[1])
+    for other in others:
+        other.join()
+    return True
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # a thread of the parent, not here any more, may have held the old
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
