@@ -13,7 +13,7 @@ SOURCE = Path(ft.__file__).parent
 
 # Imports point down only: a module may import those on lines above its own.
 LAYERS = [
-    "errors validate native noise",
+    "errors validate native halfnormal streams noise",
     "accounting.gaussian accounting.zcdp accounting.composition",
     "budget events",
     "accounting.moments accounting.sampling accounting.rdp",
@@ -29,11 +29,13 @@ LAYERS = [
     "algorithms.leastsquares algorithms.adassp algorithms.sufficient",
     "algorithms.functional algorithms.gradient",
     "algorithms.dpsgd algorithms.dpagd algorithms.perturbation algorithms.privgene algorithms.baselines",
-    "algorithms.ball algorithms.sgd1",
+    "algorithms.ball",
     "estimators",
     "torch.clipping torch.vmapped torch.layers torch.selfcheck torch.bookkeeping",
+    "torch.records torch.plan torch.quantile torch.schedules torch.averaging torch.randomness torch.optim",
+    "torch.checkpoint torch.distributed torch.training torch.evaluation",
     "crowd.terms crowd.protocol crowd.compact crowd.draws crowd.people crowd.simulated",
-    "algorithms.together algorithms.addp algorithms.addp_baselines algorithms.sgd2",
+    "algorithms.together algorithms.addp algorithms.addp_baselines algorithms.sgd1 algorithms.sgd2",
     "csvfile training",
     "simulating",
     "demo reporting cli",

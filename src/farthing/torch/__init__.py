@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from farthing.torch.bookkeeping import Gradient, Layout
     from farthing.torch.checkpoint import restore, save
     from farthing.torch.clipping import Automatic, ClipLayers
+    from farthing.torch.evaluation import evaluate, progress
     from farthing.torch.noise import FloatGaussian, Gaussian
     from farthing.torch.optim import DPAdam
     from farthing.torch.quantile import Quantile
     from farthing.torch.records import Examples, Lot
-    from farthing.torch.training import Step, Training, evaluate, progress, train
+    from farthing.torch.training import Step, Training, train
 
 __all__ = [
     "Automatic",
@@ -43,11 +44,12 @@ _HOMES = {
     "bookkeeping": ("Gradient", "Layout"),
     "checkpoint": ("restore", "save"),
     "clipping": ("Automatic", "ClipLayers"),
+    "evaluation": ("evaluate", "progress"),
     "noise": ("FloatGaussian", "Gaussian"),
     "optim": ("DPAdam",),
     "quantile": ("Quantile",),
     "records": ("Examples", "Lot"),
-    "training": ("Step", "Training", "evaluate", "progress", "train"),
+    "training": ("Step", "Training", "train"),
 }
 _HOME = {name: f"farthing.torch.{home}" for home, names in _HOMES.items() for name in names}
 

@@ -18,6 +18,7 @@ one with more the first count. Who comes or goes changes nothing for the others.
 (3, (3, 2, 2), [[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
 """
 
+import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -83,6 +84,12 @@ class Examples:
     def width(self) -> int:
         """How many rows of the model's batch an example takes up."""
         return self.views * (1 if self._places is None else self._places.shape[1])
+
+    def on(self, device: torch.device) -> "Examples":
+        """The same examples, whose batches come on ``device``."""
+        moved = copy.copy(self)
+        moved.device = device
+        return moved
 
     def take(self, indices: Indices) -> "Lot":
         """The lot at ``indices``; nothing is read yet."""

@@ -1,0 +1,84 @@
+"""Weights, optimiser and step number to a file and back; never the spend.
+
+What was spent stands in the ledger's journal and nowhere else. A run that is restored, from however old a
+checkpoint, goes on with what is left there: the weights go back, the budget does not.
+
+    for step in (training := ft.torch.train(model, loss, data, ledger)):
+        if step.t % 100 == 0:
+            ft.torch.save("model.pt", training)
+
+    training = ft.torch.train(model, loss, data, ledger)     # in another process, the same ledger's journal
+    ft.torch.restore("model.pt", training)
+
+A file holds tensors, numbers and texts only and is read with ``weights_only=True``, so that reading one runs
+no code. It is written beside its place and moved there once it is whole. Checkpoints are as public as the
+model.
+"""
+
+import contextlib
+import os
+import pickle
+from collections import Counter, OrderedDict
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from farthing.errors import InvalidValue
+
+_FORMAT = 1
+_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+
+
+class Stateful(Protocol):
+    """Something with a state of tensors and numbers: a `Training`, for instance."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that changes on the way."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes such a state up again."""
+
+
+def save(path: str | os.PathLike[str], training: Stateful) -> None:
+    """Writes a checkpoint; a crash leaves the one before it."""
+    state = {"farthing": _FORMAT, "state": training.state_dict()}
+    _check(state, "the checkpoint")
+    beside = f"{os.fspath(path)}.{os.getpid()}.part"
+    try:
+        with open(beside, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(beside)
+
+
+def restore(path: str | os.PathLike[str], training: Stateful) -> None:
+    """Puts a checkpoint's weights, optimiser and step number back; spends and refunds nothing."""
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise InvalidValue(f"there is no checkpoint at {os.fspath(path)!r}") from None
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise InvalidValue(f"{os.fspath(path)!r} is not a checkpoint of farthing: {error}") from None
+    if not isinstance(found, dict) or found.get("farthing") != _FORMAT:
+        raise InvalidValue(f"{os.fspath(path)!r} is not a checkpoint of farthing, format {_FORMAT}")
+    training.load_state_dict(found["state"])
+
+
+def _check(value: Any, name: str) -> None:
+    """Refuses, before anything is written, what could not be read back without running code."""
+    if isinstance(value, dict) and type(value) in (dict, OrderedDict, Counter):
+        for key, part in value.items():
+            _check(part, f"{name}[{key!r}]")
+    elif type(value) in (list, tuple):
+        for part in value:
+            _check(part, name)
+    elif not isinstance(value, (*_PLAIN, Tensor)):
+        raise InvalidValue(
+            f"{name} holds a {type(value).__name__}, a checkpoint only tensors, numbers and texts; "
+            "leave the optimizer or scheduler that keeps it out of the checkpoint"
+        )

@@ -1,0 +1,108 @@
+"""Adam that knows how much noise is in its gradients.
+
+Adam divides by √v, v the mean square of gradients; under differential privacy v is mostly the variance of
+the noise, the same for every coordinate, and Adam turns into SGD with momentum. The noise is public, so it
+can be taken off: Tang, Shpilevskiy & Lécuyer 2024, "DP-AdamBC: your DP-Adam is actually DP-SGD (unless you
+apply bias correction)", Algorithm 1,
+
+    w ← w - rate · m̂ / √max(v̂ - Φ̂, floor² Φ̂),
+
+with Φ̂ the mean variance of the noise over the same steps as v̂, so that noise may follow a schedule and
+differ by coordinate. Their floor is an absolute number, tuned; here it is relative to the noise. All of this
+is post-processing.
+
+>>> weight = torch.nn.Parameter(torch.zeros(2))
+>>> adam = DPAdam([weight], lr=0.1)
+>>> adam.expect(0.5)  # the standard deviation of the noise on a mean gradient; training does this
+>>> weight.grad = torch.tensor([3.0, 0.0])
+>>> adam.step()
+>>> [round(value, 3) for value in weight.tolist()]
+[-0.101, 0.0]
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from farthing import validate
+from farthing.errors import InvalidValue
+
+
+class DPAdam(torch.optim.Optimizer):
+    """Adam with the noise's variance taken off its second moment, and decoupled weight decay.
+
+    Without noise (`expect` never called, or 0) it is AdamW.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        floor: float = 1.0,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        validate.positive(lr=lr)
+        validate.non_negative(floor=floor)
+        validate.positive(eps=eps)
+        validate.non_negative(weight_decay=weight_decay)
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise InvalidValue(f"betas must be two numbers in [0, 1), got {betas!r}")
+        defaults = {"lr": lr, "betas": betas, "floor": floor, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
+        self._noise: dict[Tensor, float | Tensor] = {}
+
+    def expect(self, deviation: float | Sequence[float | Tensor]) -> None:
+        """The noise's standard deviation from now on: one number, or a number or tensor a parameter."""
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        each = [deviation] * len(parameters) if isinstance(deviation, float | int) else list(deviation)
+        if len(each) != len(parameters):
+            raise InvalidValue(
+                f"deviation must have one part a parameter, {len(parameters)}, got {len(each)}"
+            )
+        self._noise = dict(zip(parameters, each, strict=True))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update from the gradients; ``closure`` is torch's, and is not needed."""
+        found = None
+        if closure is not None:
+            with torch.enable_grad():
+                found = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+        return found
+
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        assert parameter.grad is not None
+        state, gradient = self.state[parameter], parameter.grad.float()
+        deviation = self._noise.get(parameter, 0.0)
+        scalar = not isinstance(deviation, Tensor)
+        if not state:
+            state["step"] = 0
+            state["mean"] = torch.zeros_like(gradient)
+            state["square"] = torch.zeros_like(gradient)
+            state["noise"] = 0.0 if scalar else torch.zeros_like(gradient)
+        first, second = group["betas"]
+        state["step"] += 1
+        state["mean"].lerp_(gradient, 1 - first)
+        state["square"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        state["noise"] = second * state["noise"] + (1 - second) * deviation**2
+        young = 1 - second ** state["step"]
+        variance = state["noise"] / young
+        square = state["square"] / young
+        least = group["floor"] ** 2 * variance
+        if scalar and not isinstance(variance, Tensor):
+            square.sub_(variance).clamp_(min=least)
+        else:
+            square = torch.maximum(square - variance, torch.as_tensor(least, device=square.device))
+        if group["weight_decay"]:
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        size = group["lr"] / (1 - first ** state["step"])
+        parameter.add_((state["mean"] / square.sqrt_().add_(group["eps"]) * -size).to(parameter.dtype))

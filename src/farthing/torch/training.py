@@ -1,0 +1,412 @@
+"""Training a model until its budget is spent: DP-SGD with any optimiser of torch.
+
+Abadi et al. 2016, Algorithm 1, behind the ledger's door: a Poisson lot, every example's gradient bounded, one
+noise vector a lot, the sum divided by the *expected* size of a lot. What is released becomes the parameters'
+``grad``; from there on everything is post-processing: optimiser, schedule of learning rates, weight averages,
+checkpoints, evaluation on public data. There is no number of steps to choose: lots are promised ahead and
+counted by tight accounting, and the loop ends when they are used up.
+
+Guarantee: that of the promised plan (`ledger.guarantee`), under the ledger's adjacency, for a record, or with
+``users`` for a person with all records, against anyone who sees every release and not who is in a lot.
+
+>>> from torch import nn
+>>> model = nn.Linear(3, 2)
+>>> data = torch.randn(4000, 3), torch.randint(2, (4000,))
+>>> training = train(model, nn.CrossEntropyLoss(reduction="none"), data, epsilon=1.0, delta=1e-5, steps=5)
+>>> [step.left for step in training]
+[4, 3, 2, 1, 0]
+>>> print(training.ledger.budget)
+(1, 1e-05)-DP, add-remove, per record, against anyone
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from farthing import query as asking
+from farthing import validate
+from farthing.bounds import Bound
+from farthing.budget import Budget, Unit
+from farthing.errors import BudgetSpent, InvalidValue, PromiseBroken
+from farthing.events import ComposedEvent, RepeatedEvent
+from farthing.ledger import Ledger
+from farthing.mechanisms import Gaussian
+from farthing.query import Query, Receipt
+from farthing.samplers import Poisson
+from farthing.torch import distributed
+from farthing.torch import plan as plans
+from farthing.torch.averaging import Average
+from farthing.torch.bookkeeping import Gradient, Layout
+from farthing.torch.optim import DPAdam
+from farthing.torch.plan import Noise, Plan
+from farthing.torch.randomness import OwnRandomness
+from farthing.torch.records import Examples
+from farthing.torch.schedules import Bounds, Clip
+
+CLIP = 1.0
+PHYSICAL = 512
+LEARNING_RATE = 1e-3
+_LOOK = 16  # how often weights on another device are looked at for NaN: a look waits for the device
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step(asking.Step):
+    """One update, in public numbers; ``w`` is the model. Nothing here was seen on the records alone.
+
+    ``lot`` is the expected size of a lot, ``clip`` the bound of one example's gradient, ``noise`` the
+    standard deviation over that, ``share`` the part of the plan that is used, ``left`` the lots to come.
+    """
+
+    lot: float = 0.0
+    clip: float = 0.0
+    noise: float = 0.0
+    share: float = 0.0
+    left: int = 0
+
+
+class Scheduler(Protocol):
+    """A schedule of learning rates, as in torch.optim.lr_scheduler."""
+
+    def step(self) -> None:
+        """After every update."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """For checkpoints."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From checkpoints."""
+
+
+@dataclass(slots=True, eq=False)
+class _Parts:
+    """What an update is made of: all of it public, all of it post-processing."""
+
+    optimizer: torch.optim.Optimizer
+    falling: bool  # whether learning rates fall linearly to 0 over the plan: they do where none were given
+    scheduler: Scheduler | None
+    average: Average | None
+    accumulate: int
+    callbacks: tuple[Callable[[Step], object], ...]
+
+
+def train(
+    model: nn.Module,
+    loss: Callable[[Any, Any], Tensor],
+    dataset: Any,
+    ledger: Ledger | None = None,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    rate: float | None = None,
+    clip: Clip | None = None,
+    noise: Noise | None = None,
+    steps: int | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    scheduler: Scheduler | None = None,
+    records: int | None = None,
+    users: Any = None,
+    records_per_user: int | None = None,
+    augment: Callable[[Any], Any] | None = None,
+    views: int = 1,
+    physical: int | None = None,
+    autocast: torch.dtype | None = None,
+    accumulate: int = 1,
+    average: float | None = None,
+    callbacks: Iterable[Callable[[Step], object]] = (),
+    group: distributed.Group | None = None,
+) -> "Training":
+    """Noisy lots until the budget is spent: iterate it, one `Step` an update.
+
+    ``loss(outputs, targets)`` gives one value a record (reduction="none"). Everything named is optional and
+    public. ``rate`` is an example's chance to be in a lot, ``noise`` the standard deviation over the clip: a
+    number, or for a schedule one a lot or a function of t = 1, 2, …; ``clip`` likewise, or a bound, or a
+    `Quantile` that finds its own. What is not given follows from the budget (of ``ledger``, or ``epsilon``
+    and ``delta``) and the number of examples by the rules of `farthing.torch.plan`; ``records`` is that
+    number where the size of the data is itself private.
+
+    ``physical`` rows go through the model at once. ``accumulate`` lots make one update. ``average`` is the
+    decay of a moving average of the weights, kept in `Training.averaged`. Under torch.distributed every rank
+    calls this alike, and rank 0's ledger counts.
+    """
+    gradient = Gradient(model, loss, physical=PHYSICAL if physical is None else physical, autocast=autocast)
+    device = next(model.parameters()).device
+    examples = _examples(dataset, users, records_per_user, augment, views, device)
+    count = validate.count(records=records) if records is not None else len(examples)
+    bounds = Bounds(CLIP if clip is None else clip, gradient.layout.size)
+    _look(model)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parts = _Parts(
+        DPAdam(trained, LEARNING_RATE) if optimizer is None else _own(optimizer, trained),
+        optimizer is None,
+        scheduler,
+        Average(model, average) if average is not None else None,
+        validate.count(accumulate=accumulate),
+        tuple(callbacks),
+    )
+    contribution = OwnRandomness(gradient, device)
+    together = distributed.ranks(device, group)
+    if together is not None and together.rank > 0:
+        plan, place = distributed.agree(together, model, None, 0)
+        follower = distributed.Follower(examples, together)
+        return Training(model, gradient.layout, contribution, follower, plan, place, bounds, parts, None)
+    ledger = _ledger(ledger, epsilon, delta, examples.unit)
+    plan = _planned(ledger, count, rate, noise, steps)
+    door = ledger.over(examples)
+    plan, place = _promise(door, contribution, bounds, plan)
+    asks: distributed.Asks = distributed.Alone(door)
+    if together is not None:
+        distributed.agree(together, model, plan, place)
+        asks = distributed.Leader(door, together)
+    return Training(model, gradient.layout, contribution, asks, plan, place, bounds, parts, ledger)
+
+
+class Training:
+    """A run, checked and promised, not yet begun. Iterating it asks; stopping early costs nothing more."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        contribution: OwnRandomness,
+        asks: distributed.Asks,
+        plan: Plan,
+        place: int,
+        bounds: Bounds,
+        parts: _Parts,
+        ledger: Ledger | None,
+    ) -> None:
+        self.model, self.plan, self.ledger, self.t = model, plan, ledger, 0
+        self._layout, self._contribution, self._asks, self._place = layout, contribution, asks, place
+        self._bounds, self._parts = bounds, parts
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._full = [float(group["lr"]) for group in parts.optimizer.param_groups]
+        self._mechanisms: dict[float, Gaussian] = {}
+        self._last: Query | None = None
+        self._steps = self._run()
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        return next(self._steps)
+
+    @property
+    def steps(self) -> int:
+        """How many lots the plan has in all."""
+        assert self.plan.steps is not None
+        return self.plan.steps
+
+    @property
+    def averaged(self) -> nn.Module:
+        """The model with averaged weights."""
+        if self._parts.average is None:
+            raise InvalidValue("weights are averaged only if train is given average=, a decay such as 0.999")
+        return self._parts.average.model
+
+    def _run(self) -> Iterator[Step]:
+        spent, held = set[float](), list[_Held]()
+        device = self._trained[0].device
+        for place in range(self._place, self.steps):
+            noise = self.plan.noise(place)
+            if noise in spent:  # a crash forfeited some lots of this noise: others may be left
+                continue
+            query = self._query(place, noise)
+            self._parts.optimizer.zero_grad(set_to_none=True)
+            if device.type == "cpu" or place % _LOOK == 0:
+                _look(self.model)
+            try:
+                value, receipts = self._asks.ask(query)
+            except BudgetSpent:
+                spent.add(noise)
+                continue
+            released = torch.as_tensor(value, dtype=torch.float32, device=device)
+            gradient = self._bounds.learn(query.bound, released, self.plan.lot)
+            held.append(_Held(gradient, query.bound, noise, receipts))
+            if len(held) == self._parts.accumulate:
+                yield self._update(held, place + 1)
+                held = []
+        if held:
+            yield self._update(held, self.steps)
+
+    def _query(self, place: int, noise: float) -> Query:
+        """The query of this lot; the one before it where nothing changed, so that it is priced once."""
+        bound, last = self._bounds.at(place + 1, noise, self.plan.lot), self._last
+        mechanism = self._mechanisms.setdefault(noise, Gaussian(noise))
+        if last is None or last.bound is not bound or last.mechanism is not mechanism:
+            self._last = last = Query(Poisson(self.plan.rate), self._contribution, bound, mechanism)
+        return last
+
+    def _update(self, held: "list[_Held]", place: int) -> Step:
+        """One step of the optimiser on the mean of what was released."""
+        self.t += 1
+        parts, lots = self._parts, self.plan.lot * len(held)
+        total = held[0].gradient if len(held) == 1 else torch.stack([one.gradient for one in held]).sum(0)
+        for parameter, view in zip(self._trained, self._layout.views(total / lots), strict=True):
+            parameter.grad = view.to(parameter.dtype)
+        if isinstance(parts.optimizer, DPAdam):
+            parts.optimizer.expect(self._deviation(held))
+        if parts.falling:
+            for group, full in zip(parts.optimizer.param_groups, self._full, strict=True):
+                group["lr"] = full * (1 - (place - 1) / self.steps)
+        parts.optimizer.step()
+        if parts.scheduler is not None:
+            parts.scheduler.step()
+        if parts.average is not None:
+            parts.average.update(self.model, self.t)
+        step = Step(
+            self.t,
+            self.model,
+            tuple(itertools.chain(*(one.receipts for one in held))),
+            self.plan.lot,
+            held[-1].bound.norm(),
+            held[-1].noise,
+            place / self.steps,
+            self.steps - place,
+        )
+        for callback in parts.callbacks:
+            callback(step)
+        return step
+
+    def _deviation(self, held: "list[_Held]") -> float | list[Tensor]:
+        """The standard deviation of the noise on the mean gradient, by coordinate where it differs."""
+        variance = sum((one.noise * one.bound.norm() * np.asarray(one.bound.scale)) ** 2 for one in held)
+        each = np.sqrt(variance) / (self.plan.lot * len(held))
+        if np.size(each) == 1:
+            return float(np.reshape(each, ()))
+        flat = torch.as_tensor(each, dtype=torch.float32, device=self._trained[0].device)
+        return self._layout.views(flat)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimiser, schedule, averages, clip and step number: all but what was spent."""
+        parts = self._parts
+        return {
+            "t": self.t,
+            "model": self.model.state_dict(),
+            "optimizer": parts.optimizer.state_dict(),
+            "scheduler": parts.scheduler.state_dict() if parts.scheduler is not None else None,
+            "averaged": parts.average.model.state_dict() if parts.average is not None else None,
+            "clip": self._bounds.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from there, with what the ledger has left."""
+        parts = self._parts
+        self.model.load_state_dict(state["model"])
+        parts.optimizer.load_state_dict(state["optimizer"])
+        if parts.scheduler is not None and state["scheduler"] is not None:
+            parts.scheduler.load_state_dict(state["scheduler"])
+        if parts.average is not None:
+            parts.average.model.load_state_dict(state["averaged"] or state["model"])
+        self._bounds.load_state_dict(state["clip"])
+        self.t = int(state["t"])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """A released gradient sum, and how it was asked for."""
+
+    gradient: Tensor
+    bound: Bound
+    noise: float
+    receipts: tuple[Receipt, ...]
+
+
+def _examples(
+    data: Any,
+    users: Any,
+    records_per_user: int | None,
+    augment: Callable[[Any], Any] | None,
+    views: int,
+    device: torch.device,
+) -> Examples:
+    if not isinstance(data, Examples):
+        return Examples(
+            data,
+            users=users,
+            records_per_user=records_per_user,
+            augment=augment,
+            views=views,
+            device=device,
+        )
+    if users is not None or records_per_user is not None or augment is not None or views != 1:
+        raise InvalidValue("users, records_per_user, augment and views belong to Examples, which is given")
+    return data.on(device)
+
+
+def _ledger(ledger: Ledger | None, epsilon: float | None, delta: float | None, unit: Unit) -> Ledger:
+    if ledger is None:
+        if epsilon is None or delta is None:
+            raise InvalidValue("give a ledger, or epsilon and delta for one in memory")
+        return Ledger(Budget(epsilon, delta, unit=unit))
+    if epsilon is not None or delta is not None:
+        raise InvalidValue("epsilon and delta are those of the ledger: leave them out")
+    if ledger.budget.unit is not unit:
+        fix = "give users=" if unit is Unit.RECORD else f"open it with Budget(…, unit={unit.value!r})"
+        raise InvalidValue(
+            f"the ledger protects a {ledger.budget.unit}, an example here is a {unit}: {fix}, "
+            "so that the guarantee says what holds"
+        )
+    return ledger
+
+
+def _planned(
+    ledger: Ledger, records: int, rate: float | None, noise: Noise | None, steps: int | None
+) -> Plan:
+    """The plan that the ledger already holds, or one that leaves room for what it holds."""
+    held = plans.promised(ledger.journal)
+    if noise is None and (found := plans.resumed(held, records, rate, steps)) is not None:
+        return found
+    before = ComposedEvent(tuple(RepeatedEvent(event, times) for event, times in held))
+    return plans.planned(ledger.budget, records, rate=rate, noise=noise, steps=steps, before=before)
+
+
+def _promise(door: Ledger, contribution: OwnRandomness, bounds: Bounds, plan: Plan) -> tuple[Plan, int]:
+    """The plan with its number of lots, promised, and how many of them were asked before."""
+    bounds.covers(plan.steps or 1)
+    first = bounds.at(1, plan.noise(0), plan.lot)
+    used = steps = 0
+    for noise, times in plan.levels().items():
+        query = Query(Poisson(plan.rate), contribution, first, Gaussian(noise))
+        try:
+            countdown = door.promise(query, times)
+        except PromiseBroken as error:
+            raise PromiseBroken(
+                f"{error}; training promises all its lots ahead: begin a new ledger for it, or take a part, "
+                "ledger.allot(epsilon, delta), of one that spends by basic composition"
+            ) from None
+        used, steps = used + countdown.times - countdown.left, steps + countdown.times
+    bounds.covers(steps)
+    return Plan(plan.records, plan.rate, plan.noises, steps), used
+
+
+def _own(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """An optimiser of exactly the parameters that get a gradient."""
+    given = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    wanted = {id(p) for p in trained}
+    if given - wanted:
+        raise InvalidValue(
+            f"the optimizer has {len(given - wanted)} parameters that are not trained ones of the model; "
+            "make it from [p for p in model.parameters() if p.requires_grad], on the model's final device"
+        )
+    if wanted - given:
+        raise InvalidValue(
+            f"the optimizer leaves out {len(wanted - given)} parameters that noise would be added for: "
+            "freeze them, parameter.requires_grad_(False), or give them to the optimizer"
+        )
+    return optimizer
+
+
+@torch.no_grad()
+def _look(model: nn.Module) -> None:
+    """Weights are public, so a NaN may be named; every gradient would count as zero, at full price."""
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter.sum()) and not torch.isfinite(parameter).all():
+            raise InvalidValue(
+                f"weights must be finite, {name} holds NaN or infinity; nothing was charged for this step. "
+                "Lower the learning rate and restore a checkpoint: the ledger goes on with what is left"
+            )
