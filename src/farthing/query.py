@@ -48,8 +48,8 @@ class Contribution(Protocol):
     all, accumulate in float64, and bound *every* term, NaN and infinity included (they count as zero).
     """
 
-    def bounded_sum(self, records: Any, w: Any, bound: Any) -> Array:
-        """Σ bounded contributions of ``records`` at ``w``."""
+    def bounded_sum(self, records: Any, w: Any, bound: Any, /) -> Any:
+        """Σ bounded contributions of ``records`` at ``w``, in the form that the mechanism takes."""
 
 
 @dataclass(frozen=True, slots=True)
