@@ -37,6 +37,8 @@ LAYERS = [
     "crowd.terms crowd.protocol crowd.compact crowd.draws crowd.people crowd.simulated",
     "algorithms.together algorithms.addp algorithms.addp_baselines algorithms.sgd1 algorithms.sgd2",
     "csvfile training",
+    "crowd.messages crowd.forms crowd.shamir crowd.secagg crowd.transport crowd.checkpoint crowd.coordinator",
+    "guard.policy guard.answers guard.keeper guard.server guard.command",
     "simulating",
     "demo reporting cli",
 ]

@@ -351,6 +351,20 @@ def simulate(
 
 
 @app.command(cls=_Command)
+def guard(
+    policy: Annotated[
+        Path, typer.Argument(metavar="POLICY", help="What the party allows, as TOML.", show_default=False)
+    ],
+    check: Annotated[bool, typer.Option("--check", help="See that everything is in order, and end.")] = False,
+) -> int:
+    """Keeps a party's records, noise and ledger, and answers on a Unix socket what its policy allows."""
+    from farthing.guard.command import guard as keep
+
+    keep(policy, check=check)
+    return 0
+
+
+@app.command(cls=_Command)
 def account(
     sigma: Annotated[float, _option(_number, _SIGMA)],
     rate: Rate,

@@ -1,0 +1,66 @@
+"""What ``farthing guard`` does: reads the policy and the records, listens until it is told to stop."""
+
+import logging
+import signal
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from farthing.crowd.messages import Signer
+from farthing.errors import InvalidValue
+from farthing.guard.keeper import Guard
+from farthing.guard.policy import Policy
+from farthing.guard.server import Server
+from farthing.noise import Stream
+from farthing.tables import Table
+
+
+def records_of(policy: Policy) -> Table:
+    """The party's records, with as many features as the policy says."""
+    if policy.schema is not None:
+        from farthing import training  # slow to import, and not needed for arrays
+
+        X, y = training.read(str(policy.records), training.schema_of(policy.schema, None))
+    else:
+        X, y = _arrays(policy.records)
+    if X.ndim != 2 or X.shape[1] != policy.limits.width:
+        raise InvalidValue(f"records must have the {policy.limits.width} features of the policy")
+    return Table(X, np.asarray(y, dtype=np.float64))
+
+
+def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
+            X, y = np.asarray(found["X"]), np.asarray(found["y"])
+    except OSError as error:
+        raise InvalidValue(f"records must be an .npz file, {str(path)!r}: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError, EOFError, zipfile.BadZipFile):
+        raise InvalidValue(
+            f"records must be an .npz file with arrays X and y, {str(path)!r} is not"
+        ) from None
+    if y.ndim != 1 or y.dtype.kind not in "biuf" or not np.isfinite(y).all():
+        raise InvalidValue("targets must be one finite number a record")
+    return X, y
+
+
+def opened(policy: Policy, *, stream: Stream | None = None) -> Guard:
+    """The guard of a policy, over its records."""
+    return Guard(policy, records_of(policy), Signer.load(policy.key), stream=stream)
+
+
+def guard(path: Path, *, check: bool = False, stream: Stream | None = None) -> None:
+    """Listens until SIGTERM or SIGINT; with ``check`` only sees that everything is in order."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    keeper = opened(Policy.load(path), stream=stream)
+    try:
+        if check:
+            return
+        server = Server(keeper)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: server.close())
+        print(f"listening {keeper.public.hex()}", flush=True)
+        server.serve()
+    finally:
+        keeper.close()

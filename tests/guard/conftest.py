@@ -1,0 +1,313 @@
+"""Parties with policies, records and keys in a folder; guards as objects or as real processes; a checker.
+
+The checker reads ledgers, heads and answer logs with its own SQL, hashing and parsing.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import farthing
+from farthing import verifier
+from farthing.crowd.coordinator import Remote
+from farthing.crowd.messages import Signer
+from farthing.crowd.transport import InProcess, UnixSockets
+from farthing.guard import command
+from farthing.guard.policy import Policy
+from farthing.journal import Journal
+from farthing.noise import SeededStream
+
+# A guard that may be told to die (by SIGKILL) the nth time that it comes to a place, and to distrust clocks.
+PROCESS = """
+import os, signal, sys, time
+from pathlib import Path
+from farthing import journal
+from farthing.guard import answers, command, keeper
+from farthing.noise import SeededStream
+
+policy, place, number, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+countdown = number
+
+def reached(where):
+    global countdown
+    if where == place:
+        countdown -= 1
+        if countdown == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+def around(kind, name, before, after, when=lambda *a, **k: True):
+    whole = getattr(kind, name)
+    def wrapped(self, *args, **kwargs):
+        here = when(*args, **kwargs)
+        if here: reached(before)
+        result = whole(self, *args, **kwargs)
+        if here: reached(after)
+        return result
+    setattr(kind, name, wrapped)
+
+charged = lambda kind, decide, key=None, request=None: key is not None
+around(journal.Journal, "append", "before-charge", "after-charge", charged)
+around(journal.Journal, "store_answer", "before-store", "after-store")
+around(answers.AnswerLog, "append", "before-log", "after-log")
+around(keeper.Guard, "answer", "before-anything", "after-answer")
+if place == "clock":  # every look at it shows another year
+    class Jumping(journal.datetime):
+        years = [1971, 2038, 1999, 9998]
+        @classmethod
+        def now(cls, zone=None):
+            cls.years.append(cls.years.pop(0))
+            return journal.datetime(cls.years[0], 1, 1, tzinfo=zone)
+    journal.datetime = Jumping
+    time.time = lambda: -1e9
+
+class ByRound(SeededStream):  # the same noise for the same round, however often the process was started
+    pass
+
+stream = None
+if seed:
+    stream = SeededStream(int(seed))
+    whole = keeper.Guard._ask
+    def ask(self, question, terms, w, key):
+        turn = question.turn
+        stream._seed = hash((int(seed), turn.round))  # whole numbers hash to the same everywhere
+        stream._generation = 0
+        stream._rekey()
+        return whole(self, question, terms, w, key)
+    keeper.Guard._ask = ask
+command.guard(Path(policy), stream=stream)
+"""
+
+
+def reseeded(seed):
+    """A guard's stream and question in this process, as above."""
+    stream = SeededStream(seed)
+
+    def begin(number):
+        stream._seed, stream._generation = hash((seed, number)), 0
+        stream._rekey()
+
+    return stream, begin
+
+
+@dataclass
+class House:
+    """A party's folder."""
+
+    name: str
+    folder: Path
+    signer: Signer
+    process: subprocess.Popen | None = None
+    objects: list = field(default_factory=list)
+
+    @property
+    def policy(self) -> Path:
+        return self.folder / "policy.toml"
+
+    @property
+    def ledger(self) -> Path:
+        return self.folder / "my.ledger"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "my.ledger.answers"
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "s"
+
+    def open(self, **options):
+        """The guard as an object of this process."""
+        self.objects.append(command.opened(Policy.load(self.policy), **options))
+        return self.objects[-1]
+
+    def start(self, place="", number=1, seed="", **options):
+        """The guard as a process of its own, once it listens."""
+        self.stop()
+        source = Path(farthing.__file__).parents[1]
+        environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROCESS, str(self.policy), place, str(number), str(seed)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            **options,
+        )
+        line = self.process.stdout.readline()
+        assert line == f"listening {self.signer.public.hex()}\n", line
+        return self
+
+    def keep_alive(self, seed=""):
+        """Starts the guard again whenever it dies, in a thread; returns what ends that."""
+        over = threading.Event()
+
+        def watch():
+            while not over.is_set():
+                if self.process is not None and self.process.poll() is not None:
+                    self.start(seed=seed)
+                time.sleep(0.01)
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+
+        def end():
+            over.set()
+            thread.join(60)
+
+        return end
+
+    def stop(self, number=signal.SIGKILL):
+        if self.process is not None:
+            self.process.send_signal(number)
+            self.process.wait(60)
+            self.process.stdout.close()
+            self.process = None
+        while self.objects:
+            self.objects.pop().close()
+
+
+class Village:
+    """Some parties, and a coordinator's key."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.coordinator = folder, Signer.new()
+        self.houses: dict[str, House] = {}
+        self.crowds: list[Remote] = []
+
+    def settle(self, parties=3, records=20, width=2, *, budget="", limits="", top="", epsilon=1.0):
+        """Parties with random records of their own; further lines for their policies may be given."""
+        signers = {f"p{i}": Signer.new() for i in range(parties)}
+        for i, (name, signer) in enumerate(signers.items()):
+            house = House(name, self.folder / name, signer)
+            house.folder.mkdir()
+            rng = np.random.default_rng(i)
+            X, y = rng.uniform(size=(records + i, width)), rng.integers(0, 2, records + i) * 1.0
+            np.savez(house.folder / "records.npz", X=X, y=y)
+            signer.save(house.folder / "key")
+            enrolled = "\n".join(f'{other} = "{s.public.hex()}"' for other, s in signers.items())
+            house.policy.write_text(
+                f'dataset = "d"\nrecords = "records.npz"\nsize = {records + i}\nledger = "my.ledger"\n'
+                f'socket = "s"\nkey = "key"\ncoordinators = ["{self.coordinator.public.hex()}"]\n{top}\n'
+                f"[budget]\nepsilon = {epsilon}\ndelta = 1e-6\n{budget}\n"
+                f"[limits]\nnoise = 0.5\nclip = 3.0\nrounds = 1000\nwidth = {width}\n"
+                f'draws = ["all", "poisson:0.5", "exactly:1"]\n{limits}\n[parties]\n{enrolled}\n'
+            )
+            self.houses[name] = house
+        return self
+
+    @property
+    def enrolled(self):
+        return {name: house.signer.public for name, house in self.houses.items()}
+
+    def sockets(self):
+        return UnixSockets({name: house.socket for name, house in self.houses.items()})
+
+    def functions(self, **options):
+        return InProcess({name: house.open(**options).answer for name, house in self.houses.items()})
+
+    def crowd(self, transport, **options):
+        settings = {"run": "run-1", "dataset": "d", "seconds": 60.0} | options
+        self.crowds.append(Remote(transport, self.coordinator, self.enrolled, **settings))
+        return self.crowds[-1]
+
+    def start(self, **options):
+        for house in self.houses.values():
+            house.start(**options)
+        return self
+
+    def stop(self):
+        for crowd in self.crowds:
+            crowd.close()
+        for house in self.houses.values():
+            house.stop()
+
+    def check(self, sound=True):
+        """All parties' books: see `check`."""
+        return {name: check(house, sound) for name, house in self.houses.items()}
+
+
+def check(house: House, sound: bool = True) -> tuple[int, int]:
+    """How many answers were logged and charged, if every answer was charged and all files are whole."""
+    content = house.log.read_bytes() if house.log.exists() else b""
+    lines = content.splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):
+        lines.pop()  # torn: never sent
+    previous, logged = "0" * 64, {}
+    for line in lines:
+        entry = json.loads(line)
+        assert entry["previous"] == previous
+        assert entry["key"] not in logged
+        logged[entry["key"]] = entry
+        previous = hashlib.sha256(line[:-1]).hexdigest()
+    if not house.ledger.exists():
+        assert not logged
+        return 0, 0
+    head = Path(f"{house.ledger}.head").read_bytes()
+    with contextlib.closing(sqlite3.connect(house.ledger)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        if not connection.execute("SELECT name FROM sqlite_master").fetchall():
+            assert not logged
+            return 0, 0
+        rows = connection.execute("SELECT * FROM chain ORDER BY seq").fetchall()
+        answers = connection.execute("SELECT key, seq, released, value FROM answers").fetchall()
+
+    charged, previous = {}, "0" * 64
+    for number, (seq, moment, kind, body, state, before, digest) in enumerate(rows):
+        values = [before, seq, moment, kind, json.loads(body), json.loads(state)]
+        text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+        assert (seq, before) == (number, previous)
+        assert digest == hashlib.sha256(text.encode()).hexdigest()
+        if kind == "charge":
+            assert values[4]["count"] == 1
+            assert values[4]["answer"]["key"] not in charged
+            charged[values[4]["answer"]["key"]] = (seq, digest)
+        previous = digest
+    for slot in (head[:64], head[4096:4160]):
+        if len(slot) == 64 and hashlib.sha256(b"farthing head" + slot[:48]).digest()[:16] == slot[48:]:
+            _, seq, digest = struct.unpack(">8sQ32s", slot[:48])
+            assert rows[seq][6] == digest.hex()
+
+    stored = {}
+    for key, seq, released, value in answers:
+        assert charged[key][0] == seq
+        if released is not None:
+            array = np.load(io.BytesIO(value.split(b"\n", 1)[1]), allow_pickle=False)
+            stored[key] = hashlib.sha256(array.tobytes()).hexdigest()
+    for key, entry in logged.items():
+        assert charged[key] == (entry["row"], entry["hash"]), f"{key} was answered and not charged"
+        assert stored[key] == entry["answer"], f"{key} was answered with something else"
+    if sound:
+        export = io.StringIO()
+        with Journal(house.ledger) as journal:
+            journal.export(export)
+        verdict = verifier.verify(export.getvalue().splitlines())
+        assert verdict.code == 0, verdict
+    return len(logged), len(charged)
+
+
+@pytest.fixture
+def village():
+    """Parties in a folder with a short name: paths of sockets are short."""
+    folder = Path(tempfile.mkdtemp(prefix="v"))
+    found = Village(folder)
+    try:
+        yield found
+    finally:
+        found.stop()
+        shutil.rmtree(folder, ignore_errors=True)
