@@ -7,20 +7,22 @@ import pytest
 
 import farthing as ft
 from farthing.algorithms.addp import addp
+from farthing.algorithms.addp_baselines import sgd_pass
 from farthing.algorithms.problem import Problem
 from farthing.crowd import ClientAgent, Exactly, Parties
 from farthing.crowd.people import personal
 from farthing.crowd.simulated import Simulated
-from farthing.errors import BudgetSpent, InvalidValue
-from farthing.losses import logistic, multinomial
+from farthing.errors import BudgetSpent, InvalidValue, Unsupported
+from farthing.losses import Gradient, logistic, multinomial
 from farthing.noise import SeededStream
 from farthing.samplers import Everyone, Poisson
-from farthing.tables import Table
+from farthing.tables import Features, Table
 
 RNG = np.random.default_rng(11)
 X = RNG.uniform(size=(4000, 3))
 Y = 1.0 * (X @ [4.0, -4.0, 0.0] + 0.3 * RNG.normal(size=4000) > 0)
 PROBLEM = Problem(logistic, 4000, 3, unit=False)
+GRADIENT = Gradient(logistic, Features(3))
 
 
 def crowd(budgets=None, records=100, seed=0, **options):
@@ -133,3 +135,64 @@ def test_classes():
 def test_nonsense_is_refused(option):
     with pytest.raises(InvalidValue, match=next(iter(option))):
         next(addp(crowd(), PROBLEM, **option))
+
+
+@pytest.mark.parametrize("trust", ["distributed", "trusted"])
+@pytest.mark.parametrize("draw", [Exactly(1), Poisson(0.05), Everyone()])
+def test_one_noise_on_the_sum_does_more(trust, draw):
+    deviations = []
+    for kind in ("local", trust):
+        users = crowd(ft.Budget(1.0, 1e-6))
+        steps = addp(
+            users, PROBLEM, draw=draw, rounds=50, calibration="tight", accountant="tight", trust=kind
+        )
+        next(steps)
+        assert set(users.left) == {49}
+        deviations.append(users.ask(GRADIENT, np.zeros(4)).variance)
+    assert deviations[0] / deviations[1] == pytest.approx(40, rel=1e-6)  # of as many users
+    assert users.guarantee(0).observer == {"distributed": "aggregate", "trusted": "anyone"}[trust]
+
+
+def test_it_goes_on_while_enough_survivors_are_left():
+    users = crowd(budgets=personal(np.resize([0.5, 1.0], 40), 1e-6))
+    run = ft.run(
+        addp(
+            users, PROBLEM, draw=Everyone(), accountant="tight", trust="distributed", survivors=20, rounds=30
+        )
+    )
+    assert run.steps == users.done.max() > 30
+    assert set(users.left) == {0}
+
+
+@pytest.mark.parametrize("trust", ["local", "distributed", "trusted"])
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
+def test_a_users_records_together(adjacency, trust):
+    """A whole user moves the sum by as many clips as are drawn, twice that where it is another user."""
+    budget = ft.Budget(2.0, 1e-6, adjacency, unit="user")
+    users = crowd(budget)
+    run = ft.run(
+        addp(
+            users,
+            PROBLEM,
+            clip=0.5,
+            draw=Exactly(7),
+            rounds=20,
+            calibration="tight",
+            accountant="tight",
+            trust=trust,
+        )
+    )
+    shares = 40 if trust == "distributed" else 1
+    deviation = math.sqrt(users.terms(0).variance * shares)
+    moved = 7 * 0.5 * (2 if adjacency == "replace-one" else 1)
+    assert run.steps == 20
+    assert 0.999 * budget.mu < moved * math.sqrt(20) / deviation <= budget.mu
+    assert users.spent(0).unit == "user"
+
+
+def test_what_hides_no_whole_user_is_refused():
+    budget = ft.Budget(2.0, 1e-6, "zero-out", unit="user")
+    with pytest.raises(Unsupported, match="Poisson draw may hold all"):
+        next(addp(crowd(budget), PROBLEM, draw=Poisson(0.1)))
+    with pytest.raises(Unsupported, match="turns hide a record"):
+        next(sgd_pass(crowd(budget), PROBLEM))

@@ -15,14 +15,13 @@ from farthing.accounting import gaussian
 from farthing.algorithms.problem import Problem
 from farthing.algorithms.sgd2 import sgd2, sgd2_noise
 from farthing.budget import Adjacency, Unit
-from farthing.crowd.protocol import ClientAgent, Invitation, Parties, Together, Weights
+from farthing.crowd.protocol import ClientAgent, Invitation, Parties, Together, Trust, Weights
 from farthing.crowd.simulated import Simulated
-from farthing.errors import InvalidValue, Unsupported
+from farthing.errors import InvalidValue
 from farthing.events import GaussianEvent
 from farthing.losses import Gradient, logistic, multinomial, squared
 from farthing.mechanisms import Gaussian
 from farthing.noise import SeededStream
-from farthing.samplers import Poisson
 from farthing.tables import Table
 
 SHIFT = {Adjacency.ADD_REMOVE: 1, Adjacency.ZERO_OUT: 1, Adjacency.REPLACE_ONE: 2}
@@ -217,7 +216,7 @@ def test_replacing_a_party_moves_its_sum_by_twice_its_clips():
 
 
 def test_a_party_that_holds_more_than_it_said_is_shrunk_to_what_it_said():
-    quiet = Together(1e-3, records=10)
+    quiet = Together(1e-2, records=10)
     released = quiet.release(np.array([300.0, 400.0]), ft.ClipNorm(2.0), SeededStream(0))
     assert released == pytest.approx([12.0, 16.0], abs=0.2)
     x, y = rows(20)
@@ -227,12 +226,45 @@ def test_a_party_that_holds_more_than_it_said_is_shrunk_to_what_it_said():
 
 
 @pytest.mark.parametrize("unit", [Unit.PARTY, Unit.USER])
-def test_only_whole_gradients_with_local_noise_protect_a_whole_party(unit):
-    with pytest.raises(Unsupported, match="as a whole"):
-        Invitation(1.0, Poisson(0.1)).terms(budget(unit=unit), 10)
+def test_a_whole_party_is_hidden_by_as_much_noise_as_its_records_need(unit):
     terms = Invitation(1.0, rounds=9).terms(budget(unit=unit), 10)
     assert terms.rounds == 9
     assert math.sqrt(terms.variance) == pytest.approx(sgd2_noise(budget(unit=unit), 9, records=10), rel=1e-10)
+
+
+@pytest.mark.parametrize("unit", ["record", "party"])
+@pytest.mark.parametrize("trust", Trust)
+def test_the_sums_noise_fits_the_least_budget(trust, unit):
+    """μ of all rounds from the noise in the sum alone: what the party can do to it over its deviation."""
+    sizes, epsilons = [5, 40, 15], [3.0, 2.0, 1.0]
+    x, y = rows(60)
+    given = [ft.Budget(e, 1e-5, "replace-one", unit=unit) for e in epsilons]
+    crowd = Simulated.split(x, y, records=sizes, budgets=given, unit=True, stream=SeededStream(0))
+    survivors = 2 if trust is Trust.DISTRIBUTED else None
+    run = ft.run(
+        sgd2(crowd, Problem(logistic, 60, 3), rounds=7, lipschitz=0.5, trust=trust, survivors=survivors)
+    )
+    assert run.steps >= 7
+    clips = np.array(sizes) if unit == "party" else np.ones(3)
+    if trust is Trust.LOCAL:
+        deviations = np.sqrt([crowd.terms(user).variance for user in range(3)])
+    else:
+        shares = survivors or 1
+        deviations = np.full(3, math.sqrt(crowd.terms(0).variance * shares))
+        assert len({crowd.terms(user).variance for user in range(3)}) == 1  # so on one lattice
+    mu = 2 * 0.5 * clips * np.sqrt(crowd.done) / deviations
+    allowed = np.array([own.mu for own in given])
+    assert (mu <= allowed * (1 + 1e-9)).all()
+    assert (mu / allowed).max() > 0.999  # somebody spends all it has
+    assert crowd.guarantee(1).observer is trust.observer
+    assert crowd.guarantee(1).unit == unit
+
+
+def test_survivors_are_for_shares_only():
+    x, y = rows(20)
+    crowd = Simulated.split(x, y, users=2, budgets=budget())
+    with pytest.raises(InvalidValue, match="survivors are for distributed noise"):
+        next(sgd2(crowd, Problem(logistic, 20, 3), survivors=2))
 
 
 @pytest.mark.parametrize("loss", [logistic, multinomial])

@@ -15,6 +15,7 @@ from farthing.crowd import (
     InTurn,
     Invitation,
     Parties,
+    Simulated,
     Trust,
     Weights,
 )
@@ -214,3 +215,67 @@ def test_shares_lie_on_one_lattice():
     invitation = Invitation(1.0, noise=30.0, trust=Trust.DISTRIBUTED)
     with pytest.raises(InvalidValue, match="one lattice"):
         agent(budget=budget(observer="aggregate"), clip=0.5).join(invitation)
+
+
+def test_shares_that_hide_whole_parties_lie_on_one_lattice_too():
+    invitation = Invitation(0.7, noise=37.0, trust=Trust.DISTRIBUTED, survivors=5)
+    given = ft.Budget(1.0, 1e-6, unit="party", observer="aggregate")
+    terms = [invitation.terms(given, size) for size in (3, 7, 11)]
+    assert {term.variance for term in terms} == {(37.0 * 0.7) ** 2 / 5}
+    noises = [term.price(given).noise for term in terms]
+    np.testing.assert_allclose(noises, [37 / 3, 37 / 7, 37 / 11])  # the more records, the dearer
+    assert terms[0].rounds > terms[1].rounds > terms[2].rounds
+
+
+def simulated(sizes, given):
+    rows = np.random.default_rng(0).uniform(size=(sum(sizes), 2))
+    return Simulated.split(rows, np.zeros(len(rows)), records=sizes, budgets=given)
+
+
+def agents(sizes, given):
+    return Parties([agent(i, records=size, budget=given) for i, size in enumerate(sizes)])
+
+
+@pytest.mark.parametrize("make", [agents, simulated])
+def test_one_party_can_be_asked_alone(make):
+    crowd = make([4, 6], budget())
+    with pytest.raises(InvalidValue, match="nobody was invited"):
+        crowd.pass_to(0, GRADIENT, np.zeros(3))
+    crowd.invite(Invitation(1.0, Exactly(2), rounds=3))
+    first, second = crowd.left
+    got = crowd.pass_to(1, GRADIENT, np.zeros(3))
+    assert (got.count, got.alive, got.divisor, got.total.shape) == (1, 2, 2.0, (3,))
+    assert list(crowd.left) == [first, second - 1]
+    alive = [crowd.pass_to(1, GRADIENT, np.zeros(3)).alive for _ in range(2)]
+    assert alive == [2, 1]
+    with pytest.raises(BudgetSpent):
+        crowd.pass_to(1, GRADIENT, np.zeros(3))
+    assert crowd.ask(GRADIENT, np.zeros(3)).count == 1  # the other one goes on
+    with pytest.raises(InvalidValue, match="party must lie between 0 and 1, got 2"):
+        crowd.pass_to(2, GRADIENT, np.zeros(3))
+    with pytest.raises(InvalidValue, match="finite"):
+        crowd.pass_to(0, GRADIENT, np.array([0.0, np.nan, 0.0]))
+    assert crowd.left[0] == first - 1
+
+
+@pytest.mark.parametrize("make", [agents, simulated])
+def test_nobody_is_asked_alone_where_only_sums_may_be_seen(make):
+    crowd = make([4, 6], budget(observer="aggregate"))
+    crowd.invite(Invitation(1.0, noise=30.0, trust=Trust.DISTRIBUTED, survivors=1))
+    before = list(crowd.left)
+    with pytest.raises(Unsupported, match="only sums over parties are seen"):
+        crowd.pass_to(0, GRADIENT, np.zeros(3))
+    assert list(crowd.left) == before
+
+
+def test_draws_that_are_seen_amplify_nothing():
+    given = budget(adjacency="replace-one", observer="coordinator")
+    seen = Invitation(1.0, Exactly(1), noise=50.0, seen=True).terms(given, 20)
+    hidden = Invitation(1.0, Exactly(1), noise=50.0).terms(budget(adjacency="replace-one"), 20)
+    assert 0 < seen.rounds < hidden.rounds / 2
+    with pytest.raises(InvalidValue, match="with draws seen the guarantee holds against coordinator"):
+        Invitation(1.0, seen=True).terms(budget(adjacency="replace-one"), 20)
+    with pytest.raises(Unsupported, match="amplify nothing"):
+        Invitation(1.0, seen=True, calibration="amplified")
+    with pytest.raises(InvalidValue, match="invite with seen=True"):
+        simulated([4], given).invite(Invitation(1.0))

@@ -14,7 +14,9 @@ moves the margin of a row as long as 2 clip by `MARGIN_NOISE` in the course of a
 
 The guarantee is each user's own: (ε_u, δ_u) for one record, against a server that sees every upload and not
 which record was drawn, by the accountant of its countdown (the paper's Theorem 1 holds even where draws are
-seen). It is not local differential privacy of a user.
+seen). It is not local differential privacy of a user; with `Budget.unit` it protects all records of one, and
+then an upload hides behind noise for as many clips as it holds records, and no draw is worth anything. Under
+other ``trust`` the same holds against who sees sums over users, or what is released.
 
 >>> import numpy as np
 >>> from farthing.budget import Budget
@@ -35,7 +37,7 @@ from collections.abc import Iterator
 
 from farthing import validate
 from farthing.algorithms.problem import Problem
-from farthing.crowd.protocol import Accountant, Crowd, Draw, Exactly, Invitation, Weights
+from farthing.crowd.protocol import Accountant, Crowd, Draw, Exactly, Invitation, Trust, Weights, under
 from farthing.losses import Gradient
 from farthing.query import Step, until_spent
 from farthing.tables import Features
@@ -56,10 +58,16 @@ def addp(
     accountant: Accountant = Accountant.SAMPLING,
     weights: Weights = Weights.PRECISION,
     rate: float | None = None,
+    trust: Trust = Trust.LOCAL,
+    survivors: int | None = None,
 ) -> Iterator[Step]:
-    """Algorithm 1 of A-DDP, for as long as anyone can afford a round. ``noise`` is over the clip."""
+    """Algorithm 1 of A-DDP, for as long as anyone can afford a round. ``noise`` is over the clip.
+
+    Under distributed or trusted ``trust`` the sum over users has one noise, the least that all budgets can
+    afford; it goes on while ``survivors`` of them (all, unless told) are left.
+    """
     invitation = Invitation(clip, draw, rounds, noise, calibration, accountant)
-    return descend(crowd, problem, invitation, weights, rate)
+    return descend(crowd, problem, under(crowd, invitation, trust, survivors), weights, rate)
 
 
 @until_spent

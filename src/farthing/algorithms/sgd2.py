@@ -11,7 +11,9 @@ The write-up leaves σ open. T Gaussian answers of sensitivity Δ are together �
 is the least that is (ε, δ)-DP (Dong, Roth & Su 2022, Cor. 3.3; Balle & Wang 2018, Thm. 8). Where a party is
 protected as a whole (`Budget.unit`), Δ is n_i L or 2 n_i L. Each party has its own budget, size and noise.
 What a record does to other parties' messages is post-processing of its own party's, so the guarantee rests on
-that party's σ and books alone, against a server that sees every message. Who takes part and with how many
+that party's σ and books alone, against a server that sees every message. (With a ``trust`` other than the
+write-up's, σ is that of the sum, for the party with the least budget, against who sees no more than sums, or
+than what an aggregator releases.) Who takes part and with how many
 records is public; under add-remove a party "gone" is one without records, whose messages are noise. At ε = 1,
 δ = 1e-6, T = 100: σ = 42.25 Δ. The recipe of the proof of Theorem 3 (each round (ε/√(T ln 1/δ), δ/T) by the
 classic Gaussian) takes 227 Δ, with which the true ε is .165.
@@ -52,7 +54,7 @@ from farthing.algorithms.ball import Ball, lipschitz_of
 from farthing.algorithms.problem import Problem
 from farthing.bounds import ClipNorm
 from farthing.budget import Budget, Unit
-from farthing.crowd.protocol import Crowd, Invitation, Weights
+from farthing.crowd.protocol import Crowd, Invitation, Trust, Weights, under
 from farthing.losses import Gradient
 from farthing.query import Step, until_spent
 
@@ -69,16 +71,19 @@ def sgd2(
     convexity: float = 0.0,
     start: ArrayLike | None = None,
     weights: Weights = Weights.RECORDS,
+    trust: Trust = Trust.LOCAL,
+    survivors: int | None = None,
 ) -> Iterator[Step]:
     """Rounds until nobody can afford another. ``radius`` is that of C, ``convexity`` Δ, ``lipschitz`` L.
 
-    ``weights`` says how uploads are added up: the write-up's plain sum, or by their precision.
+    ``weights`` says how uploads are added up: the write-up's plain sum, or by their precision. ``trust`` may
+    leave it to ``survivors`` honest parties (all, unless told) or to an aggregator to add noise to the sum.
     """
     features, ball = problem.rows(), Ball(radius)
     clip = lipschitz_of(problem, features, lipschitz)
     convexity = validate.non_negative(convexity=convexity)
     w = ball.start(start, problem.zeros(features.size))
-    crowd.invite(Invitation(clip, rounds=rounds, noise=noise), weights)
+    crowd.invite(under(crowd, Invitation(clip, rounds=rounds, noise=noise), trust, survivors), weights)
     gradient = Gradient(problem.loss, features)
     for t in itertools.count(1):
         got = crowd.ask(gradient, w)

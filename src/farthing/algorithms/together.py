@@ -13,9 +13,9 @@ rounds, as far as steps stay stable (2 (1 + momentum) over the largest curvature
 shrink with the precision of what is left. Constants were chosen on folds of Adult, BANK and IPUMS-BR at ε
 from .1 to 1.6, 100 records a user, under both kinds of noise.
 
-The guarantee is each user's own (ε_u, δ_u) for one record, under its adjacency, against the server (local),
-an observer of sums (distributed, with that many honest survivors) or of what is released (trusted): exact
-composition of Gaussians (Dong, Roth & Su 2022, Cor. 3.3).
+The guarantee is each user's own (ε_u, δ_u) for one record, or for all of its records (`Budget.unit`), under
+its adjacency, against the server (local), an observer of sums (distributed, with that many honest survivors)
+or of what is released (trusted): exact composition of Gaussians (Dong, Roth & Su 2022, Cor. 3.3).
 
 >>> from farthing.budget import Budget
 >>> from farthing.crowd.simulated import Simulated
@@ -35,12 +35,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from farthing import validate
 from farthing.algorithms.problem import Problem
-from farthing.crowd.protocol import Accountant, Crowd, Invitation, Trust, noise_for
+from farthing.crowd.protocol import Crowd, Invitation, Trust, under
 from farthing.losses import Gradient
 from farthing.query import Step, until_spent
-from farthing.samplers import Everyone
 
 ROUNDS, MOMENTUM, AVERAGED = 100, 0.9, 0.5
 CLIP, NOISE = 0.4, 0.002
@@ -56,7 +54,7 @@ def together(
     features = problem.rows()
     assert features.radius is not None
     largest = min(problem.loss.slope, math.sqrt(2)) * features.radius
-    invitation = _invitation(crowd, validate.choice(Trust, trust=trust), survivors)
+    invitation = under(crowd, Invitation(1.0, rounds=ROUNDS), trust, survivors)
     spread = crowd.forecast(invitation).deviation / math.sqrt(ROUNDS)
     clip = largest * min(1.0, CLIP * max(1.0, math.sqrt(NOISE / spread)))
     invitation = replace(invitation, clip=clip)
@@ -73,12 +71,3 @@ def together(
         if t > outlook.rounds * (1 - AVERAGED):
             total, count = total + w, count + 1
         yield Step(t, features.unfold(total / count if count else w), got.receipts)
-
-
-def _invitation(crowd: Crowd, trust: Trust, survivors: int | None) -> Invitation:
-    """Noise for `ROUNDS` rounds: each user's own, or one that the smallest budget affords."""
-    if trust is Trust.LOCAL:
-        return Invitation(1.0, rounds=ROUNDS)
-    needed = (noise_for(Accountant.TIGHT, ROUNDS, budget, Everyone()) for budget in {*crowd.budgets})
-    least = crowd.users if survivors is None else validate.count(survivors=survivors)
-    return Invitation(1.0, rounds=ROUNDS, noise=max(needed), trust=trust, survivors=least)

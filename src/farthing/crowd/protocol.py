@@ -19,12 +19,15 @@ objects, or stubs of remote ones) or `farthing.crowd.simulated.Simulated` (all u
 Everything that decides who takes part is public: budgets, numbers of records, the invitation. Sensitivity
 follows from the draw: exactly k records move a sum by 2C under every adjacency (one record pushes another, or
 a blank one, out), everybody or a Poisson sample by C, or 2C where a record is replaced. Where a user or party
-is protected as a whole (`Budget.unit`) all of its records take part, and its noise is as many times as large.
+is protected as a whole (`Budget.unit`), its noise is as many times as large as its upload holds records.
+
+Instead of all at once, one party may be asked (`Passing`): the coordinator draws it with the chance of its
+share of all records, and it draws among its own, which is the same as drawing a record.
 """
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,11 +47,13 @@ from farthing.crowd.terms import (
     Together,
     Trust,
     Weights,
+    least_noise,
     noise_for,
     rounds_for,
 )
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.ledger import Ledger
+from farthing.noise import Stream
 from farthing.query import Contribution, Receipt
 
 __all__ = [
@@ -63,14 +68,17 @@ __all__ = [
     "InTurn",
     "Invitation",
     "Parties",
+    "Passing",
     "Reply",
     "Share",
     "Terms",
     "Together",
     "Trust",
     "Weights",
+    "least_noise",
     "noise_for",
     "rounds_for",
+    "under",
 ]
 
 Array = NDArray[np.float64]
@@ -238,13 +246,27 @@ class Crowd(Protocol):
         """One round among those who can afford it. Raises `BudgetSpent` where nobody can."""
 
 
-class Parties:
-    """A crowd of agents asked one after the other: the server's side of a round, whatever carries it."""
+class Passing(Crowd, Protocol):
+    """A crowd whose parties can also be asked one at a time."""
 
-    def __init__(self, agents: Iterable[ClientAgent]) -> None:
+    def pick(self) -> int:
+        """A party, drawn with the chance of its share of all records. Not to be published."""
+
+    def pass_to(self, party: int, contribution: Contribution, w: Any) -> Answers:
+        """A round with this party alone. Raises `BudgetSpent` where it cannot afford it."""
+
+
+class Parties:
+    """A crowd of agents asked one after the other: the server's side of a round, whatever carries it.
+
+    ``stream`` draws whose turn it is where they are asked one at a time.
+    """
+
+    def __init__(self, agents: Iterable[ClientAgent], stream: Stream | None = None) -> None:
         self._agents = list(agents)
         self._terms: list[Terms] = []
         self._round = 0
+        self._stream = stream if stream is not None else Stream()
 
     @property
     def users(self) -> int:
@@ -275,11 +297,30 @@ class Parties:
             raise InvalidValue("this crowd was invited before: terms are settled once")
         self._survivors = invitation.survivors if invitation.trust is Trust.DISTRIBUTED else 1
         self._weights = weights_under(invitation.trust, weights)
+        self._trust = invitation.trust
         self._terms = [agent.join(invitation) for agent in self._agents]
+        self._ends = np.cumsum(self.records)
+        self._standing = np.array([term.rounds > 0 for term in self._terms])
+
+    def pick(self) -> int:
+        if not self._terms:
+            raise InvalidValue(NOT_INVITED)
+        return picked(self._ends, self._stream)
+
+    def pass_to(self, party: int, contribution: Contribution, w: Any) -> Answers:
+        if not self._terms:
+            raise InvalidValue(NOT_INVITED)
+        alone(party, len(self._agents), self._trust)
+        agent = self._agents[party]
+        self._round += 1
+        reply = agent.handle(Ask(self._round, contribution, w))
+        self._standing[party] = agent.left > 0
+        variance, alive = reply.variance / reply.expected**2, int(np.count_nonzero(self._standing))
+        return Answers(reply.value, reply.expected, 1, alive, variance, (reply.receipt,))
 
     def ask(self, contribution: Contribution, w: Any) -> Answers:
         if not self._terms:
-            raise InvalidValue("nobody was invited yet: call crowd.invite(Invitation(...)) first")
+            raise InvalidValue(NOT_INVITED)
         came = [agent for agent in self._agents if agent.left]
         enough_came(len(came), self._survivors, len(self._agents))
         self._round += 1
@@ -293,6 +334,45 @@ class Parties:
         noise = float(np.square(weight) @ variance) / divisor**2
         receipts = tuple(reply.receipt for reply in replies)
         return Answers(total, divisor, len(came), self.alive, noise, receipts)
+
+
+NOT_INVITED = "nobody was invited yet: call crowd.invite(Invitation(...)) first"
+
+
+def picked(ends: NDArray[np.int64], stream: Stream) -> int:
+    """The owner of a uniform record, ``ends`` being the running total of everybody's records."""
+    place = stream.uniform_below(int(ends[-1]), 1)[0]
+    return int(np.searchsorted(ends, place, side="right"))
+
+
+def alone(party: int, users: int, trust: Trust) -> None:
+    """Refuses a round with a party that is not there, or whose upload nobody may see by itself."""
+    if trust is not Trust.LOCAL:
+        raise Unsupported(f"under {trust} trust only sums over parties are seen: one alone needs local noise")
+    if not 0 <= party < users:
+        raise InvalidValue(f"party must lie between 0 and {users - 1}, got {party}")
+
+
+def under(crowd: Crowd, invitation: Invitation, trust: Trust, survivors: int | None = None) -> Invitation:
+    """The same invitation under another trust model: one noise for all, the least that every budget affords.
+
+    Distributed noise is sized for ``survivors`` honest users, all of them unless told.
+    """
+    trust = validate.choice(Trust, trust=trust)
+    if trust is not Trust.DISTRIBUTED and survivors is not None:
+        raise InvalidValue(f"survivors are for distributed noise, the trust is {str(trust)!r}")
+    if trust is Trust.LOCAL:
+        return invitation
+    noise = invitation.noise
+    if noise is None:
+        kinds = {
+            (id(budget), size): budget
+            for budget, size in zip(crowd.budgets, crowd.records.tolist(), strict=True)
+        }
+        known = {(replace(budget, observer=trust.observer), size) for (_, size), budget in kinds.items()}
+        noise = max(least_noise(invitation, budget, size) for budget, size in known)
+    least = crowd.users if survivors is None else validate.count(survivors=survivors)
+    return replace(invitation, noise=noise, trust=trust, survivors=least if trust is Trust.DISTRIBUTED else 1)
 
 
 def weights_under(trust: Trust, weights: Weights) -> Weights:

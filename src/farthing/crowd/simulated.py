@@ -33,11 +33,12 @@ from farthing import noise as lattice
 from farthing.accounting import pld
 from farthing.books import SEEDED, TIGHT
 from farthing.bounds import ClipNorm
-from farthing.budget import Budget, Guarantee, Unit
+from farthing.budget import Budget, Guarantee, Observer, Unit
 from farthing.crowd.compact import Indicators
 from farthing.crowd.draws import Users, exactly, present, ranges
 from farthing.crowd.people import Budgets, dealt, per_user, personal, public_sizes, refuse_nonfinite
 from farthing.crowd.protocol import (
+    NOT_INVITED,
     Answers,
     Exactly,
     Forecast,
@@ -46,13 +47,15 @@ from farthing.crowd.protocol import (
     Terms,
     Trust,
     Weights,
+    alone,
     enough_came,
     forecast_of,
+    picked,
     variance_of_trusted,
     weight_of,
     weights_under,
 )
-from farthing.errors import InvalidValue, Unsupported
+from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.events import Event, RepeatedEvent
 from farthing.losses import Gradient
 from farthing.mechanisms import Gaussian
@@ -101,7 +104,7 @@ class Simulated:
         self._clips = None if clip is None else per_user("clip", clip, self.users)
         self._terms: list[Terms] = []
         self._round: _Round | None = None
-        self._rounds = 0
+        self._turns: dict[int, _Round] = {}
         self.left = np.zeros(self.users, np.int64)
 
     @classmethod
@@ -199,8 +202,9 @@ class Simulated:
                 f"{invitation.clip:g}, because shares of noise lie on one lattice"
             )
         distinct, which = _distinct(kinds)
-        observer = invitation.trust.observer
-        known = [replace(budget, observer=observer) for budget in self._budgets.distinct]
+        if not invitation.seen and any(b.observer is Observer.COORDINATOR for b in self._budgets.distinct):
+            raise InvalidValue("a coordinator sees which records are drawn: invite with seen=True")
+        known = [replace(budget, observer=invitation.observer) for budget in self._budgets.distinct]
         more = np.flatnonzero(self._counts > self._sizes)
         if len(more) and any(budget.unit is not Unit.RECORD for budget in known):  # their sums have no bound
             raise InvalidValue(
@@ -249,18 +253,40 @@ class Simulated:
         )
 
     def ask(self, contribution: Contribution, w: Any) -> Answers:
-        if not self._terms:
-            raise InvalidValue("nobody was invited yet: call crowd.invite(Invitation(...)) first")
-        w = np.asarray(w, dtype=np.float64)
-        if not np.isfinite(w).all():
-            raise InvalidValue("w must be finite, got NaN or infinity; nothing was charged")
+        w = self._ready(w)
         if self._round is None or not self._round.same:
             self._round = self._settle(np.flatnonzero(self.left))
         now = self._round
         enough_came(len(now.came), self._survivors, self.users)
         self.left[now.came] -= 1  # the books come first
         now.lasts -= 1
-        self._rounds += 1
+        alive = len(now.came) if now.same else self.alive
+        return self._answered(contribution, w, now, alive)
+
+    def pick(self) -> int:
+        return picked(np.cumsum(self._sizes), self._stream)
+
+    def pass_to(self, party: int, contribution: Contribution, w: Any) -> Answers:
+        w = self._ready(w)
+        alone(party, self.users, self._invitation.trust)
+        if not self.left[party]:
+            raise BudgetSpent(f"party {party} can afford no further answer")
+        if party not in self._turns:
+            self._turns[party] = self._settle(np.array([party]))
+        self.left[party] -= 1  # the books come first
+        self._round = None  # who comes next may have changed
+        return self._answered(contribution, w, self._turns[party], self.alive)
+
+    def _ready(self, w: Any) -> Array:
+        if not self._terms:
+            raise InvalidValue(NOT_INVITED)
+        given: Array = np.asarray(w, dtype=np.float64)
+        if not np.isfinite(given).all():
+            raise InvalidValue("w must be finite, got NaN or infinity; nothing was charged")
+        return given
+
+    def _answered(self, contribution: Contribution, w: Array, now: "_Round", alive: int) -> Answers:
+        """What those who came say, and its noise. Only reached after the charge."""
         rows, who = self._draw(now)
         table = now.table if now.table is not None else self._table.take(rows)
         if self._noise == "each" and self._invitation.trust is not Trust.TRUSTED:
@@ -269,7 +295,6 @@ class Simulated:
             bound: Any = now.bound if now.bound is not None else _PerRow(now.clips[who], now.weights[who])
             total = contribution.bounded_sum(table, w, bound) * (now.weight if now.bound is not None else 1.0)
             total = Gaussian(now.deviation / now.reach).release(total, ClipNorm(now.reach), self._stream)
-        alive = len(now.came) if now.same else self.alive
         return Answers(total, now.divisor, len(now.came), alive, (now.deviation / now.divisor) ** 2)
 
     def _settle(self, came: Integers) -> "_Round":

@@ -27,11 +27,11 @@ from farthing.books import TIGHT
 from farthing.bounds import Bound, ClipNorm
 from farthing.budget import Adjacency, Budget, Observer, Unit
 from farthing.errors import InvalidValue, Unsupported
-from farthing.events import Event, RepeatedEvent
+from farthing.events import Event, GaussianEvent, RepeatedEvent
 from farthing.mechanisms import Gaussian
 from farthing.noise import Stream
 from farthing.query import Contribution, Query
-from farthing.samplers import Everyone, FixedSize, Poisson, Sampler
+from farthing.samplers import Everyone, FixedSize, HasEvent, Poisson, Sampler
 
 Array = NDArray[np.float64]
 
@@ -131,18 +131,34 @@ class Share(Gaussian):
 
 @dataclass(frozen=True, slots=True)
 class Together(Gaussian):
-    """Noise that hides all of a user's ``records`` at once: ``noise`` is over the sum of as many clips.
+    """Noise that hides all of a user's records at once, of which an upload holds ``records``.
 
-    Where it holds more than it said, the sum is shrunk to what so many could make.
+    The price is that of ``noise`` over as many clips. Where a user holds more than it said, the sum is shrunk
+    to what so many could make. The noise is the user's own, or its share of what ``survivors`` add.
     """
 
     records: int = 1
+    survivors: int = 1
+
+    def unit_event(self) -> Event:
+        return GaussianEvent(self.noise / self.records)
+
+    def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
+        return Gaussian(self.noise / self.records).event(bound, adjacency, sampled)
 
     def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:
         most, sums = self.records * bound.norm(), np.asarray(total, dtype=np.float64)
         size = float(np.linalg.norm(sums))
         within = sums if size <= most else sums * (most / size)
-        return Gaussian(self.noise * self.records).release(within, bound, stream)
+        return Gaussian(self.noise / math.sqrt(self.survivors)).release(within, bound, stream)
+
+
+@dataclass(frozen=True, slots=True)
+class Unhidden(FixedSize):
+    """The same draw where all records are protected together: whichever is drawn, it is one of them."""
+
+    def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
+        return step if isinstance(step, Event) else step.unit_event()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +184,8 @@ class Terms:
         """Of the noise on each coordinate of one upload."""
         own = (self.mechanism.noise * self.bound.clip) ** 2
         match self.mechanism:
-            case Share(survivors=survivors):
+            case Share(survivors=survivors) | Together(survivors=survivors):
                 return own / survivors
-            case Together(records=records):
-                return own * records**2
         return own
 
 
@@ -182,7 +196,8 @@ class Invitation:
     ``calibration`` chooses that noise, ``accountant`` counts how many rounds it affords in the end: A-DDP
     takes the noise of advanced composition for T rounds and then counts by its own theorem. Distributed
     noise must be one and the same for all users, so it must be given, with the least number of honest
-    ``survivors`` of a round; how many rounds of it each can afford remains its own affair.
+    ``survivors`` of a round; how many rounds of it each can afford remains its own affair. With ``seen`` the
+    guarantee holds even before somebody who knows which records were drawn (`Observer.COORDINATOR`).
     """
 
     clip: float
@@ -193,6 +208,7 @@ class Invitation:
     accountant: Accountant = Accountant.TIGHT
     trust: Trust = Trust.LOCAL
     survivors: int = 1
+    seen: bool = False
 
     def __post_init__(self) -> None:
         validate.positive(clip=self.clip)
@@ -211,6 +227,17 @@ class Invitation:
             raise InvalidValue(
                 f"noise must be given under {self.trust} trust: one and the same for all users"
             )
+        if self.seen and (self.trust is not Trust.LOCAL or Accountant.AMPLIFIED in self._by):
+            raise Unsupported("draws that are seen amplify nothing, and need local noise")
+
+    @property
+    def _by(self) -> tuple[Accountant, Accountant]:
+        return self.calibration, self.accountant
+
+    @property
+    def observer(self) -> Observer:
+        """Against whom what it leads to holds."""
+        return Observer.COORDINATOR if self.seen else self.trust.observer
 
     def terms(self, budget: Budget, records: int, clip: float | None = None) -> Terms:
         """What a user with this budget and public number of records agrees to; its own ``clip`` may be lower.
@@ -222,15 +249,32 @@ class Invitation:
 
 @lru_cache(maxsize=2**16)
 def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) -> Terms:
-    whole = budget.unit is not Unit.RECORD
-    if whole and not (isinstance(invitation.draw, Everyone) and invitation.trust is Trust.LOCAL):
-        raise Unsupported(
-            f"a {budget.unit} is protected as a whole by local noise on all of its records only"
-        )
-    if budget.observer is not invitation.trust.observer:
+    _refuse(invitation, budget, clip)
+    draw, trust = invitation.draw, invitation.trust
+    most, sampler = _drawn(invitation, budget, records), sampler_of(draw, records)
+    priced = Everyone() if most else sampler
+    noise = invitation.noise
+    if noise is None:
+        noise = least_noise(invitation, budget, records)
+    elif trust is not Trust.LOCAL:
+        noise *= invitation.clip / clip  # the same noise for all, whatever they clip at
+    rounds = rounds_for(invitation.accountant, noise / (most or 1), invitation.rounds, budget, priced)
+    rounds *= records if isinstance(draw, InTurn) else 1
+    shares = invitation.survivors if trust is Trust.DISTRIBUTED else 1
+    mechanism = Share(noise, shares) if trust is Trust.DISTRIBUTED else Gaussian(noise)
+    if most:
+        mechanism = Together(noise, most, shares)
+        sampler = Unhidden(sampler.size, sampler.of) if isinstance(sampler, FixedSize) else sampler
+    return Terms(sampler, ClipNorm(clip), mechanism, expected(draw, records), rounds)
+
+
+def _refuse(invitation: Invitation, budget: Budget, clip: float) -> None:
+    """What no theorem of ours covers."""
+    if budget.observer is not invitation.observer:
+        what = f"under {invitation.trust} trust" + " with draws seen" * invitation.seen
         raise InvalidValue(
-            f"under {invitation.trust} trust the guarantee holds against {invitation.trust.observer}, "
-            f"the budget is against {budget.observer}"
+            f"{what} the guarantee holds against {invitation.observer}, the budget is against "
+            f"{budget.observer}"
         )
     if invitation.trust is Trust.DISTRIBUTED and clip != invitation.clip:
         raise InvalidValue(
@@ -238,24 +282,37 @@ def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) ->
             f"distributed trust, got {clip!r}"
         )
     validate.probability(delta=budget.delta)
-    passes = isinstance(invitation.draw, InTurn)
-    if passes and budget.adjacency is Adjacency.ADD_REMOVE:
+    if budget.adjacency is Adjacency.ADD_REMOVE and isinstance(invitation.draw, InTurn):
         raise Unsupported("records that come and go move all turns after them: use zero-out or replace-one")
-    bound, sampler = ClipNorm(clip), sampler_of(invitation.draw, records)
-    noise = invitation.noise
-    if noise is None:
-        noise = noise_for(invitation.calibration, invitation.rounds, budget, sampler)
-    elif invitation.trust is not Trust.LOCAL:
-        noise *= invitation.clip / clip  # the same noise for all, whatever they clip at
-    elif whole:
-        noise /= records
-    rounds = rounds_for(invitation.accountant, noise, invitation.rounds, budget, sampler)
-    rounds *= records if passes else 1
-    shared = invitation.trust is Trust.DISTRIBUTED
-    mechanism = Share(noise, invitation.survivors) if shared else Gaussian(noise)
-    if whole:
-        mechanism = Together(noise, records)
-    return Terms(sampler, bound, mechanism, expected(invitation.draw, records), rounds)
+    if budget.adjacency is Adjacency.ADD_REMOVE and invitation.seen:
+        raise Unsupported("who sees draws sees how many records there are: use zero-out or replace-one")
+
+
+def _drawn(invitation: Invitation, budget: Budget, records: int) -> int:
+    """How many records an upload holds at most, where all of a user's are protected together; otherwise 0.
+
+    So many clips are then what the user as a whole can do to a sum, whichever of its records are drawn.
+    """
+    if budget.unit is Unit.RECORD:
+        return 0
+    match invitation.draw:
+        case Everyone():
+            return records
+        case Exactly(size):
+            return min(size, records)
+        case InTurn():
+            raise Unsupported(f"turns hide a record, not a {budget.unit}: use Everyone() or Exactly(size)")
+    raise Unsupported(
+        f"a Poisson draw may hold all records, so that it gains a {budget.unit} nothing: use Everyone() or "
+        "Exactly(size)"
+    )
+
+
+def least_noise(invitation: Invitation, budget: Budget, records: int) -> float:
+    """The least noise, over the invitation's clip, with which its rounds fit the budget of such a user."""
+    most = _drawn(invitation, budget, records)
+    priced = Everyone() if most else sampler_of(invitation.draw, records)
+    return noise_for(invitation.calibration, invitation.rounds, budget, priced) * (most or 1)
 
 
 def sampler_of(draw: Draw, records: int) -> Sampler:
