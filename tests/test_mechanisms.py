@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 from scipy import stats
 
 from farthing import mechanisms
+from farthing import noise as lattice
 from farthing.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
 from farthing.budget import Adjacency
 from farthing.errors import InvalidValue, Unsupported
@@ -75,7 +76,7 @@ def test_rounding_never_moves_neighbours_beyond_the_priced_distance(pair, noise,
     allowed = bound.sensitivity(adjacency)
     moved = total + (direction / norm * allowed if norm > 1e-9 else 0 * direction)
     bits, cell = mechanisms._grid(noise, bound, 2, total.size)
-    cells, others = (mechanisms._cells(t, bound, cell) for t in (total, moved))
+    cells, others = (lattice.on_grid(t, bound.scale, cell) for t in (total, moved))
     distance = np.linalg.norm((cells - others).astype(float))  # in cells; the noise is 2^bits of them
     priced = mechanism.event(bound, adjacency, sampled=False).noise
     shift = 2.0 if adjacency is R1 else 1.0

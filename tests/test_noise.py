@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from farthing import noise
+from farthing import halfnormal, native, noise
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.noise import SeededStream, Stream, gaussian, gumbel, laplace
 
@@ -386,6 +386,130 @@ class TestExactness:
         stream = Script()
         gaussian(stream, 500_000, 20)
         assert stream.drawn <= 500_002
+
+
+needs_kernels = pytest.mark.skipif(native.kernels() is None, reason="no kernels here")
+
+
+def both(monkeypatch, draw):
+    """What ``draw`` makes of one seeded stream, with kernels and without; the words left must agree too."""
+    drawn = []
+    for found in (native.kernels(), None):
+        with monkeypatch.context() as patched:
+            patched.setattr(native, "_loaded", found)
+            stream = SeededStream(11)
+            drawn.append(draw(stream))
+            drawn.append(stream.integers(2))
+    assert np.array_equal(drawn[1], drawn[3])
+    return drawn[0], drawn[2]
+
+
+@needs_kernels
+class TestKernels:
+    @pytest.mark.parametrize("bits", range(41))
+    def test_samples_are_the_same(self, monkeypatch, bits):
+        quick, plain = both(monkeypatch, lambda stream: gaussian(stream, 40_000 if bits < 30 else 1500, bits))
+        assert np.array_equal(quick, plain)
+
+    @pytest.mark.slow
+    def test_millions_of_samples_are_the_same(self, monkeypatch):
+        quick, plain = both(monkeypatch, lambda stream: gaussian(stream, 6_000_000, 24))
+        assert np.array_equal(quick, plain)
+
+    @pytest.mark.parametrize("bits", [0, 1, 20, 30, 40])
+    def test_words_at_every_edge_of_a_segment(self, monkeypatch, bits):
+        step = 7 if bits == 20 else 21
+        edges = [round(2.0**e * (64 + k)) for e in range(-6, 57) for k in range(0, 64, step)]
+        near = sorted({w for e in edges for w in (e - 1, e, e + 1) if w >= 0} | {0, 1, 2, SIGN - 1, SIGN - 2})
+        assert max(near) == SIGN - 1
+        certain = [w for w in near if w < SIGN]
+
+        def draw(_):
+            stream = Script(*[w ^ (SIGN if i % 3 == 0 else 0) for i, w in enumerate(certain)])
+            return np.append(gaussian(stream, len(certain), bits), stream.drawn)
+
+        quick, plain = both(monkeypatch, draw)
+        assert np.array_equal(quick, plain)
+
+    def test_words_at_a_cell_boundary_take_the_same_further_bits(self, monkeypatch):
+        with mpmath.workdps(60):
+            places = [survival(gaussian, mpmath.ldexp(2 * k + 1, -21)) for k in range(1, 2**23, 2**19 + 77)]
+            words = [int(mpmath.floor(u * 2**63)) + step for u in places for step in range(-4, 5)]
+
+        def draw(_):
+            stream = Script(*words)
+            return np.append(gaussian(stream, len(words), 20), stream.drawn)
+
+        quick, plain = both(monkeypatch, draw)
+        assert quick[-1] > len(words)
+        assert np.array_equal(quick, plain)
+
+    def test_polynomials_keep_half_their_error_bound_in_every_segment(self):
+        """By mpmath at the ends, the middle and a point between, with the arithmetic of the kernel."""
+        rows = halfnormal.table()
+        place = np.arange(len(rows))
+        assert len(rows) == halfnormal.OCTAVES * halfnormal.SEGMENTS
+        exponent, segment = place // halfnormal.SEGMENTS - halfnormal.OCTAVES, place % halfnormal.SEGMENTS
+        between = np.rint(np.random.default_rng(0).uniform(-1, 1, len(rows)) * 2**45) * 2.0**-52
+        bound = halfnormal._FLOAT_ERROR * (rows[:, 0] + 1 + halfnormal._SLOPE) / 2
+        assert np.all(bound < rows[:, 6] / 2)
+        for t in (-(2.0**-7), 0.0, 2.0**-7 - 2.0**-52, between):
+            u = np.ldexp(1 + (segment + 0.5) / halfnormal.SEGMENTS + t, exponent)
+            x = rows[:, 5]
+            for column in range(4, -1, -1):
+                x = rows[:, column] + t * x
+            with mpmath.workdps(40):
+                for value, middle, half in zip(x, u, bound, strict=True):
+                    # the survival function is convex beyond 0: its slope there bounds the distance in x
+                    off = survival(gaussian, mpmath.mpf(value), 40) - mpmath.mpf(middle)
+                    far = max(mpmath.mpf(value), 0) + mpmath.mpf(half)
+                    density = mpmath.sqrt(2 / mpmath.pi) * mpmath.exp(-far * far / 2)
+                    assert abs(off) < half * density
+
+    def test_nothing_is_certain_beyond_the_range_of_the_words(self):
+        assert halfnormal.table()[0, 6] > 0.5
+
+    @pytest.mark.parametrize("shape", [(), (1,), (124,), (3, 50), (40_000,), (0,)])
+    @pytest.mark.parametrize("each", [False, True])
+    def test_noisy_sums_are_the_same(self, monkeypatch, shape, each):
+        total = np.random.default_rng(0).normal(0, 100, shape)
+        unit = np.abs(np.random.default_rng(1).normal(1, 0.1, shape)) if each else 0.7
+        quick, plain = both(monkeypatch, lambda stream: noise.noisy(stream, total, unit, 2.0**-19, 20))
+        assert type(quick) is type(plain)
+        assert np.array_equal(quick, plain)
+
+    def test_noisy_sums_with_open_samples(self, monkeypatch):
+        total = np.random.default_rng(0).normal(0, 100, 700)
+        quick, plain = both(monkeypatch, lambda stream: noise.noisy(stream, total, 2.0, 2.0**-38, 38))
+        assert np.array_equal(quick, plain)
+
+    def test_noisy_sums_are_clamped_and_finite(self, monkeypatch):
+        quick, plain = both(monkeypatch, lambda s: noise.noisy(s, np.array([1e300, -1e300]), 1.0, 0.5, 20))
+        assert np.array_equal(quick, plain)
+        assert np.abs(quick - [2.0**60, -(2.0**60)]).max() < 10 * 2**20
+        for bad in (np.nan, np.inf, -np.inf):
+            with pytest.raises(InvalidValue, match="not finite"):
+                noise.noisy(SeededStream(0), np.array([1.0, bad]), 1.0, 0.5, 20)
+
+    @pytest.mark.parametrize("rate", [1.0, 0.9999, 0.3, 0.005, 2.0**-16, 1e-17])
+    @pytest.mark.parametrize("n", [0, 1, 63, 64, 65, 5000, 2**20 + 77])
+    def test_draws_are_the_same(self, monkeypatch, rate, n):
+        quick, plain = both(monkeypatch, lambda stream: stream.poisson_indices(rate, n))
+        assert quick.dtype == plain.dtype
+        assert np.array_equal(quick, plain)
+
+    def test_threads_share_a_stream_without_repeats_or_gaps(self):
+        stream, drawn = SeededStream(9), []
+        threads = [
+            threading.Thread(target=lambda: drawn.extend(gaussian(stream, 97, 20) for _ in range(200)))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        alone = gaussian(SeededStream(9), 4 * 200 * 97, 20)
+        assert np.array_equal(np.sort(np.concatenate(drawn)), np.sort(alone))
 
 
 def explains(released, value):

@@ -7,6 +7,7 @@ apart by one grid cell a coordinate, so noise is enlarged by that much and by 2â
 of the sum itself; the price is that of the noise asked for.
 """
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -28,7 +29,6 @@ Array = NDArray[np.float64]
 _FLOAT_SLACK = 1 + 2.0**-20
 _GRID_SHARE = 2.0**-12  # how much the grid may enlarge the noise
 _FEWEST_BITS, _MOST_BITS = 20, 40
-_LARGEST_CELL = 2**61
 
 
 class Mechanism(Protocol):
@@ -59,9 +59,12 @@ def _ratio(bound: Bound, adjacency: Adjacency, sampled: bool, order: int) -> flo
 def _grid(noise: float, bound: Bound, order: int, size: int) -> tuple[int, float]:
     """The bits and the width of a cell: scale of the noise = 2^bits cells, in units of ``bound.scale``."""
     norm = bound.norm(order)
-    nearest = min(norm, bound.sensitivity(Adjacency.REPLACE_ONE, order))
-    spread = size if order == 1 else math.sqrt(size)
-    share = noise * norm / nearest * spread
+    return _lattice(noise, norm, min(norm, bound.sensitivity(Adjacency.REPLACE_ONE, order)), order, size)
+
+
+@functools.lru_cache(128)
+def _lattice(noise: float, norm: float, nearest: float, order: int, size: int) -> tuple[int, float]:
+    share = noise * norm / nearest * (size if order == 1 else math.sqrt(size))
     bits = max(_FEWEST_BITS, math.ceil(math.log2(share / _GRID_SHARE)))
     if bits > _MOST_BITS:
         raise Unsupported(
@@ -71,20 +74,10 @@ def _grid(noise: float, bound: Bound, order: int, size: int) -> tuple[int, float
     return bits, noise * norm * _FLOAT_SLACK / (1 - share * 2.0**-bits) * 2.0**-bits
 
 
-def _cells(total: Array, bound: Bound, cell: float) -> NDArray[np.int64]:
-    """The sum on the grid. Clamping, like rounding, never moves two sums further apart."""
-    if not np.isfinite(total).all():
-        raise InvalidValue("a bounded sum is not finite: a contribution returned unbounded terms")
-    return np.rint(np.clip(total / bound.scale / cell, -_LARGEST_CELL, _LARGEST_CELL)).astype(np.int64)
-
-
-def _floats(cells: NDArray[np.int64], cell: float) -> Array:
-    return cells.astype(np.float64) * cell
-
-
 def _checked(total: ArrayLike, bound: Bound) -> Array:
     total = np.asarray(total, dtype=np.float64)
-    width = np.size(bound.scale)
+    scale = bound.scale
+    width = scale.size if isinstance(scale, np.ndarray) else 1
     if isinstance(bound, ClipValue) and total.size != 1:
         raise InvalidValue(f"ClipValue bounds one number, the sum has {total.size}; use ClipCoordinates")
     if width not in (1, total.size):
@@ -101,8 +94,8 @@ class _Added(ABC):
     kind: ClassVar[type[GaussianEvent] | type[LaplaceEvent]]
 
     @abstractmethod
-    def _draw(self, stream: Stream, size: int, bits: int) -> NDArray[np.int64]:
-        """Noise of scale 2^bits cells."""
+    def _noisy(self, stream: Stream, total: Array, unit: float | Array, cell: float, bits: int) -> Array:
+        """The sum on a grid of ``cell`` units, with noise of scale 2^bits cells."""
 
     def __post_init__(self) -> None:
         validate.positive(noise=self.noise)
@@ -120,8 +113,7 @@ class _Added(ABC):
     def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:
         total = _checked(total, bound)
         bits, cell = self.grid(bound, total.size)
-        noise = self._draw(stream, total.size, bits).reshape(total.shape)
-        return _floats(_cells(total, bound, cell) + noise, cell) * bound.scale
+        return self._noisy(stream, total, bound.scale, cell, bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +123,8 @@ class Gaussian(_Added):
     order = 2
     kind = GaussianEvent
 
-    def _draw(self, stream: Stream, size: int, bits: int) -> NDArray[np.int64]:
-        return lattice.gaussian(stream, size, bits)
+    def _noisy(self, stream: Stream, total: Array, unit: float | Array, cell: float, bits: int) -> Array:
+        return lattice.noisy(stream, total, unit, cell, bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +134,9 @@ class Laplace(_Added):
     order = 1
     kind = LaplaceEvent
 
-    def _draw(self, stream: Stream, size: int, bits: int) -> NDArray[np.int64]:
-        return lattice.laplace(stream, size, bits)
+    def _noisy(self, stream: Stream, total: Array, unit: float | Array, cell: float, bits: int) -> Array:
+        noise = lattice.laplace(stream, total.size, bits).reshape(total.shape)
+        return (lattice.on_grid(total, unit, cell) + noise).astype(np.float64) * cell * unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,4 +203,4 @@ class NoisyMax:
         bits = 30
         cell = self.noise * bound.norm() * _FLOAT_SLACK * 2.0**-bits
         draw = lattice.gumbel if self.kind == "gumbel" else lattice.laplace
-        return int(np.argmax(_cells(total, bound, cell) + draw(stream, total.size, bits)))
+        return int(np.argmax(lattice.on_grid(total, bound.scale, cell) + draw(stream, total.size, bits)))

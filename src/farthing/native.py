@@ -11,6 +11,7 @@ own content, of the source, the compiler, its flags and the processor, so that a
 meant for another machine is built anew. Files are written under a temporary name and renamed.
 """
 
+import ctypes
 import hashlib
 import itertools
 import os
@@ -51,6 +52,7 @@ _SIGNATURES = {
 Kernels = dict[str, Callable[..., Any]]
 Floats = NDArray[Any]
 
+_NOTHING = ctypes.c_char * 0
 _lock = threading.Lock()
 _loaded: Kernels | None = None
 _tried = False
@@ -151,8 +153,6 @@ def _build(folder: Path, key: str, compiler: str, flags: tuple[str, ...]) -> Ker
 
 
 def _bind(path: Path) -> Kernels:
-    import ctypes  # slow to import
-
     types = {_P: ctypes.c_void_p, _I: ctypes.c_int64, _D: ctypes.c_double}
     library = ctypes.CDLL(str(path))  # its calls release the interpreter's lock
     bound: Kernels = {}
@@ -162,6 +162,11 @@ def _bind(path: Path) -> Kernels:
         function.restype = ctypes.c_int64
         bound[name] = function
     return bound
+
+
+def pointer(array: Floats) -> Any:
+    """What a kernel takes for a contiguous array; four times as quick as its address."""
+    return _NOTHING.from_buffer(array.data) if array.flags.writeable else array.ctypes.data
 
 
 def clamped_outer_sum(delta: Any, a: Any, s: Any, out: Floats, *, threads: int = 1) -> bool:

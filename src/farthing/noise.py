@@ -3,7 +3,7 @@
 Adding floating-point noise to a floating-point value leaks: the low bits of the sum show which values
 can have produced it, whatever ε is (Mironov, "On Significance of the Least Significant Bits for
 Differential Privacy", CCS 2012). Here the value is first put on a lattice of integers, the noise is an
-integer, and they are added as integers.
+integer, and they are added as integers (`noisy`).
 
 The guarantee. Choose the grid so that the noise scale is 2**bits cells. `gaussian` returns exactly
 round(2**bits Z) for a standard normal Z, and for an integer x
@@ -17,7 +17,9 @@ the sensitivity of the *rounded* value, and turning the sum into floats only aft
 Exactness. A word of the stream stands for all uniforms that begin with its bits. Where the floating-point
 quantile of that interval, with its error bound, lies within one cell, that cell is the answer. Elsewhere
 the uniform is compared with the survival function at the cell edges in high precision, drawing more of its
-bits as needed. Nothing is cut off: on ideal random bits the law is the stated one, tails included.
+bits as needed. Nothing is cut off: on ideal random bits the law is the stated one, tails included. Where
+there are kernels (`native`) Gaussian samples come from a table of polynomials with an error bound of its own
+(`halfnormal`); what that bound leaves open goes the way above, so the same words give the same samples.
 
 Limits. Refining takes longer (about 1e-8 of the samples at 20 bits, 1e-2 at 40), so sampling is not
 constant-time. A machine snapshot resumed twice repeats its stream; a fork does not.
@@ -30,166 +32,25 @@ constant-time. A machine snapshot resumed twice repeats its stream; a fork does 
 True
 """
 
-import hashlib
-import math
-import operator
-import os
-import threading
-import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from farthing import validate
-from farthing.errors import InvalidValue, Unsupported
+from farthing import halfnormal, native
+from farthing.errors import InvalidValue
+from farthing.streams import BLOCK, MOST, SeededStream, Stream, whole
+
+__all__ = ["SeededStream", "Stream", "gaussian", "gumbel", "laplace", "noisy", "on_grid"]
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Words = NDArray[np.uint64]
-_BLOCK = 2**15  # words a refill of the stream and a vectorised step of a sampler: they fit the cache
-_MOST = 2**62 - 1  # words
 _MOST_BITS = 40
-_alive: "weakref.WeakSet[Stream]" = weakref.WeakSet()
-
-
-def _whole(low: int, high: int, **value: Any) -> int:
-    ((name, number),) = value.items()
-    try:
-        whole = operator.index(number)
-    except TypeError:
-        whole = low - 1
-    if isinstance(number, bool) or not low <= whole <= high:
-        raise InvalidValue(f"{name} must be a whole number from {low} to {high}, got {number!r}")
-    return whole
-
-
-class Stream:
-    """Cryptographic random words: AES-256 in counter mode under a key from the operating system.
-
-    Safe to share between threads. A forked child goes on under a new key, a copy is the stream itself,
-    and a pickle holds no state: it loads as a new stream. So no two holders ever see the same words.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._rekey()
-        _alive.add(self)
-
-    @property
-    def sound(self) -> bool:
-        """Whether a guarantee may rest on this stream: no subclass can say so of itself."""
-        return type(self) is Stream
-
-    def _new_key(self) -> bytes:
-        return os.urandom(32)
-
-    def _rekey(self) -> None:
-        self._process = os.getpid()
-        self._cipher = Cipher(algorithms.AES256(self._new_key()), modes.CTR(bytes(16))).encryptor()
-        self._buffer: Words = np.empty(0, np.uint64)
-
-    def __deepcopy__(self, *memo: Any) -> Self:
-        return self
-
-    __copy__ = __deepcopy__
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), ()
-
-    def integers(self, n: int) -> Words:
-        """The next n words, uniform on 0 .. 2**64 - 1."""
-        n = _whole(0, _MOST, n=n)
-        with self._lock:
-            if self._process != os.getpid():  # a fork that bypassed Python's hooks
-                self._rekey()
-            if (missing := n - len(self._buffer)) > 0:
-                fresh = np.frombuffer(self._cipher.update(bytes(8 * max(missing, _BLOCK))), "<u8")
-                self._buffer = np.concatenate([self._buffer, fresh], dtype=np.uint64)
-            taken, self._buffer = self._buffer[:n].copy(), self._buffer[n:]
-            return taken
-
-    def uniform_below(self, bound: int, n: int) -> Integers:
-        """n integers uniform on 0 .. bound - 1, exactly: words past the last multiple are drawn again."""
-        bound, n = validate.count(bound=bound), _whole(0, _MOST, n=n)
-        last = np.uint64(2**64 - 2**64 % bound - 1)
-        words = self.integers(n)
-        while len(again := np.flatnonzero(words > last)):
-            words[again] = self.integers(len(again))
-        return (words % np.uint64(bound)).astype(np.int64)
-
-    def bernoulli(self, rate: float, n: int) -> NDArray[np.bool_]:
-        """n independent coins, true with probability floor(rate 2**64) / 2**64: never above the rate."""
-        coins = np.zeros(_whole(0, _MOST, n=n), np.bool_)
-        coins[self._heads(rate, n)] = True
-        return coins
-
-    def _heads(self, rate: float, n: int) -> Integers:
-        """Where `bernoulli` is true, ascending."""
-        threshold = int(math.ldexp(validate.rate(rate=rate), 64))
-        head, tail = divmod(threshold, 2**56)  # 8 bits decide all but one coin in 256
-        coins = self.integers(-(-n // 8)).view(np.uint8)[:n]
-        heads = np.flatnonzero(coins <= head)
-        if len(undecided := np.flatnonzero(coins[heads] == head)):
-            lost = self.integers(len(undecided)) >> np.uint64(8) >= np.uint64(tail)
-            heads = np.delete(heads, undecided[lost])
-        return heads
-
-    def poisson_indices(self, rate: float, n: int) -> Integers:
-        """The indices below n, each kept independently with `bernoulli`'s probability, ascending."""
-        n, step = _whole(0, _MOST, n=n), 2**20
-        starts = range(0, max(n, 1), step)
-        return np.concatenate([i + self._heads(rate, min(step, n - i)) for i in starts])
-
-    def choose(self, size: int, of: int) -> Integers:
-        """A uniform subset of 0 .. of - 1 with `size` members, ascending."""
-        of = validate.count(of=of)
-        size = _whole(0, of, size=size)
-        # Both ways treat all indices alike, so by symmetry every subset of this size is equally likely.
-        if size == of:
-            return np.arange(of)
-        if 16 * size > of:  # the smallest of random keys; redrawn where a tie leaves them open
-            while True:
-                keys = self.integers(of)
-                last, after = np.partition(keys, (size - 1, size))[size - 1 : size + 1]
-                if last < after:
-                    return np.flatnonzero(keys <= last)
-        chosen = np.empty(0, np.int64)
-        while len(chosen) < size:  # fill up, never past the size, until all differ
-            more = np.sort(np.concatenate([chosen, self.uniform_below(of, size - len(chosen))]))
-            chosen = more[np.diff(more, prepend=-1) > 0]
-        return chosen
-
-
-class SeededStream(Stream):
-    """A reproducible stream, for tests only: who knows the seed can subtract the noise (`sound` is False).
-
-    A forked child goes on with other words than its parent, but the same in every child.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._seed = _whole(-(2**256), 2**256, seed=seed)
-        self._generation = 0
-        super().__init__()
-
-    def _new_key(self) -> bytes:
-        self._generation += 1
-        return hashlib.sha256(f"farthing seeded stream {self._seed} {self._generation}".encode()).digest()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise Unsupported("a SeededStream cannot be pickled: it would repeat its words; pass a seed instead")
-
-
-def _restart_in_child() -> None:
-    for stream in list(_alive):
-        stream._lock = threading.Lock()  # a thread of the parent, not here any more, may have held the old
-        stream._rekey()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_restart_in_child)
+_LARGEST_CELL = 2**61
+_UNBOUNDED = "a bounded sum is not finite: a contribution returned unbounded terms"
+_OPEN = np.iinfo(np.int64).min  # a kernel's answer for a sample that it leaves open
 
 
 class _Law(NamedTuple):
@@ -271,20 +132,42 @@ def _cells(stream: Stream, law: _Law, words: Integers, bits: int) -> Integers:
 
 
 def _sample(stream: Stream, law: _Law, size: int, bits: int, symmetric: bool) -> Integers:
+    size, bits = _arguments(stream, size, bits)
+    samples = np.empty(size, np.int64)
+    for start in range(0, size, BLOCK):
+        words = stream.integers(min(BLOCK, size - start)).view(np.int64)
+        cells = _cells(stream, law, words & (2**63 - 1), bits)
+        samples[start : start + BLOCK] = np.where(words < 0, -cells, cells) if symmetric else cells
+    return samples
+
+
+def _arguments(stream: Stream, size: int, bits: int) -> tuple[int, int]:
     if not isinstance(stream, Stream):
         raise InvalidValue(f"stream must be a farthing.noise.Stream, got {stream!r}")
-    size, bits = _whole(0, _MOST, size=size), _whole(0, _MOST_BITS, bits=bits)
-    samples = np.empty(size, np.int64)
-    for start in range(0, size, _BLOCK):
-        words = stream.integers(min(_BLOCK, size - start)).view(np.int64)
-        cells = _cells(stream, law, words & (2**63 - 1), bits)
-        samples[start : start + _BLOCK] = np.where(words < 0, -cells, cells) if symmetric else cells
-    return samples
+    return whole(0, MOST, size=size), whole(0, _MOST_BITS, bits=bits)
 
 
 def gaussian(stream: Stream, size: int, bits: int) -> Integers:
     """Independent samples of round(2**bits Z), Z standard normal."""
-    return _sample(stream, _HALF_NORMAL, size, bits, symmetric=True)
+    size, bits = _arguments(stream, size, bits)
+    found = native.kernels(size)
+    if found is None:
+        return _sample(stream, _HALF_NORMAL, size, bits, symmetric=True)
+    samples, draw, scale, table = np.empty(size, np.int64), found["gaussian"], 2.0**bits, halfnormal.address()
+    for start in range(0, size, BLOCK):
+        part = samples[start : start + BLOCK]
+        buffer, at, address = stream._claim(len(part))
+        if draw(address, len(part), scale, table, native.pointer(part)):
+            _settle(stream, part, buffer[at : at + len(part)], bits)
+    return samples
+
+
+def _settle(stream: Stream, samples: Integers, words: Words, bits: int) -> None:
+    """Decides the samples that the kernel left open, in their order."""
+    open_ = np.flatnonzero(samples == _OPEN)
+    doubtful = words[open_].view(np.int64)
+    cells = _cells(stream, _HALF_NORMAL, doubtful & (2**63 - 1), bits)
+    samples[open_] = np.where(doubtful < 0, -cells, cells)
 
 
 def laplace(stream: Stream, size: int, bits: int) -> Integers:
@@ -295,3 +178,60 @@ def laplace(stream: Stream, size: int, bits: int) -> Integers:
 def gumbel(stream: Stream, size: int, bits: int) -> Integers:
     """Independent samples of round(2**bits G), G Gumbel with distribution function exp(-exp(-g))."""
     return -_sample(stream, _NEGATIVE_GUMBEL, size, bits, symmetric=False)
+
+
+def on_grid(total: Floats, unit: float | Floats, cell: float) -> Integers:
+    """round(total / unit / cell). Clamping, like rounding, never moves two sums further apart."""
+    if not np.isfinite(total).all():
+        raise InvalidValue(_UNBOUNDED)
+    return np.rint(np.clip(total / unit / cell, -_LARGEST_CELL, _LARGEST_CELL)).astype(np.int64)
+
+
+def noisy(stream: Stream, total: Floats, unit: float | Floats, cell: float, bits: int) -> Floats:
+    """(round(total / unit / cell) + round(2**bits Z)) · cell · unit: a sum with Gaussian noise, as floats.
+
+    >>> total = np.array([0.75, -3.0])
+    >>> cells = on_grid(total, 1.0, 0.5**20) + gaussian(SeededStream(0), 2, 20)
+    >>> bool((noisy(SeededStream(0), total, 1.0, 0.5**20, 20) == cells * 0.5**20).all())
+    True
+    """
+    size, bits = _arguments(stream, total.size, bits)
+    found = native.kernels(size)
+    if found is None or np.shape(unit) not in ((), total.shape):
+        noise = gaussian(stream, size, bits).reshape(total.shape)
+        return _floats(on_grid(total, unit, cell) + noise, unit, cell)
+    released, flat = np.empty(total.shape), total.ravel()
+    to, units = released.ravel(), unit.ravel() if isinstance(unit, np.ndarray) and unit.ndim else None
+    for start in range(0, size, BLOCK):
+        part = slice(start, start + BLOCK)
+        by = float(unit) if units is None else units[part]
+        _release(found, stream, flat[part], by, cell, bits, to[part])
+    return released if total.ndim else released[()]
+
+
+def _release(
+    found: native.Kernels,
+    stream: Stream,
+    total: Floats,
+    unit: float | Floats,
+    cell: float,
+    bits: int,
+    to: Floats,
+) -> None:
+    """One block of `noisy`, with kernels."""
+    (size,), scale, table = total.shape, 2.0**bits, halfnormal.address()
+    buffer, at, address = stream._claim(size)
+    units, one = (native.pointer(unit), 0.0) if isinstance(unit, np.ndarray) else (None, unit)
+    sums = native.pointer(total)
+    open_ = found["release"](address, size, scale, table, sums, units, one, cell, native.pointer(to))
+    if open_ < 0:
+        raise InvalidValue(_UNBOUNDED)
+    if open_:  # again, with those decided
+        noise = np.empty(size, np.int64)
+        found["gaussian"](address, size, scale, table, native.pointer(noise))
+        _settle(stream, noise, buffer[at : at + size], bits)
+        to[:] = _floats(on_grid(total, unit, cell) + noise, unit, cell)
+
+
+def _floats(cells: Integers, unit: float | Floats, cell: float) -> Floats:
+    return cells.astype(np.float64) * cell * unit

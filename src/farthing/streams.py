@@ -1,0 +1,217 @@
+"""Random words for private data: AES-256 in counter mode, and the draws made of whole words.
+
+Coins, indices and subsets are exact on ideal random bits: nothing is rounded. Where there are kernels
+(`native`) they read the same words and give the same answers.
+
+>>> stream = SeededStream(0)  # for examples and tests; Stream() for private data
+>>> kept = stream.poisson_indices(0.5, 1000)
+>>> bool(400 < len(kept) < 600)
+True
+"""
+
+import hashlib
+import math
+import operator
+import os
+import threading
+import weakref
+from typing import Any, Self
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from farthing import native, validate
+from farthing.errors import InvalidValue, Unsupported
+
+Integers = NDArray[np.int64]
+Words = NDArray[np.uint64]
+
+BLOCK = 2**15  # words a refill of the stream and a vectorised step of a sampler: they fit the cache
+MOST = 2**62 - 1  # words
+_FIRST = 2**10  # words of the first refill: a stream may be asked once
+_SPARE = 2  # words that a cipher wants beyond what it writes
+_ZEROS = bytes(8 * BLOCK)
+_STEP = 2**20  # coins at a time
+_alive: "weakref.WeakSet[Stream]" = weakref.WeakSet()
+
+
+def whole(low: int, high: int, **value: Any) -> int:
+    ((name, number),) = value.items()
+    if type(number) is int and low <= number <= high:
+        return number
+    try:
+        whole = operator.index(number)
+    except TypeError:
+        whole = low - 1
+    if isinstance(number, bool) or not low <= whole <= high:
+        raise InvalidValue(f"{name} must be a whole number from {low} to {high}, got {number!r}")
+    return whole
+
+
+class Stream:
+    """Cryptographic random words: AES-256 in counter mode under a key from the operating system.
+
+    Safe to share between threads. A forked child goes on under a new key, a copy is the stream itself,
+    and a pickle holds no state: it loads as a new stream. So no two holders ever see the same words.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rekey()
+        _alive.add(self)
+
+    @property
+    def sound(self) -> bool:
+        """Whether a guarantee may rest on this stream: no subclass can say so of itself."""
+        return type(self) is Stream
+
+    def _new_key(self) -> bytes:
+        return os.urandom(32)
+
+    def _rekey(self) -> None:
+        self._process = os.getpid()
+        self._cipher = Cipher(algorithms.AES256(self._new_key()), modes.CTR(bytes(16))).encryptor()
+        self._buffer: Words = np.empty(0, np.uint64)
+        self._address, self._at, self._step = 0, 0, _FIRST
+
+    def __deepcopy__(self, *memo: Any) -> Self:
+        return self
+
+    __copy__ = __deepcopy__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+    def integers(self, n: int) -> Words:
+        """The next n words, uniform on 0 .. 2**64 - 1."""
+        buffer, at, _ = self._claim(whole(0, MOST, n=n))
+        return buffer[at : at + n].copy()
+
+    def _claim(self, n: int) -> tuple[Words, int, int]:
+        """The next n words where they lie: in a buffer from a place on, and their address.
+
+        Nobody else is handed these words, and a buffer is never filled again: whoever holds it may read them
+        without the lock.
+        """
+        if type(self).integers is not Stream.integers:  # a subclass with words of its own, for tests
+            words = np.ascontiguousarray(self.integers(n), dtype=np.uint64)
+            return words, 0, words.ctypes.data
+        with self._lock:
+            if self._process != os.getpid():  # a fork that bypassed Python's hooks
+                self._rekey()
+            if self._at + n > len(self._buffer):
+                self._refill(n)
+            at = self._at
+            self._at = at + n
+            return self._buffer, at, self._address + 8 * at
+
+    def _refill(self, n: int) -> None:
+        """A new buffer with at least n words, the unused ones of the old first."""
+        kept = self._buffer[self._at :]
+        size = max(n, len(kept) + self._step)
+        self._step = min(2 * self._step, BLOCK)
+        buffer = np.empty(size + _SPARE, np.uint64)
+        buffer[: len(kept)] = kept
+        room = memoryview(buffer.data).cast("B")
+        for start in range(8 * len(kept), 8 * size, len(_ZEROS)):
+            count = min(len(_ZEROS), 8 * size - start)
+            zeros = _ZEROS if count == len(_ZEROS) else bytes(count)
+            self._cipher.update_into(zeros, room[start : start + count + 8 * _SPARE])
+        self._buffer, self._at, self._address = buffer[:size], 0, buffer.ctypes.data
+
+    def uniform_below(self, bound: int, n: int) -> Integers:
+        """n integers uniform on 0 .. bound - 1, exactly: words past the last multiple are drawn again."""
+        bound, n = validate.count(bound=bound), whole(0, MOST, n=n)
+        last = np.uint64(2**64 - 2**64 % bound - 1)
+        words = self.integers(n)
+        while len(again := np.flatnonzero(words > last)):
+            words[again] = self.integers(len(again))
+        return (words % np.uint64(bound)).astype(np.int64)
+
+    def bernoulli(self, rate: float, n: int) -> NDArray[np.bool_]:
+        """n independent coins, true with probability floor(rate 2**64) / 2**64: never above the rate."""
+        coins = np.zeros(whole(0, MOST, n=n), np.bool_)
+        coins[self._heads(rate, n)] = True
+        return coins
+
+    def _heads(self, rate: float, n: int, first: int = 0) -> Integers:
+        """Where `bernoulli` is true, ascending, counted from ``first``."""
+        threshold = int(math.ldexp(validate.rate(rate=rate), 64))
+        head, tail = divmod(threshold, 2**56)  # 8 bits decide all but one coin in 256
+        found = native.kernels(n)
+        if found is not None and head < 256:
+            return self._quick_heads(found, head, tail, n, first)
+        buffer, at, _ = self._claim(-(-n // 8))
+        coins = buffer[at : at - (-n // 8)].view(np.uint8)[:n]
+        heads = np.flatnonzero(coins <= head)
+        if len(undecided := np.flatnonzero(coins[heads] == head)):
+            lost = self.integers(len(undecided)) >> np.uint64(8) >= np.uint64(tail)
+            heads = np.delete(heads, undecided[lost])
+        return heads + first if first else heads
+
+    def _quick_heads(self, found: native.Kernels, head: int, tail: int, n: int, first: int) -> Integers:
+        """The same with kernels."""
+        room = np.empty(n + 1, np.int64)  # the last for the number of undecided ones
+        places = room.ctypes.data
+        held = self._claim(-(-n // 8))
+        count = found["heads"](held[2], n, head, first, places, places + 8 * n)
+        if undecided := int(room[n]):
+            held = self._claim(undecided)
+            count = found["settle"](places, count, held[2], tail)
+        return room[:count].copy()
+
+    def poisson_indices(self, rate: float, n: int) -> Integers:
+        """The indices below n, each kept independently with `bernoulli`'s probability, ascending."""
+        n = whole(0, MOST, n=n)
+        if n <= _STEP:
+            return self._heads(rate, n)
+        return np.concatenate([self._heads(rate, min(_STEP, n - i), i) for i in range(0, n, _STEP)])
+
+    def choose(self, size: int, of: int) -> Integers:
+        """A uniform subset of 0 .. of - 1 with `size` members, ascending."""
+        of = validate.count(of=of)
+        size = whole(0, of, size=size)
+        # Both ways treat all indices alike, so by symmetry every subset of this size is equally likely.
+        if size == of:
+            return np.arange(of)
+        if 16 * size > of:  # the smallest of random keys; redrawn where a tie leaves them open
+            while True:
+                keys = self.integers(of)
+                last, after = np.partition(keys, (size - 1, size))[size - 1 : size + 1]
+                if last < after:
+                    return np.flatnonzero(keys <= last)
+        chosen = np.empty(0, np.int64)
+        while len(chosen) < size:  # fill up, never past the size, until all differ
+            more = np.sort(np.concatenate([chosen, self.uniform_below(of, size - len(chosen))]))
+            chosen = more[np.diff(more, prepend=-1) > 0]
+        return chosen
+
+
+class SeededStream(Stream):
+    """A reproducible stream, for tests only: who knows the seed can subtract the noise (`sound` is False).
+
+    A forked child goes on with other words than its parent, but the same in every child.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = whole(-(2**256), 2**256, seed=seed)
+        self._generation = 0
+        super().__init__()
+
+    def _new_key(self) -> bytes:
+        self._generation += 1
+        return hashlib.sha256(f"farthing seeded stream {self._seed} {self._generation}".encode()).digest()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise Unsupported("a SeededStream cannot be pickled: it would repeat its words; pass a seed instead")
+
+
+def _restart_in_child() -> None:
+    for stream in list(_alive):
+        stream._lock = threading.Lock()  # a thread of the parent, not here any more, may have held the old
+        stream._rekey()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_restart_in_child)
