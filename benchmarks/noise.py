@@ -2,8 +2,8 @@
 
 python benchmarks/noise.py [samples] [repeats]
 
-Rivals are numpy's generators and, where it is installed, torch.randn on one thread. ``without kernels`` is the
-same sampler as it runs where there is no C compiler. A small draw is one answer's noise: a call of 124.
+Rivals are numpy's generators and, where it is installed, torch.randn on one thread. ``without kernels`` is
+the same sampler as it runs where there is no C compiler. A small draw is one answer's noise: a call of 124.
 """
 
 import statistics
