@@ -1,0 +1,483 @@
+"""Training: what is released, what it is divided by, when it ends, what is refused before a charge."""
+
+import io
+import math
+
+import dp_accounting as dp
+import numpy as np
+import pytest
+import torch
+from dp_accounting.pld import PLDAccountant
+from torch import nn
+
+import farthing as ft
+from farthing.accounting.filters import BasicFilter
+from farthing.errors import BudgetSpent, InvalidValue, PromiseBroken, Unsupported
+from farthing.events import GaussianEvent, PoissonEvent
+from farthing.noise import SeededStream
+from farthing.torch.clipping import Automatic, ClipLayers
+from farthing.torch.evaluation import evaluate, progress
+from farthing.torch.optim import DPAdam
+from farthing.torch.plan import Plan, fitted, planned
+from farthing.torch.quantile import Quantile
+from farthing.torch.records import Examples
+from farthing.torch.training import train
+from farthing.verifier import verify
+
+BUDGET = ft.Budget(2.0, 1e-5)
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+
+def data(records=400, seed=0):
+    made = torch.Generator().manual_seed(seed)
+    x = torch.randn(records, 4, generator=made)
+    return x, (x[:, 0] + 0.5 * x[:, 1] > 0).long()
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+
+
+def flat(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def seeded(seed=1, budget=BUDGET, **options):
+    return ft.Ledger(budget, stream=SeededStream(seed), **options)
+
+
+def sgd(model, lr=0.5):
+    return torch.optim.SGD(model.parameters(), lr=lr)
+
+
+class Quiet(ft.Gaussian):
+    """No noise at all, to see what is under it."""
+
+    def release(self, total, bound, stream):
+        return total
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    monkeypatch.setattr("farthing.torch.training.Gaussian", Quiet)
+
+
+def clipped_mean(model, x, y, clip, divisor):
+    """By a loop over single examples and torch's own autograd."""
+    total = torch.zeros_like(flat(model))
+    for place in range(len(x)):
+        gradients = torch.autograd.grad(
+            LOSS(model(x[place : place + 1]), y[place : place + 1]).sum(), list(model.parameters())
+        )
+        row = torch.cat([g.flatten() for g in gradients])
+        total += row * min(1.0, clip / float(row.norm()))
+    return total / divisor
+
+
+def test_an_update_is_the_clipped_sum_over_the_expected_lot(quiet):
+    x, y = data()
+    model, rate = network(), 0.1
+    lot = SeededStream(1).poisson_indices(rate, 400)
+    assert len(lot) != 40  # the divisor is told apart from the lot that came
+    wanted = flat(model) - 0.5 * clipped_mean(model, x[lot], y[lot], 0.3, 40)
+    training = train(
+        model, LOSS, (x, y), seeded(), rate=rate, clip=0.3, noise=2.0, optimizer=sgd(model), physical=7
+    )
+    step = next(training)
+    assert torch.allclose(flat(model), wanted, atol=1e-6)
+    assert (step.t, step.lot, step.clip, step.noise) == (1, 40.0, 0.3, 2.0)
+
+
+def test_the_divisor_is_the_public_number_of_records(quiet):
+    x, y = data()
+    model, lot = network(), SeededStream(1).poisson_indices(0.1, 400)
+    wanted = flat(model) - 0.5 * clipped_mean(model, x[lot], y[lot], 0.3, 0.1 * 500)
+    next(
+        train(model, LOSS, (x, y), seeded(), rate=0.1, clip=0.3, noise=2.0, optimizer=sgd(model), records=500)
+    )
+    assert torch.allclose(flat(model), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("physical", [1, 5, 512])
+def test_physical_batches_do_not_show(physical):
+    found = []
+    for size in (physical, 64):
+        model = network()
+        training = train(
+            model, LOSS, data(), seeded(), rate=0.1, noise=2.0, steps=3, optimizer=sgd(model), physical=size
+        )
+        ft.run(training)
+        found.append(flat(model))
+    assert torch.allclose(*found, atol=1e-5)
+
+
+def test_noise_has_the_deviation_it_was_charged_for():
+    model = nn.Linear(300, 40)
+    x, y = torch.zeros(50, 300), torch.zeros(50, dtype=torch.long)
+    nn.init.zeros_(model.weight)
+    training = train(
+        model, LOSS, (x, y), seeded(), rate=1e-4, clip=0.7, noise=3.0, optimizer=sgd(model), steps=1
+    )
+    before = flat(model)
+    next(training)
+    moved = (flat(model) - before)[: 300 * 40] / (0.5 / (1e-4 * 50))  # inputs are zero: all of it is noise
+    assert abs(float(moved.std()) / (3.0 * 0.7) - 1) < 0.03
+    assert abs(float(moved.mean())) < 0.1
+
+
+def test_an_empty_lot_is_charged_and_released_like_any_other():
+    model = network()
+    before, ledger = flat(model), seeded()
+    training = train(model, LOSS, data(3), ledger, rate=1e-9, noise=1.0, steps=4, optimizer=sgd(model))
+    steps = list(training)
+    assert len(steps) == 4
+    assert len({step.receipts[0].ticket for step in steps}) == 4
+    assert (flat(model) != before).all()
+
+
+def test_it_ends_when_the_promise_is_used_up_and_not_before():
+    model, ledger = network(), ft.Ledger(BUDGET)
+    event = PoissonEvent(0.2, GaussianEvent(3.0))
+    steps = list(train(model, LOSS, data(100), ledger, rate=0.2, noise=3.0))
+    assert len(steps) == ft.steps_for(event, BUDGET)
+    assert [step.left for step in steps] == list(range(len(steps)))[::-1]
+    assert steps[-1].share == ledger.share == 1.0
+    assert list(train(model, LOSS, data(100), ledger, rate=0.2, noise=3.0)) == []
+    with pytest.raises(BudgetSpent):
+        ft.run(train(model, LOSS, data(100), ledger))
+
+
+def test_the_spend_agrees_with_the_oracles():
+    model, ledger = network(), ft.Ledger(BUDGET)
+    steps = list(train(model, LOSS, data(100), ledger, rate=0.2, noise=3.0, steps=40))
+    export = io.StringIO()
+    ledger.journal.export(export)
+    verdict = verify(export.getvalue().splitlines())
+    assert verdict.code == 0
+    oracle = PLDAccountant()
+    oracle.compose(dp.PoissonSampledDpEvent(0.2, dp.GaussianDpEvent(3.0)), len(steps))
+    assert verdict.spent[0] <= ledger.spent.epsilon <= verdict.spent[1] * 1.001
+    assert ledger.spent.epsilon == pytest.approx(oracle.get_epsilon(1e-5), rel=2e-3)
+
+
+def test_stopping_early_costs_only_what_was_asked():
+    model, ledger = network(), ft.Ledger(BUDGET, block=1)
+    training = train(model, LOSS, data(100), ledger, rate=0.2, noise=3.0, steps=40)
+    run = ft.run(training, stop=lambda step: step.t == 10)
+    assert (run.steps, len(run.receipts), ledger.share) == (10, 10, 0.25)
+    assert run.w is model
+
+
+def test_a_budget_is_enough():
+    model = network()
+    training = train(model, LOSS, data(), epsilon=2.0, delta=1e-5, steps=30)
+    list(training)
+    assert training.ledger.share == 1.0
+    assert 1.99 < training.ledger.guarantee.epsilon <= 2.0
+
+
+def test_what_is_not_given_spends_the_budget_by_public_numbers_only():
+    first, second = (planned(BUDGET, 60_000), planned(BUDGET, 60_000, rate=0.05))
+    for plan in (first, second):
+        event = PoissonEvent(plan.rate, GaussianEvent(plan.noises[0]))
+        assert ft.steps_for(event, BUDGET) == pytest.approx(plan.steps, abs=1)
+    assert second.noises[0] > first.noises[0]
+    assert planned(ft.Budget(8.0, 1e-5), 60_000).steps > first.steps
+    assert planned(BUDGET, 100).rate == 1.0
+    assert planned(BUDGET, 10**6).lot >= 1024
+
+
+def test_schedules_of_clip_and_noise_are_followed_and_priced():
+    model, ledger = network(), ft.Ledger(BUDGET)
+    noises = [4.0] * 5 + [2.5] * 5
+    training = train(
+        model, LOSS, data(), ledger, rate=0.05, noise=noises, clip=lambda t: 1.0 / t, optimizer=sgd(model)
+    )
+    steps = list(training)
+    assert [step.noise for step in steps] == noises
+    assert [step.clip for step in steps] == [1.0 / t for t in range(1, 11)]
+    oracle = PLDAccountant()
+    for noise in (4.0, 2.5):
+        oracle.compose(dp.PoissonSampledDpEvent(0.05, dp.GaussianDpEvent(noise)), 5)
+    assert ledger.spent.epsilon == pytest.approx(oracle.get_epsilon(1e-5), rel=2e-3)
+
+
+def test_a_shape_of_noise_is_fitted_to_the_budget():
+    noises = fitted(lambda t: 1.0 + t / 50, 0.05, 50, BUDGET)
+    assert len(set(noises)) <= 32
+    assert noises[-1] / noises[0] == pytest.approx(2.0 / 1.02)
+    ledger = ft.Ledger(BUDGET)
+    list(train(network(), LOSS, data(50), ledger, rate=0.05, noise=noises))
+    assert 1.99 < ledger.guarantee.epsilon <= 2.0
+
+
+def test_noise_that_follows_the_step_needs_its_length():
+    with pytest.raises(InvalidValue, match="needs steps"):
+        train(network(), LOSS, data(), ft.Ledger(BUDGET), noise=lambda t: 2.0)
+
+
+@pytest.mark.parametrize("bound", [Automatic(1.0), "layers", ft.ClipCoordinates(np.full(44, 0.1))])
+def test_other_bounds_are_trained_with(bound):
+    model = network()
+    if bound == "layers":
+        bound = ClipLayers((0.5, 0.2, 0.5, 0.2), sizes=(24, 6, 12, 2), stretches=(1.0, 2.0, 1.0, 0.5))
+    steps = list(train(model, LOSS, data(), seeded(), rate=0.2, noise=2.0, clip=bound, steps=3))
+    assert [step.clip for step in steps] == [bound.norm()] * 3
+    assert torch.isfinite(flat(model)).all()
+
+
+def test_several_lots_make_one_update(quiet):
+    x, y = data()
+    model, stream = network(), SeededStream(1)
+    lots = [stream.poisson_indices(0.1, 400) for _ in range(2)]
+    both = sum(clipped_mean(model, x[lot], y[lot], 1.0, 80) for lot in lots)
+    wanted = flat(model) - 0.5 * both
+    training = train(
+        model, LOSS, (x, y), seeded(), rate=0.1, noise=2.0, steps=5, optimizer=sgd(model), accumulate=2
+    )
+    step = next(training)
+    assert torch.allclose(flat(model), wanted, atol=1e-6)
+    assert (len(step.receipts), step.left) == (2, 3)
+    assert [len(step.receipts) for step in training] == [2, 1]
+
+
+def test_users_are_one_example_and_the_guarantee_says_so(quiet):
+    x, y = data(60)
+    users, model = np.arange(60) // 3, network()
+    budget = ft.Budget(2.0, 1e-5, unit="user")
+    lot = SeededStream(1).poisson_indices(0.3, 20)
+    total = torch.zeros_like(flat(model))
+    for user in lot:
+        theirs = slice(3 * user, 3 * user + 2)  # two of three records count
+        gradients = torch.autograd.grad(LOSS(model(x[theirs]), y[theirs]).sum(), list(model.parameters()))
+        row = torch.cat([g.flatten() for g in gradients])
+        total += row * min(1.0, 0.5 / float(row.norm()))
+    wanted = flat(model) - 0.5 * total / 6
+    training = train(
+        model, LOSS, (x, y), seeded(budget=budget), users=users, records_per_user=2,
+        rate=0.3, clip=0.5, noise=2.0, steps=1, optimizer=sgd(model),
+    )  # fmt: skip
+    next(training)
+    assert torch.allclose(flat(model), wanted, atol=1e-6)
+    assert training.ledger.guarantee.unit == "user"
+
+
+def test_views_are_averaged_before_they_are_clipped(quiet):
+    x, y = data(60)
+    model, sizes = network(), iter([1.0, 3.0] * 10)
+    lot = SeededStream(1).poisson_indices(0.3, 60)
+    total = torch.zeros_like(flat(model))
+    for place in lot:
+        rows = []
+        for size in (1.0, 3.0):
+            one = LOSS(model(size * x[place : place + 1]), y[place : place + 1]).sum()
+            rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(one, list(model.parameters()))]))
+        row = sum(rows) / 2
+        total += row * min(1.0, 0.5 / float(row.norm()))
+    wanted = flat(model) - 0.5 * total / 18
+    next(train(
+        model, LOSS, (x, y), seeded(), rate=0.3, clip=0.5, noise=2.0, steps=1, optimizer=sgd(model),
+        augment=lambda inputs: next(sizes) * inputs, views=2,
+    ))  # fmt: skip
+    assert torch.allclose(flat(model), wanted, atol=1e-6)
+
+
+def test_dropout_and_augmentation_leave_the_callers_generator_alone():
+    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 2))
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    training = train(model, LOSS, data(), seeded(), rate=0.1, noise=2.0, steps=2,
+                     augment=lambda x: x + torch.randn_like(x))  # fmt: skip
+    list(training)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_weights_are_averaged_aside():
+    model = network()
+    training = train(model, LOSS, data(), seeded(), rate=0.2, noise=2.0, steps=5, average=0.99)
+    seen = [flat(model)]
+    for _ in training:
+        seen.append(flat(model))
+    wanted = seen[0]
+    for t, weights in enumerate(seen[1:], start=1):
+        decay = min(0.99, (1 + t) / (10 + t))
+        wanted = decay * wanted + (1 - decay) * weights
+    assert torch.allclose(flat(training.averaged), wanted, atol=1e-6)
+
+
+def test_any_optimizer_and_schedule_of_torch():
+    model = network()
+    optimizer = torch.optim.RMSprop(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.1)
+    list(
+        train(
+            model,
+            LOSS,
+            data(),
+            seeded(),
+            rate=0.2,
+            noise=2.0,
+            steps=4,
+            optimizer=optimizer,
+            scheduler=scheduler,
+        )
+    )
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.001)
+
+
+def test_adam_is_told_the_noise_of_a_mean_gradient():
+    model = network()
+    adam = DPAdam(model.parameters())
+    list(train(model, LOSS, data(), seeded(), rate=0.2, clip=0.5, noise=2.0, steps=1, optimizer=adam))
+    assert set(adam._noise.values()) == {2.0 * 0.5 / 80}
+
+
+def test_callbacks_and_progress_see_every_step(capsys):
+    seen = []
+    training = train(network(), LOSS, data(), seeded(), rate=0.2, noise=2.0, steps=3, callbacks=[seen.append])
+    assert [step.t for step in progress(training)] == [1, 2, 3]
+    assert [step.t for step in seen] == [1, 2, 3]
+
+
+def test_frozen_and_tied_parameters():
+    model = network()
+    model[0].weight.requires_grad_(False)
+    kept = model[0].weight.clone()
+    list(train(model, LOSS, data(), seeded(), rate=0.2, noise=2.0, steps=2))
+    assert torch.equal(model[0].weight, kept)
+
+
+def test_it_learns():
+    x, y = data(8000, seed=5)
+    model = network()
+    list(train(model, LOSS, (x, y), seeded(budget=ft.Budget(2.0, 1e-5)), steps=60,
+               optimizer=torch.optim.SGD(model.parameters(), lr=2.0, momentum=0.9)))  # fmt: skip
+    assert evaluate(model, data(2000, seed=6)) > 0.93
+
+
+def test_evaluation_leaves_the_mode_alone_and_takes_a_loss():
+    model = network().train()
+    x, y = data(50)
+    wanted = LOSS(model(x), y).mean().detach().item()
+    assert evaluate(model, (x, y), LOSS, physical=7) == pytest.approx(wanted, rel=1e-5)
+    assert model.training
+
+
+def refused(error, says, model=None, loss=LOSS, given=None, ledger=None, **options):
+    """Nothing is charged, whether the refusal comes at once or at the first step."""
+    ledger = ledger if ledger is not None else seeded()
+    before = ledger.share
+    with pytest.raises(error, match=says):
+        next(train(model or network(), loss, given if given is not None else data(), ledger, **options))
+    assert ledger.share == before
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"rate": 0.0}, "rate"),
+        ({"rate": 1.5}, "rate"),
+        ({"clip": 0.0}, "clip"),
+        ({"clip": -1.0}, "clip"),
+        ({"clip": math.nan}, "clip"),
+        ({"clip": "large"}, "clip"),
+        ({"clip": []}, "clip must have a value for each"),
+        ({"clip": [1.0], "noise": 2.0, "steps": 3}, "each of 3 steps"),
+        ({"noise": 0.0}, "noise"),
+        ({"noise": -1.0}, "noise"),
+        ({"noise": [1.0, 0.0]}, "noise"),
+        ({"noise": [1.0], "steps": 2}, "each of 2 steps"),
+        ({"steps": 0}, "steps"),
+        ({"physical": 0}, "physical"),
+        ({"accumulate": 0}, "accumulate"),
+        ({"average": 1.0}, "average"),
+        ({"records": 0}, "records"),
+        ({"epsilon": 1.0}, "those of the ledger"),
+        ({"users": [0] * 400, "records_per_user": 2}, "protects a record"),
+    ],
+)
+def test_nonsense_is_refused_before_anything_is_charged(options, says):
+    refused(InvalidValue, says, **options)
+
+
+def test_data_without_records_or_order_is_refused():
+    refused(InvalidValue, "no records", given=(torch.zeros(0, 4), torch.zeros(0)))
+    refused(Unsupported, "map-style", given=iter([]))
+
+
+def test_a_user_ledger_wants_users():
+    refused(InvalidValue, "give users=", ledger=seeded(budget=ft.Budget(2.0, 1e-5, unit="user")))
+
+
+def test_options_of_examples_belong_to_examples():
+    refused(InvalidValue, "belong to Examples", given=Examples(data()), views=2)
+
+
+def test_a_model_that_has_nothing_to_train_or_is_no_number_is_refused():
+    refused(InvalidValue, "no trainable parameter", network().requires_grad_(False))
+    broken = network()
+    nn.init.constant_(broken[2].bias, math.nan)
+    refused(InvalidValue, "2.bias holds NaN", broken)
+
+
+def test_weights_that_became_nan_end_it_before_the_next_charge():
+    model, ledger = network(), seeded(block=1)
+    training = train(model, LOSS, data(), ledger, rate=0.2, noise=2.0, steps=4, optimizer=sgd(model))
+    next(training)
+    nn.init.constant_(model[0].weight, math.inf)
+    with pytest.raises(InvalidValue, match="weights must be finite"):
+        next(training)
+    assert ledger.share == 0.25
+
+
+def test_a_loss_that_is_already_a_mean_is_refused():
+    refused(InvalidValue, "reduction", loss=nn.CrossEntropyLoss(), noise=2.0, rate=0.1)
+
+
+def test_an_optimizer_of_something_else_is_refused():
+    refused(InvalidValue, "not trained ones", optimizer=sgd(network()))
+    model = network()
+    refused(InvalidValue, "leaves out 2", model, optimizer=torch.optim.SGD(model[0].parameters(), lr=0.1))
+
+
+def test_a_ledger_that_was_asked_without_a_promise_is_refused_with_the_way_out():
+    ledger = seeded()
+    rows = ft.Query(ft.Everyone(), ft.PerExample(lambda r, w: r[0]), ft.ClipNorm(1.0), ft.Gaussian(50.0))
+    ledger.over(ft.Rows(np.ones((5, 2)))).ask(rows)
+    refused(PromiseBroken, "begin a new ledger", ledger=ledger, noise=3.0, rate=0.01)
+
+
+def test_a_part_of_a_ledger_by_basic_composition_trains():
+    ledger = ft.Ledger(BUDGET, filter=BasicFilter)
+    part = ledger.allot(1.0, 5e-6)
+    list(train(network(), LOSS, data(), part, steps=3))
+    assert part.guarantee.epsilon <= 1.0
+    assert ledger.share == pytest.approx(0.5)
+
+
+def test_a_plan_leaves_room_for_what_is_promised_already():
+    ledger = ft.Ledger(BUDGET)
+    rows = ft.Query(ft.Everyone(), ft.PerExample(lambda r, w: r[0]), ft.ClipNorm(1.0), ft.Gaussian(10.0))
+    ledger.promise(rows, 1)
+    training = train(network(), LOSS, data(), ledger, steps=5)
+    assert training.plan.noises[0] > planned(BUDGET, 400, steps=5).noises[0]
+    assert len(list(training)) == 5
+    ledger.over(ft.Rows(np.ones((5, 2)))).ask(rows)
+    assert ledger.guarantee.epsilon <= 2.0
+
+
+def test_more_lots_than_fit_are_refused():
+    refused(BudgetSpent, "do not fit", noise=1.0, rate=0.5, steps=1000)
+
+
+def test_levels_of_a_plan():
+    assert Plan(10, 0.1, (1.0, 2.0, 1.0), 3).levels() == {1.0: 2, 2.0: 1}
+    assert Plan(10, 0.1, (1.0,), None).levels() == {1.0: None}
+
+
+def test_a_quantile_clip_costs_no_more():
+    model, ledger = network(), ft.Ledger(BUDGET)
+    steps = list(train(model, LOSS, data(), ledger, rate=0.2, noise=3.0, clip=Quantile(0.5, start=0.1)))
+    assert len(steps) == ft.steps_for(PoissonEvent(0.2, GaussianEvent(3.0)), BUDGET)
+    assert len({step.clip for step in steps}) == len(steps)
