@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from farthing import crowd, torch
+    from farthing.audit.auditing import audit
     from farthing.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
     from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
     from farthing.errors import FarthingError
@@ -57,6 +58,7 @@ __all__ = [
     "Step",
     "SymmetricGaussian",
     "Unit",
+    "audit",
     "crowd",
     "delta",
     "epsilon",
@@ -83,7 +85,7 @@ _HOME = {name: f"farthing.{home}" for home, names in _HOMES.items() for name in 
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("crowd", "torch"):
+    if name in ("audit", "crowd", "torch"):
         return import_module(f"farthing.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,165 @@
+"""`audit`: a mechanism, two neighbouring data sets, a claim; runs both worlds, and says what the runs show.
+
+>>> import numpy as np
+>>> from farthing.noise import SeededStream, gaussian
+>>> def noisy_count(people, runs, stream):  # all runs at once: fast
+...     return people + 0.5 * gaussian(stream, runs, 20) / 2**20
+>>> verdict = audit(noisy_count, (100, 101), Budget(1.0, 1e-5), trials=2000, stream=SeededStream(0))
+>>> verdict.broken, verdict.word
+(True, 'broken')
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing import validate
+from farthing.audit.curves import Curve, Unknown
+from farthing.audit.tells import Outcomes, Projection, Scores, Tell, value
+from farthing.audit.verdict import Verdict
+from farthing.budget import Budget
+from farthing.errors import InvalidValue
+from farthing.noise import Stream
+
+Array = NDArray[np.float64]
+Statistic = Scores | Tell
+Mechanism = Callable[[Any, int, Stream], Any]
+
+_THRESHOLDS = 400  # tried on the runs that are not counted
+
+
+def audit(
+    mechanism: Mechanism,
+    neighbours: tuple[Any, Any],
+    claim: Budget,
+    statistic: Statistic | Sequence[Statistic] | None = None,
+    trials: int = 10_000,
+    confidence: float = 0.99,
+    *,
+    threshold: float | None = None,
+    curve: Curve | None = None,
+    attack: str = "",
+    stream: Stream | None = None,
+) -> Verdict:
+    """Attacks ``mechanism(data, runs, stream)``, which returns ``runs`` outputs, one a row; see `each`.
+
+    ``neighbours`` are (without, with), or any two that the claim's adjacency calls neighbours. Runs whose
+    ``statistic`` is at least ``threshold`` are flagged. Where no threshold is given, half of the ``trials``
+    in each world choose it, and the statistic where there are several, and only the others are counted.
+    By default outputs are looked at as they are, projected if they are vectors, or by outcome if they are
+    whole numbers. ``curve`` says what may be taken for granted (`curves`): nothing, by default.
+    """
+    if not isinstance(claim, Budget):
+        raise InvalidValue(f"claim must be a Budget, got {claim!r}")
+    trials = validate.count(trials=trials)
+    confidence = validate.probability(confidence=confidence)
+    stream = Stream() if stream is None else stream
+    without, within = (_runs(mechanism, data, trials, stream) for data in neighbours)
+    named = _named(statistic, without)
+    if threshold is not None and (len(named) != 1 or isinstance(named[0][1], Tell)):
+        raise InvalidValue("a threshold is fixed ahead for one plain function of the outputs; leave it out")
+    return judge(without, within, claim, named, confidence, threshold, curve or Unknown(), attack)
+
+
+def judge(
+    without: Any,
+    within: Any,
+    claim: Budget,
+    statistics: Sequence[tuple[str, Statistic]],
+    confidence: float = 0.99,
+    threshold: float | None = None,
+    curve: Curve = Unknown(),  # noqa: B008  frozen
+    attack: str = "",
+) -> Verdict:
+    """The verdict on outputs of both worlds, as many of each."""
+    trials = len(without)
+    if threshold is not None:
+        name, plain = statistics[0]
+        assert not isinstance(plain, Tell)
+        above, sign = threshold, 1.0
+        scores = plain
+    else:
+        half = trials // 2
+        if half < 2:
+            raise InvalidValue(
+                f"trials must be at least 4 where a threshold is chosen on half of them, got {trials}"
+            )
+        chosen = [
+            _choose(statistic, without[:half], within[:half], curve, claim, confidence, trials - half)
+            for _, statistic in statistics
+        ]
+        best = max(range(len(chosen)), key=lambda place: chosen[place][0])
+        name, (_, scores, above, sign) = statistics[best][0], chosen[best]
+        without, within, trials = without[half:], within[half:], trials - half
+    false, hit = (int(np.count_nonzero(sign * scores(part) >= above)) for part in (without, within))
+    strength = float(curve.strengths(hit, false, trials, claim, confidence))
+    said = f"{attack}: {name}" if attack and name else attack or name
+    return Verdict(curve.epsilon(strength, claim), claim, trials, confidence, said, curve.assumption)
+
+
+def each(mechanism: Callable[[Any, Stream], Any]) -> Mechanism:
+    """Makes ``mechanism(data, stream)``, which returns one output, into one that returns many.
+
+    >>> each(lambda data, stream: data + 1)(1, 3, Stream())
+    array([2, 2, 2])
+    """
+
+    def many(data: Any, runs: int, stream: Stream) -> Any:
+        return np.array([mechanism(data, stream) for _ in range(runs)])
+
+    return many
+
+
+def _runs(mechanism: Mechanism, data: Any, trials: int, stream: Stream) -> Any:
+    outputs = np.asarray(mechanism(data, trials, stream))
+    if outputs.ndim == 0 or len(outputs) != trials:
+        raise InvalidValue(
+            f"the mechanism must return one row a run, {trials} of them, got shape {outputs.shape}; "
+            "wrap one that returns a single output in farthing.audit.each"
+        )
+    return outputs
+
+
+def _named(statistic: Statistic | Sequence[Statistic] | None, outputs: Any) -> list[tuple[str, Statistic]]:
+    if statistic is None:
+        if outputs.dtype.kind in "biu":
+            statistic = Outcomes()
+        else:
+            statistic = Projection() if outputs.ndim > 1 and outputs[0].size > 1 else value
+    parts = list(statistic) if isinstance(statistic, Sequence) else [statistic]
+    return [
+        (str(getattr(part, "name", None) or getattr(part, "__name__", "statistic")).replace("_", " "), part)
+        for part in parts
+    ]
+
+
+def _choose(
+    statistic: Statistic,
+    without: Any,
+    within: Any,
+    curve: Curve,
+    claim: Budget,
+    confidence: float,
+    counted: int,
+) -> tuple[float, Scores, float, float]:
+    """The best threshold on runs that are not counted: its strength, the scores, threshold and sign."""
+    scores = statistic.fit(without, within) if isinstance(statistic, Tell) else statistic
+    found = [np.asarray(scores(part), dtype=np.float64) for part in (without, within)]
+    options = []
+    for sign in (1.0, -1.0):
+        first, second = np.sort(sign * found[0]), np.sort(sign * found[1])
+        levels = np.unique(np.concatenate([first, second]))
+        if len(levels) > _THRESHOLDS:  # evenly, and every one in the tails, where few are left
+            tails = _THRESHOLDS // 8
+            places = np.linspace(tails, len(levels) - tails - 1, _THRESHOLDS - 2 * tails).astype(int)
+            levels = np.concatenate([levels[:tails], levels[places], levels[-tails:]])
+        flagged = [len(part) - np.searchsorted(part, levels, side="left") for part in (first, second)]
+        strengths = curve.strengths(flagged[1], flagged[0], len(first), claim, confidence)
+        strengths = np.where(np.isnan(strengths), -np.inf, strengths)
+        best = int(np.argmax(strengths))
+        # halfway to the next value below: what lies beyond the runs seen is flagged as well
+        below = levels[best - 1] if best else levels[best]
+        options.append((float(strengths[best]), scores, float((levels[best] + below) / 2), sign))
+    return max(options, key=lambda option: option[0])

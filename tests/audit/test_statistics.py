@@ -1,0 +1,105 @@
+"""Bounds hold as often as they say, against exact laws and simulation."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from farthing.accounting import gaussian
+from farthing.audit import canaries, statistics
+
+RNG = np.random.default_rng
+
+
+def test_clopper_pearson_is_the_inversion_of_the_binomial():
+    for k, n in ((0, 10), (3, 10), (10, 10), (517, 1000)):
+        low, high = float(statistics.at_least(k, n, 0.01)), float(statistics.at_most(k, n, 0.02))
+        assert low == 0 if k == 0 else stats.binom.sf(k - 1, n, low) == pytest.approx(0.01)
+        assert high == 1 if k == n else stats.binom.cdf(k, n, high) == pytest.approx(0.02)
+
+
+def test_the_figure_of_the_frozen_coordinate():
+    assert statistics.epsilon(9549, 0, 10_000, 0.0) == pytest.approx(7.49, abs=0.005)
+
+
+def test_delta_and_the_other_region_count():
+    assert statistics.epsilon(9549, 0, 10_000, 0.5) < statistics.epsilon(9549, 0, 10_000, 0.0)
+    # "not flagged" is the stronger evidence here: 1 of 10,000 with, 5,000 of 10,000 without
+    assert statistics.epsilon(9999, 5000, 10_000) == pytest.approx(statistics.epsilon(5000, 1, 10_000))
+
+
+@pytest.mark.parametrize("epsilon", [0.2, 1.0, 3.0])
+@pytest.mark.parametrize("delta", [0.0, 0.05])
+def test_epsilon_is_covered_exactly(epsilon, delta):
+    """Randomised response with δ: all pairs of counts, each with its probability."""
+    trials, confidence = 60, 0.9
+    keep = math.exp(epsilon) / (1 + math.exp(epsilon))
+    hit, false = delta + (1 - delta) * keep, (1 - delta) * (1 - keep)  # tight at (ε, δ)
+    counts = np.arange(trials + 1)
+    weight = np.outer(stats.binom.pmf(counts, trials, hit), stats.binom.pmf(counts, trials, false))
+    found = statistics.epsilons(counts[:, None], counts[None], trials, delta, confidence)
+    assert weight[found > epsilon].sum() <= 1 - confidence
+    assert weight[found > 0.3 * epsilon].sum() > 0.01  # it does say something
+
+
+@pytest.mark.parametrize(("mu", "threshold"), [(0.3, 0.1), (1.0, 0.5), (2.0, 2.0)])
+def test_mu_is_covered_exactly(mu, threshold):
+    trials, confidence = 80, 0.9
+    counts = np.arange(trials + 1)
+    for rate in (1.0, 0.3):
+        hit, false = statistics.gaussian_rates(mu, threshold, rate)
+        weight = np.outer(stats.binom.pmf(counts, trials, hit), stats.binom.pmf(counts, trials, false))
+        if rate == 1:
+            found = statistics.gaussian_mu(counts[:, None], counts[None], trials, confidence)
+        else:
+            found = statistics.sampled_mu(counts[:, None], counts[None], trials, rate, confidence)
+        assert weight[found > mu].sum() <= 1 - confidence
+
+
+def test_mu_comes_near_the_truth():
+    trials = 10**6
+    for mu in (0.2, 1.0, 3.0):
+        hit, false = statistics.gaussian_rates(mu, mu / 2)
+        assert 0.95 < statistics.gaussian_mu(hit * trials, false * trials, trials) / mu < 1
+        hit, false = statistics.gaussian_rates(mu, mu / 2, 0.2)
+        assert 0.85 < statistics.sampled_mu(hit * trials, false * trials, trials, 0.2) / mu < 1
+
+
+def test_one_run_never_exceeds_what_independent_canaries_do():
+    """Independent Gaussian canaries, all guessed: the number of right guesses is binomial, exactly."""
+    for m in (1, 2, 7, 40):
+        for mu in (0.2, 1.0, 3.0):
+            rate = stats.norm.cdf(mu / 2)
+            for right in range(m + 1):
+                failure = float(stats.binom.sf(right - 1, m, rate)) * (1 - 1e-9)
+                assert not failure < 1 or canaries.gaussian_mu(m, m, right, 1 - failure) <= mu
+            epsilon = math.log(rate / (1 - rate))  # the randomised response that is as accurate
+            for right in range(m + 1):
+                failure = float(stats.binom.sf(right - 1, m, rate)) * (1 - 1e-9)
+                assert not failure < 1 or canaries.epsilon(m, m, right, 0.0, 1 - failure) <= epsilon + 1e-6
+
+
+@pytest.mark.parametrize(("mu", "guesses"), [(0.3, 10), (1.0, 20), (2.0, 6)])
+def test_one_run_with_abstentions_is_covered(mu, guesses):
+    rng, m, runs, confidence = RNG(7), 60, 3000, 0.9
+    coins = rng.random((runs, m)) < 0.5
+    scores = coins * mu + rng.normal(size=coins.shape)
+    order = np.argsort(scores, axis=1)
+    out, into = order[:, : guesses // 2], order[:, -(guesses // 2) :]
+    right = np.take_along_axis(coins, into, 1).sum(1) + (~np.take_along_axis(coins, out, 1)).sum(1)
+    found = {k: canaries.gaussian_mu(m, guesses, int(k), confidence) for k in np.unique(right)}
+    epsilon = gaussian.epsilon(mu, 1e-5)
+    by_pairs = {k: canaries.epsilon(m, guesses, int(k), 1e-5, confidence) for k in np.unique(right)}
+    assert np.mean([found[k] > mu for k in right]) <= 1 - confidence
+    assert np.mean([by_pairs[k] > epsilon for k in right]) <= 1 - confidence
+
+
+def test_one_run_grows_with_right_guesses_and_refuses_nonsense():
+    found = [canaries.gaussian_mu(1000, 200, right) for right in (110, 140, 170, 200)]
+    assert found == sorted(found)
+    assert found[-1] > 1
+    steps = [canaries.sampled_epsilon(1000, 200, right, 0.1, 100, 1e-5, 0.95) for right in (140, 180)]
+    assert 0 < steps[0] < steps[1]
+    with pytest.raises(ValueError, match="right <= guesses <= canaries"):
+        canaries.epsilon(10, 11, 3, 0.0)
