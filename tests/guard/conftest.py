@@ -82,14 +82,14 @@ class ByRound(SeededStream):  # the same noise for the same round, however often
 stream = None
 if seed:
     stream = SeededStream(int(seed))
-    whole = keeper.Guard._ask
+    whole = keeper.Guard.ask
     def ask(self, question, terms, w, key):
         turn = question.turn
         stream._seed = hash((int(seed), turn.round))  # whole numbers hash to the same everywhere
         stream._generation = 0
         stream._rekey()
         return whole(self, question, terms, w, key)
-    keeper.Guard._ask = ask
+    keeper.Guard.ask = ask
 command.guard(Path(policy), stream=stream)
 """
 

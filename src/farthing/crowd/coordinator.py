@@ -48,6 +48,7 @@ from farthing.crowd.messages import (
     unseal,
 )
 from farthing.crowd.protocol import Answers, Forecast, enough_came, forecast_of, weight_of, weights_under
+from farthing.crowd.sessions import Session
 from farthing.crowd.terms import Invitation, Terms, Trust, Weights
 from farthing.crowd.transport import Transport
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
@@ -80,6 +81,7 @@ class _Party:
     public: bytes
     budget: Budget
     records: int
+    colluding: int
     seen: tuple[int, str]
     left: int = 0
     state: State = State.HERE
@@ -212,9 +214,10 @@ class Remote:
             refuse(Reason.STALE, "it announces itself to another run")
         said.take("about")
         budget = forms.budget_of(said.inner("budget"))
-        records, row = said.whole("records", 1), forms.row_of(said.take("row"))
+        records, colluding = said.whole("records", 1), said.whole("colluding")
+        row = forms.row_of(said.take("row"))
         said.done()
-        return _Party(name, self._enrolled[name], budget, records, row or (0, "0" * 64))
+        return _Party(name, self._enrolled[name], budget, records, colluding, row or (0, "0" * 64))
 
     # --- terms
 
@@ -295,13 +298,12 @@ class Remote:
         recorded = self._checkpoint.next()
         if recorded is not None:
             return self._replayed(*recorded, digest(body), w.shape)
-        turn = Turn(self._run, self._round, self._checkpoint.nonce(self._round))
         if not isinstance(contribution, Gradient):
             raise Unsupported(f"a guard answers gradients only, got {type(contribution).__name__}")
-        question = Question(turn, self._dataset, self._invitation, contribution, w.shape)
         if self._invitation.trust is Trust.DISTRIBUTED:
-            raise Unsupported("not yet")
-        answers = self._plain(question, places, body)
+            answers = self._summed(contribution, w.shape, body)
+        else:
+            answers = self._plain(self._question(contribution, w.shape), places, body)
         self._checkpoint.add(
             {
                 "round": self._round,
@@ -314,12 +316,17 @@ class Remote:
         )
         return answers
 
+    def _question(self, contribution: Gradient, shape: tuple[int, ...]) -> Question:
+        turn = Turn(self._run, self._round, self._checkpoint.nonce(self._round))
+        return Question(turn, self._dataset, self._invitation, contribution, shape)
+
     def _replayed(self, said: dict[str, Any], body: bytes, weights: str, shape: tuple[int, ...]) -> Answers:
-        if (said.get("round"), said.get("weights")) != (self._round, weights):
+        if said.get("round", 0) < self._round or said.get("weights") != weights:
             raise InvalidValue(
                 f"round {self._round} of the checkpoint is that of another algorithm or of other options: "
                 "resume with the same, or use another folder"
             )
+        self._round = said["round"]  # rounds that were lost are not recorded
         self._restore(said["parties"])
         divisor, count, alive, variance = said["figures"]
         price = self._terms[0].price(self._members[0].budget)
@@ -366,6 +373,49 @@ class Remote:
         paid = tuple(receipts[place] for place in places)
         return Answers(total, divisor, len(places), self.alive, noise, paid)
 
+    def _summed(self, contribution: Gradient, shape: tuple[int, ...], body: bytes) -> Answers:
+        """The sum over parties and nothing else; where too many left, once more in another round."""
+        for _ in range(self._patience):
+            places = [place for place, party in enumerate(self._members) if party.asked]
+            enough_came(len(places), self._survivors, self.users)
+            question = self._question(contribution, shape)
+            names = {self._members[place].name: place for place in places}
+            colluding = max(self._members[place].colluding for place in places)
+            terms = {name: self._terms[place] for name, place in names.items()}
+            records = sum(self._members[place].records for place in places)
+            session = Session(question, body, terms, records, self._enrolled, colluding, self._seconds)
+            seen = {name: list(self._members[place].seen) for name, place in names.items()}
+            total = session.run(self._exchange, seen)
+            for name, opened in session.answers.items():
+                self._paid(names[name], opened)
+            for name, place in names.items():
+                self._note(self._members[place], name in session.answers)
+            if total is not None:
+                return self._of_sum(total, [names[name] for name in session.arrived], session)
+            log.warning("round %d is lost: too few stayed", self._round)
+            self._round += 1
+        raise FarthingError(
+            f"{self._patience} rounds in a row were left by too many: resume when they are back"
+        )
+
+    def _of_sum(self, total: Array, places: list[int], session: Session) -> Answers:
+        divisor = sum(self._terms[place].expected for place in places)
+        noise = sum(self._terms[place].variance for place in places) / divisor**2
+        names = {party.name: place for place, party in enumerate(self._members)}
+        rows = [
+            (names[name], forms.row_of(session.answers[name].fields().take("row")))
+            for name in session.arrived
+        ]
+        receipts = tuple(
+            Receipt(*(row or (0, "")), self._terms[place].price(self._members[place].budget))
+            for place, row in rows
+        )
+        return Answers(total, divisor, len(places), self.alive, noise, receipts)
+
+    def _paid(self, place: int, opened: Opened) -> None:
+        party, said = self._members[place], opened.fields()
+        party.left, party.seen = said.whole("left"), forms.row_of(said.take("head")) or party.seen
+
     def _nobody(self, places: list[int]) -> Answers:
         """Nobody answered: over for good where nobody can afford a round, otherwise the network's fault."""
         if not any(self._members[place].asked for place in places):
@@ -407,12 +457,10 @@ class Remote:
 
     def _upload(self, question: Question, place: int, opened: Opened) -> tuple[Array, Receipt]:
         """The upload of an answer that was checked."""
-        party, said = self._members[place], opened.fields()
-        row, head = forms.row_of(said.take("row")), forms.row_of(said.take("head"))
-        party.left, party.seen = said.whole("left"), head or party.seen
-        seq, text = row or (0, "")
-        price = self._terms[place].price(party.budget)
-        return unpack_numbers(opened.body, question.shape), Receipt(seq, text, price)
+        self._paid(place, opened)
+        price = self._terms[place].price(self._members[place].budget)
+        row = forms.row_of(opened.fields().take("row")) or (0, "")
+        return unpack_numbers(opened.body, question.shape), Receipt(*row, price)
 
     # --- messages
 
@@ -422,6 +470,7 @@ class Remote:
         kind: Kind,
         seconds: float,
         checks: Mapping[str, Callable[[Opened], None]] | None = None,
+        largest: int | None = None,
     ) -> tuple[dict[str, Opened], set[str]]:
         """What came back in time and in order, and who was heard of; marks who broke the rules."""
         sealed = {name: seal(*request, self._signer) for name, request in requests.items()}
@@ -432,7 +481,8 @@ class Remote:
             if name not in sealed or name in heard:
                 continue  # nobody asked it, or it answered before: duplicates count once
             try:
-                opened = unseal(data, {self._enrolled[name]}, LARGEST_HEADER + 256 + len(requests[name][2]))
+                most = len(requests[name][2]) if largest is None else largest
+                opened = unseal(data, {self._enrolled[name]}, LARGEST_HEADER + 256 + most)
                 said = opened.fields()
                 if said.take("about") != about[name]:
                     refuse(Reason.STALE, "it is not about this request")

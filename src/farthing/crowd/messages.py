@@ -26,7 +26,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from pathlib import Path
@@ -41,6 +41,7 @@ from farthing.errors import FarthingError, InvalidValue
 
 MAGIC, VERSION = b"frth", 1
 PREFIX = struct.Struct("<4sBBHII")
+_ENTRY = struct.Struct("<BI")  # lengths of a name and of what it names
 KEY, SIGNATURE, NONCE = 32, 64, 16  # bytes
 LARGEST_HEADER = 2**14
 _OVERHEAD = PREFIX.size + KEY + SIGNATURE
@@ -336,3 +337,36 @@ def unpack_numbers(body: bytes, shape: Sequence[int]) -> NDArray[np.float64]:
 def digest(body: bytes) -> str:
     """The SHA-256 of weights or of an update, as it stands in headers and logs."""
     return hashlib.sha256(body).hexdigest()
+
+
+def pack_table(entries: Mapping[str, bytes]) -> bytes:
+    """Named byte strings, in the order of their names."""
+    parts = []
+    for name in sorted(entries):
+        parts += [_ENTRY.pack(len(name), len(entries[name])), name.encode("ascii"), entries[name]]
+    return b"".join(parts)
+
+
+def unpack_table(body: bytes, most: int, lengths: Collection[int]) -> dict[str, bytes]:
+    """The inverse: at most so many entries, of these lengths only, names rising."""
+    entries: dict[str, bytes] = {}
+    place, before = 0, ""
+    while place < len(body):
+        if place + _ENTRY.size > len(body) or len(entries) >= most:
+            refuse(Reason.MALFORMED, "a table is cut off, or too long")
+        letters, length = _ENTRY.unpack_from(body, place)
+        place += _ENTRY.size
+        text, value = body[place : place + letters], body[place + letters : place + letters + length]
+        place += letters + length
+        if not letters <= 64 or length not in lengths or len(text) + len(value) != letters + length:
+            refuse(Reason.MALFORMED, "an entry of a table has a wrong length")
+        name = text.decode("ascii", "replace")
+        if not _SAFE.issuperset(name) or not before < name:
+            refuse(Reason.MALFORMED, "the names of a table must rise, and be plain")
+        entries[name], before = value, name
+    return entries
+
+
+def table_size(most: int, length: int) -> int:
+    """The most bytes that a table of so many entries can have."""
+    return most * (_ENTRY.size + 64 + length)

@@ -42,6 +42,7 @@ from farthing.crowd.terms import Invitation, Terms, Trust
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, LedgerLocked, NotReleased, PromiseBroken
 from farthing.events import encode
 from farthing.guard.answers import AnswerLog
+from farthing.guard.masking import Masking
 from farthing.guard.policy import Policy
 from farthing.journal import Row
 from farthing.ledger import Ledger
@@ -60,7 +61,9 @@ class Guard:
         self, policy: Policy, records: Records, signer: Signer, *, stream: Stream | None = None
     ) -> None:
         self.policy, self._signer = policy, signer
-        self.largest = LARGEST_HEADER + 8 * policy.limits.coordinates + 256
+        self.largest = LARGEST_HEADER + 8 * policy.limits.coordinates + Masking.largest(policy) + 256
+        distributed = policy.limits.trust is Trust.DISTRIBUTED
+        self._masking = Masking(policy, signer, self) if distributed else None
         self._lock = threading.Lock()
         self._log = AnswerLog(policy.log)
         try:
@@ -126,6 +129,9 @@ class Guard:
                     return self._agree(opened)
                 case Kind.QUESTION:
                     return self._question(opened)
+            if self._masking is not None:
+                turn, kind, header, body = self._masking.reply(opened)
+                return self._sealed(kind, turn, opened, header, body)
             refuse(Reason.MALFORMED, "a guard is not asked this")
         except LedgerLocked as error:
             log.error("%s", error)
@@ -137,7 +143,12 @@ class Guard:
         given.done()
         self._of_ours(dataset)
         self._past.read(self._ledger)
-        header = {"budget": forms.budget(self.policy.budget), "records": self.policy.size, **self._row()}
+        header = {
+            "budget": forms.budget(self.policy.budget),
+            "records": self.policy.size,
+            "colluding": self.policy.limits.colluding,
+            **self._row(),
+        }
         return self._sealed(Kind.ANNOUNCEMENT, turn, opened, header)
 
     def _agree(self, opened: Opened) -> bytes:
@@ -155,10 +166,11 @@ class Guard:
         w = unpack_numbers(opened.body, question.shape)
         if self.policy.limits.trust is not Trust.LOCAL:
             refuse(Reason.TRUST, "under distributed trust only masked answers leave the house")
-        terms, key = self._admitted(question)
-        answer = self._ask(question, terms, w, key)
-        body = pack_numbers(np.asarray(answer.value))
-        header = {"weights": digest(opened.body), **self._released(key, answer, body, terms)}
+        terms, key, _ = self.admitted(question)
+        answer = self.ask(question, terms, w, key)
+        body = pack_numbers(answer.value)
+        header = {"weights": digest(opened.body), "update": digest(body)}
+        header |= self.released(key, answer, terms)
         return self._sealed(Kind.ANSWER, question.turn, opened, header, body)
 
     # --- what a question must be
@@ -192,8 +204,8 @@ class Guard:
             refuse(Reason.PROMISED, "the budget of this data set is promised to other terms")
         return terms
 
-    def _admitted(self, question: Question) -> tuple[Terms, str]:
-        """Our terms for a question and the key it is charged under, if the policy and the past allow it."""
+    def admitted(self, question: Question) -> tuple[Terms, str, bool]:
+        """Our terms, the key to charge, whether it is a new one; if the policy and the past allow it."""
         self._of_ours(question.dataset)
         limits, features = self.policy.limits, question.contribution.features
         if forms.loss_name(question.contribution) not in limits.losses:
@@ -207,12 +219,13 @@ class Guard:
         self._past.must_hold(question.seen)
         terms = self._allowed(question.invitation)
         key = f"{question.turn.key(self.policy.dataset)}/{_about(question)}"
-        if self._past.is_new(question.turn, key, limits.rounds):
+        new = self._past.is_new(question.turn, key, limits.rounds)
+        if new:
             if self._past.charged >= limits.rounds:
                 refuse(Reason.ROUNDS, f"all {limits.rounds} rounds that the policy allows are taken")
             if self._left(terms) == 0:
                 refuse(Reason.SPENT, "the next round does not fit the budget")
-        return terms, key
+        return terms, key, new
 
     def _left(self, terms: Terms) -> int:
         """How many more rounds there are, by the budget and by the policy."""
@@ -222,7 +235,8 @@ class Guard:
 
     # --- the door
 
-    def _ask(self, question: Question, terms: Terms, w: Any, key: str) -> Answer:
+    def ask(self, question: Question, terms: Terms, w: Any, key: str) -> Answer:
+        """Charges, then answers: or what was answered before."""
         try:
             self._agent.join(question.invitation)
             return self._door.ask(terms.query(question.contribution), w, key=key)
@@ -235,16 +249,13 @@ class Guard:
         except InvalidValue:
             refuse(Reason.CONFLICT, "this round was asked with the same nonce at other weights")
 
-    def _released(self, key: str, answer: Answer, body: bytes, terms: Terms) -> dict[str, Any]:
-        """Logs an answer, durably; what its header says of it."""
-        self._log.append(key, answer.receipt.seq, answer.receipt.hash, digest(body))
+    def released(self, key: str, answer: Answer, terms: Terms) -> dict[str, Any]:
+        """Logs an answer, durably; where it was charged, and what is left."""
+        value = np.ascontiguousarray(answer.value)
+        self._log.append(key, answer.receipt.seq, answer.receipt.hash, digest(value.tobytes()))
         self._past.read(self._ledger)
-        return {
-            "update": digest(body),
-            "row": [answer.receipt.seq, answer.receipt.hash],
-            "left": self._left(terms),
-            "head": self._row()["row"],
-        }
+        row = [answer.receipt.seq, answer.receipt.hash]
+        return {"row": row, "left": self._left(terms), "head": self._past.newest}
 
     def _row(self) -> dict[str, Any]:
         """The newest row, for the coordinator to keep: a head elsewhere."""
