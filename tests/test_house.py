@@ -31,6 +31,7 @@ LAYERS = [
     "algorithms.dpsgd algorithms.dpagd algorithms.perturbation algorithms.privgene algorithms.baselines",
     "algorithms.ball",
     "estimators",
+    "torch.kernels torch.noise torch.coordinates",
     "torch.clipping torch.vmapped torch.layers torch.selfcheck torch.bookkeeping",
     "torch.records torch.plan torch.quantile torch.schedules torch.averaging torch.randomness torch.optim",
     "torch.checkpoint torch.distributed torch.training torch.evaluation",
