@@ -5,17 +5,25 @@ one value a record, and `Gradient.bounded_sum` returns one flat float32 tensor, 
 parameter lies where.
 """
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from farthing import validate
+from farthing.bounds import ClipCoordinates
 from farthing.errors import InvalidValue
 from farthing.torch import clipping, vmapped
+from farthing.torch.clipping import ClipCounted, ClipLayers, TorchBound
+from farthing.torch.probe import plan_of
+from farthing.torch.tape import Plan, Tape
+from farthing.torch.terms import Route, Term
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,16 @@ class Gradient:
     """The gradients of ``loss(model(inputs), targets)``, one an example, bounded and summed.
 
     ``loss`` returns one value a record (reduction="none"). At most ``physical`` rows go through the model at
-    once. ``autocast`` is the dtype of mixed precision, if any; norms and sums stay in float32.
+    once. ``autocast`` is the dtype of mixed precision, if any; norms and sums stay in float32. ``route``
+    fixes how norms are computed, by default whatever proves fastest on the first lot: "rows", "again" or
+    "gram" (`farthing.torch.terms`), or "vmap" for the plain way through torch.func.
+
+    >>> from farthing.bounds import ClipNorm
+    >>> from farthing.torch.records import Examples
+    >>> gradient = Gradient(nn.Linear(2, 1), lambda out, y: (out.squeeze(1) - y).square())
+    >>> examples = Examples((torch.ones(4, 2), torch.full((4,), 100.0)))
+    >>> gradient.bounded_sum(examples.take(slice(None)), None, ClipNorm(1.0)).norm()
+    tensor(4.)
     """
 
     def __init__(
@@ -69,10 +86,17 @@ class Gradient:
         *,
         physical: int | None = None,
         autocast: torch.dtype | None = None,
+        route: str | None = None,
     ) -> None:
         self.model, self.loss, self.autocast = model, loss, autocast
         self.physical = None if physical is None else validate.count(physical=physical)
         self.layout = Layout.of(model)
+        self._vmap = route == "vmap"
+        self._route = None if route is None or self._vmap else validate.choice(Route, route=route)
+        self._routes: dict[Any, Route] = {}
+        self._plan: Plan | None = None
+        ends = (*self.layout.offsets[1:], self.layout.size)
+        self._spans = [slice(a, b) for a, b in zip(self.layout.offsets, ends, strict=True)]
 
     def bounded_sum(self, lot: Any, w: Any, bound: Any) -> Tensor:
         """Σ bounded gradients of the lot's examples, flat; ``w`` is not used, the model holds its weights."""
@@ -80,7 +104,163 @@ class Gradient:
         device = next(self.model.parameters()).device
         total = torch.zeros(self.layout.size + clipping.extra(bound), device=device)
         for inputs, targets, weights in lot.batches(self.physical):
-            with torch.autocast(device.type, self.autocast, enabled=self.autocast is not None):
-                rows = vmapped.per_example(self.model, self.loss, self.layout.names, inputs, targets, weights)
-            total += clipping.plain_sum(rows, bound)
+            if self._plan is None:
+                self.check(inputs, targets, weights)
+            if self._vmap:
+                with self._mixed(device):
+                    rows = vmapped.per_example(
+                        self.model, self.loss, self.layout.names, inputs, targets, weights
+                    )
+                present = None if weights is None or weights.ndim == 2 else weights > 0
+                total += clipping.plain_sum(rows, bound, present)
+            else:
+                self._add(inputs, targets, weights, bound, total)
         return total
+
+    def check(self, inputs: Any, targets: Any, weights: Tensor | None = None) -> None:
+        """Makes sure that examples stay apart in the model; see `farthing.torch.selfcheck`.
+
+        Only shapes and dtypes of what is given are used. Runs by itself with the first lot.
+        """
+        if weights is not None and weights.ndim == 2:
+            inputs, targets = _flat(inputs), _flat(targets)
+        self._plan = plan_of(self.model, inputs)
+
+    def rows(self, inputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """Every example's gradient, unbounded: for checks on made-up examples."""
+        found: dict[int, Tensor] = {}
+
+        def put(slot: int, term: Term) -> None:
+            found[slot] = term.rows(slice(None))
+
+        examples = self._taped(inputs, targets, weights, put)
+        sizes = self.layout.sizes
+        return torch.cat(
+            [found[n] if n in found else torch.zeros(examples, size) for n, size in enumerate(sizes)], 1
+        )
+
+    def _mixed(self, device: torch.device) -> Any:
+        return torch.autocast(device.type, self.autocast, enabled=self.autocast is not None)
+
+    def _taped(
+        self, inputs: Any, targets: Any, weights: Tensor | None, put: Callable[[int, Term], None]
+    ) -> int:
+        """Both passes; how many examples there were."""
+        assert self._plan is not None
+        first = _first(targets if targets is not None else inputs)
+        grouped = weights is not None and weights.ndim == 2
+        examples, records = (first.shape[0], first.shape[1]) if grouped else (first.shape[0], 1)
+        if grouped:
+            inputs, targets = _flat(inputs), _flat(targets)
+        tape = Tape(self._plan, examples, records, put)
+        with torch.enable_grad(), self._plan.patched(tape):
+            with self._mixed(first.device):
+                losses = self.loss(vmapped.call(self.model, inputs), targets)
+            if losses.shape != (tape.rows,):
+                raise InvalidValue(
+                    f"loss must return one value a record, shape ({tape.rows},), got {tuple(losses.shape)}: "
+                    'use reduction="none" and sum over what belongs to one record'
+                )
+            losses = losses.float()
+            if losses.requires_grad:
+                objective = losses if weights is None else losses * weights.flatten()
+                torch.autograd.backward(objective.sum())
+            tape.finish()
+        return int(examples)
+
+    def _add(
+        self, inputs: Any, targets: Any, weights: Tensor | None, bound: TorchBound, total: Tensor
+    ) -> None:
+        """total += Σ bounded gradients of one batch."""
+        terms: dict[int, Term] = {}
+        squares: dict[int, Tensor] = {}
+        spans = self._spans
+        scale = _device_scale(bound, total.device)
+        inverse = None if scale is None else scale.square().reciprocal()
+
+        def put(slot: int, term: Term) -> None:
+            terms[slot] = term
+            if isinstance(bound, ClipCoordinates):
+                squares[slot] = term.largest()
+            elif inverse is not None:
+                squares[slot] = term.scaled_squares(inverse[spans[slot]])
+            else:
+                term.route = self._routed(slot, term)
+                squares[slot] = term.squares()
+
+        self._taped(inputs, targets, weights, put)
+        if not terms:
+            return
+        present = None if weights is None else (weights > 0).view(len(weights), -1).any(1)
+        slots = list(terms)
+        stacked = torch.stack([squares[slot] for slot in slots])
+        whole = stacked.sum(0)
+        good = whole.isfinite() if present is None else whole.isfinite() & present
+        capturing = total.is_cuda and torch.cuda.is_current_stream_capturing()
+        some_bad = capturing or not bool(good.all())  # a graph cannot ask: it always looks
+        if isinstance(bound, ClipCounted):
+            total[-1] += clipping.count(bound, whole, present)
+        if isinstance(bound, ClipLayers):
+            factors = clipping.layer_factors(bound, stacked, [spans[slot].start for slot in slots])
+        elif not isinstance(bound, ClipCoordinates):
+            factors = [clipping.factors(bound, whole)] * len(slots)
+            if present is not None:
+                factors = [torch.where(good, factors[0], 0.0)] * len(slots)
+        for n, slot in enumerate(slots):
+            term = terms.pop(slot)
+            if some_bad:
+                term.only(good)
+            if isinstance(bound, ClipCoordinates):
+                assert scale is not None
+                term.add_clamped(scale[spans[slot]], total[spans[slot]])
+            else:
+                term.add(factors[n], total[spans[slot]])
+
+    def _routed(self, slot: int, term: Term) -> Route:
+        """The way to a term's norm: fixed, or the fastest when first seen."""
+        options = term.routes()
+        if len(options) == 1:
+            return options[0]
+        if self._route is not None:
+            return self._route if self._route in options else options[0]
+        key = slot, options
+        if key not in self._routes:
+            self._routes[key] = min(options, key=lambda option: _seconds(term, option))
+        return self._routes[key]
+
+
+def _seconds(term: Term, route: Route) -> float:
+    """How long a term takes by a route, the better of two."""
+    device = torch.device("cpu")
+    best = math.inf
+    for _ in range(2):
+        again = term.fresh()
+        again.route = route
+        start = time.perf_counter()
+        found = again.squares()
+        device = found.device
+        again.add(found, torch.zeros(term.size, device=device))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _device_scale(bound: TorchBound, device: torch.device) -> Tensor | None:
+    """A scale of several coordinates on the device; layers are measured as they are."""
+    if isinstance(bound, ClipLayers) or (np.size(bound.scale) == 1 and bound.scale == 1.0):
+        return None
+    return torch.as_tensor(np.array(bound.scale), dtype=torch.float32, device=device)
+
+
+def _first(value: Any) -> Tensor:
+    """The first tensor in a (nested) tuple."""
+    while isinstance(value, list | tuple):
+        value = value[0]
+    assert isinstance(value, Tensor)
+    return value
+
+
+def _flat(value: Any) -> Any:
+    """Users and their records as one batch of records."""
+    return vmapped.mapped(value, lambda t: t.flatten(0, 1))

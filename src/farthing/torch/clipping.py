@@ -11,9 +11,11 @@ cover the rounding.
 1.0
 """
 
+import bisect
 import functools
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -173,6 +175,16 @@ def factors(bound: ClipNorm | Automatic | ClipCounted, squares: Tensor) -> Tenso
     else:
         found = (bound.clip / norms).clamp(max=1.0)  # 1 at norm 0: clip / 0 is infinite
     return torch.where(torch.isfinite(squares), found, 0.0)
+
+
+def layer_factors(bound: ClipLayers, squares: Tensor, starts: list[int]) -> list[Tensor]:
+    """The factors of parameters that begin at ``starts``, from their squares, a row a parameter."""
+    ends = list(accumulate(bound.sizes))
+    layers = [bisect.bisect_right(ends, start) for start in starts]
+    whole = squares.new_zeros(len(ends), squares.shape[1])
+    whole.index_add_(0, torch.tensor(layers, device=squares.device), squares)
+    found = [factors(ClipNorm(clip), row) for clip, row in zip(bound.clips, whole, strict=True)]
+    return [found[layer] for layer in layers]
 
 
 def count(bound: ClipCounted, squares: Tensor, present: Tensor | None) -> Tensor:

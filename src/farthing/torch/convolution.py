@@ -1,0 +1,102 @@
+"""Per-example gradients of a convolution: a term whose positions are the windows of its input."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from farthing.torch.terms import PART, Route, Term, _contracted, squares, weighted, where
+
+
+def padded(module: Any, x: Tensor) -> Tensor:
+    """The input with its padding."""
+    if module.padding_mode != "zeros":
+        return F.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode)
+    if isinstance(module.padding, str) or any(module.padding):
+        return F.pad(x, module._reversed_padding_repeated_twice)
+    return x
+
+
+class Windows(Term):
+    """Σ over windows of δ ⊗ window: δ (examples, records, p, *out), x (examples, records, c, *in), padded."""
+
+    def __init__(self, module: Any, delta: Tensor, x: Tensor) -> None:
+        self.module, self.delta, self.x = module, delta, x
+        self.examples, self.size = len(x), module.weight.numel()
+        self.positions = delta[0, :, 0].numel() if len(x) else 1
+
+    def routes(self) -> tuple[Route, ...]:
+        held = 2 * (self.delta[0].numel() + self.x[0].numel())
+        rows = Route.ROWS if self.size <= max(held, 4 * PART // self.examples) else Route.AGAIN
+        return (rows, Route.GRAM) if self.positions**2 <= self.size else (rows,)
+
+    def parts(self) -> Iterator[slice]:
+        wide = self.size + self.positions * self.size // self.module.out_channels
+        step = max(1, PART // wide)
+        return (slice(start, start + step) for start in range(0, self.examples, step))
+
+    def _matrices(self, part: slice) -> tuple[Tensor, Tensor]:
+        """δ as (examples · groups, p, positions) and the windows as (examples · groups, q, positions)."""
+        m, delta, x = self.module, self.delta[part], self.x[part]
+        examples, records, groups = len(x), x.shape[1], m.groups
+        steps, sides = x.stride(), delta.shape[3:]
+        windows = x.as_strided(
+            (examples, x.shape[2], *m.kernel_size, records, *sides),
+            (
+                steps[0],
+                steps[2],
+                *(d * s for d, s in zip(m.dilation, steps[3:], strict=True)),
+                steps[1],
+                *(d * s for d, s in zip(m.stride, steps[3:], strict=True)),
+            ),
+            x.storage_offset(),
+        )
+        columns = windows.reshape(examples * groups, -1, self.positions)
+        return delta.transpose(1, 2).reshape(examples * groups, -1, self.positions), columns
+
+    def rows(self, part: slice) -> Tensor:
+        delta, columns = self._matrices(part)
+        return torch.bmm(delta, columns.transpose(1, 2)).view(len(self.x[part]), -1)
+
+    def squares(self) -> Tensor:
+        if self.route is not Route.GRAM:
+            return super().squares()
+        found = []
+        step = max(1, PART // (self.positions * max(self.positions, self.size // self.module.out_channels)))
+        for start in range(0, self.examples, step):
+            delta, columns = self._matrices(slice(start, start + step))
+            grams = (torch.bmm(side.transpose(1, 2), side) for side in (delta, columns))
+            found.append(_contracted(*grams).view(-1, self.module.groups).sum(1))
+        return torch.cat(found)
+
+    def largest(self) -> Tensor:
+        return squares(self.delta) * squares(self.x)
+
+    def product(self, factors: Tensor, out: Tensor) -> None:
+        m = self.module
+        delta, x = weighted(self.delta, factors).flatten(0, 1), self.x.flatten(0, 1)
+        none = [0] * len(m.kernel_size)
+        found = torch.ops.aten.convolution_backward(
+            delta,
+            x,
+            m.weight.detach(),
+            None,
+            m.stride,
+            none,
+            m.dilation,
+            False,
+            none,
+            m.groups,
+            [False, True, False],
+        )[1]
+        out += found.flatten()
+
+    def only(self, good: Tensor) -> None:
+        self.delta, self.x = where(good, self.delta), where(good, self.x)
+        if self.kept is not None:
+            self.kept = where(good, self.kept)
+
+    def release(self) -> None:
+        self.delta = self.x = self.x.new_zeros(self.examples, 0)

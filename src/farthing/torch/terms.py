@@ -1,0 +1,394 @@
+"""Per-example gradients of one parameter in factored form: their norms and weighted sums, not themselves.
+
+A layer's gradient is a sum over positions (tokens, pixels, uses of a tied weight) of outer products
+u_t ⊗ v_t. Such a `Term` answers `squares`, the squared norm of every example's gradient, and `add`, the
+weighted sum; `rows` makes the gradients themselves where nothing cheaper will do. The ways to the norm:
+
+* one position: |u|² |v|²;
+* rows: the gradients are made, measured, kept, and summed by one product with the weights;
+* again: the same in parts that are dropped; the sum is then the layer's own product with weighted u;
+* gram: Σ_ts (u_t · u_s)(v_t · v_s) (Goodfellow 2015; Li et al. 2022), for few positions and wide layers.
+"""
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Self
+
+import torch
+from torch import Tensor
+
+PART = 2**20  # entries of the gradients made at once: they stay in the cache
+_ROUNDED = 2.0**-20  # rounding of a Gram sum, relative to the sum of absolute values
+_SMALLEST = 1e-37  # squares below may have lost digits: such a norm is rounded up
+
+
+class Route(StrEnum):
+    """How a term of several positions comes by its norms and its sum."""
+
+    ROWS = "rows"
+    AGAIN = "again"
+    GRAM = "gram"
+
+
+class Factor:
+    """A tensor (examples, positions, width) whose squares per example are computed once."""
+
+    __slots__ = ("_squares", "values")
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self._squares: Tensor | None = None
+
+    @property
+    def squares(self) -> Tensor:
+        """Σ of squares of each example; at least 1e-37, so that a product of two cannot vanish."""
+        if self._squares is None:
+            self._squares = squares(self.values).clamp_min(_SMALLEST)
+        return self._squares
+
+
+def squares(values: Tensor) -> Tensor:
+    """Σ of squares of each example, in float32."""
+    flat = values.flatten(1)
+    if flat.shape[1] == 1:
+        return flat.squeeze(1).square()
+    norms: Tensor = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float32)
+    return norms.square()
+
+
+def weighted(values: Tensor, factors: Tensor) -> Tensor:
+    """Each example times its factor."""
+    return values * factors.view(-1, *(1,) * (values.ndim - 1))
+
+
+def where(good: Tensor, values: Tensor) -> Tensor:
+    """Each example that is good, and zeros."""
+    return torch.where(good.view(-1, *(1,) * (values.ndim - 1)), values, 0.0)
+
+
+class Term(ABC):
+    """The gradients of one parameter, one an example."""
+
+    route = Route.ROWS
+    kept: Tensor | None = None
+    examples: int
+    size: int
+
+    def fresh(self) -> Self:
+        """The same term with nothing computed yet."""
+        return copy.copy(self)
+
+    def routes(self) -> tuple[Route, ...]:
+        """The ways worth measuring; one where there is no choice."""
+        return (Route.ROWS,)
+
+    def parts(self) -> Iterator[slice]:
+        """Examples whose gradients are made at once."""
+        step = max(1, PART // max(1, self.size))
+        return (slice(start, start + step) for start in range(0, self.examples, step))
+
+    @abstractmethod
+    def rows(self, part: slice) -> Tensor:
+        """The gradients of some examples, flat, one a row, in float32."""
+
+    @abstractmethod
+    def product(self, factors: Tensor, out: Tensor) -> None:
+        """out += Σ factor · gradient, from the factored form."""
+
+    @abstractmethod
+    def only(self, good: Tensor) -> None:
+        """Zeros in place of the examples that are not good: 0 · NaN would be NaN."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Lets go of the factored form: the rows are kept."""
+
+    def squares(self) -> Tensor:
+        """The squared norm of each example's gradient."""
+        if self.route is Route.ROWS:
+            return self._keep()
+        return torch.cat([squares(self.rows(part)) for part in self.parts()])
+
+    def _keep(self) -> Tensor:
+        parts = list(self.parts())
+        if len(parts) == 1:
+            self.kept = self.rows(parts[0])
+            found = squares(self.kept)
+        else:
+            some = []
+            for part in parts:
+                rows = self.rows(part)
+                if self.kept is None:
+                    self.kept = rows.new_empty(self.examples, self.size)
+                self.kept[part] = rows
+                some.append(squares(rows))
+            found = torch.cat(some)
+        self.release()
+        return found
+
+    def scaled_squares(self, inverse: Tensor) -> Tensor:
+        """The squares of gradient / scale, where ``inverse`` is 1 / scale², one a coordinate."""
+        return torch.cat([self.rows(part).square() @ inverse for part in self.parts()])
+
+    def largest(self) -> Tensor:
+        """Finite where the gradient is for certain: a bound on its square, not tight."""
+        return torch.cat([squares(self.rows(part)) for part in self.parts()])
+
+    def add(self, factors: Tensor, out: Tensor) -> None:
+        """out += Σ factor · gradient."""
+        if self.kept is not None:
+            out.addmv_(self.kept.t(), factors)
+        else:
+            self.product(factors, out)
+
+    def add_clamped(self, limit: Tensor, out: Tensor) -> None:
+        """out += Σ gradient clamped to ± limit."""
+        for part in self.parts():
+            rows = self.rows(part)
+            out += torch.minimum(torch.maximum(rows, -limit), limit).sum(0)
+
+
+class Rows(Term):
+    """Gradients that are there already: biases, scales of norms, whatever is small."""
+
+    def __init__(self, factor: Factor | Tensor) -> None:
+        self.factor = factor if isinstance(factor, Factor) else Factor(factor)
+        self.examples = len(self.factor.values)
+        self.size = self.factor.values[0].numel() if self.examples else 0
+
+    def rows(self, part: slice) -> Tensor:
+        return self.factor.values[part].flatten(1)
+
+    def squares(self) -> Tensor:
+        return self.factor.squares
+
+    def product(self, factors: Tensor, out: Tensor) -> None:
+        out.addmv_(self.factor.values.flatten(1).t(), factors)
+
+    def only(self, good: Tensor) -> None:
+        self.factor = Factor(where(good, self.factor.values))
+
+    def release(self) -> None:
+        """Nothing else is held."""
+
+
+def summed(u: Factor) -> Rows:
+    """Σ over positions: the gradients of a bias."""
+    return Rows(u if u.values.shape[1] == 1 else u.values.sum(1))
+
+
+class Outer(Term):
+    """Σ_t u_t ⊗ v_t, for u (examples, positions, p) and v (examples, positions, q): a (p, q) matrix."""
+
+    def __init__(self, u: Factor, v: Factor) -> None:
+        self.u, self.v = u, v
+        self.examples, self.positions, self.height = u.values.shape
+        self.width = v.values.shape[2]
+        self.size = self.height * self.width
+
+    @classmethod
+    def joined(cls, terms: list["Outer"]) -> "Outer":
+        """The sum over several uses of one weight: more positions."""
+        if len(terms) == 1:
+            return terms[0]
+        u = torch.cat([term.u.values for term in terms], 1)
+        return cls(Factor(u), Factor(torch.cat([term.v.values for term in terms], 1)))
+
+    def routes(self) -> tuple[Route, ...]:
+        if self.positions == 1:
+            return (Route.GRAM,)
+        held = 2 * self.positions * (self.height + self.width)
+        rows = Route.ROWS if self.size <= max(held, PART // self.examples) else Route.AGAIN
+        if self.positions**2 > 4 * self.size:
+            return (rows,)
+        return rows, Route.GRAM
+
+    def rows(self, part: slice) -> Tensor:
+        u, v = self.u.values[part], self.v.values[part]
+        if self.positions == 1:
+            return (u.transpose(1, 2) * v).flatten(1)
+        return torch.bmm(u.transpose(1, 2), v).flatten(1)
+
+    def squares(self) -> Tensor:
+        if self.positions == 1:
+            return self.u.squares * self.v.squares
+        return self._gram() if self.route is Route.GRAM else super().squares()
+
+    def largest(self) -> Tensor:
+        return self.u.squares * self.v.squares
+
+    def _gram(self) -> Tensor:
+        step = max(1, 4 * PART // self.positions**2)
+        found = []
+        for start in range(0, self.examples, step):
+            u, v = self.u.values[start : start + step], self.v.values[start : start + step]
+            found.append(_contracted(torch.bmm(u, u.transpose(1, 2)), torch.bmm(v, v.transpose(1, 2))))
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def scaled_squares(self, inverse: Tensor) -> Tensor:
+        if self.positions > 1:
+            return super().scaled_squares(inverse)
+        u, v = self.u.values.squeeze(1), self.v.values.squeeze(1)
+        return ((u.square() @ inverse.view(self.height, self.width)) * v.square()).sum(1)
+
+    def product(self, factors: Tensor, out: Tensor) -> None:
+        u, v = self.u.values, self.v.values
+        if self.height <= self.width:
+            u = weighted(u, factors)
+        else:
+            v = weighted(v, factors)
+        out.view(self.height, self.width).addmm_(u.flatten(0, 1).t(), v.flatten(0, 1))
+
+    def only(self, good: Tensor) -> None:
+        self.u, self.v = Factor(where(good, self.u.values)), Factor(where(good, self.v.values))
+        if self.kept is not None:
+            self.kept = where(good, self.kept)
+
+    def release(self) -> None:
+        empty = Factor(self.u.values.new_zeros(self.examples, 0, 0))
+        self.u = self.v = empty
+
+
+class Lookup(Term):
+    """Σ_t e(ids_t) ⊗ v_t: rows of an embedding with ``height`` of them."""
+
+    def __init__(self, ids: Tensor, v: Factor, height: int) -> None:
+        self.ids, self.v, self.height = ids, v, height
+        self.examples, self.positions, self.width = v.values.shape
+        self.size = height * self.width
+
+    @classmethod
+    def joined(cls, terms: list["Lookup"]) -> "Lookup":
+        """The sum over several uses of one embedding."""
+        if len(terms) == 1:
+            return terms[0]
+        values = torch.cat([term.v.values for term in terms], 1)
+        return cls(torch.cat([term.ids for term in terms], 1), Factor(values), terms[0].height)
+
+    def rows(self, part: slice) -> Tensor:
+        ids, v = self.ids[part], self.v.values[part]
+        places = ids + torch.arange(len(ids), device=ids.device)[:, None] * self.height
+        table = v.new_zeros(len(ids) * self.height, self.width)
+        return table.index_add_(0, places.flatten(), v.flatten(0, 1)).view(len(ids), -1)
+
+    def squares(self) -> Tensor:
+        if self.positions == 1:
+            return self.v.squares
+        step = max(1, 4 * PART // self.positions**2)
+        found = []
+        for start in range(0, self.examples, step):
+            ids, v = self.ids[start : start + step], self.v.values[start : start + step]
+            same = (ids[:, :, None] == ids[:, None, :]).to(v.dtype)
+            found.append(_contracted(same, torch.bmm(v, v.transpose(1, 2))))
+        return torch.cat(found)
+
+    def largest(self) -> Tensor:
+        return self.v.squares
+
+    def product(self, factors: Tensor, out: Tensor) -> None:
+        values = weighted(self.v.values, factors).flatten(0, 1)
+        out.view(self.height, self.width).index_add_(0, self.ids.flatten(), values)
+
+    def only(self, good: Tensor) -> None:
+        self.v = Factor(where(good, self.v.values))
+
+    def release(self) -> None:
+        """Rows of an embedding are never kept."""
+
+
+class Sum(Term):
+    """The sum of terms of several kinds on one parameter, cross terms and all."""
+
+    def __init__(self, terms: list[Term]) -> None:
+        outers = [term for term in terms if isinstance(term, Outer)]
+        lookups = [term for term in terms if isinstance(term, Lookup)]
+        others = [term for term in terms if not isinstance(term, Outer | Lookup)]
+        self.terms: list[Term] = list(others)
+        if outers:
+            self.terms.append(Outer.joined(outers))
+        if lookups:
+            self.terms.append(Lookup.joined(lookups))
+        self.examples, self.size = terms[0].examples, terms[0].size
+
+    @staticmethod
+    def of(terms: list[Term]) -> Term:
+        """One term for all uses of a parameter."""
+        joined = Sum(terms)
+        return joined.terms[0] if len(joined.terms) == 1 else joined
+
+    def rows(self, part: slice) -> Tensor:
+        first, *rest = (term.rows(part) for term in self.terms)
+        for more in rest:
+            first = first + more
+        return first
+
+    def squares(self) -> Tensor:
+        match self.terms:
+            case [Outer() as outer, Lookup() as lookup] if self.size > outer.positions * lookup.positions:
+                return outer._gram() + lookup.squares() + 2 * _crossed(outer, lookup)
+        return torch.cat([squares(self.rows(part)) for part in self.parts()])
+
+    def largest(self) -> Tensor:
+        return torch.stack([term.largest() for term in self.terms]).sum(0)
+
+    def product(self, factors: Tensor, out: Tensor) -> None:
+        for term in self.terms:
+            term.product(factors, out)
+
+    def only(self, good: Tensor) -> None:
+        for term in self.terms:
+            term.only(good)
+
+    def release(self) -> None:
+        """Nothing is kept."""
+
+
+class Blocks(Term):
+    """Terms of consecutive parts of one parameter: the three projections of attention."""
+
+    def __init__(self, terms: list[Term]) -> None:
+        self.terms = terms
+        self.examples, self.size = terms[0].examples, sum(term.size for term in terms)
+
+    def rows(self, part: slice) -> Tensor:
+        return torch.cat([term.rows(part) for term in self.terms], 1)
+
+    def squares(self) -> Tensor:
+        return torch.stack([term.squares() for term in self.terms]).sum(0)
+
+    def product(self, factors: Tensor, out: Tensor) -> None:
+        for term, part in zip(self.terms, torch.split(out, [term.size for term in self.terms]), strict=True):
+            term.add(factors, part)
+
+    def only(self, good: Tensor) -> None:
+        for term in self.terms:
+            term.only(good)
+
+    def release(self) -> None:
+        """Nothing is kept here; the terms see to themselves."""
+
+
+def _contracted(first: Tensor, second: Tensor) -> Tensor:
+    """Σ_ts of the product of two Gram matrices.
+
+    Where positions cancel so much that rounding could matter, the norm is rounded up by its bound.
+    """
+    size = (first.diagonal(dim1=1, dim2=2) * second.diagonal(dim1=1, dim2=2)).clamp_min(_SMALLEST)
+    most = size.sqrt().sum(1).square()
+    found = (first.flatten(1) * second.flatten(1)).sum(1)
+    return torch.where(found < most * 2.0**-10, found.clamp_min(0.0) + most * _ROUNDED, found)
+
+
+def _crossed(outer: Outer, lookup: Lookup) -> Tensor:
+    """The inner products of the two: Σ_ts u_s[ids_t] (v_t · v_s)."""
+    step = max(1, 4 * PART // (outer.positions * lookup.positions))
+    found = []
+    for start in range(0, outer.examples, step):
+        part = slice(start, start + step)
+        u, ids = outer.u.values[part], lookup.ids[part]
+        picked = u.gather(2, ids[:, None, :].expand(-1, u.shape[1], -1))
+        products = torch.bmm(outer.v.values[part], lookup.v.values[part].transpose(1, 2))
+        found.append((picked * products).flatten(1).sum(1))
+    return torch.cat(found)
