@@ -9,8 +9,7 @@ that does the same arithmetic with a seeded generator and keeps no books at all 
 are CPU time; memory is the most that the process held. The largest crowd keeps rows as the places of their
 ones (`Indicators`).
 
-Federated frameworks are not needed here. Recorded earlier for 400 users on a machine like this one, and not
-measured in this run: Apple's pfl 0.6 about 510 ms a round, Flower's Ray simulation about 1,900 ms.
+Federated frameworks are not needed here: `benchmarks.crowd_peers` measures them beside this.
 """
 
 import argparse
@@ -28,7 +27,6 @@ from farthing.losses import Gradient, logistic
 from farthing.tables import Features
 
 RECORDS, WIDTH, ONES, CLIP = 100, 123, 14, 3.0
-QUOTED = {"pfl 0.6": 510.0, "Flower on Ray": 1900.0}  # ms a round, recorded earlier
 
 
 def places(users: int) -> Indicators:
@@ -107,7 +105,6 @@ def report(users: int, storage: str, noise: str, taken: float, other: float | No
 def main(seconds: float = 1.0, largest: int = 10**6) -> None:
     print(f"{'users':>9} {'rows as':<8}{'noise':<6}{'ms a round':>11}{'rounds/s':>12}", end="")
     print(f"{'us/user/round':>15}{'x NumPy':>9}{'GiB peak':>10}")
-    quoted: list[str] = []
     for users in (400, 10**4):
         rows = places(users)
         x, y = dense(rows), rows.y.astype(np.float64)
@@ -116,13 +113,9 @@ def main(seconds: float = 1.0, largest: int = 10**6) -> None:
             for storage, step in (("bytes", ours(x, y, noise)), ("places", ours(rows, None, noise))):
                 taken = seconds_a_round(step, seconds)
                 report(users, storage, noise, taken, other)
-                if users == 400 and storage == "bytes":
-                    times = ", ".join(f"{ms / taken / 1e3:,.0f} of {name}" for name, ms in QUOTED.items())
-                    quoted.append(f"{noise}: {times}")
     rows = places(largest)
     for noise in ("sum", "each"):
         report(largest, "places", noise, seconds_a_round(ours(rows, None, noise), seconds), None)
-    print("times the rounds of frameworks as recorded earlier, not in this run: " + "; ".join(quoted))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,26 @@
-"""A round of a crowd, ours and Apple's pfl, in one run: 400 users of 100 records and 124 features.
+"""A round of a crowd, ours, Apple's pfl and Flower on Ray, in one run: 400 users, 100 records, 124 features.
 
-    python -m benchmarks.crowd_peers [--users 400] [--rounds 3]
+    python -m benchmarks.crowd_peers [--users 400] [--rounds 5] [--pfl PYTHON] [--flower PYTHON]
 
-Both draw one record a user, clip its gradient, add each user's own Gaussian noise and average. pfl is given
-numpy statistics and no framework at all, which is the least it can do for a user. pfl 0.6 asks for an older
-dp-accounting than farthing: install it into an environment of its own, then farthing, and ignore that.
-Flower's simulation runs every user in a Ray actor and is left out: its own floor is far above pfl's.
+All draw one record a user, take the gradient of logistic regression there, clip it, add each user's own
+Gaussian noise and average (`peers/` says how). Each peer runs as a
+process of its own, with the interpreter of an environment of its own, and is left out where there is none:
+
+    python -m venv .peers/pfl && .peers/pfl/bin/pip install "pfl[pytorch]==0.6.0"
+    python -m venv .peers/flower && .peers/flower/bin/pip install "flwr[simulation]"
+
+Times are wall clock. Of a peer the quickest of its rounds counts, of ours the median of all, taken before and
+after the peers; the first round of everybody, with its start-up, is left out.
 """
 
 import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +32,13 @@ from farthing.crowd.simulated import Simulated
 from farthing.losses import logistic
 
 RECORDS, FEATURES = 100, 123  # and a constant
+SCRIPTS = Path(__file__).parent / "peers"
+PEERS = (  # name, option with the interpreter, script, first argument
+    ("pfl, NumPy statistics", "pfl", "pfl_rounds.py", ["numpy"]),
+    ("pfl, PyTorch as in its tutorials", "pfl", "pfl_rounds.py", ["torch"]),
+    ("Flower on Ray, apps", "flower", "flower_rounds.py", ["app"]),
+    ("Flower on Ray, older engine", "flower", "flower_rounds.py", ["engine"]),
+)
 
 
 def made(users: int) -> tuple[Any, Any]:
@@ -29,87 +47,61 @@ def made(users: int) -> tuple[Any, Any]:
     return X, (rng.random(len(X)) < 0.3).astype(np.float64)
 
 
-def ours(X: Any, y: Any, fidelity: str, rounds: int = 200) -> float:
-    """Seconds a round."""
+def ours(X: Any, y: Any, fidelity: str, rounds: int = 200) -> list[float]:
+    """Seconds of each round."""
     crowd = Simulated.split(X, y, records=RECORDS, budgets=Budget(0.5, 1e-8), noise=fidelity)
     steps = addp(crowd, Problem(logistic, len(X), FEATURES, unit=False))
     next(steps)
-    start = time.process_time()
+    ends = [time.perf_counter()]
     for _ in range(rounds):
         next(steps)
-    return (time.process_time() - start) / rounds
+        ends.append(time.perf_counter())
+    taken: list[float] = np.diff(ends).tolist()
+    return taken
 
 
-def pfl_rounds(X: Any, y: Any, users: int, rounds: int) -> float:
-    """Seconds a round."""
-    from pfl.aggregate.simulate import SimulatedBackend
-    from pfl.algorithm.base import FederatedAlgorithm
-    from pfl.common_types import Population
-    from pfl.context import CentralContext
-    from pfl.data.dataset import Dataset
-    from pfl.data.federated_dataset import FederatedDataset
-    from pfl.data.sampling import get_user_sampler
-    from pfl.metrics import Metrics
-    from pfl.model.base import Model
-    from pfl.privacy.gaussian_mechanism import GaussianMechanism
-    from pfl.stats import MappedVectorStatistics
-
-    rng = np.random.default_rng(0)
-    rows = np.column_stack([X, np.ones(len(X))]).astype(np.float32)
-
-    class Weights(Model):
-        w = np.zeros(FEATURES + 1, np.float32)
-
-    class OneRecord(FederatedAlgorithm):
-        def get_next_central_contexts(self, *_: Any, **__: Any) -> Any:
-            raise NotImplementedError
-
-        def process_aggregated_statistics(self, *_: Any, **__: Any) -> Any:
-            raise NotImplementedError
-
-        def simulate_one_user(self, model: Any, user_dataset: Any, central_context: Any) -> Any:
-            x, target = user_dataset.raw_data
-            place = rng.integers(len(x))
-            residual = 1 / (1 + np.exp(-x[place] @ model.w)) - target[place]
-            return MappedVectorStatistics({"w": residual * x[place]}, weight=1.0), Metrics()
-
-    def dataset(user: int) -> Any:
-        place = slice(user * RECORDS, (user + 1) * RECORDS)
-        return Dataset((rows[place], y[place]), user_id=str(user))
-
-    data = FederatedDataset(dataset, get_user_sampler("minimize_reuse", list(range(users))))
-    backend = SimulatedBackend(data, None, postprocessors=[GaussianMechanism(3.0, 100.0)])
-    model, taken = Weights(), []
-    for t in range(rounds + 1):
-        context: Any = CentralContext(t, False, users, Population.TRAIN, None, None, seed=t)
-        start = time.process_time()
-        total, _ = backend.gather_results(model, OneRecord(), central_context=context)
-        model.w = model.w - 0.1 * total["w"] / users
-        taken.append(time.process_time() - start)
-    return float(np.mean(taken[1:]))
+def peer(python: str, script: str, arguments: list[str], table: str, rounds: int) -> list[float] | str:
+    """Seconds of each round, or why there are none."""
+    if not Path(python).exists():
+        return f"there is no {python}"
+    call = [python, str(SCRIPTS / script), *arguments, table, str(rounds)]
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(call, env=environment, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        return (ended.stderr.strip().splitlines() or ["it failed without a word"])[-1]
+    taken: list[float] = json.loads(ended.stdout.strip().splitlines()[-1])
+    return taken
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--users", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pfl", default=".peers/pfl/bin/python", metavar="PYTHON")
+    parser.add_argument("--flower", default=".peers/flower/bin/python", metavar="PYTHON")
     given = parser.parse_args([] if arguments is None else arguments)
     X, y = made(given.users)
     print(f"{given.users} users, {RECORDS} records of {FEATURES + 1} features each, one record a round")
-    times = {fidelity: ours(X, y, fidelity) for fidelity in ("sum", "each")}
-    for fidelity, taken in times.items():
-        each = 1e6 * taken / given.users
-        print(f"  ours, noise={fidelity!r}: {1e3 * taken:.3f} ms a round, {each:.2f} µs a user")
-    try:
-        peer = pfl_rounds(X, y, given.users, given.rounds)
-    except ImportError as error:
-        print(f"  pfl is left out: {error}")
-        return
-    print(f"  pfl: {1e3 * peer:.1f} ms a round:", end="")
-    print(*(f" ×{peer / taken:.0f} ({fidelity})" for fidelity, taken in times.items()))
+    taken = {fidelity: ours(X, y, fidelity) for fidelity in ("sum", "each")}
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        table = os.path.join(folder, "table.npz")
+        np.savez(table, X=X, y=y, records=RECORDS)
+        for name, option, script, first in PEERS:
+            found[name] = peer(getattr(given, option), script, first, table, given.rounds)
+    for fidelity in taken:
+        taken[fidelity] += ours(X, y, fidelity)
+    medians = {fidelity: float(np.median(times)) for fidelity, times in taken.items()}
+    for fidelity, median in medians.items():
+        each = 1e6 * median / given.users
+        print(f"  {f'ours, noise={fidelity!r}':<34}{1e3 * median:10.3f} ms a round, {each:.2f} µs a user")
+    for name, times in found.items():
+        if isinstance(times, str):
+            print(f"  {name:<34} left out: {times}")
+            continue
+        ratios = ", ".join(f"×{min(times) / median:,.0f} ({f})" for f, median in medians.items())
+        print(f"  {name:<34}{1e3 * min(times):10.3f} ms a round: {ratios}")
 
 
 if __name__ == "__main__":
-    import sys
-
     main(sys.argv[1:])
