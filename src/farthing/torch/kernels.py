@@ -8,7 +8,7 @@ Imported only where Triton is installed. On a machine without a GPU they run, sl
 the counter), a block into eight words, a word into a sample: its first bit is the sign, the other 63 stand
 for all uniforms u that begin with them, and |Z| = -Φ⁻¹(u/2). The quantile is a rational function of 1 - u
 above u = 0.2 and of √-log(u/2) below, fitted to a relative error under 2⁻⁵⁶. Rounding brings that to less
-than 2⁻⁵⁰, which the tests hold it to; `ERROR` allows 2⁻⁴⁹. Where a cell edge lies within that error, or within
+than 2⁻⁵⁰, which the tests hold it to; `ERROR` allows 2⁻⁴⁹. Where a cell edge is within that error, or within
 the width of the word's interval, the kernel does not decide: it notes the place, and `noise.settle` decides
 from the same word in exact arithmetic.
 """

@@ -80,9 +80,10 @@ class Gaussian(mechanisms.Gaussian):
                 unit = scale if isinstance(scale, float) else scale.double().numpy()
                 released = lattice.noisy(stream, total.double().numpy(), unit, cell, bits)
                 return torch.from_numpy(released).float()
+        shelf = _shelf(stream, total.numel(), bits, total.device)
         if isinstance(scale, float):
-            cell, scale = cell * scale, None
-        return _shelf(stream, total.numel(), bits, total.device).release(stream, total, scale, cell)
+            return shelf.release(stream, total, None, cell * scale)
+        return shelf.release(stream, total, scale, cell)
 
 
 @dataclass(frozen=True, slots=True)
