@@ -2,11 +2,11 @@
 
 python benchmarks/gpu.py [--device cuda] [--small] [--tune] [--only TEXT] [--out FOLDER]
 
-First every kernel is checked against references: float64, or exact arithmetic from the same random words. Then,
-for each model, the time of one step: the median of blocks of steps between two CUDA events, after a warm-up. A
-ratio is to the ordinary step of the same kind (eager, or in a CUDA graph). ``without noise`` is the same private
-step with the release left out: the rest is what noise costs. Memory is the peak of a step above what was
-allocated before the model was made.
+First every kernel is checked against references: float64, or exact arithmetic from the same random words.
+Then, for each model, the time of one step: the median of blocks of steps between two CUDA events, after a
+warm-up. A ratio is to the ordinary step of the same kind (eager, or in a CUDA graph). ``without noise`` is the
+same private step with the release left out: the rest is what noise costs. Memory is the peak of a step above
+what was allocated before the model was made.
 
 Packages are looked for in vendor/ beside the sources as well. Opacus runs where it can be imported.
 ``--small --device cpu`` runs all of it in small, with TRITON_INTERPRET=1 the kernels too.
