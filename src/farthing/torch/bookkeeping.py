@@ -21,7 +21,8 @@ from farthing.bounds import ClipCoordinates
 from farthing.errors import InvalidValue
 from farthing.torch import clipping, vmapped
 from farthing.torch.clipping import ClipCounted, ClipLayers, TorchBound
-from farthing.torch.probe import plan_of
+from farthing.torch.probe import Source, plan_of
+from farthing.torch.selfcheck import refuse_known, verify
 from farthing.torch.tape import Plan, Tape
 from farthing.torch.terms import Route, Term
 
@@ -69,7 +70,8 @@ class Gradient:
     ``loss`` returns one value a record (reduction="none"). At most ``physical`` rows go through the model at
     once. ``autocast`` is the dtype of mixed precision, if any; norms and sums stay in float32. ``route``
     fixes how norms are computed, by default whatever proves fastest on the first lot: "rows", "again" or
-    "gram" (`farthing.torch.terms`), or "vmap" for the plain way through torch.func.
+    "gram" (`farthing.torch.terms`), or "vmap" for the plain way through torch.func. The first lot is preceded
+    by a check of the model on made-up inputs; where it cannot run on these, ``example`` gives public ones.
 
     >>> from farthing.bounds import ClipNorm
     >>> from farthing.torch.records import Examples
@@ -87,6 +89,7 @@ class Gradient:
         physical: int | None = None,
         autocast: torch.dtype | None = None,
         route: str | None = None,
+        example: tuple[Any, Any] | None = None,
     ) -> None:
         self.model, self.loss, self.autocast = model, loss, autocast
         self.physical = None if physical is None else validate.count(physical=physical)
@@ -94,7 +97,9 @@ class Gradient:
         self._vmap = route == "vmap"
         self._route = None if route is None or self._vmap else validate.choice(Route, route=route)
         self._routes: dict[Any, Route] = {}
+        self._example = example
         self._plan: Plan | None = None
+        self._checked: bool | None = None
         ends = (*self.layout.offsets[1:], self.layout.size)
         self._spans = [slice(a, b) for a, b in zip(self.layout.offsets, ends, strict=True)]
 
@@ -104,7 +109,7 @@ class Gradient:
         device = next(self.model.parameters()).device
         total = torch.zeros(self.layout.size + clipping.extra(bound), device=device)
         for inputs, targets, weights in lot.batches(self.physical):
-            if self._plan is None:
+            if self._checked is not self.model.training:
                 self.check(inputs, targets, weights)
             if self._vmap:
                 with self._mixed(device):
@@ -122,12 +127,23 @@ class Gradient:
 
         Only shapes and dtypes of what is given are used. Runs by itself with the first lot.
         """
-        if weights is not None and weights.ndim == 2:
-            inputs, targets = _flat(inputs), _flat(targets)
-        self._plan = plan_of(self.model, inputs)
+        refuse_known(self.model)
+        if self._example is not None:
+            source = Source(*self._example, public=True)
+        elif weights is not None and weights.ndim == 2:
+            source = Source(_flat(inputs), _flat(targets))
+        else:
+            source = Source(inputs, targets)
+        plan = plan_of(self.model, source)
+        exact = Gradient(self.model, self.loss, route="vmap" if self._vmap else None)
+        exact._plan = plan
+        verify(self.model, self.loss, source, exact.rows)
+        self._plan, self._checked = plan, self.model.training
 
     def rows(self, inputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Every example's gradient, unbounded: for checks on made-up examples."""
+        if self._vmap:
+            return vmapped.per_example(self.model, self.loss, self.layout.names, inputs, targets, weights)
         found: dict[int, Tensor] = {}
 
         def put(slot: int, term: Term) -> None:

@@ -5,38 +5,49 @@ Made-up inputs have the shapes and dtypes of real ones and nothing else of them:
 """
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from farthing.errors import Unsupported
+from farthing.errors import FarthingError, Unsupported
 from farthing.torch.layers import leaves, rules_of
-from farthing.torch.tape import Axes, Plan, Use
+from farthing.torch.tape import Plan, Use
 from farthing.torch.vmapped import call, mapped
 
 _SIZES = (2, 3)
 
 
-def made_up(like: Any, size: int, seed: int = 0) -> Any:
-    """``size`` records of the same shapes and dtypes."""
-    generator = torch.Generator().manual_seed(seed)
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where examples for a check come from: the shapes of a batch, or a public one's examples themselves."""
 
-    def fill(x: Tensor) -> Tensor:
-        shape = (size, *x.shape[1:])
-        if x.is_floating_point() or x.is_complex():
-            values = torch.rand(shape, generator=generator) * 0.9 + 0.05
-        else:
-            values = torch.randint(0, 2, shape, generator=generator)
-        return values.to(x.device, x.dtype)
+    inputs: Any
+    targets: Any
+    public: bool = False
 
-    return mapped(like, fill)
+    def batch(self, size: int, seed: int = 0) -> tuple[Any, Any]:
+        """``size`` examples; others for another seed."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def fill(x: Tensor) -> Tensor:
+            if self.public:
+                return x[(torch.arange(size, device=x.device) + seed) % len(x)]
+            shape = (size, *x.shape[1:])
+            if x.is_floating_point() or x.is_complex():
+                values = torch.rand(shape, generator=generator) * 0.9 + 0.05
+            else:
+                values = torch.randint(0, 2, shape, generator=generator)
+            return values.to(x.device, x.dtype)
+
+        return mapped(self.inputs, fill), mapped(self.targets, fill)
 
 
-def plan_of(model: nn.Module, inputs: Any) -> Plan:
+def plan_of(model: nn.Module, source: Source) -> Plan:
     """The rules of a model and the batch axes of every use of them."""
     plan = Plan(model, *rules_of(model))
-    seen = [_shapes(plan, made_up(inputs, size)) for size in _SIZES]
+    seen = [_shapes(plan, source.batch(size)[0]) for size in _SIZES]
     for use, (inner, outer) in seen[0].items():
         others = seen[1].get(use)
         if others is None:
@@ -67,6 +78,13 @@ def _shapes(plan: Plan, inputs: Any) -> Shapes:
     try:
         with torch.no_grad(), torch.random.fork_rng():
             call(plan.model, inputs)
+    except FarthingError:
+        raise
+    except Exception as error:
+        raise Unsupported(
+            f"the model does not run on made-up inputs ({type(error).__name__}: {error}); give public ones, "
+            "Gradient(..., example=(inputs, targets)), with at least two records"
+        ) from error
     finally:
         for handle in handles:
             handle.remove()
@@ -81,6 +99,3 @@ def _axes(small: list[torch.Size], large: list[torch.Size]) -> tuple[int | None,
         next((axis for axis, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
         for one, other in zip(small, large, strict=False)
     )
-
-
-__all__ = ["Axes", "made_up", "plan_of"]

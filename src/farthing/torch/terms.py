@@ -19,6 +19,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from farthing.torch.coordinates import clamped_rows, clamped_sum
+
 PART = 2**20  # entries of the gradients made at once: they stay in the cache
 _ROUNDED = 2.0**-20  # rounding of a Gram sum, relative to the sum of absolute values
 _SMALLEST = 1e-37  # squares below may have lost digits: such a norm is rounded up
@@ -146,8 +148,7 @@ class Term(ABC):
     def add_clamped(self, limit: Tensor, out: Tensor) -> None:
         """out += Σ gradient clamped to ± limit."""
         for part in self.parts():
-            rows = self.rows(part)
-            out += torch.minimum(torch.maximum(rows, -limit), limit).sum(0)
+            clamped_rows(self.rows(part), limit, out)
 
 
 class Rows(Term):
@@ -215,6 +216,10 @@ class Outer(Term):
         if self.positions == 1:
             return self.u.squares * self.v.squares
         return self._gram() if self.route is Route.GRAM else super().squares()
+
+    def add_clamped(self, limit: Tensor, out: Tensor) -> None:
+        shape = self.height, self.width
+        clamped_sum(self.u.values, self.v.values, limit.view(shape), out.view(shape))
 
     def largest(self) -> Tensor:
         return self.u.squares * self.v.squares
