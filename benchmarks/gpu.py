@@ -4,8 +4,8 @@ python benchmarks/gpu.py [--device cuda] [--small] [--tune] [--only TEXT] [--out
 
 First every kernel is checked against references: float64, or exact arithmetic from the same random words.
 Then, for each model, the time of one step: the median of blocks of steps between two CUDA events, after a
-warm-up. A ratio is to the ordinary step of the same kind (eager, or in a CUDA graph). ``without noise`` is the
-same private step with the release left out: the rest is what noise costs. Memory is the peak of a step above
+warm-up. A ratio is to the ordinary step of the same kind (eager, or in a CUDA graph). ``without noise`` is a
+private step with the release left out: the rest is what noise costs. Memory is the peak of a step above
 what was allocated before the model was made.
 
 Packages are looked for in vendor/ beside the sources as well. Opacus runs where it can be imported.
