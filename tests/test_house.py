@@ -39,7 +39,7 @@ LAYERS = [
     "crowd.terms crowd.protocol crowd.compact crowd.draws crowd.people crowd.simulated",
     "algorithms.together algorithms.addp algorithms.addp_baselines algorithms.sgd1 algorithms.sgd2",
     "audit.statistics audit.canaries audit.curves audit.tells audit.verdict audit.auditing audit.helpers",
-    "audit.groups audit.as_published audit.adaptive audit.overheard",
+    "audit.groups audit.as_published audit.adaptive audit.overheard audit.steps audit.methods",
     "csvfile training",
     "crowd.messages crowd.forms crowd.shamir crowd.secagg crowd.sessions crowd.transport",
     "crowd.checkpoint crowd.coordinator",

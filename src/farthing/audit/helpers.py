@@ -70,7 +70,7 @@ def one_run(
     """The verdict on one run in which canaries took part by fair coins; large scores speak for "took part".
 
     The ``guesses`` // 2 largest scores are named "in", as many of the smallest "out", and the others are left
-    out: by default a fifth of all canaries, which must not be tuned on the run. Without a ``curve`` by
+    out: by default a tenth of all canaries, which must not be tuned on the run. Without a ``curve`` by
     Steinke, Nasr & Jagielski 2023, with `GaussianCurve` or `SampledCurve` by Mahloujifar, Melis & Chaudhuri
     2024.
     """
@@ -80,7 +80,7 @@ def one_run(
             f"scores must be finite, one a canary, got shape {values.shape} for {truth.shape} coins"
         )
     m = len(values)
-    side = max(1, (m // 5 if guesses is None else validate.count(guesses=guesses)) // 2)
+    side = max(1, (m // 10 if guesses is None else validate.count(guesses=guesses)) // 2)
     if 2 * side > m:
         raise InvalidValue(f"guesses must be at most the number of canaries, {m}, got {guesses}")
     order = np.argsort(values, kind="stable")

@@ -107,10 +107,8 @@ def _ratio(query: Query, value: Any, without: Any, within: Any) -> float:
             return _gaussian(seen, first, second, mechanism.noise * query.bound.norm())
         case Gaussian():
             deviation = mechanism.noise * query.bound.norm()
-            if isinstance(mechanism, Share):
+            if isinstance(mechanism, Share | Together):
                 deviation /= math.sqrt(mechanism.survivors)
-            elif isinstance(mechanism, Together):
-                deviation *= mechanism.records
             return _gaussian(value, without, within, deviation * np.asarray(query.bound.scale))
         case Laplace():
             scale = mechanism.noise * query.bound.norm(1) * np.asarray(query.bound.scale)

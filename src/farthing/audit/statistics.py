@@ -55,7 +55,7 @@ def epsilons(
     with np.errstate(divide="ignore", invalid="ignore"):
         flagged = np.log(np.maximum(hit - delta, 0.0)) - np.log(false)
         spared = np.log(np.maximum(1 - false - delta, 0.0)) - np.log(1 - hit)
-    return np.fmax(np.fmax(flagged, spared), 0.0)
+    return np.asarray(np.fmax(np.fmax(flagged, spared), 0.0))
 
 
 def epsilon(tp: int, fp: int, trials: int, delta: float = 0.0, confidence: float = 0.99) -> float:
@@ -76,7 +76,7 @@ def gaussian_mu(tp: ArrayLike, fp: ArrayLike, trials: int, confidence: float = 0
     gap = np.maximum(advantage(tp, fp, trials, failure * (1 - _RATES)), 0.0)
     with np.errstate(invalid="ignore"):
         by_rates = ndtri(hit) - ndtri(false)
-    return np.fmax(by_rates, 2 * ndtri((1 + gap) / 2))
+    return np.asarray(np.fmax(by_rates, 2 * ndtri((1 + gap) / 2)))
 
 
 def sampled_mu(tp: ArrayLike, fp: ArrayLike, trials: int, rate: float, confidence: float = 0.99) -> Array:

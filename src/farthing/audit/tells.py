@@ -80,7 +80,7 @@ def level(outputs: Any) -> Array:
 
 def frozen(outputs: Any) -> Array:
     """Minus the number of entries of a run that are exactly 0: sees noise that was never added."""
-    return -np.count_nonzero(_flat(outputs) == 0, axis=1).astype(np.float64)
+    return np.asarray(-np.count_nonzero(_flat(outputs) == 0, axis=1), dtype=np.float64)
 
 
 def lowest_bit(outputs: Any) -> Array:

@@ -1,11 +1,10 @@
 """What an audit found, in plain words: broken, or not refuted. An audit never proves a guarantee.
 
 >>> from farthing.budget import Budget
->>> print(Verdict(7.49, Budget(0.689, 1e-5), 10_000, 0.99, "frozen weight"))
-broken: ε is at least 7.49 with 99 % confidence, and 0.689 is claimed (frozen weight, 10,000 runs a world)
->>> print(Verdict(0.03, Budget(0.235, 1e-5), 10_000, 0.99, "frozen weight"))
-not refuted: ε is at least 0.03 with 99 % confidence, and 0.235 is claimed (frozen weight, 10,000 runs a
-world)
+>>> print(Verdict(7.49, Budget(0.689, 1e-5), 10_000, 0.99, "a canary"))
+broken: ε is at least 7.49 with 99 % confidence, and 0.689 is claimed (a canary, 10,000 runs a world)
+>>> print(Verdict(0.03, Budget(0.235, 1e-5), 10_000, 0.99, "a canary"))
+not refuted: ε is at least 0.03 with 99 % confidence, and 0.235 is claimed (a canary, 10,000 runs a world)
 """
 
 import html
