@@ -1,0 +1,205 @@
+"""The Triton kernels, on a GPU or interpreted, against references that share no code with them."""
+
+import struct
+
+import mpmath as mp
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+from farthing import noise as lattice
+from farthing.noise import SeededStream
+from farthing.torch import kernels, noise
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+KEY = bytes(range(32))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def interpreter():
+    """Triton's interpreter counts loops by arrays of one number, which new versions of numpy refuse."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def mended(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(interpreter, "_patch_lang_tensor", mended)
+        yield
+
+
+def keystream(key, counter, nonce, blocks):
+    return (
+        Cipher(algorithms.ChaCha20(key, struct.pack("<I", counter) + nonce), None)
+        .encryptor()
+        .update(bytes(64 * blocks))
+    )
+
+
+def words_of(key, size):
+    """The word of every sample, in order, by another ChaCha20."""
+    programs = -(-size // (8 * kernels.LANES))
+    words = np.frombuffer(keystream(key, 0, bytes(12), programs * kernels.LANES), "<u8")
+    return words.reshape(programs, kernels.LANES, 8).transpose(0, 2, 1).reshape(-1)[:size]
+
+
+def drawn(key, size, bits):
+    cells, places = kernels.gaussian(key, size, bits, DEVICE)
+    count, *places = places.tolist()
+    assert count <= len(places)
+    return cells.cpu().numpy().astype(np.int64), sorted(places[:count])
+
+
+def test_the_block_function_is_that_of_rfc_8439():
+    nonce = bytes.fromhex("000000090000004a00000000")  # section 2.3.2
+    block = kernels.blocks(KEY, 1, nonce, 1, DEVICE).cpu().numpy().tobytes()
+    assert block.hex() == (
+        "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e"
+        "d2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e"
+    )
+
+
+@pytest.mark.parametrize(("counter", "seed"), [(0, 1), (7, 2), (2**32 - 8, 3)])
+def test_blocks_are_those_of_another_implementation(counter, seed):
+    random = np.random.default_rng(seed)
+    key, nonce = random.bytes(32), random.bytes(12)
+    found = kernels.blocks(key, counter, nonce, 8, DEVICE).cpu().numpy().tobytes()
+    assert found == keystream(key, counter, nonce, 8)
+
+
+def test_places_tell_their_words():
+    words = words_of(KEY, 5000)
+    for place in (0, 1, kernels.LANES - 1, kernels.LANES, 8 * kernels.LANES, 4999):
+        assert noise._word(KEY, *kernels.block_of(place)) == words[place]
+
+
+@pytest.mark.parametrize("bits", [20, 26, 27, 40])
+def test_samples_are_exact(bits):
+    """Every sample is that of its word in exact arithmetic, or is left open."""
+    size = 3000
+    cells, places = drawn(KEY, size, bits)
+    words = words_of(KEY, size).view(np.int64)
+    wanted = lattice._cells(SeededStream(0), lattice._HALF_NORMAL, words & (2**63 - 1), bits)
+    wanted = np.where(words < 0, -wanted, wanted)
+    assert set(np.flatnonzero(cells != wanted)) <= set(places)
+    assert len(places) <= size * 2.0 ** (bits - 46)  # 2^(bits - 49) · E|Z| · 2 are expected
+    settled = noise.settle(SeededStream(0), KEY, places, bits, kernels.block_of)
+    assert (settled == wanted[places]).all()
+
+
+def test_at_many_bits_some_are_open_and_noted_once():
+    cells, places = drawn(KEY, 4096, 40)
+    assert 1 <= len(places) == len(set(places))
+    assert max(places) < 4096
+    assert cells.dtype == np.int64
+
+
+@triton.jit
+def quantile_kernel(odd, out, SIZE: tl.constexpr):
+    place = tl.arange(0, SIZE)
+    x, _ = kernels._half_normal(tl.load(odd + place).to(tl.uint64, bitcast=True))
+    tl.store(out + place, x)
+
+
+def quantiles(words):
+    """The kernel's own quantile, of words without sign."""
+    odd = torch.from_numpy((2 * words.astype(np.uint64) + 1).view(np.int64)).to(DEVICE)
+    out = torch.empty(len(words), dtype=torch.float64, device=DEVICE)
+    quantile_kernel[(1,)](odd, out, SIZE=len(words))
+    return out.cpu().numpy()
+
+
+def exact_quantile(word):
+    with mp.workdps(40):
+        u = mp.mpf(2 * word + 1) / 2**64
+        if u > 0.2:
+            return mp.sqrt(2) * mp.erfinv(1 - u)
+        x = mp.sqrt(-2 * mp.log(u))
+        while True:
+            tail = mp.erfc(x / mp.sqrt(2))
+            step = mp.log(tail / u) * tail / (mp.sqrt(2 / mp.pi) * mp.exp(-x * x / 2))
+            x += step
+            if abs(step) < x * mp.mpf(10) ** -30:
+                return x
+
+
+def test_the_quantile_keeps_to_less_than_half_of_its_error():
+    random = np.random.default_rng(5)
+    words = np.concatenate(
+        [
+            random.integers(0, 2**63, 700),
+            (2.0 ** random.uniform(0, 63, 800)).astype(np.int64),  # tails
+            2**63 - 1 - (2.0 ** random.uniform(0, 62, 500)).astype(np.int64),  # near zero
+            np.arange(44),
+            [2**63 - 1, 2**63 - 2, int(0.2 * 2**63), int(0.2 * 2**63) + 1],
+        ]
+    )
+    assert len(words) == 2048
+    found = quantiles(words)
+    worst = max(abs(mp.mpf(float(x)) / exact_quantile(int(w)) - 1) for x, w in zip(found, words, strict=True))
+    assert worst < kernels.ERROR / 2
+
+
+def test_a_release_rounds_adds_and_scales():
+    draw = torch.Generator(DEVICE).manual_seed(3)
+    total = torch.randn(2500, generator=draw, device=DEVICE)
+    added = torch.randint(-(2**23), 2**23, (2500,), generator=draw, device=DEVICE)
+    scale = torch.rand(2500, generator=draw, device=DEVICE) + 0.1
+    cell = 1.37 * 2.0**-22
+    for each in (None, scale):
+        units = 1.0 if each is None else each.double()
+        wanted = (torch.round(total.double() / units / cell) + added) * cell * units
+        found = kernels.release(total, added, each, cell)
+        assert found.dtype == torch.float32
+        assert torch.allclose(found.double(), wanted, rtol=2.0**-23, atol=2 * cell)
+
+
+def test_a_release_of_what_is_not_finite_is_bounded():
+    total = torch.tensor([float("nan"), float("inf"), -float("inf"), 3e38], device=DEVICE)
+    found = kernels.release(total, torch.zeros(4, dtype=torch.int32, device=DEVICE), None, 2.0**-20)
+    assert found.tolist() == [0.0, 2.0**32, -(2.0**32), 2.0**32]
+
+
+def reference(delta, a, limit):
+    gradients = torch.einsum("bto,bti->boi", delta.double(), a.double())
+    return torch.minimum(torch.maximum(gradients, -limit.double()), limit.double()).sum(0)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1), (9, 1, 70, 90), (33, 1, 16, 200), (3, 5, 70, 20), (2, 40, 5, 90)]
+)
+@pytest.mark.parametrize("matrix", [False, True])
+def test_clamped_sums(shape, matrix):
+    batch, length, rows, columns = shape
+    draw = torch.Generator(DEVICE).manual_seed(4)
+    delta = torch.randn(batch, length, rows, generator=draw, device=DEVICE)
+    a = torch.randn(batch, length, columns, generator=draw, device=DEVICE)
+    limits = torch.rand(rows, columns, generator=draw, device=DEVICE) + 0.01
+    limit = limits if matrix else torch.tensor(0.7, device=DEVICE)
+    found = (
+        kernels.clamped_outer(delta[:, 0], a[:, 0], limit)
+        if length == 1
+        else kernels.clamped_dots(delta, a, limit)
+    )
+    assert torch.allclose(found.double(), reference(delta, a, limit), rtol=1e-5, atol=1e-6 * batch)
+
+
+@pytest.mark.parametrize("vector", [False, True])
+def test_clamped_rows(vector):
+    draw = torch.Generator(DEVICE).manual_seed(6)
+    rows = torch.randn(41, 300, generator=draw, device=DEVICE)
+    limit = torch.rand(300, generator=draw, device=DEVICE) if vector else torch.tensor(0.7, device=DEVICE)
+    wanted = torch.minimum(torch.maximum(rows.double(), -limit.double()), limit.double()).sum(0)
+    assert torch.allclose(kernels.clamped_rows(rows, limit).double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_work_is_shared_without_losing_an_example():
+    for examples in (1, 7, 8, 9, 64, 600):
+        shares, part = kernels._shares(examples, 1, torch.device("cpu"))
+        assert (shares - 1) * part < examples <= shares * part
