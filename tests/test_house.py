@@ -45,6 +45,7 @@ LAYERS = [
     "crowd.checkpoint crowd.coordinator",
     "guard.policy guard.answers guard.masking guard.keeper guard.server guard.command",
     "simulating",
+    "auditing_cli",
     "demo reporting cli",
 ]
 ORDER = [name for layer in LAYERS for name in layer.split()]

@@ -1,4 +1,4 @@
-"""The command line: ``farthing train``, ``predict``, ``simulate``, ``account``, ``calibrate``, ``ledger``.
+"""The command line: ``farthing train``, ``predict``, ``simulate``, ``audit``, ``account``, ``ledger``, ...
 
 Data goes to standard output, prose and errors to standard error. Exit codes: 0, in order; 1, a check failed
 or what is printed is no guarantee; 2, wrong usage or an invalid value; 3, it does not fit the budget.
@@ -288,7 +288,9 @@ def simulate(
     ] = None,
     trust: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Who adds noise: local, or with together distributed or trusted."),
+        typer.Option(
+            metavar="NAME", help="Who adds noise: local; with together, addp, sgd2 distributed or trusted."
+        ),
     ] = None,
     survivors: Annotated[
         int | None, _option(_whole, "The least number of honest users of a round, for distributed noise.")
@@ -306,6 +308,9 @@ def simulate(
     adjacency: Annotated[
         Adjacency | None, typer.Option(help="When two users' records are neighbours; by default add-remove.")
     ] = None,
+    unit: Annotated[
+        Unit, typer.Option(help="What is hidden of a user: a record, or all of them.")
+    ] = Unit.RECORD,
     schema: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Public bounds and vocabularies as JSON, or the word adult."),
@@ -343,6 +348,7 @@ def simulate(
         rounds,
         adjacency,
         test,
+        unit,
     )
     with simulating.shown(quiet=as_json) as watch:
         fields = simulating.simulate(job, watch)
@@ -362,6 +368,40 @@ def guard(
 
     keep(policy, check=check)
     return 0
+
+
+@app.command(cls=_Command)
+def audit(
+    method: Annotated[
+        str | None, typer.Argument(metavar="METHOD", help="What to attack; a wrong name lists them.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Attack every method of the library.")] = False,
+    effort: Annotated[
+        float, _option(_number, "Runs, relative to the usual number; 10 shows more and takes longer.")
+    ] = 1.0,
+    confidence: Annotated[float, _option(_number, "Of all verdicts together.")] = 0.99,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the table as a section of HTML as well.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Attacks a method on neighbouring data and compares what the attacks show with what is claimed.
+
+    Ends with 1 where a claim is broken. "Not refuted" is no proof.
+    """
+    from farthing import auditing_cli
+    from farthing.audit import section
+
+    if html is not None and (html.exists() or not html.parent.is_dir()):
+        raise InvalidValue(f"--html must be a new file in an existing directory, got {str(html)!r}")
+    with auditing_cli.shown(as_json, everything) as watch:
+        found = auditing_cli.audited(method, everything, effort, confidence, watch)
+    if html is not None:
+        html.write_text(section(found), encoding="utf-8")
+    told = auditing_cli.fields(found, confidence)
+    _emit(json.dumps(told, allow_nan=False) if as_json else auditing_cli.table(found))
+    broken = [name for name, verdict in found if verdict.broken]
+    return _say(f"broken: {', '.join(dict.fromkeys(broken))}", FAILED) if broken else 0
 
 
 @app.command(cls=_Command)

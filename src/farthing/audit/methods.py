@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from farthing import validate
 from farthing.accounting import pld
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, RdpFilter, ZcdpFilter
 from farthing.algorithms.adassp import adassp
@@ -32,9 +33,9 @@ from farthing.algorithms.sgd1 import sgd1
 from farthing.algorithms.sgd2 import sgd2
 from farthing.algorithms.sufficient import sufficient
 from farthing.algorithms.together import together
-from farthing.audit import adaptive, tells
+from farthing.audit import adaptive, as_published, tells
 from farthing.audit.as_published import FarthestMove, WeightMoved
-from farthing.audit.auditing import judge
+from farthing.audit.auditing import Mechanism, audit, judge
 from farthing.audit.curves import Curve, GaussianCurve, Unknown
 from farthing.audit.groups import canary_pair
 from farthing.audit.overheard import Overheard
@@ -262,7 +263,23 @@ class Enacted:
         ]
 
 
-Target = Trained | Together | Asked | Seen | Stepped | Enacted
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Something unsound, with what its authors claim of it."""
+
+    mechanism: Mechanism
+    pair: tuple[Any, Any]
+    claim: Budget
+    statistics: Sequence[Any]
+    runs: int = 10_000
+
+    def verdicts(self, scale: float, confidence: float, stream: Stream, tick: Tick) -> list[Verdict]:
+        runs = max(200, round(self.runs * scale))
+        chosen = list(self.statistics)
+        return [audit(self.mechanism, self.pair, self.claim, chosen, runs, confidence, stream=stream)]
+
+
+Target = Trained | Together | Asked | Seen | Stepped | Enacted | Published
 
 
 def _by_ratio(heard: Sequence[Array], claim: Budget, confidence: float, curve: Curve) -> Verdict:
@@ -399,8 +416,32 @@ def targets() -> dict[str, Target]:
     }
 
 
+@functools.cache
+def published() -> dict[str, Target]:
+    """What is unsound as published, by name: to see an audit that ends in "broken"."""
+    claim = Budget(0.689, _DELTA)
+    moves = WeightMoved(2), FarthestMove(2)
+    ties = np.zeros(21), np.append(0.0, np.ones(20))
+    return {
+        "adadp-as-published": Published(as_published.AdaDP(), canary_pair(), claim, moves),
+        "adan-as-published": Published(
+            as_published.AdaDP(learning=False, step=0.1), canary_pair(), claim, moves
+        ),
+        "dpopt-as-published": Published(as_published.DpOpt(), canary_pair(), claim, moves),
+        "noisy-min-as-published": Published(
+            as_published.ExponentialNoisyMin(0.5), ties, Budget(0.5, 0.0), (tells.Outcomes(),), 40_000
+        ),
+        "realised-lot": Published(
+            as_published.RealisedLot(), (3, 4), Budget(0.1, _DELTA), (tells.spread, tells.level)
+        ),
+        "float-noise": Published(
+            as_published.FloatGaussian(4.0), (0.0, 1.0), Budget(1.0, _DELTA), (tells.lowest_bit,)
+        ),
+    }
+
+
 def names() -> list[str]:
-    """What can be attacked."""
+    """The methods of the library that can be attacked."""
     return list(targets())
 
 
@@ -416,9 +457,10 @@ def attack(
 
     ``confidence`` is that of all its verdicts together: each is held to an even part of what may fail.
     """
-    target = targets().get(name)
+    target = targets().get(name) or published().get(name)
     if target is None:
-        raise InvalidValue(f"METHOD must be one of {names()}, got {name!r}")
+        raise InvalidValue(f"METHOD must be one of {[*names(), *published()]}, got {name!r}")
+    validate.positive(effort=scale), validate.probability(confidence=confidence)
     each = 1 - (1 - confidence) / 2
     found = target.verdicts(scale, each, Stream() if stream is None else stream, tick)
     return [(name, verdict) for verdict in found]
