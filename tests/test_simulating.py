@@ -12,7 +12,8 @@ import pytest
 from farthing import cli, simulating
 from farthing.accounting import gaussian
 from farthing.algorithms.together import ROUNDS
-from farthing.budget import Adjacency
+from farthing.budget import Adjacency, Unit
+from farthing.crowd import Trust
 from farthing.data import Categorical, Numeric, Schema
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.simulating import METHODS, Job, Reached, epsilons, simulate
@@ -22,7 +23,7 @@ SCHEMA = Schema(
 )
 COLOURS = Schema((Numeric("age", 0, 100),), Categorical("colour", ("red", "green", "blue")))
 HOURS = Schema((Numeric("age", 0, 100),), Numeric("hours", 0, 60))
-PRIVATE = [name for name, kind in METHODS.items() if kind.private]
+PRIVATE = [name for name, kind in METHODS.items() if kind.private and name != "sgd1"]
 KEYS = {
     *("method", "users", "records", "features", "rounds", "stopped", "alive", "left", "accountant", "trust"),
     *("observer", "epsilon", "delta", "adjacency", "unit", "noise", "clip", "sigma", "theorem", "note"),
@@ -92,6 +93,42 @@ def test_the_observer_follows_from_trust(job: Job, trust: str, observer: str, no
     assert (told["observer"], told["trust"], told["noise"]) == (observer, trust, noise)
 
 
+@pytest.mark.parametrize("method", ["addp", "sgd2", "together"])
+@pytest.mark.parametrize("unit", ["record", "party"])
+def test_sums_need_less_noise_than_each_upload(job: Job, method: str, unit: str) -> None:
+    rounds = None if method == "together" else 20
+    given = replace(job, method=method, rounds=rounds, unit=Unit(unit), users=60, epsilon="5")
+    given = replace(given, accountant="tight") if method == "addp" else given
+    told = {trust: simulate(replace(given, trust=trust)) for trust in Trust}
+    assert {one["unit"] for one in told.values()} == {unit}
+    assert {one["rounds"] for one in told.values()} == {rounds or ROUNDS}
+    assert [one["observer"] for one in told.values()] == ["server", "aggregate", "anyone"]
+    sigma = [one["sigma"] for one in told.values()]  # shares make up what one upload has
+    assert sigma == pytest.approx([sigma[0]] * 3)
+
+
+def test_a_whole_user_is_hidden_by_more_noise(job: Job) -> None:
+    record, user = (simulate(replace(job, unit=unit)) for unit in (Unit.RECORD, Unit.USER))
+    assert user["sigma"] == pytest.approx(100 * record["sigma"])  # as many records as it has
+    with pytest.raises(Unsupported, match="Poisson draw"):
+        simulate(replace(job, unit=Unit.USER, method="addp", draw="poisson:0.1"))
+
+
+def test_too_few_survivors_end_a_run(job: Job) -> None:
+    given = replace(job, method="sgd2", epsilon="1,4", rounds=5, trust="distributed", survivors=6)
+    told = simulate(given)
+    assert (told["rounds"], told["alive"]) == (5, 3)
+    assert told["stopped"] == "3 users are too few to make up the noise of another round"
+
+
+def test_sgd1_takes_the_square_of_its_records(job: Job) -> None:
+    told = simulate(replace(job, method="sgd1", records=5))
+    assert (told["records"], told["rounds"], told["stopped"]) == (30, 900, "all rounds were taken")
+    assert (told["observer"], told["accountant"]) == ("server", "tight")
+    with pytest.raises(InvalidValue, match=r"at most 1000 in all"):
+        simulate(replace(job, method="sgd1", users=600, table=write_table(Path(job.table), 1200)))
+
+
 def test_accountants_of_addp_differ_in_rounds_and_noise(job: Job) -> None:
     by = {
         name: simulate(replace(job, users=60, method="addp", accountant=name, epsilon="1", rounds=20))
@@ -126,6 +163,7 @@ def test_test_tables_are_measured_outside_of_the_guarantee(job: Job, tmp_path: P
     test = write_table(tmp_path / "test.csv", 300)
     told = simulate(replace(job, test=test, epsilon="100"))["test"]
     assert told["accuracy"] > 0.8 > told["guessing"] > 0.5
+    assert 0 < told["log-loss"] < -np.log(told["guessing"])
     assert "the guarantee does not cover" in told["note"]
     with pytest.raises(InvalidValue, match="another table"):
         simulate(replace(job, test=job.table))
@@ -261,7 +299,7 @@ def test_a_bad_cell_names_its_user(job: Job, tmp_path: Path, cell: str, message:
         ({"method": "addp", "clip": 0.0}, "--clip must be a finite number > 0, got 0.0"),
         ({"method": "addp", "clip": float("nan")}, "--clip .* got nan"),
         ({"method": "addp", "rounds": 0}, "--rounds must be a whole number"),
-        ({"method": "addp", "trust": "distributed"}, "--trust must be one of .'local'. with --method addp"),
+        ({"method": "sgd-adv", "trust": "trusted"}, "--trust must be one of .'local'. with --method sgd-adv"),
         ({"trust": "nobody"}, "--trust must be one of .* got 'nobody'"),
         ({"accountant": "sampling"}, "--accountant must be one of .'tight'. with --method together"),
         ({"method": "addp", "accountant": "guess"}, "--accountant must be one of .* got 'guess'"),

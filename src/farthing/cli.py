@@ -390,7 +390,7 @@ def audit(
     Ends with 1 where a claim is broken. "Not refuted" is no proof.
     """
     from farthing import auditing_cli
-    from farthing.audit import section
+    from farthing.audit.verdict import section
 
     if html is not None and (html.exists() or not html.parent.is_dir()):
         raise InvalidValue(f"--html must be a new file in an existing directory, got {str(html)!r}")

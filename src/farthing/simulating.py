@@ -4,6 +4,7 @@ Rows are dealt out in the order of the table. Everything that can be wrong is lo
 round. Budgets are public, so that messages may show them; of a table they never show a cell.
 """
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,21 +19,24 @@ from farthing import csvfile, losses, validate
 from farthing.algorithms.addp import addp
 from farthing.algorithms.addp_baselines import non_private, sgd_adv, sgd_maj, sgd_pass
 from farthing.algorithms.problem import Problem
+from farthing.algorithms.sgd1 import sgd1
 from farthing.algorithms.sgd2 import sgd2
 from farthing.algorithms.together import together
-from farthing.budget import Adjacency
+from farthing.budget import Adjacency, Unit
 from farthing.crowd.protocol import Accountant, Draw, Exactly, Trust
 from farthing.crowd.simulated import Simulated, personal
 from farthing.data import Categorical, Schema
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue
 from farthing.query import Step
 from farthing.samplers import Everyone, Poisson
-from farthing.tables import Table
+from farthing.tables import Features, Table
 from farthing.training import WITHOUT_PRIVACY, another, read
 
 Array = NDArray[np.float64]
 
 _PAPER, _MORE = 10, 1000  # rounds to expect: A-DDP's own T, and where tight accounting makes them cheap
+_MOST_RECORDS = 1000  # for SGD1, which takes as many iterations as their square
+_SHRUNK = ("together", "sgd1", "sgd2")  # methods that learn from rows shrunk to norm 1
 _SHOWN = 0.1  # seconds between two looks at the progress
 
 
@@ -50,8 +54,9 @@ class _Kind:
 
 METHODS = {
     "together": _Kind(("tight",), "all", tuple(Trust), clip=False, rounds=False),
-    "addp": _Kind(("sampling", "advanced", "tight")),
-    "sgd2": _Kind(("tight",), "all"),
+    "addp": _Kind(("sampling", "advanced", "tight"), trusts=tuple(Trust)),
+    "sgd2": _Kind(("tight",), "all", tuple(Trust)),
+    "sgd1": _Kind(("tight",), "one", rounds=False),
     "sgd-adv": _Kind(("advanced",)),
     "sgd-pass": _Kind(("advanced",), "turn"),
     "sgd-maj": _Kind(("basic",)),
@@ -79,6 +84,7 @@ class Job:
     rounds: int | None = None
     adjacency: Adjacency | None = None
     test: str | None = None
+    unit: Unit = Unit.RECORD
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +125,21 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
         crowd = Simulated.split(table, users=job.users, budgets=budgets, noise=fidelity)
         step, interrupted = _taken(_steps(job, crowd, problem), crowd, watch)
         told |= _reached(job, crowd, int(np.argmax([budget.epsilon for budget in budgets])))
+        end = "the budgets allow no further round"
+        if crowd.alive:
+            short = f"{crowd.alive} users are too few to make up the noise of another round"
+            end = short if job.trust == Trust.DISTRIBUTED else "all rounds were taken"
     else:
         rate = 2 / (loss.curvature * (len(job.schema.columns) + 1))  # squared norms are below the last
         step, interrupted = _taken(non_private(table, problem, rounds=job.rounds or _MORE, rate=rate))
         told |= {"epsilon": None, "note": "no noise, no budgets: nothing is promised"}
-    end = "the budgets allow no further round" if kind.private else "all rounds were taken"
+        end = "all rounds were taken"
     told |= {"rounds": step.t, "stopped": "interrupted" if interrupted else end}
-    return told if test is None else {**told, "test": {"table": job.test, **_measured(step.w, *test)}}
+    if test is None:
+        return told
+    features = problem.rows() if job.method in _SHRUNK else Features(problem.width)
+    said = problem.probabilities(step.w, test[0], clip=told.get("clip", math.inf), features=features)
+    return {**told, "test": {"table": job.test, **_measured(said, test[1])}}
 
 
 def _checked(job: Job) -> _Kind:
@@ -189,7 +203,7 @@ def _budgets(job: Job, kind: _Kind) -> Any:
         raise InvalidValue(f"--method {job.method} needs --epsilon and --delta")
     turns = Adjacency.ZERO_OUT if kind.draw == "turn" else Adjacency.ADD_REMOVE  # others would move turns
     delta = validate.probability(**{"--delta": job.delta})
-    return personal(epsilons(job.epsilon, job.users), delta, job.adjacency or turns)
+    return personal(epsilons(job.epsilon, job.users), delta, job.adjacency or turns, job.unit)
 
 
 def epsilons(text: str, users: int) -> Array:
@@ -227,6 +241,12 @@ def _rows(job: Job, n: int) -> int:
     """How many of n rows are dealt out."""
     if job.users > n:
         raise InvalidValue(f"--users must be at most the number of records, {n}, got {job.users}")
+    taken = n if job.records is None else job.users * job.records
+    if job.method == "sgd1" and taken > _MOST_RECORDS:
+        raise InvalidValue(
+            f"--method sgd1 takes as many iterations as the square of its {taken} records: give "
+            f"--records-per-user, so that there are at most {_MOST_RECORDS} in all"
+        )
     if job.records is None:
         return n
     if job.users * job.records > n:
@@ -240,21 +260,39 @@ def _rows(job: Job, n: int) -> int:
 def _steps(job: Job, crowd: Simulated, problem: Problem) -> Iterator[Step]:
     """The method's steps; what was left open is filled in."""
     draw = Exactly(1) if job.draw is None else _draw(job.draw) if job.draw != "turn" else Everyone()
-    clip = 3.0 if job.clip is None else job.clip
+    clip, trust = 3.0 if job.clip is None else job.clip, Trust(job.trust or Trust.LOCAL)
     rounds = _PAPER if job.rounds is None else job.rounds
     match job.method:
         case "together":
-            return together(crowd, problem, trust=Trust(job.trust or Trust.LOCAL), survivors=job.survivors)
+            return together(crowd, problem, trust=trust, survivors=job.survivors)
         case "addp" if job.accountant == "tight":
-            many, tight = job.rounds or _MORE, Accountant.TIGHT
             return addp(
-                crowd, problem, clip=clip, draw=draw, rounds=many, calibration=tight, accountant=tight
+                crowd,
+                problem,
+                clip=clip,
+                draw=draw,
+                rounds=job.rounds or _MORE,
+                calibration=Accountant.TIGHT,
+                accountant=Accountant.TIGHT,
+                trust=trust,
+                survivors=job.survivors,
             )
         case "addp":
-            by = Accountant(job.accountant or Accountant.SAMPLING)
-            return addp(crowd, problem, clip=clip, draw=draw, rounds=rounds, accountant=by)
+            return addp(
+                crowd,
+                problem,
+                clip=clip,
+                draw=draw,
+                rounds=rounds,
+                accountant=Accountant(job.accountant or Accountant.SAMPLING),
+                trust=trust,
+                survivors=job.survivors,
+            )
         case "sgd2":
-            return sgd2(crowd, problem, rounds=job.rounds or 100, lipschitz=job.clip)
+            many = job.rounds or 100
+            return sgd2(crowd, problem, rounds=many, lipschitz=job.clip, trust=trust, survivors=job.survivors)
+        case "sgd1":
+            return sgd1(crowd, problem, lipschitz=job.clip, exact=True)
         case "sgd-adv":
             return sgd_adv(crowd, problem, clip=clip, draw=draw, rounds=rounds)
         case "sgd-maj":
@@ -301,15 +339,15 @@ def _reached(job: Job, crowd: Simulated, user: int) -> dict[str, Any]:
     }
 
 
-def _measured(w: tuple[Array, Array], X: Array, y: NDArray[Any]) -> dict[str, Any]:
-    """How well the model does on another table. Not private, and said so."""
-    u, constant = w
-    scores = X @ u + constant
-    found = scores > 0 if scores.ndim == 1 else scores.argmax(axis=1)
+def _measured(said: Array, y: NDArray[Any]) -> dict[str, Any]:
+    """How well probabilities do on another table. Not private, and said so."""
+    each = np.stack([1 - said, said], axis=1) if said.ndim == 1 else said
+    true = each[np.arange(len(y)), y]
     return {
         "records": len(y),
-        "accuracy": float(np.mean(found == y)),
+        "accuracy": float(np.mean(each.argmax(axis=1) == y)),
         "guessing": float(np.bincount(y).max() / len(y)),
+        "log-loss": float(-np.mean(np.log(np.maximum(true, 1e-300)))),
         "note": WITHOUT_PRIVACY,
     }
 

@@ -2,12 +2,15 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit, softmax
 
-from farthing.losses import Loss
-from farthing.tables import Features
+from farthing.errors import Unsupported
+from farthing.losses import Logistic, Loss, Softmax
+from farthing.tables import Features, Table
 
 Array = NDArray[np.float64]
 
@@ -48,3 +51,30 @@ class Problem:
             return Features(self.width, intercept=float(self.intercept), radius=1.0)
         constant = 0.3 if self.intercept else 0.0
         return Features(self.width, intercept=constant, radius=math.hypot(1.0, constant))
+
+    def probabilities(
+        self, w: tuple[Array, Array], X: Any, *, clip: float = math.inf, features: Features | None = None
+    ) -> Array:
+        """What weights say of X that were learnt in ``features`` (`rows`) from gradients clipped at ``clip``.
+
+        The probability of label 1 a row, or a column a class. Post-processing by public numbers, twice: a
+        margin is that of z, not of x, and clipping leaves weights stationary where Σ π_k f_k (p - e_k) = 0,
+        p being what they predict and f_k = min(1, clip / |p - e_k||z|), so that the truth is π_k ∝ p_k / f_k.
+        """
+        if not isinstance(self.loss, Logistic | Softmax):
+            raise Unsupported(
+                f"{type(self.loss).__name__} gives no probabilities: use logistic or multinomial"
+            )
+        parts = [np.zeros((0, self.outputs) if self.outputs else 0)]
+        for block in Table(X, unit=self.unit).blocks(features or self.rows()):
+            margins = block.margins(*w)
+            if margins.ndim == 2:
+                p = softmax(margins, axis=1)
+                residual = np.sqrt(np.maximum(np.square(p).sum(axis=1)[:, None] + 1 - 2 * p, 0.0))
+            else:
+                p = np.stack([expit(-margins), expit(margins)], axis=1)
+                residual = 1 - p
+            odds = p * np.maximum(1.0, residual * block.norm[:, None] / clip)
+            truth = odds / odds.sum(axis=1)[:, None]
+            parts.append(truth if margins.ndim == 2 else truth[:, 1])
+        return np.concatenate(parts)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from farthing import validate
-from farthing.budget import Adjacency, Budget
+from farthing.budget import Adjacency, Budget, Unit
 from farthing.errors import InvalidValue
 
 Array = NDArray[np.float64]
@@ -55,7 +55,10 @@ class Budgets(Sequence[Budget]):
 
 
 def personal(
-    epsilon: ArrayLike, delta: ArrayLike, adjacency: Adjacency = Adjacency.ADD_REMOVE
+    epsilon: ArrayLike,
+    delta: ArrayLike,
+    adjacency: Adjacency = Adjacency.ADD_REMOVE,
+    unit: Unit = Unit.RECORD,
 ) -> list[Budget]:
     """A budget a user, from arrays of ε and δ; one of the two may be a single number."""
     users = max(np.size(epsilon), np.size(delta))
@@ -65,7 +68,7 @@ def personal(
         raise InvalidValue(f"delta of user {bad[0]} must be below 1, got {float(deltas[bad[0]])!r}")
     known: dict[tuple[float, float], Budget] = {}
     pairs = zip(epsilons.tolist(), deltas.tolist(), strict=True)
-    return [known.get(pair) or known.setdefault(pair, Budget(*pair, adjacency)) for pair in pairs]
+    return [known.get(pair) or known.setdefault(pair, Budget(*pair, adjacency, unit)) for pair in pairs]
 
 
 def per_user(name: str, values: ArrayLike, users: int) -> Array:
