@@ -35,13 +35,13 @@ from farthing.budget import Budget, Unit
 from farthing.errors import BudgetSpent, InvalidValue, PromiseBroken
 from farthing.events import ComposedEvent, RepeatedEvent
 from farthing.ledger import Ledger
-from farthing.mechanisms import Gaussian
 from farthing.query import Query, Receipt
 from farthing.samplers import Poisson
 from farthing.torch import distributed
 from farthing.torch import plan as plans
 from farthing.torch.averaging import Average
 from farthing.torch.bookkeeping import Gradient, Layout
+from farthing.torch.noise import Gaussian
 from farthing.torch.optim import DPAdam
 from farthing.torch.plan import Noise, Plan
 from farthing.torch.randomness import OwnRandomness
@@ -82,6 +82,19 @@ class Scheduler(Protocol):
         """From checkpoints."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kind:
+    """What every lot of a run is asked for."""
+
+    contribution: OwnRandomness
+    layout: Layout
+    mechanism: Callable[[float], Gaussian]
+
+    def query(self, rate: float, bound: Bound, noise: float) -> Query:
+        """A Poisson lot at this bound and noise."""
+        return Query(Poisson(rate), self.contribution, bound, self.mechanism(noise))
+
+
 @dataclass(slots=True, eq=False)
 class _Parts:
     """What an update is made of: all of it public, all of it post-processing."""
@@ -115,6 +128,8 @@ def train(
     views: int = 1,
     physical: int | None = None,
     autocast: torch.dtype | None = None,
+    example: tuple[Any, Any] | None = None,
+    mechanism: Callable[[float], Gaussian] = Gaussian,
     accumulate: int = 1,
     average: float | None = None,
     callbacks: Iterable[Callable[[Step], object]] = (),
@@ -129,11 +144,13 @@ def train(
     and ``delta``) and the number of examples by the rules of `farthing.torch.plan`; ``records`` is that
     number where the size of the data is itself private.
 
-    ``physical`` rows go through the model at once. ``accumulate`` lots make one update. ``average`` is the
-    decay of a moving average of the weights, kept in `Training.averaged`. Under torch.distributed every rank
-    calls this alike, and rank 0's ledger counts.
+    ``physical`` rows go through the model at once, in the mixed precision of ``autocast`` if it is given.
+    The model is checked on made-up inputs first, or on ``example``, public (inputs, targets).
+    ``accumulate`` lots make one update. ``average`` is the decay of a moving average of the weights, kept in
+    `Training.averaged`. Under torch.distributed every rank calls this alike, and rank 0's ledger counts.
     """
-    gradient = Gradient(model, loss, physical=PHYSICAL if physical is None else physical, autocast=autocast)
+    rows = PHYSICAL if physical is None else physical
+    gradient = Gradient(model, loss, physical=rows, autocast=autocast, example=example)
     device = next(model.parameters()).device
     examples = _examples(dataset, users, records_per_user, augment, views, device)
     count = validate.count(records=records) if records is not None else len(examples)
@@ -148,21 +165,23 @@ def train(
         validate.count(accumulate=accumulate),
         tuple(callbacks),
     )
-    contribution = OwnRandomness(gradient, device)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        gradient.check(*examples.batch(np.zeros(1, dtype=np.int64)))  # of this example only its shape is used
+    kind = _Kind(OwnRandomness(gradient, device), gradient.layout, mechanism)
     together = distributed.ranks(device, group)
     if together is not None and together.rank > 0:
         plan, place = distributed.agree(together, model, None, 0)
         follower = distributed.Follower(examples, together)
-        return Training(model, gradient.layout, contribution, follower, plan, place, bounds, parts, None)
+        return Training(model, kind, follower, plan, place, bounds, parts, None)
     ledger = _ledger(ledger, epsilon, delta, examples.unit)
     plan = _planned(ledger, count, rate, noise, steps)
     door = ledger.over(examples)
-    plan, place = _promise(door, contribution, bounds, plan)
+    plan, place = _promise(door, kind, bounds, plan)
     asks: distributed.Asks = distributed.Alone(door)
     if together is not None:
         distributed.agree(together, model, plan, place)
         asks = distributed.Leader(door, together)
-    return Training(model, gradient.layout, contribution, asks, plan, place, bounds, parts, ledger)
+    return Training(model, kind, asks, plan, place, bounds, parts, ledger)
 
 
 class Training:
@@ -171,8 +190,7 @@ class Training:
     def __init__(
         self,
         model: nn.Module,
-        layout: Layout,
-        contribution: OwnRandomness,
+        kind: "_Kind",
         asks: distributed.Asks,
         plan: Plan,
         place: int,
@@ -181,12 +199,11 @@ class Training:
         ledger: Ledger | None,
     ) -> None:
         self.model, self.plan, self.ledger, self.t = model, plan, ledger, 0
-        self._layout, self._contribution, self._asks, self._place = layout, contribution, asks, place
+        self._kind, self._layout, self._asks, self._place = kind, kind.layout, asks, place
         self._bounds, self._parts = bounds, parts
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._full = [float(group["lr"]) for group in parts.optimizer.param_groups]
-        self._mechanisms: dict[float, Gaussian] = {}
-        self._last: Query | None = None
+        self._last: tuple[Bound, float, Query] | None = None
         self._steps = self._run()
 
     def __iter__(self) -> Iterator[Step]:
@@ -236,10 +253,9 @@ class Training:
     def _query(self, place: int, noise: float) -> Query:
         """The query of this lot; the one before it where nothing changed, so that it is priced once."""
         bound, last = self._bounds.at(place + 1, noise, self.plan.lot), self._last
-        mechanism = self._mechanisms.setdefault(noise, Gaussian(noise))
-        if last is None or last.bound is not bound or last.mechanism is not mechanism:
-            self._last = last = Query(Poisson(self.plan.rate), self._contribution, bound, mechanism)
-        return last
+        if last is None or last[0] is not bound or last[1] != noise:
+            self._last = last = bound, noise, self._kind.query(self.plan.rate, bound, noise)
+        return last[2]
 
     def _update(self, held: "list[_Held]", place: int) -> Step:
         """One step of the optimiser on the mean of what was released."""
@@ -365,15 +381,14 @@ def _planned(
     return plans.planned(ledger.budget, records, rate=rate, noise=noise, steps=steps, before=before)
 
 
-def _promise(door: Ledger, contribution: OwnRandomness, bounds: Bounds, plan: Plan) -> tuple[Plan, int]:
+def _promise(door: Ledger, kind: _Kind, bounds: Bounds, plan: Plan) -> tuple[Plan, int]:
     """The plan with its number of lots, promised, and how many of them were asked before."""
     bounds.covers(plan.steps or 1)
     first = bounds.at(1, plan.noise(0), plan.lot)
     used = steps = 0
     for noise, times in plan.levels().items():
-        query = Query(Poisson(plan.rate), contribution, first, Gaussian(noise))
         try:
-            countdown = door.promise(query, times)
+            countdown = door.promise(kind.query(plan.rate, first, noise), times)
         except PromiseBroken as error:
             raise PromiseBroken(
                 f"{error}; training promises all its lots ahead: begin a new ledger for it, or take a part, "
