@@ -50,8 +50,7 @@ class Overheard(Ledger):
     def door(cls, ledger: Ledger, records: Records, neighbours: tuple[Records, Records]) -> "Overheard":
         """The same ledger as a door to ``records``, one of the neighbours (without, with)."""
         plain, door = ledger.over(records), object.__new__(cls)
-        door._stream, door._books = plain._stream, plain._books
-        door._records, door._priced = plain._records, None
+        vars(door).update(vars(plain))
         door._pair, door.loss, door.asked = neighbours, 0.0, 0
         return door
 

@@ -1,0 +1,344 @@
+"""Laws of the books: what is answered was charged before, and nothing else comes out.
+
+Also what every method owes them: each contribution it asks for is within its bound, record by record, and
+adds up over records. `contributions` listens to the methods' own questions.
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtr
+
+from farthing.accounting import pld
+from farthing.accounting.filters import BasicFilter, GdpFilter
+from farthing.algorithms.perturbation import Convex, Minimiser, Objective, ObjectiveNoise
+from farthing.audit import methods
+from farthing.audit.laws import off_law
+from farthing.bounds import ClipNorm, ClipValue
+from farthing.budget import Adjacency, Budget, Observer, Unit
+from farthing.crowd.protocol import Accountant, Exactly, Invitation, Trust
+from farthing.crowd.simulated import Simulated
+from farthing.crowd.terms import Together
+from farthing.errors import BudgetSpent, FarthingError
+from farthing.events import RepeatedEvent
+from farthing.ledger import Ledger
+from farthing.losses import Gradient, logistic
+from farthing.mechanisms import Gaussian, Laplace
+from farthing.noise import Stream
+from farthing.query import PerExample, Query, Rows
+from farthing.samplers import Everyone, Poisson
+from farthing.tables import Features, Table
+
+_BUDGET = Budget(1.0, 1e-5)
+
+
+class _Counted:
+    """A contribution that knows how often it was computed."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def bounded_sum(self, records: Any, w: Any, bound: Any, /) -> Any:
+        self.times += 1
+        return bound.apply(records[0]).sum(axis=0)
+
+
+def answers(stream: Stream) -> list[str]:
+    """A filter's ledger: as many answers as charges, none past the budget, the chain in order."""
+    complaints = []
+    counted = _Counted()
+    query = Query(Everyone(), counted, ClipNorm(1.0), Gaussian(10.0))
+    ledger = Ledger(_BUDGET, stream=stream)
+    door = ledger.over(Rows(np.ones((3, 2))))
+    given = _all_of(lambda: door.ask(query))
+    charged = sum(row.body["count"] for row in ledger.journal.rows() if row.kind == "charge")
+    if given != charged:
+        complaints.append(f"{given} answers were given and {charged} charged")
+    if counted.times != given:
+        complaints.append(f"records were read {counted.times} times for {given} answers")
+    if given * 0.01 > GdpFilter(_BUDGET).mu ** 2 * (1 + 1e-9):
+        complaints.append(f"{given} answers do not fit the budget")
+    return complaints + _verified(ledger)
+
+
+def _all_of(ask: Callable[[], Any], most: int = 500) -> int:
+    given = 0
+    while given < most:
+        try:
+            ask()
+        except BudgetSpent:
+            return given
+        given += 1
+    return given
+
+
+def _verified(ledger: Ledger) -> list[str]:
+    try:
+        ledger.journal.verify()
+    except FarthingError as error:
+        return [f"the journal does not verify: {error}"]
+    return []
+
+
+def promises(stream: Stream) -> list[str]:
+    """A plan's ledger: exactly as many answers as were promised, and those fit the budget."""
+    complaints = []
+    query = Query(Poisson(0.5), _Counted(), ClipNorm(1.0), Gaussian(4.0))
+    ledger = Ledger(_BUDGET, stream=stream)
+    times = ledger.promise(query).times
+    door = ledger.over(Rows(np.ones((3, 2))))
+    given = _all_of(lambda: door.ask(query))
+    if given != times:
+        complaints.append(f"{given} answers were given and {times} promised")
+    if pld.epsilon(RepeatedEvent(query.price(_BUDGET), given), 1e-5) > 1.0 + 1e-6:
+        complaints.append("the answers of a promise do not fit the budget")
+    return complaints + _verified(ledger)
+
+
+def refunds(stream: Stream, folder: str) -> list[str]:
+    """What was reserved and not used comes back once: no more answers than without it."""
+    complaints = []
+    path = f"{folder}/refunds.ledger"
+    budget = Budget(1.0, 0.0)
+    query = Query(
+        Everyone(), _Counted(), ClipNorm(1.0, order=1), Laplace(8.0)
+    )  # an eighth each: exact in floats
+    with Ledger(budget, journal=path, filter=BasicFilter) as ledger:
+        ledger.reserve(query, 5)
+        door = ledger.over(Rows(np.ones((3, 2))))
+        for _ in range(3):
+            door.ask(query)
+    with Ledger.open(path) as ledger:
+        door = ledger.over(Rows(np.ones((3, 2))))
+        more = _all_of(lambda: door.ask(query))
+        if more != 5:
+            complaints.append(f"3 of 8 answers were used before, and {more} came after")
+    return complaints
+
+
+def copies(stream: Stream) -> list[str]:
+    """Copies share one balance, parts are charged, kept answers stay the same, seeds promise nothing."""
+    complaints = []
+    budget = Budget(1.0, 0.0)
+    query = Query(Everyone(), _Counted(), ClipNorm(1.0, order=1), Laplace(2.5))
+    ledger = Ledger(budget, filter=BasicFilter, stream=stream)
+    door = ledger.over(Rows(np.ones((3, 2))))
+    other = copy.deepcopy(door)
+    given = _all_of(lambda: door.ask(query), 10) + _all_of(lambda: other.ask(query), 10)
+    if given > 2:
+        complaints.append(f"a ledger and its copy answered {given} times on a budget for 2")
+    whole = Ledger(budget, filter=BasicFilter, stream=stream)
+    if _all_of(lambda: whole.allot(0.4, 0.0), 5) > 2:
+        complaints.append("parts of a budget add up to more than it")
+    kept = Ledger(budget, filter=BasicFilter, stream=stream).over(Rows(np.ones((3, 2))))
+    try:
+        first, second = (kept.ask(query, key="one").value for _ in range(2))
+        if not np.array_equal(first, second):
+            complaints.append("an answer that is kept was drawn again")
+    except FarthingError as error:
+        complaints.append(f"an answer that is kept is gone: {error}")
+    if math.isfinite(ledger.guarantee.epsilon) and type(stream) is not Stream:
+        complaints.append("a ledger with seeded noise promises something")
+    fresh = [
+        Ledger(budget, filter=BasicFilter).over(Rows(np.ones((1, 2)))).ask(query).value for _ in range(2)
+    ]
+    if np.array_equal(fresh[0], fresh[1]):
+        complaints.append("two ledgers add the same noise")
+    return complaints
+
+
+def order(stream: Stream) -> list[str]:
+    """The charge comes first: a computation that fails was paid for, one that is not paid for never runs."""
+    complaints = []
+    seen = []
+
+    def fail(rows: Any, w: Any) -> Any:
+        seen.append(ledger.share)
+        raise ZeroDivisionError
+
+    query = Query(Everyone(), PerExample(fail), ClipNorm(1.0, order=1), Laplace(2.0))
+    ledger = Ledger(Budget(1.0, 0.0), filter=BasicFilter, stream=stream)
+    door = ledger.over(Rows(np.ones((1, 1))))
+    for _ in range(3):
+        try:
+            door.ask(query)
+        except ZeroDivisionError:
+            pass
+        except BudgetSpent:
+            break
+    if len(seen) != 2 or not seen or seen[0] == 0:
+        complaints.append("records were read before their charge was written, or past the budget")
+    return complaints
+
+
+def crowds(stream: Stream) -> list[str]:
+    """Nobody uploads more often than its accountant allows, and tight accounting agrees with every one."""
+    complaints = []
+    x = np.linspace(0, 1, 8)[:, None]
+    budget = Budget(1.0, 1e-5, Adjacency.REPLACE_ONE)
+    for by in Accountant:
+        crowd = Simulated.split(x, x[:, 0], users=2, budgets=budget, stream=stream)
+        draw = Poisson(0.25) if by is Accountant.TIGHT else Exactly(1)
+        crowd.invite(Invitation(1.0, draw, 5, calibration=by, accountant=by))
+        terms = crowd.terms(0)
+        rounds = min(terms.rounds, 40)
+        price = RepeatedEvent(terms.price(replace(budget, observer=Observer.SERVER)), max(terms.rounds, 1))
+        if pld.delta(price, 1.0, Adjacency.REPLACE_ONE) > 1.001e-5:
+            complaints.append(f"{terms.rounds} rounds by the {by} accountant do not fit")
+        gradient = Gradient(logistic, Features(1))
+        given = _all_of(lambda crowd=crowd, gradient=gradient: crowd.ask(gradient, np.zeros(2)), rounds + 1)  # type: ignore[misc]
+        if terms.rounds <= 40 and given != terms.rounds:
+            complaints.append(f"{given} rounds were taken by the {by} accountant, {terms.rounds} agreed to")
+    return complaints
+
+
+def shares(stream: Stream, size: int = 20_000) -> list[str]:
+    """Shares of noise add up to all of it; a user's own sum is no longer than its records could make it."""
+
+    complaints = []
+    levels = np.array([-2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 2.0])
+    shared = Budget(1.0, 1e-5, observer=Observer.AGGREGATE)
+    terms = Invitation(1.0, noise=2.0, rounds=5, trust=Trust.DISTRIBUTED, survivors=4).terms(shared, 10)
+    total = sum(terms.mechanism.release(np.zeros(size), terms.bound, stream) for _ in range(4))
+    if off_law(np.asarray(total) / 2.0, ndtr, levels):
+        complaints.append("shares of noise do not add up to what was priced")
+    whole = Budget(1.0, 1e-5, unit=Unit.USER, observer=Observer.SERVER)
+    terms = Invitation(1.0, rounds=5).terms(whole, 3)
+    assert isinstance(terms.mechanism, Together)
+    far = np.zeros(size)
+    far[0] = 1e6
+    answer = terms.mechanism.release(far, terms.bound, stream)
+    if answer[0] > 3.0 + 8 * math.sqrt(terms.variance):
+        complaints.append("a user's sum is longer than its records could make it")
+    event = terms.price(whole)
+    if off_law(answer[1:] / (3.0 * event.noise), ndtr, levels):  # type: ignore[union-attr]
+        complaints.append("the noise that hides a user is not what was priced")
+    return complaints
+
+
+def uploads(stream: Stream, rounds: int = 400) -> list[str]:
+    """What a simulated crowd releases carries the noise that its users agreed to, summed or each its own."""
+
+    complaints = []
+    x = np.zeros((6, 50))
+    levels = np.array([-2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 2.0])
+    for kind in ("sum", "each"):
+        crowd = Simulated.split(
+            x,
+            np.zeros(6),
+            users=3,
+            budgets=Budget(8.0, 1e-5),
+            noise=kind,
+            stream=stream,
+        )
+        crowd.invite(Invitation(1.0, rounds=rounds))
+        values = []
+        for _ in range(rounds):
+            got = crowd.ask(Gradient(logistic, Features(50, intercept=0.0)), np.zeros(50))
+            values.append(got.total / math.sqrt(3 * crowd.terms(0).variance))
+        if off_law(np.concatenate(values), ndtr, levels):
+            complaints.append(f"noise={kind!r} is not what users agreed to")
+    return complaints
+
+
+_HARD = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.0], [1e-3, 1.0]])
+
+
+_LISTENED = "descent dpagd dpsgd privgene least-squares adassp sufficient gradient functional pca majority"
+
+
+def contributions(stream: Stream, names: str = _LISTENED) -> list[str]:
+    """Whatever a method asks, one record's part is within the bound, and parts add up over records."""
+    complaints = []
+    for name in names.split():
+        target = methods.targets()[name]
+        assert isinstance(target, methods.Trained)
+        asked: list[tuple[Query, Any]] = []
+        door = _Listening.over_pair(
+            Ledger(target.claim, filter=target.rule, stream=stream), target.pair[1], asked
+        )
+        for _ in target.run(door):
+            pass
+        width = target.pair[1].X.shape[1]
+        records = [Table(row[None, :width], np.array([label])) for row in _HARD for label in (0.0, 1.0)]
+        for query, w in asked[:: max(1, len(asked) // 6)]:
+            complaints += [f"{name}: {text}" for text in _within(query, w, records)]
+    return complaints
+
+
+class _Listening(Ledger):
+    _asked: list[tuple[Query, Any]]
+
+    @classmethod
+    def over_pair(cls, ledger: Ledger, records: Any, asked: list[tuple[Query, Any]]) -> Any:
+        door = object.__new__(cls)
+        vars(door).update(vars(ledger.over(records)))
+        door._asked = asked
+        return door
+
+    def ask(self, query: Query, w: Any = None, *, key: str | None = None) -> Any:
+        self._asked.append((query, w))
+        return super().ask(query, w, key=key)
+
+
+def _within(query: Query, w: Any, records: list[Table]) -> list[str]:
+    kind = type(query.contribution).__name__
+    bound: Any = query.bound
+    parts = [np.asarray(query.contribution.bounded_sum(record, w, bound)) for record in records]
+    complaints = set()
+    for part in parts:
+        scaled = part / np.asarray(bound.scale)
+        if isinstance(bound, ClipValue):
+            fits = bool(((scaled >= bound.low - 1e-9) & (scaled <= bound.high + 1e-9)).all())
+        elif isinstance(bound, ClipNorm) and bound.order == 1:
+            fits = float(np.abs(scaled).sum()) <= bound.norm(1) * (1 + 1e-9)
+        else:
+            fits = float(np.linalg.norm(scaled)) <= bound.norm() * (1 + 1e-9)
+        if not fits:
+            complaints.add(f"a record's part of {kind} is beyond its bound")
+    if kind != "Smallest":  # an eigenvalue, which is no sum
+        both = Table(
+            np.vstack([record.X for record in records[:4]]),
+            np.concatenate([record.y for record in records[:4]]),
+        )
+        together = np.asarray(query.contribution.bounded_sum(both, w, bound))
+        if not np.allclose(together, sum(parts[:4]), rtol=1e-9, atol=1e-9):
+            complaints.add(f"parts of {kind} do not add up over records")
+    return sorted(complaints)
+
+
+def objectives(stream: Stream, runs: int = 400) -> list[str]:
+    """The noise in a perturbed objective, read back from its minimiser, is what was priced."""
+
+    table, features = Table(np.eye(2), np.array([0.0, 1.0])), Features(2, intercept=0.0, radius=1.0)
+    bound = Convex(logistic, 1.0)
+    mechanism = ObjectiveNoise(2.0, 50.0, 3.0, 1.0)
+
+    behind = Objective(features, 1e-9).bounded_sum(table, None, bound)
+    implied = []
+    for _ in range(runs):
+        w = mechanism.release(behind, bound, stream)
+        implied.append(behind._look(logistic, np.zeros(2), 3.0, w)[1] / 2.0)
+    levels = np.array([-1.5, -0.5, 0.0, 0.5, 1.5])
+    return (
+        ["noise in an objective is not what was priced"]
+        if off_law(np.concatenate(implied), ndtr, levels)
+        else []
+    )
+
+
+def minimisers(stream: Stream) -> list[str]:
+    """A minimiser moves no further than it says when a record comes, for records that push the hardest."""
+    features = Features(1, intercept=0.0, radius=1.0)
+    minimiser = Minimiser(logistic, features, 0.5, 1e-9)
+    bound = ClipNorm(minimiser.reach)
+    without = Table(-np.ones((3, 1)), np.ones(3))
+    within = Table(np.append(-np.ones(3), 1.0)[:, None], np.ones(4))
+    ends = [minimiser.bounded_sum(table, None, bound) for table in (without, within)]
+    # a long way from 0, so that the record's residual is near 1 and it moves by half of R/λ and more
+    moved = float(np.linalg.norm(ends[0] - ends[1]))
+    return ["a minimiser moves further than it says"] if moved > minimiser.reach * (1 + 1e-9) else []

@@ -1,0 +1,266 @@
+"""Laws of noise, bounds and draws: what must hold of them whatever is asked, each a list of complaints.
+
+A law that holds returns an empty list. Where it rests on chance, a complaint comes once in a million times at
+most: counts are held against their law at `_RARE`, two-sided.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import bdtr, bdtrc, ndtr
+
+from farthing import noise as lattice
+from farthing.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
+from farthing.budget import Adjacency
+from farthing.mechanisms import Gaussian, Laplace, SymmetricGaussian
+from farthing.noise import Stream
+from farthing.samplers import FixedSize, Poisson, Sampler
+
+Array = NDArray[np.float64]
+
+_RARE = 5e-8
+_BITS = 20
+
+
+def rare(successes: int, trials: int, rate: float) -> bool:
+    """Whether so many of ``trials`` would be seen once in ten million times at a ``rate``, or less often."""
+    low, high = bdtr(successes, trials, rate), bdtrc(successes - 1, trials, rate) if successes else 1.0
+    return bool(min(low, high) < _RARE)
+
+
+def off_law(values: Array, law: Callable[[Array], Array], levels: Array) -> list[float]:
+    """The levels at which a sample has too many or too few values at or below, for independent values."""
+    ordered = np.sort(values)
+    counts = np.searchsorted(ordered, levels, side="right")
+    rates = law(levels)
+    found = zip(levels, counts, rates, strict=True)
+    return [float(level) for level, count, rate in found if rare(int(count), len(values), float(rate))]
+
+
+def _laplace(x: Array) -> Array:
+    return np.where(x < 0, np.exp(np.minimum(x, 0.0)) / 2, 1 - np.exp(-np.maximum(x, 0.0)) / 2)
+
+
+_GAUSSIAN_LEVELS = np.array([-4.0, -3.3, -2.5, -1.5, -0.75, -0.25, 0.0, 0.25, 0.75, 1.5, 2.5, 3.3, 4.0])
+_LAPLACE_LEVELS = np.array([-9.0, -5.0, -2.5, -1.0, -0.3, 0.0, 0.3, 1.0, 2.5, 5.0, 9.0])
+_GUMBEL_LEVELS = np.array([-2.2, -1.5, -0.75, 0.0, 0.5, 1.5, 3.0, 5.0, 9.0])
+
+
+def samplers_of_noise(stream: Stream, size: int = 100_000) -> list[str]:
+    """Gaussian, Laplace and Gumbel samples have their laws, tails included, and no memory."""
+    kinds: list[tuple[str, Any, Any, Array]] = [
+        ("gaussian", lattice.gaussian, ndtr, _GAUSSIAN_LEVELS),
+        ("laplace", lattice.laplace, _laplace, _LAPLACE_LEVELS),
+        ("gumbel", lattice.gumbel, lambda x: np.exp(-np.exp(-x)), _GUMBEL_LEVELS),
+    ]
+    complaints = []
+    for name, draw, law, levels in kinds:
+        values = draw(stream, size, _BITS) * 2.0**-_BITS
+        complaints += [f"{name}: off its law at {level:g}" for level in off_law(values, law, levels)]
+        complaints += [f"{name}: {text}" for text in memory(values)]
+    return complaints
+
+
+def memory(values: Array) -> list[str]:
+    """Neighbours in a sequence agree about the median half of the time, and hardly ever equal each other."""
+    above = values > np.median(values)
+    complaints = []
+    for lag in (1, 2, 7):
+        same = int(np.count_nonzero(above[lag:] == above[:-lag]))
+        if rare(same, len(above) - lag, 0.5):
+            complaints.append(f"values {lag} apart are not independent")
+    if len(np.unique(values)) < 0.9 * len(values):
+        complaints.append("values repeat")
+    return complaints
+
+
+def releases(stream: Stream, size: int = 20_000) -> list[str]:
+    """What mechanisms add has the deviation that the event says, anew in every answer and coordinate."""
+    complaints = []
+    scale = np.resize([0.25, 4.0], size)
+    gaussians: list[tuple[str, Any, Any]] = [
+        ("Gaussian on ClipNorm", Gaussian(0.7), ClipNorm(2.0)),
+        ("Gaussian on scaled ClipNorm", Gaussian(0.7), ClipNorm(2.0, scale)),
+        ("Gaussian on ClipCoordinates", Gaussian(0.7 / math.sqrt(size)), ClipCoordinates(scale)),
+    ]
+    for name, mechanism, bound in gaussians:
+        answers = [mechanism.release(np.zeros(size), bound, stream) for _ in range(2)]
+        unit = mechanism.noise * bound.norm() * np.asarray(bound.scale)
+        for answer in answers:
+            values = answer / unit
+            complaints += [f"{name}: off its law at {x:g}" for x in off_law(values, ndtr, _GAUSSIAN_LEVELS)]
+            complaints += [f"{name}: {text}" for text in memory(values)]
+        complaints += [f"{name}: {text}" for text in _apart(answers[0] / unit, answers[1] / unit)]
+        complaints += [f"{name}: {text}" for text in _on_lattice(mechanism, bound, size, stream)]
+    answer = Laplace(1.5).release(np.zeros(size), ClipNorm(2.0, order=1), stream)
+    found = off_law(answer / 3.0, _laplace, _LAPLACE_LEVELS)
+    complaints += [f"Laplace: off its law at {level:g}" for level in found]
+    side = math.isqrt(size)
+    answer = SymmetricGaussian(0.7).release(np.zeros((side, side)), ClipOuter(2.0), stream)
+    upper = np.triu_indices(side, 1)
+    diagonal, beside = np.diag(answer) / 2.8, answer[upper] / 2.8 * math.sqrt(2)
+    for name, values in (("diagonal", diagonal), ("off-diagonal", beside)):
+        found = off_law(values, ndtr, _GAUSSIAN_LEVELS)
+        complaints += [f"SymmetricGaussian: {name} off its law at {level:g}" for level in found]
+    if not np.array_equal(answer, answer.T):
+        complaints.append("SymmetricGaussian: not symmetric")
+    return complaints
+
+
+def _apart(first: Array, second: Array) -> list[str]:
+    """Two answers agree about the sign of noise half of the time."""
+    same = int(np.count_nonzero((first > 0) == (second > 0)))
+    return ["two answers share noise"] if rare(same, len(first), 0.5) else []
+
+
+def _on_lattice(mechanism: Any, bound: Any, size: int, stream: Stream) -> list[str]:
+    """Answers are whole multiples of a cell, whatever they were added to."""
+    _, cell = mechanism.grid(bound, size)
+    total = np.resize([0.0, 0.1, -0.3], size)
+    cells = mechanism.release(total, bound, stream) / np.asarray(bound.scale) / cell
+    away = np.abs(cells - np.rint(cells)) > 1e-6 * np.maximum(1.0, np.abs(cells) * 1e-8)
+    return ["answers lie off the lattice"] if away.any() else []
+
+
+def streams(stream: Stream) -> list[str]:
+    """No two holders see the same words."""
+    complaints = []
+    if np.array_equal(Stream().integers(4), Stream().integers(4)):
+        complaints.append("two streams begin alike")
+    if copy.deepcopy(stream) is not stream or copy.copy(stream) is not stream:
+        complaints.append("a copy of a stream is another one, in the same state")
+    if np.array_equal(stream.integers(8), stream.integers(8)):
+        complaints.append("a stream repeats itself")
+    words = stream.integers(1 << 14)
+    for bit in (0, 11, 32, 63):
+        ones = int(np.count_nonzero(words >> np.uint64(bit) & np.uint64(1)))
+        if rare(ones, len(words), 0.5):
+            complaints.append(f"bit {bit} of the words is not fair")
+    if type(stream) is not Stream and stream.sound:
+        complaints.append("a seeded stream says that it is sound")
+    return complaints
+
+
+NASTY = np.array(
+    [
+        [3.0, 4.0, 12.0],
+        [-1e200, 1e200, 0.0],
+        [1e-300, -1e-300, 0.0],
+        [np.nan, 1.0, 0.0],
+        [np.inf, 0.0, 0.0],
+        [-np.inf, np.nan, 1.0],
+        [0.0, 0.0, -7.0],
+        [1e308, 1e308, 1e308],
+        [0.1, -0.2, 0.05],
+        [0.0, 0.0, 0.0],
+    ]
+)
+
+
+def clipping(stream: Stream) -> list[str]:
+    """Every row is within its bound after it was clipped, NaN, infinity and overflow included."""
+    scale = np.array([0.5, 1.0, 8.0])
+    bounds: list[tuple[Any, int]] = [
+        (ClipNorm(1.5), 2),
+        (ClipNorm(1.5, scale), 2),
+        (ClipNorm(1.5, order=1), 1),
+        (ClipCoordinates(scale), 2),
+        (ClipOuter(1.5), 2),
+    ]
+    complaints = []
+    for bound, order in bounds:
+        rows = np.asarray(bound.apply(NASTY)) / np.asarray(bound.scale)
+        most = 1.5 if isinstance(bound, ClipOuter) else bound.norm(order)
+        sizes = np.abs(rows).sum(axis=1) if order == 1 else np.sqrt(np.square(rows).sum(axis=1))
+        if not (sizes <= most * (1 + 1e-9)).all():
+            complaints.append(f"{type(bound).__name__} of order {order} lets a row through")
+        if isinstance(bound, ClipCoordinates) and not (np.abs(rows) <= 1 + 1e-12).all():
+            complaints.append("ClipCoordinates lets an entry through")
+    for value in (ClipValue(-1.0, 0.5), ClipValue(0.0, 2.0)):
+        rows = value.apply(NASTY)
+        if not ((rows >= value.low) & (rows <= value.high)).all():
+            complaints.append(f"{value} lets an entry through")
+    norms = np.array([0.5, 1.5, 3.0, 1e300, np.inf, np.nan])
+    with np.errstate(invalid="ignore"):
+        left = np.where(np.isfinite(norms), norms, 1.0) * ClipNorm(1.5).factors(norms)
+    if not (left <= 1.5 * (1 + 1e-9)).all() or not (ClipNorm(1.5).factors(norms)[-2:] == 0).all():
+        complaints.append("ClipNorm.factors leaves more than the clip")
+    return complaints
+
+
+def sensitivities(stream: Stream) -> list[str]:
+    """No two clipped rows are further apart than the bound says, and none is longer."""
+    rows = np.concatenate(
+        [1e3 * np.eye(3), -1e3 * np.eye(3), [[0.6, 0.8, 0.0], [-500.0, 1.0, 1.0]], np.zeros((1, 3))]
+    )
+    complaints = []
+    for bound in (ClipNorm(1.5), ClipNorm(1.5, order=1), ClipCoordinates(np.ones(3)), ClipOuter(1.5)):
+        order = 1 if isinstance(bound, ClipNorm) and bound.order == 1 else 2
+        clipped = np.asarray(bound.apply(rows))
+        if isinstance(bound, ClipCoordinates):
+            clipped = np.vstack([clipped, np.ones((1, 3)), -np.ones((1, 3))])
+        if isinstance(bound, ClipOuter):
+            clipped = np.einsum("ij,ik->ijk", clipped, clipped).reshape(len(clipped), -1)
+        apart = _longest([a - b for a in clipped for b in clipped], order)
+        alone = _longest(list(clipped), order)
+        for adjacency, needed in ((Adjacency.REPLACE_ONE, apart), (Adjacency.ADD_REMOVE, alone)):
+            if bound.sensitivity(adjacency, order) < needed * (1 - 1e-9):
+                complaints.append(f"{type(bound).__name__} of order {order} moves further under {adjacency}")
+    for value in (ClipValue(-1.0, 0.5), ClipValue(0.5, 2.0)):
+        if value.sensitivity(Adjacency.REPLACE_ONE) < value.high - value.low:
+            complaints.append(f"{value} moves further when a record is replaced")
+        if value.sensitivity(Adjacency.ADD_REMOVE) < max(abs(value.low), abs(value.high)):
+            complaints.append(f"{value} moves further when a record comes")
+    return complaints
+
+
+def _longest(rows: Sequence[Array], order: int) -> float:
+    return max(float(np.linalg.norm(row, order)) for row in rows)
+
+
+def draws(stream: Stream, rounds: int = 2000) -> list[str]:
+    """Each record comes with its rate, independently of others and of other draws, and never twice."""
+    n, rate = 12, 0.25
+    complaints = [f"Poisson: {text}" for text in _drawn(Poisson(rate), n, rate, stream, rounds, poisson=True)]
+    fixed = FixedSize(3, n)
+    complaints += [f"FixedSize: {text}" for text in _drawn(fixed, n, rate, stream, rounds, poisson=False)]
+    blank = FixedSize(3, 24)
+    complaints += [
+        f"FixedSize, half of the records there: {text}"
+        for text in _drawn(blank, n, 3 / 24, stream, rounds, poisson=None)
+    ]
+    return complaints
+
+
+def _drawn(
+    sampler: Sampler, n: int, rate: float, stream: Stream, rounds: int, poisson: bool | None
+) -> list[str]:
+    came = np.zeros((rounds, n), np.bool_)
+    complaints = set()
+    for row in came:
+        places = np.arange(n)[sampler.draw(n, stream)]
+        if len(np.unique(places)) != len(places):
+            complaints.add("a record comes twice in a draw")
+        row[places] = True
+    for record in range(n):
+        if rare(int(came[:, record].sum()), rounds, rate):
+            complaints.add("a record does not come with its rate")
+    again = int(np.count_nonzero(came[1:] & came[:-1]))
+    if rare(again, (rounds - 1) * n, rate**2) and poisson:
+        complaints.add("draws depend on each other")
+    if not poisson and not came[1:].__and__(came[:-1]).any():
+        complaints.add("draws depend on each other")
+    if poisson:
+        together = int(np.count_nonzero(came[:, ::2] & came[:, 1::2]))
+        if rare(together, rounds * (n // 2), rate**2):
+            complaints.add("records do not come independently")
+        sizes = came.sum(axis=1)
+        if rare(int(np.count_nonzero(sizes == 0)), rounds, (1 - rate) ** n):
+            complaints.add("empty draws are not as frequent as they must be")
+        if rare(int(np.count_nonzero(sizes <= 2)), rounds, float(bdtr(2, n, rate))):
+            complaints.add("sizes of draws are off their law")
+    return sorted(complaints)
