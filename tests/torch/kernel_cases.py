@@ -199,6 +199,17 @@ def test_clamped_rows(vector):
     assert torch.allclose(kernels.clamped_rows(rows, limit).double(), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's numpy
+def test_what_overflows_is_bounded():
+    delta, a = torch.full((3, 2, 4), 1e30, device=DEVICE), torch.full((3, 2, 5), 1e30, device=DEVICE)
+    a[0, 1] *= -1  # ∞ - ∞
+    limit = torch.tensor(0.5, device=DEVICE)
+    assert kernels.clamped_dots(delta, a, limit).flatten().tolist() == [1.0] * 20
+    assert kernels.clamped_outer(delta[:, 0], a[:, 0], limit).flatten().tolist() == [1.5] * 20
+    rows = torch.tensor([[float("nan"), float("inf"), -1e38]], device=DEVICE)
+    assert kernels.clamped_rows(rows, limit).tolist() == [0.0, 0.5, -0.5]
+
+
 def test_work_is_shared_without_losing_an_example():
     for examples in (1, 7, 8, 9, 64, 600):
         shares, part = kernels._shares(examples, 1, torch.device("cpu"))

@@ -5,7 +5,8 @@ A linear layer's gradient is Σ_t δ_t ⊗ a_t over its positions t. Clamping ev
 not give the sum: every coordinate of every example has to be looked at. Here that happens in registers, by a
 Triton kernel on a GPU and by a C kernel on a CPU, and else in pieces that stay in the cache.
 
-Examples must be finite: who is not is zeroed by the caller, as a whole. A product that overflows is clamped.
+Examples must be finite: who is not is zeroed by the caller, as a whole. A gradient that overflows all the
+same is clamped, and counts as zero where it is not a number.
 
 >>> out = torch.zeros(1, 2)
 >>> clamped_sum(torch.ones(3, 1), torch.tensor([[2.0, -5.0]] * 3), 1.5, out)
@@ -59,7 +60,7 @@ def clamped_rows(gradients: Tensor, s: float | Tensor, out: Tensor) -> Tensor:
     if out.is_cuda and (kernels := triton_kernels()) is not None:
         return out.add_(kernels.clamped_rows(gradients, limit))
     for rows in gradients.split(max(1, _PIECE // gradients.shape[1])):
-        out += torch.minimum(torch.maximum(rows, -limit), limit).sum(0)
+        out += _clamped(rows, limit).sum(0)
     return out
 
 
@@ -75,8 +76,12 @@ def _in_pieces(delta: Tensor, a: Tensor, limit: Tensor, out: Tensor) -> Tensor:
         most = limit[part] if limit.ndim else limit
         for some, inputs in zip(delta[:, :, part].split(examples), a.split(examples), strict=True):
             gradients = torch.bmm(some.transpose(1, 2), inputs)
-            out[part] += torch.minimum(torch.maximum(gradients, -most), most).sum(0)
+            out[part] += _clamped(gradients, most).sum(0)
     return out
+
+
+def _clamped(gradients: Tensor, limit: Tensor) -> Tensor:
+    return torch.minimum(torch.maximum(gradients, -limit), limit).nan_to_num_(0.0)
 
 
 def _ready(tensor: Tensor) -> Tensor:

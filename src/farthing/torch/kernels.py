@@ -298,7 +298,7 @@ def _dots(
             d = tl.load(left, mask=within[None, :] & (row < rows)[:, None], other=0.0)
             x = tl.load(right, mask=within[:, None] & (column < columns)[None, :], other=0.0)
             gradient = tl.dot(d.to(tl.float32), x.to(tl.float32), gradient, input_precision="ieee")
-        total += _clamp(gradient, bound, ASM)
+        total += _clamp(tl.where(gradient == gradient, gradient, 0.0), bound, ASM)
     tl.store(out + share * rows * columns + place, total, mask=inside)
 
 
@@ -324,7 +324,8 @@ def _rows(
     source = gradients + share * part * columns + column
     count = tl.minimum(part, examples - tl.program_id(1) * part)
     for _ in tl.range(0, count, loop_unroll_factor=4):
-        total += _clamp(tl.load(source, mask=inside, other=0.0).to(tl.float32), bound, ASM)
+        x = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+        total += _clamp(tl.where(x == x, x, 0.0), bound, ASM)
         source += columns
     tl.store(out + share * columns + column, total, mask=inside)
 
