@@ -25,6 +25,7 @@ from farthing.query import Receipt
 
 SEEDED = "seeded noise: no privacy at all, for tests only"
 SOUND = "lattice noise from a cryptographic stream"
+FLOATS = "float noise: true of real numbers, but the low bits of floats tell more (Mironov 2012)"
 
 _FORMAT = 1
 _ROUNDED = 1 - 1e-9  # what is left, rounded down so that it still fits after conversion and back
@@ -35,7 +36,7 @@ TIGHT = "Zhu, Dong & Wang 2022, Thm. 10 (dominating pairs compose), certified in
 Plan = list[tuple[Event, int]]
 
 
-def header_of(rule: Filter, sound: bool) -> dict[str, Any]:
+def header_of(rule: Filter, noise: str) -> dict[str, Any]:
     """What the first row of a journal says: budget, filter, noise."""
     names = [field.name for field in fields(rule) if field.init and field.name != "budget"]  # type: ignore[arg-type]
     options = {name: getattr(rule, name) for name in names}
@@ -44,7 +45,7 @@ def header_of(rule: Filter, sound: bool) -> dict[str, Any]:
         "farthing": _FORMAT,
         "budget": asdict(rule.budget),
         "filter": {"name": rule.name, **options},
-        "noise": SOUND if sound else SEEDED,
+        "noise": noise,
     }
 
 
@@ -72,9 +73,9 @@ class _Reservation:
 class Books:
     """Charges, promises and reservations of one ledger."""
 
-    def __init__(self, rule: Filter, journal: Journal, sound: bool, block: int) -> None:
-        self.rule, self.journal = rule, journal
-        self._sound, self._block = sound, block
+    def __init__(self, rule: Filter, journal: Journal, noise: str, block: int) -> None:
+        self.rule, self.journal, self.noise = rule, journal, noise
+        self._block = block
         self.plans = True  # whether promises may be made; not where only the filter's own total was paid for
         self._known: Plan = []
         self._reserved: dict[Event, _Reservation] = {}
@@ -291,8 +292,10 @@ class Books:
 
     def _statement(self, epsilon: float, accountant: str, theorem: str, note: str = "") -> Guarantee:
         budget = self.rule.budget
-        if not self._sound:
+        if self.noise == SEEDED:
             epsilon, note = float("inf"), SEEDED
+        if self.noise == FLOATS:
+            note = f"{note}; {FLOATS}" if note else FLOATS
         return Guarantee(
             epsilon, budget.delta, budget.adjacency, budget.unit, budget.observer, accountant, theorem, note
         )

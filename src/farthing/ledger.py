@@ -30,7 +30,7 @@ import numpy as np
 
 from farthing import validate
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, ZcdpFilter
-from farthing.books import SEEDED, Books, Countdown, header_of, rule_of
+from farthing.books import FLOATS, SEEDED, SOUND, Books, Countdown, header_of, rule_of
 from farthing.budget import Adjacency, Budget, Guarantee
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.events import ApproximateEvent, Event, GaussianEvent, ZcdpEvent, encode
@@ -47,7 +47,8 @@ class Ledger:
     Copying never copies a balance: ``copy`` and ``deepcopy`` return the same ledger, pickling carries the
     path of its journal. ``filter`` is one of `accounting.filters` (or a function from a budget to one): by
     default the GDP filter, or basic composition when delta is 0. ``block`` promised answers are reserved at
-    once; unused ones are given back by `close`, a crash forfeits them.
+    once; unused ones are given back by `close`, a crash forfeits them. ``float_noise`` allows mechanisms
+    whose noise is not on a lattice; the guarantee then says so, whether or not one is used.
     """
 
     def __init__(
@@ -58,12 +59,13 @@ class Ledger:
         filter: Callable[[Budget], Filter] | None = None,
         stream: Stream | None = None,
         block: int | None = None,
+        float_noise: bool = False,
     ) -> None:
         rule = (filter or (GdpFilter if budget.delta > 0 else BasicFilter))(budget)
         self._stream = stream if stream is not None else Stream()
-        header = header_of(rule, self._stream.sound)
+        noise = SEEDED if not self._stream.sound else FLOATS if float_noise else SOUND
         size = validate.count(block=block) if block is not None else _BLOCK
-        self._books = Books(rule, Journal(journal, header), self._stream.sound, size)
+        self._books = Books(rule, Journal(journal, header_of(rule, noise)), noise, size)
         self._records: Records | None = None
         self._priced: tuple[Query, Event] | None = None
 
@@ -76,8 +78,8 @@ class Ledger:
             header = found.header
         if header.get("noise") == SEEDED:
             raise Unsupported(f"the ledger at {os.fspath(journal)!r} was used with {SEEDED}")
-        rule = rule_of(header)
-        return cls(rule.budget, journal=journal, filter=lambda _: rule, block=block)
+        rule, floats = rule_of(header), header.get("noise") == FLOATS
+        return cls(rule.budget, journal=journal, filter=lambda _: rule, block=block, float_noise=floats)
 
     @property
     def filter(self) -> Filter:
@@ -104,6 +106,11 @@ class Ledger:
         """
         if self._records is None:
             raise InvalidValue("this ledger has no records: ask ledger.over(records) instead")
+        if self._books.noise == SOUND and not getattr(query.mechanism, "on_lattice", True):
+            raise Unsupported(
+                f"{query.mechanism!r} adds float noise: use lattice noise, or a ledger that names it in its "
+                "guarantee, Ledger(budget, float_noise=True)"
+            )
         _refuse_nonfinite(w)
         priced = self._priced  # read once: another thread may ask something else through this door
         if priced is None or priced[0] is not query:  # queries do not change: nor does a price
@@ -169,7 +176,7 @@ class Ledger:
         basic = isinstance(self._books.rule, BasicFilter)
         if filter is None and not basic:
             filter = type(self._books.rule)
-        part = Ledger(budget, filter=filter, stream=self._stream)
+        part = Ledger(budget, filter=filter, stream=self._stream, float_noise=self._books.noise == FLOATS)
         whole = ApproximateEvent(budget.epsilon, budget.delta) if basic else _whole(part._books.rule)
         try:
             self._books.take(whole)
