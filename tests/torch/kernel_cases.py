@@ -205,7 +205,8 @@ def test_what_overflows_is_bounded():
     a[0, 1] *= -1  # ∞ - ∞, or ∞ where products are not rounded before they are added
     limit = torch.tensor(0.5, device=DEVICE)
     assert set(kernels.clamped_dots(delta, a, limit).flatten().tolist()) <= {0.5, 1.0, 1.5}
-    assert kernels.clamped_outer(delta[:, 0], a[:, 0], limit).flatten().tolist() == [1.5] * 20
+    first = delta[:, 0].contiguous(), a[:, 0].contiguous()
+    assert kernels.clamped_outer(*first, limit).flatten().tolist() == [1.5] * 20
     rows = torch.tensor([[float("nan"), float("inf"), -1e38]], device=DEVICE)
     assert kernels.clamped_rows(rows, limit).tolist() == [0.0, 0.5, -0.5]
 

@@ -2,7 +2,7 @@
 """Triton kernels: noise on the lattice, its release, and clamped sums that hold no example's gradient.
 
 Imported only where Triton is installed. On a machine without a GPU they run, slowly, under
-``TRITON_INTERPRET=1``: that is how they are tested.
+``TRITON_INTERPRET=1``: that is how they are tested. Tensors given to them must be contiguous.
 
 **Noise.** A launch turns a fresh key into blocks of ChaCha20 (RFC 8439, 20 rounds; the number of the block is
 the counter), a block into eight words, a word into a sample: its first bit is the sign, the other 63 stand
