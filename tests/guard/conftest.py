@@ -26,12 +26,18 @@ import pytest
 import farthing
 from farthing import verifier
 from farthing.crowd.coordinator import Remote
-from farthing.crowd.messages import Signer
+from farthing.crowd.forms import Question, Turn
+from farthing.crowd.messages import Kind, Reason, Signer, pack_numbers, seal, unseal
+from farthing.crowd.terms import Invitation
 from farthing.crowd.transport import InProcess, UnixSockets
 from farthing.guard import command
 from farthing.guard.policy import Policy
 from farthing.journal import Journal
-from farthing.noise import SeededStream
+from farthing.losses import Gradient, logistic
+from farthing.tables import Features
+
+GRADIENT = Gradient(logistic, Features(2))
+PLAIN = Invitation(1.0, rounds=5)
 
 # A guard that may be told to die (by SIGKILL) the nth time that it comes to a place, and to distrust clocks.
 PROCESS = """
@@ -76,11 +82,8 @@ if place == "clock":  # every look at it shows another year
     journal.datetime = Jumping
     time.time = lambda: -1e9
 
-class ByRound(SeededStream):  # the same noise for the same round, however often the process was started
-    pass
-
 stream = None
-if seed:
+if seed:  # the same noise for the same round, however often the process was started
     stream = SeededStream(int(seed))
     whole = keeper.Guard.ask
     def ask(self, question, terms, w, key):
@@ -92,17 +95,6 @@ if seed:
     keeper.Guard.ask = ask
 command.guard(Path(policy), stream=stream)
 """
-
-
-def reseeded(seed):
-    """A guard's stream and question in this process, as above."""
-    stream = SeededStream(seed)
-
-    def begin(number):
-        stream._seed, stream._generation = hash((seed, number)), 0
-        stream._rekey()
-
-    return stream, begin
 
 
 @dataclass
@@ -226,6 +218,28 @@ class Village:
         self.crowds.append(Remote(transport, self.coordinator, self.enrolled, **settings))
         return self.crowds[-1]
 
+    def question(
+        self,
+        number=1,
+        *,
+        w=(0.0, 0.0, 0.0),
+        run="run-1",
+        nonce=None,
+        dataset="d",
+        invitation=PLAIN,
+        gradient=GRADIENT,
+        seen=None,
+        signer=None,
+        kind=Kind.QUESTION,
+        body=None,
+        **lies,
+    ):
+        """A question as the coordinator asks it, with lies where they are given."""
+        w = np.asarray(w)
+        turn = Turn(run, number, f"{number:032x}" if nonce is None else nonce)
+        header = Question(turn, dataset, invitation, gradient, w.shape, seen).header() | lies
+        return seal(kind, header, pack_numbers(w) if body is None else body, signer or self.coordinator)
+
     def start(self, **options):
         for house in self.houses.values():
             house.start(**options)
@@ -237,13 +251,25 @@ class Village:
         for house in self.houses.values():
             house.stop()
 
-    def check(self, sound=True):
+    def check(self, verify=False):
         """All parties' books: see `check`."""
-        return {name: check(house, sound) for name, house in self.houses.items()}
+        return {name: check(house, verify) for name, house in self.houses.items()}
 
 
-def check(house: House, sound: bool = True) -> tuple[int, int]:
-    """How many answers were logged and charged, if every answer was charged and all files are whole."""
+def read(reply: bytes, house: House):
+    """What a guard replied: the reason of a refusal, or the fields of its answer."""
+    found = unseal(reply, {house.signer.public}, 10**7)
+    fields = found.fields().plain()
+    if found.kind is Kind.REFUSAL:
+        return Reason(fields["reason"])
+    return fields | {"kind": found.kind, "value": np.frombuffer(found.body)}
+
+
+def check(house: House, verify: bool = False) -> tuple[int, int]:
+    """How many answers were logged and charged, if every answer was charged and all files are whole.
+
+    ``verify`` also has the spend recomputed from an export by `farthing.verifier`, which takes a second.
+    """
     content = house.log.read_bytes() if house.log.exists() else b""
     lines = content.splitlines(keepends=True)
     if lines and not lines[-1].endswith(b"\n"):
@@ -267,12 +293,13 @@ def check(house: House, sound: bool = True) -> tuple[int, int]:
         rows = connection.execute("SELECT * FROM chain ORDER BY seq").fetchall()
         answers = connection.execute("SELECT key, seq, released, value FROM answers").fetchall()
 
-    charged, previous = {}, "0" * 64
+    charged, promised, previous = {}, 0, "0" * 64
     for number, (seq, moment, kind, body, state, before, digest) in enumerate(rows):
         values = [before, seq, moment, kind, json.loads(body), json.loads(state)]
         text = json.dumps(values, sort_keys=True, separators=(",", ":"))
         assert (seq, before) == (number, previous)
         assert digest == hashlib.sha256(text.encode()).hexdigest()
+        promised += values[4]["times"] if kind == "promise" else 0
         if kind == "charge":
             assert values[4]["count"] == 1
             assert values[4]["answer"]["key"] not in charged
@@ -292,13 +319,20 @@ def check(house: House, sound: bool = True) -> tuple[int, int]:
     for key, entry in logged.items():
         assert charged[key] == (entry["row"], entry["hash"]), f"{key} was answered and not charged"
         assert stored[key] == entry["answer"], f"{key} was answered with something else"
-    if sound:
+    assert len(charged) <= promised
+    if verify:
         export = io.StringIO()
         with Journal(house.ledger) as journal:
             journal.export(export)
         verdict = verifier.verify(export.getvalue().splitlines())
         assert verdict.code == 0, verdict
     return len(logged), len(charged)
+
+
+@pytest.fixture
+def told():
+    """See `read`."""
+    return read
 
 
 @pytest.fixture

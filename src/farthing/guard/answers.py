@@ -37,8 +37,12 @@ class AnswerLog:
             raise InvalidValue(f"another guard is at work on {self.path!r}") from None
         self._rows: dict[str, tuple[int, str, str]] = {}  # key -> row, its hash, SHA-256 of the answer
         self._last = _FIRST
-        with failing_closed(self.path):
-            self._read()
+        try:
+            with failing_closed(self.path):
+                self._read()
+        except BaseException:
+            self.close()
+            raise
 
     def _read(self) -> None:
         content = os.pread(self._file, os.fstat(self._file).st_size, 0)

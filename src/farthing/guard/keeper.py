@@ -13,6 +13,7 @@ The guarantee is the ledger's: (ε, δ) of the policy for one unit, under its ad
 everything that the guard ever sends.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -65,18 +66,18 @@ class Guard:
         distributed = policy.limits.trust is Trust.DISTRIBUTED
         self._masking = Masking(policy, signer, self) if distributed else None
         self._lock = threading.Lock()
-        self._log = AnswerLog(policy.log)
-        try:
+        with contextlib.ExitStack() as opened:
+            self._log = AnswerLog(policy.log)
+            opened.callback(self._log.close)
             self._ledger = Ledger(policy.budget, journal=policy.ledger, stream=stream, block=1)
-            self._agent = ClientAgent(self._ledger.over(records), policy.size)
+            opened.callback(self._ledger.close)
             self._door = self._ledger.over(records)
+            self._agent = ClientAgent(self._door, policy.size)
             self._past = _Past(policy.dataset)
             self._past.read(self._ledger)
             self._log.check(self._ledger.journal)
             self._name_the_ledger()
-        except BaseException:
-            self._log.close()
-            raise
+            opened.pop_all()  # in order: they stay open
 
     def _name_the_ledger(self) -> None:
         """A ledger belongs to one data set, whose name stands in it."""
