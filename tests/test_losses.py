@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import approx_fprime
 
 import farthing as ft
-from farthing import losses
+from farthing import losses, native
 from farthing.errors import Unsupported
 from farthing.losses import Gradient, Gram, Moments, Scores
 from farthing.tables import Features, Table
@@ -133,3 +133,81 @@ def test_only_plain_norms():
         Gradient(losses.logistic, FEATURES).bounded_sum(
             Table(X, BINARY), weights(0), ft.ClipNorm(1.0, scale=np.ones(5))
         )
+
+
+@pytest.mark.skipif(native.kernels() is None, reason="no kernels here")
+class TestKernels:
+    """The kernel's sums against those of the blocks, which everything above holds to account."""
+
+    @staticmethod
+    def both(monkeypatch, loss, features, table, w, clip, lot=None):
+        found = []
+        for kernels in (native.kernels(), None):
+            with monkeypatch.context() as patched:
+                patched.setattr(native, "_loaded", kernels)
+                records = table if lot is None else table.take(lot)
+                found.append(Gradient(loss, features).bounded_sum(records, w, ft.ClipNorm(clip)))
+        return found
+
+    @pytest.mark.parametrize("kind", [np.float64, np.float32, np.uint8, np.bool_])
+    @pytest.mark.parametrize("width", [1, 7, 8, 23, 124])
+    @pytest.mark.parametrize(
+        "loss", [losses.logistic, losses.huber_hinge, losses.HuberHinge(0.1), losses.squared]
+    )
+    def test_sums(self, monkeypatch, loss, width, kind):
+        rng = np.random.default_rng(width)
+        rows = (rng.random((203, width)) * 2).astype(kind)
+        y = (rng.random(203) < 0.4).astype(np.int8)
+        maps = [
+            (Features(width), False),
+            (Features(width, intercept=0.0, radius=0.5), True),
+            (Features(width, centre=0.1, scale=rng.random(width) + 0.5, radius=1.0), True),
+            (Features(width, scale=rng.normal(size=(width, width))), False),
+        ]
+        lots = [
+            None,
+            np.arange(0),
+            np.array([202]),
+            np.sort(rng.choice(203, 77, replace=False)),
+            np.zeros(3, int),
+        ]
+        for features, unit in maps:
+            table, w = Table(rows, y, unit=unit), rng.normal(size=features.size)
+            for lot in lots:
+                quick, plain = self.both(monkeypatch, loss, features, table, w, 0.3, lot)
+                np.testing.assert_allclose(quick, plain, rtol=1e-11, atol=1e-11)
+
+    def test_it_is_the_kernel_that_runs(self, monkeypatch):
+        table, w = Table(X, BINARY), np.zeros(FEATURES.size)
+        monkeypatch.setattr(Table, "blocks", None)
+        Gradient(losses.logistic, FEATURES).bounded_sum(table, w, ft.ClipNorm(1.0))
+        Gradient(losses.logistic, FEATURES).bounded_sum(table.take(np.array([1])), w, ft.ClipNorm(1.0))
+
+    @pytest.mark.parametrize("loss", [losses.logistic, losses.huber_hinge, losses.squared])
+    @pytest.mark.parametrize("scale", [1e-300, 1e5, 1e160, 1e308])
+    def test_no_term_passes_the_clip_whatever_the_row(self, monkeypatch, loss, scale):
+        rows = np.array([[scale, 1.0], [scale, -scale], [0.0, 0.0], [1.0, 1.0]])
+        table, features = Table(rows, np.array([0.0, 1.0, 1.0, 0.0])), Features(2)
+        for w in (np.array([1.0, -1.0, 0.5]), np.array([1e200, 1e200, 1.0]), np.array([-1e308, 1e308, 0.0])):
+            with np.errstate(all="ignore"):
+                for lot in (None, *(np.array([i]) for i in range(4))):
+                    quick, plain = self.both(monkeypatch, loss, features, table, w, 2.0, lot)
+                    assert np.linalg.norm(quick) <= 2.0 * (4 if lot is None else 1) * (1 + 1e-12)
+                    if w[0] == 1.0:  # else margins cancel, and their rounding decides
+                        np.testing.assert_allclose(quick, plain, rtol=1e-11, atol=1e-11)
+
+    def test_what_no_kernel_reads_goes_the_other_way(self, monkeypatch):
+        w, features = RNG.normal(size=5), Features(4)
+        odd = [X[:, ::-1], X.astype(">f8"), np.asfortranarray(X), np.rint(X).astype(np.int64), X[::2]]
+        for rows in odd:
+            table = Table(rows, BINARY[: len(rows)])
+            quick, plain = self.both(monkeypatch, losses.logistic, features, table, w, 1.0)
+            np.testing.assert_allclose(quick, plain, rtol=1e-12)
+
+    def test_a_place_that_is_no_row_is_refused(self):
+        table = Table(X, BINARY)
+        for place in (300, 2**40):
+            with pytest.raises(IndexError):
+                Gradient(losses.logistic, FEATURES).bounded_sum(
+                    table.take(np.array([place])), np.zeros(FEATURES.size), ft.ClipNorm(1.0)
+                )

@@ -87,20 +87,13 @@ i64 release(const u64 *words, i64 n, double scale, const double *table, const do
 
 /* ---- Poisson draws: a byte a coin ---- */
 
-static inline i64 *coins_of(u64 mask, u64 equal, i64 first, i64 *out)
-{
-    for (; mask; mask &= mask - 1) {
-        i64 bit = __builtin_ctzll(mask), place = first + bit;
-        *out++ = equal >> bit & 1 ? ~place : place;
-    }
-    return out;
-}
-
 /* Places of the coins at most `head`, ascending; ~place where a coin equals it, which more bits decide.
-   `places` has room for n. Returns how many places; *undecided says how many of them are open. */
-i64 heads(const uint8_t *restrict coins, i64 n, i64 head, i64 first, i64 *restrict places, i64 *undecided)
+   Returns how many places, or -1 where they may not fit the `room` there is (64 above their number always do);
+   *undecided says how many of them are open. */
+i64 heads(const uint8_t *restrict coins, i64 n, i64 head, i64 first, i64 *restrict places, i64 room,
+          i64 *restrict undecided)
 {
-    i64 *out = places, i = 0, open = 0;
+    i64 *out = places, *last = places + room - 64, i = 0, open = 0;
 #if defined(__AVX2__)
     const __m256i limit = _mm256_set1_epi8((char)head);
     for (; i + 64 <= n; i += 64) {
@@ -110,14 +103,21 @@ i64 heads(const uint8_t *restrict coins, i64 n, i64 head, i64 first, i64 *restri
                    (u64)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(_mm256_min_epu8(b, limit), b)) << 32;
         if (!mask)
             continue;
+        if (out > last)
+            return -1;
         u64 equal = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(a, limit)) |
                     (u64)(uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(b, limit)) << 32;
         open += __builtin_popcountll(equal);
-        out = coins_of(mask, equal, first + i, out);
+        for (; mask; mask &= mask - 1) {
+            i64 bit = __builtin_ctzll(mask);
+            *out++ = (first + i + bit) ^ -(i64)(equal >> bit & 1);
+        }
     }
 #endif
     for (; i < n; i++) {
         i64 same = coins[i] == head;
+        if (out >= last + 64)
+            return -1;
         *out = (first + i) ^ -same;
         out += coins[i] <= head;
         open += same;
@@ -139,62 +139,123 @@ i64 settle(i64 *places, i64 n, const u64 *restrict words, u64 tail)
     return kept;
 }
 
-/* ---- Rows of a table by their places: products in float64, without a copy of the rows ---- */
+/* ---- Bounded sums of gradients of linear models: a row is read once, where it lies ---- */
 
-#define LANES 16
-#define AHEAD 6
+#define TOGETHER 8 /* rows, so that one waits for its residual while others are multiplied */
+typedef double wide __attribute__((vector_size(64)));
+typedef double double_8 __attribute__((vector_size(64)));
+typedef float float_8 __attribute__((vector_size(32)));
+typedef uint8_t uint8_t_8 __attribute__((vector_size(8)));
 
-static inline void prefetch(const void *row, i64 bytes)
+enum { LOGISTIC, HUBER_HINGE, SQUARED };
+
+/* What residuals are made of, one number a row of the table; `unit` and `shrink` may be NULL for ones. */
+struct terms {
+    const double *y, *norm, *unit, *shrink;
+    double constant, clip, width;
+    i64 loss;
+};
+
+static inline double residual_of(const struct terms *with, double margin, double y)
 {
-    for (i64 at = 0; at < bytes; at += 64)
-        __builtin_prefetch((const char *)row + at);
+    if (with->loss == LOGISTIC)
+        return 1 / (1 + exp(-margin)) - y;
+    if (with->loss == SQUARED)
+        return margin - y;
+    double sign = 2 * y - 1, below = (1 + with->width - sign * margin) / (2 * with->width);
+    below = below > 0 ? below : below <= 0 ? 0 : below; /* NaN stays */
+    return -sign * (below > 1 ? 1 : below);
 }
 
-#define ROWS(NAME, TYPE)                                                                                      \
-    /* out[i] = x[places[i]] . u */                                                                           \
-    i64 margins_##NAME(const TYPE *restrict x, i64 stride, const i64 *restrict places, i64 n, i64 d,         \
-                        const double *restrict u, double *restrict out)                                       \
+/* What row p is multiplied by, given x[p] . u: its residual, clipped; 0 where that is not a number. Adds to
+   the sum of the multiples of z. */
+static inline double multiple(const struct terms *with, i64 p, double product, double *weight)
+{
+    double unit = with->unit ? with->unit[p] : 1, shrink = with->shrink ? with->shrink[p] : 1;
+    double residual = residual_of(with, (product * unit + with->constant) * shrink, with->y[p]);
+    double size = fabs(residual) * with->norm[p], factor = with->clip / (size < with->clip ? with->clip : size);
+    double v = factor > 1e-290 ? residual * factor * shrink : 0;
+    *weight += v;
+    return v * unit;
+}
+
+static inline void prefetch(const struct terms *with, i64 p, const char *row, i64 bytes)
+{
+    __builtin_prefetch(with->y + p);
+    __builtin_prefetch(with->norm + p);
+    for (i64 at = 0; at < bytes; at += 64)
+        __builtin_prefetch(row + at);
+}
+
+/* total[0 .. d-1] = sum v x and total[d] = sum of v before `unit`, over the rows at `places` (NULL: the first
+   n). Returns -1, and does nothing, where a place is no row. */
+#define GRADIENT(NAME, TYPE)                                                                                  \
+    static inline double dot_##NAME(const TYPE *restrict row, const double *restrict u, i64 d)                \
     {                                                                                                         \
-        for (i64 i = 0; i < n; i++) {                                                                         \
-            const TYPE *restrict row = x + places[i] * stride;                                                \
-            if (i + AHEAD < n)                                                                                \
-                prefetch(x + places[i + AHEAD] * stride, d * (i64)sizeof(TYPE));                              \
-            double sum[LANES] = {0}, rest = 0;                                                                \
-            i64 j = 0;                                                                                        \
-            for (; j + LANES <= d; j += LANES)                                                                \
-                for (int k = 0; k < LANES; k++)                                                               \
-                    sum[k] += (double)row[j + k] * u[j + k];                                                  \
-            for (; j < d; j++)                                                                                \
-                rest += (double)row[j] * u[j];                                                                \
-            for (int k = 0; k < LANES; k++)                                                                   \
-                rest += sum[k];                                                                               \
-            out[i] = rest;                                                                                    \
+        wide first = {0}, second = {0}, factor;                                                               \
+        TYPE##_8 part;                                                                                        \
+        double product = 0;                                                                                   \
+        i64 j = 0;                                                                                            \
+        for (; j + 16 <= d; j += 16) {                                                                        \
+            memcpy(&part, row + j, sizeof part), memcpy(&factor, u + j, sizeof factor);                       \
+            first += __builtin_convertvector(part, wide) * factor;                                            \
+            memcpy(&part, row + j + 8, sizeof part), memcpy(&factor, u + j + 8, sizeof factor);               \
+            second += __builtin_convertvector(part, wide) * factor;                                           \
         }                                                                                                     \
-        return 0;                                                                                             \
+        if (j + 8 <= d) {                                                                                     \
+            memcpy(&part, row + j, sizeof part), memcpy(&factor, u + j, sizeof factor);                       \
+            first += __builtin_convertvector(part, wide) * factor;                                            \
+            j += 8;                                                                                           \
+        }                                                                                                     \
+        for (; j < d; j++)                                                                                    \
+            product += (double)row[j] * u[j];                                                                 \
+        first += second;                                                                                      \
+        return product + (((first[0] + first[4]) + (first[1] + first[5])) +                                   \
+                          ((first[2] + first[6]) + (first[3] + first[7])));                                   \
     }                                                                                                         \
-    /* total += sum v[i] x[places[i]] */                                                                      \
-    i64 weighted_##NAME(const TYPE *restrict x, i64 stride, const i64 *restrict places, i64 n, i64 d,        \
-                         const double *restrict v, double *restrict total)                                    \
+    i64 gradient_##NAME(const TYPE *restrict x, i64 rows, i64 stride, const i64 *restrict places, i64 n,      \
+                        i64 d, const double *restrict u, double constant, const double *y,                    \
+                        const double *norm, const double *unit, const double *shrink, i64 loss, double width, \
+                        double clip, double *restrict total)                                                  \
     {                                                                                                         \
-        i64 i = 0;                                                                                            \
-        for (; i + 4 <= n; i += 4) {                                                                          \
-            const TYPE *restrict a = x + places[i] * stride, *restrict b = x + places[i + 1] * stride;        \
-            const TYPE *restrict c = x + places[i + 2] * stride, *restrict e = x + places[i + 3] * stride;    \
-            double p = v[i], q = v[i + 1], r = v[i + 2], s = v[i + 3];                                        \
-            for (i64 j = 0; j < d; j++)                                                                       \
-                total[j] += (p * (double)a[j] + q * (double)b[j]) + (r * (double)c[j] + s * (double)e[j]);    \
+        const struct terms with = {y, norm, unit, shrink, constant, clip, width, loss};                       \
+        double weight = 0;                                                                                    \
+        i64 bad = places ? 0 : n > rows;                                                                      \
+        for (i64 i = 0; places && i < n; i++)                                                                 \
+            bad |= (u64)places[i] >= (u64)rows;                                                               \
+        if (bad)                                                                                              \
+            return -1;                                                                                        \
+        for (i64 j = 0; j < d; j++)                                                                           \
+            total[j] = 0;                                                                                     \
+        for (i64 i = 0; i < n; i += TOGETHER) {                                                               \
+            i64 count = n - i < TOGETHER ? n - i : TOGETHER, p[TOGETHER], r = 0;                              \
+            double v[TOGETHER];                                                                               \
+            for (r = 0; r < count; r++)                                                                       \
+                p[r] = places ? places[i + r] : i + r;                                                        \
+            for (r = i + TOGETHER; places && r < n && r < i + 2 * TOGETHER; r++)                              \
+                prefetch(&with, places[r], (const char *)(x + places[r] * stride), d * (i64)sizeof(TYPE));    \
+            for (r = 0; r < count; r++)                                                                       \
+                v[r] = dot_##NAME(x + p[r] * stride, u, d);                                                   \
+            for (r = 0; r < count; r++)                                                                       \
+                v[r] = multiple(&with, p[r], v[r], &weight);                                                  \
+            for (r = 0; r + 4 <= count; r += 4) {                                                             \
+                const TYPE *restrict a = x + p[r] * stride, *restrict b = x + p[r + 1] * stride;              \
+                const TYPE *restrict c = x + p[r + 2] * stride, *restrict e = x + p[r + 3] * stride;          \
+                for (i64 j = 0; j < d; j++)                                                                   \
+                    total[j] += (v[r] * (double)a[j] + v[r + 1] * (double)b[j]) +                             \
+                                (v[r + 2] * (double)c[j] + v[r + 3] * (double)e[j]);                          \
+            }                                                                                                 \
+            for (; r < count; r++)                                                                            \
+                for (i64 j = 0; j < d; j++)                                                                   \
+                    total[j] += v[r] * (double)x[p[r] * stride + j];                                          \
         }                                                                                                     \
-        for (; i < n; i++) {                                                                                  \
-            const TYPE *restrict a = x + places[i] * stride;                                                  \
-            for (i64 j = 0; j < d; j++)                                                                       \
-                total[j] += v[i] * (double)a[j];                                                              \
-        }                                                                                                     \
+        total[d] = weight;                                                                                    \
         return 0;                                                                                             \
     }
 
-ROWS(f8, double)
-ROWS(f4, float)
-ROWS(u1, uint8_t)
+GRADIENT(f8, double)
+GRADIENT(f4, float)
+GRADIENT(u1, uint8_t)
 
 /* ---- Per-coordinate clipping of a layer's per-example gradients ---- */
 
@@ -229,7 +290,7 @@ static inline float clamped(float value, float limit)
         for (i64 k = 0; k < width; k++)                                                                       \
             out[k] += sum[k];                                                                                 \
     }                                                                                                         \
-    i64 clamped_outer_##NAME(const float *delta, const float *a, const float *s, SUM *out, i64 batch,        \
+    i64 clamped_outer_##NAME(const float *delta, const float *a, const float *s, SUM *out, i64 batch,         \
                               i64 steps, i64 outs, i64 ins, i64 first, i64 last)                              \
     {                                                                                                         \
         if (batch == 0 || steps == 0)                                                                         \

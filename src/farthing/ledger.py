@@ -22,6 +22,7 @@ two, and a tight price is never used for prices chosen on the way.
 import hashlib
 import io
 import json
+import math
 import os
 from collections.abc import Callable
 from typing import Any, Self
@@ -262,6 +263,8 @@ def _refuse_nonfinite(w: Any) -> None:
     if isinstance(w, list | tuple):
         for part in w:
             _refuse_nonfinite(part)
+    elif type(w) is np.ndarray and w.ndim == 1 and w.dtype == np.float64 and math.isfinite(w @ w):
+        return  # quicker than asking every entry
     elif isinstance(w, np.ndarray | float) and not np.isfinite(w).all():
         raise InvalidValue("w must be finite, got NaN or infinity; nothing was charged")
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logsumexp, softmax
 
+from farthing import native
 from farthing.bounds import ClipNorm, ClipOuter
 from farthing.errors import Unsupported
 from farthing.tables import Block, Features, Table
@@ -145,6 +146,7 @@ def _indicators(margins: Array, y: Array) -> Array:
     return indicators.ravel().astype(np.float64)
 
 
+_KINDS: dict[type, int] = {Logistic: 0, HuberHinge: 1, Squared: 2}  # as kernels.c numbers them
 logistic, multinomial, huber_hinge, squared = Logistic(), Softmax(), HuberHinge(), Squared()
 one_against_rest = OneAgainstRest(huber_hinge)
 
@@ -162,6 +164,8 @@ class Gradient:
                 "the gradient of a linear model is clipped by its plain L2 norm: ClipNorm(clip)"
             )
         u, constant = self.features.unfold(w)
+        if (quick := self._quick(records, u, constant, bound)) is not None:
+            return self.features.gather(*quick)
         total, weight = np.zeros(u.shape), np.zeros(u.shape[1:])
         for block in records.blocks(self.features):
             clipped = self.factors(block, u, constant, bound)
@@ -169,6 +173,24 @@ class Gradient:
             total += part
             weight = weight + sum_
         return self.features.gather(total, weight)
+
+    def _quick(self, records: Any, u: Array, constant: Any, bound: ClipNorm) -> tuple[Array, Array] | None:
+        """Σ v x and Σ v by a kernel that reads every row once; None where there is none for them."""
+        kind, rows = (
+            _KINDS.get(type(self.loss)),
+            records.raw(self.features) if type(records) is Table else None,
+        )
+        found = native.kernels(len(records) * u.size)
+        if kind is None or rows is None or found is None or u.ndim != 1 or u.dtype != np.float64:
+            return None
+        u, total, (unit, shrink, norm) = np.ascontiguousarray(u), np.empty(len(u) + 1), rows.factors
+        width = self.loss.width if isinstance(self.loss, HuberHinge) else 0.0
+        done = found["gradient_" + rows.kind](
+            *(rows.address, rows.rows, rows.stride, native.pointer(rows.places), rows.number, len(u)),
+            *(native.pointer(u), constant, native.pointer(rows.y), native.pointer(norm)),
+            *(native.pointer(unit), native.pointer(shrink), kind, width, bound.clip, native.pointer(total)),
+        )
+        return None if done else (total[:-1], total[-1])
 
     def factors(self, block: Block, u: Array, constant: Array, bound: ClipNorm) -> Array:
         """What the z of a block's rows are multiplied by: residuals, clipped (u: see `Features.unfold`)."""

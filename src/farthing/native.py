@@ -38,14 +38,14 @@ _ENOUGH = 2**14  # items of work before a build pays
 _SECONDS = 60  # for one build
 
 _P, _I, _D = "pointer", "integer", "number"
-_ROWS = (_P, _I, _P, _I, _I, _P, _P)
+_GRADIENT = (_P, _I, _I, _P, _I, _I, _P, _D, _P, _P, _P, _P, _I, _D, _D, _P)
 _OUTER = (_P, _P, _P, _P, _I, _I, _I, _I, _I, _I)
 _SIGNATURES = {
     "gaussian": (_P, _I, _D, _P, _P),
     "release": (_P, _I, _D, _P, _P, _P, _D, _D, _P),
-    "heads": (_P, _I, _I, _I, _P, _P),
+    "heads": (_P, _I, _I, _I, _P, _I, _P),
     "settle": (_P, _I, _P, _I),
-    **{f"{name}_{kind}": _ROWS for name in ("margins", "weighted") for kind in ("f8", "f4", "u1")},
+    **{f"gradient_{kind}": _GRADIENT for kind in ("f8", "f4", "u1")},
     **{f"clamped_outer_{kind}": _OUTER for kind in ("f8", "f4")},
 }
 
@@ -164,8 +164,10 @@ def _bind(path: Path) -> Kernels:
     return bound
 
 
-def pointer(array: Floats) -> Any:
-    """What a kernel takes for a contiguous array; four times as quick as its address."""
+def pointer(array: Floats | None) -> Any:
+    """What a kernel takes for a contiguous array, or for none; four times as quick as its address."""
+    if array is None:
+        return None
     return _NOTHING.from_buffer(array.data) if array.flags.writeable else array.ctypes.data
 
 

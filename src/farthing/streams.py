@@ -152,14 +152,20 @@ class Stream:
 
     def _quick_heads(self, found: native.Kernels, head: int, tail: int, n: int, first: int) -> Integers:
         """The same with kernels."""
-        room = np.empty(n + 1, np.int64)  # the last for the number of undecided ones
-        places = room.ctypes.data
-        held = self._claim(-(-n // 8))
-        count = found["heads"](held[2], n, head, first, places, places + 8 * n)
-        if undecided := int(room[n]):
+        _, _, coins = held = self._claim(-(-n // 8))
+        expected = n * (head + 1) / 256
+        size = int(expected + 12 * math.sqrt(expected)) + 128  # nearly always enough
+        while True:
+            room = np.empty(size + 1, np.int64)  # the last for the number of undecided ones
+            places = room.ctypes.data
+            count = found["heads"](coins, n, head, first, places, size, places + 8 * size)
+            if count >= 0:
+                break
+            size = n + 64
+        if undecided := int(room[size]):
             held = self._claim(undecided)
             count = found["settle"](places, count, held[2], tail)
-        return room[:count].copy()
+        return room[:count]
 
     def poisson_indices(self, rate: float, n: int) -> Integers:
         """The indices below n, each kept independently with `bernoulli`'s probability, ascending."""

@@ -13,8 +13,8 @@ a row to ``radius``. Nobody materialises z: products with z are products with x.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ Factors = tuple[Array | None, Array | None, Array]  # of rows: g and h (None whe
 
 _BLOCK = 2**17  # entries of a block: a megabyte of float64, so that both products find it in the cache
 _SPARSE_BLOCK = 2**25  # of a sparse one, zeros included
+_KERNELS = {"d": "f8", "f": "f4", "B": "u1", "?": "u1"}  # by numpy's letters
 _FEWEST_ROWS = 64
 _REMEMBERED = 2**22  # rows whose factors are kept between passes; beyond, memory would grow with the file
 
@@ -46,6 +47,7 @@ class Features:
     scale: float | Array = 1.0
     intercept: float = 1.0
     radius: float | None = None
+    plain: bool = field(init=False, repr=False)  # neither centred nor scaled
 
     def __post_init__(self) -> None:
         d = validate.count(width=self.width)
@@ -57,6 +59,10 @@ class Features:
             if value.shape not in shapes or not np.isfinite(value).all():
                 raise InvalidValue(f"{name} must be finite, of a shape in {shapes}, got shape {value.shape}")
             object.__setattr__(self, name, value if value.ndim == 2 else np.broadcast_to(value, d))
+        diagonal = np.ndim(self.scale) == 1
+        object.__setattr__(
+            self, "plain", diagonal and not np.any(self.centre) and bool(np.all(self.scale == 1))
+        )
 
     @property
     def size(self) -> int:
@@ -65,13 +71,16 @@ class Features:
 
     def unfold(self, w: Array) -> tuple[Array, Array]:
         """Weights and constant on x that equal weights ``w`` on z before shrinking: z·w = x·u + constant."""
+        if self.plain:
+            u = w[: self.width]
+            return u, self.intercept * w[-1] if self.intercept else np.zeros(w.shape[1:])
         u = _apply(np.transpose(self.scale), w[: self.width])
         constant = self.intercept * w[-1] if self.intercept else np.zeros(w.shape[1:])
         return u, constant - self.centre @ u
 
     def gather(self, total: Array, weight: Array) -> Array:
         """Σ v z from Σ v x and Σ v, one column an output."""
-        mapped = _apply(self.scale, total - np.multiply.outer(self.centre, weight))
+        mapped = total if self.plain else _apply(self.scale, total - np.multiply.outer(self.centre, weight))
         return np.concatenate([mapped, (self.intercept * weight)[None]]) if self.intercept else mapped
 
     def rows(self, x: Any, unit: Array | None) -> Array:
@@ -100,6 +109,22 @@ def _apply(scale: Any, columns: Array) -> Array:
     if np.ndim(scale) == 2:
         return np.asarray(scale @ columns)
     return np.asarray(columns * (scale if columns.ndim == 1 else scale[:, None]))
+
+
+class Raw(NamedTuple):
+    """The rows of a table, or some of them by their places, as they lie in memory: for a kernel.
+
+    ``y`` and ``factors`` are those of all rows; ``stride`` is counted in numbers.
+    """
+
+    kind: str
+    address: int
+    rows: int
+    stride: int
+    places: NDArray[np.int64] | None
+    number: int
+    y: Array
+    factors: Factors
 
 
 class Block(NamedTuple):
@@ -144,7 +169,7 @@ class Table:
     ``unit`` each row is then divided by its norm. NaN and infinity are refused, before anything is charged.
     """
 
-    __slots__ = ("X", "_factors", "_map", "_unit", "_whole", "y")
+    __slots__ = ("_X", "_factors", "_length", "_lie", "_map", "_unit", "_whole", "y")
 
     def __init__(self, X: Any, y: Any = None, *, bounds: Any = None, unit: bool = False) -> None:
         X = X.tocsr() if sparse.issparse(X) else np.asanyarray(X)
@@ -152,13 +177,24 @@ class Table:
             raise InvalidValue(f"features must be a table of real numbers, got {X.dtype} of shape {X.shape}")
         if y is not None and len(y) != X.shape[0]:
             raise InvalidValue(f"there must be one target a row, got {len(y)} for {X.shape[0]} rows")
-        self.X, self.y, self._unit = X, y, unit
+        self._X, self.y, self._unit = X, y, unit
+        self._length = int(X.shape[0])
         self._map: tuple[Array, Array] | None = None
         self._factors: dict[Features, Factors] = {}
+        self._lie: tuple[Any, ...] | None = None  # how it lies in memory; empty where kernels cannot read it
         self._whole: tuple[Table, Indices] | None = None  # the table this one is a lot of
         limits = None if bounds is None else _limits(bounds, X)
         if self._outside(limits) or (limits is not None and (np.any(limits[0]) or np.any(limits[1] != 1))):
             self._map = limits
+
+    @property
+    def X(self) -> Any:
+        """The features; those of a lot are gathered when they are first asked for."""
+        if self._X is None:
+            assert self._whole is not None
+            whole, indices = self._whole
+            self._X = whole.X[indices]
+        return self._X
 
     def _outside(self, limits: tuple[Array, Array] | None) -> bool:
         """Whether anything lies outside the bounds; refuses what is not finite. One pass."""
@@ -179,6 +215,19 @@ class Table:
         step = max(_FEWEST_ROWS, entries // max(1, d))
         return (slice(start, min(n, start + step)) for start in range(0, n, step))
 
+    def raw(self, features: Features) -> Raw | None:
+        """What a kernel reads of these rows; None where it cannot, or where their factors are not kept."""
+        whole, places = (self, None) if self._whole is None or self._X is not None else self._whole
+        if isinstance(places, slice) or whole._X is None or self._map is not None:
+            return None
+        if whole._lie is None:
+            whole._lie = _lie(whole._X, whole.y)
+        known = whole._known(features) if whole._lie else None
+        if known is None:
+            return None
+        kind, address, stride, y = whole._lie
+        return Raw(kind, address, whole._length, stride, places, self._length, y, known)
+
     def _read(self, place: slice) -> Any:
         """Some rows in float64, clipped and mapped by the bounds."""
         x: Any = self.X[place]
@@ -191,16 +240,18 @@ class Table:
         return (np.clip(x, low, high) - low) / (high - low)
 
     def __len__(self) -> int:
-        return int(self.X.shape[0])
+        return self._length
 
     def take(self, indices: Indices) -> "Table":
         """Those at ``indices``; everybody costs no copy."""
         if isinstance(indices, slice) and indices == slice(None):
             return self
         table = object.__new__(Table)
-        table.X, table.y = self.X[indices], None if self.y is None else self.y[indices]
+        lazy = isinstance(indices, np.ndarray) and indices.dtype == np.int64 and indices.ndim == 1
+        table._X, table.y = None if lazy else self.X[indices], None if self.y is None else self.y[indices]
+        table._length = len(cast(Any, indices)) if lazy else int(table._X.shape[0])
         table._map, table._unit = self._map, self._unit
-        table._factors, table._whole = {}, (self, indices)
+        table._factors, table._lie, table._whole = {}, None, (self, indices)
         return table
 
     def blocks(self, features: Features) -> Iterator[Block]:
@@ -239,6 +290,16 @@ class Table:
             shrink = np.where(np.isfinite(norm), np.minimum(1.0, radius / norm), 0.0)
             norm = np.where(shrink > 0, norm * shrink, 0.0)
         return unit, shrink, norm
+
+
+def _lie(X: Any, y: Any) -> tuple[Any, ...]:
+    """Kind, address, stride and float64 targets of a table that kernels can read; else nothing."""
+    kind = _KERNELS.get(X.dtype.char) if isinstance(X, np.ndarray) else None
+    y = np.ascontiguousarray(y, dtype=np.float64) if y is not None else None
+    if kind is None or y is None or y.ndim != 1 or not X.dtype.isnative or not X.flags.aligned:
+        return ()
+    stride, odd = divmod(X.strides[0], X.itemsize)
+    return () if odd or X.strides[1] != X.itemsize else (kind, X.ctypes.data, stride, y)
 
 
 def _joined(parts: list[Array | None], norms: list[Array]) -> Array | None:
