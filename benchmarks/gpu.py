@@ -414,7 +414,7 @@ def exact(key: bytes, size: int, bits: int, block_of: Any) -> Any:
 def check_kernels(torch: Any, report: Report, device: Any, small: bool) -> bool:
     import numpy as np
 
-    from farthing.torch import kernels, noise
+    from farthing.torch import kernels, noise, stock
 
     draw = torch.Generator(device).manual_seed(1)
 
@@ -443,7 +443,7 @@ def check_kernels(torch: Any, report: Report, device: Any, small: bool) -> bool:
             assert all(int(i) in undecided for i in wrong), (
                 f"{len(wrong)} samples differ, {len(open_)} are open"
             )
-            settled = noise.settle(noise.Stream(), key, open_[:200], bits, kernels.block_of)
+            settled = stock.settle(noise.Stream(), key, open_[:200], bits, kernels.block_of)
             assert (settled == wanted[open_[:200]]).all()
             return f"{size} samples, {len(open_)} open of which {len(wrong)} would be wrong"
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from farthing import noise as lattice
 from farthing.noise import SeededStream
-from farthing.torch import kernels, noise
+from farthing.torch import kernels, stock
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KEY = bytes(range(32))
@@ -76,7 +76,7 @@ def test_blocks_are_those_of_another_implementation(counter, seed):
 def test_places_tell_their_words():
     words = words_of(KEY, 5000)
     for place in (0, 1, kernels.LANES - 1, kernels.LANES, 8 * kernels.LANES, 4999):
-        assert noise._word(KEY, *kernels.block_of(place)) == words[place]
+        assert stock._word(KEY, *kernels.block_of(place)) == words[place]
 
 
 @pytest.mark.parametrize("bits", [20, 26, 27, 40])
@@ -89,7 +89,7 @@ def test_samples_are_exact(bits):
     wanted = np.where(words < 0, -wanted, wanted)
     assert set(np.flatnonzero(cells != wanted)) <= set(places)
     assert len(places) <= size * 2.0 ** (bits - 46)  # 2^(bits - 49) · E|Z| · 2 are expected
-    settled = noise.settle(SeededStream(0), KEY, places, bits, kernels.block_of)
+    settled = stock.settle(SeededStream(0), KEY, places, bits, kernels.block_of)
     assert (settled == wanted[places]).all()
 
 

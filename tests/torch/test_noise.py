@@ -24,7 +24,7 @@ from farthing.ledger import Ledger  # noqa: E402
 from farthing.noise import SeededStream, Stream  # noqa: E402
 from farthing.query import Query, Rows  # noqa: E402
 from farthing.samplers import Everyone, Poisson  # noqa: E402
-from farthing.torch import noise  # noqa: E402
+from farthing.torch import noise, stock  # noqa: E402
 from farthing.torch.noise import FloatGaussian, Gaussian  # noqa: E402
 
 LARGE = noise._FEW + 100  # drawn ahead
@@ -118,7 +118,7 @@ def test_a_seed_repeats_itself_however_slow_the_drawing_is(monkeypatch):
 
 
 def test_no_noise_is_used_twice(monkeypatch):
-    monkeypatch.setattr(noise, "_RELEASES", 3)
+    monkeypatch.setattr(stock, "_RELEASES", 3)
     rounds = releases(5, LARGE, 12) - 0.25
     assert len(torch.unique(rounds[:, :50], dim=0)) == 12
     correlation = np.corrcoef(rounds.numpy())
@@ -175,14 +175,14 @@ def test_a_failed_draw_is_reported_and_not_repeated(monkeypatch):
     stream, bound = SeededStream(8), ClipNorm(1.0)
     for _ in range(2):
         Gaussian(1.0).release(torch.zeros(LARGE), bound, stream)
-    count = noise._AHEAD // LARGE
+    count = stock._AHEAD // LARGE
     draw = lattice.gaussian
 
     def failing(*args):
         raise MemoryError("no room")
 
     monkeypatch.setattr(lattice, "gaussian", failing)
-    for _ in range(min(count, noise._RELEASES)):  # the stock; its successor fails
+    for _ in range(min(count, stock._RELEASES)):  # the stock; its successor fails
         Gaussian(1.0).release(torch.zeros(LARGE), bound, stream)
     with pytest.raises(MemoryError, match="no room"):
         Gaussian(1.0).release(torch.zeros(LARGE), bound, stream)
@@ -195,39 +195,39 @@ def test_a_forked_child_drops_the_stock():
     stream = Stream()
     for _ in range(3):
         Gaussian(1.0).release(torch.zeros(LARGE), ClipNorm(1.0), stream)
-    assert noise._stocks[stream]
+    assert stock._stocks[stream]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads: the child ends at once
         child = os.fork()
     if child == 0:
-        os._exit(0 if not noise._stocks and noise._process == os.getpid() else 1)
+        os._exit(0 if not stock._stocks and stock._process == os.getpid() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert noise._stocks[stream]
+    assert stock._stocks[stream]
 
 
 def test_a_fork_past_the_hooks_drops_the_stock_too(monkeypatch):
     stream = SeededStream(9)
     for _ in range(3):
         Gaussian(1.0).release(torch.zeros(LARGE), ClipNorm(1.0), stream)
-    shelf = next(iter(noise._stocks[stream].values()))
-    monkeypatch.setattr(noise, "_process", -1)
+    shelf = next(iter(stock._stocks[stream].values()))
+    monkeypatch.setattr(stock, "_process", -1)
     Gaussian(1.0).release(torch.zeros(LARGE), ClipNorm(1.0), stream)
-    assert noise._process == os.getpid()
-    assert shelf not in noise._stocks[stream].values()
+    assert stock._process == os.getpid()
+    assert shelf not in stock._stocks[stream].values()
 
 
 def test_the_stock_is_bounded_and_dies_with_its_stream():
     stream = SeededStream(10)
     for size in range(LARGE, LARGE + 10):
         Gaussian(1.0).release(torch.zeros(size), ClipNorm(1.0), stream)
-    assert len(noise._stocks[stream]) == noise._SHELVES
-    before = len(noise._stocks)
+    assert len(stock._stocks[stream]) == stock._SHELVES
+    before = len(stock._stocks)
     del stream
-    assert len(noise._stocks) == before - 1
+    assert len(stock._stocks) == before - 1
 
 
 def test_a_draw_of_its_own_key_goes_on_with_other_words_after_a_fork():
-    first, second = noise._Keyed(bytes(32)), noise._Keyed(bytes(32))
+    first, second = stock._Keyed(bytes(32)), stock._Keyed(bytes(32))
     assert (first.integers(4) == second.integers(4)).all()
     first._rekey()
     assert not (first.integers(4) == second.integers(4)).any()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from farthing import native
 from farthing.errors import InvalidValue
-from farthing.torch.noise import triton_kernels
+from farthing.torch.stock import triton_kernels
 
 _PIECE = 2**18  # coordinates at a time without a kernel
 

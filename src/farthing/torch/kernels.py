@@ -9,7 +9,7 @@ the counter), a block into eight words, a word into a sample: its first bit is t
 for all uniforms u that begin with them, and |Z| = -Φ⁻¹(u/2). The quantile is a rational function of 1 - u
 above u = 0.2 and of √-log(u/2) below, fitted to a relative error under 2⁻⁵⁶. Rounding brings that to less
 than 2⁻⁵⁰, which the tests hold it to; `ERROR` allows 2⁻⁴⁹. Where a cell edge is within that error, or within
-the width of the word's interval, the kernel does not decide: it notes the place, and `noise.settle` decides
+the width of the word's interval, the kernel does not decide: it notes the place, and `stock.settle` decides
 from the same word in exact arithmetic.
 """
 
@@ -369,9 +369,13 @@ def blocks(key: bytes, counter: int, nonce: bytes, count: int, device: torch.dev
     return out
 
 
-def gaussian(key: bytes, size: int, bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """round(2^bits Z), ``size`` times; and how many are still open, followed by their places."""
-    out = torch.empty(size, dtype=torch.int32 if bits <= NARROW else torch.int64, device=device)
+def gaussian(
+    key: bytes, size: int, bits: int, device: torch.device, room: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """round(2^bits Z), ``size`` times, in ``room`` if it fits; and how many are open, with their places."""
+    kind = torch.int32 if bits <= NARROW else torch.int64
+    fits = room is not None and room.shape == (size,) and room.dtype == kind and room.device == device
+    out = room if fits else torch.empty(size, dtype=kind, device=device)
     most = 64 + round(size * 2.0 ** (bits - 45))  # sixteen times what is expected
     places = torch.zeros(1 + most, dtype=torch.int64, device=device)
     grid = (triton.cdiv(size, 8 * LANES),)

@@ -1,0 +1,230 @@
+"""Noise drawn ahead: what the next releases need is drawn while the model computes.
+
+Noise does not depend on data, so it need not wait for the sum; and noise that was there before says nothing
+by how long it took. On a CPU a thread of its own draws it (`farthing.noise`). On a GPU a kernel does
+(`kernels`), beside the model's work; roundings that it leaves open are settled exactly by the CPU, from the
+same words, before the noise is used.
+
+How much is drawn, under which key and in which order, is decided when noise is asked for and never by who is
+faster: a seeded run repeats itself. Noise is used once. A forked child drops what its parent has drawn.
+"""
+
+import os
+import struct
+import threading
+import weakref
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from torch import Tensor
+
+from farthing import noise as lattice
+from farthing.noise import Stream
+
+_AHEAD = 2**21  # samples drawn ahead at most, or those of one release
+_RELEASES = 64  # whose noise is drawn ahead at most
+_SHELVES = 4  # kinds of release whose noise is kept ahead, a stream
+_CHUNK = 2**17  # coordinates at a time on a CPU: they stay in the cache
+_LARGEST = 2.0**52  # cells: whole numbers up to here add up exactly in float64
+
+
+def release(stream: Stream, total: Tensor, scale: Tensor | None, cell: float, bits: int) -> Tensor:
+    """(round(total / scale / cell) + round(2^bits Z)) · cell · scale, as float32."""
+    return _shelf(stream, total.numel(), bits, total.device).release(stream, total, scale, cell)
+
+
+def _released(total: Tensor, noise: Tensor, scale: Tensor | None, cell: float) -> Tensor:
+    """(round(total / scale / cell) + noise) · cell · scale, with whole numbers held exactly in float64."""
+    total = total.detach()
+    if total.is_cuda and (kernels := triton_kernels()) is not None:
+        return kernels.release(total.contiguous(), noise, scale, cell)
+    out, room = torch.empty_like(total), total.new_empty(min(_CHUNK, total.numel()), dtype=torch.float64)
+    for start in range(0, total.numel(), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        cells = room[: total[part].numel()].copy_(total[part])
+        each = 1.0 if scale is None else scale[part].double()
+        cells.div_(each * cell).round_().clamp_(-_LARGEST, _LARGEST)
+        if total.device.type != "cpu":
+            cells.nan_to_num_(0.0)
+        out[part] = cells.add_(noise[part]).mul_(each * cell)
+    return out
+
+
+def triton_kernels() -> Any:
+    """The Triton kernels, or None where Triton is not installed."""
+    try:
+        from farthing.torch import kernels
+    except ModuleNotFoundError as missing:
+        if missing.name != "triton":
+            raise
+        return None
+    return kernels
+
+
+class _Keyed(Stream):
+    """The stream of one draw, under a key from the ledger's stream."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        super().__init__()
+
+    def _new_key(self) -> bytes:
+        key, self._key = self._key, os.urandom(32)  # once: whoever forks goes on with other words
+        return key
+
+
+class _Draw:
+    """Noise for ``count`` releases, begun at once. Nothing of it is handed out twice.
+
+    ``room`` may be noise that is used up: on a GPU the new noise takes its place.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        size: int,
+        bits: int,
+        device: torch.device,
+        count: int,
+        room: Tensor | None = None,
+    ) -> None:
+        self._size, self.left = size, count
+        self.noise: Tensor | None = None
+        key = stream.integers(4).tobytes()
+        kernels = triton_kernels() if device.type == "cuda" else None
+        self._drawn: _Threaded | _Launched = (
+            _Threaded(key, size * count, bits, device)
+            if kernels is None
+            else _Launched(kernels, stream, key, size * count, bits, device, room)
+        )
+
+    def take(self) -> Tensor:
+        """The noise of the next release."""
+        if self.noise is None:
+            self.noise = self._drawn.result()
+        self.left -= 1
+        return self.noise[self.left * self._size : (self.left + 1) * self._size]
+
+
+class _Threaded:
+    """Drawn by a thread that ends with its work, or with the process."""
+
+    def __init__(self, key: bytes, size: int, bits: int, device: torch.device) -> None:
+        self._future: Future[Tensor] = Future()
+
+        def draw() -> None:
+            try:
+                drawn = torch.from_numpy(lattice.gaussian(_Keyed(key), size, bits))
+                self._future.set_result(drawn.to(device))
+            except BaseException as error:
+                self._future.set_exception(error)
+
+        threading.Thread(target=draw, name="farthing noise", daemon=True).start()
+
+    def result(self) -> Tensor:
+        return self._future.result()
+
+
+class _Launched:
+    """Drawn by a kernel. The places it left open come back beside the work that follows."""
+
+    def __init__(
+        self,
+        kernels: Any,
+        stream: Stream,
+        key: bytes,
+        size: int,
+        bits: int,
+        device: torch.device,
+        room: Tensor | None,
+    ) -> None:
+        self._kernels, self._stream, self._key, self._bits = kernels, stream, key, bits
+        queue = _queues.get(device) or _queues.setdefault(device, torch.cuda.Stream(device))
+        queue.wait_stream(torch.cuda.current_stream(device))  # whoever reads the old noise comes first
+        with torch.cuda.stream(queue):
+            self._noise, places = kernels.gaussian(key, size, bits, device, room)
+            self._places = torch.empty(places.shape, dtype=torch.int64, pin_memory=True)
+            self._places.copy_(places, non_blocking=True)
+            self._done = queue.record_event()
+
+    def result(self) -> Tensor:
+        """The noise with every rounding settled."""
+        self._done.synchronize()
+        count, *places = self._places[: 1 + int(self._places[0])].tolist()
+        if count > len(places):
+            raise ArithmeticError(f"{count} roundings are open where at most {len(places)} are ever expected")
+        if places:
+            places.sort()  # the order in which a GPU noted them is no order
+            settled = settle(self._stream, self._key, places, self._bits, self._kernels.block_of)
+            if np.abs(settled).max() > torch.iinfo(self._noise.dtype).max:
+                raise ArithmeticError("a sample lies 32 standard deviations out, which ideal bits never give")
+            at = torch.tensor(places, device=self._noise.device)
+            self._noise[at] = torch.from_numpy(settled).to(self._noise.device, self._noise.dtype)
+        self._noise.record_stream(torch.cuda.current_stream(self._noise.device))
+        return self._noise
+
+
+def settle(stream: Stream, key: bytes, places: list[int], bits: int, block_of: Any) -> lattice.Integers:
+    """The samples at these places of a kernel's draw, in exact arithmetic, from the same words."""
+    words = np.array([_word(key, *block_of(place)) for place in places], np.uint64).view(np.int64)
+    cells = lattice._cells(stream, lattice._HALF_NORMAL, words & (2**63 - 1), bits)
+    return np.where(words < 0, -cells, cells)
+
+
+def _word(key: bytes, block: int, word: int) -> int:
+    cipher = Cipher(algorithms.ChaCha20(key, struct.pack("<QQ", block, 0)), None)
+    return int.from_bytes(cipher.encryptor().update(bytes(64))[8 * word : 8 * word + 8], "little")
+
+
+class _Shelf:
+    """What is ahead for one kind of release. Noise is drawn ahead once the kind has been asked for twice."""
+
+    def __init__(self, bits: int) -> None:
+        self._bits, self._asked = bits, 0
+        self._draw: _Draw | None = None
+        self._lock = threading.Lock()
+
+    def release(self, stream: Stream, total: Tensor, scale: Tensor | None, cell: float) -> Tensor:
+        size, device = total.numel(), total.device
+        with self._lock:
+            draw = self._draw or _Draw(stream, size, self._bits, device, 1)
+            self._draw = None  # whatever fails now, this noise is not used again
+            out = _released(total, draw.take(), scale, cell)
+            if draw.left:
+                self._draw = draw
+                return out
+            self._asked += 1
+            if self._asked > 1:
+                count = max(1, min(_RELEASES, _AHEAD // size))
+                self._draw = _Draw(stream, size, self._bits, device, count, draw.noise)
+            return out
+
+
+_queues: dict[torch.device, Any] = {}  # beside the work of the model, one a GPU
+_stocks: "weakref.WeakKeyDictionary[Stream, dict[Any, _Shelf]]" = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+_process = os.getpid()
+
+
+def _shelf(stream: Stream, size: int, bits: int, device: torch.device) -> _Shelf:
+    if _process != os.getpid():  # a fork that bypassed Python's hooks
+        _drop_in_child()
+    with _lock:
+        shelves = _stocks.setdefault(stream, {})
+        shelf = shelves.setdefault((size, bits, device), _Shelf(bits))
+        if len(shelves) > _SHELVES:
+            shelves.pop(next(iter(shelves)))
+        return shelf
+
+
+def _drop_in_child() -> None:
+    """A forked child must not use what its parent will: it begins with nothing ahead."""
+    global _stocks, _lock, _process
+    _stocks, _lock, _process = weakref.WeakKeyDictionary(), threading.Lock(), os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_in_child)
