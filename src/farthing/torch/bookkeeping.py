@@ -8,6 +8,7 @@ parameter lies where.
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -156,7 +157,7 @@ class Gradient:
         )
 
     def _mixed(self, device: torch.device) -> Any:
-        return torch.autocast(device.type, self.autocast, enabled=self.autocast is not None)
+        return nullcontext() if self.autocast is None else torch.autocast(device.type, self.autocast)
 
     def _taped(
         self, inputs: Any, targets: Any, weights: Tensor | None, put: Callable[[int, Term], None]
@@ -189,44 +190,48 @@ class Gradient:
     ) -> None:
         """total += Σ bounded gradients of one batch."""
         terms: dict[int, Term] = {}
-        squares: dict[int, Tensor] = {}
+        norms: dict[int, Tensor] = {}
         spans = self._spans
         scale = _device_scale(bound, total.device)
-        inverse = None if scale is None else scale.square().reciprocal()
+        inverse = None if scale is None else scale.reciprocal()
+        clamps = isinstance(bound, ClipCoordinates)
 
         def put(slot: int, term: Term) -> None:
             terms[slot] = term
-            if isinstance(bound, ClipCoordinates):
-                squares[slot] = term.largest()
+            if clamps:
+                norms[slot] = term.largest()
             elif inverse is not None:
-                squares[slot] = term.scaled_squares(inverse[spans[slot]])
+                norms[slot] = term.scaled_norms(inverse[spans[slot]])
             else:
                 term.route = self._routed(slot, term)
-                squares[slot] = term.squares()
+                norms[slot] = term.norms()
 
         self._taped(inputs, targets, weights, put)
         if not terms:
             return
-        present = None if weights is None else (weights > 0).view(len(weights), -1).any(1)
         slots = list(terms)
-        stacked = torch.stack([squares[slot] for slot in slots])
-        whole = stacked.sum(0)
-        good = whole.isfinite() if present is None else whole.isfinite() & present
-        capturing = total.is_cuda and torch.cuda.is_current_stream_capturing()
-        some_bad = capturing or not bool(good.all())  # a graph cannot ask: it always looks
-        if isinstance(bound, ClipCounted):
-            total[-1] += clipping.count(bound, whole, present)
+        stacked = torch.stack([norms[slot] for slot in slots])
+        whole: Tensor = torch.linalg.vector_norm(stacked, dim=0)
+        good, present = whole.isfinite(), None
+        if weights is not None:
+            present = (weights > 0).view(len(weights), -1).any(1)
+            good &= present
+        factors: list[Tensor] = []
         if isinstance(bound, ClipLayers):
             factors = clipping.layer_factors(bound, stacked, [spans[slot].start for slot in slots])
         elif not isinstance(bound, ClipCoordinates):
             factors = [clipping.factors(bound, whole)] * len(slots)
-            if present is not None:
-                factors = [torch.where(good, factors[0], 0.0)] * len(slots)
+        if isinstance(bound, ClipCounted):
+            total[-1] += clipping.count(bound, whole, present)
+        capturing = total.is_cuda and torch.cuda.is_current_stream_capturing()
+        some_bad = capturing or not bool(good.all())  # a graph cannot ask: it always looks
+        if some_bad:
+            factors = [torch.where(good, factor, 0.0) for factor in factors]
         for n, slot in enumerate(slots):
             term = terms.pop(slot)
             if some_bad:
                 term.only(good)
-            if isinstance(bound, ClipCoordinates):
+            if clamps:
                 assert scale is not None
                 term.add_clamped(scale[spans[slot]], total[spans[slot]])
             else:
@@ -253,7 +258,7 @@ def _seconds(term: Term, route: Route) -> float:
         again = term.fresh()
         again.route = route
         start = time.perf_counter()
-        found = again.squares()
+        found = again.norms()
         device = found.device
         again.add(found, torch.zeros(term.size, device=device))
         if device.type == "cuda":

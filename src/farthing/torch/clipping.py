@@ -167,32 +167,30 @@ def extra(bound: TorchBound) -> int:
     return 1 if isinstance(bound, ClipCounted) else 0
 
 
-def factors(bound: ClipNorm | Automatic | ClipCounted, squares: Tensor) -> Tensor:
-    """What to multiply gradients of these squared norms by; 0 for NaN and infinity."""
-    norms = squares.sqrt()
+def factors(bound: ClipNorm | Automatic | ClipCounted, norms: Tensor) -> Tensor:
+    """What to multiply gradients of these norms by; NaN for NaN."""
     if isinstance(bound, Automatic):
-        found = bound.clip / (norms + bound.gamma)
-    else:
-        found = (bound.clip / norms).clamp(max=1.0)  # 1 at norm 0: clip / 0 is infinite
-    return torch.where(torch.isfinite(squares), found, 0.0)
+        return bound.clip / (norms + bound.gamma)
+    return bound.clip / norms.clamp_min(bound.clip)
 
 
-def layer_factors(bound: ClipLayers, squares: Tensor, starts: list[int]) -> list[Tensor]:
-    """The factors of parameters that begin at ``starts``, from their squares, a row a parameter."""
+def layer_factors(bound: ClipLayers, norms: Tensor, starts: list[int]) -> list[Tensor]:
+    """The factors of parameters that begin at ``starts``, from their norms, a row a parameter."""
     ends = list(accumulate(bound.sizes))
     layers = [bisect.bisect_right(ends, start) for start in starts]
-    whole = squares.new_zeros(len(ends), squares.shape[1])
-    whole.index_add_(0, torch.tensor(layers, device=squares.device), squares)
-    found = [factors(ClipNorm(clip), row) for clip, row in zip(bound.clips, whole, strict=True)]
+    whole = norms.new_zeros(len(ends), norms.shape[1])
+    whole.index_add_(0, torch.tensor(layers, device=norms.device), norms.square())
+    clips = torch.tensor(bound.clips, device=norms.device)[:, None]
+    found = clips / torch.maximum(whole.sqrt(), clips)
     return [found[layer] for layer in layers]
 
 
-def count(bound: ClipCounted, squares: Tensor, present: Tensor | None) -> Tensor:
+def count(bound: ClipCounted, norms: Tensor, present: Tensor | None) -> Tensor:
     """The last coordinate: unit · Σ (1[norm <= clip] - ½), over the examples that are there.
 
     A gradient that is not finite counts as zero, which is within the clip.
     """
-    within = ~(torch.isfinite(squares) & (squares > bound.clip**2))
+    within = ~(torch.isfinite(norms) & (norms > bound.clip))
     signs = torch.where(within, 0.5, -0.5)
     if present is not None:
         signs = torch.where(present, signs, 0.0)
@@ -215,17 +213,14 @@ def plain_sum(rows: Tensor, bound: TorchBound, present: Tensor | None = None) ->
             return torch.minimum(torch.maximum(rows, -limit), limit).sum(0)
         case ClipLayers():
             parts = torch.split(rows, list(bound.sizes), 1)
-            return torch.cat(
-                [factors(ClipNorm(c), _squares(p)) @ p for c, p in zip(bound.clips, parts, strict=True)]
+            clipped = (
+                factors(ClipNorm(c), p.norm(dim=1)) @ p for c, p in zip(bound.clips, parts, strict=True)
             )
+            return torch.cat(list(clipped))
         case ClipCounted():
-            squares = _squares(rows)
-            return torch.cat([factors(bound, squares) @ rows, count(bound, squares, present)[None]])
+            norms = rows.norm(dim=1)
+            return torch.cat([factors(bound, norms) @ rows, count(bound, norms, present)[None]])
         case ClipNorm() if np.size(bound.scale) > 1 or bound.scale != 1.0:
             scale = torch.as_tensor(np.array(bound.scale), dtype=torch.float32, device=rows.device)
-            return factors(bound, _squares(rows / scale)) @ rows
-    return factors(bound, _squares(rows)) @ rows
-
-
-def _squares(rows: Tensor) -> Tensor:
-    return rows.square().sum(1)
+            return factors(bound, (rows / scale).norm(dim=1)) @ rows
+    return factors(bound, rows.norm(dim=1)) @ rows

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from farthing.torch.terms import PART, Route, Term, _contracted, squares, weighted, where
+from farthing.torch.terms import PART, Route, Term, contracted, norms, weighted, where
 
 
 def padded(module: Any, x: Tensor) -> Tensor:
@@ -60,19 +60,20 @@ class Windows(Term):
         delta, columns = self._matrices(part)
         return torch.bmm(delta, columns.transpose(1, 2)).view(len(self.x[part]), -1)
 
-    def squares(self) -> Tensor:
+    def norms(self) -> Tensor:
         if self.route is not Route.GRAM:
-            return super().squares()
+            return super().norms()
         found = []
         step = max(1, PART // (self.positions * max(self.positions, self.size // self.module.out_channels)))
         for start in range(0, self.examples, step):
             delta, columns = self._matrices(slice(start, start + step))
             grams = (torch.bmm(side.transpose(1, 2), side) for side in (delta, columns))
-            found.append(_contracted(*grams).view(-1, self.module.groups).sum(1))
+            groups = contracted(*grams).view(-1, self.module.groups)
+            found.append(groups.squeeze(1) if groups.shape[1] == 1 else norms(groups))
         return torch.cat(found)
 
     def largest(self) -> Tensor:
-        return squares(self.delta) * squares(self.x)
+        return norms(self.delta) * norms(self.x)
 
     def product(self, factors: Tensor, out: Tensor) -> None:
         m = self.module

@@ -1,7 +1,7 @@
 """Per-example gradients of one parameter in factored form: their norms and weighted sums, not themselves.
 
 A layer's gradient is a sum over positions (tokens, pixels, uses of a tied weight) of outer products
-u_t ⊗ v_t. Such a `Term` answers `squares`, the squared norm of every example's gradient, and `add`, the
+u_t ⊗ v_t. Such a `Term` answers `norms`, the norm of every example's gradient, and `add`, the
 weighted sum; `rows` makes the gradients themselves where nothing cheaper will do. The ways to the norm:
 
 * one position: |u|² |v|²;
@@ -23,7 +23,7 @@ from farthing.torch.coordinates import clamped_rows, clamped_sum
 
 PART = 2**20  # entries of the gradients made at once: they stay in the cache
 _ROUNDED = 2.0**-20  # rounding of a Gram sum, relative to the sum of absolute values
-_SMALLEST = 1e-37  # squares below may have lost digits: such a norm is rounded up
+_SMALLEST = 1e-18  # squares of entries below may have lost digits: a norm is rounded up by as much
 
 
 class Route(StrEnum):
@@ -35,29 +35,27 @@ class Route(StrEnum):
 
 
 class Factor:
-    """A tensor (examples, positions, width) whose squares per example are computed once."""
+    """A tensor (examples, positions, width) whose norms per example are computed once."""
 
-    __slots__ = ("_squares", "values")
+    __slots__ = ("_norms", "values")
 
     def __init__(self, values: Tensor) -> None:
         self.values = values
-        self._squares: Tensor | None = None
+        self._norms: Tensor | None = None
 
     @property
-    def squares(self) -> Tensor:
-        """Σ of squares of each example; at least 1e-37, so that a product of two cannot vanish."""
-        if self._squares is None:
-            self._squares = squares(self.values).clamp_min(_SMALLEST)
-        return self._squares
+    def norms(self) -> Tensor:
+        """The norm of each example; rounded up by 1e-18, so that a product with a huge one cannot vanish."""
+        if self._norms is None:
+            self._norms = norms(self.values).add_(_SMALLEST)
+        return self._norms
 
 
-def squares(values: Tensor) -> Tensor:
-    """Σ of squares of each example, in float32."""
-    flat = values.flatten(1)
-    if flat.shape[1] == 1:
-        return flat.squeeze(1).square()
-    norms: Tensor = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float32)
-    return norms.square()
+def norms(values: Tensor) -> Tensor:
+    """The norm of each example, in float32."""
+    flat = values.flatten(1) if values.ndim > 2 else values
+    found: Tensor = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float32)
+    return found
 
 
 def weighted(values: Tensor, factors: Tensor) -> Tensor:
@@ -107,17 +105,17 @@ class Term(ABC):
     def release(self) -> None:
         """Lets go of the factored form: the rows are kept."""
 
-    def squares(self) -> Tensor:
-        """The squared norm of each example's gradient."""
+    def norms(self) -> Tensor:
+        """The norm of each example's gradient."""
         if self.route is Route.ROWS:
             return self._keep()
-        return torch.cat([squares(self.rows(part)) for part in self.parts()])
+        return torch.cat([norms(self.rows(part)) for part in self.parts()])
 
     def _keep(self) -> Tensor:
         parts = list(self.parts())
         if len(parts) == 1:
             self.kept = self.rows(parts[0])
-            found = squares(self.kept)
+            found = norms(self.kept)
         else:
             some = []
             for part in parts:
@@ -125,18 +123,18 @@ class Term(ABC):
                 if self.kept is None:
                     self.kept = rows.new_empty(self.examples, self.size)
                 self.kept[part] = rows
-                some.append(squares(rows))
+                some.append(norms(rows))
             found = torch.cat(some)
         self.release()
         return found
 
-    def scaled_squares(self, inverse: Tensor) -> Tensor:
-        """The squares of gradient / scale, where ``inverse`` is 1 / scale², one a coordinate."""
-        return torch.cat([self.rows(part).square() @ inverse for part in self.parts()])
+    def scaled_norms(self, inverse: Tensor) -> Tensor:
+        """The norms of gradient / scale, where ``inverse`` is 1 / scale, one a coordinate."""
+        return torch.cat([norms(self.rows(part) * inverse) for part in self.parts()])
 
     def largest(self) -> Tensor:
-        """Finite where the gradient is for certain: a bound on its square, not tight."""
-        return torch.cat([squares(self.rows(part)) for part in self.parts()])
+        """A bound on the norm, not tight: finite where the gradient is for certain."""
+        return torch.cat([norms(self.rows(part)) for part in self.parts()])
 
     def add(self, factors: Tensor, out: Tensor) -> None:
         """out += Σ factor · gradient."""
@@ -162,8 +160,8 @@ class Rows(Term):
     def rows(self, part: slice) -> Tensor:
         return self.factor.values[part].flatten(1)
 
-    def squares(self) -> Tensor:
-        return self.factor.squares
+    def norms(self) -> Tensor:
+        return self.factor.norms
 
     def product(self, factors: Tensor, out: Tensor) -> None:
         out.addmv_(self.factor.values.flatten(1).t(), factors)
@@ -212,31 +210,31 @@ class Outer(Term):
             return (u.transpose(1, 2) * v).flatten(1)
         return torch.bmm(u.transpose(1, 2), v).flatten(1)
 
-    def squares(self) -> Tensor:
+    def norms(self) -> Tensor:
         if self.positions == 1:
-            return self.u.squares * self.v.squares
-        return self._gram() if self.route is Route.GRAM else super().squares()
+            return self.u.norms * self.v.norms
+        return self._gram() if self.route is Route.GRAM else super().norms()
 
     def add_clamped(self, limit: Tensor, out: Tensor) -> None:
         shape = self.height, self.width
         clamped_sum(self.u.values, self.v.values, limit.view(shape), out.view(shape))
 
     def largest(self) -> Tensor:
-        return self.u.squares * self.v.squares
+        return self.u.norms * self.v.norms
 
     def _gram(self) -> Tensor:
         step = max(1, 4 * PART // self.positions**2)
         found = []
         for start in range(0, self.examples, step):
             u, v = self.u.values[start : start + step], self.v.values[start : start + step]
-            found.append(_contracted(torch.bmm(u, u.transpose(1, 2)), torch.bmm(v, v.transpose(1, 2))))
+            found.append(contracted(torch.bmm(u, u.transpose(1, 2)), torch.bmm(v, v.transpose(1, 2))))
         return found[0] if len(found) == 1 else torch.cat(found)
 
-    def scaled_squares(self, inverse: Tensor) -> Tensor:
+    def scaled_norms(self, inverse: Tensor) -> Tensor:
         if self.positions > 1:
-            return super().scaled_squares(inverse)
+            return super().scaled_norms(inverse)
         u, v = self.u.values.squeeze(1), self.v.values.squeeze(1)
-        return ((u.square() @ inverse.view(self.height, self.width)) * v.square()).sum(1)
+        return ((u.square() @ inverse.square().view(self.height, self.width)) * v.square()).sum(1).sqrt()
 
     def product(self, factors: Tensor, out: Tensor) -> None:
         u, v = self.u.values, self.v.values
@@ -278,19 +276,19 @@ class Lookup(Term):
         table = v.new_zeros(len(ids) * self.height, self.width)
         return table.index_add_(0, places.flatten(), v.flatten(0, 1)).view(len(ids), -1)
 
-    def squares(self) -> Tensor:
+    def norms(self) -> Tensor:
         if self.positions == 1:
-            return self.v.squares
+            return self.v.norms
         step = max(1, 4 * PART // self.positions**2)
         found = []
         for start in range(0, self.examples, step):
             ids, v = self.ids[start : start + step], self.v.values[start : start + step]
             same = (ids[:, :, None] == ids[:, None, :]).to(v.dtype)
-            found.append(_contracted(same, torch.bmm(v, v.transpose(1, 2))))
+            found.append(contracted(same, torch.bmm(v, v.transpose(1, 2))))
         return torch.cat(found)
 
     def largest(self) -> Tensor:
-        return self.v.squares
+        return self.v.norms
 
     def product(self, factors: Tensor, out: Tensor) -> None:
         values = weighted(self.v.values, factors).flatten(0, 1)
@@ -329,11 +327,11 @@ class Sum(Term):
             first = first + more
         return first
 
-    def squares(self) -> Tensor:
+    def norms(self) -> Tensor:
         match self.terms:
             case [Outer() as outer, Lookup() as lookup] if self.size > outer.positions * lookup.positions:
-                return outer._gram() + lookup.squares() + 2 * _crossed(outer, lookup)
-        return torch.cat([squares(self.rows(part)) for part in self.parts()])
+                return _crossed(outer, lookup)
+        return torch.cat([norms(self.rows(part)) for part in self.parts()])
 
     def largest(self) -> Tensor:
         return torch.stack([term.largest() for term in self.terms]).sum(0)
@@ -360,8 +358,8 @@ class Blocks(Term):
     def rows(self, part: slice) -> Tensor:
         return torch.cat([term.rows(part) for term in self.terms], 1)
 
-    def squares(self) -> Tensor:
-        return torch.stack([term.squares() for term in self.terms]).sum(0)
+    def norms(self) -> Tensor:
+        return torch.linalg.vector_norm(torch.stack([term.norms() for term in self.terms]), dim=0)
 
     def product(self, factors: Tensor, out: Tensor) -> None:
         for term, part in zip(self.terms, torch.split(out, [term.size for term in self.terms]), strict=True):
@@ -375,19 +373,23 @@ class Blocks(Term):
         """Nothing is kept here; the terms see to themselves."""
 
 
-def _contracted(first: Tensor, second: Tensor) -> Tensor:
-    """Σ_ts of the product of two Gram matrices.
+def contracted(first: Tensor, second: Tensor) -> Tensor:
+    """√Σ_ts of the product of two Gram matrices.
 
     Where positions cancel so much that rounding could matter, the norm is rounded up by its bound.
     """
-    size = (first.diagonal(dim1=1, dim2=2) * second.diagonal(dim1=1, dim2=2)).clamp_min(_SMALLEST)
-    most = size.sqrt().sum(1).square()
-    found = (first.flatten(1) * second.flatten(1)).sum(1)
-    return torch.where(found < most * 2.0**-10, found.clamp_min(0.0) + most * _ROUNDED, found)
+    each = (first.diagonal(dim1=1, dim2=2).sqrt() * second.diagonal(dim1=1, dim2=2).sqrt()).add_(_SMALLEST)
+    return _rooted((first.flatten(1) * second.flatten(1)).sum(1), each.sum(1))
+
+
+def _rooted(square: Tensor, most: Tensor) -> Tensor:
+    """√square, where ``most`` is the norm that positions would have together if none cancelled another."""
+    least = most.square()
+    return torch.where(square < least * 2.0**-10, square.clamp_min(0.0) + least * _ROUNDED, square).sqrt()
 
 
 def _crossed(outer: Outer, lookup: Lookup) -> Tensor:
-    """The inner products of the two: Σ_ts u_s[ids_t] (v_t · v_s)."""
+    """The norms of the sum of both: |o|² + |l|² + 2 Σ_ts u_s[ids_t] (v_t · v_s)."""
     step = max(1, 4 * PART // (outer.positions * lookup.positions))
     found = []
     for start in range(0, outer.examples, step):
@@ -396,4 +398,5 @@ def _crossed(outer: Outer, lookup: Lookup) -> Tensor:
         picked = u.gather(2, ids[:, None, :].expand(-1, u.shape[1], -1))
         products = torch.bmm(outer.v.values[part], lookup.v.values[part].transpose(1, 2))
         found.append((picked * products).flatten(1).sum(1))
-    return torch.cat(found)
+    one, other = outer._gram(), lookup.norms()
+    return _rooted(one.square() + other.square() + 2 * torch.cat(found), one + other)

@@ -1,0 +1,357 @@
+"""Private steps of deep models on a CPU, side by side with peers: ratios to an ordinary step of the same model.
+
+    python -m benchmarks.deep [mlp cnn cifar transformer checks] [--rounds 9] [--threads N] [--no-memory]
+
+An ordinary step is zero_grad, forward, mean loss, backward, SGD. Ours draws a Poisson lot from ten times as
+many examples, charges the ledger, sums clipped gradients, adds the sound (lattice) noise and updates; the
+noise's share is printed. Opacus 1.6 (hooks and ghost) and vmap (plain and compiled) clip and add torch.randn,
+without sampling or accounting. All of them take turns in one process; a ratio is that of medians. Peak
+memory is that of a fresh process each, over what it held before its first step. ``checks`` shows what
+Opacus makes of three models that must be refused.
+"""
+
+import argparse
+import copy
+import gc
+import resource
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+import farthing as ft
+from farthing.bounds import ClipNorm
+from farthing.query import Query
+from farthing.samplers import Poisson
+from farthing.torch.bookkeeping import Gradient
+from farthing.torch.noise import Gaussian
+from farthing.torch.records import Examples
+
+TARGETS = {"mlp": 1.10, "cnn": 1.25, "cifar": 1.15, "transformer": 1.15}
+CLIP, NOISE, LEARNING_RATE = 1.0, 1.1, 0.1
+Step = Callable[[], Any]
+
+
+class Transformer(nn.Module):
+    """4 layers of width 128 over 64 tokens, a classifier."""
+
+    def __init__(self, width: int = 128, layers: int = 4, tokens: int = 64, words: int = 1000) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(tokens, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        out: Tensor = self.head(self.norm(self.layers(x)).mean(1))
+        return out
+
+
+def cnn() -> nn.Module:
+    """The network of Opacus' and TensorFlow Privacy's MNIST examples."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 16, 8, 2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1)),
+        *(nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.MaxPool2d(2, 1)),
+        *(nn.Flatten(), nn.Linear(512, 32), nn.ReLU(), nn.Linear(32, 10)),
+    )
+
+
+def cifar() -> nn.Module:
+    """The AlexNet-like network of Abadi et al. 2016 and of AdaDP: two 5 x 5 convolutions, two layers of 384."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2, 2)),
+        *(nn.Conv2d(64, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2, 2)),
+        *(nn.Flatten(), nn.Linear(4096, 384), nn.ReLU(), nn.Linear(384, 384), nn.ReLU(), nn.Linear(384, 10)),
+    )
+
+
+def mlp() -> nn.Module:
+    """60 (DpPCA) - 1000 - 10, the paper's MNIST network."""
+    return nn.Sequential(nn.Linear(60, 1000), nn.ReLU(), nn.Linear(1000, 10))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor], int]] = {
+    "mlp": (mlp, lambda n: torch.randn(n, 60), 600),
+    "cnn": (cnn, lambda n: torch.randn(n, 1, 28, 28), 256),
+    "cifar": (cifar, lambda n: torch.randn(n, 3, 32, 32), 128),
+    "transformer": (Transformer, lambda n: torch.randint(0, 1000, (n, 64)), 64),
+}
+
+
+def losses(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def ordinary(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        losses(model(x), y).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+class Timed(Gaussian):
+    """The mechanism, with a clock."""
+
+    seconds = 0.0
+
+    def release(self, total: Any, bound: Any, stream: Any) -> Any:
+        start = time.perf_counter()
+        found = super().release(total, bound, stream)
+        Timed.seconds += time.perf_counter() - start
+        return found
+
+
+def ours(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    """Everything: draw, charge, clip, sum, sound noise, update."""
+    size = len(y)
+    examples = Examples((x.repeat(10, *[1] * (x.ndim - 1)), y.repeat(10)))
+    gradient = Gradient(model, losses)
+    query = Query(Poisson(0.1), gradient, ClipNorm(CLIP), Timed(NOISE))
+    ledger = ft.Ledger(ft.Budget(200.0, 1e-5))
+    ledger.promise(query)
+    door = ledger.over(examples)
+    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE / size)
+    trained = [p for p in model.parameters() if p.requires_grad]
+
+    def step() -> None:
+        released = door.ask(query).value
+        for p, view in zip(trained, gradient.layout.views(released), strict=True):
+            p.grad = view
+        optimizer.step()
+
+    return step
+
+
+def bare(model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    """Ours without draw, charge and noise: the bounded sum of one batch and the update."""
+    examples = Examples((x, y)).take(slice(None))
+    gradient, bound = Gradient(model, losses), ClipNorm(CLIP)
+    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE / len(y))
+    trained = [p for p in model.parameters() if p.requires_grad]
+
+    def step() -> None:
+        total = gradient.bounded_sum(examples, None, bound)
+        for p, view in zip(trained, gradient.layout.views(total), strict=True):
+            p.grad = view
+        optimizer.step()
+
+    return step
+
+
+def opacus(mode: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    """Opacus' optimizer on its hooks or its ghost norms."""
+    from opacus import GradSampleModule
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+    from opacus.validators import ModuleValidator
+
+    model = ModuleValidator.fix(model)
+    plain = torch.optim.SGD(model.parameters(), LEARNING_RATE)
+    settings = {"noise_multiplier": NOISE, "max_grad_norm": CLIP, "expected_batch_size": len(y)}
+    if mode == "hooks":
+        wrapped = GradSampleModule(model)
+        optimizer = DPOptimizer(plain, **settings)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            losses(wrapped(x), y).mean().backward()
+            optimizer.step()
+    else:
+        ghost = GradSampleModuleFastGradientClipping(model, max_grad_norm=CLIP, use_ghost_clipping=True)
+        optimizer = DPOptimizerFastGradientClipping(plain, **settings)
+        criterion = DPLossFastGradientClipping(ghost, optimizer, nn.CrossEntropyLoss())
+
+        def step() -> None:
+            optimizer.zero_grad()
+            criterion(ghost(x), y).backward()
+            optimizer.step()
+
+    return step
+
+
+def mapped(compiled: bool, model: nn.Module, x: Tensor, y: Tensor) -> Step:
+    """torch.func: vmap of grad, clip, sum, noise, update."""
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+
+    def one(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return losses(functional_call(model, weights, (x[None],)), y[None]).sum()
+
+    def summed(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        found = vmap(grad(one), (None, 0, 0))(weights, x, y)
+        squares = sum(g.flatten(1).square().sum(1) for g in found.values())
+        factors = (CLIP / squares.sqrt()).clamp(max=1.0)
+        return {name: torch.einsum("b,b...->...", factors, g) for name, g in found.items()}
+
+    run = torch.compile(summed) if compiled else summed
+
+    def step() -> None:
+        for name, total in run(weights, x, y).items():
+            noisy = total + CLIP * NOISE * torch.randn_like(total)
+            weights[name].sub_(noisy, alpha=LEARNING_RATE / len(y))
+
+    return step
+
+
+METHODS: dict[str, Callable[[nn.Module, Tensor, Tensor], Step]] = {
+    "ordinary": ordinary,
+    "ours": ours,
+    "ours, sum only": bare,
+    "Opacus hooks": partial(opacus, "hooks"),
+    "Opacus ghost": partial(opacus, "ghost"),
+    "vmap": partial(mapped, False),
+    "vmap compiled": partial(mapped, True),
+}
+
+
+def made(name: str, method: str) -> Step:
+    """A step of a method, its own copy of the model, ready."""
+    torch.manual_seed(0)
+    build, inputs, size = MODELS[name]
+    step = METHODS[method](copy.deepcopy(build()), inputs(size), torch.randint(0, 10, (size,)))
+    for _ in range(3):
+        step()
+    return step
+
+
+def speed(name: str, rounds: int) -> None:
+    """All methods by turns, so that a busy machine is busy for all of them."""
+    steps: dict[str, Step] = {}
+    for method in METHODS:
+        try:
+            steps[method] = made(name, method)
+        except Exception as error:
+            print(f"  {method} is left out: {type(error).__name__}: {str(error).splitlines()[0][:90]}")
+    times: dict[str, list[float]] = {method: [] for method in steps}
+    start = time.perf_counter()
+    steps["ordinary"]()
+    repeats = max(1, int(0.2 / (time.perf_counter() - start)))
+    Timed.seconds = 0.0
+    for _ in range(rounds):
+        for method, step in steps.items():
+            gc.collect()
+            start = time.perf_counter()
+            for _ in range(repeats):
+                step()
+            times[method].append((time.perf_counter() - start) / repeats)
+    base = median(times["ordinary"])
+    print(f"{name}: an ordinary step takes {1e3 * base:.2f} ms; ours at most {TARGETS[name]:.2f} times that")
+    for method, found in times.items():
+        ratio = median(one / other for one, other in zip(found, times["ordinary"], strict=True))
+        share = ""
+        if method == "ours":
+            noise = Timed.seconds / (rounds * repeats)
+            share = f"  of which noise {noise / base:.3f}"
+        print(f"  {method:16s} {ratio:6.2f}  (quickest {min(found) / min(times['ordinary']):.2f}){share}")
+
+
+def memory(name: str, threads: int) -> None:
+    """Peak memory of a step over what its process held before, in processes of their own."""
+    found = {}
+    for method in METHODS:
+        command = [sys.executable, "-m", "benchmarks.deep", "--peak", name, method, "--threads", str(threads)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            found[method] = float(done.stdout.split()[-1])
+    base = found["ordinary"]
+    print(f"  peak memory (ordinary {base:.0f} MiB): ", end="")
+    print(", ".join(f"{method} {peak / base:.2f}" for method, peak in found.items() if method != "ordinary"))
+
+
+def peak(name: str, method: str) -> None:
+    torch.manual_seed(0)
+    build, inputs, size = MODELS[name]
+    model, x, y = build(), inputs(size), torch.randint(0, 10, (size,))
+    tiny = METHODS["ordinary"](copy.deepcopy(model), x[:2], y[:2])
+    tiny()  # libraries and their threads
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step = METHODS[method](model, x, y)
+    for _ in range(4):
+        step()
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
+def checks() -> None:
+    """Three models whose per-example gradients are not what a bound is on."""
+
+    class Centred(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(0)
+
+    class Reused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(torch.tanh(self.fc(x)), self.fc.weight)
+
+    x, y = torch.randn(16, 8), torch.randint(0, 4, (16,))
+    print("what must be refused: by us, by Opacus")
+    for what, model, loss in (
+        ("batch statistics", nn.Sequential(nn.Linear(8, 8), Centred()), losses),
+        ("a weight used past its module", Reused(), losses),
+        ("a loss divided by the batch", nn.Linear(8, 8), lambda out, y: losses(out, y) / len(y)),
+    ):
+        try:
+            Gradient(model, loss).check(x, y)
+            us = "passed"
+        except ft.FarthingError as error:
+            us = f"refused ({error})"
+        try:
+            from opacus import PrivacyEngine
+            from torch.utils.data import DataLoader, TensorDataset
+
+            loader = DataLoader(TensorDataset(x, y), batch_size=8)
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            wrapped, optimizer, loader = PrivacyEngine().make_private(
+                module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0
+            )
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                loss(wrapped(inputs), targets).mean().backward()
+                optimizer.step()
+            them = "passed"
+        except Exception as error:
+            them = f"refused ({type(error).__name__})"
+        print(f"  {what}: ours {us}; Opacus {them}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", default=[*MODELS, "checks"])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--peak", nargs=2, metavar=("MODEL", "METHOD"))
+    given = parser.parse_args([] if arguments is None else arguments)
+    warnings.simplefilter("ignore")  # Opacus' and torch.compile's
+    torch.set_num_threads(given.threads)
+    if given.peak:
+        peak(*given.peak)
+        return
+    print(f"torch {torch.__version__}, {given.threads} threads; ratios to an ordinary step")
+    for name in given.names:
+        if name == "checks":
+            checks()
+            continue
+        speed(name, given.rounds)
+        if not given.no_memory:
+            memory(name, given.threads)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
