@@ -98,13 +98,13 @@ class _Draw:
         self._drawn: _Threaded | _Launched = (
             _Threaded(key, size * count, bits, device)
             if kernels is None
-            else _Launched(kernels, stream, key, size * count, bits, device, room)
+            else _Launched(kernels, key, size * count, bits, device, room)
         )
 
-    def take(self) -> Tensor:
+    def take(self, stream: Stream) -> Tensor:
         """The noise of the next release."""
         if self.noise is None:
-            self.noise = self._drawn.result()
+            self.noise = self._drawn.result(stream)
         self.left -= 1
         return self.noise[self.left * self._size : (self.left + 1) * self._size]
 
@@ -124,7 +124,8 @@ class _Threaded:
 
         threading.Thread(target=draw, name="farthing noise", daemon=True).start()
 
-    def result(self) -> Tensor:
+    def result(self, stream: Stream) -> Tensor:
+        """The noise; waits for it."""
         return self._future.result()
 
 
@@ -132,16 +133,9 @@ class _Launched:
     """Drawn by a kernel. The places it left open come back beside the work that follows."""
 
     def __init__(
-        self,
-        kernels: Any,
-        stream: Stream,
-        key: bytes,
-        size: int,
-        bits: int,
-        device: torch.device,
-        room: Tensor | None,
+        self, kernels: Any, key: bytes, size: int, bits: int, device: torch.device, room: Tensor | None
     ) -> None:
-        self._kernels, self._stream, self._key, self._bits = kernels, stream, key, bits
+        self._kernels, self._key, self._bits = kernels, key, bits
         queue = _queues.get(device) or _queues.setdefault(device, torch.cuda.Stream(device))
         queue.wait_stream(torch.cuda.current_stream(device))  # whoever reads the old noise comes first
         with torch.cuda.stream(queue):
@@ -150,15 +144,15 @@ class _Launched:
             self._places.copy_(places, non_blocking=True)
             self._done = queue.record_event()
 
-    def result(self) -> Tensor:
-        """The noise with every rounding settled."""
+    def result(self, stream: Stream) -> Tensor:
+        """The noise with every rounding settled; more bits of a word, if need be, come from the stream."""
         self._done.synchronize()
         count, *places = self._places[: 1 + int(self._places[0])].tolist()
         if count > len(places):
             raise ArithmeticError(f"{count} roundings are open where at most {len(places)} are ever expected")
         if places:
             places.sort()  # the order in which a GPU noted them is no order
-            settled = settle(self._stream, self._key, places, self._bits, self._kernels.block_of)
+            settled = settle(stream, self._key, places, self._bits, self._kernels.block_of)
             if np.abs(settled).max() > torch.iinfo(self._noise.dtype).max:
                 raise ArithmeticError("a sample lies 32 standard deviations out, which ideal bits never give")
             at = torch.tensor(places, device=self._noise.device)
@@ -192,7 +186,7 @@ class _Shelf:
         with self._lock:
             draw = self._draw or _Draw(stream, size, self._bits, device, 1)
             self._draw = None  # whatever fails now, this noise is not used again
-            out = _released(total, draw.take(), scale, cell)
+            out = _released(total, draw.take(stream), scale, cell)
             if draw.left:
                 self._draw = draw
                 return out
