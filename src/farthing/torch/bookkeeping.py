@@ -99,6 +99,7 @@ class Gradient:
         self._route = None if route is None or self._vmap else validate.choice(Route, route=route)
         self._routes: dict[Any, Route] = {}
         self._example = example
+        self._first = next(p for p in model.parameters() if p.requires_grad)
         self._plan: Plan | None = None
         self._checked: bool | None = None
         ends = (*self.layout.offsets[1:], self.layout.size)
@@ -107,13 +108,12 @@ class Gradient:
     def bounded_sum(self, lot: Any, w: Any, bound: Any) -> Tensor:
         """Σ bounded gradients of the lot's examples, flat; ``w`` is not used, the model holds its weights."""
         bound = clipping.checked(bound, self.layout.size)
-        device = next(self.model.parameters()).device
-        total = torch.zeros(self.layout.size + clipping.extra(bound), device=device)
+        total = torch.zeros(self.layout.size + clipping.extra(bound), device=self._first.device)
         for inputs, targets, weights in lot.batches(self.physical):
             if self._checked is not self.model.training:
                 self.check(inputs, targets, weights)
             if self._vmap:
-                with self._mixed(device):
+                with self._mixed(total.device):
                     rows = vmapped.per_example(
                         self.model, self.loss, self.layout.names, inputs, targets, weights
                     )

@@ -54,6 +54,7 @@ class Plan:
         self.names = {module: name or "the model" for name, module in self.model.named_modules()}
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         self.slots = {id(p): slot for slot, p in enumerate(self.trained)}
+        self.anchor = torch.zeros((), device=self.trained[0].device, requires_grad=True)
 
     @contextmanager
     def patched(self, tape: "Tape") -> Iterator[None]:
@@ -113,7 +114,6 @@ class Tape:
         self._terms: dict[int, list[Term]] = defaultdict(list)
         self._ends: list[Callable[[], None]] = []
         self._copies: list[tuple[int, Tensor]] = []
-        self._anchor: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -152,9 +152,7 @@ class Tape:
         if not torch.is_grad_enabled():
             return out
         if not out.requires_grad:
-            if self._anchor is None:
-                self._anchor = torch.zeros((), device=out.device, requires_grad=True)
-            out = _Anchor.apply(out, self._anchor)
+            out = _Anchor.apply(out, self.plan.anchor)
         watched: Any = out
         watched.register_hook(lambda delta: then(delta.float()))
         return out

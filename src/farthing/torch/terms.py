@@ -239,10 +239,14 @@ class Outer(Term):
     def product(self, factors: Tensor, out: Tensor) -> None:
         u, v = self.u.values, self.v.values
         if self.height <= self.width:
-            u = weighted(u, factors)
+            u = u * factors[:, None, None]
         else:
-            v = weighted(v, factors)
-        out.view(self.height, self.width).addmm_(u.flatten(0, 1).t(), v.flatten(0, 1))
+            v = v * factors[:, None, None]
+        if self.positions == 1:
+            u, v = u.squeeze(1), v.squeeze(1)
+        else:
+            u, v = u.flatten(0, 1), v.flatten(0, 1)
+        out.view(self.height, self.width).addmm_(u.t(), v)
 
     def only(self, good: Tensor) -> None:
         self.u, self.v = Factor(where(good, self.u.values)), Factor(where(good, self.v.values))
@@ -359,7 +363,7 @@ class Blocks(Term):
         return torch.cat([term.rows(part) for term in self.terms], 1)
 
     def norms(self) -> Tensor:
-        return torch.linalg.vector_norm(torch.stack([term.norms() for term in self.terms]), dim=0)
+        return norms(torch.stack([term.norms() for term in self.terms], 1))
 
     def product(self, factors: Tensor, out: Tensor) -> None:
         for term, part in zip(self.terms, torch.split(out, [term.size for term in self.terms]), strict=True):
