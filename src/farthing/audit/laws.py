@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from scipy.special import bdtr, bdtrc, ndtr
 
 from farthing import noise as lattice
+from farthing.algorithms.privgene import NoisyTop
 from farthing.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
 from farthing.budget import Adjacency
-from farthing.mechanisms import Gaussian, Laplace, SymmetricGaussian
+from farthing.mechanisms import Gaussian, Laplace, NoisyMax, SymmetricGaussian
 from farthing.noise import Stream
 from farthing.samplers import FixedSize, Poisson, Sampler
 
@@ -78,7 +79,7 @@ def memory(values: Array) -> list[str]:
     return complaints
 
 
-def releases(stream: Stream, size: int = 20_000) -> list[str]:
+def releases(stream: Stream, size: int = 60_000) -> list[str]:
     """What mechanisms add has the deviation that the event says, anew in every answer and coordinate."""
     complaints = []
     scale = np.resize([0.25, 4.0], size)
@@ -100,9 +101,11 @@ def releases(stream: Stream, size: int = 20_000) -> list[str]:
     found = off_law(answer / 3.0, _laplace, _LAPLACE_LEVELS)
     complaints += [f"Laplace: off its law at {level:g}" for level in found]
     side = math.isqrt(size)
-    answer = SymmetricGaussian(0.7).release(np.zeros((side, side)), ClipOuter(2.0), stream)
-    upper = np.triu_indices(side, 1)
-    diagonal, beside = np.diag(answer) / 2.8, answer[upper] / 2.8 * math.sqrt(2)
+    symmetric = SymmetricGaussian(0.7)
+    matrices = [symmetric.release(np.zeros((side, side)), ClipOuter(2.0), stream) for _ in range(8)]
+    answer, upper = matrices[0], np.triu_indices(side, 1)
+    diagonal = np.concatenate([np.diag(matrix) for matrix in matrices]) / 2.8
+    beside = answer[upper] / 2.8 * math.sqrt(2)
     for name, values in (("diagonal", diagonal), ("off-diagonal", beside)):
         found = off_law(values, ndtr, _GAUSSIAN_LEVELS)
         complaints += [f"SymmetricGaussian: {name} off its law at {level:g}" for level in found]
@@ -173,9 +176,10 @@ def clipping(stream: Stream) -> list[str]:
     ]
     complaints = []
     for bound, order in bounds:
-        rows = np.asarray(bound.apply(NASTY)) / np.asarray(bound.scale)
         most = 1.5 if isinstance(bound, ClipOuter) else bound.norm(order)
-        sizes = np.abs(rows).sum(axis=1) if order == 1 else np.sqrt(np.square(rows).sum(axis=1))
+        with np.errstate(over="ignore", invalid="ignore"):
+            rows = np.asarray(bound.apply(NASTY)) / np.asarray(bound.scale)
+            sizes = np.abs(rows).sum(axis=1) if order == 1 else np.sqrt(np.square(rows).sum(axis=1))
         if not (sizes <= most * (1 + 1e-9)).all():
             complaints.append(f"{type(bound).__name__} of order {order} lets a row through")
         if isinstance(bound, ClipCoordinates) and not (np.abs(rows) <= 1 + 1e-12).all():
@@ -264,3 +268,20 @@ def _drawn(
         if rare(int(np.count_nonzero(sizes <= 2)), rounds, float(bdtr(2, n, rate))):
             complaints.add("sizes of draws are off their law")
     return sorted(complaints)
+
+
+def elections(stream: Stream, rounds: int = 4000) -> list[str]:
+    """Gumbel choices win with the probabilities of the exponential mechanism, the first and the second."""
+    scores, bound = np.array([1.0, 0.0, -1.0]), ClipValue(-1.0, 1.0)
+    weights = np.exp(scores / 0.8)
+    rates = weights / weights.sum()
+    complaints = []
+    choosers: list[tuple[str, Callable[[], int]]] = [
+        ("NoisyMax", lambda: NoisyMax(0.8).release(scores, bound, stream)),
+        ("NoisyTop", lambda: int(NoisyTop(0.8, 2).release(scores, bound, stream)[0])),
+    ]
+    for name, choose in choosers:
+        counts = np.bincount([choose() for _ in range(rounds)], minlength=3)
+        if any(rare(int(count), rounds, float(rate)) for count, rate in zip(counts, rates, strict=True)):
+            complaints.append(f"{name}: places are not chosen with their probabilities")
+    return complaints
