@@ -93,6 +93,26 @@ def test_samples_are_exact(bits):
     assert (settled == wanted[places]).all()
 
 
+def test_what_is_open_is_decided():
+    noise, places = kernels.gaussian(KEY, 3000, 40, DEVICE)
+    assert int(places[0]) > 0
+    stock.decide(noise, places.cpu(), SeededStream(0), KEY, 40, kernels.block_of)
+    words = words_of(KEY, 3000).view(np.int64)
+    wanted = lattice._cells(SeededStream(0), lattice._HALF_NORMAL, words & (2**63 - 1), 40)
+    assert (noise.cpu().numpy() == np.where(words < 0, -wanted, wanted)).all()
+    with pytest.raises(ArithmeticError, match="7 roundings are open where at most 2"):
+        stock.decide(noise, torch.tensor([7, 1, 2]), SeededStream(0), KEY, 40, kernels.block_of)
+
+
+def test_noise_may_take_the_place_of_used_noise():
+    noise, _ = kernels.gaussian(KEY, 700, 20, DEVICE)
+    first = noise.clone()
+    again, _ = kernels.gaussian(bytes(32), 700, 20, DEVICE, noise)
+    assert again is noise
+    assert not torch.equal(first, again)
+    assert kernels.gaussian(KEY, 700, 30, DEVICE, noise)[0].dtype == torch.int64  # which does not fit
+
+
 def test_at_many_bits_some_are_open_and_noted_once():
     cells, places = drawn(KEY, 4096, 40)
     assert 1 <= len(places) == len(set(places))

@@ -13,6 +13,7 @@ import os
 import struct
 import threading
 import weakref
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -147,21 +148,37 @@ class _Launched:
     def result(self, stream: Stream) -> Tensor:
         """The noise with every rounding settled; more bits of a word, if need be, come from the stream."""
         self._done.synchronize()
-        count, *places = self._places[: 1 + int(self._places[0])].tolist()
-        if count > len(places):
-            raise ArithmeticError(f"{count} roundings are open where at most {len(places)} are ever expected")
-        if places:
-            places.sort()  # the order in which a GPU noted them is no order
-            settled = settle(stream, self._key, places, self._bits, self._kernels.block_of)
-            if np.abs(settled).max() > torch.iinfo(self._noise.dtype).max:
-                raise ArithmeticError("a sample lies 32 standard deviations out, which ideal bits never give")
-            at = torch.tensor(places, device=self._noise.device)
-            self._noise[at] = torch.from_numpy(settled).to(self._noise.device, self._noise.dtype)
+        key, self._key = self._key, b""
+        decide(self._noise, self._places, stream, key, self._bits, self._kernels.block_of)
         self._noise.record_stream(torch.cuda.current_stream(self._noise.device))
         return self._noise
 
 
-def settle(stream: Stream, key: bytes, places: list[int], bits: int, block_of: Any) -> lattice.Integers:
+def decide(
+    noise: Tensor,
+    places: Tensor,
+    stream: Stream,
+    key: bytes,
+    bits: int,
+    block_of: Callable[[int], tuple[int, int]],
+) -> None:
+    """Settles the samples that a kernel left open: ``places`` begins with their number."""
+    count, *found = places[: 1 + int(places[0])].tolist()
+    if count > len(found):
+        raise ArithmeticError(f"{count} roundings are open where at most {len(found)} are ever expected")
+    if not found:
+        return
+    found.sort()  # the order in which a GPU noted them is no order
+    settled = settle(stream, key, found, bits, block_of)
+    if np.abs(settled).max() > torch.iinfo(noise.dtype).max:
+        raise ArithmeticError("a sample lies 32 standard deviations out, which ideal bits never give")
+    at = torch.tensor(found, device=noise.device)
+    noise[at] = torch.from_numpy(settled).to(noise.device, noise.dtype)
+
+
+def settle(
+    stream: Stream, key: bytes, places: list[int], bits: int, block_of: Callable[[int], tuple[int, int]]
+) -> lattice.Integers:
     """The samples at these places of a kernel's draw, in exact arithmetic, from the same words."""
     words = np.array([_word(key, *block_of(place)) for place in places], np.uint64).view(np.int64)
     cells = lattice._cells(stream, lattice._HALF_NORMAL, words & (2**63 - 1), bits)
