@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import select
 import shutil
 import signal
 import sqlite3
@@ -16,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,62 +39,144 @@ from farthing.tables import Features
 GRADIENT = Gradient(logistic, Features(2))
 PLAIN = Invitation(1.0, rounds=5)
 
-# A guard that may be told to die (by SIGKILL) the nth time that it comes to a place, and to distrust clocks.
-PROCESS = """
-import os, signal, sys, time
+# Forks guards, each a process of its own, after everything was imported once. A guard may be told to die (by
+# SIGKILL) the nth time that it comes to a place, to distrust clocks, and to draw the same noise for the same
+# round however often it was started.
+NURSERY = """
+import gc, json, os, signal, sys, time, traceback
 from pathlib import Path
-from farthing import journal
+from farthing import journal, verifier
 from farthing.guard import answers, command, keeper
 from farthing.noise import SeededStream
+import mpmath, scipy.special
 
-policy, place, number, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
-countdown = number
+def live(policy, place, number, seed):
+    countdown = number
 
-def reached(where):
-    global countdown
-    if where == place:
-        countdown -= 1
-        if countdown == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def reached(where):
+        nonlocal countdown
+        if where == place:
+            countdown -= 1
+            if countdown == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-def around(kind, name, before, after, when=lambda *a, **k: True):
-    whole = getattr(kind, name)
-    def wrapped(self, *args, **kwargs):
-        here = when(*args, **kwargs)
-        if here: reached(before)
-        result = whole(self, *args, **kwargs)
-        if here: reached(after)
-        return result
-    setattr(kind, name, wrapped)
+    def around(kind, name, before, after, when=lambda *a, **k: True):
+        whole = getattr(kind, name)
+        def wrapped(self, *args, **kwargs):
+            here = when(*args, **kwargs)
+            if here: reached(before)
+            result = whole(self, *args, **kwargs)
+            if here: reached(after)
+            return result
+        setattr(kind, name, wrapped)
 
-charged = lambda kind, decide, key=None, request=None: key is not None
-around(journal.Journal, "append", "before-charge", "after-charge", charged)
-around(journal.Journal, "store_answer", "before-store", "after-store")
-around(answers.AnswerLog, "append", "before-log", "after-log")
-around(keeper.Guard, "answer", "before-anything", "after-answer")
-if place == "clock":  # every look at it shows another year
-    class Jumping(journal.datetime):
-        years = [1971, 2038, 1999, 9998]
-        @classmethod
-        def now(cls, zone=None):
-            cls.years.append(cls.years.pop(0))
-            return journal.datetime(cls.years[0], 1, 1, tzinfo=zone)
-    journal.datetime = Jumping
-    time.time = lambda: -1e9
+    charged = lambda kind, decide, key=None, request=None: key is not None
+    around(journal.Journal, "append", "before-charge", "after-charge", charged)
+    around(journal.Journal, "store_answer", "before-store", "after-store")
+    around(answers.AnswerLog, "append", "before-log", "after-log")
+    around(keeper.Guard, "answer", "before-anything", "after-answer")
+    if place == "slow":  # to be killed by others at any moment
+        answer = keeper.Guard.answer
+        def late(self, data):
+            time.sleep(number / 1000)
+            return answer(self, data)
+        keeper.Guard.answer = late
+    if place == "clock":  # every look at it shows another year
+        class Jumping(journal.datetime):
+            years = [1971, 2038, 1999, 9998]
+            @classmethod
+            def now(cls, zone=None):
+                cls.years.append(cls.years.pop(0))
+                return journal.datetime(cls.years[0], 1, 1, tzinfo=zone)
+        journal.datetime = Jumping
+        time.time = lambda: -1e9
+    stream = None
+    if seed is not None:
+        stream, ask = SeededStream(seed), keeper.Guard.ask
+        def reseeded(self, question, terms, w, key):
+            stream._seed, stream._generation = 1000 * seed + question.turn.round, 0
+            stream._rekey()
+            return ask(self, question, terms, w, key)
+        keeper.Guard.ask = reseeded
+    command.guard(Path(policy), stream=stream)
 
-stream = None
-if seed:  # the same noise for the same round, however often the process was started
-    stream = SeededStream(int(seed))
-    whole = keeper.Guard.ask
-    def ask(self, question, terms, w, key):
-        turn = question.turn
-        stream._seed = hash((int(seed), turn.round))  # whole numbers hash to the same everywhere
-        stream._generation = 0
-        stream._rekey()
-        return whole(self, question, terms, w, key)
-    keeper.Guard.ask = ask
-command.guard(Path(policy), stream=stream)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+gc.freeze()
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        sys.stderr = open(os.devnull, "w")
+        try:
+            live(*json.loads(line))
+            os._exit(0)
+        except BaseException as error:
+            print("failed", type(error).__name__, flush=True)
+            os._exit(1)
+    print("pid", pid, flush=True)
 """
+
+
+class Nursery:
+    """Starts guards."""
+
+    def __init__(self) -> None:
+        source = Path(farthing.__file__).parents[1]
+        environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", NURSERY],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._lock = threading.Lock()
+
+    def start(self, policy: Path, place: str, number: int, seed: int | None) -> tuple["Child", str]:
+        """A guard, and the first that it says: that it listens, or that it failed."""
+        with self._lock:
+            self._process.stdin.write(json.dumps([str(policy), place, number, seed]) + "\n")
+            self._process.stdin.flush()
+            lines = dict(self._process.stdout.readline().split(maxsplit=1) for _ in range(2))
+        child = Child(int(lines.pop("pid")))
+        ((word, rest),) = lines.items()
+        return child, f"{word} {rest.strip()}"
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._process.stdout.close()
+
+
+class Child:
+    """A process that is somebody else's child."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        try:
+            self._file = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._file = -1
+
+    def gone(self, seconds: float = 0.0) -> bool:
+        return self._file < 0 or bool(select.select([self._file], [], [], seconds)[0])
+
+    def end(self, number: int) -> None:
+        if not self.gone():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+        assert self.gone(60)
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+@pytest.fixture(scope="session")
+def nursery():
+    """One for all tests of a process."""
+    found = Nursery()
+    yield found
+    found.close()
 
 
 @dataclass
@@ -104,7 +186,8 @@ class House:
     name: str
     folder: Path
     signer: Signer
-    process: subprocess.Popen | None = None
+    nursery: Nursery
+    process: Child | None = None
     objects: list = field(default_factory=list)
 
     @property
@@ -128,47 +211,40 @@ class House:
         self.objects.append(command.opened(Policy.load(self.policy), **options))
         return self.objects[-1]
 
-    def start(self, place="", number=1, seed="", **options):
+    def start(self, place="", number=1, seed=None):
         """The guard as a process of its own, once it listens."""
         self.stop()
-        source = Path(farthing.__file__).parents[1]
-        environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROCESS, str(self.policy), place, str(number), str(seed)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            **options,
-        )
-        line = self.process.stdout.readline()
-        assert line == f"listening {self.signer.public.hex()}\n", line
+        self.process, said = self.nursery.start(self.policy, place, number, seed)
+        assert said == f"listening {self.signer.public.hex()}", said
         return self
 
-    def keep_alive(self, seed=""):
-        """Starts the guard again whenever it dies, in a thread; returns what ends that."""
+    def fails(self):
+        """How one more guard fails to start."""
+        child, said = self.nursery.start(self.policy, "", 1, None)
+        child.end(signal.SIGKILL)
+        return said
+
+    @contextlib.contextmanager
+    def kept_alive(self, seed=None):
+        """Starts the guard again whenever it dies, until the end of the block."""
         over = threading.Event()
 
         def watch():
-            while not over.is_set():
-                if self.process is not None and self.process.poll() is not None:
+            while not over.wait(0.01):
+                if self.process.gone():
                     self.start(seed=seed)
-                time.sleep(0.01)
 
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
-
-        def end():
+        try:
+            yield
+        finally:
             over.set()
             thread.join(60)
 
-        return end
-
     def stop(self, number=signal.SIGKILL):
         if self.process is not None:
-            self.process.send_signal(number)
-            self.process.wait(60)
-            self.process.stdout.close()
+            self.process.end(number)
             self.process = None
         while self.objects:
             self.objects.pop().close()
@@ -177,8 +253,8 @@ class House:
 class Village:
     """Some parties, and a coordinator's key."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.coordinator = folder, Signer.new()
+    def __init__(self, folder: Path, nursery: Nursery | None = None) -> None:
+        self.folder, self.nursery, self.coordinator = folder, nursery, Signer.new()
         self.houses: dict[str, House] = {}
         self.crowds: list[Remote] = []
 
@@ -186,7 +262,7 @@ class Village:
         """Parties with random records of their own; further lines for their policies may be given."""
         signers = {f"p{i}": Signer.new() for i in range(parties)}
         for i, (name, signer) in enumerate(signers.items()):
-            house = House(name, self.folder / name, signer)
+            house = House(name, self.folder / name, signer, self.nursery)
             house.folder.mkdir()
             rng = np.random.default_rng(i)
             X, y = rng.uniform(size=(records + i, width)), rng.integers(0, 2, records + i) * 1.0
@@ -252,8 +328,8 @@ class Village:
             house.stop()
 
     def check(self, verify=False):
-        """All parties' books: see `check`."""
-        return {name: check(house, verify) for name, house in self.houses.items()}
+        """All parties' books: see `check`; ``verify`` may name one of them."""
+        return {name: check(house, verify in (True, name)) for name, house in self.houses.items()}
 
 
 def read(reply: bytes, house: House):
@@ -336,10 +412,10 @@ def told():
 
 
 @pytest.fixture
-def village():
+def village(nursery):
     """Parties in a folder with a short name: paths of sockets are short."""
     folder = Path(tempfile.mkdtemp(prefix="v"))
-    found = Village(folder)
+    found = Village(folder, nursery)
     try:
         yield found
     finally:

@@ -277,6 +277,6 @@ def test_classes_have_a_matrix_of_weights(village, told):
 
 @pytest.mark.parametrize("draw", [Everyone(), Poisson(0.25), Exactly(1)])
 def test_draws_that_are_allowed(draw, village, house, told):
-    answer = told(house.open().answer(village.question(invitation=Invitation(1.0, draw, 5))), house)
-    assert answer["left"] == 4
+    paper = Invitation(1.0, draw, 5, calibration="advanced", accountant="sampling")
+    assert told(house.open().answer(village.question(invitation=paper)), house)["left"] > 4
     assert village.check() == {"p0": (1, 1)}

@@ -284,9 +284,11 @@ class Remote:
             raise InvalidValue(f"party must lie between 0 and {self.users - 1}, got {party}")
         if self._terms and not self._members[party].asked:
             raise BudgetSpent(f"{self._members[party].name} can afford no further answer, or is gone")
-        return self._taken([party], contribution, w)
+        return self._taken([party], contribution, w, Weights.RECORDS)
 
-    def _taken(self, places: list[int], contribution: Contribution, w: Any) -> Answers:
+    def _taken(
+        self, places: list[int], contribution: Contribution, w: Any, weights: Weights | None = None
+    ) -> Answers:
         """One round among some parties: recorded before, or asked now and recorded."""
         if not self._terms:
             raise InvalidValue("nobody was invited yet: call crowd.invite(Invitation(...)) first")
@@ -303,7 +305,8 @@ class Remote:
         if self._invitation.trust is Trust.DISTRIBUTED:
             answers = self._summed(contribution, w.shape, body)
         else:
-            answers = self._plain(self._question(contribution, w.shape), places, body)
+            question = self._question(contribution, w.shape)
+            answers = self._plain(question, places, body, weights or self._weights)
         self._checkpoint.add(
             {
                 "round": self._round,
@@ -333,7 +336,7 @@ class Remote:
         receipts = tuple(Receipt(seq, text, price) for seq, text in said["receipts"])
         return Answers(unpack_numbers(body, shape), divisor, count, alive, variance, receipts)
 
-    def _plain(self, question: Question, places: list[int], body: bytes) -> Answers:
+    def _plain(self, question: Question, places: list[int], body: bytes, weights: Weights) -> Answers:
         """Everybody's own upload, with all of its noise."""
         values: dict[int, Array] = {}
         receipts: dict[int, Receipt] = {}
@@ -366,7 +369,7 @@ class Remote:
             np.array([getattr(self._terms[place], name) for place in places], dtype=np.float64)
             for name in ("expected", "variance")
         )
-        weight = weight_of(self._weights, expected, variance)
+        weight = weight_of(weights, expected, variance)
         total = np.tensordot(weight, np.array([values[place] for place in places]), axes=1)
         divisor = float(weight @ expected)
         noise = float(np.square(weight) @ variance) / divisor**2

@@ -38,9 +38,9 @@ class Server:
             raise InvalidValue(
                 f"the path of a socket has at most {_LONGEST_PATH} bytes, got {str(self.path)!r}"
             )
+        _make_way(self.path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            _make_way(self.path)
             before = os.umask(0o177)  # so that there is no moment at which others could open it
             try:
                 listener.bind(str(self.path))
@@ -83,15 +83,18 @@ class Server:
             with peer:
                 peer.settimeout(_PATIENCE)
                 if self._may_ask(peer):
-                    while (message := self._read(peer)) is not None:
-                        peer.sendall(self._guard.answer(message))
-        except Refused as refusal:
-            with contextlib.suppress(OSError):
-                peer.sendall(self._guard.refusal(refusal))
+                    self._converse(peer)
         except OSError:
             pass  # it went away, or kept us waiting
         finally:
             self._room.release()
+
+    def _converse(self, peer: socket.socket) -> None:
+        try:
+            while (message := self._read(peer)) is not None:
+                peer.sendall(self._guard.answer(message))
+        except Refused as refusal:  # where the next message begins is not known any more
+            peer.sendall(self._guard.refusal(refusal))
 
     def _may_ask(self, peer: socket.socket) -> bool:
         if not hasattr(socket, "SO_PEERCRED"):

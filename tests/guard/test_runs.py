@@ -1,0 +1,447 @@
+"""Whole runs over guards: the same algorithms, whatever happens on the way."""
+
+import numpy as np
+import pytest
+
+import farthing as ft
+from farthing.algorithms.addp import addp
+from farthing.algorithms.problem import Problem
+from farthing.algorithms.sgd2 import sgd2
+from farthing.algorithms.together import together
+from farthing.crowd import Invitation, Parties, Weights
+from farthing.crowd.coordinator import State, longest
+from farthing.crowd.messages import Kind, Reason, digest, pack_numbers, seal, unseal
+from farthing.crowd.protocol import ClientAgent
+from farthing.crowd.transport import InProcess
+from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
+from farthing.losses import Gradient, logistic
+from farthing.noise import SeededStream
+from farthing.query import PerExample, run
+from farthing.samplers import Poisson
+from farthing.tables import Features, Table
+
+GRADIENT = Gradient(logistic, Features(2))
+PROBLEM = Problem(logistic, 63, 2, unit=False)
+
+
+class Reseeded(ClientAgent):
+    """An agent whose noise follows from its seed and the round, as that of the nursery's guards does."""
+
+    def __init__(self, house, seed, observer="server"):
+        with np.load(house.folder / "records.npz") as found:
+            table = Table(found["X"], found["y"])
+        self.seed, self.stream = seed, SeededStream(seed)
+        ledger = ft.Ledger(ft.Budget(1.0, 1e-6, observer=observer), stream=self.stream)
+        super().__init__(ledger.over(table), len(table))
+
+    def handle(self, ask):
+        self.stream._seed, self.stream._generation = 1000 * self.seed + ask.round, 0
+        self.stream._rekey()
+        return super().handle(ask)
+
+
+METHODS = {
+    "sgd2": lambda crowd: sgd2(crowd, PROBLEM, rounds=6),
+    "addp": lambda crowd: addp(crowd, PROBLEM, rounds=3, draw=Poisson(0.25)),
+    "together": lambda crowd: together(crowd, PROBLEM),
+}
+
+
+def few(steps, most=8):
+    return run(steps, stop=lambda step: step.t >= most)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_guards_train_the_very_model_that_agents_in_one_process_do(method, village):
+    village.settle(3)
+    for seed, house in enumerate(village.houses.values()):
+        house.start(seed=seed)
+    remote = few(METHODS[method](village.crowd(village.sockets())))
+    agents = Parties([Reseeded(house, seed) for seed, house in enumerate(village.houses.values())])
+    local = few(METHODS[method](agents))
+    assert remote.steps == local.steps
+    for there, here in zip(remote.w, local.w, strict=True):
+        np.testing.assert_array_equal(there, here)
+    assert set(village.check().values()) == {(remote.steps, remote.steps)}
+
+
+@pytest.mark.parametrize("place", ["before-charge", "after-store", "after-answer"])
+def test_a_party_that_is_killed_and_comes_back_changes_nothing(place, village):
+    """The same question is asked again while the round lasts; what was kept is sent again."""
+    village.settle(3)
+    for seed, house in enumerate(village.houses.values()):
+        house.start(place if seed == 1 else "", 3, seed)
+    with village.houses["p1"].kept_alive(seed=1):
+        remote = run(METHODS["sgd2"](village.crowd(village.sockets(), seconds=120.0)))
+    agents = Parties([Reseeded(house, seed) for seed, house in enumerate(village.houses.values())])
+    local = run(METHODS["sgd2"](agents))
+    np.testing.assert_array_equal(remote.w[0], local.w[0])
+    assert village.check() == {"p0": (6, 6), "p1": (6, 6), "p2": (6, 6)}
+
+
+def test_a_party_that_loses_an_answer_is_missing_from_that_round_only(village):
+    village.settle(3)
+    for number, house in enumerate(village.houses.values()):
+        house.start("after-charge" if number == 1 else "", 3)
+    crowd = village.crowd(village.sockets(), seconds=120.0)
+    crowd.invite(Invitation(1.0, rounds=6))
+    counts = []
+    with village.houses["p1"].kept_alive():
+        while crowd.alive:
+            counts.append(crowd.ask(GRADIENT, np.zeros(3)).count)
+    assert counts == [3, 3, 2, 3, 3, 3]
+    assert village.check(verify="p1") == {"p0": (6, 6), "p1": (5, 6), "p2": (6, 6)}
+
+
+class Wire(InProcess):
+    """Guards in this process over a wire that does what ``plan`` says of (round of exchanges, party)."""
+
+    def __init__(self, village, plan):
+        super().__init__({name: house.open().answer for name, house in village.houses.items()})
+        self.plan, self.number, self.sent = plan, 0, []
+
+    def exchange(self, requests, seconds):
+        self.number += 1
+        for name, request in requests.items():
+            what = self.plan(self.number, name)
+            if what == "lost":
+                continue
+            reply = self._parties[name](request)
+            self.sent.append((name, reply))
+            if what == "late":
+                continue
+            if what == "old":
+                yield name, next(old for party, old in self.sent if party == name)
+            elif what == "forged":
+                yield name, reply[:-1] + bytes([reply[-1] ^ 1])
+            elif what == "garbage":
+                yield name, b"?" * 500
+            elif what == "swapped":
+                other = next(old for party, old in reversed(self.sent) if party != name)
+                yield name, other
+            elif what == "twice":
+                yield name, reply
+                yield name, reply
+                yield "nobody", reply
+            elif callable(what):
+                yield name, what(request, reply)
+            else:
+                yield name, reply
+
+
+def asked(village, plan, rounds=4, **options):
+    """The counts of each round over such a wire."""
+    crowd = village.crowd(Wire(village, plan), **{"seconds": 0.2} | options)
+    crowd.invite(Invitation(1.0, rounds=rounds))
+    counts = []
+    while crowd.alive:
+        counts.append(crowd.ask(GRADIENT, np.zeros(3)).count)
+    return crowd, counts
+
+
+@pytest.mark.parametrize("what", ["old", "forged", "garbage", "swapped"])
+def test_what_no_party_signed_for_this_request_counts_as_nothing(what, village):
+    """In round 2 the wire lies about p1, which is asked again and answers from what it kept."""
+    village.settle(3)
+    lies = []
+
+    def plan(number, name):
+        if name == "p1" and number >= 4 and len(lies) < 2:
+            lies.append(number)
+            return what
+        return "whole"
+
+    crowd, counts = asked(village, plan, seconds=60.0)
+    assert counts == [3, 3, 3, 3]
+    assert lies
+    assert village.check() == {"p0": (4, 4), "p1": (4, 4), "p2": (4, 4)}
+    assert {party.state for party in crowd.status().parties} == {State.SPENT}
+
+
+def test_duplicates_count_once(village):
+    _, counts = asked(village.settle(3), lambda number, name: "twice")
+    assert counts == [3, 3, 3, 3]
+    assert set(village.check().values()) == {(4, 4)}
+
+
+def test_a_straggler_is_left_out_of_a_round_and_pays_for_it(village):
+    village.settle(3)
+    missing = iter(["late"] * 10**6)
+    crowd = village.crowd(
+        Wire(village, lambda n, name: "whole" if name != "p1" or n < 4 else next(missing)), seconds=0.2
+    )
+    crowd.invite(Invitation(1.0, rounds=4))
+    assert crowd.ask(GRADIENT, np.zeros(3)).count == 3
+    assert crowd.ask(GRADIENT, np.zeros(3)).count == 2
+    assert crowd.status().parties[1].state is State.MISSING
+    missing = iter(["whole"] * 10**6)
+    assert crowd.ask(GRADIENT, np.zeros(3)).count == 3
+    assert crowd.status().parties[1].state is State.HERE
+    assert village.check() == {"p0": (3, 3), "p1": (3, 3), "p2": (3, 3)}
+
+
+def test_a_party_that_never_comes_back_is_left_in_peace(village):
+    crowd, counts = asked(
+        village.settle(3), lambda n, name: "lost" if name == "p1" and n > 3 else "whole", rounds=6, patience=2
+    )
+    assert counts == [3, 2, 2, 2, 2, 2]
+    party = crowd.status().parties[1]
+    assert (party.state, party.missed, crowd.left.tolist()) == (State.GONE, 2, [0, 0, 0])
+    assert village.check() == {"p0": (6, 6), "p1": (1, 1), "p2": (6, 6)}
+
+
+def test_a_cut_network_heals(village):
+    _, counts = asked(village.settle(3), lambda n, name: "lost" if 4 <= n <= 6 else "whole", seconds=60.0)
+    assert counts == [3, 3, 3, 3]
+    assert set(village.check().values()) == {(4, 4)}
+
+
+def test_a_network_that_does_not_heal_ends_the_run_and_charges_nothing(village):
+    with pytest.raises(FarthingError, match="nobody answered round 2"):
+        asked(village.settle(2), lambda n, name: "lost" if n >= 4 else "whole")
+    assert village.check() == {"p0": (1, 1), "p1": (1, 1)}
+
+
+def altered(house, **changes):
+    """An answer of a party that breaks the rules: signed by its own key, about this very request."""
+
+    def lie(request, reply):
+        found = unseal(reply, {house.signer.public}, 10**6)
+        header, body = found.fields().plain(), changes.get("body", found.body)
+        header |= {"update": digest(body)} | {k: v for k, v in changes.items() if k != "body"}
+        return seal(changes.get("kind", found.kind), header, body, house.signer)
+
+    return lie
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"body": pack_numbers(np.array([1e6, 0.0, 0.0]))}, Reason.NORM),
+        ({"body": pack_numbers(np.array([np.nan, 0.0, 0.0]))}, Reason.NONFINITE),
+        ({"body": pack_numbers(np.array([np.inf, 0.0, 0.0]))}, Reason.NONFINITE),
+        ({"body": pack_numbers(np.zeros(2))}, Reason.SHAPE),
+        ({"body": b""}, Reason.SHAPE),
+        ({"update": "00" * 32}, Reason.FORGED),
+        ({"weights": "00" * 32}, Reason.CONFLICT),
+        ({"round": 9}, Reason.STALE),
+        ({"run": "another"}, Reason.STALE),
+        ({"left": -1}, Reason.MALFORMED),
+        ({"left": "many"}, Reason.MALFORMED),
+        ({"row": [1]}, Reason.MALFORMED),
+        ({"kind": Kind.AGREEMENT}, Reason.MALFORMED),
+    ],
+)
+def test_a_byzantine_party_is_excluded_and_costs_the_others_nothing(changes, reason, village):
+    village.settle(3)
+    lie = altered(village.houses["p1"], **changes)
+    crowd, counts = asked(village, lambda n, name: lie if name == "p1" and n >= 4 else "whole")
+    assert counts == [3, 2, 2, 2]
+    party = crowd.status().parties[1]
+    assert (party.state, party.reason, party.left) == (State.REFUSED, str(reason), 0)
+    assert village.check() == {"p0": (4, 4), "p1": (2, 2), "p2": (4, 4)}
+
+
+def test_honest_uploads_are_within_the_bound(village):
+    budget = ft.Budget(0.05, 1e-6, observer="server")
+    terms = Invitation(1.0, rounds=4).terms(budget, 20)
+    for size in (1, 3, 1000):
+        noise = np.sqrt(terms.variance) * np.random.default_rng(0).standard_normal((200, size))
+        assert np.linalg.norm(noise, axis=1).max() + 20 < longest(terms, 20, size)
+
+
+def test_terms_that_a_policy_refuses(village):
+    village.settle(2)
+    crowd = village.crowd(village.functions())
+    with pytest.raises(BudgetSpent, match=r"p0: clip, p1: clip"):
+        crowd.invite(Invitation(5.0, rounds=4))
+    other = village.settle(0)
+    assert set(other.check().values()) == {(0, 0)}
+
+
+def test_one_party_of_two_refuses(village):
+    village.settle(2)
+    house = village.houses["p1"]
+    house.policy.write_text(house.policy.read_text().replace("clip = 3.0", "clip = 0.5"))
+    crowd = village.crowd(village.functions())
+    crowd.invite(Invitation(1.0, rounds=4))
+    assert crowd.ask(GRADIENT, np.zeros(3)).count == 1
+    assert crowd.status().parties[1].state is State.REFUSED
+    assert village.check() == {"p0": (1, 1), "p1": (0, 0)}
+
+
+def test_parties_that_are_not_there(village):
+    village.settle(3)
+    functions = {name: house.open().answer for name, house in village.houses.items()}
+    functions["p2"] = lambda request: 1 / 0
+    with pytest.raises(FarthingError, match="2 of 3 parties"):
+        village.crowd(InProcess(functions), seconds=0.2)
+    crowd = village.crowd(InProcess(functions), seconds=0.2, least=2)
+    assert crowd.names == ["p0", "p1"]
+
+
+def test_a_party_under_another_key_is_not_it(village):
+    village.settle(2)
+    transport = village.functions()
+    transport._parties["p1"] = transport._parties["p0"]
+    with pytest.raises(FarthingError, match="1 of 2 parties"):
+        village.crowd(transport, seconds=0.2)
+
+
+def test_what_a_remote_crowd_refuses(village):
+    village.settle(2)
+    crowd = village.crowd(village.functions())
+    with pytest.raises(InvalidValue, match="invited"):
+        crowd.ask(GRADIENT, np.zeros(3))
+    with pytest.raises(Unsupported, match="without noise"):
+        crowd.invite(Invitation(1.0, noise=1.0, trust="trusted"))
+    crowd.invite(Invitation(1.0, rounds=3), Weights.PLAIN)
+    with pytest.raises(InvalidValue, match="settled once"):
+        crowd.invite(Invitation(1.0, rounds=3))
+    with pytest.raises(InvalidValue, match="finite"):
+        crowd.ask(GRADIENT, np.array([0.0, np.nan, 0.0]))
+    with pytest.raises(Unsupported, match="gradients"):
+        crowd.ask(PerExample(lambda rows, w: rows), np.zeros(3))
+    for options in ({"run": "a b"}, {"least": 3}, {"seconds": 0.0}, {"patience": 0}):
+        with pytest.raises(InvalidValue):
+            village.crowd(village.functions(), **options)
+
+
+def test_one_party_at_a_time(village):
+    village.settle(3)
+    crowd = village.crowd(village.functions())
+    crowd.invite(Invitation(1.0, rounds=4))
+    picks = [crowd.pick() for _ in range(3)]
+    assert len(set(picks)) == 1  # the same until a round was taken
+    got = crowd.pass_to(2, GRADIENT, np.zeros(3))
+    assert (got.count, got.divisor) == (1, 22.0)
+    assert crowd.left.tolist() == [4, 4, 3]
+    with pytest.raises(InvalidValue, match="between 0 and 2"):
+        crowd.pass_to(3, GRADIENT, np.zeros(3))
+    for _ in range(3):
+        crowd.pass_to(2, GRADIENT, np.zeros(3))
+    with pytest.raises(BudgetSpent, match="p2"):
+        crowd.pass_to(2, GRADIENT, np.zeros(3))
+    assert village.check() == {"p0": (0, 0), "p1": (0, 0), "p2": (4, 4)}
+
+
+def test_a_checkpoint_belongs_to_its_run(village, tmp_path):
+    village.settle(2)
+    transport = village.functions()
+    crowd = village.crowd(transport, checkpoint=tmp_path / "run")
+    with pytest.raises(InvalidValue, match="another coordinator"):
+        village.crowd(transport, checkpoint=tmp_path / "run")
+    first = few(sgd2(crowd, PROBLEM, rounds=4), 2)
+    crowd.close()
+    with pytest.raises(InvalidValue, match="another run"):
+        village.crowd(transport, run="run-2", checkpoint=tmp_path / "run")
+    for options, what in (
+        ({"rounds": 5}, "other terms"),
+        ({"rounds": 4, "radius": 3.0}, "another algorithm"),
+    ):
+        again = village.crowd(transport, checkpoint=tmp_path / "run")
+        with pytest.raises(InvalidValue, match=what):
+            run(sgd2(again, PROBLEM, **options))
+        again.close()
+    again = village.crowd(
+        InProcess(dict.fromkeys(village.houses, lambda request: 1 / 0)), checkpoint=tmp_path / "run"
+    )
+    second = few(sgd2(again, PROBLEM, rounds=4), 2)  # nobody needs to be asked
+    np.testing.assert_array_equal(first.w[0], second.w[0])
+    assert first.receipts == second.receipts
+    assert set(village.check().values()) == {(2, 2)}
+
+
+# --- only sums are seen
+
+
+DISTRIBUTED = {"limits": 'trust = "distributed"\ncolluding = 1', "epsilon": 1e6}
+
+
+def invitation(survivors=2):
+    return Invitation(1.0, rounds=5, noise=0.5, trust="distributed", survivors=survivors)
+
+
+def exact(village, names, w):
+    total = np.zeros(3)
+    for name in names:
+        with np.load(village.houses[name].folder / "records.npz") as found:
+            total += GRADIENT.bounded_sum(Table(found["X"], found["y"]), w, ft.ClipNorm(1.0))
+    return total
+
+
+def test_a_sum_over_guards_and_nothing_else(village):
+    village.settle(5, records=2000, **DISTRIBUTED).start()
+    crowd = village.crowd(village.sockets(), seconds=120.0)
+    crowd.invite(invitation())
+    w = np.array([0.1, -0.2, 0.3])
+    got = crowd.ask(GRADIENT, w)
+    assert got.count == 5
+    assert got.variance == pytest.approx(5 * 0.25 / 2 / got.divisor**2)
+    np.testing.assert_allclose(got.total, exact(village, village.houses, w), atol=8 * np.sqrt(0.625))
+    assert set(village.check().values()) == {(1, 1)}
+
+
+def test_a_guard_that_is_killed_in_a_session_is_left_out_of_the_sum(village):
+    village.settle(6, records=2000, **DISTRIBUTED).start()
+    village.houses["p2"].start("after-charge")
+    village.houses["p4"].start("after-log")
+    crowd = village.crowd(village.sockets(), seconds=30.0)
+    crowd.invite(invitation())
+    w = np.array([0.1, -0.2, 0.3])
+    got = crowd.ask(GRADIENT, w)
+    here = ["p0", "p1", "p3", "p5"]
+    assert got.count == 4
+    np.testing.assert_allclose(got.total, exact(village, here, w), atol=8 * np.sqrt(0.5))
+    for name in ("p2", "p4"):
+        village.houses[name].start()
+    assert crowd.ask(GRADIENT, w).count == 6
+    books = village.check()
+    assert books == dict.fromkeys(here, (2, 2)) | {"p2": (1, 2), "p4": (2, 2)}
+
+
+def test_a_session_that_too_many_leave_is_lost_and_tried_again(village):
+    """Of four with one in league with the server, three must stay; a second session has them."""
+    village.settle(4, records=2000, **DISTRIBUTED)
+    lost = []
+
+    def plan(number, name):
+        if number == 5 and name in ("p0", "p1"):  # hello, proposal, opening, roster, masked question
+            lost.append(name)
+            return "late"
+        return "whole"
+
+    crowd = village.crowd(Wire(village, plan))
+    crowd.invite(invitation())
+    got = crowd.ask(GRADIENT, np.zeros(3))
+    assert (lost, got.count, crowd.status().round) == (["p0", "p1"], 4, 2)
+    np.testing.assert_allclose(got.total, exact(village, village.houses, np.zeros(3)), atol=8)
+    assert set(village.check().values()) == {(2, 2)}
+    with pytest.raises(Unsupported, match="sums"):
+        crowd.pass_to(0, GRADIENT, np.zeros(3))
+
+
+def test_too_few_survivors_are_not_asked(village):
+    crowd = village.settle(3, **DISTRIBUTED).crowd(village.functions(), seconds=0.2)
+    crowd.invite(invitation(survivors=3))  # with one in league with the server four are needed
+    with pytest.raises(FarthingError, match="left by too many"):
+        crowd.ask(GRADIENT, np.zeros(3))
+    assert set(village.check().values()) == {(0, 0)}
+
+
+def test_guards_do_not_show_their_share_alone(village, told):
+    house = village.settle(3, **DISTRIBUTED).houses["p0"]
+    guard = house.open()
+    assert told(guard.answer(village.question(invitation=invitation())), house) is Reason.TRUST
+    for kind in (Kind.ROSTER, Kind.MASKED_QUESTION, Kind.SURVIVORS, Kind.REVEAL):
+        header = {"run": "r", "round": 1, "nonce": "0" * 32, "threshold": 2, "table": 0, "each": 8}
+        assert told(guard.answer(seal(kind, header, b"", village.coordinator)), house) is Reason.MEMBERS
+    assert village.check()["p0"] == (0, 0)
+
+
+def test_distributed_training_over_guards(village):
+    village.settle(4, limits='trust = "distributed"\ncolluding = 1')
+    crowd = village.crowd(village.functions())
+    found = few(together(crowd, PROBLEM, trust="distributed", survivors=2), 3)
+    assert found.steps == 3
+    assert set(village.check().values()) == {(3, 3)}
