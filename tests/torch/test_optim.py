@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from farthing.errors import InvalidValue
-from farthing.torch.optim import DPAdam
+from farthing.torch.optim import DPAdam, chosen
+from farthing.torch.plan import Plan
 
 
 def parameters(seed=0):
@@ -108,3 +109,17 @@ def test_state_goes_through_a_state_dict():
 def test_nonsense_is_refused(options, says):
     with pytest.raises(InvalidValue, match=says):
         DPAdam(parameters(), **options)
+
+
+def test_the_chosen_optimizer_follows_public_numbers():
+    plain = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    small, large = Plan(1000, 0.5, (8.0,), 500), Plan(60_000, 0.02, (2.0,), 500)
+    rates = [chosen(plain, plan, 1.0).param_groups[0]["lr"] for plan in (small, large)]
+    assert rates[0] < rates[1] <= 1.0  # less noise on a mean gradient, longer steps
+    assert chosen(plain, small, 0.1).param_groups[0]["lr"] == pytest.approx(10 * rates[0])
+    deep = nn.Sequential(*(nn.Linear(3, 3) for _ in range(16)))
+    assert chosen(deep, Plan(10**7, 0.1, (2.0,), 500), 1.0).param_groups[0]["lr"] == 0.25
+    assert isinstance(chosen(plain, small, 1.0), torch.optim.SGD)
+    assert isinstance(chosen(nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 2)), small, 1.0), DPAdam)
+    frozen = nn.Sequential(nn.Linear(4, 3).requires_grad_(False), nn.Linear(3, 2))
+    assert len(chosen(frozen, small, 1.0).param_groups[0]["params"]) == 2

@@ -374,11 +374,9 @@ def test_frozen_and_tied_parameters():
     assert torch.equal(model[0].weight, kept)
 
 
-def test_it_learns():
-    x, y = data(8000, seed=5)
+def test_it_learns_with_nothing_but_a_budget():
     model = network()
-    list(train(model, LOSS, (x, y), seeded(budget=ft.Budget(2.0, 1e-5)), steps=60,
-               optimizer=torch.optim.SGD(model.parameters(), lr=2.0, momentum=0.9)))  # fmt: skip
+    list(train(model, LOSS, data(8000, seed=5), seeded(), steps=60))
     assert evaluate(model, data(2000, seed=6)) > 0.93
 
 
@@ -420,6 +418,7 @@ def refused(error, says, model=None, loss=LOSS, given=None, ledger=None, **optio
         ({"average": 1.0}, "average"),
         ({"records": 0}, "records"),
         ({"epsilon": 1.0}, "those of the ledger"),
+        ({"scheduler": object()}, "give optimizer="),
         ({"users": [0] * 400, "records_per_user": 2}, "protects a record"),
     ],
 )

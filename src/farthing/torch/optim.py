@@ -11,6 +11,14 @@ with Φ̂ the mean variance of the noise over the same steps as v̂, so that noi
 differ by coordinate. Their floor is an absolute number, tuned; here it is relative to the noise. All of this
 is post-processing.
 
+`chosen` is what training takes where no optimiser is given: SGD with momentum, or DP-Adam for models with
+embeddings, attention or normalisation, whose gradients differ most in size. Its learning rate falls linearly
+to 0 and begins at a rule of public numbers. Noise moves a weight like a random walk, so the walk's length is
+what a rate decides: `WALK` √μ, with μ = rate √T / noise, about the plan's Gaussian-DP budget. (On MNIST
+and Adult, networks of 32 to 512 units, ε from .3 to 4, the best were .3 to 1 √μ.) Where
+noise is small the limit is what a deterministic step bears: `STEEPEST` / clip, less with depth, as deep
+networks want (De et al. 2022), or `ADAM`.
+
 >>> weight = torch.nn.Parameter(torch.zeros(2))
 >>> adam = DPAdam([weight], lr=0.1)
 >>> adam.expect(0.5)  # the standard deviation of the noise on a mean gradient; training does this
@@ -20,14 +28,21 @@ is post-processing.
 [-0.101, 0.0]
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from farthing import validate
 from farthing.errors import InvalidValue
+from farthing.torch.plan import Plan
+
+WALK = 0.4
+MOMENTUM = 0.9
+STEEPEST, LAYERS = 1.0, 4  # the largest learning rate of SGD at clip 1, up to so many layers
+ADAM = 2e-3
 
 
 class DPAdam(torch.optim.Optimizer):
@@ -106,3 +121,19 @@ class DPAdam(torch.optim.Optimizer):
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
         size = group["lr"] / (1 - first ** state["step"])
         parameter.add_((state["mean"] / square.sqrt_().add_(group["eps"]) * -size).to(parameter.dtype))
+
+
+def chosen(model: nn.Module, plan: Plan, norm: float) -> torch.optim.Optimizer:
+    """An optimiser of the model's trained parameters, for gradients clipped at ``norm``."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    steps, noise = plan.steps or 1, max(plan.noises)
+    walk = WALK * math.sqrt(plan.rate * math.sqrt(steps) / noise) / math.sqrt(steps / 3)
+    if any(isinstance(module, _UNEVEN) for module in model.modules()):
+        return DPAdam(trained, min(walk, ADAM))
+    layers = sum(parameter.ndim > 1 for parameter in trained)
+    steepest = STEEPEST / norm * min(1.0, LAYERS / max(layers, 1))
+    rate = min(walk * (1 - MOMENTUM) * plan.lot / (noise * norm), steepest)
+    return torch.optim.SGD(trained, rate, momentum=MOMENTUM)
+
+
+_UNEVEN = (nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)

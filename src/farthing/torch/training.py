@@ -42,7 +42,7 @@ from farthing.torch import plan as plans
 from farthing.torch.averaging import Average
 from farthing.torch.bookkeeping import Gradient, Layout
 from farthing.torch.noise import Gaussian
-from farthing.torch.optim import DPAdam
+from farthing.torch.optim import DPAdam, chosen
 from farthing.torch.plan import Noise, Plan
 from farthing.torch.randomness import OwnRandomness
 from farthing.torch.records import Examples
@@ -50,7 +50,6 @@ from farthing.torch.schedules import Bounds, Clip
 
 CLIP = 1.0
 PHYSICAL = 512
-LEARNING_RATE = 1e-3
 _LOOK = 16  # how often weights on another device are looked at for NaN: a look waits for the device
 
 
@@ -99,8 +98,7 @@ class _Kind:
 class _Parts:
     """What an update is made of: all of it public, all of it post-processing."""
 
-    optimizer: torch.optim.Optimizer
-    falling: bool  # whether learning rates fall linearly to 0 over the plan: they do where none were given
+    optimizer: torch.optim.Optimizer | None
     scheduler: Scheduler | None
     average: Average | None
     accumulate: int
@@ -156,10 +154,12 @@ def train(
     count = validate.count(records=records) if records is not None else len(examples)
     bounds = Bounds(CLIP if clip is None else clip, gradient.layout.size)
     _look(model)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if optimizer is not None:
+        _own(optimizer, [parameter for parameter in model.parameters() if parameter.requires_grad])
+    elif scheduler is not None:
+        raise InvalidValue("a scheduler needs the optimizer it was made for: give optimizer= as well")
     parts = _Parts(
-        DPAdam(trained, LEARNING_RATE) if optimizer is None else _own(optimizer, trained),
-        optimizer is None,
+        optimizer,
         scheduler,
         Average(model, average) if average is not None else None,
         validate.count(accumulate=accumulate),
@@ -202,7 +202,9 @@ class Training:
         self._kind, self._layout, self._asks, self._place = kind, kind.layout, asks, place
         self._bounds, self._parts = bounds, parts
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._full = [float(group["lr"]) for group in parts.optimizer.param_groups]
+        first = bounds.at(1, plan.noise(0), plan.lot).norm()
+        self.optimizer = chosen(model, plan, first) if parts.optimizer is None else parts.optimizer
+        self._falling = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._last: tuple[Bound, float, Query] | None = None
         self._steps = self._run()
 
@@ -233,7 +235,7 @@ class Training:
             if noise in spent:  # a crash forfeited some lots of this noise: others may be left
                 continue
             query = self._query(place, noise)
-            self._parts.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.zero_grad(set_to_none=True)
             if device.type == "cpu" or place % _LOOK == 0:
                 _look(self.model)
             try:
@@ -264,12 +266,12 @@ class Training:
         total = held[0].gradient if len(held) == 1 else torch.stack([one.gradient for one in held]).sum(0)
         for parameter, view in zip(self._trained, self._layout.views(total / lots), strict=True):
             parameter.grad = view.to(parameter.dtype)
-        if isinstance(parts.optimizer, DPAdam):
-            parts.optimizer.expect(self._deviation(held))
-        if parts.falling:
-            for group, full in zip(parts.optimizer.param_groups, self._full, strict=True):
+        if isinstance(self.optimizer, DPAdam):
+            self.optimizer.expect(self._deviation(held))
+        if parts.optimizer is None:
+            for group, full in zip(self.optimizer.param_groups, self._falling, strict=True):
                 group["lr"] = full * (1 - (place - 1) / self.steps)
-        parts.optimizer.step()
+        self.optimizer.step()
         if parts.scheduler is not None:
             parts.scheduler.step()
         if parts.average is not None:
@@ -303,7 +305,7 @@ class Training:
         return {
             "t": self.t,
             "model": self.model.state_dict(),
-            "optimizer": parts.optimizer.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "scheduler": parts.scheduler.state_dict() if parts.scheduler is not None else None,
             "averaged": parts.average.model.state_dict() if parts.average is not None else None,
             "clip": self._bounds.state_dict(),
@@ -313,7 +315,7 @@ class Training:
         """Goes on from there, with what the ledger has left."""
         parts = self._parts
         self.model.load_state_dict(state["model"])
-        parts.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(state["optimizer"])
         if parts.scheduler is not None and state["scheduler"] is not None:
             parts.scheduler.load_state_dict(state["scheduler"])
         if parts.average is not None:
@@ -399,8 +401,8 @@ def _promise(door: Ledger, kind: _Kind, bounds: Bounds, plan: Plan) -> tuple[Pla
     return Plan(plan.records, plan.rate, plan.noises, steps), used
 
 
-def _own(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """An optimiser of exactly the parameters that get a gradient."""
+def _own(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -> None:
+    """Refuses an optimiser of other parameters than exactly those that get a gradient."""
     given = {id(p) for group in optimizer.param_groups for p in group["params"]}
     wanted = {id(p) for p in trained}
     if given - wanted:
@@ -413,7 +415,6 @@ def _own(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -> torch
             f"the optimizer leaves out {len(wanted - given)} parameters that noise would be added for: "
             "freeze them, parameter.requires_grad_(False), or give them to the optimizer"
         )
-    return optimizer
 
 
 @torch.no_grad()
