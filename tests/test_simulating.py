@@ -26,7 +26,19 @@ HOURS = Schema((Numeric("age", 0, 100),), Numeric("hours", 0, 60))
 PRIVATE = [name for name, kind in METHODS.items() if kind.private and name != "sgd1"]
 KEYS = {
     *("method", "users", "records", "features", "rounds", "stopped", "alive", "left", "accountant", "trust"),
-    *("observer", "epsilon", "delta", "adjacency", "unit", "noise", "clip", "sigma", "theorem", "note"),
+    *(
+        "observer",
+        "epsilon",
+        "smallest_epsilon",
+        "delta",
+        "adjacency",
+        "unit",
+        "noise",
+        "clip",
+        "sigma",
+        "theorem",
+        "note",
+    ),
 }
 
 
@@ -344,6 +356,10 @@ def test_the_text_says_what_holds_and_for_whom(run: Any, command: tuple[str, ...
     assert "(50, 1e-05)-DP, add-remove, per record, against server, by amplified" in out
     assert "for each user" in out
     assert "does not cover these figures" in out
+    code, out, err = run(*command[:5], "--users", 6, "--epsilon", "5,9", "--trust", "distributed")
+    assert code == 0
+    assert "each user has its own, from epsilon 5 on: this is the largest" in out
+    assert "in any sum over 6 honest users" in out
 
 
 def test_exit_codes(run: Any, command: tuple[str, ...]) -> None:
@@ -355,6 +371,9 @@ def test_exit_codes(run: Any, command: tuple[str, ...]) -> None:
     code, out, err = run(*command, "--users", "six")
     assert (code, out, err.count("\n")) == (2, "", 1)
     code, out, err = run(*command, "--users", 6, "--method", "nonprivate", "--rounds", 20)
+    assert (code, out) == (2, "")
+    assert "--epsilon must be left out with --method nonprivate, which promises nothing" in err
+    code, out, err = run(*command[:3], "--users", 6, "--method", "nonprivate", "--rounds", 20)
     assert code == 1
     assert "no guarantee" in err
     assert "nothing is promised" in out

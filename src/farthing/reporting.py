@@ -164,10 +164,16 @@ def simulated_lines(fields: dict[str, Any]) -> dict[str, Any]:
     if fields["epsilon"] is None:
         words["guarantee"] = f"none: {fields['note']}"
         return words | _test_words(fields)
+    owner = "for each user"
+    if fields["smallest_epsilon"] < fields["epsilon"]:
+        owner = f"each user has its own, from epsilon {fields['smallest_epsilon']:g} on: this is the largest"
+    trust = f"{fields['trust']} noise of {fields['sigma']:.6g} x clip {fields['clip']:.4g}"
+    if "survivors" in fields:
+        trust += f" in any sum over {fields['survivors']:,} honest users"
     return {
         **words,
-        "guarantee": [*_words(fields), "for each user; the largest of all"],
-        "trust": f"{fields['trust']} noise of {fields['sigma']:.6g} x clip {fields['clip']:.4g}",
+        "guarantee": [*_words(fields), owner],
+        "trust": trust,
         "alive": f"{fields['alive']:,} users, with {fields['left']:.1%} of all rounds left",
         **_test_words(fields),
     }

@@ -124,7 +124,10 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
         fidelity: Literal["sum", "each"] = "each" if job.noise == "each" else "sum"
         crowd = Simulated.split(table, users=job.users, budgets=budgets, noise=fidelity)
         step, interrupted = _taken(_steps(job, crowd, problem), crowd, watch)
-        told |= _reached(job, crowd, int(np.argmax([budget.epsilon for budget in budgets])))
+        each = [budget.epsilon for budget in budgets]
+        told |= {**_reached(job, crowd, int(np.argmax(each))), "smallest_epsilon": min(each)}
+        if job.trust == Trust.DISTRIBUTED:
+            told["survivors"] = job.survivors or job.users
         end = "the budgets allow no further round"
         if crowd.alive:
             short = f"{crowd.alive} users are too few to make up the noise of another round"
@@ -163,6 +166,12 @@ def _checked(job: Job) -> _Kind:
         if given is not None and not taken:
             raise InvalidValue(
                 f"--{option} must be left out with --method {job.method}, which chooses it, got {given!r}"
+            )
+    for option, given in (("epsilon", job.epsilon), ("delta", job.delta)):
+        if given is not None and not kind.private:
+            raise InvalidValue(
+                f"--{option} must be left out with --method {job.method}, which promises nothing, got "
+                f"{given!r}"
             )
     if job.clip is not None:
         validate.positive(**{"--clip": job.clip})
@@ -218,7 +227,9 @@ def epsilons(text: str, users: int) -> Array:
         cells = [str(cell) for cell in np.concatenate(blocks)] if blocks else []
         if len(cells) != users:
             raise InvalidValue(f"--epsilon must hold one budget a user, {text} has {len(cells)} for {users}")
-        return np.array([_number(cell, f"epsilon of user {user}") for user, cell in enumerate(cells)])
+        return np.array(
+            [_number(cell, f"epsilon of user {user} in {text}") for user, cell in enumerate(cells)]
+        )
     parts = text.split(",")
     if len(parts) > users:
         raise InvalidValue(f"--epsilon must hold at most one budget a user, got {len(parts)} for {users}")
