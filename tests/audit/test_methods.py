@@ -1,0 +1,67 @@
+"""Every sound method of the library under its attacks: none is refuted, and the attacks have teeth."""
+
+import numpy as np
+import pytest
+
+import farthing as ft
+from farthing import mechanisms
+from farthing.audit import methods
+from farthing.noise import SeededStream
+
+QUICK = ["sufficient", "pca", "objective", "gaussian", "laplace", "dpsgd-step", "adal", "addp-seen"]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_stands_in_a_small_audit(name):
+    for _, verdict in methods.attack(name, scale=0.2, confidence=0.999, stream=SeededStream(1)):
+        assert not verdict.broken, verdict
+        assert verdict.word == "not refuted"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", methods.names())
+def test_stands(name):
+    found = methods.attack(name, scale=0.4, confidence=0.999, stream=SeededStream(2))
+    assert found
+    for _, verdict in found:
+        assert not verdict.broken, verdict
+
+
+@pytest.mark.parametrize("name", methods.published())
+def test_what_is_unsound_is_broken(name):
+    ((_, verdict),) = methods.attack(name, scale=0.4, stream=SeededStream(3))
+    assert verdict.broken
+    assert verdict.eps_lower > 2 * verdict.claim.epsilon
+
+
+@pytest.mark.parametrize("name", ["sufficient", "pca", "gaussian"])
+def test_a_third_of_the_noise_is_noticed_in_a_whole_run(name, monkeypatch):
+    def quieter(*args, real=mechanisms._grid):
+        bits, cell = real(*args)
+        return bits, cell / 3
+
+    monkeypatch.setattr(mechanisms, "_grid", quieter)
+    verdicts = [v for _, v in methods.attack(name, scale=0.4, stream=SeededStream(4))]
+    assert any(verdict.broken for verdict in verdicts)
+
+
+def test_every_method_is_named_once_and_none_is_unsound():
+    assert len(methods.names()) >= 25
+    assert not set(methods.names()) & set(methods.published())
+    with pytest.raises(ft.FarthingError, match="METHOD must be one of"):
+        methods.attack("nothing")
+
+
+def test_neighbours_are_neighbours():
+    for name in methods.names():
+        target = methods.targets()[name]
+        pair = getattr(target, "pair", None)
+        if pair is None:
+            continue
+        replaced = target.claim.adjacency is ft.Adjacency.REPLACE_ONE
+        assert len(pair[1]) - len(pair[0]) == (0 if replaced else 1), name
+        kept = len(pair[0]) - replaced
+        first, second = (
+            np.asarray(getattr(part, "X", None) if hasattr(part, "X") else part[0]) for part in pair
+        )
+        assert np.array_equal(first[:kept], second[:kept]), name
