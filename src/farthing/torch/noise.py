@@ -107,10 +107,10 @@ def _checked(total: Any, bound: Any) -> float | Tensor:
         return float(scale)
     if width != total.numel():
         raise InvalidValue(f"the bound has {width} coordinates, the sum has {total.numel()}")
-    return _beside(scale, total.device)
+    return beside(scale, total.device)
 
 
-def _beside(scale: Any, device: torch.device) -> Tensor:
+def beside(scale: Any, device: torch.device) -> Tensor:
     """A scale of many coordinates on the device. A constant one travels once."""
     global _kept
     if isinstance(scale, Tensor):
