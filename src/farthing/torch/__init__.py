@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from farthing.torch.evaluation import evaluate, progress
     from farthing.torch.noise import FloatGaussian, Gaussian
     from farthing.torch.optim import DPAdam
+    from farthing.torch.plan import Plan, fitted
     from farthing.torch.quantile import Quantile
     from farthing.torch.records import Examples, Lot
     from farthing.torch.training import Step, Training, train
@@ -30,10 +31,12 @@ __all__ = [
     "Gradient",
     "Layout",
     "Lot",
+    "Plan",
     "Quantile",
     "Step",
     "Training",
     "evaluate",
+    "fitted",
     "progress",
     "restore",
     "save",
@@ -47,6 +50,7 @@ _HOMES = {
     "evaluation": ("evaluate", "progress"),
     "noise": ("FloatGaussian", "Gaussian"),
     "optim": ("DPAdam",),
+    "plan": ("Plan", "fitted"),
     "quantile": ("Quantile",),
     "records": ("Examples", "Lot"),
     "training": ("Step", "Training", "train"),
