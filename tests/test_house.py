@@ -40,7 +40,7 @@ LAYERS = [
     "algorithms.together algorithms.addp algorithms.addp_baselines algorithms.sgd1 algorithms.sgd2",
     "audit.statistics audit.canaries audit.curves audit.tells audit.verdict audit.auditing audit.helpers",
     "audit.groups audit.as_published audit.adaptive audit.overheard audit.steps audit.methods",
-    "audit.laws audit.prices audit.charges",
+    "audit.laws audit.prices audit.charges audit.adapters",
     "csvfile training",
     "crowd.messages crowd.forms crowd.shamir crowd.secagg crowd.sessions crowd.transport",
     "crowd.checkpoint crowd.coordinator",

@@ -1,0 +1,116 @@
+"""Other people's libraries as something to attack: Opacus, diffprivlib, OpenDP.
+
+Each adapter returns a mechanism for `farthing.audit.audit` and, where the library says what it guarantees,
+the claim beside it. The libraries bring their own randomness, so that a seeded stream does not make these
+audits repeatable. Nothing here is imported before it is used.
+
+    ft.audit(diffprivlib(lambda: Laplace(epsilon=1, sensitivity=1)), (0.0, 1.0), ft.Budget(1.0, 0.0))
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing import validate
+from farthing.accounting import pld
+from farthing.audit.auditing import Mechanism
+from farthing.budget import Adjacency, Budget
+from farthing.errors import InvalidValue
+from farthing.events import Event, GaussianEvent, PoissonEvent
+from farthing.noise import Stream
+
+Array = NDArray[np.float64]
+
+
+def diffprivlib(make: Callable[[], Any]) -> Mechanism:
+    """A diffprivlib mechanism, made once a world by ``make``; the data is the value that it randomises."""
+
+    def many(data: Any, runs: int, stream: Stream) -> Any:
+        mechanism = make()
+        if not callable(getattr(mechanism, "randomise", None)):
+            raise InvalidValue(f"make must return a diffprivlib mechanism, got {type(mechanism).__name__}")
+        return np.array([mechanism.randomise(data) for _ in range(runs)])
+
+    return many
+
+
+def opendp(measurement: Callable[[Any], Any]) -> Mechanism:
+    """An OpenDP measurement; the data is its argument."""
+
+    def many(data: Any, runs: int, stream: Stream) -> Any:
+        return np.array([measurement(data) for _ in range(runs)])
+
+    return many
+
+
+def opendp_claim(
+    measurement: Any,
+    distance: Any,
+    adjacency: Adjacency = Adjacency.ADD_REMOVE,
+    delta: float | None = None,
+) -> Budget:
+    """What OpenDP says of a measurement between data so far apart: its privacy map, as a budget.
+
+    A map to ε is taken as it is; one to a privacy profile or to ρ needs ``delta``.
+    """
+    cost = measurement.map(distance)
+    if delta is None:
+        return Budget(float(cost), 0.0, adjacency)
+    if hasattr(cost, "epsilon"):
+        return Budget(float(cost.epsilon(delta)), delta, adjacency)
+    from farthing.accounting import zcdp
+
+    return Budget(zcdp.epsilon(float(cost), validate.probability(delta=delta)), delta, adjacency)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpacusStep:
+    """Training steps of Opacus: clipped gradients of ``model()``, summed, with its optimizer's noise.
+
+    The data is a pair of tensors, (x, y), of which the model computes ``loss(model(x), y)`` with one term a
+    record, summed. With a ``rate`` each record joins by a coin of the audit's stream. A run's output is the
+    noisy sum of gradients, before it is divided by anything.
+    """
+
+    model: Callable[[], Any]
+    loss: Callable[[Any, Any], Any]
+    noise: float
+    clip: float = 1.0
+    rate: float | None = None
+
+    def __call__(self, data: tuple[Any, Any], runs: int, stream: Stream) -> Array:
+        import torch
+
+        opacus: Any = import_module("opacus")
+        module = opacus.GradSampleModule(self.model(), loss_reduction="sum")
+        plain = torch.optim.SGD(module.parameters(), lr=0.0)
+        optimizer = opacus.optimizers.DPOptimizer(
+            plain,
+            noise_multiplier=self.noise,
+            max_grad_norm=self.clip,
+            expected_batch_size=1,
+            loss_reduction="sum",
+        )
+        x, y = data
+        outputs = []
+        for _ in range(runs):
+            came = np.arange(len(x))
+            if self.rate is not None:
+                came = stream.poisson_indices(self.rate, len(x))
+            optimizer.zero_grad()
+            self.loss(module(x[came]), y[came]).backward()
+            optimizer.pre_step()
+            parts = [parameter.grad.detach().flatten() for parameter in module.parameters()]
+            outputs.append(torch.cat(parts).to(torch.float64).numpy())
+        return np.array(outputs)
+
+    def claim(self, delta: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> Budget:
+        """What one such step costs, were its noise real Gaussian noise."""
+        event: Event = GaussianEvent(self.noise)
+        if self.rate is not None:
+            event = PoissonEvent(self.rate, event)
+        return Budget(pld.epsilon(event, delta, adjacency), delta, adjacency)

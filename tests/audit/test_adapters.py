@@ -1,0 +1,78 @@
+"""Other libraries under attack, where they are installed."""
+
+import numpy as np
+import pytest
+
+import farthing as ft
+from farthing.audit import GaussianCurve, adapters, tells
+
+
+def test_diffprivlib():
+    mechanisms = pytest.importorskip("diffprivlib.mechanisms", exc_type=ImportError)
+    seeds = [1, 2, 3, 4]  # one a world
+    attacked = adapters.diffprivlib(
+        lambda: mechanisms.Laplace(epsilon=1.0, sensitivity=1.0, random_state=seeds.pop())
+    )
+    verdict = ft.audit(attacked, (0.0, 1.0), ft.Budget(1.0, 0.0), trials=4000, confidence=0.9999)
+    assert not verdict.broken
+    assert verdict.eps_lower > 0.5
+    # the same mechanism under half of its claim is broken
+    assert ft.audit(attacked, (0.0, 1.0), ft.Budget(0.4, 0.0), trials=4000).broken
+    with pytest.raises(ft.FarthingError, match="make must return a diffprivlib mechanism"):
+        ft.audit(adapters.diffprivlib(lambda: 3), (0, 1), ft.Budget(1.0, 0.0))
+
+
+def test_opendp():
+    dp = pytest.importorskip("opendp.prelude")
+    dp.enable_features("contrib")
+    space = dp.atom_domain(T=float, nan=False), dp.absolute_distance(T=float)
+    measurement = dp.m.make_laplace(*space, scale=1.0)
+    claim = adapters.opendp_claim(measurement, 1.0)
+    assert claim.epsilon == pytest.approx(1.0)
+    verdict = ft.audit(adapters.opendp(measurement), (0.0, 1.0), claim, trials=4000, confidence=0.9999)
+    assert not verdict.broken
+    assert verdict.eps_lower > 0.5
+    gauss = dp.m.make_gaussian(*space, scale=1.0)
+    claim = adapters.opendp_claim(gauss, 1.0, delta=1e-5)
+    attacked = adapters.opendp(gauss)
+    verdict = ft.audit(attacked, (0.0, 1.0), claim, trials=4000, confidence=0.9999, curve=GaussianCurve())
+    assert not verdict.broken
+    assert verdict.eps_lower > 3
+
+
+def opacus_parts(width):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("opacus")
+    torch.manual_seed(0)
+    x = torch.zeros((2, width))
+    x[1] = 1.0 / np.sqrt(width)
+    y = torch.ones(2)
+
+    def model():
+        linear = torch.nn.Linear(width, 1, bias=False)
+        torch.nn.init.zeros_(linear.weight)
+        return linear
+
+    def loss(scores, y):
+        return torch.nn.functional.binary_cross_entropy_with_logits(scores[:, 0], y, reduction="sum")
+
+    return model, loss, (x[:1], y[:1]), (x, y)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_opacus_step_stands_where_floats_are_not_looked_at():
+    model, loss, without, within = opacus_parts(4)
+    step = adapters.OpacusStep(model, loss, noise=1.0, clip=0.25)
+    verdict = ft.audit(
+        step, (without, within), step.claim(1e-5), tells.Projection(), 1000, 0.9999, curve=GaussianCurve()
+    )
+    assert not verdict.broken
+    assert verdict.eps_lower > 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_opacus_step_is_told_apart_by_its_float_noise():
+    model, loss, without, within = opacus_parts(16_000)
+    step = adapters.OpacusStep(model, loss, noise=5.0, clip=1.0)
+    verdict = ft.audit(step, (without, within), step.claim(1e-5), tells.lowest_bit, 300)
+    assert verdict.broken
