@@ -309,3 +309,93 @@ static inline float clamped(float value, float limit)
 
 OUTER(f4, float)
 OUTER(f8, double)
+
+/* ---- Per-example gradients of a convolution ---- */
+
+typedef float lane __attribute__((vector_size(64)));
+#if defined(__AVX512F__)
+#define TAPS 8 /* weights of a filter at a time, over two lanes of filters: their sums stay in registers */
+#define LANES 2
+#else
+#define TAPS 4
+#define LANES 1
+#endif
+
+static inline __attribute__((always_inline)) void taps(const float *restrict x, const float *restrict delta,
+                                                       const i64 *restrict base, const i64 *restrict off,
+                                                       i64 spots, i64 pitch, i64 filters, float *restrict row,
+                                                       i64 height, lane *square, const int count,
+                                                       const int lanes)
+{
+    lane sum[TAPS][LANES];
+    for (int j = 0; j < count; j++)
+        for (int k = 0; k < lanes; k++)
+            sum[j][k] = (lane){0};
+    const float *at[TAPS];
+    for (int j = 0; j < count; j++)
+        at[j] = x + off[j];
+    for (i64 t = 0; t < spots; t++) {
+        lane d[LANES];
+        for (int k = 0; k < lanes; k++)
+            memcpy(&d[k], delta + t * pitch + 16 * k, sizeof(lane));
+        for (int j = 0; j < count; j++) {
+            float value = at[j][base[t]];
+            for (int k = 0; k < lanes; k++)
+                sum[j][k] += d[k] * value;
+        }
+    }
+    for (int j = 0; j < count; j++)
+        for (int k = 0; k < lanes; k++) {
+            i64 left = filters - 16 * k;
+            *square += sum[j][k] * sum[j][k];
+            if (left >= 16)
+                memcpy(row + j * height + 16 * k, &sum[j][k], sizeof(lane));
+            else if (left > 0)
+                memcpy(row + j * height + 16 * k, &sum[j][k], 4 * left);
+        }
+}
+
+/* rows[b, g, q, p] = sum over spots t of x[b, g, base[t] + off[q]] delta[b, r, g, p, s], t = (r, s), for
+   examples first .. last - 1, and the sum of their squares. A group has `width` weights a filter and `height`
+   filters; `room` holds spots * (height rounded up to 16) floats. */
+i64 windows(const float *restrict x, const float *restrict delta, const i64 *restrict base,
+            const i64 *restrict off, i64 first, i64 last, i64 size, i64 records, i64 sites, i64 groups,
+            i64 height, i64 width, i64 apart, float *restrict room, float *restrict rows,
+            float *restrict squares)
+{
+    i64 pitch = (height + 15) / 16 * 16, spots = records * sites;
+    memset(room, 0, spots * pitch * sizeof(float));
+    for (i64 b = first; b < last; b++) {
+        lane square = {0};
+        for (i64 g = 0; g < groups; g++) {
+            for (i64 r = 0; r < records; r++)
+                for (i64 p = 0; p < height; p++) {
+                    const float *restrict from = delta + (((b * records + r) * groups + g) * height + p) * sites;
+                    float *restrict to = room + r * sites * pitch + p;
+                    for (i64 s = 0; s < sites; s++)
+                        to[s * pitch] = from[s];
+                }
+            const float *restrict in = x + b * size + g * apart;
+            float *restrict out = rows + (b * groups + g) * width * height;
+            for (i64 p = 0; p < height; p += 16 * LANES) {
+                i64 filters = height - p;
+                i64 q = 0;
+#define ALL(COUNT, N)                                                                                         \
+    for (; q + COUNT <= width; q += COUNT)                                                                    \
+        taps(in, room + p, base, off + q, spots, pitch, filters, out + q * height + p, height, &square,       \
+             COUNT, N);
+                if (LANES == 1 || filters <= 16) {
+                    ALL(TAPS, 1) ALL(1, 1)
+                } else {
+                    ALL(TAPS, LANES) ALL(1, LANES)
+                }
+#undef ALL
+            }
+        }
+        float sum = 0;
+        for (int k = 0; k < 16; k++)
+            sum += square[k];
+        squares[b] = sum;
+    }
+    return 0;
+}

@@ -47,6 +47,7 @@ _SIGNATURES = {
     "settle": (_P, _I, _P, _I),
     **{f"gradient_{kind}": _GRADIENT for kind in ("f8", "f4", "u1")},
     **{f"clamped_outer_{kind}": _OUTER for kind in ("f8", "f4")},
+    "windows": (_P, _P, _P, _P, _I, _I, _I, _I, _I, _I, _I, _I, _I, _P, _P, _P),
 }
 
 Kernels = dict[str, Callable[..., Any]]

@@ -25,7 +25,7 @@ from farthing.torch.clipping import ClipCounted, ClipLayers, TorchBound
 from farthing.torch.probe import Source, plan_of
 from farthing.torch.selfcheck import refuse_known, verify
 from farthing.torch.tape import Plan, Tape
-from farthing.torch.terms import Route, Term
+from farthing.torch.terms import Route, Rows, Term
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,7 @@ class Gradient:
         self._vmap = route == "vmap"
         self._route = None if route is None or self._vmap else validate.choice(Route, route=route)
         self._routes: dict[Any, Route] = {}
+        self._spaces: dict[int, Tensor] = {}
         self._example = example
         self._first = next(p for p in model.parameters() if p.requires_grad)
         self._plan: Plan | None = None
@@ -204,6 +205,7 @@ class Gradient:
                 norms[slot] = term.scaled_norms(inverse[spans[slot]])
             else:
                 term.route = self._routed(slot, term)
+                term.space = self._space(slot, term)
                 norms[slot] = term.norms()
 
         self._taped(inputs, targets, weights, put)
@@ -236,6 +238,15 @@ class Gradient:
                 term.add_clamped(scale[spans[slot]], total[spans[slot]])
             else:
                 term.add(factors[n], total[spans[slot]])
+
+    def _space(self, slot: int, term: Term) -> Tensor | None:
+        """Memory for the rows that a term keeps, the same in every step: on a CPU new memory is slow."""
+        if term.device.type != "cpu" or term.route is not Route.ROWS or isinstance(term, Rows):
+            return None
+        needed = term.examples * term.size
+        if slot not in self._spaces or self._spaces[slot].numel() < needed:
+            self._spaces[slot] = torch.empty(needed + needed // 8)
+        return self._spaces[slot]
 
     def _routed(self, slot: int, term: Term) -> Route:
         """The way to a term's norm: fixed, or the fastest when first seen."""

@@ -1,5 +1,8 @@
 """Per-example gradients of a convolution: a term whose positions are the windows of its input."""
 
+import functools
+import math
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from farthing import native
 from farthing.torch.terms import PART, Route, Term, contracted, norms, weighted, where
 
 
@@ -22,13 +26,15 @@ def padded(module: Any, x: Tensor) -> Tensor:
 class Windows(Term):
     """Σ over windows of δ ⊗ window: δ (examples, records, p, *out), x (examples, records, c, *in), padded."""
 
+    turned = False
+
     def __init__(self, module: Any, delta: Tensor, x: Tensor) -> None:
         self.module, self.delta, self.x = module, delta, x
-        self.examples, self.size = len(x), module.weight.numel()
+        self.examples, self.size, self.device = len(x), module.weight.numel(), x.device
         self.positions = delta[0, :, 0].numel() if len(x) else 1
 
     def routes(self) -> tuple[Route, ...]:
-        held = 2 * (self.delta[0].numel() + self.x[0].numel())
+        held = 4 * (self.delta[0].numel() + self.x[0].numel())
         rows = Route.ROWS if self.size <= max(held, 4 * PART // self.examples) else Route.AGAIN
         return (rows, Route.GRAM) if self.positions**2 <= self.size else (rows,)
 
@@ -61,8 +67,13 @@ class Windows(Term):
         return torch.bmm(delta, columns.transpose(1, 2)).view(len(self.x[part]), -1)
 
     def norms(self) -> Tensor:
-        if self.route is not Route.GRAM:
-            return super().norms()
+        if self.route is Route.GRAM:
+            return self._gram()
+        if self.route is Route.ROWS and (found := self._compiled()) is not None:
+            return found
+        return super().norms()
+
+    def _gram(self) -> Tensor:
         found = []
         step = max(1, PART // (self.positions * max(self.positions, self.size // self.module.out_channels)))
         for start in range(0, self.examples, step):
@@ -71,6 +82,48 @@ class Windows(Term):
             groups = contracted(*grams).view(-1, self.module.groups)
             found.append(groups.squeeze(1) if groups.shape[1] == 1 else norms(groups))
         return torch.cat(found)
+
+    def _compiled(self) -> Tensor | None:
+        """Rows and norms by the kernel in C; None where there is none. A row is then (groups, q, p)."""
+        kernels = native.kernels() if self.device.type == "cpu" else None
+        if kernels is None:
+            return None
+        kernel = kernels["windows"]
+        m, delta, x = self.module, self.delta.contiguous(), self.x.contiguous()
+        records, height, width = x.shape[1], m.out_channels // m.groups, self.size // m.out_channels
+        shapes = tuple(x.shape[1:]), tuple(delta.shape[3:])
+        base, offsets = _places(*shapes, m.kernel_size, m.stride, m.dilation, m.groups)
+        threads = max(1, min(torch.get_num_threads(), self.examples))
+        room = torch.empty(threads, self.positions * -(-height // 16) * 16)
+        kept = torch.empty(self.examples, self.size) if self.space is None else self.space
+        self.kept = kept.view(-1)[: self.examples * self.size].view(self.examples, self.size)
+        squares, size = torch.empty(self.examples), x[0].numel()
+        apart = x.shape[2] // m.groups * x[0, 0, 0].numel()
+        pointers = [part.data_ptr() for part in (x, delta, base, offsets)]
+        outs = self.kept.data_ptr(), squares.data_ptr()
+
+        def run(n: int) -> None:
+            first, last = (self.examples * edge // threads for edge in (n, n + 1))
+            shape = first, last, size, records, self.positions // records, m.groups, height, width, apart
+            kernel(*pointers, *shape, room[n].data_ptr(), *outs)
+
+        others = [threading.Thread(target=run, args=(n,)) for n in range(1, threads)]
+        for other in others:
+            other.start()
+        run(0)
+        for other in others:
+            other.join()
+        self.turned = True
+        self.release()
+        return squares.sqrt_()
+
+    def add(self, factors: Tensor, out: Tensor) -> None:
+        if self.kept is None or not self.turned:
+            super().add(factors, out)
+            return
+        m = self.module
+        found = (self.kept.t() @ factors).view(m.groups, -1, m.out_channels // m.groups)
+        out.view(m.groups, -1, found.shape[1]).add_(found.transpose(1, 2))
 
     def largest(self) -> Tensor:
         return norms(self.delta) * norms(self.x)
@@ -101,3 +154,23 @@ class Windows(Term):
 
     def release(self) -> None:
         self.delta = self.x = self.x.new_zeros(self.examples, 0)
+
+
+@functools.lru_cache(maxsize=256)
+def _places(
+    inner: tuple[int, ...],
+    outer: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+) -> tuple[Tensor, Tensor]:
+    """Where every window begins in an example (records, channels, *sides), and where each weight looks."""
+    records, channels, *sides = inner
+    steps = [math.prod(sides[n + 1 :]) for n in range(len(sides))]
+    base = torch.arange(records) * channels * math.prod(sides)
+    offsets = torch.arange(channels // groups) * math.prod(sides)
+    for out, size, by, apart, step in zip(outer, kernel, stride, dilation, steps, strict=True):
+        base = (base[:, None] + torch.arange(out) * by * step).flatten()
+        offsets = (offsets[:, None] + torch.arange(size) * apart * step).flatten()
+    return base, offsets

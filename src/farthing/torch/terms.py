@@ -73,6 +73,8 @@ class Term(ABC):
 
     route = Route.ROWS
     kept: Tensor | None = None
+    space: Tensor | None = None  # for the rows that are kept, so that memory is not asked for anew
+    device: torch.device
     examples: int
     size: int
 
@@ -112,21 +114,21 @@ class Term(ABC):
         return torch.cat([norms(self.rows(part)) for part in self.parts()])
 
     def _keep(self) -> Tensor:
-        parts = list(self.parts())
-        if len(parts) == 1:
-            self.kept = self.rows(parts[0])
-            found = norms(self.kept)
+        """The rows, made in parts that are measured while they are in the cache."""
+        if self.space is None:
+            self.kept = torch.empty(self.examples, self.size, device=self.device)
         else:
-            some = []
-            for part in parts:
-                rows = self.rows(part)
-                if self.kept is None:
-                    self.kept = rows.new_empty(self.examples, self.size)
-                self.kept[part] = rows
-                some.append(norms(rows))
-            found = torch.cat(some)
+            self.kept = self.space[: self.examples * self.size].view(self.examples, self.size)
+        found = []
+        for part in self.parts():
+            self.rows_into(part, self.kept[part])
+            found.append(norms(self.kept[part]))
         self.release()
-        return found
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def rows_into(self, part: slice, out: Tensor) -> None:
+        """The gradients of some examples, written where they are to be."""
+        out.copy_(self.rows(part))
 
     def scaled_norms(self, inverse: Tensor) -> Tensor:
         """The norms of gradient / scale, where ``inverse`` is 1 / scale, one a coordinate."""
@@ -154,6 +156,7 @@ class Rows(Term):
 
     def __init__(self, factor: Factor | Tensor) -> None:
         self.factor = factor if isinstance(factor, Factor) else Factor(factor)
+        self.device = self.factor.values.device
         self.examples = len(self.factor.values)
         self.size = self.factor.values[0].numel() if self.examples else 0
 
@@ -182,7 +185,7 @@ class Outer(Term):
     """Σ_t u_t ⊗ v_t, for u (examples, positions, p) and v (examples, positions, q): a (p, q) matrix."""
 
     def __init__(self, u: Factor, v: Factor) -> None:
-        self.u, self.v = u, v
+        self.u, self.v, self.device = u, v, u.values.device
         self.examples, self.positions, self.height = u.values.shape
         self.width = v.values.shape[2]
         self.size = self.height * self.width
@@ -209,6 +212,10 @@ class Outer(Term):
         if self.positions == 1:
             return (u.transpose(1, 2) * v).flatten(1)
         return torch.bmm(u.transpose(1, 2), v).flatten(1)
+
+    def rows_into(self, part: slice, out: Tensor) -> None:
+        u, v = self.u.values[part], self.v.values[part]
+        torch.bmm(u.transpose(1, 2), v, out=out.view(-1, self.height, self.width))
 
     def norms(self) -> Tensor:
         if self.positions == 1:
@@ -262,7 +269,7 @@ class Lookup(Term):
     """Σ_t e(ids_t) ⊗ v_t: rows of an embedding with ``height`` of them."""
 
     def __init__(self, ids: Tensor, v: Factor, height: int) -> None:
-        self.ids, self.v, self.height = ids, v, height
+        self.ids, self.v, self.height, self.device = ids, v, height, ids.device
         self.examples, self.positions, self.width = v.values.shape
         self.size = height * self.width
 
@@ -317,7 +324,7 @@ class Sum(Term):
             self.terms.append(Outer.joined(outers))
         if lookups:
             self.terms.append(Lookup.joined(lookups))
-        self.examples, self.size = terms[0].examples, terms[0].size
+        self.examples, self.size, self.device = terms[0].examples, terms[0].size, terms[0].device
 
     @staticmethod
     def of(terms: list[Term]) -> Term:
@@ -356,7 +363,7 @@ class Blocks(Term):
     """Terms of consecutive parts of one parameter: the three projections of attention."""
 
     def __init__(self, terms: list[Term]) -> None:
-        self.terms = terms
+        self.terms, self.device = terms, terms[0].device
         self.examples, self.size = terms[0].examples, sum(term.size for term in terms)
 
     def rows(self, part: slice) -> Tensor:
