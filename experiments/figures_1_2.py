@@ -23,7 +23,7 @@ import numpy as np
 from farthing.algorithms.addp import addp
 from farthing.algorithms.addp_baselines import non_private, sgd_adv, sgd_maj, sgd_pass
 from farthing.algorithms.problem import Problem
-from farthing.algorithms.together import together
+from farthing.algorithms.together import learnt_in, together
 from farthing.budget import Adjacency, Budget
 from farthing.crowd.protocol import Accountant, Trust, Weights
 from farthing.crowd.simulated import Simulated
@@ -69,7 +69,10 @@ BETTER = {
     ),
 }
 PRIVATE = PAPER | BETTER
-SHRUNK = ("together, local noise", "together, distributed")  # learn from (x, 1) shrunk to norm 1
+SHRUNK = {  # learn from a row and its constant, shrunk to norm 1
+    "together, local noise": Trust.LOCAL,
+    "together, distributed": Trust.DISTRIBUTED,
+}
 NON_PRIVATE, MAJORITY = "non-private", "majority"
 
 
@@ -92,13 +95,13 @@ def folds(n, of, used):
         yield np.delete(order, np.s_[fold::of]), order[fold::of]
 
 
-def judged(w, X, y, tested, shrunk=False):
+def judged(w, X, y, tested, shrunk=0.0):
     """Accuracy on the test rows in percent, and the objective on those learnt from."""
     u, constant = w
     accuracy = 100 * np.mean((tested[0] @ u + constant > 0) == tested[1])
     margins = X @ u + constant
     if shrunk:
-        margins /= np.sqrt(1 + np.einsum("ij,ij->i", X, X, dtype=np.float64))
+        margins /= np.sqrt(shrunk**2 + np.einsum("ij,ij->i", X, X, dtype=np.float64))
     return accuracy, float(np.mean(logistic.value(margins, y)))
 
 
@@ -118,7 +121,8 @@ def measure(X, y, used):
             for epsilon in EPSILONS:
                 crowd = Simulated.split(Xf, yf, records=EACH, budgets=Budget(epsilon, DELTA, adjacency))
                 trained = run(method(crowd, problem))
-                result = judged(trained.w, Xf, yf, tested, shrunk=name in SHRUNK)
+                shrunk = learnt_in(crowd, problem, trust=SHRUNK[name]).intercept if name in SHRUNK else 0.0
+                result = judged(trained.w, Xf, yf, tested, shrunk)
                 found.setdefault((name, epsilon), []).append((*result, trained.steps))
     return found
 

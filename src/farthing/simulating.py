@@ -21,7 +21,7 @@ from farthing.algorithms.addp_baselines import non_private, sgd_adv, sgd_maj, sg
 from farthing.algorithms.problem import Problem
 from farthing.algorithms.sgd1 import sgd1
 from farthing.algorithms.sgd2 import sgd2
-from farthing.algorithms.together import together
+from farthing.algorithms.together import learnt_in, together
 from farthing.budget import Adjacency, Unit
 from farthing.crowd.protocol import Accountant, Draw, Exactly, Trust
 from farthing.crowd.simulated import Simulated, personal
@@ -36,7 +36,7 @@ Array = NDArray[np.float64]
 
 _PAPER, _MORE = 10, 1000  # rounds to expect: A-DDP's own T, and where tight accounting makes them cheap
 _MOST_RECORDS = 1000  # for SGD1, which takes as many iterations as their square
-_SHRUNK = ("together", "sgd1", "sgd2")  # methods that learn from rows shrunk to norm 1
+_SHRUNK = ("sgd1", "sgd2")  # methods that learn from rows shrunk to norm 1
 _SHOWN = 0.1  # seconds between two looks at the progress
 
 
@@ -141,6 +141,9 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
     if test is None:
         return told
     features = problem.rows() if job.method in _SHRUNK else Features(problem.width)
+    if job.method == "together":
+        trust = Trust(job.trust or Trust.LOCAL)
+        features = learnt_in(crowd, problem, trust=trust, survivors=job.survivors)
     said = problem.probabilities(step.w, test[0], clip=told.get("clip", math.inf), features=features)
     return {**told, "test": {"table": job.test, **_measured(said, test[1])}}
 
@@ -167,11 +170,11 @@ def _checked(job: Job) -> _Kind:
             raise InvalidValue(
                 f"--{option} must be left out with --method {job.method}, which chooses it, got {given!r}"
             )
-    for option, given in (("epsilon", job.epsilon), ("delta", job.delta)):
-        if given is not None and not kind.private:
+    for option, budget in (("epsilon", job.epsilon), ("delta", job.delta)):
+        if budget is not None and not kind.private:
             raise InvalidValue(
                 f"--{option} must be left out with --method {job.method}, which promises nothing, got "
-                f"{given!r}"
+                f"{budget!r}"
             )
     if job.clip is not None:
         validate.positive(**{"--clip": job.clip})

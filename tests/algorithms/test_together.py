@@ -4,10 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from scipy.special import expit
 
 import farthing as ft
 from farthing.algorithms.problem import Problem
-from farthing.algorithms.together import ROUNDS, together
+from farthing.algorithms.together import CONSTANT, ROUNDS, learnt_in, together
 from farthing.crowd.people import personal
 from farthing.crowd.simulated import Simulated
 from farthing.errors import InvalidValue
@@ -72,3 +73,40 @@ def test_classes():
 def test_nonsense_is_refused(option):
     with pytest.raises(InvalidValue, match=list(option)[-1]):
         next(together(crowd(ft.Budget(1.0, 1e-6)), PROBLEM, **option))
+
+
+def test_much_noise_lengthens_the_constant():
+    noisy, quiet = crowd(ft.Budget(0.05, 1e-8)), crowd(ft.Budget(5.0, 1e-8))
+    spread = 1 / (100 * math.sqrt(200) * ft.Budget(0.05, 1e-8).mu)  # 200 users of 100 records
+    assert learnt_in(noisy, PROBLEM).intercept == pytest.approx(math.sqrt(spread / CONSTANT), rel=1e-6)
+    assert learnt_in(noisy, PROBLEM).intercept > 2
+    assert learnt_in(quiet, PROBLEM).intercept == 1
+    assert learnt_in(noisy, PROBLEM, trust="distributed").intercept == 1
+    ft.run(together(noisy, PROBLEM))
+    assert learnt_in(noisy, PROBLEM).intercept > 2  # the same afterwards
+
+
+@pytest.mark.parametrize("trust", ["local", "distributed"])
+def test_probabilities_are_those_of_the_records(trust):
+    """By tenths of what is said, what comes true; the weights alone are far too sure of themselves."""
+    chance = expit(X @ [2.0, -2.0, 1.0, -1.0])
+    y = 1.0 * (np.random.default_rng(9).uniform(size=len(X)) < chance)
+    users = Simulated.split(X, y, records=100, budgets=ft.Budget(4.0, 1e-8), stream=SeededStream(2))
+    w = ft.run(together(users, PROBLEM, trust=trust)).w
+    features, clip = learnt_in(users, PROBLEM, trust=trust), users.terms(0).bound.clip
+    said = PROBLEM.probabilities(w, X, clip=clip, features=features)
+    plain = expit(X @ w[0] + w[1])
+    assert np.mean(np.abs(said - chance)) < 0.5 * np.mean(np.abs(plain - chance))
+    assert abs(np.mean(said) - np.mean(y)) < 0.03
+
+
+@pytest.mark.parametrize("trust", ["local", "distributed", "trusted"])
+def test_whole_users(trust):
+    users = crowd(ft.Budget(30.0, 1e-6, unit="user"))
+    run = ft.run(together(users, PROBLEM, trust=trust))
+    assert run.steps == ROUNDS
+    shares = 200 if trust == "distributed" else 1
+    deviation = math.sqrt(users.terms(0).variance * shares)
+    mu = 100 * users.terms(0).bound.clip * math.sqrt(ROUNDS) / deviation
+    assert 0.999 * ft.Budget(30.0, 1e-6).mu < mu <= ft.Budget(30.0, 1e-6).mu
+    assert users.guarantee(3).unit == "user"

@@ -9,9 +9,11 @@ adds it: each user all of it (local, the default), each a share of what the sum 
 All numbers follow from public ones. Let s be the deviation of the noise on the mean gradient for a clip of 1,
 all rounds taken as one: 1/√(Σ n_u²μ_u²) under local noise. The clip is a part of the largest gradient, `CLIP`
 √(`NOISE`/s) between `CLIP` and 1. The rate lets noise move margins by `MARGIN_NOISE` in the course of all
-rounds, as far as steps stay stable (2 (1 + momentum) over the largest curvature). As users leave, steps
-shrink with the precision of what is left. Constants were chosen on folds of Adult, BANK and IPUMS-BR at ε
-from .1 to 1.6, 100 records a user, under both kinds of noise.
+rounds, as far as steps stay stable (2 (1 + momentum) over the largest curvature). The constant beside a row,
+1 before both are shrunk to norm 1, is √(s/`CONSTANT`) where that is more: with much noise there is little to
+learn but how common labels are. As users leave, steps shrink with the precision of what is left. Constants
+were chosen on folds of Adult, BANK and IPUMS-BR at ε from .1 to 1.6, 100 records a user, under both kinds of
+noise. Weights give labels as they are, and probabilities by `Problem.probabilities` in `learnt_in`.
 
 The guarantee is each user's own (ε_u, δ_u) for one record, or for all of its records (`Budget.unit`), under
 its adjacency, against the server (local), an observer of sums (distributed, with that many honest survivors)
@@ -39,9 +41,11 @@ from farthing.algorithms.problem import Problem
 from farthing.crowd.protocol import Crowd, Invitation, Trust, under
 from farthing.losses import Gradient
 from farthing.query import Step, until_spent
+from farthing.tables import Features
 
 ROUNDS, MOMENTUM, AVERAGED = 100, 0.9, 0.5
 CLIP, NOISE = 0.4, 0.002
+CONSTANT = 0.008
 MARGIN_NOISE = 2.0
 STABLE = 3.0  # rate times curvature; momentum allows for 2 (1 + MOMENTUM)
 
@@ -51,11 +55,11 @@ def together(
     crowd: Crowd, problem: Problem, *, trust: Trust = Trust.LOCAL, survivors: int | None = None
 ) -> Iterator[Step]:
     """Noisy gradient descent with momentum over a crowd, by a rule from public numbers."""
-    features = problem.rows()
-    assert features.radius is not None
-    largest = min(problem.loss.slope, math.sqrt(2)) * features.radius
     invitation = under(crowd, Invitation(1.0, rounds=ROUNDS), trust, survivors)
     spread = crowd.forecast(invitation).deviation / math.sqrt(ROUNDS)
+    features = _rows(problem, spread)
+    assert features.radius is not None
+    largest = min(problem.loss.slope, math.sqrt(2)) * features.radius
     clip = largest * min(1.0, CLIP * max(1.0, math.sqrt(NOISE / spread)))
     invitation = replace(invitation, clip=clip)
     outlook = crowd.forecast(invitation)
@@ -71,3 +75,17 @@ def together(
         if t > outlook.rounds * (1 - AVERAGED):
             total, count = total + w, count + 1
         yield Step(t, features.unfold(total / count if count else w), got.receipts)
+
+
+def learnt_in(
+    crowd: Crowd, problem: Problem, *, trust: Trust = Trust.LOCAL, survivors: int | None = None
+) -> Features:
+    """The map of rows that `together` learns in, from public numbers: what `Problem.probabilities` needs."""
+    outlook = crowd.forecast(under(crowd, Invitation(1.0, rounds=ROUNDS), trust, survivors))
+    return _rows(problem, outlook.deviation / math.sqrt(ROUNDS))
+
+
+def _rows(problem: Problem, spread: float) -> Features:
+    if problem.unit or not problem.intercept:
+        return problem.rows()
+    return Features(problem.width, intercept=max(1.0, math.sqrt(spread / CONSTANT)), radius=1.0)
