@@ -13,6 +13,7 @@ the width of the word's interval, the kernel does not decide: it notes the place
 from the same word in exact arithmetic.
 """
 
+import functools
 import struct
 
 import torch
@@ -330,6 +331,44 @@ def _rows(
     tl.store(out + share * columns + column, total, mask=inside)
 
 
+@triton.jit
+def _row_square(source, width, BLOCK: tl.constexpr):
+    """The squared norm of a row, in float64: neither tiny nor huge entries are lost."""
+    total = tl.zeros([BLOCK], tl.float64)
+    for start in range(0, width, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        x = tl.load(source + place, mask=place < width, other=0.0).to(tl.float64)
+        total += x * x
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _add_squares(u, v, squares, height, width, BIAS: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr):
+    """squares_b (+)= |u_b|² (|v_b|² + bias): what a linear layer adds to an example's squared norm."""
+    example = tl.program_id(0).to(tl.int64)
+    found = _row_square(u + example * height, height, BLOCK)
+    found = found * (_row_square(v + example * width, width, BLOCK) + BIAS)
+    if not FIRST:
+        found += tl.load(squares + example)
+    tl.store(squares + example, found)
+
+
+@triton.jit(do_not_specialize=["clip", "gamma"])
+def _weighted(u, squares, out, width, clip, gamma, AUTOMATIC: tl.constexpr, BLOCK: tl.constexpr):
+    """out_b = factor_b u_b, with the factor of a squared norm; zero where that is not finite."""
+    example = tl.program_id(1).to(tl.int64)
+    square = tl.load(squares + example)
+    most = clip.to(tl.float64, bitcast=True)
+    if AUTOMATIC:
+        factor = most / (tl.sqrt(square) + gamma.to(tl.float64, bitcast=True))
+    else:
+        factor = tl.where(square > most * most, most / tl.sqrt(square), 1.0)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(u + example * width + place, mask=place < width, other=0.0).to(tl.float32)
+    x = tl.where(square < float("inf"), x * factor.to(tl.float32), 0.0)
+    tl.store(out + example * width + place, x, mask=place < width)
+
+
 @triton.jit(do_not_specialize=["k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "n0", "n1", "n2", "n3"])
 def _blocks(out, k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, n3, LANES: tl.constexpr):
     """Eight words a block, from the counter n0 on: the cipher by itself, for its tests."""
@@ -405,11 +444,11 @@ def clamped_outer(delta: Tensor, a: Tensor, limit: Tensor) -> Tensor:
     """Σ_b clamp(delta_b a_bᵀ, ±limit): delta is (B, O), a (B, I), limit (O, I) or one number."""
     (examples, rows), columns = delta.shape, a.shape[1]
     tiles = triton.cdiv(columns, 64), triton.cdiv(rows, 64)
-    shares, part = _shares(examples, tiles[0] * tiles[1], delta.device)
+    shares, part = _shares(examples, tiles[0] * tiles[1], _processors(delta.device))
     out = delta.new_empty(shares, rows, columns, dtype=torch.float32)
     args = delta, a, limit, out, examples, rows, columns, part
     with torch.cuda.device_of(delta):
-        _outer[(*tiles, shares)](*args, MATRIX=limit.numel() > 1, ASM=_asm(delta), DOWN=4, ACROSS=8)
+        _outer[(*tiles, shares)](*args, MATRIX=limit.numel() > 1, ASM=_asm(delta.device), DOWN=4, ACROSS=8)
     return out[0] if shares == 1 else out.sum(0)
 
 
@@ -417,12 +456,12 @@ def clamped_dots(delta: Tensor, a: Tensor, limit: Tensor) -> Tensor:
     """Σ_b clamp(Σ_t delta_bt a_btᵀ, ±limit): delta is (B, T, O), a (B, T, I), limit (O, I) or one number."""
     (examples, positions, rows), columns = delta.shape, a.shape[2]
     tiles = triton.cdiv(columns, 64), triton.cdiv(rows, 64)
-    shares, part = _shares(examples, tiles[0] * tiles[1], delta.device)
+    shares, part = _shares(examples, tiles[0] * tiles[1], _processors(delta.device))
     out = delta.new_empty(shares, rows, columns, dtype=torch.float32)
     args = delta, a, limit, out, examples, positions, rows, columns, part
     tile = {"ROWS": 64, "COLUMNS": 64, "STEP": 16}
     with torch.cuda.device_of(delta):
-        _dots[(*tiles, shares)](*args, MATRIX=limit.numel() > 1, ASM=_asm(delta), **tile)
+        _dots[(*tiles, shares)](*args, MATRIX=limit.numel() > 1, ASM=_asm(delta.device), **tile)
     return out[0] if shares == 1 else out.sum(0)
 
 
@@ -430,24 +469,59 @@ def clamped_rows(gradients: Tensor, limit: Tensor) -> Tensor:
     """Σ_b clamp(gradients_b, ±limit): gradients are (B, P), limit (P,) or one number."""
     examples, columns = gradients.shape
     tiles = triton.cdiv(columns, 256)
-    shares, part = _shares(examples, tiles, gradients.device)
+    shares, part = _shares(examples, tiles, _processors(gradients.device))
     out = gradients.new_empty(shares, columns, dtype=torch.float32)
     args = gradients, limit, out, examples, columns, part
     with torch.cuda.device_of(gradients):
-        _rows[(tiles, shares)](*args, VECTOR=limit.numel() > 1, ASM=_asm(gradients), BLOCK=256, num_warps=2)
+        _rows[(tiles, shares)](
+            *args, VECTOR=limit.numel() > 1, ASM=_asm(gradients.device), BLOCK=256, num_warps=2
+        )
     return out[0] if shares == 1 else out.sum(0)
 
 
-def _shares(examples: int, tiles: int, device: torch.device) -> tuple[int, int]:
-    """Into how many shares of how many examples to cut the work, so that every processor has some of it."""
-    on_gpu = device.type == "cuda"
-    processors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1
-    part = -(-examples // max(1, min(4 * processors // tiles, examples // 8)))
+def add_squares(u: Tensor, v: Tensor, squares: Tensor, *, bias: bool, first: bool) -> None:
+    """squares += |u_b|² (|v_b|² + bias), or = if it is the ``first``: u is (B, p), v (B, q), squares float64.
+
+    The squared norm of a linear layer's gradient u_b ⊗ v_b, and of its bias', in one launch.
+    """
+    with torch.cuda.device_of(u):
+        _add_squares[(len(u),)](
+            u, v, squares, u.shape[1], v.shape[1], BIAS=int(bias), FIRST=first, BLOCK=1024
+        )
+
+
+def weighted(u: Tensor, squares: Tensor, clip: float, gamma: float | None = None) -> Tensor:
+    """u_b min(1, clip / norm_b), or u_b clip / (norm_b + gamma); zero where the norm is not finite."""
+    width = u[0].numel()
+    out = torch.empty_like(u, dtype=torch.float32)
+    args = u, squares, out, width, _bits(clip), _bits(gamma or 1.0)
+    with torch.cuda.device_of(u):
+        _weighted[(triton.cdiv(width, 1024), len(u))](*args, AUTOMATIC=gamma is not None, BLOCK=1024)
+    return out
+
+
+@functools.lru_cache(4096)
+def _shares(examples: int, tiles: int, processors: int) -> tuple[int, int]:
+    """Into how many shares of how many examples to cut the work.
+
+    The busiest processor decides how long it takes; every share costs a little to add up.
+    """
+
+    def cost(shares: int) -> float:
+        return -(-tiles * shares // processors) / shares * processors / tiles + 0.03 * shares
+
+    part = -(-examples // min(range(1, max(1, min(examples // 8, 128)) + 1), key=cost))
     return -(-examples // part), part
 
 
-def _asm(tensor: Tensor) -> bool:
-    return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) >= (8, 6)
+@functools.cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@functools.cache
+def _asm(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 6)
 
 
 def _bits(value: float) -> int:
