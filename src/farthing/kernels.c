@@ -310,7 +310,7 @@ static inline float clamped(float value, float limit)
 OUTER(f4, float)
 OUTER(f8, double)
 
-/* ---- Per-example gradients of a convolution ---- */
+/* ---- Per-example gradients of a convolution, or of a linear layer at several positions ---- */
 
 typedef float lane __attribute__((vector_size(64)));
 #if defined(__AVX512F__)
@@ -357,37 +357,43 @@ static inline __attribute__((always_inline)) void taps(const float *restrict x, 
 
 /* rows[b, g, q, p] = sum over spots t of x[b, g, base[t] + off[q]] delta[b, r, g, p, s], t = (r, s), for
    examples first .. last - 1, and the sum of their squares. A group has `width` weights a filter and `height`
-   filters; `room` holds spots * (height rounded up to 16) floats. */
+   filters; with `sites` 0 delta is [b, t, g, p]. `room` holds spots * (height rounded up to 32) floats. */
 i64 windows(const float *restrict x, const float *restrict delta, const i64 *restrict base,
-            const i64 *restrict off, i64 first, i64 last, i64 size, i64 records, i64 sites, i64 groups,
+            const i64 *restrict off, i64 first, i64 last, i64 size, i64 spots, i64 sites, i64 groups,
             i64 height, i64 width, i64 apart, float *restrict room, float *restrict rows,
             float *restrict squares)
 {
-    i64 pitch = (height + 15) / 16 * 16, spots = records * sites;
-    memset(room, 0, spots * pitch * sizeof(float));
+    const i64 pitch = height > 16 ? 16 * LANES : 16;
+    memset(room, 0, spots * ((height + pitch - 1) / pitch) * pitch * sizeof(float));
     for (i64 b = first; b < last; b++) {
         lane square = {0};
         for (i64 g = 0; g < groups; g++) {
-            for (i64 r = 0; r < records; r++)
-                for (i64 p = 0; p < height; p++) {
-                    const float *restrict from = delta + (((b * records + r) * groups + g) * height + p) * sites;
-                    float *restrict to = room + r * sites * pitch + p;
-                    for (i64 s = 0; s < sites; s++)
-                        to[s * pitch] = from[s];
-                }
             const float *restrict in = x + b * size + g * apart;
             float *restrict out = rows + (b * groups + g) * width * height;
-            for (i64 p = 0; p < height; p += 16 * LANES) {
-                i64 filters = height - p;
-                i64 q = 0;
+            for (i64 p = 0; p < height; p += pitch) {
+                i64 filters = height - p < pitch ? height - p : pitch, q = 0;
+                float *restrict block = room + spots * p;
+                if (sites)
+                    for (i64 r = 0; r < spots / sites; r++)
+                        for (i64 f = 0; f < filters; f++) {
+                            const float *restrict from =
+                                delta + (((b * (spots / sites) + r) * groups + g) * height + p + f) * sites;
+                            for (i64 s = 0; s < sites; s++)
+                                block[(r * sites + s) * pitch + f] = from[s];
+                        }
+                else
+                    for (i64 t = 0; t < spots; t++)
+                        memcpy(block + t * pitch, delta + ((b * spots + t) * groups + g) * height + p,
+                               filters * sizeof(float));
 #define ALL(COUNT, N)                                                                                         \
     for (; q + COUNT <= width; q += COUNT)                                                                    \
-        taps(in, room + p, base, off + q, spots, pitch, filters, out + q * height + p, height, &square,       \
-             COUNT, N);
+        taps(in, block, base, off + q, spots, pitch, filters, out + q * height + p, height, &square, COUNT, N)
                 if (LANES == 1 || filters <= 16) {
-                    ALL(TAPS, 1) ALL(1, 1)
+                    ALL(TAPS, 1);
+                    ALL(1, 1);
                 } else {
-                    ALL(TAPS, LANES) ALL(1, LANES)
+                    ALL(TAPS, LANES);
+                    ALL(1, LANES);
                 }
 #undef ALL
             }

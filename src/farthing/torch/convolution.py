@@ -2,7 +2,6 @@
 
 import functools
 import math
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from farthing import native
+from farthing.torch import compiled
 from farthing.torch.terms import PART, Route, Term, contracted, norms, weighted, where
 
 
@@ -69,8 +68,8 @@ class Windows(Term):
     def norms(self) -> Tensor:
         if self.route is Route.GRAM:
             return self._gram()
-        if self.route is Route.ROWS and (found := self._compiled()) is not None:
-            return found
+        if self.route is Route.ROWS and compiled.available(self.device):
+            return self._compiled()
         return super().norms()
 
     def _gram(self) -> Tensor:
@@ -83,39 +82,19 @@ class Windows(Term):
             found.append(groups.squeeze(1) if groups.shape[1] == 1 else norms(groups))
         return torch.cat(found)
 
-    def _compiled(self) -> Tensor | None:
-        """Rows and norms by the kernel in C; None where there is none. A row is then (groups, q, p)."""
-        kernels = native.kernels() if self.device.type == "cpu" else None
-        if kernels is None:
-            return None
-        kernel = kernels["windows"]
+    def _compiled(self) -> Tensor:
+        """Rows and norms by the kernel in C. A row is then (groups, q, p)."""
         m, delta, x = self.module, self.delta.contiguous(), self.x.contiguous()
         records, height, width = x.shape[1], m.out_channels // m.groups, self.size // m.out_channels
-        shapes = tuple(x.shape[1:]), tuple(delta.shape[3:])
-        base, offsets = _places(*shapes, m.kernel_size, m.stride, m.dilation, m.groups)
-        threads = max(1, min(torch.get_num_threads(), self.examples))
-        room = torch.empty(threads, self.positions * -(-height // 16) * 16)
-        kept = torch.empty(self.examples, self.size) if self.space is None else self.space
-        self.kept = kept.view(-1)[: self.examples * self.size].view(self.examples, self.size)
-        squares, size = torch.empty(self.examples), x[0].numel()
+        places = _places(
+            tuple(x.shape[1:]), tuple(delta.shape[3:]), m.kernel_size, m.stride, m.dilation, m.groups
+        )
         apart = x.shape[2] // m.groups * x[0, 0, 0].numel()
-        pointers = [part.data_ptr() for part in (x, delta, base, offsets)]
-        outs = self.kept.data_ptr(), squares.data_ptr()
-
-        def run(n: int) -> None:
-            first, last = (self.examples * edge // threads for edge in (n, n + 1))
-            shape = first, last, size, records, self.positions // records, m.groups, height, width, apart
-            kernel(*pointers, *shape, room[n].data_ptr(), *outs)
-
-        others = [threading.Thread(target=run, args=(n,)) for n in range(1, threads)]
-        for other in others:
-            other.start()
-        run(0)
-        for other in others:
-            other.join()
-        self.turned = True
+        sizes = x[0].numel(), self.positions, self.positions // records, m.groups, height, width, apart
+        self.kept, self.turned = self.room(), True
+        found = compiled.windows(x, delta, *places, compiled.Shape(*sizes), self.kept)
         self.release()
-        return squares.sqrt_()
+        return found
 
     def add(self, factors: Tensor, out: Tensor) -> None:
         if self.kept is None or not self.turned:

@@ -19,6 +19,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from farthing.torch import compiled
 from farthing.torch.coordinates import clamped_rows, clamped_sum
 
 PART = 2**20  # entries of the gradients made at once: they stay in the cache
@@ -115,16 +116,19 @@ class Term(ABC):
 
     def _keep(self) -> Tensor:
         """The rows, made in parts that are measured while they are in the cache."""
-        if self.space is None:
-            self.kept = torch.empty(self.examples, self.size, device=self.device)
-        else:
-            self.kept = self.space[: self.examples * self.size].view(self.examples, self.size)
+        self.kept = self.room()
         found = []
         for part in self.parts():
             self.rows_into(part, self.kept[part])
             found.append(norms(self.kept[part]))
         self.release()
         return found[0] if len(found) == 1 else torch.cat(found)
+
+    def room(self) -> Tensor:
+        """Memory for the rows of all examples."""
+        if self.space is None:
+            return torch.empty(self.examples, self.size, device=self.device)
+        return self.space[: self.examples * self.size].view(self.examples, self.size)
 
     def rows_into(self, part: slice, out: Tensor) -> None:
         """The gradients of some examples, written where they are to be."""
@@ -185,7 +189,7 @@ class Outer(Term):
     """Σ_t u_t ⊗ v_t, for u (examples, positions, p) and v (examples, positions, q): a (p, q) matrix."""
 
     def __init__(self, u: Factor, v: Factor) -> None:
-        self.u, self.v, self.device = u, v, u.values.device
+        self.u, self.v, self.device, self.turned = u, v, u.values.device, False
         self.examples, self.positions, self.height = u.values.shape
         self.width = v.values.shape[2]
         self.size = self.height * self.width
@@ -220,7 +224,26 @@ class Outer(Term):
     def norms(self) -> Tensor:
         if self.positions == 1:
             return self.u.norms * self.v.norms
-        return self._gram() if self.route is Route.GRAM else super().norms()
+        if self.route is Route.GRAM:
+            return self._gram()
+        if self.route is Route.ROWS and compiled.available(self.device):
+            return self._compiled()
+        return super().norms()
+
+    def _compiled(self) -> Tensor:
+        """Rows and norms by the kernel in C, which likes its second factor wide: a row may be (q, p)."""
+        self.kept, self.turned = self.room(), self.height > self.width
+        u, v = self.u.values, self.v.values
+        found = compiled.outers(v, u, self.kept) if self.turned else compiled.outers(u, v, self.kept)
+        self.release()
+        return found
+
+    def add(self, factors: Tensor, out: Tensor) -> None:
+        if self.kept is None or not self.turned:
+            super().add(factors, out)
+            return
+        found = (self.kept.t() @ factors).view(self.width, self.height)
+        out.view(self.height, self.width).add_(found.t())
 
     def add_clamped(self, limit: Tensor, out: Tensor) -> None:
         shape = self.height, self.width
