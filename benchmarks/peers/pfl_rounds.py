@@ -1,7 +1,7 @@
 """Rounds of Apple's pfl: 400 users, one record each, its gradient clipped and noised by the user itself.
 
-Run by `benchmarks.crowd_peers` in an environment of its own, where farthing need not be; prints seconds a
-round as JSON. ``torch`` is what pfl's tutorials do: a PyTorch model, federated averaging, one local step on
+Run by `benchmarks.crowd_peers` in an environment of its own, where farthing need not be; prints CPU seconds
+a round as JSON. ``torch`` is what pfl's tutorials do: a PyTorch model, federated averaging, one local step on
 one record, and its Gaussian mechanism as a local one. ``numpy`` is the least pfl can do for a user: an
 algorithm of our own on NumPy statistics, without any framework.
 """
@@ -65,7 +65,7 @@ def torch_rounds(path, rounds):
             self.ends = []
 
         def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
-            self.ends.append(time.perf_counter())
+            self.ends.append(time.process_time())
             return False, Metrics()
 
     def dataset(user):  # a user's data is the record it drew
@@ -134,7 +134,7 @@ def numpy_rounds(path, rounds):
         context = CentralContext(t, False, users, Population.TRAIN, None, None, seed=t)
         total, _ = backend.gather_results(model, OneRecord(), central_context=context)
         model.w = model.w - RATE * total["w"] / users
-        ends.append(time.perf_counter())
+        ends.append(time.process_time())
     return ends
 
 
