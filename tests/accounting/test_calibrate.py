@@ -111,6 +111,17 @@ def test_steps_fit_and_one_more_does_not(event, before):
     assert count > 3
 
 
+@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-5), (8.0, 1e-6)])
+def test_noise_for_few_draws_affords_them_by_every_count(epsilon, delta):
+    """Lines are short of frequencies here: noise, count and promise must choose theirs alike."""
+    budget, event = Budget(epsilon, delta), lambda s: FixedSizeEvent(1, 100, GaussianEvent(s))
+    noise = calibrate.noise(lambda s: RepeatedEvent(event(s), 20), budget)
+    assert calibrate.steps(event(noise), budget) >= 20
+    assert calibrate.affordable(RepeatedEvent(event(noise), 20), budget)
+    few = pld.epsilon(RepeatedEvent(event(noise), 20), delta, budget.adjacency)
+    assert few == pytest.approx(epsilon, rel=0.01)
+
+
 def test_gaussian_steps_are_exact():
     for k in (1, 2, 7, 1000):
         budget = Budget(1.0, 1e-6)

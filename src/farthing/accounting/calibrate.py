@@ -13,6 +13,7 @@ only cost a little utility, never privacy.
 11050
 """
 
+import functools
 import math
 from collections.abc import Callable
 from functools import cache, lru_cache
@@ -20,6 +21,7 @@ from functools import cache, lru_cache
 from farthing import validate
 from farthing.accounting import gaussian, pld
 from farthing.accounting.inversion import Line, log_factor, smallest
+from farthing.accounting.pairs import Pair
 from farthing.accounting.transform import Contour
 from farthing.budget import Budget
 from farthing.errors import InvalidValue
@@ -28,7 +30,9 @@ from farthing.events import ComposedEvent, Event
 MOST_STEPS = 2**53  # counts beyond are not told apart in floating point
 
 _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e9
-_VISIBLE = 1e-4  # a part of δ that errors may make up before another line is sought
+_LINES = 8  # tried for a count
+_COARSE = 1e-5  # in log σ, while lines are still sought
+_VISIBLE = 1e-6  # a part of δ that is worth another search
 
 
 def epsilon(event: Event, budget: Budget) -> float:
@@ -41,17 +45,38 @@ def noise(plan: Callable[[float], Event], budget: Budget, tolerance: float = 1e-
     goal = math.log(validate.probability(delta=budget.delta))
     validate.positive(tolerance=tolerance)
     guess = _central_limit(plan, budget)
-    contour = _contour(pld.directions(plan(math.exp(guess)), budget.adjacency)[0], budget)
 
     @cache
-    def excess(log_noise: float, directions: int | None = None) -> float:
-        ways = pld.directions(plan(math.exp(log_noise)), budget.adjacency)[:directions]
-        return max(_log_delta(way, budget.epsilon, contour, goal) for way in ways) - goal
+    def ways(log_noise: float) -> list[list[tuple[Pair, int]]]:
+        return pld.directions(plan(math.exp(log_noise)), budget.adjacency)
+
+    @cache
+    def excess(contour: Contour | None, directions: int | None, log_noise: float) -> float:
+        way = ways(log_noise)[:directions]
+        return max(_log_delta(steps, budget.epsilon, contour) for steps in way) - goal
+
+    @cache
+    def shown(log_noise: float) -> float:
+        return max(_shown(steps, budget.epsilon, goal) for steps in ways(log_noise)) - goal
 
     # the first direction is as a rule the dearer: it is searched alone, the other is checked at the end
-    found = _least(lambda x: excess(x, 1), guess, budget, tolerance)
-    if excess(found) > 0:
-        found = _least(excess, found, budget, tolerance)
+    found, contour = guess, _contour(ways(guess)[0], budget.epsilon, goal)
+    for _ in range(_LINES):
+        found = _least(functools.partial(excess, contour, 1), found, budget, max(tolerance, _COARSE))
+        better = _contour(ways(found)[0], budget.epsilon, goal)
+        if better == contour or excess(better, 1, found) > -_VISIBLE - _COARSE:
+            break
+        contour = better  # a line for what was found, not for a guess, shows that less will do
+    found = _least(functools.partial(excess, contour, 1), found, budget, tolerance)
+    if excess(contour, None, found) > 0:
+        found = _least(functools.partial(excess, contour, None), found, budget, tolerance)
+    if shown(found) <= -_VISIBLE:
+        found = _least(shown, found, budget, tolerance)
+    elif shown(found) > 0:
+        high, more = found, tolerance
+        while shown(high := high + more) > 0:
+            more *= 4
+        found = smallest(shown, found, high, 0.0, max(tolerance, more / 8))
     return math.exp(found)
 
 
@@ -70,26 +95,42 @@ def _least(excess: Callable[[float], float], guess: float, budget: Budget, toler
     return smallest(excess, low, high, 0.0, tolerance)
 
 
-def _contour(steps: pld.Steps, budget: Budget) -> Contour | None:
-    """A contour for ``steps`` around the budget, sought from where it would be for a Gaussian."""
+def _contour(steps: pld.Steps, epsilon: float, goal: float) -> Contour | None:
+    """A contour for ``steps`` around (ε, e^goal), sought from where it would be for a Gaussian.
+
+    Where that is short of frequencies, as with few steps, the best of several.
+    """
     if pld.gaussian_part(steps) is not None or pld.is_single(steps):
         return None
-    tilt = pld.best_tilt(
-        steps,
-        lambda tilt, moment: moment + log_factor(tilt) - tilt * budget.epsilon,
-        gaussian_saddle(budget.epsilon, budget.delta),
-    )
-    return pld.line_through(steps, tilt, budget.epsilon).contour
+
+    def cost(tilt: float, moment: float) -> float:
+        return moment + log_factor(tilt) - tilt * epsilon
+
+    tilt = pld.best_tilt(steps, cost, gaussian_saddle(epsilon, math.exp(goal)))
+    line = pld.line_through(steps, tilt, epsilon)
+    if not line.is_poor:
+        return line.contour
+    # nearer to 0 more decays, and what lies farther apart reaches higher frequencies
+    other = min(tilt, pld.best_tilt(steps, cost))
+    places = ((0.75 * other, 0.08), (0.75 * other, 0.16), (0.85 * other, 0.12))
+    lines = [line, *(pld.compose(steps, Contour(at, wide * at, pld.MOST_FREQUENCIES)) for at, wide in places)]
+    return min(lines, key=lambda line: line.log_delta(epsilon)).contour
 
 
-def _log_delta(steps: pld.Steps, epsilon: float, contour: Contour | None, goal: float) -> float:
-    """log δ(ε) on a known contour, or where that does not show ``goal`` on one of their own."""
+def _log_delta(steps: pld.Steps, epsilon: float, contour: Contour | None) -> float:
+    """log δ(ε) on a known contour, or on one of their own where that is too short for them."""
     if contour is None or pld.is_single(steps) or pld.most_loss(steps) <= epsilon:
         return pld.log_delta(steps, epsilon)
     line = pld.compose(steps, contour)
-    found = line.log_delta(epsilon)
-    shown = not line.weak and line.slack < _VISIBLE
-    return found if shown or found <= goal else min(found, pld.log_delta(steps, epsilon))
+    return line.log_delta(epsilon) if math.isfinite(line.error) else pld.log_delta(steps, epsilon)
+
+
+def _shown(steps: pld.Steps, epsilon: float, goal: float) -> float:
+    """log δ(ε) on lines chosen for these very steps: what noise and counts must hold by in the end."""
+    if pld.most_loss(steps) <= epsilon:
+        return -math.inf
+    found = _log_delta(steps, epsilon, _contour(steps, epsilon, goal))
+    return found if found <= goal else min(found, pld.log_delta(steps, epsilon))
 
 
 def gaussian_saddle(epsilon: float, delta: float) -> float:
@@ -157,39 +198,56 @@ def _steps(event: pld.Steps, spent: pld.Steps, epsilon: float, goal: float) -> i
     few = math.floor(min(chernoff(tilt, pld.moment(spent, tilt), pld.moment(event, tilt)), MOST_STEPS))
     if few >= MOST_STEPS:
         return MOST_STEPS
-    plan = [(pair, count * max(few, 1)) for pair, count in event] + list(spent)
-    contour = pld.line_through(plan, tilt, epsilon).contour
-    once, base = pld.compose(event, contour), pld.compose(spent, contour)
-    if not math.isfinite(once.error + base.error):
+
+    def plan(count: int) -> list[tuple[Pair, int]]:
+        return [(pair, times * count) for pair, times in event] + list(spent)
+
+    low = _counted(
+        event, spent, pld.line_through(plan(max(few, 1)), tilt, epsilon).contour, few, epsilon, goal
+    )
+    if low is None:
         return few
-
-    def excess(count: float) -> float:
-        return _line(once, base, contour, int(count)).log_delta(epsilon) - goal
-
-    # count down from an upper bound so that `smallest` can look for the first count that fits
-    low, reach = few, 1 + few // 16
-    if excess(low) > 0:
-        low = 0
-        if excess(0) > 0 and pld.log_delta(spent, epsilon) > goal:
-            return 0
-    high = low + reach
-    while high < MOST_STEPS and excess(high) <= 0:
-        low, high = high, min(MOST_STEPS, high + 2 * (high - low))
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if excess(middle) <= 0 else (low, middle)
+    for _ in range(
+        _LINES
+    ):  # that line was chosen for the Chernoff count; one for more may show that more fit
+        contour = _contour(plan(max(low, 1)), epsilon, goal)
+        found = None if contour is None else _counted(event, spent, contour, low, epsilon, goal)
+        if found is None or found <= low:
+            break
+        low = found
+    if low == 0 and pld.log_delta(spent, epsilon) > goal:
+        return 0
 
     def fits(count: int) -> bool:
-        plan = [(pair, times * count) for pair, times in event] + list(spent)
-        return pld.log_delta(plan, epsilon) <= goal
+        return _shown(plan(count), epsilon, goal) <= goal
 
-    # that line was chosen for the Chernoff count; one for the count itself may show that more fit
     reach = 1
     while low + reach <= MOST_STEPS and fits(low + reach):
         low, reach = low + reach, 2 * reach
     while reach := reach // 2:
         if low + reach <= MOST_STEPS and fits(low + reach):
             low += reach
+    return low
+
+
+def _counted(
+    event: pld.Steps, spent: pld.Steps, contour: Contour, few: int, epsilon: float, goal: float
+) -> int | None:
+    """How often ``event`` fits by the line on this contour: ``few`` or more, or 0; None if it is no line."""
+    once, base = pld.compose(event, contour), pld.compose(spent, contour)
+    if not math.isfinite(once.error + base.error):
+        return None
+
+    def fits(count: int) -> bool:
+        return _line(once, base, contour, count).log_delta(epsilon) <= goal
+
+    low, reach = few if fits(few) else 0, 1 + few // 16
+    high = low + reach
+    while high < MOST_STEPS and fits(high):
+        low, high = high, min(MOST_STEPS, high + 2 * (high - low))
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 
@@ -208,4 +266,4 @@ def affordable(event: Event, budget: Budget) -> bool:
     """Whether ``event`` as a whole fits the budget."""
     ways = pld.directions(event, budget.adjacency)
     goal = math.log(validate.probability(delta=budget.delta))
-    return max(pld.log_delta(way, budget.epsilon) for way in ways) <= goal
+    return all(_shown(way, budget.epsilon, goal) <= goal for way in ways)
