@@ -77,6 +77,22 @@ def gaussian_mu(canaries: int, guesses: int, right: int, confidence: float = 0.9
     return _last(refuted, _MOST_MU)
 
 
+def planned_guesses(canaries: int, mu: float, confidence: float = 0.99) -> int:
+    """How many guesses show the most of a Gaussian mechanism with this μ, on average; from public numbers.
+
+    Scores of such a mechanism beyond ±t are right with probability Φ(μ/2 - t) / (Φ(μ/2 - t) + Φ(-μ/2 - t)).
+    """
+    best, most = 2, -1.0
+    for threshold in np.linspace(0.0, 3.0, 13) + mu / 4:
+        right, wrong = (float(ndtr(sign * mu / 2 - threshold)) for sign in (1, -1))
+        guesses = 2 * max(1, round(canaries * (right + wrong) / 2))
+        if guesses > canaries:
+            continue
+        shown = gaussian_mu(canaries, guesses, math.floor(guesses * right / (right + wrong)), confidence)
+        best, most = (guesses, shown) if shown > most else (best, most)
+    return best
+
+
 def sampled_epsilon(
     canaries: int,
     guesses: int,

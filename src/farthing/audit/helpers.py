@@ -70,9 +70,9 @@ def one_run(
     """The verdict on one run in which canaries took part by fair coins; large scores speak for "took part".
 
     The ``guesses`` // 2 largest scores are named "in", as many of the smallest "out", and the others are left
-    out: by default a tenth of all canaries, which must not be tuned on the run. Without a ``curve`` by
-    Steinke, Nasr & Jagielski 2023, with `GaussianCurve` or `SampledCurve` by Mahloujifar, Melis & Chaudhuri
-    2024.
+    out. How many must not be tuned on the run; by default the claim says it (`canaries.planned_guesses`).
+    Without a ``curve`` by Steinke, Nasr & Jagielski 2023, with `GaussianCurve` or `SampledCurve` by
+    Mahloujifar, Melis & Chaudhuri 2024.
     """
     values, truth = np.asarray(scores, dtype=np.float64), np.asarray(took_part, dtype=np.bool_)
     if values.ndim != 1 or values.shape != truth.shape or not np.isfinite(values).all():
@@ -80,7 +80,9 @@ def one_run(
             f"scores must be finite, one a canary, got shape {values.shape} for {truth.shape} coins"
         )
     m = len(values)
-    side = max(1, (m // 10 if guesses is None else validate.count(guesses=guesses)) // 2)
+    if guesses is None:
+        guesses = bounds.planned_guesses(m, claim.mu if claim.delta else claim.epsilon, confidence)
+    side = max(1, validate.count(guesses=guesses) // 2)
     if 2 * side > m:
         raise InvalidValue(f"guesses must be at most the number of canaries, {m}, got {guesses}")
     order = np.argsort(values, kind="stable")
