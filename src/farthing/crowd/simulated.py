@@ -294,7 +294,10 @@ class Simulated:
         else:
             bound: Any = now.bound if now.bound is not None else _PerRow(now.clips[who], now.weights[who])
             total = contribution.bounded_sum(table, w, bound) * (now.weight if now.bound is not None else 1.0)
-            total = Gaussian(now.deviation / now.reach).release(total, ClipNorm(now.reach), self._stream)
+            if now.noise is None:
+                now.noise = Gaussian(now.deviation / now.reach), ClipNorm(now.reach)
+            mechanism, limit = now.noise
+            total = mechanism.release(total, limit, self._stream)
         return Answers(total, now.divisor, len(now.came), alive, (now.deviation / now.divisor) ** 2)
 
     def _settle(self, came: Integers) -> "_Round":
@@ -410,6 +413,7 @@ class _Round:
     table: Any = None
     who: Integers | None = None
     lattice: tuple[int, int, Array] | None = None
+    noise: tuple[Gaussian, ClipNorm] | None = None  # of the sum
 
     @property
     def same(self) -> bool:
