@@ -414,7 +414,7 @@ def exact(key: bytes, size: int, bits: int, block_of: Any) -> Any:
 def check_kernels(torch: Any, report: Report, device: Any, small: bool) -> bool:
     import numpy as np
 
-    from farthing.torch import kernels, noise, stock
+    from farthing.torch import kernels, noise, stock, sums
 
     draw = torch.Generator(device).manual_seed(1)
 
@@ -479,9 +479,9 @@ def check_kernels(torch: Any, report: Report, device: Any, small: bool) -> bool:
                     g = torch.einsum("bto,bti->boi", d, x)
                     wanted += torch.minimum(torch.maximum(g, -limit.double()), limit.double()).sum(0)
                 got = (
-                    kernels.clamped_outer(delta[:, 0].contiguous(), a[:, 0].contiguous(), limit)
+                    sums.clamped_outer(delta[:, 0].contiguous(), a[:, 0].contiguous(), limit)
                     if length == 1
-                    else kernels.clamped_dots(delta, a, limit)
+                    else sums.clamped_dots(delta, a, limit)
                 )
                 worst = max(worst, float((got - wanted).norm() / wanted.norm()))
             assert worst < 1e-5, worst
@@ -493,7 +493,7 @@ def check_kernels(torch: Any, report: Report, device: Any, small: bool) -> bool:
         g = torch.randn(77 if small else 601, 1003, generator=draw, device=device)
         limit = torch.rand(1003, generator=draw, device=device)
         wanted = torch.minimum(torch.maximum(g.double(), -limit.double()), limit.double()).sum(0)
-        error = float((kernels.clamped_rows(g, limit) - wanted).norm() / wanted.norm())
+        error = float((sums.clamped_rows(g, limit) - wanted).norm() / wanted.norm())
         assert error < 1e-5, error
         return f"relative error {error:.2g}"
 
@@ -504,12 +504,12 @@ def check_kernels(torch: Any, report: Report, device: Any, small: bool) -> bool:
         ]
         squares = torch.empty(33, dtype=torch.float64, device=device)
         for n, (u, v) in enumerate(pairs):
-            kernels.add_squares(u, v, squares, bias=True, first=n == 0)
+            sums.add_squares(u, v, squares, bias=True, first=n == 0)
         wanted = sum(u.double().square().sum(1) * (v.double().square().sum(1) + 1) for u, v in pairs)
         assert torch.allclose(squares, wanted, rtol=1e-6)
         u = pairs[0][0]
         factors = (30.0 / wanted.sqrt()).clamp(max=1.0)
-        assert torch.allclose(kernels.weighted(u, squares, 30.0).double(), factors[:, None] * u, rtol=1e-5)
+        assert torch.allclose(sums.weighted(u, squares, 30.0).double(), factors[:, None] * u, rtol=1e-5)
         return "norms of two layers, and what they weigh"
 
     def whole() -> str:
@@ -545,7 +545,7 @@ def check_kernels(torch: Any, report: Report, device: Any, small: bool) -> bool:
 
 
 def time_kernels(torch: Any, report: Report, clock: Clock, small: bool, tune: bool) -> None:
-    from farthing.torch import kernels
+    from farthing.torch import kernels, sums
 
     device = clock.device
     key = os.urandom(32)
@@ -579,17 +579,15 @@ def time_kernels(torch: Any, report: Report, clock: Clock, small: bool, tune: bo
         return (delta[:, :, None] * a[:, None, :]).clamp_(-1e-3, 1e-3).sum(0)
 
     clamps = {
-        "one limit": lambda: kernels.clamped_outer(delta, a, one),
-        "limit a coordinate": lambda: kernels.clamped_outer(delta, a, each),
+        "one limit": lambda: sums.clamped_outer(delta, a, one),
+        "limit a coordinate": lambda: sums.clamped_outer(delta, a, each),
         "materialised": materialised,
         "ordinary product": lambda: delta.T @ a,
     }
     if tune and device.type == "cuda":
         for down, across in ((4, 8), (8, 4), (4, 4), (2, 8)):
             for shares in (1, 2, 3, 4, 6):
-                clamps[f"{down}x{across}, {shares} shares"] = outer(
-                    torch, kernels, delta, a, one, down, across, shares
-                )
+                clamps[f"{down}x{across}, {shares} shares"] = outer(sums, delta, a, one, down, across, shares)
     for name, call in clamps.items():
         try:
             report.add(f"clamped {batch}x{rows}x{columns}", name, clock.kernel(call))
@@ -599,7 +597,7 @@ def time_kernels(torch: Any, report: Report, clock: Clock, small: bool, tune: bo
     d = torch.randn(shape[0], shape[1], shape[2], device=device)
     x = torch.randn(shape[0], shape[1], shape[3], device=device)
     for name, call in {
-        "one limit": lambda: kernels.clamped_dots(d, x, one),
+        "one limit": lambda: sums.clamped_dots(d, x, one),
         "ordinary product": lambda: d.flatten(0, 1).T @ x.flatten(0, 1),
     }.items():
         try:
@@ -614,8 +612,8 @@ def time_kernels(torch: Any, report: Report, clock: Clock, small: bool, tune: bo
 
     def fused() -> Any:
         for n, (u, v) in enumerate(pairs):
-            kernels.add_squares(u, v, squares, bias=True, first=n == 0)
-        return [kernels.weighted(u, squares, 1.0) for u, _ in pairs]
+            sums.add_squares(u, v, squares, bias=True, first=n == 0)
+        return [sums.weighted(u, squares, 1.0) for u, _ in pairs]
 
     def plain() -> Any:
         found = sum(u.square().sum(1) * (v.square().sum(1) + 1) for u, v in pairs)
@@ -636,7 +634,7 @@ def time_kernels(torch: Any, report: Report, clock: Clock, small: bool, tune: bo
                 grid = (-(-size // (8 * lanes)),)
 
                 def call(grid: Any = grid, lanes: int = lanes, warps: int = warps) -> None:
-                    args = out, places, size, kernels._bits(2.0**22), 64, *words
+                    args = out, places, size, kernels.bits_of(2.0**22), 64, *words
                     kernels._gaussian[grid](*args, LANES=lanes, num_warps=warps)
 
                 try:
@@ -651,9 +649,7 @@ def time_kernels(torch: Any, report: Report, clock: Clock, small: bool, tune: bo
                     report.add("gaussian, tuned", f"{lanes} lanes {warps} warps", None, why=last_lines())
 
 
-def outer(
-    torch: Any, kernels: Any, delta: Any, a: Any, limit: Any, down: int, across: int, shares: int
-) -> Step:
+def outer(sums: Any, delta: Any, a: Any, limit: Any, down: int, across: int, shares: int) -> Step:
     (examples, rows), columns = delta.shape, a.shape[1]
     part = -(-examples // shares)
     out = delta.new_empty(shares, rows, columns)
@@ -661,7 +657,7 @@ def outer(
     args = delta, a, limit, out, examples, rows, columns, part
 
     def call() -> Any:
-        kernels._outer[grid](*args, MATRIX=False, ASM=True, DOWN=down, ACROSS=across)
+        sums._outer[grid](*args, MATRIX=False, ASM=True, DOWN=down, ACROSS=across)
         return out[0] if shares == 1 else out.sum(0)
 
     return call

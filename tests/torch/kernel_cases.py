@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from farthing import noise as lattice
 from farthing.noise import SeededStream
-from farthing.torch import kernels, stock
+from farthing.torch import kernels, stock, sums
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 KEY = bytes(range(32))
@@ -203,9 +203,7 @@ def test_clamped_sums(shape, matrix):
     limits = torch.rand(rows, columns, generator=draw, device=DEVICE) + 0.01
     limit = limits if matrix else torch.tensor(0.7, device=DEVICE)
     found = (
-        kernels.clamped_outer(delta[:, 0], a[:, 0], limit)
-        if length == 1
-        else kernels.clamped_dots(delta, a, limit)
+        sums.clamped_outer(delta[:, 0], a[:, 0], limit) if length == 1 else sums.clamped_dots(delta, a, limit)
     )
     assert torch.allclose(found.double(), reference(delta, a, limit), rtol=1e-5, atol=1e-6 * batch)
 
@@ -216,7 +214,7 @@ def test_clamped_rows(vector):
     rows = torch.randn(41, 300, generator=draw, device=DEVICE)
     limit = torch.rand(300, generator=draw, device=DEVICE) if vector else torch.tensor(0.7, device=DEVICE)
     wanted = torch.minimum(torch.maximum(rows.double(), -limit.double()), limit.double()).sum(0)
-    assert torch.allclose(kernels.clamped_rows(rows, limit).double(), wanted, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(sums.clamped_rows(rows, limit).double(), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's numpy
@@ -224,11 +222,11 @@ def test_what_overflows_is_bounded():
     delta, a = torch.full((3, 2, 4), 1e30, device=DEVICE), torch.full((3, 2, 5), 1e30, device=DEVICE)
     a[0, 1] *= -1  # ∞ - ∞, or ∞ where products are not rounded before they are added
     limit = torch.tensor(0.5, device=DEVICE)
-    assert set(kernels.clamped_dots(delta, a, limit).flatten().tolist()) <= {0.5, 1.0, 1.5}
+    assert set(sums.clamped_dots(delta, a, limit).flatten().tolist()) <= {0.5, 1.0, 1.5}
     first = delta[:, 0].contiguous(), a[:, 0].contiguous()
-    assert kernels.clamped_outer(*first, limit).flatten().tolist() == [1.5] * 20
+    assert sums.clamped_outer(*first, limit).flatten().tolist() == [1.5] * 20
     rows = torch.tensor([[float("nan"), float("inf"), -1e38]], device=DEVICE)
-    assert kernels.clamped_rows(rows, limit).tolist() == [0.0, 0.5, -0.5]
+    assert sums.clamped_rows(rows, limit).tolist() == [0.0, 0.5, -0.5]
 
 
 def layers(examples, shapes, seed=8):
@@ -239,7 +237,7 @@ def layers(examples, shapes, seed=8):
 def squares_of(pairs, biases):
     squares = torch.full((len(pairs[0][0]),), 7.0, dtype=torch.float64, device=DEVICE)
     for n, ((u, v), bias) in enumerate(zip(pairs, biases, strict=True)):
-        kernels.add_squares(u, v, squares, bias=bias, first=n == 0)
+        sums.add_squares(u, v, squares, bias=bias, first=n == 0)
     return squares
 
 
@@ -267,7 +265,7 @@ def test_weights_clip(gamma):
     squares = squares_of(pairs, [True, True])
     norms = squares.sqrt()
     factors = 2.0 / (norms + gamma) if gamma else (2.0 / norms).clamp(max=1.0)
-    found = kernels.weighted(pairs[0][0], squares, 2.0, gamma)
+    found = sums.weighted(pairs[0][0], squares, 2.0, gamma)
     wanted = torch.where(norms.isfinite(), factors, 0.0)[:, None] * pairs[0][0].double().nan_to_num(
         posinf=0.0
     )
@@ -280,7 +278,7 @@ def test_weights_clip(gamma):
 def test_work_is_shared_without_losing_an_example(processors):
     for examples in (1, 7, 8, 9, 64, 600):
         for tiles in (1, 3, 208, 5000):
-            shares, part = kernels._shares(examples, tiles, processors)
+            shares, part = sums._shares(examples, tiles, processors)
             assert (shares - 1) * part < examples <= shares * part
-    assert kernels._shares(600, 208, 132)[0] == 3  # 4.7 tiles a processor, and not 3.2
-    assert kernels._shares(600, 1, 132)[0] > 30
+    assert sums._shares(600, 208, 132)[0] == 3  # 4.7 tiles a processor, and not 3.2
+    assert sums._shares(600, 1, 132)[0] > 30

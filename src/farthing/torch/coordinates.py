@@ -18,7 +18,7 @@ from torch import Tensor
 
 from farthing import native
 from farthing.errors import InvalidValue
-from farthing.torch.stock import triton_kernels
+from farthing.torch.stock import has_triton
 
 _PIECE = 2**18  # coordinates at a time without a kernel
 
@@ -38,8 +38,10 @@ def clamped_sum(delta: Tensor, a: Tensor, s: float | Tensor, out: Tensor) -> Ten
         raise InvalidValue(f"delta (B, T, O), a (B, T, I) and out (O, I) must fit each other, got {shapes}")
     if not len(delta) or not delta.numel():
         return out
-    if out.is_cuda and (kernels := triton_kernels()) is not None:
-        many = kernels.clamped_outer if delta.ndim == 2 else kernels.clamped_dots
+    if out.is_cuda and has_triton():
+        from farthing.torch import sums
+
+        many = sums.clamped_outer if delta.ndim == 2 else sums.clamped_dots
         return out.add_(many(delta, a, limit))
     if out.device.type == "cpu" and out.is_contiguous():
         limits = limit.expand(shape).contiguous().numpy()
@@ -57,8 +59,10 @@ def clamped_rows(gradients: Tensor, s: float | Tensor, out: Tensor) -> Tensor:
         raise InvalidValue(f"gradients (B, P) and out (P,) must fit each other, got {shapes}")
     if not gradients.numel():
         return out
-    if out.is_cuda and (kernels := triton_kernels()) is not None:
-        return out.add_(kernels.clamped_rows(gradients, limit))
+    if out.is_cuda and has_triton():
+        from farthing.torch import sums
+
+        return out.add_(sums.clamped_rows(gradients, limit))
     for rows in gradients.split(max(1, _PIECE // gradients.shape[1])):
         out += _clamped(rows, limit).sum(0)
     return out

@@ -9,12 +9,14 @@ How much is drawn, under which key and in which order, is decided when noise is 
 faster: a seeded run repeats itself. Noise is used once. A forked child drops what its parent has drawn.
 """
 
+import functools
 import os
 import struct
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -40,7 +42,9 @@ def release(stream: Stream, total: Tensor, scale: Tensor | None, cell: float, bi
 def _released(total: Tensor, noise: Tensor, scale: Tensor | None, cell: float) -> Tensor:
     """(round(total / scale / cell) + noise) · cell · scale, with whole numbers held exactly in float64."""
     total = total.detach()
-    if total.is_cuda and (kernels := triton_kernels()) is not None:
+    if total.is_cuda and has_triton():
+        from farthing.torch import kernels
+
         return kernels.release(total.contiguous(), noise, scale, cell)
     out, room = torch.empty_like(total), total.new_empty(min(_CHUNK, total.numel()), dtype=torch.float64)
     for start in range(0, total.numel(), _CHUNK):
@@ -54,15 +58,10 @@ def _released(total: Tensor, noise: Tensor, scale: Tensor | None, cell: float) -
     return out
 
 
-def triton_kernels() -> Any:
-    """The Triton kernels, or None where Triton is not installed."""
-    try:
-        from farthing.torch import kernels
-    except ModuleNotFoundError as missing:
-        if missing.name != "triton":
-            raise
-        return None
-    return kernels
+@functools.cache
+def has_triton() -> bool:
+    """Whether there are kernels for a GPU."""
+    return find_spec("triton") is not None
 
 
 class _Keyed(Stream):
@@ -95,11 +94,10 @@ class _Draw:
         self._size, self.left = size, count
         self.noise: Tensor | None = None
         key = stream.integers(4).tobytes()
-        kernels = triton_kernels() if device.type == "cuda" else None
         self._drawn: _Threaded | _Launched = (
-            _Threaded(key, size * count, bits, device)
-            if kernels is None
-            else _Launched(kernels, key, size * count, bits, device, room)
+            _Launched(key, size * count, bits, device, room)
+            if device.type == "cuda" and has_triton()
+            else _Threaded(key, size * count, bits, device)
         )
 
     def take(self, stream: Stream) -> Tensor:
@@ -133,10 +131,10 @@ class _Threaded:
 class _Launched:
     """Drawn by a kernel. The places it left open come back beside the work that follows."""
 
-    def __init__(
-        self, kernels: Any, key: bytes, size: int, bits: int, device: torch.device, room: Tensor | None
-    ) -> None:
-        self._kernels, self._key, self._bits = kernels, key, bits
+    def __init__(self, key: bytes, size: int, bits: int, device: torch.device, room: Tensor | None) -> None:
+        from farthing.torch import kernels
+
+        self._key, self._bits, self._block_of = key, bits, kernels.block_of
         queue = _queues.get(device) or _queues.setdefault(device, torch.cuda.Stream(device))
         queue.wait_stream(torch.cuda.current_stream(device))  # whoever reads the old noise comes first
         with torch.cuda.stream(queue):
@@ -149,7 +147,7 @@ class _Launched:
         """The noise with every rounding settled; more bits of a word, if need be, come from the stream."""
         self._done.synchronize()
         key, self._key = self._key, b""
-        decide(self._noise, self._places, stream, key, self._bits, self._kernels.block_of)
+        decide(self._noise, self._places, stream, key, self._bits, self._block_of)
         self._noise.record_stream(torch.cuda.current_stream(self._noise.device))
         return self._noise
 
