@@ -123,6 +123,13 @@ def test_a_state_of_objects_is_refused_and_the_old_file_stays(tmp_path):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    save(tmp_path / "a.pt", begun(ft.Ledger(BUDGET)))
+    wide = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    with pytest.raises(InvalidValue, match="of another model"):
+        restore(tmp_path / "a.pt", begun(ft.Ledger(BUDGET), wide))
+
+
 class Evil:
     def __reduce__(self):
         return os.system, ("echo ran > ran",)

@@ -17,10 +17,10 @@ from farthing.errors import BudgetSpent, InvalidValue, PromiseBroken, Unsupporte
 from farthing.events import GaussianEvent, PoissonEvent
 from farthing.noise import SeededStream
 from farthing.torch.clipping import Automatic, ClipLayers
-from farthing.torch.evaluation import evaluate, progress
+from farthing.torch.evaluation import evaluate
 from farthing.torch.noise import Gaussian
 from farthing.torch.optim import DPAdam
-from farthing.torch.plan import Plan, fitted, planned
+from farthing.torch.plan import planned
 from farthing.torch.quantile import Quantile
 from farthing.torch.records import Examples
 from farthing.torch.training import train
@@ -194,17 +194,6 @@ def test_a_budget_is_enough():
     assert 1.99 < training.ledger.guarantee.epsilon <= 2.0
 
 
-def test_what_is_not_given_spends_the_budget_by_public_numbers_only():
-    first, second = (planned(BUDGET, 60_000), planned(BUDGET, 60_000, rate=0.05))
-    for plan in (first, second):
-        event = PoissonEvent(plan.rate, GaussianEvent(plan.noises[0]))
-        assert ft.steps_for(event, BUDGET) == pytest.approx(plan.steps, abs=1)
-    assert second.noises[0] > first.noises[0]
-    assert planned(ft.Budget(8.0, 1e-5), 60_000).steps > first.steps
-    assert planned(BUDGET, 100).rate == 1.0
-    assert planned(BUDGET, 10**6).lot >= 1024
-
-
 def test_schedules_of_clip_and_noise_are_followed_and_priced():
     model, ledger = network(), ft.Ledger(BUDGET)
     noises = [4.0] * 5 + [2.5] * 5
@@ -218,15 +207,6 @@ def test_schedules_of_clip_and_noise_are_followed_and_priced():
     for noise in (4.0, 2.5):
         oracle.compose(dp.PoissonSampledDpEvent(0.05, dp.GaussianDpEvent(noise)), 5)
     assert ledger.spent.epsilon == pytest.approx(oracle.get_epsilon(1e-5), rel=2e-3)
-
-
-def test_a_shape_of_noise_is_fitted_to_the_budget():
-    noises = fitted(lambda t: 1.0 + t / 40, 0.05, 40, BUDGET)
-    assert len(set(noises)) <= 32
-    assert noises[-1] / noises[0] == pytest.approx(2.0 / 1.025)
-    ledger = ft.Ledger(BUDGET)
-    list(train(network(), LOSS, data(50), ledger, rate=0.05, noise=noises))
-    assert 1.99 < ledger.guarantee.epsilon <= 2.0
 
 
 def test_noise_that_follows_the_step_needs_its_length():
@@ -319,19 +299,6 @@ def test_dropout_and_augmentation_leave_the_callers_generator_alone():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_weights_are_averaged_aside():
-    model = network()
-    training = train(model, LOSS, data(), seeded(), rate=0.2, noise=2.0, steps=5, average=0.99)
-    seen = [flat(model)]
-    for _ in training:
-        seen.append(flat(model))
-    wanted = seen[0]
-    for t, weights in enumerate(seen[1:], start=1):
-        decay = min(0.99, (1 + t) / (10 + t))
-        wanted = decay * wanted + (1 - decay) * weights
-    assert torch.allclose(flat(training.averaged), wanted, atol=1e-6)
-
-
 def test_any_optimizer_and_schedule_of_torch():
     model = network()
     optimizer = torch.optim.RMSprop(model.parameters(), lr=0.1)
@@ -359,13 +326,6 @@ def test_adam_is_told_the_noise_of_a_mean_gradient():
     assert set(adam._noise.values()) == {2.0 * 0.5 / 80}
 
 
-def test_callbacks_and_progress_see_every_step(capsys):
-    seen = []
-    training = train(network(), LOSS, data(), seeded(), rate=0.2, noise=2.0, steps=3, callbacks=[seen.append])
-    assert [step.t for step in progress(training)] == [1, 2, 3]
-    assert [step.t for step in seen] == [1, 2, 3]
-
-
 def test_frozen_and_tied_parameters():
     model = network()
     model[0].weight.requires_grad_(False)
@@ -378,14 +338,6 @@ def test_it_learns_with_nothing_but_a_budget():
     model = network()
     list(train(model, LOSS, data(8000, seed=5), seeded(), steps=60))
     assert evaluate(model, data(2000, seed=6)) > 0.93
-
-
-def test_evaluation_leaves_the_mode_alone_and_takes_a_loss():
-    model = network().train()
-    x, y = data(50)
-    wanted = LOSS(model(x), y).mean().detach().item()
-    assert evaluate(model, (x, y), LOSS, physical=7) == pytest.approx(wanted, rel=1e-5)
-    assert model.training
 
 
 def refused(error, says, model=None, loss=LOSS, given=None, ledger=None, **options):
@@ -494,11 +446,6 @@ def test_a_plan_leaves_room_for_what_is_promised_already():
 
 def test_more_lots_than_fit_are_refused():
     refused(BudgetSpent, "do not fit", noise=1.0, rate=0.5, steps=1000)
-
-
-def test_levels_of_a_plan():
-    assert Plan(10, 0.1, (1.0, 2.0, 1.0), 3).levels() == {1.0: 2, 2.0: 1}
-    assert Plan(10, 0.1, (1.0,), None).levels() == {1.0: None}
 
 
 def test_a_quantile_clip_costs_no_more():

@@ -66,7 +66,13 @@ def restore(path: str | os.PathLike[str], training: Stateful) -> None:
         raise InvalidValue(f"{os.fspath(path)!r} is not a checkpoint of farthing: {error}") from None
     if not isinstance(found, dict) or found.get("farthing") != _FORMAT:
         raise InvalidValue(f"{os.fspath(path)!r} is not a checkpoint of farthing, format {_FORMAT}")
-    training.load_state_dict(found["state"])
+    try:
+        training.load_state_dict(found["state"])
+    except (RuntimeError, KeyError, ValueError, TypeError) as error:
+        raise InvalidValue(
+            f"the checkpoint at {os.fspath(path)!r} is of another model or optimizer, and what is in memory "
+            f"now may be half of it: {error}"
+        ) from None
 
 
 def _check(value: Any, name: str) -> None:

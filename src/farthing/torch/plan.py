@@ -23,6 +23,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from farthing import validate
 from farthing.accounting import calibrate, gaussian
 from farthing.budget import Budget
@@ -45,7 +48,7 @@ SAFE_NOISE = 2.0
 NOTHING = ComposedEvent(())
 LEVELS = 32  # different noises of one plan: each is a promise of its own
 
-Noise = float | Sequence[float] | Callable[[int], float]
+Noise = float | Sequence[float] | NDArray[np.float64] | Callable[[int], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ def planned(
     count = validate.count(steps=steps) if steps is not None else None
     length = count if count is not None else _steps(budget)
     rate = _rate(budget, records, length) if rate is None else validate.rate(rate=rate)
+    if isinstance(noise, np.ndarray):
+        noise = noise.tolist()
     if noise is None:
         return Plan(records, rate, (fitted(lambda t: 1.0, rate, length, budget, before)[0],), length)
     if isinstance(noise, Sequence) or callable(noise):

@@ -7,6 +7,8 @@ system, and the state that the caller sees afterwards is the one before: it does
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +26,25 @@ class OwnRandomness:
 
     def bounded_sum(self, records: Any, w: Any, bound: Any) -> Any:
         """The contribution's sum; torch's generators are afterwards as they were."""
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
-            torch.manual_seed(int.from_bytes(os.urandom(8), "little", signed=True))
+        with apart(self.device):
             return self.contribution.bounded_sum(records, w, bound)
+
+
+@contextmanager
+def apart(device: torch.device) -> Iterator[None]:
+    """Torch's generators, of the CPU and of ``device``, newly seeded, and afterwards as they were.
+
+    Generator by generator: `torch.manual_seed` also leaves a note for every backend that is not in use.
+    """
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        place = device.index if device.index is not None else torch.cuda.current_device()
+        generators.append(torch.cuda.default_generators[place])
+    states = [generator.get_state() for generator in generators]
+    try:
+        for generator in generators:
+            generator.manual_seed(int.from_bytes(os.urandom(8), "little", signed=True))
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)

@@ -8,6 +8,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from farthing import validate
@@ -25,7 +26,7 @@ class Bounds:
     def __init__(self, clip: Clip, size: int | None = None) -> None:
         self._size = size
         self._clip: Any = clip
-        if isinstance(clip, list | tuple):
+        if isinstance(clip, list | tuple | np.ndarray):
             self._clip = [self._bound(each) for each in clip]
         elif not isinstance(clip, Quantile) and not callable(clip):
             self._clip = self._bound(clip)

@@ -44,7 +44,7 @@ from farthing.torch.bookkeeping import Gradient, Layout
 from farthing.torch.noise import Gaussian
 from farthing.torch.optim import DPAdam, chosen
 from farthing.torch.plan import Noise, Plan
-from farthing.torch.randomness import OwnRandomness
+from farthing.torch.randomness import OwnRandomness, apart
 from farthing.torch.records import Examples
 from farthing.torch.schedules import Bounds, Clip
 
@@ -100,7 +100,7 @@ class _Parts:
 
     optimizer: torch.optim.Optimizer | None
     scheduler: Scheduler | None
-    average: Average | None
+    average: float | None
     accumulate: int
     callbacks: tuple[Callable[[Step], object], ...]
 
@@ -161,11 +161,11 @@ def train(
     parts = _Parts(
         optimizer,
         scheduler,
-        Average(model, average) if average is not None else None,
+        None if average is None else validate.probability(average=average),
         validate.count(accumulate=accumulate),
         tuple(callbacks),
     )
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with apart(device):
         gradient.check(*examples.batch(np.zeros(1, dtype=np.int64)))  # of this example only its shape is used
     kind = _Kind(OwnRandomness(gradient, device), gradient.layout, mechanism)
     together = distributed.ranks(device, group)
@@ -205,6 +205,7 @@ class Training:
         first = bounds.at(1, plan.noise(0), plan.lot).norm()
         self.optimizer = chosen(model, plan, first) if parts.optimizer is None else parts.optimizer
         self._falling = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self._average = None if parts.average is None else Average(model, parts.average)
         self._last: tuple[Bound, float, Query] | None = None
         self._steps = self._run()
 
@@ -223,9 +224,9 @@ class Training:
     @property
     def averaged(self) -> nn.Module:
         """The model with averaged weights."""
-        if self._parts.average is None:
+        if self._average is None:
             raise InvalidValue("weights are averaged only if train is given average=, a decay such as 0.999")
-        return self._parts.average.model
+        return self._average.model
 
     def _run(self) -> Iterator[Step]:
         spent, held = set[float](), list[_Held]()
@@ -274,8 +275,8 @@ class Training:
         self.optimizer.step()
         if parts.scheduler is not None:
             parts.scheduler.step()
-        if parts.average is not None:
-            parts.average.update(self.model, self.t)
+        if self._average is not None:
+            self._average.update(self.model, self.t)
         step = Step(
             self.t,
             self.model,
@@ -307,7 +308,7 @@ class Training:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": parts.scheduler.state_dict() if parts.scheduler is not None else None,
-            "averaged": parts.average.model.state_dict() if parts.average is not None else None,
+            "averaged": self._average.model.state_dict() if self._average is not None else None,
             "clip": self._bounds.state_dict(),
         }
 
@@ -318,8 +319,8 @@ class Training:
         self.optimizer.load_state_dict(state["optimizer"])
         if parts.scheduler is not None and state["scheduler"] is not None:
             parts.scheduler.load_state_dict(state["scheduler"])
-        if parts.average is not None:
-            parts.average.model.load_state_dict(state["averaged"] or state["model"])
+        if self._average is not None:
+            self._average.model.load_state_dict(state["averaged"] or state["model"])
         self._bounds.load_state_dict(state["clip"])
         self.t = int(state["t"])
 
