@@ -8,7 +8,6 @@ parameter lies where.
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -108,16 +107,13 @@ class Gradient:
 
     def bounded_sum(self, lot: Any, w: Any, bound: Any) -> Tensor:
         """Σ bounded gradients of the lot's examples, flat; ``w`` is not used, the model holds its weights."""
-        bound = clipping.checked(bound, self.layout.size)
+        bound = clipping.checked(bound, self.layout.size, self.layout.offsets)
         total = torch.zeros(self.layout.size + clipping.extra(bound), device=self._first.device)
         for inputs, targets, weights in lot.batches(self.physical):
             if self._checked is not self.model.training:
                 self.check(inputs, targets, weights)
             if self._vmap:
-                with self._mixed(total.device):
-                    rows = vmapped.per_example(
-                        self.model, self.loss, self.layout.names, inputs, targets, weights
-                    )
+                rows = self.rows(inputs, targets, weights)
                 present = None if weights is None or weights.ndim == 2 else weights > 0
                 total += clipping.plain_sum(rows, bound, present)
             else:
@@ -145,7 +141,8 @@ class Gradient:
     def rows(self, inputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Every example's gradient, unbounded: for checks on made-up examples."""
         if self._vmap:
-            return vmapped.per_example(self.model, self.loss, self.layout.names, inputs, targets, weights)
+            names = self.layout.names
+            return vmapped.per_example(self.model, self.loss, names, inputs, targets, weights, self.autocast)
         found: dict[int, Tensor] = {}
 
         def put(slot: int, term: Term) -> None:
@@ -156,9 +153,6 @@ class Gradient:
         return torch.cat(
             [found[n] if n in found else torch.zeros(examples, size) for n, size in enumerate(sizes)], 1
         )
-
-    def _mixed(self, device: torch.device) -> Any:
-        return nullcontext() if self.autocast is None else torch.autocast(device.type, self.autocast)
 
     def _taped(
         self, inputs: Any, targets: Any, weights: Tensor | None, put: Callable[[int, Term], None]
@@ -172,7 +166,7 @@ class Gradient:
             inputs, targets = _flat(inputs), _flat(targets)
         tape = Tape(self._plan, examples, records, put)
         with torch.enable_grad(), self._plan.patched(tape):
-            with self._mixed(first.device):
+            with vmapped.mixed(first.device, self.autocast):
                 losses = self.loss(vmapped.call(self.model, inputs), targets)
             if losses.shape != (tape.rows,):
                 raise InvalidValue(
@@ -193,7 +187,7 @@ class Gradient:
         terms: dict[int, Term] = {}
         norms: dict[int, Tensor] = {}
         spans = self._spans
-        scale = _device_scale(bound, total.device)
+        scale = _device_scale(bound, self.layout.size, total.device)
         inverse = None if scale is None else scale.reciprocal()
         clamps = isinstance(bound, ClipCoordinates)
 
@@ -285,11 +279,11 @@ def _seconds(term: Term, route: Route) -> float:
     return time.perf_counter() - start
 
 
-def _device_scale(bound: TorchBound, device: torch.device) -> Tensor | None:
+def _device_scale(bound: TorchBound, size: int, device: torch.device) -> Tensor | None:
     """A scale of several coordinates on the device; layers are measured as they are."""
     if isinstance(bound, ClipLayers) or (np.size(bound.scale) == 1 and bound.scale == 1.0):
         return None
-    return torch.as_tensor(np.array(bound.scale), dtype=torch.float32, device=device)
+    return torch.as_tensor(np.array(bound.scale), dtype=torch.float32, device=device).expand(size)
 
 
 def _first(value: Any) -> Tensor:

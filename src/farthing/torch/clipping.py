@@ -147,8 +147,8 @@ class ClipCounted:
 TorchBound = ClipNorm | ClipCoordinates | ClipLayers | Automatic | ClipCounted
 
 
-def checked(bound: Any, size: int) -> TorchBound:
-    """A bound that fits a gradient of ``size`` coordinates."""
+def checked(bound: Any, size: int, starts: tuple[int, ...]) -> TorchBound:
+    """A bound that fits a gradient of ``size`` coordinates, whose parameters begin at ``starts``."""
     if not isinstance(bound, TorchBound):
         raise Unsupported(
             f"{type(bound).__name__} does not bound gradients of a model: use ClipNorm, ClipLayers, "
@@ -159,6 +159,8 @@ def checked(bound: Any, size: int) -> TorchBound:
     width = sum(bound.sizes) if isinstance(bound, ClipLayers) else np.size(bound.scale)
     if width not in (1, size) or (isinstance(bound, ClipLayers) and width != size):
         raise InvalidValue(f"the bound has {width} coordinates, the model {size} trainable ones")
+    if isinstance(bound, ClipLayers) and not {*accumulate(bound.sizes)} <= {*starts, size}:
+        raise InvalidValue(f"a layer ends inside a parameter: parameters end at {(*starts[1:], size)}")
     return bound
 
 

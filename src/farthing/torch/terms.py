@@ -322,7 +322,7 @@ class Lookup(Term):
         return torch.cat(found)
 
     def largest(self) -> Tensor:
-        return self.v.norms
+        return self.v.norms * self.positions**0.5
 
     def product(self, factors: Tensor, out: Tensor) -> None:
         values = weighted(self.v.values, factors).flatten(0, 1)
