@@ -308,12 +308,12 @@ class Village:
         signer=None,
         kind=Kind.QUESTION,
         body=None,
-        **lies,
+        lies=None,
     ):
-        """A question as the coordinator asks it, with lies where they are given."""
+        """A question as the coordinator asks it, with ``lies`` in place of some fields."""
         w = np.asarray(w)
         turn = Turn(run, number, f"{number:032x}" if nonce is None else nonce)
-        header = Question(turn, dataset, invitation, gradient, w.shape, seen).header() | lies
+        header = Question(turn, dataset, invitation, gradient, w.shape, seen).header() | (lies or {})
         return seal(kind, header, pack_numbers(w) if body is None else body, signer or self.coordinator)
 
     def start(self, **options):
@@ -405,6 +405,12 @@ def check(house: House, verify: bool = False) -> tuple[int, int]:
     return len(logged), len(charged)
 
 
+def roomy(prefix: str) -> Path:
+    """A new folder, in memory where that is possible."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=memory))
+
+
 @pytest.fixture
 def told():
     """See `read`."""
@@ -412,9 +418,18 @@ def told():
 
 
 @pytest.fixture
+def books():
+    """See `check`."""
+    return check
+
+
+@pytest.fixture
 def village(nursery):
-    """Parties in a folder with a short name: paths of sockets are short."""
-    folder = Path(tempfile.mkdtemp(prefix="v"))
+    """Parties in a folder with a short name (paths of sockets are short) and, where there is one, in memory.
+
+    Processes are killed here, not machines: what they wrote is there whether or not a disk was waited for.
+    """
+    folder = roomy("v")
     found = Village(folder, nursery)
     try:
         yield found

@@ -10,7 +10,6 @@ import pytest
 
 from farthing.errors import InvalidValue, LedgerLocked
 from farthing.guard.answers import AnswerLog
-from farthing.journal import Journal
 
 
 @pytest.fixture
@@ -74,16 +73,15 @@ def test_one_at_a_time(path):
         AnswerLog(path / "none" / "x")
 
 
-def test_a_ledger_without_a_logged_row_locks(path, tmp_path):
-    with Journal(tmp_path / "ledger", {"epsilon": 1.0}) as journal:
-        row = journal.append("charge", lambda last: ({"cost": 1.0}, [1.0]))
-        log = AnswerLog(path)
-        log.append("k", row.seq, row.hash, "ab" * 32)
-        log.check(journal)
-        log.append("later", row.seq + 1, "cd" * 32, "ab" * 32)
+def test_a_ledger_without_a_logged_row_locks(path):
+    filled(path)
+    log, hashes = AnswerLog(path), [f"{number:064x}" for number in range(3)]
+    log.check(hashes, "my.ledger")
+    log.check([*hashes, "more"], "my.ledger")
+    for other in (hashes[:2], [*hashes[:2], "another"], []):
         with pytest.raises(LedgerLocked, match="earlier state"):
-            log.check(journal)
-        log.close()
+            log.check(other, "my.ledger")
+    log.close()
 
 
 def test_a_full_disk_leaves_whole_lines(path):

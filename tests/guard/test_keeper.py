@@ -60,6 +60,7 @@ LIES = [
     (Reason.DATASET, {"dataset": "another"}),
     (Reason.NOISE, {"invitation": Invitation(1.0, rounds=5, noise=0.4)}),
     (Reason.CLIP, {"invitation": Invitation(3.1, rounds=5)}),
+    (Reason.CLIP, {"invitation": Invitation(1e-200, rounds=5)}),
     (Reason.ROUNDS, {"invitation": Invitation(1.0, rounds=1001)}),
     (Reason.SAMPLER, {"invitation": Invitation(1.0, Poisson(0.6), 5)}),
     (Reason.SAMPLER, {"invitation": Invitation(1.0, Exactly(2), 5)}),
@@ -68,6 +69,8 @@ LIES = [
     (Reason.LOSS, {"gradient": Gradient(squared, Features(2))}),
     (Reason.LOSS, {"gradient": Gradient(multinomial, Features(2)), "w": np.zeros((3, 2))}),
     (Reason.SHAPE, {"gradient": Gradient(logistic, Features(3)), "w": np.zeros(4)}),
+    (Reason.SHAPE, {"gradient": Gradient(logistic, Features(2, intercept=1e300))}),
+    (Reason.SHAPE, {"gradient": Gradient(logistic, Features(2, radius=1e-9))}),
     (Reason.SHAPE, {"w": np.zeros(4)}),
     (Reason.SHAPE, {"w": np.zeros((3, 1))}),
     (Reason.SHAPE, {"w": np.zeros(2)}),
@@ -77,13 +80,13 @@ LIES = [
     (Reason.NONFINITE, {"w": [0.0, -math.inf, 0.0]}),
     (Reason.STALE, {"number": 0}),
     (Reason.FUTURE, {"number": 1001}),
-    (Reason.MALFORMED, {"round": 2**41}),
-    (Reason.MALFORMED, {"round": -1}),
-    (Reason.MALFORMED, {"round": "1"}),
-    (Reason.MALFORMED, {"run": "../etc"}),
-    (Reason.MALFORMED, {"run": ""}),
-    (Reason.MALFORMED, {"nonce": "xyz"}),
-    (Reason.MALFORMED, {"more": 1}),
+    (Reason.MALFORMED, {"lies": {"round": 2**41}}),
+    (Reason.MALFORMED, {"lies": {"round": -1}}),
+    (Reason.MALFORMED, {"lies": {"round": "1"}}),
+    (Reason.MALFORMED, {"lies": {"run": "../etc"}}),
+    (Reason.MALFORMED, {"lies": {"run": ""}}),
+    (Reason.MALFORMED, {"lies": {"nonce": "xyz"}}),
+    (Reason.MALFORMED, {"lies": {"more": 1}}),
     (Reason.MALFORMED, {"kind": Kind.ANSWER}),
     (Reason.MALFORMED, {"kind": Kind.OPENING}),
     (Reason.LOCKED, {"seen": (99, "00" * 32)}),
@@ -104,6 +107,13 @@ def test_lies_are_refused_and_cost_nothing(reason, lie, village, house, told, ca
     answer = told(guard.answer(village.question(2)), house)
     assert (answer["kind"], answer["left"]) == (Kind.ANSWER, 3)
     assert village.check() == {"p0": (2, 2)}
+
+
+@pytest.mark.parametrize("noise", [1e12, 1e200])
+def test_noise_that_has_no_lattice_is_refused_before_it_is_charged(noise, village, house, told):
+    endless = Invitation(1.0, rounds=5, noise=noise)
+    assert told(house.open().answer(village.question(invitation=endless)), house) is Reason.NOISE
+    assert village.check() == {"p0": (0, 0)}
 
 
 def test_rounds_and_nonces(village, house, told):

@@ -10,12 +10,12 @@ import fcntl
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from farthing.errors import InvalidValue, LedgerLocked
 from farthing.head import failing_closed
-from farthing.journal import Journal
 
 _FIRST = "0" * 64
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
@@ -64,14 +64,13 @@ class AnswerLog:
     def __contains__(self, key: object) -> bool:
         return key in self._rows
 
-    def check(self, journal: Journal) -> None:
-        """Raises `LedgerLocked` unless the ledger holds every row that an answer was charged in."""
-        hashes = {row.seq: row.hash for row in journal.rows()}
+    def check(self, hashes: Sequence[str], ledger: object) -> None:
+        """Raises `LedgerLocked` unless a ledger with such rows holds every one that charged an answer."""
         for seq, digest, _ in self._rows.values():
-            if hashes.get(seq) != digest:
+            if not (seq < len(hashes) and hashes[seq] == digest):
                 raise LedgerLocked(
-                    f"journal {journal.path}: it lacks row {seq}, which charged an answer in {self.path}: it "
-                    "was put back to an earlier state. Nothing more is charged or released"
+                    f"journal {ledger}: it lacks row {seq}, which charged an answer in {self.path}: it was "
+                    "put back to an earlier state. Nothing more is charged or released"
                 )
 
     def append(self, key: str, seq: int, digest: str, answer: str) -> None:

@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import threading
 from typing import Any
 
@@ -39,6 +40,7 @@ from farthing.crowd.messages import (
     unseal,
 )
 from farthing.crowd.protocol import ClientAgent
+from farthing.crowd.secagg import own_cell
 from farthing.crowd.terms import Invitation, Terms, Trust
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, LedgerLocked, NotReleased, PromiseBroken
 from farthing.events import encode
@@ -52,6 +54,8 @@ from farthing.query import Answer, Records
 
 log = logging.getLogger("farthing.guard")
 
+_SMALLEST = 1e-100  # of clips: floats have room below
+_LONGEST = 1e6  # of what rows are lengthened by or shrunk to
 _LOCKED = "the ledger cannot be written, or is not the newest: nothing is released"
 
 
@@ -75,7 +79,7 @@ class Guard:
             self._agent = ClientAgent(self._door, policy.size)
             self._past = _Past(policy.dataset)
             self._past.read(self._ledger)
-            self._log.check(self._ledger.journal)
+            self._log.check(self._past.hashes, policy.ledger)
             self._name_the_ledger()
             opened.pop_all()  # in order: they stay open
 
@@ -185,7 +189,7 @@ class Guard:
         limits = self.policy.limits
         if invitation.trust is not limits.trust:
             refuse(Reason.TRUST, f"the policy allows {limits.trust} trust only")
-        if invitation.clip > limits.clip:
+        if not _SMALLEST <= invitation.clip <= limits.clip:
             refuse(Reason.CLIP, f"a clip of at most {limits.clip:g} is allowed")
         if not limits.allows_draw(invitation.draw):
             allowed = ", ".join(map(forms.draw, limits.draws))
@@ -213,6 +217,9 @@ class Guard:
             refuse(Reason.LOSS, f"losses that are allowed: {', '.join(limits.losses)}")
         if features.width != limits.width:
             refuse(Reason.SHAPE, f"records have {limits.width} features")
+        lengths = [length for length in (features.intercept, features.radius) if length]
+        if not all(1 / _LONGEST <= length <= _LONGEST for length in lengths):
+            refuse(Reason.SHAPE, f"a constant, or a radius, lies within a factor of {_LONGEST:g} of 1")
         sides = (features.size,) if len(question.shape) == 1 else (features.size, question.shape[1])
         if question.shape != sides or (len(sides) == 2 and not sides[1] <= limits.outputs):
             refuse(Reason.SHAPE, f"weights of {features.size} rows and at most {limits.outputs} columns")
@@ -220,6 +227,10 @@ class Guard:
         self._past.must_hold(question.seen)
         terms = self._allowed(question.invitation)
         key = f"{question.turn.key(self.policy.dataset)}/{_about(question)}"
+        try:
+            own_cell(terms, math.prod(question.shape))  # so that nothing is charged that has no lattice
+        except (FarthingError, ArithmeticError):
+            refuse(Reason.NOISE, "there is no lattice for so much noise on so many coordinates")
         new = self._past.is_new(question.turn, key, limits.rounds)
         if new:
             if self._past.charged >= limits.rounds:
@@ -238,6 +249,7 @@ class Guard:
 
     def ask(self, question: Question, terms: Terms, w: Any, key: str) -> Answer:
         """Charges, then answers: or what was answered before."""
+        before = self._past.holds(key)
         try:
             self._agent.join(question.invitation)
             return self._door.ask(terms.query(question.contribution), w, key=key)
@@ -248,7 +260,9 @@ class Guard:
         except NotReleased:
             refuse(Reason.LOST, "this round was charged and its answer lost: no second one is drawn")
         except InvalidValue:
-            refuse(Reason.CONFLICT, "this round was asked with the same nonce at other weights")
+            if before:
+                refuse(Reason.CONFLICT, "this round was asked with the same nonce at other weights")
+            raise
 
     def released(self, key: str, answer: Answer, terms: Terms) -> dict[str, Any]:
         """Logs an answer, durably; where it was charged, and what is left."""
@@ -273,15 +287,15 @@ class _Past:
 
     def __init__(self, dataset: str) -> None:
         self._prefix = f"{dataset}/"
-        self._hashes: list[str] = []
+        self.hashes: list[str] = []
         self._rounds: dict[str, dict[int, str]] = {}  # run -> round -> key
         self.dataset: str | None = None
         self.promised: dict[str, int] = {}
         self.counts: dict[str, int] = {}
 
     def read(self, ledger: Ledger) -> None:
-        for row in ledger.journal.rows(len(self._hashes)):
-            self._hashes.append(row.hash)
+        for row in ledger.journal.rows(len(self.hashes)):
+            self.hashes.append(row.hash)
             self._add(row)
 
     def _add(self, row: Row) -> None:
@@ -298,6 +312,11 @@ class _Past:
             run, number = key.split("/")[1:3]
             self._rounds.setdefault(run, {})[int(number)] = key
 
+    def holds(self, key: str) -> bool:
+        """Whether a key was charged."""
+        run, number = key.split("/")[1:3]
+        return self._rounds.get(run, {}).get(int(number)) == key
+
     @property
     def charged(self) -> int:
         """All answers that were charged, of whatever price."""
@@ -305,11 +324,11 @@ class _Past:
 
     @property
     def newest(self) -> list[Any]:
-        return [len(self._hashes) - 1, self._hashes[-1]]
+        return [len(self.hashes) - 1, self.hashes[-1]]
 
     def must_hold(self, seen: tuple[int, str] | None) -> None:
         """Refuses where the ledger lacks a row that somebody saw: it was put back to an earlier state."""
-        if seen is not None and not (seen[0] < len(self._hashes) and self._hashes[seen[0]] == seen[1]):
+        if seen is not None and not (seen[0] < len(self.hashes) and self.hashes[seen[0]] == seen[1]):
             log.error("the ledger lacks row %d, which the coordinator has seen", seen[0])
             refuse(Reason.LOCKED, _LOCKED)
 
