@@ -14,6 +14,7 @@ from torch import Tensor
 from farthing import validate
 from farthing.bounds import Bound, ClipNorm
 from farthing.errors import InvalidValue
+from farthing.torch.bookkeeping import Layout
 from farthing.torch.clipping import ClipCounted, checked
 from farthing.torch.quantile import Quantile
 
@@ -23,8 +24,8 @@ Clip = float | Bound | Quantile | Sequence[float | Bound] | Callable[[int], floa
 class Bounds:
     """The bound of each lot, by a ``clip`` of any kind. A clip never changes the price of a lot."""
 
-    def __init__(self, clip: Clip, size: int | None = None) -> None:
-        self._size = size
+    def __init__(self, clip: Clip, layout: Layout | None = None) -> None:
+        self._layout = layout
         self._clip: Any = clip
         if isinstance(clip, list | tuple | np.ndarray):
             self._clip = [self._bound(each) for each in clip]
@@ -52,7 +53,9 @@ class Bounds:
     def _bound(self, clip: Any) -> Bound:
         if isinstance(clip, int | float) or not hasattr(clip, "sensitivity"):
             return ClipNorm(validate.positive(clip=clip))
-        bound: Bound = clip if self._size is None else checked(clip, self._size)
+        if self._layout is not None:
+            clip = checked(clip, self._layout.size, self._layout.offsets)
+        bound: Bound = clip
         return bound
 
     def state_dict(self) -> dict[str, float] | None:

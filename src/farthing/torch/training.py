@@ -152,7 +152,7 @@ def train(
     device = next(model.parameters()).device
     examples = _examples(dataset, users, records_per_user, augment, views, device)
     count = validate.count(records=records) if records is not None else len(examples)
-    bounds = Bounds(CLIP if clip is None else clip, gradient.layout.size)
+    bounds = Bounds(CLIP if clip is None else clip, gradient.layout)
     _look(model)
     if optimizer is not None:
         _own(optimizer, [parameter for parameter in model.parameters() if parameter.requires_grad])
