@@ -8,6 +8,7 @@ parameter lies where.
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -70,7 +71,7 @@ class Gradient:
     ``loss`` returns one value a record (reduction="none"). At most ``physical`` rows go through the model at
     once. ``autocast`` is the dtype of mixed precision, if any; norms and sums stay in float32. ``route``
     fixes how norms are computed, by default whatever proves fastest on the first lot: "rows", "again" or
-    "gram" (`farthing.torch.terms`), or "vmap" for the plain way through torch.func. The first lot is preceded
+    "gram" (`farthing.torch.terms`), or "vmap" for the plain way through torch.func, in full precision. The first lot is preceded
     by a check of the model on made-up inputs; where it cannot run on these, ``example`` gives public ones.
 
     >>> from farthing.bounds import ClipNorm
@@ -165,8 +166,10 @@ class Gradient:
         if grouped:
             inputs, targets = _flat(inputs), _flat(targets)
         tape = Tape(self._plan, examples, records, put)
+        kind = first.device.type
+        mixed: Any = nullcontext() if self.autocast is None else torch.autocast(kind, self.autocast)
         with torch.enable_grad(), self._plan.patched(tape):
-            with vmapped.mixed(first.device, self.autocast):
+            with mixed:
                 losses = self.loss(vmapped.call(self.model, inputs), targets)
             if losses.shape != (tape.rows,):
                 raise InvalidValue(

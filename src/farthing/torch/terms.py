@@ -11,6 +11,7 @@ weighted sum; `rows` makes the gradients themselves where nothing cheaper will d
 """
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from enum import StrEnum
@@ -322,7 +323,7 @@ class Lookup(Term):
         return torch.cat(found)
 
     def largest(self) -> Tensor:
-        return self.v.norms * self.positions**0.5
+        return self.v.norms * math.sqrt(self.positions)
 
     def product(self, factors: Tensor, out: Tensor) -> None:
         values = weighted(self.v.values, factors).flatten(0, 1)

@@ -5,7 +5,6 @@ this way only for what it has no rule for.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -27,11 +26,6 @@ def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return function(value) if isinstance(value, Tensor) else value
 
 
-def mixed(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
-    """Mixed precision, if a dtype is given."""
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
-
-
 def per_example(
     model: nn.Module,
     loss: Loss,
@@ -39,7 +33,6 @@ def per_example(
     inputs: Any,
     targets: Any,
     weights: Tensor | None,
-    autocast: torch.dtype | None = None,
 ) -> Tensor:
     """One row a gradient of the named parameters, in float32.
 
@@ -51,13 +44,11 @@ def per_example(
     fixed = {name: p.detach() for name, p in parameters.items() if name not in trained}
     fixed |= {name: buffer.detach() for name, buffer in model.named_buffers()}
     grouped = weights is not None and weights.ndim == 2
-    device = next(model.parameters()).device
 
     def objective(trained: dict[str, Tensor], x: Any, y: Any, weight: Tensor | None) -> Tensor:
         if not grouped:
             x, y = mapped(x, lambda t: t[None]), mapped(y, lambda t: t[None])
-        with mixed(device, autocast):
-            losses = loss(call(lambda *args: functional_call(model, trained | fixed, args), x), y)
+        losses = loss(call(lambda *args: functional_call(model, trained | fixed, args), x), y)
         return (losses.float() if weight is None else losses.float() * weight).sum()
 
     where = (None, 0, 0, None if weights is None else 0)
