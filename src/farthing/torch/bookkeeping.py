@@ -71,8 +71,9 @@ class Gradient:
     ``loss`` returns one value a record (reduction="none"). At most ``physical`` rows go through the model at
     once. ``autocast`` is the dtype of mixed precision, if any; norms and sums stay in float32. ``route``
     fixes how norms are computed, by default whatever proves fastest on the first lot: "rows", "again" or
-    "gram" (`farthing.torch.terms`), or "vmap" for the plain way through torch.func, in full precision. The first lot is preceded
-    by a check of the model on made-up inputs; where it cannot run on these, ``example`` gives public ones.
+    "gram" (`farthing.torch.terms`), or "vmap" for the plain way through torch.func, in full precision. The
+    first lot is preceded by a check of the model on made-up inputs; where it cannot run on these,
+    ``example`` gives public ones.
 
     >>> from farthing.bounds import ClipNorm
     >>> from farthing.torch.records import Examples
@@ -142,8 +143,7 @@ class Gradient:
     def rows(self, inputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Every example's gradient, unbounded: for checks on made-up examples."""
         if self._vmap:
-            names = self.layout.names
-            return vmapped.per_example(self.model, self.loss, names, inputs, targets, weights, self.autocast)
+            return vmapped.per_example(self.model, self.loss, self.layout.names, inputs, targets, weights)
         found: dict[int, Tensor] = {}
 
         def put(slot: int, term: Term) -> None:
