@@ -1,9 +1,12 @@
 """Torch's generators: newly seeded inside, untouched outside."""
 
+import random
+
 import pytest
 import torch
 
-from farthing.torch.randomness import OwnRandomness
+from farthing.errors import Unsupported
+from farthing.torch.randomness import OwnRandomness, one_by_one
 
 CPU = torch.device("cpu")
 
@@ -36,3 +39,42 @@ def test_an_error_leaves_them_as_they_were():
     with pytest.raises(RuntimeError, match="broken after 3"):
         OwnRandomness(Breaks(), CPU).bounded_sum(3, None, None)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def flipped(images):
+    return torch.where(torch.rand(len(images), 1, 1) < 0.5, images.flip(-1), images)
+
+
+def mixed_up(images):
+    share = torch.rand(1)
+    return share * images + (1 - share) * images[torch.randperm(len(images))]
+
+
+@pytest.mark.parametrize(
+    "fine", [flipped, lambda x: x + torch.randn_like(x), lambda x: x * torch.rand(1), lambda x: x]
+)
+def test_transforms_of_single_examples_pass(fine):
+    state = torch.get_rng_state()
+    one_by_one(fine, torch.ones(1, 8, 8), CPU)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("odd", "says"),
+    [
+        (mixed_up, "mixes examples"),
+        (lambda x: x - x.mean(), "mixes examples"),
+        (lambda x: x.roll(1, 0), "mixes examples"),
+        (lambda x: x * random.random(), "torch's generators"),
+        (lambda x: torch.cat([x, x]), "as many examples"),
+    ],
+)
+def test_others_are_refused(odd, says):
+    with pytest.raises(Unsupported, match=says):
+        one_by_one(odd, torch.ones(1, 8, 8), CPU)
+
+
+def test_several_inputs():
+    one_by_one(lambda both: (both[0] + 1, both[1]), (torch.ones(1, 3), torch.ones(1, dtype=torch.long)), CPU)
+    with pytest.raises(Unsupported, match="mixes examples"):
+        one_by_one(lambda both: (both[0], both[1].flip(0)), (torch.ones(1, 3), torch.ones(1, 2)), CPU)

@@ -269,7 +269,8 @@ def test_users_are_one_example_and_the_guarantee_says_so():
     assert training.ledger.guarantee.unit == "user"
 
 
-def test_views_are_averaged_before_they_are_clipped():
+def test_views_are_averaged_before_they_are_clipped(monkeypatch):
+    monkeypatch.setattr("farthing.torch.training.one_by_one", lambda *given: None)  # views known to the test
     x, y = data(60)
     model, sizes = network(), itertools.cycle([1.0, 3.0])
     lot = SeededStream(1).poisson_indices(0.3, 60)

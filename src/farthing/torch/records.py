@@ -99,12 +99,12 @@ class Examples:
     def batch(self, places: Integers) -> Batch:
         """The examples at ``places``, on the device: inputs, targets, weights."""
         if self._places is None:
-            inputs, targets = self._fetch(places)
+            inputs, targets = self.plain(places)
             weights = None
         else:
             chosen = self._places[places]
             there = chosen >= 0
-            inputs, targets = self._fetch(chosen[there])
+            inputs, targets = self.plain(chosen[there])
             mask = torch.from_numpy(there)
             inputs, targets = (_map(part, lambda rows: _spread(rows, mask)) for part in (inputs, targets))
             weights = self._moved(mask.to(torch.float32))
@@ -129,8 +129,8 @@ class Examples:
         targets = _map(targets, lambda rows: rows.repeat_interleave(self.views, 1))
         return stacked, targets, (weights / self.views).repeat_interleave(self.views, 1)
 
-    def _fetch(self, places: Integers) -> tuple[Any, Any]:
-        """The records at ``places`` as (inputs, targets)."""
+    def plain(self, places: Integers) -> tuple[Any, Any]:
+        """The records at ``places`` as they are, (inputs, targets)."""
         if self.tensors is not None:
             columns = tuple(
                 tensor.index_select(0, torch.from_numpy(places).to(tensor.device)) for tensor in self.tensors

@@ -44,7 +44,7 @@ from farthing.torch.bookkeeping import Gradient, Layout
 from farthing.torch.noise import Gaussian
 from farthing.torch.optim import DPAdam, chosen
 from farthing.torch.plan import Noise, Plan
-from farthing.torch.randomness import OwnRandomness, apart
+from farthing.torch.randomness import OwnRandomness, apart, one_by_one
 from farthing.torch.records import Examples
 from farthing.torch.schedules import Bounds, Clip
 
@@ -165,6 +165,8 @@ def train(
         validate.count(accumulate=accumulate),
         tuple(callbacks),
     )
+    if examples.augment is not None:
+        one_by_one(examples.augment, examples.plain(np.zeros(1, dtype=np.int64))[0], device)
     with apart(device):
         gradient.check(*examples.batch(np.zeros(1, dtype=np.int64)))  # of this example only its shape is used
     kind = _Kind(OwnRandomness(gradient, device), gradient.layout, mechanism)
