@@ -115,15 +115,15 @@ def test_two_ranks_are_one_process_and_fail_together(tmp_path):
         told(noises=[step.noise for step in again])
 
         # rank 1's loss breaks in the second lot: charged, not released, and both know
-        calls = []
+        ill = []
         def broken(outputs, targets):
-            calls.append(1)
-            if rank == 1 and training.t == 1:
+            if ill:
                 raise RuntimeError("this rank has a fault")
             return LOSS(outputs, targets)
         model, book = network(), ledger()
         training = ft.torch.train(model, broken, (x, y), book, rate=0.1, noise=3.0, steps=6)
         next(training)
+        ill += [1] * rank
         before = flat(model)
         try:
             next(training)
@@ -170,13 +170,15 @@ def test_a_rank_that_dies_ends_it_charged_and_not_released(tmp_path):
     found, codes, errors = two(
         tmp_path,
         """
+        ill = []
         def loss(outputs, targets):
-            if rank == 1 and training.t == 2:
+            if ill:
                 os._exit(9)
             return LOSS(outputs, targets)
         model, book = network(), ledger()
         training = ft.torch.train(model, loss, (x, y), book, rate=0.1, noise=3.0, steps=8)
         next(training), next(training)
+        ill += [1] * rank
         before = flat(model)
         try:
             next(training)
