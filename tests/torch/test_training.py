@@ -327,7 +327,59 @@ def test_adam_is_told_the_noise_of_a_mean_gradient():
     assert set(adam._noise.values()) == {2.0 * 0.5 / 80}
 
 
-def test_frozen_and_tied_parameters():
+def test_mixed_precision_is_close_and_releases_float32():
+    found = []
+    for autocast in (None, torch.bfloat16):
+        model = network()
+        options = {"rate": 0.3, "noise": 2.0, "steps": 2, "optimizer": sgd(model), "mechanism": Quiet}
+        list(train(model, LOSS, data(), seeded(), autocast=autocast, **options))
+        assert all(p.dtype == p.grad.dtype == torch.float32 for p in model.parameters())
+        found.append(flat(model))
+    assert torch.allclose(*found, atol=0.01)
+    assert not torch.equal(*found)  # it did run in another precision
+
+
+def test_a_budget_for_users_is_made_for_users():
+    training = train(
+        network(),
+        LOSS,
+        data(),
+        epsilon=2.0,
+        delta=1e-5,
+        steps=2,
+        users=np.arange(400) // 2,
+        records_per_user=2,
+    )
+    list(training)
+    assert training.ledger.budget.unit == "user"
+    assert training.plan.records == 200
+
+
+def test_a_dataset_read_by_threads_trains_as_tensors_do():
+    found = []
+    for given in (data(), Examples(list(zip(*data(), strict=True)), workers=2)):
+        model = network()
+        list(
+            train(
+                model, LOSS, given, seeded(), rate=0.2, noise=2.0, steps=3, optimizer=sgd(model), physical=16
+            )
+        )
+        found.append(flat(model))
+    assert torch.allclose(*found, atol=1e-6)
+
+
+def test_tied_weights_count_once():
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False))
+    model[2].weight = model[0].weight
+    x, y = data()
+    lot = SeededStream(1).poisson_indices(0.1, 400)
+    wanted = flat(model) - 0.5 * clipped_mean(model, x[lot], y[lot], 0.3, 40)
+    options = {"rate": 0.1, "clip": 0.3, "noise": 2.0, "optimizer": sgd(model), "mechanism": Quiet}
+    next(train(model, LOSS, (x, y), seeded(), **options))
+    assert torch.allclose(flat(model), wanted, atol=1e-6)
+
+
+def test_frozen_parameters_stay():
     model = network()
     model[0].weight.requires_grad_(False)
     kept = model[0].weight.clone()
