@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +20,8 @@ from farthing import validate
 from farthing.bounds import ClipCoordinates
 from farthing.errors import InvalidValue
 from farthing.torch import clipping, vmapped
-from farthing.torch.clipping import ClipCounted, ClipLayers, TorchBound
+from farthing.torch.clipping import ClipCounted, ClipLayers, Live, TorchBound
+from farthing.torch.graphs import Graphs
 from farthing.torch.probe import Source, plan_of
 from farthing.torch.selfcheck import refuse_known, verify
 from farthing.torch.tape import Plan, Tape
@@ -100,6 +100,7 @@ class Gradient:
         self._route = None if route is None or self._vmap else validate.choice(Route, route=route)
         self._routes: dict[Any, Route] = {}
         self._spaces: dict[int, Tensor] = {}
+        self._graphs = Graphs(model, self._add, self.layout.size)
         self._example = example
         self._first = next(p for p in model.parameters() if p.requires_grad)
         self._plan: Plan | None = None
@@ -111,6 +112,7 @@ class Gradient:
         """Σ bounded gradients of the lot's examples, flat; ``w`` is not used, the model holds its weights."""
         bound = clipping.checked(bound, self.layout.size, self.layout.offsets)
         total = torch.zeros(self.layout.size + clipping.extra(bound), device=self._first.device)
+        live: Live | None = None
         for inputs, targets, weights in lot.batches(self.physical):
             if self._checked is not self.model.training:
                 self.check(inputs, targets, weights)
@@ -118,8 +120,10 @@ class Gradient:
                 rows = self.rows(inputs, targets, weights)
                 present = None if weights is None or weights.ndim == 2 else weights > 0
                 total += clipping.plain_sum(rows, bound, present)
-            else:
-                self._add(inputs, targets, weights, bound, total)
+                continue
+            live = Live.of(bound, self.layout.size, total.device) if live is None else live
+            if not self._graphs.add(inputs, targets, weights, bound, total):
+                self._add(inputs, targets, weights, bound, live, total)
         return total
 
     def check(self, inputs: Any, targets: Any, weights: Tensor | None = None) -> None:
@@ -152,7 +156,11 @@ class Gradient:
         examples = self._taped(inputs, targets, weights, put)
         sizes = self.layout.sizes
         return torch.cat(
-            [found[n] if n in found else torch.zeros(examples, size) for n, size in enumerate(sizes)], 1
+            [
+                found[n] if n in found else torch.zeros(examples, size, device=self._first.device)
+                for n, size in enumerate(sizes)
+            ],
+            1,
         )
 
     def _taped(
@@ -184,13 +192,13 @@ class Gradient:
         return int(examples)
 
     def _add(
-        self, inputs: Any, targets: Any, weights: Tensor | None, bound: TorchBound, total: Tensor
+        self, inputs: Any, targets: Any, weights: Tensor | None, bound: TorchBound, live: Live, total: Tensor
     ) -> None:
-        """total += Σ bounded gradients of one batch."""
+        """total += Σ bounded gradients of one batch; of the bound's numbers those that are live count."""
         terms: dict[int, Term] = {}
         norms: dict[int, Tensor] = {}
         spans = self._spans
-        scale = _device_scale(bound, self.layout.size, total.device)
+        clip, scale = live
         inverse = None if scale is None else scale.reciprocal()
         clamps = isinstance(bound, ClipCoordinates)
 
@@ -217,11 +225,11 @@ class Gradient:
             good &= present
         factors: list[Tensor] = []
         if isinstance(bound, ClipLayers):
-            factors = clipping.layer_factors(bound, stacked, [spans[slot].start for slot in slots])
+            factors = clipping.layer_factors(bound, stacked, [spans[slot].start for slot in slots], clip)
         elif not isinstance(bound, ClipCoordinates):
-            factors = [clipping.factors(bound, whole)] * len(slots)
+            factors = [clipping.factors(bound, whole, clip)] * len(slots)
         if isinstance(bound, ClipCounted):
-            total[-1] += clipping.count(bound, whole, present)
+            total[-1] += clipping.count(bound, whole, present, clip)
         capturing = total.is_cuda and torch.cuda.is_current_stream_capturing()
         some_bad = capturing or not bool(good.all())  # a graph cannot ask: it always looks
         if some_bad:
@@ -280,13 +288,6 @@ def _seconds(term: Term, route: Route) -> float:
     if term.device.type == "cuda":
         torch.cuda.synchronize(term.device)
     return time.perf_counter() - start
-
-
-def _device_scale(bound: TorchBound, size: int, device: torch.device) -> Tensor | None:
-    """A scale of several coordinates on the device; layers are measured as they are."""
-    if isinstance(bound, ClipLayers) or (np.size(bound.scale) == 1 and bound.scale == 1.0):
-        return None
-    return torch.as_tensor(np.array(bound.scale), dtype=torch.float32, device=device).expand(size)
 
 
 def _first(value: Any) -> Tensor:

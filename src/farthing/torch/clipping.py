@@ -16,7 +16,7 @@ import functools
 import math
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from farthing import validate
 from farthing.bounds import ClipCoordinates, ClipNorm
 from farthing.budget import Adjacency
 from farthing.errors import InvalidValue, Unsupported
+from farthing.torch.noise import beside
 
 Array = NDArray[np.float64]
 
@@ -156,7 +157,8 @@ def checked(bound: Any, size: int, starts: tuple[int, ...]) -> TorchBound:
         )
     if isinstance(bound, ClipNorm) and bound.order != 2:
         raise Unsupported("norms of a model's gradients are L2 norms: use ClipNorm(clip), order 2")
-    width = sum(bound.sizes) if isinstance(bound, ClipLayers) else np.size(bound.scale)
+    scale: Any = bound.scale
+    width = sum(bound.sizes) if isinstance(bound, ClipLayers) else math.prod(np.shape(scale))
     if width not in (1, size) or (isinstance(bound, ClipLayers) and width != size):
         raise InvalidValue(f"the bound has {width} coordinates, the model {size} trainable ones")
     if isinstance(bound, ClipLayers) and not {*accumulate(bound.sizes)} <= {*starts, size}:
@@ -169,34 +171,81 @@ def extra(bound: TorchBound) -> int:
     return 1 if isinstance(bound, ClipCounted) else 0
 
 
-def factors(bound: ClipNorm | Automatic | ClipCounted, norms: Tensor) -> Tensor:
+class Live(NamedTuple):
+    """A bound's numbers as a sum uses them: tensors for a CUDA graph, so that they may change between runs."""
+
+    clip: float | Tensor
+    scale: Tensor | None
+
+    @classmethod
+    def of(cls, bound: TorchBound, size: int, device: torch.device) -> "Live":
+        """The numbers of a bound on gradients of ``size`` coordinates."""
+        return cls(_clip(bound, device), _scale(bound, size, device))
+
+    def static(self, device: torch.device) -> "Live":
+        """The same in tensors of their own."""
+        clip = torch.as_tensor(self.clip, dtype=torch.float32, device=device).clone()
+        return Live(clip, None if self.scale is None else self.scale.clone())
+
+    def refill(self, bound: TorchBound, size: int) -> None:
+        """Another bound's numbers in the same tensors."""
+        assert isinstance(self.clip, Tensor)
+        other = Live.of(bound, size, self.clip.device)
+        if isinstance(other.clip, Tensor):
+            self.clip.copy_(other.clip)
+        else:
+            self.clip.fill_(other.clip)
+        if self.scale is not None and other.scale is not None:
+            self.scale.copy_(other.scale)
+
+
+def _clip(bound: TorchBound, device: torch.device) -> float | Tensor:
+    match bound:
+        case ClipLayers():
+            return torch.tensor(bound.clips, dtype=torch.float32, device=device)
+        case ClipCoordinates():
+            return 1.0
+    return bound.clip
+
+
+def _scale(bound: TorchBound, size: int, device: torch.device) -> Tensor | None:
+    """A scale of several coordinates on the device; layers are measured as they are."""
+    scale: Any = bound.scale
+    if isinstance(bound, ClipLayers) or (isinstance(scale, float) and scale == 1.0):
+        return None
+    return beside(scale, device).float().expand(size)
+
+
+def factors(bound: TorchBound, norms: Tensor, clip: float | Tensor) -> Tensor:
     """What to multiply gradients of these norms by; NaN for NaN."""
     if isinstance(bound, Automatic):
-        return bound.clip / (norms + bound.gamma)
-    return bound.clip / norms.clamp_min(bound.clip)
+        return clip / (norms + bound.gamma)
+    return clip / (torch.maximum(norms, clip) if isinstance(clip, Tensor) else norms.clamp_min(clip))
 
 
-def layer_factors(bound: ClipLayers, norms: Tensor, starts: list[int]) -> list[Tensor]:
+def layer_factors(bound: ClipLayers, norms: Tensor, starts: list[int], clips: Any) -> list[Tensor]:
     """The factors of parameters that begin at ``starts``, from their norms, a row a parameter."""
     ends = list(accumulate(bound.sizes))
     layers = [bisect.bisect_right(ends, start) for start in starts]
-    whole = norms.new_zeros(len(ends), norms.shape[1])
-    whole.index_add_(0, torch.tensor(layers, device=norms.device), norms.square())
-    clips = torch.tensor(bound.clips, device=norms.device)[:, None]
-    found = clips / torch.maximum(whole.sqrt(), clips)
+    found: dict[int, Tensor] = {}
+    for layer in set(layers):
+        rows = [norms[n] for n, other in enumerate(layers) if other == layer]
+        whole = rows[0] if len(rows) == 1 else torch.stack(rows).norm(dim=0)
+        found[layer] = clips[layer] / torch.maximum(whole, clips[layer])
     return [found[layer] for layer in layers]
 
 
-def count(bound: ClipCounted, norms: Tensor, present: Tensor | None) -> Tensor:
+def count(bound: ClipCounted, norms: Tensor, present: Tensor | None, clip: float | Tensor) -> Tensor:
     """The last coordinate: unit · Σ (1[norm <= clip] - ½), over the examples that are there.
 
     A gradient that is not finite counts as zero, which is within the clip.
     """
-    within = ~(torch.isfinite(norms) & (norms > bound.clip))
+    within = ~(torch.isfinite(norms) & (norms > clip))
     signs = torch.where(within, 0.5, -0.5)
     if present is not None:
         signs = torch.where(present, signs, 0.0)
-    return bound.unit * signs.sum()
+    found: Tensor = signs.sum() * clip * (bound.unit / bound.clip)
+    return found
 
 
 def plain_sum(rows: Tensor, bound: TorchBound, present: Tensor | None = None) -> Tensor:
@@ -216,13 +265,15 @@ def plain_sum(rows: Tensor, bound: TorchBound, present: Tensor | None = None) ->
         case ClipLayers():
             parts = torch.split(rows, list(bound.sizes), 1)
             clipped = (
-                factors(ClipNorm(c), p.norm(dim=1)) @ p for c, p in zip(bound.clips, parts, strict=True)
+                factors(ClipNorm(c), p.norm(dim=1), c) @ p for c, p in zip(bound.clips, parts, strict=True)
             )
             return torch.cat(list(clipped))
         case ClipCounted():
             norms = rows.norm(dim=1)
-            return torch.cat([factors(bound, norms) @ rows, count(bound, norms, present)[None]])
+            return torch.cat(
+                [factors(bound, norms, bound.clip) @ rows, count(bound, norms, present, bound.clip)[None]]
+            )
         case ClipNorm() if np.size(bound.scale) > 1 or bound.scale != 1.0:
             scale = torch.as_tensor(np.array(bound.scale), dtype=torch.float32, device=rows.device)
-            return factors(bound, (rows / scale).norm(dim=1)) @ rows
-    return factors(bound, rows.norm(dim=1)) @ rows
+            return factors(bound, (rows / scale).norm(dim=1), bound.clip) @ rows
+    return factors(bound, rows.norm(dim=1), bound.clip) @ rows

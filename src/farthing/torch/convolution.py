@@ -111,19 +111,20 @@ class Windows(Term):
         m = self.module
         delta, x = weighted(self.delta, factors).flatten(0, 1), self.x.flatten(0, 1)
         none = [0] * len(m.kernel_size)
-        found = torch.ops.aten.convolution_backward(
-            delta,
-            x,
-            m.weight.detach(),
-            None,
-            m.stride,
-            none,
-            m.dilation,
-            False,
-            none,
-            m.groups,
-            [False, True, False],
-        )[1]
+        with torch.backends.cudnn.flags(allow_tf32=False):  # a coarse sum would not be of what was measured
+            found = torch.ops.aten.convolution_backward(
+                delta,
+                x,
+                m.weight.detach().float(),
+                None,
+                m.stride,
+                none,
+                m.dilation,
+                False,
+                none,
+                m.groups,
+                [False, True, False],
+            )[1]
         out += found.flatten()
 
     def only(self, good: Tensor) -> None:

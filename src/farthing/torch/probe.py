@@ -76,7 +76,7 @@ def _shapes(plan: Plan, inputs: Any) -> Shapes:
     handles = [module.register_forward_hook(note, with_kwargs=True) for module in plan.rules]
     buffers = {name: buffer.clone() for name, buffer in plan.model.named_buffers()}
     try:
-        with torch.no_grad(), torch.random.fork_rng():
+        with torch.no_grad(), torch.random.fork_rng(devices(plan.model)):
             call(plan.model, inputs)
     except FarthingError:
         raise
@@ -99,3 +99,9 @@ def _axes(small: list[torch.Size], large: list[torch.Size]) -> tuple[int | None,
         next((axis for axis, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
         for one, other in zip(small, large, strict=False)
     )
+
+
+def devices(model: nn.Module) -> list[int]:
+    """The GPUs a model is on, whose generators are put back after a check."""
+    places = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    return [place.index or 0 for place in places]

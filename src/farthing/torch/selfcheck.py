@@ -24,7 +24,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from farthing.errors import InvalidValue, Unsupported
 from farthing.torch.layers import leaves
-from farthing.torch.probe import Source
+from farthing.torch.probe import Source, devices
 from farthing.torch.vmapped import Loss, call, mapped
 
 _EXAMPLES = 4
@@ -61,7 +61,7 @@ def verify(model: nn.Module, loss: Loss, source: Source, rows: Rows) -> None:
     inputs, targets = source.batch(_EXAMPLES)
     other_inputs, other_targets = source.batch(_EXAMPLES, seed=1)
     swapped = _first_of(other_inputs, inputs), _first_of(other_targets, targets)
-    with _buffers(model), torch.random.fork_rng(_devices(model)):
+    with _buffers(model), torch.random.fork_rng(devices(model)):
         before, after = (_seeded(model, loss, *batch) for batch in ((inputs, targets), swapped))
         _apart(model, inputs, before[1:], after[1:])
         with _steady(model, inputs) as steady:
@@ -234,8 +234,3 @@ def _first_of(other: Any, value: Any) -> Any:
     """The batch with its first example exchanged."""
     fresh = iter(leaves(other))
     return mapped(value, lambda x: torch.cat([next(fresh)[:1], x[1:]]))
-
-
-def _devices(model: nn.Module) -> list[int]:
-    places = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    return [place.index or 0 for place in places]

@@ -25,7 +25,13 @@ from farthing.torch.coordinates import clamped_rows, clamped_sum
 
 PART = 2**20  # entries of the gradients made at once: they stay in the cache
 _ROUNDED = 2.0**-20  # rounding of a Gram sum, relative to the sum of absolute values
+_TENSOR_ROUNDED = 2.0**-9  # of a product of two factors of ten bits, relative to the product of their norms
 _SMALLEST = 1e-18  # squares of entries below may have lost digits: a norm is rounded up by as much
+
+
+def coarse(device: torch.device) -> bool:
+    """Whether products on a device may round their factors to ten bits (TF32)."""
+    return device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
 
 
 class Route(StrEnum):
@@ -224,12 +230,19 @@ class Outer(Term):
 
     def norms(self) -> Tensor:
         if self.positions == 1:
-            return self.u.norms * self.v.norms
+            found = self.u.norms * self.v.norms
+            return found * (1 + _TENSOR_ROUNDED) if coarse(self.device) else found
         if self.route is Route.GRAM:
             return self._gram()
-        if self.route is Route.ROWS and compiled.available(self.device):
-            return self._compiled()
-        return super().norms()
+        if self.route is Route.ROWS:
+            return self._compiled() if compiled.available(self.device) else super().norms()
+        return super().norms() + self._rounding() if coarse(self.device) else super().norms()
+
+    def _rounding(self) -> Tensor:
+        """How far the sum of a coarse product may be from these gradients."""
+        u, v = (torch.linalg.vector_norm(side.values, dim=2) for side in (self.u, self.v))
+        found: Tensor = (u * v).sum(1) * _TENSOR_ROUNDED
+        return found
 
     def _compiled(self) -> Tensor:
         """Rows and norms by the kernel in C, which likes its second factor wide: a row may be (q, p)."""
@@ -418,8 +431,13 @@ def contracted(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _rooted(square: Tensor, most: Tensor) -> Tensor:
-    """√square, where ``most`` is the norm that positions would have together if none cancelled another."""
+    """√square, where ``most`` is the norm that positions would have together if none cancelled another.
+
+    With factors of ten bits both Gram matrices and the sum that follows round: all of it is added on.
+    """
     least = most.square()
+    if coarse(square.device):
+        return (square.clamp_min(0.0) + least * (2 * _TENSOR_ROUNDED)).sqrt() + most * _TENSOR_ROUNDED
     return torch.where(square < least * 2.0**-10, square.clamp_min(0.0) + least * _ROUNDED, square).sqrt()
 
 

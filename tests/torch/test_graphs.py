@@ -1,0 +1,86 @@
+"""Buffers of one shape for batches of many: what a graph runs, run here without one."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from farthing.bounds import ClipCoordinates, ClipNorm
+from farthing.torch.bookkeeping import Gradient
+from farthing.torch.clipping import Automatic, ClipCounted, ClipLayers
+from farthing.torch.graphs import Batch, Graphs, kind_of
+from farthing.torch.records import Examples
+
+
+def losses(outputs, targets):
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def model_and_data():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+    return model, torch.randn(20, 5), torch.randint(0, 3, (20,))
+
+
+PAIRS = [
+    (ClipNorm(0.5), ClipNorm(0.3)),
+    (ClipNorm(0.5, np.linspace(1, 2, 57)), ClipNorm(0.3, np.linspace(2, 1, 57))),
+    (ClipCoordinates(np.full(57, 0.01)), ClipCoordinates(np.full(57, 0.02))),
+    (Automatic(0.5), Automatic(0.3)),
+    (ClipCounted(0.5), ClipCounted(0.3)),
+    (ClipLayers((0.5, 0.2), (36, 21)), ClipLayers((0.3, 0.4), (36, 21))),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_batches_of_other_sizes_and_numbers_in_the_same_buffers(first, second):
+    model, x, y = model_and_data()
+    gradient = Gradient(model, losses)
+    gradient.check(x, y)
+    assert kind_of(first) == kind_of(second)
+    batch = Batch(gradient._add, x, y, None, first, gradient.layout.size, 32)
+    x[19] = float("nan")  # stays in the buffers, with weight 0
+    for bound, places in ((first, slice(0, 20)), (second, slice(0, 7)), (first, slice(3, 16))):
+        batch.fill(x[places], y[places], None, bound)
+        batch.run()
+        expected = gradient.bounded_sum(Examples((x[places], y[places])).take(slice(None)), None, bound)
+        assert torch.allclose(batch.total, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_users_in_buffers():
+    model, x, y = model_and_data()
+    gradient = Gradient(model, losses)
+    lot = Examples((x, y), users=np.arange(20) // 3, records_per_user=2).take(slice(None))
+    inputs, targets, weights = next(lot.batches(None))
+    expected = gradient.bounded_sum(lot, None, ClipNorm(0.5))
+    batch = Batch(gradient._add, inputs, targets, weights, ClipNorm(0.5), gradient.layout.size, 32)
+    batch.fill(inputs, targets, weights, ClipNorm(0.5))
+    batch.run()
+    assert torch.allclose(batch.total, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_batch_on_a_cpu_has_no_graph():
+    model, x, y = model_and_data()
+    gradient = Gradient(model, losses)
+    assert not Graphs(model, gradient._add, 57).add(x, y, None, ClipNorm(1.0), torch.zeros(57))
+
+
+def test_kinds_that_need_graphs_of_their_own():
+    kinds = [kind_of(bound) for pair in PAIRS for bound in pair[:1]]
+    assert len(set(kinds)) == len(kinds)
+    assert kind_of(Automatic(1.0, 0.01)) != kind_of(Automatic(1.0, 0.1))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_graphs_replay_what_would_be_computed(first, second):
+    model, x, y = model_and_data()
+    model, x, y = model.cuda(), x.cuda(), y.cuda()
+    gradient, plain = Gradient(model, losses), Gradient(model, losses)
+    plain._graphs.wanted = False
+    for bound, rows in ((first, 20), (first, 18), (first, 20), (second, 7), (second, 20)):
+        lot = Examples((x[:rows], y[:rows])).take(slice(None))
+        found, expected = (one.bounded_sum(lot, None, bound) for one in (gradient, plain))
+        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
+    assert gradient._graphs._batches
