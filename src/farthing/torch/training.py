@@ -31,21 +31,25 @@ from torch import Tensor, nn
 from farthing import query as asking
 from farthing import validate
 from farthing.bounds import Bound
-from farthing.budget import Budget, Unit
-from farthing.errors import BudgetSpent, InvalidValue, PromiseBroken
-from farthing.events import ComposedEvent, RepeatedEvent
+from farthing.errors import BudgetSpent, InvalidValue
 from farthing.ledger import Ledger
 from farthing.query import Query, Receipt
-from farthing.samplers import Poisson
 from farthing.torch import distributed
-from farthing.torch import plan as plans
 from farthing.torch.averaging import Average
-from farthing.torch.bookkeeping import Gradient, Layout
+from farthing.torch.bookkeeping import Gradient
 from farthing.torch.noise import Gaussian
 from farthing.torch.optim import DPAdam, chosen
 from farthing.torch.plan import Noise, Plan
+from farthing.torch.preparation import (
+    Kind,
+    examples_of,
+    ledger_of,
+    planned_on,
+    promised_on,
+    refuse_nan,
+    refuse_other,
+)
 from farthing.torch.randomness import OwnRandomness, apart, one_by_one
-from farthing.torch.records import Examples
 from farthing.torch.schedules import Bounds, Clip
 
 CLIP = 1.0
@@ -79,19 +83,6 @@ class Scheduler(Protocol):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """From checkpoints."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Kind:
-    """What every lot of a run is asked for."""
-
-    contribution: OwnRandomness
-    layout: Layout
-    mechanism: Callable[[float], Gaussian]
-
-    def query(self, rate: float, bound: Bound, noise: float) -> Query:
-        """A Poisson lot at this bound and noise."""
-        return Query(Poisson(rate), self.contribution, bound, self.mechanism(noise))
 
 
 @dataclass(slots=True, eq=False)
@@ -150,12 +141,12 @@ def train(
     rows = PHYSICAL if physical is None else physical
     gradient = Gradient(model, loss, physical=rows, autocast=autocast, example=example)
     device = next(model.parameters()).device
-    examples = _examples(dataset, users, records_per_user, augment, views, device)
+    examples = examples_of(dataset, users, records_per_user, augment, views, device)
     count = validate.count(records=records) if records is not None else len(examples)
     bounds = Bounds(CLIP if clip is None else clip, gradient.layout)
-    _look(model)
+    refuse_nan(model)
     if optimizer is not None:
-        _own(optimizer, [parameter for parameter in model.parameters() if parameter.requires_grad])
+        refuse_other(optimizer, [parameter for parameter in model.parameters() if parameter.requires_grad])
     elif scheduler is not None:
         raise InvalidValue("a scheduler needs the optimizer it was made for: give optimizer= as well")
     parts = _Parts(
@@ -169,16 +160,16 @@ def train(
         one_by_one(examples.augment, examples.plain(np.zeros(1, dtype=np.int64))[0], device)
     with apart(device):
         gradient.check(*examples.batch(np.zeros(1, dtype=np.int64)))  # of this example only its shape is used
-    kind = _Kind(OwnRandomness(gradient, device), gradient.layout, mechanism)
+    kind = Kind(OwnRandomness(gradient, device), gradient.layout, mechanism)
     together = distributed.ranks(device, group)
     if together is not None and together.rank > 0:
         plan, place = distributed.agree(together, model, None, 0)
         follower = distributed.Follower(examples, together)
         return Training(model, kind, follower, plan, place, bounds, parts, None)
-    ledger = _ledger(ledger, epsilon, delta, examples.unit)
-    plan = _planned(ledger, count, rate, noise, steps)
+    ledger = ledger_of(ledger, epsilon, delta, examples.unit)
+    plan = planned_on(ledger, count, rate, noise, steps)
     door = ledger.over(examples)
-    plan, place = _promise(door, kind, bounds, plan)
+    plan, place = promised_on(door, kind, bounds, plan)
     asks: distributed.Asks = distributed.Alone(door)
     if together is not None:
         distributed.agree(together, model, plan, place)
@@ -192,7 +183,7 @@ class Training:
     def __init__(
         self,
         model: nn.Module,
-        kind: "_Kind",
+        kind: Kind,
         asks: distributed.Asks,
         plan: Plan,
         place: int,
@@ -240,7 +231,7 @@ class Training:
             query = self._query(place, noise)
             self.optimizer.zero_grad(set_to_none=True)
             if device.type == "cpu" or place % _LOOK == 0:
-                _look(self.model)
+                refuse_nan(self.model)
             try:
                 value, receipts = self._asks.ask(query)
             except BudgetSpent:
@@ -335,97 +326,3 @@ class _Held:
     bound: Bound
     noise: float
     receipts: tuple[Receipt, ...]
-
-
-def _examples(
-    data: Any,
-    users: Any,
-    records_per_user: int | None,
-    augment: Callable[[Any], Any] | None,
-    views: int,
-    device: torch.device,
-) -> Examples:
-    if not isinstance(data, Examples):
-        return Examples(
-            data,
-            users=users,
-            records_per_user=records_per_user,
-            augment=augment,
-            views=views,
-            device=device,
-        )
-    if users is not None or records_per_user is not None or augment is not None or views != 1:
-        raise InvalidValue("users, records_per_user, augment and views belong to Examples, which is given")
-    return data.on(device)
-
-
-def _ledger(ledger: Ledger | None, epsilon: float | None, delta: float | None, unit: Unit) -> Ledger:
-    if ledger is None:
-        if epsilon is None or delta is None:
-            raise InvalidValue("give a ledger, or epsilon and delta for one in memory")
-        return Ledger(Budget(epsilon, delta, unit=unit))
-    if epsilon is not None or delta is not None:
-        raise InvalidValue("epsilon and delta are those of the ledger: leave them out")
-    if ledger.budget.unit is not unit:
-        fix = "give users=" if unit is Unit.RECORD else f"open it with Budget(…, unit={unit.value!r})"
-        raise InvalidValue(
-            f"the ledger protects a {ledger.budget.unit}, an example here is a {unit}: {fix}, "
-            "so that the guarantee says what holds"
-        )
-    return ledger
-
-
-def _planned(
-    ledger: Ledger, records: int, rate: float | None, noise: Noise | None, steps: int | None
-) -> Plan:
-    """The plan that the ledger already holds, or one that leaves room for what it holds."""
-    held = plans.promised(ledger.journal)
-    if noise is None and (found := plans.resumed(held, records, rate, steps)) is not None:
-        return found
-    before = ComposedEvent(tuple(RepeatedEvent(event, times) for event, times in held))
-    return plans.planned(ledger.budget, records, rate=rate, noise=noise, steps=steps, before=before)
-
-
-def _promise(door: Ledger, kind: _Kind, bounds: Bounds, plan: Plan) -> tuple[Plan, int]:
-    """The plan with its number of lots, promised, and how many of them were asked before."""
-    bounds.covers(plan.steps or 1)
-    first = bounds.at(1, plan.noise(0), plan.lot)
-    used = steps = 0
-    for noise, times in plan.levels().items():
-        try:
-            countdown = door.promise(kind.query(plan.rate, first, noise), times)
-        except PromiseBroken as error:
-            raise PromiseBroken(
-                f"{error}; training promises all its lots ahead: begin a new ledger for it, or take a part, "
-                "ledger.allot(epsilon, delta), of one that spends by basic composition"
-            ) from None
-        used, steps = used + countdown.times - countdown.left, steps + countdown.times
-    bounds.covers(steps)
-    return Plan(plan.records, plan.rate, plan.noises, steps), used
-
-
-def _own(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -> None:
-    """Refuses an optimiser of other parameters than exactly those that get a gradient."""
-    given = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    wanted = {id(p) for p in trained}
-    if given - wanted:
-        raise InvalidValue(
-            f"the optimizer has {len(given - wanted)} parameters that are not trained ones of the model; "
-            "make it from [p for p in model.parameters() if p.requires_grad], on the model's final device"
-        )
-    if wanted - given:
-        raise InvalidValue(
-            f"the optimizer leaves out {len(wanted - given)} parameters that noise would be added for: "
-            "freeze them, parameter.requires_grad_(False), or give them to the optimizer"
-        )
-
-
-@torch.no_grad()
-def _look(model: nn.Module) -> None:
-    """Weights are public, so a NaN may be named; every gradient would count as zero, at full price."""
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter.sum()) and not torch.isfinite(parameter).all():
-            raise InvalidValue(
-                f"weights must be finite, {name} holds NaN or infinity; nothing was charged for this step. "
-                "Lower the learning rate and restore a checkpoint: the ledger goes on with what is left"
-            )

@@ -1,0 +1,132 @@
+"""What is settled before a run begins: its examples, ledger, plan and promise. Nothing is charged here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from farthing.bounds import Bound
+from farthing.budget import Budget, Unit
+from farthing.errors import InvalidValue, PromiseBroken
+from farthing.events import ComposedEvent, RepeatedEvent
+from farthing.ledger import Ledger
+from farthing.query import Query
+from farthing.samplers import Poisson
+from farthing.torch import plan as plans
+from farthing.torch.bookkeeping import Layout
+from farthing.torch.noise import Gaussian
+from farthing.torch.plan import Noise, Plan
+from farthing.torch.randomness import OwnRandomness
+from farthing.torch.records import Examples
+from farthing.torch.schedules import Bounds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """What every lot of a run is asked for."""
+
+    contribution: OwnRandomness
+    layout: Layout
+    mechanism: Callable[[float], Gaussian]
+
+    def query(self, rate: float, bound: Bound, noise: float) -> Query:
+        """A Poisson lot at this bound and noise."""
+        return Query(Poisson(rate), self.contribution, bound, self.mechanism(noise))
+
+
+def examples_of(
+    data: Any,
+    users: Any,
+    records_per_user: int | None,
+    augment: Callable[[Any], Any] | None,
+    views: int,
+    device: torch.device,
+) -> Examples:
+    """The records as examples whose batches come on ``device``."""
+    if not isinstance(data, Examples):
+        return Examples(
+            data,
+            users=users,
+            records_per_user=records_per_user,
+            augment=augment,
+            views=views,
+            device=device,
+        )
+    if users is not None or records_per_user is not None or augment is not None or views != 1:
+        raise InvalidValue("users, records_per_user, augment and views belong to Examples, which is given")
+    return data.on(device)
+
+
+def ledger_of(ledger: Ledger | None, epsilon: float | None, delta: float | None, unit: Unit) -> Ledger:
+    """The given ledger, if it protects what an example is, or one in memory."""
+    if ledger is None:
+        if epsilon is None or delta is None:
+            raise InvalidValue("give a ledger, or epsilon and delta for one in memory")
+        return Ledger(Budget(epsilon, delta, unit=unit))
+    if epsilon is not None or delta is not None:
+        raise InvalidValue("epsilon and delta are those of the ledger: leave them out")
+    if ledger.budget.unit is not unit:
+        fix = "give users=" if unit is Unit.RECORD else f"open it with Budget(…, unit={unit.value!r})"
+        raise InvalidValue(
+            f"the ledger protects a {ledger.budget.unit}, an example here is a {unit}: {fix}, "
+            "so that the guarantee says what holds"
+        )
+    return ledger
+
+
+def planned_on(
+    ledger: Ledger, records: int, rate: float | None, noise: Noise | None, steps: int | None
+) -> Plan:
+    """The plan that the ledger already holds, or one that leaves room for what it holds."""
+    held = plans.promised(ledger.journal)
+    if noise is None and (found := plans.resumed(held, records, rate, steps)) is not None:
+        return found
+    before = ComposedEvent(tuple(RepeatedEvent(event, times) for event, times in held))
+    return plans.planned(ledger.budget, records, rate=rate, noise=noise, steps=steps, before=before)
+
+
+def promised_on(door: Ledger, kind: Kind, bounds: Bounds, plan: Plan) -> tuple[Plan, int]:
+    """The plan with its number of lots, promised, and how many of them were asked before."""
+    bounds.covers(plan.steps or 1)
+    first = bounds.at(1, plan.noise(0), plan.lot)
+    used = steps = 0
+    for noise, times in plan.levels().items():
+        try:
+            countdown = door.promise(kind.query(plan.rate, first, noise), times)
+        except PromiseBroken as error:
+            raise PromiseBroken(
+                f"{error}; training promises all its lots ahead: begin a new ledger for it, or take a part, "
+                "ledger.allot(epsilon, delta), of one that spends by basic composition"
+            ) from None
+        used, steps = used + countdown.times - countdown.left, steps + countdown.times
+    bounds.covers(steps)
+    return Plan(plan.records, plan.rate, plan.noises, steps), used
+
+
+def refuse_other(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -> None:
+    """Refuses an optimiser of other parameters than exactly those that get a gradient."""
+    given = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    wanted = {id(p) for p in trained}
+    if given - wanted:
+        raise InvalidValue(
+            f"the optimizer has {len(given - wanted)} parameters that are not trained ones of the model; "
+            "make it from [p for p in model.parameters() if p.requires_grad], on the model's final device"
+        )
+    if wanted - given:
+        raise InvalidValue(
+            f"the optimizer leaves out {len(wanted - given)} parameters that noise would be added for: "
+            "freeze them, parameter.requires_grad_(False), or give them to the optimizer"
+        )
+
+
+@torch.no_grad()
+def refuse_nan(model: nn.Module) -> None:
+    """Weights are public, so a NaN may be named; every gradient would count as zero, at full price."""
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter.sum()) and not torch.isfinite(parameter).all():
+            raise InvalidValue(
+                f"weights must be finite, {name} holds NaN or infinity; nothing was charged for this step. "
+                "Lower the learning rate and restore a checkpoint: the ledger goes on with what is left"
+            )
