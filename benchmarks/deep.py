@@ -1,13 +1,14 @@
 """Private steps of deep models on a CPU, side by side with peers: ratios to an ordinary step of the same model.
 
-    python -m benchmarks.deep [mlp cnn cifar transformer checks] [--rounds 9] [--threads N] [--no-memory]
+    python -m benchmarks.deep [mlp cnn cifar transformer checks] [--rounds 9] [--threads N] [--no-memory] [--busy]
 
 An ordinary step is zero_grad, forward, mean loss, backward, SGD. Ours draws a Poisson lot from ten times as
 many examples, charges the ledger, sums clipped gradients, adds the sound (lattice) noise and updates; the
 noise's share is printed. Opacus 1.6 (hooks and ghost) and vmap (plain and compiled) clip and add torch.randn,
 without sampling or accounting. All of them take turns in one process; a ratio is that of medians. Peak
 memory is that of a fresh process each, over what it held before its first step. ``checks`` shows what
-Opacus makes of three models that must be refused.
+Opacus makes of three models that must be refused. ``--busy`` counts the process' own time on one thread, noise
+drawn ahead included: for a machine that others use as well.
 """
 
 import argparse
@@ -46,7 +47,9 @@ class Transformer(nn.Module):
     def __init__(self, width: int = 128, layers: int = 4, tokens: int = 64, words: int = 1000) -> None:
         super().__init__()
         self.words, self.places = nn.Embedding(words, width), nn.Embedding(tokens, width)
-        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(
+            width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
         self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
 
@@ -227,7 +230,7 @@ def made(name: str, method: str) -> Step:
     return step
 
 
-def speed(name: str, rounds: int) -> None:
+def speed(name: str, rounds: int, clock: Callable[[], float]) -> None:
     """All methods by turns, so that a busy machine is busy for all of them."""
     steps: dict[str, Step] = {}
     for method in METHODS:
@@ -236,17 +239,17 @@ def speed(name: str, rounds: int) -> None:
         except Exception as error:
             print(f"  {method} is left out: {type(error).__name__}: {str(error).splitlines()[0][:90]}")
     times: dict[str, list[float]] = {method: [] for method in steps}
-    start = time.perf_counter()
+    start = clock()
     steps["ordinary"]()
-    repeats = max(1, int(0.2 / (time.perf_counter() - start)))
+    repeats = max(1, int(0.2 / (clock() - start)))
     Timed.seconds = 0.0
     for _ in range(rounds):
         for method, step in steps.items():
             gc.collect()
-            start = time.perf_counter()
+            start = clock()
             for _ in range(repeats):
                 step()
-            times[method].append((time.perf_counter() - start) / repeats)
+            times[method].append((clock() - start) / repeats)
     base = median(times["ordinary"])
     print(f"{name}: an ordinary step takes {1e3 * base:.2f} ms; ours at most {TARGETS[name]:.2f} times that")
     for method, found in times.items():
@@ -336,19 +339,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--busy", action="store_true")
     parser.add_argument("--peak", nargs=2, metavar=("MODEL", "METHOD"))
     given = parser.parse_args([] if arguments is None else arguments)
     warnings.simplefilter("ignore")  # Opacus' and torch.compile's
-    torch.set_num_threads(given.threads)
+    threads = 1 if given.busy else given.threads
+    torch.set_num_threads(threads)
     if given.peak:
         peak(*given.peak)
         return
-    print(f"torch {torch.__version__}, {given.threads} threads; ratios to an ordinary step")
+    print(f"torch {torch.__version__}, {threads} threads; ratios to an ordinary step")
     for name in given.names:
         if name == "checks":
             checks()
             continue
-        speed(name, given.rounds)
+        speed(name, given.rounds, time.process_time if given.busy else time.perf_counter)
         if not given.no_memory:
             memory(name, given.threads)
 

@@ -172,7 +172,7 @@ def extra(bound: TorchBound) -> int:
 
 
 class Live(NamedTuple):
-    """A bound's numbers as a sum uses them: tensors for a CUDA graph, so that they may change between runs."""
+    """A bound's numbers as a sum uses them: tensors in a CUDA graph, where they may change between runs."""
 
     clip: float | Tensor
     scale: Tensor | None

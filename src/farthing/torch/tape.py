@@ -141,6 +141,8 @@ class Tape:
 
     def grouped(self, x: Tensor, axis: int | None, last: int = 1) -> Tensor:
         """x as (examples, positions, *last dimensions); what all examples share is repeated."""
+        if axis == 0 and x.ndim == last + 1 and len(x) == self.examples:
+            return x.unsqueeze(1)
         if axis is None:
             x = x.expand(self.rows, *x.shape[1:]) if len(x) == 1 else x.expand(self.rows, *x.shape)
         elif axis:

@@ -31,7 +31,7 @@ _SMALLEST = 1e-18  # squares of entries below may have lost digits: a norm is ro
 
 def coarse(device: torch.device) -> bool:
     """Whether products on a device may round their factors to ten bits (TF32)."""
-    return device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    return device.type == "cuda" and bool(torch.get_float32_matmul_precision() != "highest")
 
 
 class Route(StrEnum):
