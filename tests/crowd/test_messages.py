@@ -20,6 +20,7 @@ from farthing.crowd.messages import (
     Refused,
     Signer,
     expected_size,
+    message_digest,
     pack_numbers,
     pack_table,
     public_key,
@@ -52,6 +53,7 @@ def test_what_was_sealed_is_opened():
     assert (found.kind, found.signer, found.body) == (Kind.QUESTION, SIGNER.public, b"12345678")
     assert found.fields().plain() == HEADER
     assert found.digest == opened(seal(Kind.QUESTION, HEADER, b"12345678", SIGNER)).digest
+    assert found.digest == message_digest(MESSAGE)
     assert found.digest != opened(seal(Kind.QUESTION, HEADER, b"12345679", SIGNER)).digest
 
 

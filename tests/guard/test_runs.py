@@ -1,5 +1,8 @@
 """Whole runs over guards: the same algorithms, whatever happens on the way."""
 
+import random
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -9,10 +12,11 @@ from farthing.algorithms.problem import Problem
 from farthing.algorithms.sgd2 import sgd2
 from farthing.algorithms.together import together
 from farthing.crowd import Invitation, Parties, Weights
-from farthing.crowd.coordinator import State, longest
-from farthing.crowd.messages import Kind, Reason, digest, pack_numbers, seal, unseal
+from farthing.crowd.members import State, longest
+from farthing.crowd.messages import Kind, Reason, digest, pack_numbers, seal, unpack_table, unseal
 from farthing.crowd.protocol import ClientAgent
 from farthing.crowd.transport import InProcess
+from farthing.data import load_adult
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.losses import Gradient, logistic
 from farthing.noise import SeededStream
@@ -288,6 +292,32 @@ def test_a_party_under_another_key_is_not_it(village):
         village.crowd(transport, seconds=0.2)
 
 
+@pytest.mark.parametrize(
+    "change", [{"records": 0}, {"budget": {}}, {"row": [1, 2]}, {"round": 3}, {"colluding": "x"}]
+)
+def test_an_announcement_that_is_none_is_nobody(change, village):
+    village.settle(3)
+    lie = altered(village.houses["p1"], **change)
+
+    def plan(number, name):
+        return lie if name == "p1" else "whole"
+
+    crowd = village.crowd(Wire(village, plan), seconds=0.2, least=2)
+    assert crowd.names == ["p0", "p2"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"left": -1}, {"left": 1.5}, {"row": "x"}, {"round": 3}, {"run": "other"}]
+)
+def test_an_agreement_that_is_none_excludes(change, village):
+    village.settle(3)
+    lie = altered(village.houses["p1"], **change)
+    crowd, counts = asked(village, lambda n, name: lie if name == "p1" and n == 2 else "whole")
+    assert counts == [2, 2, 2, 2]
+    assert crowd.status().parties[1].state is State.REFUSED
+    assert village.check()["p1"] == (0, 0)
+
+
 def test_what_a_remote_crowd_refuses(village):
     village.settle(2)
     crowd = village.crowd(village.functions())
@@ -445,3 +475,67 @@ def test_distributed_training_over_guards(village):
     found = few(together(crowd, PROBLEM, trust="distributed", survivors=2), 3)
     assert found.steps == 3
     assert set(village.check().values()) == {(3, 3)}
+
+
+def test_lies_in_a_session_are_refused(village):
+    """Every request of a session is also sent bent, signed all the same: no crash, and no secret twice."""
+    village.settle(4, records=50, **DISTRIBUTED)
+    dice, seen, revealed = random.Random(3), Counter(), {}
+
+    class Bending(Wire):
+        def exchange(self, requests, seconds):
+            for name, request in requests.items():
+                found = unseal(request, {village.coordinator.public}, 10**6)
+                for _ in range(3 if found.kind >= Kind.OPENING and name == "p0" else 0):
+                    reply = self._parties[name](bent(found))
+                    told = unseal(reply, {village.houses[name].signer.public}, 10**6)
+                    fields = told.fields().plain()
+                    seen[fields.get("reason", "answered")] += 1
+            for name, reply in super().exchange(requests, seconds):
+                told = unseal(reply, {village.houses[name].signer.public}, 10**6)
+                if told.kind is Kind.REVEALED:
+                    for about, share in unpack_table(told.body, 4, (34,)).items():
+                        revealed.setdefault((self.number // 5, about), set()).add(share[:1])
+                yield name, reply
+
+    def bent(found):
+        header, body = found.fields().plain(), bytearray(found.body)
+        field = dice.choice([name for name in header if name not in ("run", "round", "nonce")] or ["more"])
+        if body and dice.random() < 0.5:
+            body[dice.randrange(len(body))] ^= 1 + dice.randrange(255)
+        else:
+            header[field] = dice.choice([0, -1, 2**40, "x", None, [], {}, 1.5, "00" * 32])
+        return seal(found.kind, header, bytes(body), village.coordinator)
+
+    crowd = village.crowd(Bending(village, lambda number, name: "whole"), seconds=1.0, patience=30)
+    crowd.invite(invitation())
+    for _ in range(4):
+        assert crowd.ask(GRADIENT, np.zeros(3)).count in (3, 4)
+    assert seen["internal"] == 0
+    assert sum(seen.values()) - seen["answered"] > 20
+    assert all(len(kinds) == 1 for kinds in revealed.values())
+    for logged, charged in village.check().values():
+        assert logged == charged <= 5
+
+
+@pytest.mark.slow
+def test_twenty_guards_train_addp_on_adult_to_the_very_model_of_one_process(village):
+    adult = load_adult()
+    village.settle(20, records=100, width=adult.X_train.shape[1], limits="")
+    problem = Problem(logistic, 2000, adult.X_train.shape[1], unit=False)
+    for seed, house in enumerate(village.houses.values()):
+        rows = slice(100 * seed, 100 * seed + 100)
+        np.savez(house.folder / "records.npz", X=adult.X_train[rows], y=adult.y_train[rows])
+        size = house.policy.read_text().replace(f"size = {100 + seed}", "size = 100")
+        house.policy.write_text(size)
+        house.start(seed=seed)
+
+    def method(crowd):
+        return addp(crowd, problem, rounds=10, draw=Poisson(0.01))
+
+    remote = few(method(village.crowd(village.sockets(), seconds=120.0)), 60)
+    agents = Parties([Reseeded(house, seed) for seed, house in enumerate(village.houses.values())])
+    local = few(method(agents), 60)
+    np.testing.assert_array_equal(remote.w[0], local.w[0])
+    np.testing.assert_array_equal(remote.w[1], local.w[1])
+    assert set(village.check().values()) == {(60, 60)}

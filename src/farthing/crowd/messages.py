@@ -207,6 +207,13 @@ def _signed(start: bytes, body: bytes) -> bytes:
     return _DOMAIN + start + hashlib.sha256(body).digest()
 
 
+def message_digest(data: bytes) -> str:
+    """What `Opened.digest` of a message that we sealed will be."""
+    _, _, _, _, header, body = PREFIX.unpack_from(data)
+    first = PREFIX.size + KEY + header
+    return hashlib.sha256(_signed(data[:first], data[first : first + body])).hexdigest()
+
+
 def expected_size(prefix: bytes, largest: int) -> int:
     """How many bytes the message has in all, from its first 16; refused where that is too many."""
     if len(prefix) < PREFIX.size:

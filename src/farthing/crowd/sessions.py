@@ -25,6 +25,7 @@ from farthing.crowd.messages import (
     table_size,
     unpack_table,
 )
+from farthing.crowd.post import Check, Request
 from farthing.crowd.secagg import (
     ADVERT,
     SEALED,
@@ -40,9 +41,8 @@ from farthing.crowd.shamir import SHARE
 from farthing.crowd.terms import Terms
 
 Array = NDArray[np.float64]
-Requests = Mapping[str, tuple[Kind, dict[str, Any], bytes]]
-Checks = Mapping[str, Callable[[Opened], None]] | None
-Exchange = Callable[[Requests, Kind, float, Checks, int | None], tuple[dict[str, Opened], set[str]]]
+Row = tuple[int, str] | None
+Exchange = Callable[[Mapping[str, Request], Kind, float, Check, int], tuple[dict[str, Opened], set[str]]]
 
 _TAIL = 40.0  # deviations that noise never exceeds (it does with a chance below 1e-300)
 
@@ -64,7 +64,7 @@ class Session:
         self._records, self._enrolled = records, enrolled
         self._colluding, self._seconds = colluding, seconds
         self._size = len(weights) // 8
-        self.answers: dict[str, Opened] = {}  # of those who were charged
+        self.charged: dict[str, tuple[int, Row, Row]] = {}  # what is left, the charge, the newest row
         self.arrived: list[str] = []
 
     def run(self, exchange: Exchange, seen: Mapping[str, list[Any]]) -> Array | None:
@@ -75,9 +75,8 @@ class Session:
         def step(
             kind: Kind, back: Kind, requests: Mapping[str, tuple[dict[str, Any], bytes]], length: int
         ) -> dict[str, Opened]:
-            checks = dict.fromkeys(requests, self._in_turn)
             sent = {name: (kind, *request) for name, request in requests.items()}
-            return exchange(sent, back, self._seconds, checks, length)[0]
+            return exchange(sent, back, self._seconds, self._check, length)[0]
 
         openings = {name: (header | {"seen": seen[name]}, b"") for name in self._terms}
         keys = step(Kind.OPENING, Kind.ADVERT, openings, ADVERT)
@@ -98,8 +97,8 @@ class Session:
             name: (turn | {"table": len(table), "each": each}, table + self._weights)
             for name, table in ((name, pack_table(boxes)) for name, boxes in routed.items())
         }
-        self.answers = step(Kind.MASKED_QUESTION, Kind.MASKED_ANSWER, requests, 8 * self._size)
-        for name, opened in self.answers.items():
+        masked = step(Kind.MASKED_QUESTION, Kind.MASKED_ANSWER, requests, 8 * self._size)
+        for name, opened in masked.items():
             if len(opened.body) == each * self._size:
                 aggregator.add(name, unpack_words(opened.body, self._size, each))
         if len(aggregator.arrived) < threshold:
@@ -118,7 +117,7 @@ class Session:
         cell = own_cell(next(iter(self._terms.values())), self._size)
         return (signed_words(words, each).astype(np.float64) * cell).reshape(self._question.shape)
 
-    def _in_turn(self, opened: Opened) -> None:
+    def _check(self, name: str, opened: Opened) -> None:
         said = opened.fields()
         if Turn.of(said) != self._question.turn:
             refuse(Reason.STALE, "it is of another run or round")
@@ -127,9 +126,8 @@ class Session:
                 refuse(Reason.CONFLICT, "it is about other weights")
             if said.hexadecimal("update", 32) != digest(opened.body):
                 refuse(Reason.FORGED, "its update is not the one it names")
-            said.whole("left")
-            for name in ("row", "head"):
-                forms.row_of(said.take(name))
+            left = said.whole("left")
+            self.charged[name] = left, forms.row_of(said.take("row")), forms.row_of(said.take("head"))
 
     def _reach(self) -> float:
         """The largest sum in cells: everybody's records clipped (twice as many as they say), and noise."""
