@@ -5,9 +5,11 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import farthing
 from farthing.errors import InvalidValue, LedgerLocked
 from farthing.guard.answers import AnswerLog
 
@@ -102,7 +104,9 @@ log.append("k3", 3, "00" * 32, "ab" * 32)
 """
     if resource.getrlimit(resource.RLIMIT_FSIZE)[1] != resource.RLIM_INFINITY:
         pytest.skip("the size of files is limited here already")
-    out = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    source = {**os.environ, "PYTHONPATH": str(Path(farthing.__file__).parents[1])}
+    command = [sys.executable, "-c", code, path]
+    out = subprocess.run(command, capture_output=True, text=True, check=True, env=source)
     assert out.stdout == "locked False\n"
     lines = path.read_bytes().splitlines()
     assert [json.loads(line)["key"] for line in lines] == ["k0", "k1", "k2", "k3"]

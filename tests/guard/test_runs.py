@@ -9,6 +9,7 @@ import pytest
 import farthing as ft
 from farthing.algorithms.addp import addp
 from farthing.algorithms.problem import Problem
+from farthing.algorithms.sgd1 import sgd1
 from farthing.algorithms.sgd2 import sgd2
 from farthing.algorithms.together import together
 from farthing.crowd import Invitation, Parties, Weights
@@ -353,6 +354,18 @@ def test_one_party_at_a_time(village):
     with pytest.raises(BudgetSpent, match="p2"):
         crowd.pass_to(2, GRADIENT, np.zeros(3))
     assert village.check() == {"p0": (0, 0), "p1": (0, 0), "p2": (4, 4)}
+
+
+def test_permission_is_passed_from_guard_to_guard(village, tmp_path):
+    village.settle(3, records=3, budget='adjacency = "replace-one"', limits="")
+    problem = Problem(logistic, 12, 2, unit=False)
+    crowd = village.crowd(village.functions(), checkpoint=tmp_path / "run")
+    first = few(sgd1(crowd, problem, exact=True), 12)
+    crowd.close()
+    assert first.steps == sum(logged for logged, _ in village.check().values()) == 12
+    nobody = InProcess(dict.fromkeys(village.houses, lambda request: 1 / 0))
+    again = few(sgd1(village.crowd(nobody, checkpoint=tmp_path / "run"), problem, exact=True), 12)
+    np.testing.assert_array_equal(first.w[0], again.w[0])  # the same turns, and nobody was asked
 
 
 def test_a_checkpoint_belongs_to_its_run(village, tmp_path):

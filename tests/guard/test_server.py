@@ -7,13 +7,17 @@ import socket
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import farthing
 from farthing.crowd.messages import PREFIX, Kind, Reason
 from farthing.crowd.transport import UnixSockets, call
 from farthing.errors import InvalidValue
 from farthing.guard.server import Server
+
+SOURCE = {**os.environ, "PYTHONPATH": str(Path(farthing.__file__).parents[1])}
 
 
 @pytest.fixture
@@ -45,7 +49,7 @@ def test_other_users_are_turned_away_by_the_kernels_word(village, house, told):
         "except ConnectionError as error: print('turned away')"
     )
     command = [sys.executable, "-c", ask, str(house.socket), village.question().hex()]
-    out = subprocess.run(command, capture_output=True, text=True, check=True)
+    out = subprocess.run(command, capture_output=True, text=True, check=True, env=SOURCE)
     assert out.stdout == "turned away\n"
     assert village.check() == {"p0": (0, 0)}
     policy = house.policy.read_text()
@@ -53,7 +57,7 @@ def test_other_users_are_turned_away_by_the_kernels_word(village, house, told):
     house.start()
     assert stat.S_IMODE(os.stat(house.socket).st_mode) == 0o660
     os.chmod(house.socket, 0o666)
-    out = subprocess.run(command, capture_output=True, text=True, check=True)
+    out = subprocess.run(command, capture_output=True, text=True, check=True, env=SOURCE)
     assert int(out.stdout) > 100
     assert village.check() == {"p0": (1, 1)}
 
@@ -146,8 +150,9 @@ def test_a_path_too_long_for_a_socket(village):
 def test_the_command(village, told):
     house = village.settle(1).houses["p0"]
     command = [sys.executable, "-m", "farthing.cli", "guard", str(house.policy)]
-    subprocess.run([*command, "--check"], check=True, capture_output=True)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    subprocess.run([*command, "--check"], check=True, capture_output=True, env=SOURCE)
+    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, text=True, env=SOURCE, **quiet) as process:
         try:
             assert process.stdout.readline() == f"listening {house.signer.public.hex()}\n"
             assert told(call(house.socket, village.question(), seconds=60), house)["left"] == 4
@@ -155,7 +160,7 @@ def test_the_command(village, told):
             process.terminate()
         assert process.wait(60) == 0
     house.policy.write_text("nonsense")
-    failed = subprocess.run(command, capture_output=True, text=True)
+    failed = subprocess.run(command, capture_output=True, text=True, env=SOURCE)
     assert failed.returncode == 2
     assert "TOML" in failed.stderr
     assert village.check(verify=True) == {"p0": (1, 1)}
