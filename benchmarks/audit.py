@@ -1,6 +1,6 @@
 """How much of ε an audit sees, ours beside jax-privacy's, on the same scores in one run.
 
-    python -m benchmarks.audit [--runs 40000] [--repeats 5]
+    python -m benchmarks.audit [--runs 100000] [--repeats 15]
 
 DP-SGD for logistic regression, N = 1000, d = 20, q = .1, T = 100, δ = 1e-5, tight ε = 1, 2, 4, 8:
 
@@ -129,7 +129,7 @@ def _their_once(theirs: Any, scores: Array, came: NDArray[np.bool_]) -> list[flo
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--runs", type=int, default=40_000)
+    parser.add_argument("--runs", type=int, default=100_000)
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args([] if argv is None else argv)
     theirs = peer()

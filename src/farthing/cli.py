@@ -396,11 +396,15 @@ def audit(
         raise InvalidValue(f"--html must be a new file in an existing directory, got {str(html)!r}")
     with auditing_cli.shown(as_json, everything) as watch:
         found = auditing_cli.audited(method, everything, effort, confidence, watch)
+        told = auditing_cli.lawful(method)
     if html is not None:
         html.write_text(section(found), encoding="utf-8")
-    told = auditing_cli.fields(found, confidence)
-    _emit(json.dumps(told, allow_nan=False) if as_json else auditing_cli.table(found))
-    broken = [name for name, verdict in found if verdict.broken]
+    if as_json:
+        _emit(json.dumps(auditing_cli.fields(found, told, confidence), allow_nan=False))
+    else:
+        parts = [auditing_cli.table(found)] if found else []
+        _emit("\n\n".join([*parts, *([auditing_cli.law_lines(told)] if told else [])]))
+    broken = [name for name, verdict in found if verdict.broken] + [law for law in told if told[law]]
     return _say(f"broken: {', '.join(dict.fromkeys(broken))}", FAILED) if broken else 0
 
 

@@ -65,15 +65,12 @@ _AMPLE = 1e4
 _GAUSSIAN = GaussianCurve()
 
 
-def linear_pair(adjacency: Adjacency = Adjacency.ADD_REMOVE, records: int = 8) -> tuple[Table, Table]:
-    """Rows e₁ with label 0; the canary is e₂ with label 1, instead of one of them or beside them."""
+def linear_pair(records: int = 8) -> tuple[Table, Table]:
+    """Rows e₁ with label 0, and the canary e₂ with label 1."""
     x = np.zeros((records, 2))
     x[:, 0] = 1.0
-    canary = np.array([[0.0, 1.0]])
-    kept = x[: records - 1] if adjacency is Adjacency.REPLACE_ONE else x
-    y = np.zeros(len(kept) + 1)
-    y[-1] = 1.0
-    return Table(x, np.zeros(records)), Table(np.vstack([kept, canary]), y)
+    within = np.vstack([x, [[0.0, 1.0]]])
+    return Table(x, np.zeros(records)), Table(within, np.append(np.zeros(records), 1.0))
 
 
 def opposite_pair(records: int = 4) -> tuple[Table, Table]:
@@ -82,6 +79,21 @@ def opposite_pair(records: int = 4) -> tuple[Table, Table]:
     x[:, 0] = 1.0
     y = np.zeros(records)
     return Table(x, y), Table(x, np.append(y[1:], 1.0))
+
+
+def corner_pair(records: int = 8) -> tuple[Table, Table]:
+    """Rows (1, 1) with target 1, of which the last is (0, 1) with target 0 in the second."""
+    x, y = np.ones((records, 2)), np.ones(records)
+    moved, other = x.copy(), y.copy()
+    moved[-1, 0] = other[-1] = 0.0
+    return Table(x, y), Table(moved, other)
+
+
+def outvoted_pair(records: int = 200) -> tuple[Table, Table]:
+    """Many rows e₁ with label 0, and one more with label 1: its residual is near 1 once they are fitted."""
+    x, y = np.zeros((records + 1, 2)), np.zeros(records + 1)
+    x[:, 0] = y[-1] = 1.0
+    return Table(x[:records], y[:records]), Table(x, y)
 
 
 def tied_pair() -> tuple[Table, Table]:
@@ -312,7 +324,7 @@ def targets() -> dict[str, Target]:
     """All that can be attacked, by name."""
     claim, pure = Budget(8.0, _DELTA), Budget(2.0, 0.0)
     fit, line = _classifier(), Problem(squared, 8, 2)
-    pair, replaced = linear_pair(), linear_pair(Adjacency.REPLACE_ONE)
+    pair = linear_pair()
     server = Budget(8.0, _DELTA, observer=Observer.SERVER)
     swapped = replace(server, adjacency=Adjacency.REPLACE_ONE)
     rows = PerExample(lambda part, w: part[0])
@@ -328,7 +340,13 @@ def targets() -> dict[str, Target]:
         "sgd-adv": Trained(lambda door: sgd_adv(door, fit, rate=0.5, steps=20), pair, claim, runs=15),
         "adadp": Enacted(adaptive.SoundAdaDP()),
         "adal": Enacted(adaptive.SoundAdaDP(noise_adapts=False)),
-        "objective": Trained(lambda door: objective(door, fit), pair, claim, BasicFilter),
+        "objective": Trained(
+            lambda door: objective(door, Problem(logistic, 200, 2, intercept=False)),
+            outvoted_pair(),
+            claim,
+            BasicFilter,
+            runs=100,
+        ),
         "output": Trained(lambda door: output(door, fit), pair, claim),
         "privgene": Trained(
             lambda door: privgene(door, fit, candidates=20), pair, claim, ZcdpFilter, runs=100
@@ -348,11 +366,11 @@ def targets() -> dict[str, Target]:
         "gradient": Trained(lambda door: noisy_gradient(door, line), pair, claim, runs=100),
         "functional": Trained(
             lambda door: functional(door, line),
-            replaced,
+            corner_pair(),
             replace(pure, adjacency=Adjacency.REPLACE_ONE),
             BasicFilter,
             Unknown(),
-            600,
+            2000,
         ),
         "pca": Trained(lambda door: dppca(door, one), pair, claim),
         "addp": Together(
@@ -395,19 +413,23 @@ def targets() -> dict[str, Target]:
             Query(Everyone(), rows, ClipNorm(1.0, order=1), Laplace(1.0)),
             ones,
             Budget(1.0, 0.0),
+            runs=6000,
             statistics=(tells.largest, tells.lowest_bit),
         ),
         "noisy-max": Asked(
-            Query(Everyone(), rows, ClipValue(-1.0, 0.0), NoisyMax(1.0)), ties, Budget(1.0, 0.0)
+            Query(Everyone(), rows, ClipValue(-1.0, 0.0), NoisyMax(1.0)), ties, Budget(1.0, 0.0), runs=6000
         ),
         "noisy-max-laplace": Asked(
-            Query(Everyone(), rows, ClipValue(-1.0, 0.0), NoisyMax(1.0, "laplace")), ties, Budget(1.0, 0.0)
+            Query(Everyone(), rows, ClipValue(-1.0, 0.0), NoisyMax(1.0, "laplace")),
+            ties,
+            Budget(1.0, 0.0),
+            runs=6000,
         ),
         "fixed-size": Asked(
-            Query(FixedSize(1, 5), rows, ClipNorm(1.0), Gaussian(2.0)),
+            Query(FixedSize(1, 5), rows, ClipNorm(1.0), Gaussian(0.7)),
             signs,
             Budget(
-                pld.epsilon(FixedSize(1, 5).amplify(GaussianEvent(2.0)), _DELTA, Adjacency.REPLACE_ONE),
+                pld.epsilon(FixedSize(1, 5).amplify(GaussianEvent(0.7)), _DELTA, Adjacency.REPLACE_ONE),
                 _DELTA,
                 Adjacency.REPLACE_ONE,
             ),
