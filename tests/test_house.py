@@ -36,6 +36,7 @@ LAYERS = [
     "torch.layers torch.probe torch.selfcheck torch.graphs torch.bookkeeping",
     "torch.records torch.plan torch.quantile torch.schedules torch.averaging torch.randomness torch.optim",
     "torch.checkpoint torch.preparation torch.distributed torch.training torch.evaluation",
+    "torch.adadp torch.dpopt torch.dpagd torch.scattering torch.whitening",
     "crowd.terms crowd.protocol crowd.compact crowd.draws crowd.people crowd.simulated",
     "algorithms.together algorithms.addp algorithms.addp_baselines algorithms.sgd1 algorithms.sgd2",
     "audit.statistics audit.canaries audit.curves audit.tells audit.verdict audit.auditing audit.helpers",

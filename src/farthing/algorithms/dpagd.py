@@ -206,11 +206,11 @@ def dpagd(
     exactness, search_price = (1 - search) * each, validate.positive(search=search) * each  # rho_ng, rho_nmax
     features, receipts = _features(ledger, problem, rule, opening, radius)
     gradient = Query(Everyone(), Gradient(loss, features), short, Gaussian(1.0))
-    choice = _at_price(Query(Everyone(), RayScores(loss, features), low, chooser), search_price, rule)
+    choice = at_price(Query(Everyone(), RayScores(loss, features), low, chooser), search_price, rule)
     w = problem.zeros(features.size)
     average, last, chosen = w, np.zeros_like(w), list[float]()
     while True:
-        answer = ledger.ask(_at_price(gradient, exactness, rule), w)  # [5-7]
+        answer = ledger.ask(at_price(gradient, exactness, rule), w)  # [5-7]
         known, receipts = answer.value, [*receipts, answer.receipt]
         while True:
             direction = known + momentum * last
@@ -224,7 +224,7 @@ def dpagd(
                 last = np.zeros_like(last)
                 continue
             more = growth * exactness  # [16-19]
-            again = ledger.ask(_at_price(gradient, more, rule), w)
+            again = ledger.ask(at_price(gradient, more, rule), w)
             receipts.append(again.receipt)
             known = (exactness * known + more * again.value) / (exactness + more)
             exactness += more
@@ -246,7 +246,7 @@ def _features(
         return Features(d, intercept=constant, radius=radius), []
     # rows that need not have norm 1 are shrunk to it, and a constant beside them tells by how much
     plain = Features(d, intercept=0.0 if problem.unit else 1.0, radius=1.0)
-    query = _at_price(Query(Everyone(), Total(plain), ClipNorm(1.0), Gaussian(1.0)), opening * rule.rho, rule)
+    query = at_price(Query(Everyone(), Total(plain), ClipNorm(1.0), Gaussian(1.0)), opening * rule.rho, rule)
     answer = ledger.ask(query)
     rows = problem.records if problem.unit else max(answer.value[-1], 1.0)
     mean = np.clip(answer.value[:d] / rows, 0.0, 1.0)
@@ -255,7 +255,7 @@ def _features(
     return Features(d, mean if problem.intercept else 0.0, scale, constant, radius), [answer.receipt]
 
 
-def _at_price(query: Query, rho: float, rule: ZcdpFilter) -> Query:
+def at_price(query: Query, rho: float, rule: ZcdpFilter) -> Query:
     """The query with the noise at which it costs ``rho`` under the budget's adjacency."""
     faint = _with_noise(query, _REFERENCE)
     return _with_noise(query, _REFERENCE * math.sqrt(rule.cost(faint.price(rule.budget))[0] / rho))

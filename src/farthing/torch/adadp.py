@@ -1,0 +1,216 @@
+"""AdaDP: clip and noise that follow each coordinate, and steps that do; for the price of DP-SGD.
+
+Xu, Shi, Liu, Zhao & Chen 2020, "An Adaptive and Fast Convergent Approach to Differentially Private Deep
+Learning", Algorithm 1. As published it has no finite ε: the scale of its noise and the gate that turns it on
+read gradients before the noise is added. Here both read what was released, and nothing else:
+
+* every example's gradient is clipped, one noise vector is added to the sum of a lot;
+* E' ← γ' E' + (1 - γ')(g̃² - σ²), the mean square of released mean gradients less that of their noise, which
+  is public (line 23; without σ² the estimate would feed on its own noise and grow without end);
+* s = min(ceiling, β √max(E', floor²)) (line 9), where ceiling and floor are multiples of the layer's own
+  root mean square, so that no coordinate is given up and none takes all;
+* while E' of no parameter stands out of its noise, lots are clipped at the norm C as in DP-SGD (line 7, where
+  the paper asks for Var √E' > G); a parameter whose E' does not, counts as what the noise can hide;
+* w ← w - rate · g̃ / √(E + ε₀) (lines 22 to 26), E the mean square of g̃ itself, with a memory of its own.
+
+Guarantee: a bound that follows from released values keeps its price (`ClipNorm` and `ClipCoordinates` are
+measured in units of their scale, and so is the noise), so a run costs what DP-SGD costs at this noise, lot by
+lot: one promise, counted by tight accounting, under the ledger's adjacency, against anyone who does not see
+who is in a lot.
+
+What made it useful, beyond sound (docs/deep-results.md has the figures):
+
+* ``estimate``: a coordinate's released gradient is a hundredth of its noise. "factored" pools E' over rows
+  and columns of a matrix (E'_ij = r_i c_j / mean, as in Shazeer & Stern 2018, "Adafactor"), "layer" over a
+  parameter, "coordinate" not at all, as in the paper.
+* ``shape``: a box |g_i| <= s_i (the paper's) must pay for its corner, √m |s|, where gradients never are. An
+  "ellipsoid" |g/s| <= C pays for C alone. There s is E'^¼ instead of E'^½, which makes the noise least for a
+  given part of gradients that is clipped, and C shrinks with it.
+
+`AdaL` has the adaptive rate only, `AdaN` the adaptive noise only. All three are optimisers for `train`:
+
+>>> from farthing.torch.training import train
+>>> model = torch.nn.Linear(3, 2)
+>>> data = torch.randn(4000, 3), torch.randint(2, (4000,))
+>>> method, loss = AdaDP(model), torch.nn.CrossEntropyLoss(reduction="none")
+>>> lots = train(model, loss, data, epsilon=1.0, delta=1e-5, steps=20, optimizer=method, clip=method.bound)
+>>> len(list(lots))
+20
+"""
+
+import math
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from farthing import validate
+from farthing.bounds import Bound, ClipCoordinates, ClipNorm
+from farthing.errors import InvalidValue
+from farthing.torch.bookkeeping import Layout
+from farthing.torch.optim import DPAdam
+
+_TINY = 1e-30  # a square that stands for no gradient and no noise
+
+
+class Estimate(StrEnum):
+    """Over what E' is pooled."""
+
+    COORDINATE = "coordinate"
+    FACTORED = "factored"
+    LAYER = "layer"
+
+
+class Shape(StrEnum):
+    """What gradients are clipped to."""
+
+    BOX = "box"
+    ELLIPSOID = "ellipsoid"
+
+
+class AdaDP(DPAdam):
+    """An optimiser of ``model``, and in `bound` the clip that goes with it.
+
+    ``clip`` is C, ``factor`` β, ``memory`` γ' and ``rate_memory`` 1 - γ, the decays of the two mean squares;
+    ``floor`` and ``ceiling`` are multiples of a layer's root mean square, ``period`` the lots between two
+    scales. ``noise`` and ``rate`` switch the two adaptive halves. ``momentum`` is that of released
+    gradients.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 0.002,
+        *,
+        clip: float = 1.0,
+        factor: float = 1.2,
+        memory: float = 0.99,
+        rate_memory: float = 0.9,
+        floor: float = 0.1,
+        ceiling: float = 10.0,
+        period: int = 10,
+        estimate: Estimate | str = Estimate.FACTORED,
+        shape: Shape | str = Shape.ELLIPSOID,
+        noise: bool = True,
+        rate: bool = True,
+        momentum: float = 0.0,
+        eps: float = 1e-8,
+    ) -> None:
+        for name, decay in (("memory", memory), ("rate_memory", rate_memory), ("momentum", momentum)):
+            if not 0 <= decay < 1:
+                raise InvalidValue(f"{name} must be in [0, 1), got {decay!r}")
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        super().__init__(trained, lr, betas=(momentum, rate_memory), floor=0.0, eps=eps)
+        self._layout = Layout.of(model)
+        self._clip = ClipNorm(validate.positive(clip=clip))
+        self._factor, self._memory = validate.positive(factor=factor), memory
+        self._floor, self._ceiling = validate.positive(floor=floor), validate.positive(ceiling=ceiling)
+        if floor > 1 or ceiling < 1:
+            raise InvalidValue(f"floor <= 1 <= ceiling must hold, got {floor!r} and {ceiling!r}")
+        self._period = validate.count(period=period)
+        self._estimate = validate.choice(Estimate, estimate=estimate)
+        self._shape = validate.choice(Shape, shape=shape)
+        self._follows, self._adapts = noise, rate
+        self._bound: tuple[int, Bound] | None = None
+
+    def bound(self, t: int) -> Bound:
+        """The clip of lot t = 1, 2, …: give it to `train` as ``clip``. It reads released values only."""
+        period = (t - 1) // self._period
+        if self._bound is None or self._bound[0] != period:
+            self._bound = period, self._found()
+        return self._bound[1]
+
+    def scales(self) -> list[Tensor] | None:
+        """√E' of every parameter, kept between floor and ceiling; None while E' is noise."""
+        trained = [parameter for group in self.param_groups for parameter in group["params"]]
+        states = [self.state[parameter] for parameter in trained]
+        if not all("signal" in state for state in states):
+            return None
+        young = 1 - self._memory ** states[0]["step"]
+        # a mean of k squares of noise has deviation √(2/k); memory holds (1 + γ')/(1 - γ') lots
+        lots = min(states[0]["step"], (1 + self._memory) / (1 - self._memory))
+        scales, open_ = [], False
+        for state in states:
+            signal, clutter = state["signal"] / young, float(state["clutter"].mean()) / young
+            edge = 3 * clutter * math.sqrt(2 / (lots * signal.numel()))
+            level = float(signal.mean())
+            if level > edge:
+                open_ = True
+                square = _pooled(signal, self._estimate)
+            else:  # what does not stand out of the noise is taken to be as large as the noise can hide
+                level = max(edge, _TINY)
+                square = torch.full_like(signal, level)
+            scales.append(square.clamp(self._floor**2 * level, self._ceiling**2 * level).sqrt())
+        return scales if open_ else None
+
+    def _found(self) -> Bound:
+        scales = self.scales() if self._follows else None
+        if scales is None:
+            return self._clip
+        parts = zip(scales, self._layout.shapes, strict=True)
+        return self._shaped(
+            torch.cat([scale.expand(shape).flatten() for scale, shape in parts]).double().cpu().numpy()
+        )
+
+    def _shaped(self, root: NDArray[np.float64]) -> Bound:
+        """The bound that goes with √E'."""
+        if self._shape is Shape.BOX:
+            return ClipCoordinates(np.minimum(self._factor * root, self._clip.clip))
+        # s ∝ E'^¼ of mean square 1: |g/s| is as often above its clip as |g| is above C
+        half, whole = float(np.mean(root)), float(np.mean(root**2))
+        return ClipNorm(self._clip.clip * half / math.sqrt(whole), scale=np.sqrt(root / half))
+
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        assert parameter.grad is not None
+        state, released = self.state[parameter], parameter.grad.float()
+        deviation: Any = self._noise.get(parameter, 0.0)
+        variance = torch.as_tensor(deviation, device=released.device, dtype=torch.float32) ** 2
+        if not state:
+            zeros = torch.zeros_like(released)
+            state.update(
+                step=0, mean=zeros, signal=zeros.clone(), clutter=zeros.clone(), square=zeros.clone()
+            )
+        state["step"] += 1
+        clean = released.square() - variance
+        state["signal"].lerp_(clean, 1 - self._memory)
+        state["clutter"].lerp_(variance.expand_as(released), 1 - self._memory)
+        momentum, memory = group["betas"]
+        state["mean"].mul_(momentum).add_(released)
+        step = state["mean"]
+        if self._adapts:
+            state["square"].lerp_(released.square(), 1 - memory)
+            step = step / (state["square"] + group["eps"]).sqrt()
+        parameter.sub_((group["lr"] * step).to(parameter.dtype))
+
+
+def AdaL(model: nn.Module, lr: float = 0.001, *, clip: float = 1.0, rate_memory: float = 0.9) -> AdaDP:
+    """Adaptive rate, plain noise: DP-SGD whose released gradients are divided by their root mean square."""
+    return AdaDP(model, lr, clip=clip, rate_memory=rate_memory, noise=False)
+
+
+def AdaN(
+    model: nn.Module,
+    lr: float = 0.1,
+    *,
+    clip: float = 1.0,
+    factor: float = 1.2,
+    estimate: Estimate | str = Estimate.FACTORED,
+    shape: Shape | str = Shape.ELLIPSOID,
+) -> AdaDP:
+    """Adaptive noise, plain steps."""
+    return AdaDP(model, lr, clip=clip, factor=factor, estimate=estimate, shape=shape, rate=False)
+
+
+def _pooled(square: Tensor, estimate: Estimate) -> Tensor:
+    """A mean square, by coordinate, by rows and columns, or one number."""
+    if estimate is Estimate.LAYER or (estimate is Estimate.FACTORED and square.ndim < 2):
+        return square.mean() if estimate is Estimate.LAYER else square.clamp_min(0)
+    if estimate is Estimate.COORDINATE:
+        return square.clamp_min(0)
+    whole = square.flatten(1)
+    rows, columns = whole.mean(1, keepdim=True).clamp_min(0), whole.mean(0, keepdim=True).clamp_min(0)
+    mean = rows.mean().clamp_min(torch.finfo(torch.float32).tiny)
+    return (rows * columns / mean).reshape(square.shape)

@@ -1,0 +1,174 @@
+"""DP-AGD for a model: gradients bought as exactly as a noisy line search says they must be.
+
+Lee & Kifer 2018, Algorithm 2, as in `farthing.algorithms.dpagd`, with a model's gradients and losses. A round
+buys a noisy gradient of all examples, lets `NoisyMax` choose how far to go along it, and goes there. Where no
+step helps, the memory of earlier directions is dropped, and after that the gradient is bought again for a
+part γ of its price and averaged with the first.
+
+Guarantee: zCDP composes fully adaptively up to a ρ fixed ahead (Whitehouse et al. 2023, Theorem 1), so a run
+is (ε, δ)-DP whatever it chose on the way, under the ledger's adjacency. The ledger must have a `ZcdpFilter`.
+Every gradient and every choice is that of all examples: nobody is drawn, and nothing amplified. Networks want
+more rounds than a budget pays for in this way; for them the method is here to be compared with.
+
+>>> import farthing as ft
+>>> from farthing.torch.records import Examples
+>>> model = torch.nn.Linear(2, 2)
+>>> examples = Examples((torch.randn(2000, 2), torch.randint(2, (2000,))))
+>>> ledger = ft.Ledger(ft.Budget(1.0, 1e-5), filter=ZcdpFilter)
+>>> loss = torch.nn.CrossEntropyLoss(reduction="none")
+>>> len(list(dpagd(ledger, model, loss, examples, splits=3))) <= 3, ledger.share <= 1
+(True, True)
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from farthing import validate
+from farthing.accounting.filters import ZcdpFilter
+from farthing.algorithms.dpagd import Lengths, at_price
+from farthing.bounds import ClipNorm, ClipValue
+from farthing.errors import InvalidValue
+from farthing.ledger import Ledger
+from farthing.mechanisms import NoisyMax
+from farthing.query import Query, Step, until_spent
+from farthing.samplers import Everyone
+from farthing.torch.bookkeeping import Gradient, Layout
+from farthing.torch.noise import Gaussian
+from farthing.torch.randomness import OwnRandomness
+from farthing.torch.records import Examples, Lot
+
+Array = NDArray[np.float64]
+
+_ROUNDED = 1 - 1e-9  # so that rounds, added up in floats, still fit
+
+
+class Ray(NamedTuple):
+    """Candidates w - step · direction, w being the model's own weights."""
+
+    direction: Array
+    steps: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RayLosses:
+    """-Σ loss at the candidates of a `Ray`, each term clipped (`ClipValue`): a batch is read once for all."""
+
+    model: nn.Module
+    loss: Callable[[Any, Any], Tensor]
+    layout: Layout
+    physical: int | None = None
+
+    @torch.no_grad()
+    def bounded_sum(self, records: Lot, w: Ray, bound: ClipValue) -> Array:
+        weights = dict(self.model.named_parameters())
+        device = next(iter(weights.values())).device
+        direction = torch.as_tensor(w.direction, dtype=torch.float32, device=device)
+        along = dict(zip(self.layout.names, self.layout.views(direction), strict=True))
+        total = np.zeros(len(w.steps))
+        for inputs, targets, present in records.batches(self.physical):
+            scores = []
+            for step in w.steps:
+                moved = {
+                    name: p - float(step) * along[name] if name in along else p for name, p in weights.items()
+                }
+                scores.append(self._losses(moved, inputs, targets, present))
+            total += bound.apply(-torch.stack(scores, 1).double().cpu().numpy()).sum(axis=0)
+        return total
+
+    def _losses(
+        self, weights: dict[str, Tensor], inputs: Any, targets: Any, present: Tensor | None
+    ) -> Tensor:
+        """One number an example: its own loss, or the sum over a user's records."""
+        if present is None or present.ndim == 1:
+            found = self.loss(functional_call(self.model, weights, _called(inputs)), targets)
+            return found if present is None else torch.where(present > 0, found, 0.0)
+        flat = [_flat(part) for part in (inputs, targets)]
+        found = self.loss(functional_call(self.model, weights, _called(flat[0])), flat[1])
+        return torch.where(present > 0, found.reshape(present.shape) * present, 0.0).sum(1)
+
+
+@until_spent
+def dpagd(
+    ledger: Ledger,
+    model: nn.Module,
+    loss: Callable[[Any, Any], Tensor],
+    examples: Examples,
+    *,
+    splits: float = 30.0,
+    search: float = 0.2,
+    growth: float = 0.1,
+    clip: float = 1.0,
+    objective_clip: float = 4.0,
+    grid: Lengths = Lengths(),  # noqa: B008  frozen
+    momentum: float = 0.7,
+    physical: int | None = 512,
+) -> Iterator[Step]:
+    """Steps until the budget is spent; ``splits`` is how many rounds it pays for if nothing is bought again.
+
+    ``search`` is the part of a round that pays for choosing the step, ``growth`` is γ, ``clip`` C_grad and
+    ``objective_clip`` C_obj. The step's ``w`` is the model, moved in place.
+    """
+    for name, part in (("momentum", momentum), ("search", search)):
+        if not validate.non_negative(**{name: part}) < 1:
+            raise InvalidValue(f"{name} must be below 1, got {part!r}")
+    if not isinstance(ledger.filter, ZcdpFilter):
+        raise InvalidValue(
+            "DP-AGD chooses its prices on the way: open the ledger with filter=ZcdpFilter "
+            f"(farthing.accounting.filters), not {type(ledger.filter).__name__}"
+        )
+    device = next(model.parameters()).device
+    door, rule = ledger.over(examples.on(device)), ledger.filter
+    each = _ROUNDED * rule.rho / validate.positive(splits=splits)
+    exactness, search_price = (1 - search) * each, validate.positive(search=search) * each
+    sums = Gradient(model, loss, physical=physical)
+    gradient = Query(Everyone(), OwnRandomness(sums, device), ClipNorm(clip), Gaussian(1.0))
+    low = ClipValue(-validate.positive(objective_clip=objective_clip), 0.0)
+    losses = OwnRandomness(RayLosses(model, loss, sums.layout, physical), device)
+    choice = at_price(Query(Everyone(), losses, low, NoisyMax(1.0)), search_price, rule)
+    growth = validate.positive(growth=growth)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    last, chosen, receipts = np.zeros(sums.layout.size), list[float](), []
+    while True:
+        answer = door.ask(at_price(gradient, exactness, rule))
+        known = answer.value.double().cpu().numpy()
+        receipts.append(answer.receipt)
+        while True:
+            direction = known + momentum * last
+            unit = direction / max(float(np.linalg.norm(direction)), 1e-300)
+            steps = grid.after(chosen)
+            picked = door.ask(choice, Ray(unit, steps))
+            receipts.append(picked.receipt)
+            if picked.value > 0:
+                break
+            if np.any(last):
+                last = np.zeros_like(last)
+                continue
+            more = growth * exactness
+            again = door.ask(at_price(gradient, more, rule))
+            receipts.append(again.receipt)
+            known = (exactness * known + more * again.value.double().cpu().numpy()) / (exactness + more)
+            exactness += more
+        chosen.append(float(steps[picked.value]))
+        moves = torch.as_tensor(chosen[-1] * unit, dtype=torch.float32, device=device)
+        with torch.no_grad():
+            for parameter, move in zip(trained, sums.layout.views(moves), strict=True):
+                parameter.sub_(move.to(parameter.dtype))
+        last = direction
+        yield Step(len(chosen), model, tuple(receipts))
+        receipts = []
+
+
+def _called(inputs: Any) -> tuple[Any, ...]:
+    return inputs if isinstance(inputs, tuple) else (inputs,)
+
+
+def _flat(value: Any) -> Any:
+    """Users and their records as one batch of records."""
+    return tuple(_flat(part) for part in value) if isinstance(value, tuple) else value.flatten(0, 1)

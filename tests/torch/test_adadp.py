@@ -1,0 +1,216 @@
+"""AdaDP: scales of released values only, at DP-SGD's price; its recursion by hand; its halves."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import farthing as ft
+from farthing.bounds import ClipCoordinates, ClipNorm
+from farthing.errors import InvalidValue
+from farthing.noise import SeededStream
+from farthing.query import Query
+from farthing.samplers import Poisson
+from farthing.torch.adadp import AdaDP, AdaL, AdaN
+from farthing.torch.noise import Gaussian
+from farthing.torch.training import train
+
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def data(seed=0, records=400):
+    made = torch.Generator().manual_seed(seed)
+    x = torch.randn(records, 4, generator=made)
+    return x, x[:, :3].argmax(1)
+
+
+def feed(method, gradients, deviation):
+    """Released mean gradients, as training hands them to the optimiser."""
+    for row in gradients:
+        for parameter, gradient in zip(method.param_groups[0]["params"], row, strict=True):
+            parameter.grad = gradient.clone()
+        method.expect(deviation)
+        method.step()
+
+
+def released(model, steps, size=0.3, seed=5):
+    made = torch.Generator().manual_seed(seed)
+    return [[size * torch.randn(p.shape, generator=made) for p in model.parameters()] for _ in range(steps)]
+
+
+@pytest.mark.parametrize("shape", ["box", "ellipsoid"])
+@pytest.mark.parametrize("estimate", ["coordinate", "factored", "layer"])
+def test_same_released_values_same_scales_whatever_the_records(shape, estimate):
+    """Two models with other weights and other records: what was released decides, and nothing else."""
+    bounds = []
+    for seed in (1, 2):
+        model = network(seed)
+        model(data(seed)[0]).sum().backward()  # gradients of records: must not matter
+        method = AdaDP(model, estimate=estimate, shape=shape, period=1)
+        feed(method, released(model, 12), 0.05)
+        bounds.append(method.bound(13))
+    assert isinstance(bounds[0], ClipCoordinates if shape == "box" else ClipNorm)
+    assert np.array_equal(bounds[0].scale, bounds[1].scale)
+    assert bounds[0].norm() == bounds[1].norm()
+    assert np.ptp(bounds[0].scale) > 0
+
+
+@pytest.mark.parametrize("shape", ["box", "ellipsoid"])
+def test_a_lot_costs_what_it_costs_in_dp_sgd(shape):
+    model, budget = network(), ft.Budget(1.0, 1e-5)
+    method = AdaDP(model, shape=shape, period=1)
+    feed(method, released(model, 12), 0.05)
+    plain = Query(Poisson(0.1), ft.PerExample(lambda rows, w: rows[0]), ClipNorm(1.0), Gaussian(1.3))
+    ours = Query(plain.sampler, plain.contribution, method.bound(13), plain.mechanism)
+    assert np.size(method.bound(13).scale) > 1
+    assert ours.price(budget) == plain.price(budget)
+
+
+def test_the_recursion_by_hand():
+    """E' of one weight over three lots, its root and the update, in Python's floats."""
+    model = nn.Linear(2, 1, bias=False)
+    start = model.weight.detach().clone().flatten().tolist()
+    method = AdaDP(model, 0.01, memory=0.9, rate_memory=0.8, estimate="coordinate", period=1, eps=1e-6)
+    steps = [[3.0, -1.0], [2.0, 0.5], [4.0, 1.5]]
+    feed(method, [[torch.tensor([row])] for row in steps], 0.5)
+    signal, square, weights = [0.0, 0.0], [0.0, 0.0], list(start)
+    for row in steps:
+        for i, g in enumerate(row):
+            signal[i] = 0.9 * signal[i] + 0.1 * (g * g - 0.25)
+            square[i] = 0.8 * square[i] + 0.2 * g * g
+            weights[i] -= 0.01 * g / math.sqrt(square[i] + 1e-6)
+    assert model.weight.detach().flatten().tolist() == pytest.approx(weights, rel=1e-5)
+    young = 1 - 0.9**3
+    (root,) = method.scales()
+    assert root.flatten().tolist() == pytest.approx([math.sqrt(s / young) for s in signal], rel=1e-5)
+    half = (root[0, 0] + root[0, 1]).item() / 2
+    bound = method.bound(4)
+    assert bound.scale == pytest.approx([math.sqrt(r / half) for r in root.flatten().tolist()], rel=1e-5)
+    assert np.mean(bound.scale**2) == pytest.approx(1.0)
+    assert bound.norm() == pytest.approx(half / math.sqrt(sum(r * r for r in root.flatten().tolist()) / 2))
+
+
+def test_rows_and_columns_make_the_factored_estimate():
+    model = nn.Linear(3, 2, bias=False)
+    method = AdaDP(model, estimate="factored", period=1, floor=1e-3, ceiling=1e3)
+    gradient = torch.tensor([[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]])  # of rank one: found exactly
+    feed(method, [[gradient]] * 3, 0.0)
+    (root,) = method.scales()
+    assert torch.allclose(root, gradient, rtol=1e-5)
+
+
+def test_floor_and_ceiling_hold():
+    model = nn.Linear(4, 1, bias=False)
+    method = AdaDP(model, estimate="coordinate", shape="box", factor=1.0, clip=100.0, period=1, floor=0.5,
+                   ceiling=1.5)  # fmt: skip
+    feed(method, [[torch.tensor([[0.0, 1.0, 1.0, 10.0]])]] * 2, 0.0)
+    level = math.sqrt(102 / 4)
+    assert method.bound(3).scale == pytest.approx([level / 2, level / 2, level / 2, 1.5 * level], rel=1e-5)
+
+
+def test_the_gate_stays_closed_on_noise_and_opens_on_a_signal():
+    for size, opens in ((1.0, False), (4.0, True)):
+        model = nn.Linear(20, 30, bias=False)
+        method = AdaDP(model, clip=2.0, period=1)
+        feed(method, released(model, 40, size=size), 1.0)
+        bound = method.bound(41)
+        assert (np.size(bound.scale) > 1) is opens
+        if not opens:
+            assert bound.norm() == 2.0
+
+
+def test_without_the_noises_share_the_estimate_would_feed_on_noise():
+    """Noise in proportion to the scale, and no gradient at all: E' must not grow (it did 2.7-fold a step)."""
+    model = nn.Linear(30, 30, bias=False)
+    method = AdaDP(model, estimate="layer", shape="box", period=1, memory=0.9, floor=0.1, clip=1e9)
+    made = torch.Generator().manual_seed(3)
+    feed(method, [[torch.full((30, 30), 0.01)]] * 3, 0.0)
+    first = float(method.scales()[0].mean())
+    for _ in range(50):
+        deviation = 1.2 * float(method.scales()[0].mean()) if method.scales() else 0.01
+        feed(method, [[deviation * torch.randn(30, 30, generator=made)]], deviation)
+    scales = method.scales()
+    assert scales is None or float(scales[0].mean()) < 2 * first
+
+
+def test_scales_are_kept_for_a_period():
+    model = network()
+    method = AdaDP(model, period=5)
+    feed(method, released(model, 5), 0.05)
+    sixth = method.bound(6)
+    feed(method, released(model, 3, seed=9), 0.05)
+    assert method.bound(9) is sixth
+    assert method.bound(11) is not sixth
+
+
+@pytest.mark.parametrize(
+    "make",
+    [AdaDP, AdaL, AdaN, lambda m: AdaDP(m, shape="box", estimate="layer")],
+    ids=["dp", "l", "n", "box"],
+)
+def test_it_trains_within_the_budget(make):
+    model = network()
+    ledger = ft.Ledger(ft.Budget(3.0, 1e-5))
+    method = make(model)
+    training = train(
+        model, LOSS, data(), ledger, rate=0.25, noise=2.0, steps=12, optimizer=method, clip=method.bound
+    )
+    assert len(list(training)) == 12
+    assert ledger.spent.epsilon <= 3.0
+    alike = ft.epsilon(ft.Poisson(0.25).amplify(ft.Gaussian(2.0)), steps=12, delta=1e-5)
+    assert ledger.spent.epsilon == pytest.approx(alike, rel=1e-3)
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+
+
+def test_it_learns():
+    model = network()
+    x, y = data(records=4000)
+    method = AdaDP(model, 0.02, period=5)
+    ledger = ft.Ledger(ft.Budget(3.0, 1e-5), stream=SeededStream(1))
+    list(train(model, LOSS, (x, y), ledger, rate=0.1, steps=60, optimizer=method, clip=method.bound))
+    assert (model(x).argmax(1) == y).float().mean() > 0.8
+
+
+def test_a_checkpoint_carries_the_estimate():
+    one, two = network(), network()
+    first, second = AdaDP(one, period=1), AdaDP(two, period=1)
+    feed(first, released(one, 8), 0.05)
+    second.load_state_dict(first.state_dict())
+    assert np.array_equal(second.bound(9).scale, first.bound(9).scale)
+
+
+def test_halves():
+    model = network()
+    lonely = AdaL(model)
+    feed(lonely, released(model, 12), 0.01)
+    assert np.size(lonely.bound(13).scale) == 1  # plain noise
+    plain = nn.Linear(2, 1, bias=False)
+    before = plain.weight.detach().clone()
+    feed(AdaN(plain, 0.5), [[torch.tensor([[1.0, -2.0]])]], 0.01)
+    assert torch.allclose(before - plain.weight, 0.5 * torch.tensor([[1.0, -2.0]]))  # plain steps
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"clip": 0.0},
+        {"memory": 1.0},
+        {"rate_memory": -0.1},
+        {"floor": 2.0},
+        {"ceiling": 0.5},
+        {"period": 0},
+        {"estimate": "guess"},
+        {"shape": "egg"},
+        {"lr": -1.0},
+    ],
+)
+def test_nonsense_is_refused(wrong):
+    with pytest.raises(InvalidValue):
+        AdaDP(network(), **wrong)
