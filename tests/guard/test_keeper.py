@@ -96,7 +96,9 @@ LIES = [
 ]
 
 
-@pytest.mark.parametrize(("reason", "lie"), LIES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("reason", "lie"), LIES, ids=[f"{reason}-{number}" for number, (reason, _) in enumerate(LIES)]
+)
 def test_lies_are_refused_and_cost_nothing(reason, lie, village, house, told, caplog):
     guard = house.open()
     guard.answer(village.question())

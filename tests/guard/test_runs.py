@@ -429,7 +429,7 @@ def test_a_guard_that_is_killed_in_a_session_is_left_out_of_the_sum(village):
     village.settle(6, records=2000, **DISTRIBUTED).start()
     village.houses["p2"].start("after-charge")
     village.houses["p4"].start("after-log")
-    crowd = village.crowd(village.sockets(), seconds=30.0)
+    crowd = village.crowd(village.sockets(), seconds=120.0)
     crowd.invite(invitation())
     w = np.array([0.1, -0.2, 0.3])
     got = crowd.ask(GRADIENT, w)

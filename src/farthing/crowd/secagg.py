@@ -1,8 +1,8 @@
 """Secure aggregation: a server learns the sum of vectors modulo 2^64, and of nobody's vector anything else.
 
-Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning", Figure 4 (with
-the steps that hold against a server who lies), its numbers in brackets. Every party has an enrolled Ed25519
-key; everything else is made for one session and forgotten.
+Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning", in the form that
+holds against a server who lies, its rounds in brackets. Every party has an enrolled Ed25519 key; everything
+else is made for one session and forgotten.
 
     advertise  two fresh X25519 keys, one for sealing shares and one for masks, signed              [0]
     share      Shamir shares of the mask key and of a seed for one's own mask, sealed for each other [1]
@@ -11,15 +11,17 @@ key; everything else is made for one session and forgotten.
     reveal     of each who arrived a share of its seed, of each who did not a share of its mask key,
                never both, and only once enough others signed the same list                          [4]
 
-Everybody is everybody's neighbour. A sparser graph (Bell et al. 2020) saves masks, not bytes worth speaking
-of, and would have to be drawn where an untrusted server cannot bend it; at 100 parties and 1e5 coordinates
-masks take a party a tenth of a second.
+Everybody is everybody's neighbour. A sparser graph (Bell et al. 2020) would save masks, and few bytes beside
+the vectors; its neighbours would have to be drawn where an untrusted server cannot bend the draw, with room
+for its grinding. At 100 parties and 1e5 coordinates all masks of a party take some 30 ms, so it does not pay.
 
-**Threshold.** With n in the session, c of them in league with the server and t shares to a secret, 2t > n + c
-keeps two lists from both being signed by t, so that no party's seed and key both come out (their Theorem 6.5
-and section 6.2). A `Member` checks that, and t >= survivors + c, so that the sum holds the noise of at least
-``survivors`` honest parties. Confidentiality holds against the server and c parties together; who lies can
-spoil a sum, not look behind it. (`Aggregator` finds wrong shares, not wrong vectors.)
+**Threshold.** Let n be in the session, c of them in league with the server, t shares to a secret. Honest
+parties sign one list, the others as many as they like, so that two lists with t signatures each would need
+2 (t - c) honest parties of n - c: with 2t > n + c there is one list at most. Of who is on it seeds are
+revealed and of the others mask keys, so no party's secrets both come out; c < t shares say nothing. (The same
+condition is that of their theorem on active adversaries including the server.) A `Member` checks it, and
+t >= survivors + c, so that a sum holds the noise of at least ``survivors`` honest parties. Who lies can spoil
+a sum, not look behind it: `Aggregator` finds wrong shares, not wrong vectors.
 
 Masks are AES-256 in counter mode under keys of 256 bits from HKDF-SHA-256. Keys, signatures, ciphers: from
 `cryptography`; Shamir's shares from `farthing.crowd.shamir`.

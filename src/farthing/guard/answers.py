@@ -46,6 +46,12 @@ class AnswerLog:
 
     def _read(self) -> None:
         content = os.pread(self._file, os.fstat(self._file).st_size, 0)
+        if not content:  # perhaps new: its name must be on disk before any line is
+            folder = os.open(Path(self.path).parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
         whole = content.rpartition(b"\n")[0]
         self._size = len(whole) + 1 if whole else 0
         if self._size < len(content):  # torn by a crash, so that what it was about was never sent
