@@ -13,6 +13,7 @@ Poisson(rate=0.25)
 
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -121,9 +122,15 @@ def contribution_of(given: Fields) -> Gradient:
     if radius is not None and type(radius) not in (int, float):
         refuse(Reason.MALFORMED, "radius must be a number, or nothing")
     try:
-        return Gradient(LOSSES[name], Features(width, intercept=intercept, radius=radius))
+        return _gradient(name, width, intercept, radius)
     except FarthingError:
         refuse(Reason.MALFORMED, "it holds no features that make sense")
+
+
+@lru_cache(maxsize=64)
+def _gradient(name: str, width: int, intercept: float, radius: float | None) -> Gradient:
+    """The same object for the same words, so that tables remember what they measured for its features."""
+    return Gradient(LOSSES[name], Features(width, intercept=intercept, radius=radius))
 
 
 def loss_name(of: Gradient) -> str:

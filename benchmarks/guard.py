@@ -1,0 +1,142 @@
+"""What a round costs at a guard: a question over its Unix socket, and the parts of that.
+
+    python benchmarks/guard.py [--questions 200] [--records 500] [--folder FOLDER]
+
+A guard of its own process keeps records of 108 features; a question is one gradient with noise, charged and
+kept durably (two commits of the ledger, one line of the log). Beside it, in the same run: the same bytes to a
+socket that only sends them back, the same gradient and noise in this process without any books, and the same
+with a ledger on the same disk. Medians of wall-clock time; most of a question is waiting for the disk.
+"""
+
+import argparse
+import contextlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from farthing.budget import Budget
+from farthing.crowd.forms import Question, Turn
+from farthing.crowd.messages import Kind as Message
+from farthing.crowd.messages import Signer, pack_numbers, seal
+from farthing.crowd.terms import Invitation
+from farthing.crowd.transport import call
+from farthing.ledger import Ledger
+from farthing.losses import Gradient, logistic
+from farthing.tables import Features, Table
+
+WIDTH = 108
+
+
+def settle(folder: Path, records: int, coordinator: Signer) -> tuple[np.ndarray, np.ndarray]:
+    """A party's records, key and policy."""
+    rng = np.random.default_rng(0)
+    X, y = rng.uniform(size=(records, WIDTH)), rng.integers(0, 2, records) * 1.0
+    np.savez(folder / "records.npz", X=X, y=y)
+    Signer.new().save(folder / "key")
+    (folder / "policy.toml").write_text(
+        f'dataset = "d"\nrecords = "records.npz"\nsize = {records}\nledger = "my.ledger"\nsocket = "s"\n'
+        f'key = "key"\ncoordinators = ["{coordinator.public.hex()}"]\n'
+        f"[budget]\nepsilon = 8.0\ndelta = 1e-6\n"
+        f"[limits]\nnoise = 0.1\nclip = 3.0\nrounds = 1000000\nwidth = {WIDTH}\n"
+    )
+    return X, y
+
+
+@contextlib.contextmanager
+def guarded(folder: Path) -> Iterator[None]:
+    """A guard at work."""
+    command = [sys.executable, "-m", "farthing.cli", "guard", str(folder / "policy.toml")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield
+        finally:
+            process.terminate()
+
+
+@contextlib.contextmanager
+def echo(path: Path) -> Iterator[None]:
+    """A socket that sends back what it is sent."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                peer, _ = listener.accept()
+                with peer:
+                    peer.sendall(peer.recv(2**20))
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+def median(questions: int, ask: Callable[[int], object]) -> float:
+    """Milliseconds, the median."""
+    taken = []
+    for number in range(1, questions + 1):
+        start = time.perf_counter()
+        ask(number)
+        taken.append(time.perf_counter() - start)
+    return 1e3 * float(np.median(taken))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Prints a row for each part."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--records", type=int, default=500)
+    parser.add_argument("--folder", default=None)
+    chosen = parser.parse_args([] if arguments is None else arguments)
+    folder, coordinator = Path(tempfile.mkdtemp(prefix="g", dir=chosen.folder)), Signer.new()
+    invitation = Invitation(1.0, rounds=10 * chosen.questions)
+    gradient, w = Gradient(logistic, Features(WIDTH)), np.zeros(WIDTH + 1)
+
+    def message(number: int) -> bytes:
+        turn = Turn("run-1", number, f"{number:032x}")
+        return seal(
+            Message.QUESTION,
+            Question(turn, "d", invitation, gradient, w.shape).header(),
+            pack_numbers(w),
+            coordinator,
+        )
+
+    try:
+        X, y = settle(folder, chosen.records, coordinator)
+        with guarded(folder):
+            asked = median(chosen.questions, lambda t: call(folder / "s", message(t), seconds=60))
+        with echo(folder / "e"):
+            bare = median(chosen.questions, lambda t: call(folder / "e", message(t), seconds=60))
+        budget = Budget(8.0, 1e-6, observer="server")  # type: ignore[arg-type]
+        query = invitation.terms(budget, chosen.records).query(gradient)
+        with Ledger(budget, journal=folder / "other.ledger") as ledger:
+            ledger.promise(query, 10 * chosen.questions)
+            door = ledger.over(Table(X, y))
+            kept = median(chosen.questions, lambda t: door.ask(query, w, key=str(t)))
+            unkept = median(chosen.questions, lambda t: door.ask(query, w))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(f"{chosen.records} records of {WIDTH} features, {chosen.questions} questions, medians in ms")
+    print(f"{'a question to a guard':52}{asked:8.2f}")
+    print(f"{'  of which: the bytes there and back':52}{bare:8.2f}")
+    print(f"{'  of which: a ledger that charges and keeps answers':52}{kept:8.2f}")
+    print(f"{'  of which: gradient and noise, charged in blocks':52}{unkept:8.2f}")
+    print(f"a guard answers {1e3 / asked:.0f} questions a second")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
