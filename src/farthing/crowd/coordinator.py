@@ -125,6 +125,10 @@ class Remote:
     def alive(self) -> int:
         return sum(party.asked for party in self._members)
 
+    def terms(self, party: int) -> Terms:
+        """What a party was asked for."""
+        return self._terms[party]
+
     def status(self) -> Status:
         """How far it is, for people to look at."""
         return Status(self._run, self._round, self.alive, tuple(party.status for party in self._members))
