@@ -23,7 +23,7 @@ from farthing.algorithms.sgd1 import sgd1
 from farthing.algorithms.sgd2 import sgd2
 from farthing.algorithms.together import learnt_in, together
 from farthing.budget import Adjacency, Unit
-from farthing.crowd.protocol import Accountant, Draw, Exactly, Trust
+from farthing.crowd.protocol import Accountant, Draw, Exactly, Passing, Trust
 from farthing.crowd.simulated import Simulated, personal
 from farthing.data import Categorical, Schema
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue
@@ -102,7 +102,7 @@ Watch = Callable[[Reached], None]
 
 def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
     """Trains until nobody can afford a round, or until interrupted; returns what may be told."""
-    kind = _checked(job)
+    kind = checked(job)
     target = job.schema.target
     if not isinstance(target, Categorical):
         raise InvalidValue(f"a crowd learns labels, and target {target.name!r} is a number")
@@ -123,7 +123,7 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
     if kind.private:
         fidelity: Literal["sum", "each"] = "each" if job.noise == "each" else "sum"
         crowd = Simulated.split(table, users=job.users, budgets=budgets, noise=fidelity)
-        step, interrupted = _taken(_steps(job, crowd, problem), crowd, watch)
+        step, interrupted = _taken(steps(job, crowd, problem), crowd, watch)
         each = [budget.epsilon for budget in budgets]
         told |= {**_reached(job, crowd, int(np.argmax(each))), "smallest_epsilon": min(each)}
         if job.trust == Trust.DISTRIBUTED:
@@ -145,10 +145,10 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
         trust = Trust(job.trust or Trust.LOCAL)
         features = learnt_in(crowd, problem, trust=trust, survivors=job.survivors)
     said = problem.probabilities(step.w, test[0], clip=told.get("clip", math.inf), features=features)
-    return {**told, "test": {"table": job.test, **_measured(said, test[1])}}
+    return {**told, "test": {"table": job.test, **measured(said, test[1])}}
 
 
-def _checked(job: Job) -> _Kind:
+def checked(job: Job) -> _Kind:
     """What a job's method leaves open; refuses what contradicts it. Nothing is read yet."""
     kind = METHODS.get(job.method)
     if kind is None:
@@ -271,7 +271,7 @@ def _rows(job: Job, n: int) -> int:
     return job.users * job.records
 
 
-def _steps(job: Job, crowd: Simulated, problem: Problem) -> Iterator[Step]:
+def steps(job: Job, crowd: Passing, problem: Problem) -> Iterator[Step]:
     """The method's steps; what was left open is filled in."""
     draw = Exactly(1) if job.draw is None else _draw(job.draw) if job.draw != "turn" else Everyone()
     clip, trust = 3.0 if job.clip is None else job.clip, Trust(job.trust or Trust.LOCAL)
@@ -353,7 +353,7 @@ def _reached(job: Job, crowd: Simulated, user: int) -> dict[str, Any]:
     }
 
 
-def _measured(said: Array, y: NDArray[Any]) -> dict[str, Any]:
+def measured(said: Array, y: NDArray[Any]) -> dict[str, Any]:
     """How well probabilities do on another table. Not private, and said so."""
     each = np.stack([1 - said, said], axis=1) if said.ndim == 1 else said
     true = each[np.arange(len(y)), y]
