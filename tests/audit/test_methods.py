@@ -21,7 +21,7 @@ def test_stands_in_a_small_audit(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", methods.names())
 def test_stands(name):
-    found = methods.attack(name, confidence=0.999, stream=SeededStream(2))
+    found = methods.attack(name, scale=0.6, confidence=0.999, stream=SeededStream(2))
     assert found
     for _, verdict in found:
         assert not verdict.broken, verdict
