@@ -1,5 +1,6 @@
 """Whole runs over guards: the same algorithms, whatever happens on the way."""
 
+import itertools
 import random
 from collections import Counter
 
@@ -529,6 +530,37 @@ def test_lies_in_a_session_are_refused(village):
     assert all(len(kinds) == 1 for kinds in revealed.values())
     for logged, charged in village.check().values():
         assert logged == charged <= 5
+
+
+def test_messages_lost_anywhere_in_sessions(village):
+    """One message in thirty is lost: what comes out is the sum over as many as are said to be in it."""
+    village.settle(6, records=2000, **DISTRIBUTED)
+    dice = random.Random(4)
+
+    def plan(number, name):
+        return "whole" if number <= 2 or dice.random() > 1 / 30 else dice.choice(["lost", "late"])
+
+    crowd = village.crowd(Wire(village, plan), patience=20)
+    crowd.invite(Invitation(1.0, rounds=100, noise=0.5, trust="distributed", survivors=2))
+    w = np.array([0.1, -0.2, 0.3])
+    each = {name: exact(village, [name], w) for name in village.houses}
+    counts = []
+    for _ in range(12):
+        got = crowd.ask(GRADIENT, w)
+        counts.append(got.count)
+        sums = [sum(each[name] for name in some) for some in itertools.combinations(each, got.count)]
+        assert min(np.abs(got.total - total).max() for total in sums) < 8 * np.sqrt(0.75)
+    assert len(set(counts)) > 1
+    for logged, charged in village.check().values():
+        assert logged == charged >= 12 - counts.count(5) - counts.count(4)
+
+
+def test_a_guard_that_is_not_enrolled_does_not_mask(village):
+    house = village.settle(2, **DISTRIBUTED).houses["p0"]
+    text = house.policy.read_text().replace(house.signer.public.hex(), "ab" * 32)
+    house.policy.write_text(text)
+    with pytest.raises(InvalidValue, match="of the guard itself"):
+        house.open()
 
 
 @pytest.mark.slow
