@@ -185,6 +185,7 @@ static inline void prefetch(const struct terms *with, i64 p, const char *row, i6
     __builtin_prefetch(with->norm + p);
     for (i64 at = 0; at < bytes; at += 64)
         __builtin_prefetch(row + at);
+    __builtin_prefetch(row + bytes - 1);
 }
 
 /* total[0 .. d-1] = sum v x and total[d] = sum of v before `unit`, over the rows at `places` (NULL: the first

@@ -9,6 +9,7 @@ Coins, indices and subsets are exact on ideal random bits: nothing is rounded. W
 True
 """
 
+import functools
 import hashlib
 import math
 import operator
@@ -27,11 +28,11 @@ from farthing.errors import InvalidValue, Unsupported
 Integers = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
-BLOCK = 2**15  # words a refill of the stream and a vectorised step of a sampler: they fit the cache
+BLOCK = 2**15  # words a vectorised step of a sampler: they fit the cache
 MOST = 2**62 - 1  # words
-_FIRST = 2**10  # words of the first refill: a stream may be asked once
+_FIRST, _LAST = 2**10, 2**13  # words of the first refill, as a stream may be asked once, and of later ones
 _SPARE = 2  # words that a cipher wants beyond what it writes
-_ZEROS = bytes(8 * BLOCK)
+_ZEROS = bytes(8 * 2**12)
 _STEP = 2**20  # coins at a time
 _alive: "weakref.WeakSet[Stream]" = weakref.WeakSet()
 
@@ -47,6 +48,12 @@ def whole(low: int, high: int, **value: Any) -> int:
     if isinstance(number, bool) or not low <= whole <= high:
         raise InvalidValue(f"{name} must be a whole number from {low} to {high}, got {number!r}")
     return whole
+
+
+@functools.lru_cache(64)
+def _threshold(rate: float) -> tuple[int, int]:
+    """floor(rate 2**64), as its first 8 bits, which decide all but one coin in 256, and the other 56."""
+    return divmod(int(math.ldexp(rate, 64)), 2**56)
 
 
 class Stream:
@@ -110,7 +117,7 @@ class Stream:
         """A new buffer with at least n words, the unused ones of the old first."""
         kept = self._buffer[self._at :]
         size = max(n, len(kept) + self._step)
-        self._step = min(2 * self._step, BLOCK)
+        self._step = min(2 * self._step, _LAST)
         buffer = np.empty(size + _SPARE, np.uint64)
         buffer[: len(kept)] = kept
         room = memoryview(buffer.data).cast("B")
@@ -137,8 +144,7 @@ class Stream:
 
     def _heads(self, rate: float, n: int, first: int = 0) -> Integers:
         """Where `bernoulli` is true, ascending, counted from ``first``."""
-        threshold = int(math.ldexp(validate.rate(rate=rate), 64))
-        head, tail = divmod(threshold, 2**56)  # 8 bits decide all but one coin in 256
+        head, tail = _threshold(validate.rate(rate=rate))
         found = native.kernels(n)
         if found is not None and head < 256:
             return self._quick_heads(found, head, tail, n, first)
@@ -152,20 +158,21 @@ class Stream:
 
     def _quick_heads(self, found: native.Kernels, head: int, tail: int, n: int, first: int) -> Integers:
         """The same with kernels."""
-        _, _, coins = held = self._claim(-(-n // 8))
+        held = self._claim(-(-n // 8))  # kept while its words are read
+        coins = held[2]
         expected = n * (head + 1) / 256
         size = int(expected + 12 * math.sqrt(expected)) + 128  # nearly always enough
-        while True:
-            room = np.empty(size + 1, np.int64)  # the last for the number of undecided ones
-            places = room.ctypes.data
-            count = found["heads"](coins, n, head, first, places, size, places + 8 * size)
-            if count >= 0:
-                break
-            size = n + 64
-        if undecided := int(room[size]):
+        places, open_ = np.empty(size, np.int64), np.empty(1, np.int64)
+        count = found["heads"](coins, n, head, first, native.pointer(places), size, native.pointer(open_))
+        if count < 0:
+            places = np.empty(n + 64, np.int64)
+            count = found["heads"](
+                coins, n, head, first, native.pointer(places), n + 64, native.pointer(open_)
+            )
+        if undecided := int(open_[0]):
             held = self._claim(undecided)
-            count = found["settle"](places, count, held[2], tail)
-        return room[:count]
+            count = found["settle"](native.pointer(places), count, held[2], tail)
+        return places[:count]
 
     def poisson_indices(self, rate: float, n: int) -> Integers:
         """The indices below n, each kept independently with `bernoulli`'s probability, ascending."""

@@ -169,7 +169,7 @@ class Table:
     ``unit`` each row is then divided by its norm. NaN and infinity are refused, before anything is charged.
     """
 
-    __slots__ = ("_X", "_factors", "_length", "_lie", "_map", "_unit", "_whole", "y")
+    __slots__ = ("_X", "_factors", "_length", "_lie", "_map", "_unit", "_whole", "_y")
 
     def __init__(self, X: Any, y: Any = None, *, bounds: Any = None, unit: bool = False) -> None:
         X = X.tocsr() if sparse.issparse(X) else np.asanyarray(X)
@@ -177,7 +177,7 @@ class Table:
             raise InvalidValue(f"features must be a table of real numbers, got {X.dtype} of shape {X.shape}")
         if y is not None and len(y) != X.shape[0]:
             raise InvalidValue(f"there must be one target a row, got {len(y)} for {X.shape[0]} rows")
-        self._X, self.y, self._unit = X, y, unit
+        self._X, self._y, self._unit = X, y, unit
         self._length = int(X.shape[0])
         self._map: tuple[Array, Array] | None = None
         self._factors: dict[Features, Factors] = {}
@@ -195,6 +195,13 @@ class Table:
             whole, indices = self._whole
             self._X = whole.X[indices]
         return self._X
+
+    @property
+    def y(self) -> Any:
+        """The targets, likewise."""
+        if self._y is None and self._whole is not None and self._whole[0].y is not None:
+            self._y = self._whole[0].y[self._whole[1]]
+        return self._y
 
     def _outside(self, limits: tuple[Array, Array] | None) -> bool:
         """Whether anything lies outside the bounds; refuses what is not finite. One pass."""
@@ -248,7 +255,7 @@ class Table:
             return self
         table = object.__new__(Table)
         lazy = isinstance(indices, np.ndarray) and indices.dtype == np.int64 and indices.ndim == 1
-        table._X, table.y = None if lazy else self.X[indices], None if self.y is None else self.y[indices]
+        table._X, table._y = None if lazy else self.X[indices], None
         table._length = len(cast(Any, indices)) if lazy else int(table._X.shape[0])
         table._map, table._unit = self._map, self._unit
         table._factors, table._lie, table._whole = {}, None, (self, indices)
