@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from farthing.torch import compiled
-from farthing.torch.terms import PART, Route, Term, contracted, norms, weighted, where
+from farthing.torch.terms import Route, Term, contracted, norms, part_of, weighted, where
 
 
 def padded(module: Any, x: Tensor) -> Tensor:
@@ -33,13 +33,13 @@ class Windows(Term):
         self.positions = delta[0, :, 0].numel() if len(x) else 1
 
     def routes(self) -> tuple[Route, ...]:
-        held = 4 * (self.delta[0].numel() + self.x[0].numel())
-        rows = Route.ROWS if self.size <= max(held, 4 * PART // self.examples) else Route.AGAIN
+        held = 4 * max(self.delta[0].numel() + self.x[0].numel(), part_of(self.device) // self.examples)
+        rows = Route.ROWS if self.size <= held else Route.AGAIN
         return (rows, Route.GRAM) if self.positions**2 <= self.size else (rows,)
 
     def parts(self) -> Iterator[slice]:
         wide = self.size + self.positions * self.size // self.module.out_channels
-        step = max(1, PART // wide)
+        step = max(1, part_of(self.device) // wide)
         return (slice(start, start + step) for start in range(0, self.examples, step))
 
     def _matrices(self, part: slice) -> tuple[Tensor, Tensor]:
@@ -74,7 +74,8 @@ class Windows(Term):
 
     def _gram(self) -> Tensor:
         found = []
-        step = max(1, PART // (self.positions * max(self.positions, self.size // self.module.out_channels)))
+        wide = self.positions * max(self.positions, self.size // self.module.out_channels)
+        step = max(1, part_of(self.device) // wide)
         for start in range(0, self.examples, step):
             delta, columns = self._matrices(slice(start, start + step))
             grams = (torch.bmm(side.transpose(1, 2), side) for side in (delta, columns))

@@ -20,7 +20,7 @@ from farthing.torch.vmapped import mapped
 
 _STEP = 32  # rows: sizes are rounded up to a multiple
 _MOST = 16  # graphs; other sizes go without
-_SLOW = 0.02  # seconds: a batch that takes longer is not held up by launches
+_SLOW = 0.1  # seconds: a batch that takes longer is not held up by launches
 
 Add = Callable[[Any, Any, Tensor | None, TorchBound, Live, Tensor], None]
 
