@@ -1,14 +1,14 @@
-"""Private steps of deep models on a CPU, side by side with peers: ratios to an ordinary step of the same model.
+"""Private steps of deep models on a CPU beside peers: ratios to an ordinary step of the same model.
 
-    python -m benchmarks.deep [mlp cnn cifar transformer checks] [--rounds 9] [--threads N] [--no-memory] [--busy]
+    python -m benchmarks.deep [mlp cnn cifar transformer checks] [--rounds 9] [--threads N] [--busy] ...
 
 An ordinary step is zero_grad, forward, mean loss, backward, SGD. Ours draws a Poisson lot from ten times as
 many examples, charges the ledger, sums clipped gradients, adds the sound (lattice) noise and updates; the
 noise's share is printed. Opacus 1.6 (hooks and ghost) and vmap (plain and compiled) clip and add torch.randn,
 without sampling or accounting. All of them take turns in one process; a ratio is that of medians. Peak
-memory is that of a fresh process each, over what it held before its first step. ``checks`` shows what
-Opacus makes of three models that must be refused. ``--busy`` counts the process' own time on one thread, noise
-drawn ahead included: for a machine that others use as well.
+memory is that of a fresh process each, over what it held before its first step (--no-memory: left out).
+``checks`` shows what Opacus makes of three models that must be refused. ``--busy`` counts the process' own
+time on one thread, noise drawn ahead included: for a machine that others use as well.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def cnn() -> nn.Module:
 
 
 def cifar() -> nn.Module:
-    """The AlexNet-like network of Abadi et al. 2016 and of AdaDP: two 5 x 5 convolutions, two layers of 384."""
+    """The AlexNet-like network of Abadi et al. 2016 and of AdaDP: two 5 x 5 convolutions, three layers."""
     return nn.Sequential(
         *(nn.Conv2d(3, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2, 2)),
         *(nn.Conv2d(64, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2, 2)),
