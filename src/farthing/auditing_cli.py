@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from farthing import validate
-from farthing.audit import charges, laws, methods, prices
+from farthing.audit import charges, contributions, laws, methods, prices
 from farthing.audit.methods import Finding
 from farthing.errors import InvalidValue
 from farthing.noise import Stream
@@ -75,8 +75,8 @@ def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[s
         "filters": prices.filters() + prices.countdowns(),
         "charges": charges.answers(words) + charges.promises(words) + charges.order(words),
         "copies": charges.copies(words),
-        "contributions": charges.contributions(words),
-        "perturbation": charges.objectives(words) + charges.minimisers(words),
+        "contributions": contributions.contributions(words),
+        "perturbation": contributions.objectives(words) + contributions.minimisers(words),
         "crowds": charges.crowds(words) + charges.shares(words) + charges.uploads(words),
     }
     with tempfile.TemporaryDirectory() as folder:

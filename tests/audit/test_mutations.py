@@ -12,7 +12,7 @@ import farthing as ft
 from farthing import books, bounds, ledger, mechanisms, noise, query, samplers, streams, tables
 from farthing.accounting import calibrate, filters, gaussian, pairs, pld
 from farthing.algorithms import descent, functional, perturbation, privgene
-from farthing.audit import charges, laws, prices, steps, tells
+from farthing.audit import charges, contributions, laws, prices, steps, tells
 from farthing.audit.curves import GaussianCurve
 from farthing.audit.overheard import Overheard
 from farthing.budget import Adjacency, Observer
@@ -155,9 +155,9 @@ CHECKS = {
     "crowds": of_law(charges.crowds),
     "shares": of_law(charges.shares),
     "uploads": of_law(charges.uploads),
-    "contributions": of_law(charges.contributions),
-    "objectives": of_law(charges.objectives),
-    "minimisers": of_law(charges.minimisers),
+    "contributions": of_law(contributions.contributions),
+    "objectives": of_law(contributions.objectives),
+    "minimisers": of_law(contributions.minimisers),
     "refunds": refunds,
 }
 

@@ -17,7 +17,6 @@ False
 
 import sys
 from types import ModuleType
-from typing import Any
 
 from farthing.audit.auditing import audit, each, judge
 from farthing.audit.curves import GaussianCurve, SampledCurve, Unknown
@@ -40,8 +39,7 @@ __all__ = [
 
 
 class _Audit(ModuleType):
-    def __call__(self, *args: Any, **kwargs: Any) -> Verdict:
-        return audit(*args, **kwargs)
+    __call__ = staticmethod(audit)
 
 
 sys.modules[__name__].__class__ = _Audit

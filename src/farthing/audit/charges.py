@@ -1,8 +1,4 @@
-"""Laws of the books: what is answered was charged before, and nothing else comes out.
-
-Also what every method owes them: each contribution it asks for is within its bound, record by record, and
-adds up over records. `contributions` listens to the methods' own questions.
-"""
+"""Laws of the books, a ledger's and a crowd's: what is answered was charged before, and nothing else."""
 
 import copy
 import math
@@ -15,10 +11,8 @@ from scipy.special import ndtr
 
 from farthing.accounting import pld
 from farthing.accounting.filters import BasicFilter, GdpFilter
-from farthing.algorithms.perturbation import Convex, Minimiser, Objective, ObjectiveNoise
-from farthing.audit import methods
 from farthing.audit.laws import off_law
-from farthing.bounds import ClipNorm, ClipValue
+from farthing.bounds import ClipNorm
 from farthing.budget import Adjacency, Budget, Observer, Unit
 from farthing.crowd.protocol import Accountant, Exactly, Invitation, Trust
 from farthing.crowd.simulated import Simulated
@@ -31,7 +25,7 @@ from farthing.mechanisms import Gaussian, Laplace
 from farthing.noise import Stream
 from farthing.query import PerExample, Query, Rows
 from farthing.samplers import Everyone, Poisson
-from farthing.tables import Features, Table
+from farthing.tables import Features
 
 _BUDGET = Budget(1.0, 1e-5)
 
@@ -245,104 +239,3 @@ def uploads(stream: Stream, rounds: int = 400) -> list[str]:
         if off_law(np.concatenate(values), ndtr, levels):
             complaints.append(f"noise={kind!r} is not what users agreed to")
     return complaints
-
-
-_HARD = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.0], [1e-3, 1.0]])
-
-
-_LISTENED = "descent dpagd dpsgd privgene least-squares adassp sufficient gradient functional pca majority"
-
-
-def contributions(stream: Stream, names: str = _LISTENED) -> list[str]:
-    """Whatever a method asks, one record's part is within the bound, and parts add up over records."""
-    complaints = []
-    for name in names.split():
-        target = methods.targets()[name]
-        assert isinstance(target, methods.Trained)
-        asked: list[tuple[Query, Any]] = []
-        door = _Listening.over_pair(
-            Ledger(target.claim, filter=target.rule, stream=stream), target.pair[1], asked
-        )
-        for _ in target.run(door):
-            pass
-        width = target.pair[1].X.shape[1]
-        records = [Table(row[None, :width], np.array([label])) for row in _HARD for label in (0.0, 1.0)]
-        for query, w in asked[:: max(1, len(asked) // 6)]:
-            complaints += [f"{name}: {text}" for text in _within(query, w, records)]
-    return complaints
-
-
-class _Listening(Ledger):
-    _asked: list[tuple[Query, Any]]
-
-    @classmethod
-    def over_pair(cls, ledger: Ledger, records: Any, asked: list[tuple[Query, Any]]) -> Any:
-        door = object.__new__(cls)
-        vars(door).update(vars(ledger.over(records)))
-        door._asked = asked
-        return door
-
-    def ask(self, query: Query, w: Any = None, *, key: str | None = None) -> Any:
-        self._asked.append((query, w))
-        return super().ask(query, w, key=key)
-
-
-def _within(query: Query, w: Any, records: list[Table]) -> list[str]:
-    kind = type(query.contribution).__name__
-    bound: Any = query.bound
-    parts = [np.asarray(query.contribution.bounded_sum(record, w, bound)) for record in records]
-    complaints = set()
-    for part in parts:
-        scaled = part / np.asarray(bound.scale)
-        if isinstance(bound, ClipValue):
-            fits = bool(((scaled >= bound.low - 1e-9) & (scaled <= bound.high + 1e-9)).all())
-        elif isinstance(bound, ClipNorm) and bound.order == 1:
-            fits = float(np.abs(scaled).sum()) <= bound.norm(1) * (1 + 1e-9)
-        else:
-            fits = float(np.linalg.norm(scaled)) <= bound.norm() * (1 + 1e-9)
-        if not fits:
-            complaints.add(f"a record's part of {kind} is beyond its bound")
-    if kind != "Smallest":  # an eigenvalue, which is no sum
-        both = Table(
-            np.vstack([record.X for record in records[:4]]),
-            np.concatenate([record.y for record in records[:4]]),
-        )
-        together = np.asarray(query.contribution.bounded_sum(both, w, bound))
-        if not np.allclose(together, sum(parts[:4]), rtol=1e-9, atol=1e-9):
-            complaints.add(f"parts of {kind} do not add up over records")
-    return sorted(complaints)
-
-
-def objectives(stream: Stream, runs: int = 120) -> list[str]:
-    """The noise in a perturbed objective, read back from its minimiser, is what was priced."""
-
-    size = 20
-    table = Table(np.eye(size), np.arange(size) % 2.0)
-    features = Features(size, intercept=0.0, radius=1.0)
-    bound = Convex(logistic, 1.0)
-    mechanism = ObjectiveNoise(2.0, 50.0, 3.0, 1.0)
-
-    behind = Objective(features, 1e-9).bounded_sum(table, None, bound)
-    implied = []
-    for _ in range(runs):
-        w = mechanism.release(behind, bound, stream)
-        implied.append(behind._look(logistic, np.zeros(size), 3.0, w)[1] / 2.0)
-    levels = np.array([-1.5, -0.5, 0.0, 0.5, 1.5])
-    return (
-        ["noise in an objective is not what was priced"]
-        if off_law(np.concatenate(implied), ndtr, levels)
-        else []
-    )
-
-
-def minimisers(stream: Stream) -> list[str]:
-    """A minimiser moves no further than it says when a record comes, for records that push the hardest."""
-    features = Features(1, intercept=0.0, radius=1.0)
-    minimiser = Minimiser(logistic, features, 0.5, 1e-9)
-    bound = ClipNorm(minimiser.reach)
-    without = Table(-np.ones((3, 1)), np.ones(3))
-    within = Table(np.append(-np.ones(3), 1.0)[:, None], np.ones(4))
-    ends = [minimiser.bounded_sum(table, None, bound) for table in (without, within)]
-    # a long way from 0, so that the record's residual is near 1 and it moves by half of R/λ and more
-    moved = float(np.linalg.norm(ends[0] - ends[1]))
-    return ["a minimiser moves further than it says"] if moved > minimiser.reach * (1 + 1e-9) else []

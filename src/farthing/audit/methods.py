@@ -1,21 +1,16 @@
 """Every method of the library as something to attack: its neighbours, its claim, and what to look at.
 
-`METHODS` names them. `attack` runs all attacks on one. A run of a method goes through a real ledger, with the
-strongest observer listening (`overheard`), so that it yields two things to look at: the log-likelihood ratio
-of all answers, and the model that comes out.
+`names` lists them, `attack` runs all attacks on one.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from farthing import validate
 from farthing.accounting import pld
-from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, RdpFilter, ZcdpFilter
+from farthing.accounting.filters import BasicFilter, GdpFilter, RdpFilter, ZcdpFilter
 from farthing.algorithms.adassp import adassp
 from farthing.algorithms.addp import addp
 from farthing.algorithms.baselines import majority
@@ -35,34 +30,34 @@ from farthing.algorithms.sufficient import sufficient
 from farthing.algorithms.together import together
 from farthing.audit import adaptive, as_published, tells
 from farthing.audit.as_published import FarthestMove, WeightMoved
-from farthing.audit.auditing import Mechanism, audit, judge
-from farthing.audit.curves import Curve, GaussianCurve, Unknown
+from farthing.audit.curves import GaussianCurve, Unknown
 from farthing.audit.groups import canary_pair
-from farthing.audit.overheard import Overheard
-from farthing.audit.steps import CanaryStep, per_step
+from farthing.audit.targets import (
+    DELTA,
+    Asked,
+    Enacted,
+    Published,
+    Seen,
+    Stepped,
+    Target,
+    Tick,
+    Together,
+    Trained,
+)
 from farthing.audit.verdict import Verdict
 from farthing.bounds import ClipNorm, ClipValue
 from farthing.budget import Adjacency, Budget, Observer
-from farthing.crowd.protocol import Accountant, ClientAgent, Parties
+from farthing.crowd.protocol import Accountant
 from farthing.errors import InvalidValue
-from farthing.events import GaussianEvent, PoissonEvent, RepeatedEvent
-from farthing.ledger import Ledger
-from farthing.losses import Gradient, logistic, squared
+from farthing.events import GaussianEvent
+from farthing.losses import logistic, squared
 from farthing.mechanisms import Gaussian, Laplace, NoisyMax
 from farthing.noise import Stream
-from farthing.query import PerExample, Query, Rows, Step
+from farthing.query import PerExample, Query, Rows
 from farthing.samplers import Everyone, FixedSize, Poisson
 from farthing.tables import Features, Table
 
-Array = NDArray[np.float64]
-Tick = Callable[[], None]
 Finding = tuple[str, Verdict]
-
-RATIO = "likelihood ratio of every answer"
-MODEL = "the model that comes out"
-_DELTA = 1e-5
-_AMPLE = 1e4
-_GAUSSIAN = GaussianCurve()
 
 
 def linear_pair(records: int = 8) -> tuple[Table, Table]:
@@ -102,230 +97,17 @@ def tied_pair() -> tuple[Table, Table]:
     return Table(x[:8], y[:8]), Table(x, y)
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A method that trains through a ledger; ``run(door)`` yields its steps."""
-
-    run: Callable[[Overheard], Iterator[Step]]
-    pair: tuple[Any, Any]
-    claim: Budget
-    rule: Callable[[Budget], Filter] = GdpFilter
-    curve: Curve = _GAUSSIAN
-    runs: int = 200
-    model: bool = True
-
-    def verdicts(self, scale: float, confidence: float, stream: Stream, tick: Tick) -> list[Verdict]:
-        runs = max(10, round(self.runs * scale))
-        rule = self.rule(self.claim)  # made once: choosing μ or ρ takes longer than a run
-        heard, models = [], []
-        for data in self.pair:
-            losses, ends = [], []
-            for _ in range(runs):
-                door = Overheard.door(
-                    Ledger(self.claim, filter=lambda _: rule, stream=stream), data, self.pair
-                )
-                end: Any = 0.0
-                for step in self.run(door):
-                    end = step.w
-                losses.append(door.loss)
-                ends.append(_flat(end))
-                tick()
-            heard.append(np.array(losses))
-            models.append(np.array(ends))
-        found = [_by_ratio(heard, self.claim, confidence, self.curve)]
-        return [*found, _by_model(models, self.claim, confidence)] if self.model else found
-
-
-@dataclass(frozen=True, slots=True)
-class Together:
-    """A method over a crowd of one party, whose every upload the observer sees."""
-
-    run: Callable[[Parties], Iterator[Step]]
-    pair: tuple[Table, Table]
-    claim: Budget
-    curve: Curve = _GAUSSIAN
-    runs: int = 100
-    size: int | None = None
-
-    def verdicts(self, scale: float, confidence: float, stream: Stream, tick: Tick) -> list[Verdict]:
-        rule = GdpFilter(self.claim)
-        heard = []
-        for data in self.pair:
-            losses = []
-            for _ in range(max(10, round(self.runs * scale))):
-                door = Overheard.door(
-                    Ledger(self.claim, filter=lambda _: rule, stream=stream), data, self.pair
-                )
-                for _ in self.run(Parties([ClientAgent(door, self.size or len(self.pair[0]))], stream)):
-                    pass
-                losses.append(door.loss)
-                tick()
-            heard.append(np.array(losses))
-        return [_by_ratio(heard, self.claim, confidence, self.curve)]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One question at a ledger's door, again and again, from a budget that is as good as endless."""
-
-    query: Query
-    pair: tuple[Any, Any]
-    claim: Budget
-    rule: Callable[[Budget], Filter] = BasicFilter
-    curve: Curve = field(default_factory=Unknown)
-    runs: int = 2000
-    statistics: Sequence[Any] = ()
-
-    def verdicts(self, scale: float, confidence: float, stream: Stream, tick: Tick) -> list[Verdict]:
-        runs = max(50, round(self.runs * scale))
-        heard, answers = [], []
-        for data in self.pair:
-            ample = Budget(_AMPLE, 0.5, self.claim.adjacency, observer=self.claim.observer)
-            door = Overheard.door(Ledger(ample, filter=self.rule, stream=stream), data, self.pair)
-            door.reserve(self.query, runs)  # in one commit
-            losses, values = [], []
-            for _ in range(runs):
-                door.loss = 0.0
-                values.append(_flat(door.ask(self.query).value))
-                losses.append(door.loss)
-                tick()
-            heard.append(np.array(losses))
-            answers.append(np.array(values))
-        found = [_by_ratio(heard, self.claim, confidence, self.curve)]
-        if self.statistics:
-            named = [(part.__name__.replace("_", " "), part) for part in self.statistics]
-            found.append(judge(answers[0], answers[1], self.claim, named, confidence))
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """One record of ``records`` a round, replaced by its opposite, before who sees which one was drawn."""
-
-    noise: float
-    records: int
-    rounds: int
-    runs: int = 1000
-
-    def verdicts(self, scale: float, confidence: float, stream: Stream, tick: Tick) -> list[Verdict]:
-        step, draw, bound = Gaussian(self.noise), FixedSize(1, self.records), ClipNorm(1.0)
-        event = RepeatedEvent(draw.amplify(step, Observer.COORDINATOR), self.rounds)
-        swap = Adjacency.REPLACE_ONE
-        claim = Budget(pld.epsilon(event, _DELTA, swap), _DELTA, swap, observer=Observer.COORDINATOR)
-        heard = []
-        for canary in (-1.0, 1.0):
-            losses = np.zeros(max(50, round(self.runs * scale)))
-            for run in range(len(losses)):
-                for _ in range(self.rounds):
-                    mine = self.records - 1 in np.arange(self.records)[draw.draw(self.records, stream)]
-                    answer = step.release(np.array([canary if mine else -1.0]), bound, stream)
-                    losses[run] += 2 * float(answer[0]) / self.noise**2 if mine else 0.0
-                tick()
-            heard.append(losses)
-        named = [("likelihood ratio of every answer, draws seen", tells.value)]
-        return [judge(heard[0], heard[1], claim, named, confidence)]
-
-
-@dataclass(frozen=True, slots=True)
-class Stepped:
-    """DP-SGD step by step, a canary in an unused coordinate, a million steps a world."""
-
-    noise: float
-    rate: float
-    steps: int
-    trials: int = 1_000_000
-
-    def verdicts(self, scale: float, confidence: float, stream: Stream, tick: Tick) -> list[Verdict]:
-        event = RepeatedEvent(PoissonEvent(self.rate, GaussianEvent(self.noise)), self.steps)
-        claim = Budget(pld.epsilon(event, _DELTA), _DELTA)
-        x = np.zeros((1, 20))
-        x[0, -1] = 1.0
-        gradient = Gradient(logistic, Features(20, intercept=0.0))
-        query = Query(Poisson(self.rate), gradient, ClipNorm(0.5), Gaussian(self.noise))
-        step = CanaryStep(query, Table(x, np.ones(1)), np.zeros(20))
-        trials = max(1000, round(self.trials * scale))
-        return [per_step(step, claim, self.steps, trials, confidence, stream=stream)]
-
-
-@dataclass(frozen=True, slots=True)
-class Enacted:
-    """The sound forms of AdaDP and AdaL under the attack that breaks the published ones."""
-
-    mechanism: adaptive.SoundAdaDP
-    runs: int = 10_000
-
-    def verdicts(self, scale: float, confidence: float, stream: Stream, tick: Tick) -> list[Verdict]:
-        plan = self.mechanism
-        event = RepeatedEvent(PoissonEvent(plan.rate, GaussianEvent(plan.noise)), plan.steps)
-        claim = Budget(pld.epsilon(event, _DELTA), _DELTA)
-        runs = max(200, round(self.runs * scale))
-        outputs = [plan(data, runs, stream) for data in canary_pair()]
-        moved: list[tuple[str, Any]] = [
-            ("weight 3 moved", lambda part: WeightMoved(2)(part[:, :, 0])),
-            ("longest move of weight 3", lambda part: FarthestMove(2)(part[:, :, 0])),
-        ]
-        sums: list[tuple[str, Any]] = [
-            ("mean of the canary's coordinate", lambda part: part[:, :, 1, 2].mean(axis=1)),
-            ("largest entry of it", lambda part: tells.largest(part[:, :, 1, 2])),
-            ("level of its noise", lambda part: tells.level(part[:, :, 1, 2])),
-        ]
-        return [
-            judge(outputs[0], outputs[1], claim, moved, confidence, attack="frozen coordinate"),
-            judge(outputs[0], outputs[1], claim, sums, confidence, attack="scale of the noise"),
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """Something unsound, with what its authors claim of it."""
-
-    mechanism: Mechanism
-    pair: tuple[Any, Any]
-    claim: Budget
-    statistics: Sequence[Any]
-    runs: int = 10_000
-
-    def verdicts(self, scale: float, confidence: float, stream: Stream, tick: Tick) -> list[Verdict]:
-        runs = max(200, round(self.runs * scale))
-        chosen = list(self.statistics)
-        return [audit(self.mechanism, self.pair, self.claim, chosen, runs, confidence, stream=stream)]
-
-
-Target = Trained | Together | Asked | Seen | Stepped | Enacted | Published
-
-
-def _by_ratio(heard: Sequence[Array], claim: Budget, confidence: float, curve: Curve) -> Verdict:
-    named = [(RATIO, tells.value)]
-    if isinstance(curve, Unknown):
-        return judge(heard[0], heard[1], claim, named, confidence)
-    return judge(heard[0], heard[1], claim, named, confidence, threshold=0.0, curve=curve)
-
-
-def _by_model(models: Sequence[Array], claim: Budget, confidence: float) -> Verdict:
-    named: list[tuple[str, Any]] = [
-        ("projection on the worst direction", tells.Projection()),
-        ("its largest entry", tells.largest),
-        ("its lowest bit", tells.lowest_bit),
-    ]
-    return judge(models[0], models[1], claim, named, confidence, attack=MODEL)
-
-
-def _flat(value: Any) -> Array:
-    parts = value if isinstance(value, tuple) else (value,)
-    return np.concatenate([np.ravel(np.asarray(part, dtype=np.float64)) for part in parts])
-
-
-def _classifier(width: int = 2, **problem: Any) -> Problem:
-    return Problem(logistic, 8, width, **problem)
+def _classifier(width: int = 2, intercept: bool = True) -> Problem:
+    return Problem(logistic, 8, width, intercept=intercept)
 
 
 @functools.cache
 def targets() -> dict[str, Target]:
     """All that can be attacked, by name."""
-    claim, pure = Budget(8.0, _DELTA), Budget(2.0, 0.0)
+    claim, pure = Budget(8.0, DELTA), Budget(2.0, 0.0)
     fit, line = _classifier(), Problem(squared, 8, 2)
     pair = linear_pair()
-    server = Budget(8.0, _DELTA, observer=Observer.SERVER)
+    server = Budget(8.0, DELTA, observer=Observer.SERVER)
     swapped = replace(server, adjacency=Adjacency.REPLACE_ONE)
     rows = PerExample(lambda part, w: part[0])
     ties = Rows(np.zeros((3, 21))), Rows(np.vstack([np.zeros((3, 21)), np.append(0.0, -np.ones(20))]))
@@ -404,9 +186,9 @@ def targets() -> dict[str, Target]:
         "gaussian": Asked(
             Query(Everyone(), rows, ClipNorm(1.0), Gaussian(1.0)),
             ones,
-            Budget(pld.epsilon(GaussianEvent(1.0), _DELTA), _DELTA),
+            Budget(pld.epsilon(GaussianEvent(1.0), DELTA), DELTA),
             rule=GdpFilter,
-            curve=_GAUSSIAN,
+            curve=GaussianCurve(),
             statistics=(tells.largest, tells.spread, tells.frozen, tells.lowest_bit),
         ),
         "laplace": Asked(
@@ -429,8 +211,8 @@ def targets() -> dict[str, Target]:
             Query(FixedSize(1, 5), rows, ClipNorm(1.0), Gaussian(0.7)),
             signs,
             Budget(
-                pld.epsilon(FixedSize(1, 5).amplify(GaussianEvent(0.7)), _DELTA, Adjacency.REPLACE_ONE),
-                _DELTA,
+                pld.epsilon(FixedSize(1, 5).amplify(GaussianEvent(0.7)), DELTA, Adjacency.REPLACE_ONE),
+                DELTA,
                 Adjacency.REPLACE_ONE,
             ),
             RdpFilter,
@@ -441,7 +223,7 @@ def targets() -> dict[str, Target]:
 @functools.cache
 def published() -> dict[str, Target]:
     """What is unsound as published, by name: to see an audit that ends in "broken"."""
-    claim = Budget(0.689, _DELTA)
+    claim = Budget(0.689, DELTA)
     moves = WeightMoved(2), FarthestMove(2)
     ties = np.zeros(21), np.append(0.0, np.ones(20))
     return {
@@ -454,10 +236,10 @@ def published() -> dict[str, Target]:
             as_published.ExponentialNoisyMin(0.5), ties, Budget(0.5, 0.0), (tells.Outcomes(),), 40_000
         ),
         "realised-lot": Published(
-            as_published.RealisedLot(), (3, 4), Budget(0.1, _DELTA), (tells.spread, tells.level)
+            as_published.RealisedLot(), (3, 4), Budget(0.1, DELTA), (tells.spread, tells.level)
         ),
         "float-noise": Published(
-            as_published.FloatGaussian(4.0), (0.0, 1.0), Budget(1.0, _DELTA), (tells.lowest_bit,)
+            as_published.FloatGaussian(4.0), (0.0, 1.0), Budget(1.0, DELTA), (tells.lowest_bit,)
         ),
     }
 

@@ -1,0 +1,256 @@
+"""Kinds of things to attack, each with its neighbours, its claim and what to look at.
+
+A method goes through a real ledger with the strongest observer listening (`overheard`), so that a run yields
+two things to look at: the log-likelihood ratio of all answers, and the model that comes out.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing.accounting import pld
+from farthing.accounting.filters import BasicFilter, Filter, GdpFilter
+from farthing.audit import adaptive, tells
+from farthing.audit.as_published import FarthestMove, WeightMoved
+from farthing.audit.auditing import Mechanism, audit, judge
+from farthing.audit.curves import Curve, GaussianCurve, Unknown
+from farthing.audit.groups import canary_pair
+from farthing.audit.overheard import Overheard
+from farthing.audit.steps import CanaryStep, per_step
+from farthing.audit.verdict import Verdict
+from farthing.bounds import ClipNorm
+from farthing.budget import Adjacency, Budget, Observer
+from farthing.crowd.protocol import ClientAgent, Parties
+from farthing.events import GaussianEvent, PoissonEvent, RepeatedEvent
+from farthing.ledger import Ledger
+from farthing.losses import Gradient, logistic
+from farthing.mechanisms import Gaussian
+from farthing.noise import Stream
+from farthing.query import Query, Step
+from farthing.samplers import FixedSize, Poisson
+from farthing.tables import Features, Table
+
+Array = NDArray[np.float64]
+Tick = Callable[[], None]
+
+RATIO = "likelihood ratio of every answer"
+MODEL = "the model that comes out"
+DELTA = 1e-5
+_AMPLE = 1e4
+_GAUSSIAN = GaussianCurve()
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A method that trains through a ledger; ``run(door)`` yields its steps."""
+
+    run: Callable[[Overheard], Iterator[Step]]
+    pair: tuple[Any, Any]
+    claim: Budget
+    rule: Callable[[Budget], Filter] = GdpFilter
+    curve: Curve = _GAUSSIAN
+    runs: int = 200
+    model: bool = True
+
+    def verdicts(self, scale: float, confidence: float, stream: Stream, tick: Tick) -> list[Verdict]:
+        runs = max(10, round(self.runs * scale))
+        rule = self.rule(self.claim)  # made once: choosing μ or ρ takes longer than a run
+        heard, models = [], []
+        for data in self.pair:
+            losses, ends = [], []
+            for _ in range(runs):
+                door = Overheard.door(
+                    Ledger(self.claim, filter=lambda _: rule, stream=stream), data, self.pair
+                )
+                end: Any = 0.0
+                for step in self.run(door):
+                    end = step.w
+                losses.append(door.loss)
+                ends.append(_flat(end))
+                tick()
+            heard.append(np.array(losses))
+            models.append(np.array(ends))
+        found = [_by_ratio(heard, self.claim, confidence, self.curve)]
+        return [*found, _by_model(models, self.claim, confidence)] if self.model else found
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """A method over a crowd of one party, whose every upload the observer sees."""
+
+    run: Callable[[Parties], Iterator[Step]]
+    pair: tuple[Table, Table]
+    claim: Budget
+    curve: Curve = _GAUSSIAN
+    runs: int = 100
+    size: int | None = None
+
+    def verdicts(self, scale: float, confidence: float, stream: Stream, tick: Tick) -> list[Verdict]:
+        rule = GdpFilter(self.claim)
+        heard = []
+        for data in self.pair:
+            losses = []
+            for _ in range(max(10, round(self.runs * scale))):
+                door = Overheard.door(
+                    Ledger(self.claim, filter=lambda _: rule, stream=stream), data, self.pair
+                )
+                for _ in self.run(Parties([ClientAgent(door, self.size or len(self.pair[0]))], stream)):
+                    pass
+                losses.append(door.loss)
+                tick()
+            heard.append(np.array(losses))
+        return [_by_ratio(heard, self.claim, confidence, self.curve)]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One question at a ledger's door, again and again, from a budget that is as good as endless."""
+
+    query: Query
+    pair: tuple[Any, Any]
+    claim: Budget
+    rule: Callable[[Budget], Filter] = BasicFilter
+    curve: Curve = field(default_factory=Unknown)
+    runs: int = 2000
+    statistics: Sequence[Any] = ()
+
+    def verdicts(self, scale: float, confidence: float, stream: Stream, tick: Tick) -> list[Verdict]:
+        runs = max(50, round(self.runs * scale))
+        heard, answers = [], []
+        for data in self.pair:
+            ample = Budget(_AMPLE, 0.5, self.claim.adjacency, observer=self.claim.observer)
+            door = Overheard.door(Ledger(ample, filter=self.rule, stream=stream), data, self.pair)
+            door.reserve(self.query, runs)  # in one commit
+            losses, values = [], []
+            for _ in range(runs):
+                door.loss = 0.0
+                values.append(_flat(door.ask(self.query).value))
+                losses.append(door.loss)
+                tick()
+            heard.append(np.array(losses))
+            answers.append(np.array(values))
+        found = [_by_ratio(heard, self.claim, confidence, self.curve)]
+        if self.statistics:
+            named = [(part.__name__.replace("_", " "), part) for part in self.statistics]
+            found.append(judge(answers[0], answers[1], self.claim, named, confidence))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One record of ``records`` a round, replaced by its opposite, before who sees which one was drawn."""
+
+    noise: float
+    records: int
+    rounds: int
+    runs: int = 1000
+
+    def verdicts(self, scale: float, confidence: float, stream: Stream, tick: Tick) -> list[Verdict]:
+        step, draw, bound = Gaussian(self.noise), FixedSize(1, self.records), ClipNorm(1.0)
+        event = RepeatedEvent(draw.amplify(step, Observer.COORDINATOR), self.rounds)
+        swap = Adjacency.REPLACE_ONE
+        claim = Budget(pld.epsilon(event, DELTA, swap), DELTA, swap, observer=Observer.COORDINATOR)
+        heard = []
+        for canary in (-1.0, 1.0):
+            losses = np.zeros(max(50, round(self.runs * scale)))
+            for run in range(len(losses)):
+                for _ in range(self.rounds):
+                    mine = self.records - 1 in np.arange(self.records)[draw.draw(self.records, stream)]
+                    answer = step.release(np.array([canary if mine else -1.0]), bound, stream)
+                    losses[run] += 2 * float(answer[0]) / self.noise**2 if mine else 0.0
+                tick()
+            heard.append(losses)
+        named = [("likelihood ratio of every answer, draws seen", tells.value)]
+        return [judge(heard[0], heard[1], claim, named, confidence)]
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """DP-SGD step by step, a canary in an unused coordinate, a million steps a world."""
+
+    noise: float
+    rate: float
+    steps: int
+    trials: int = 1_000_000
+
+    def verdicts(self, scale: float, confidence: float, stream: Stream, tick: Tick) -> list[Verdict]:
+        event = RepeatedEvent(PoissonEvent(self.rate, GaussianEvent(self.noise)), self.steps)
+        claim = Budget(pld.epsilon(event, DELTA), DELTA)
+        x = np.zeros((1, 20))
+        x[0, -1] = 1.0
+        gradient = Gradient(logistic, Features(20, intercept=0.0))
+        query = Query(Poisson(self.rate), gradient, ClipNorm(0.5), Gaussian(self.noise))
+        step = CanaryStep(query, Table(x, np.ones(1)), np.zeros(20))
+        trials = max(1000, round(self.trials * scale))
+        return [per_step(step, claim, self.steps, trials, confidence, stream=stream)]
+
+
+@dataclass(frozen=True, slots=True)
+class Enacted:
+    """The sound forms of AdaDP and AdaL under the attack that breaks the published ones."""
+
+    mechanism: adaptive.SoundAdaDP
+    runs: int = 10_000
+
+    def verdicts(self, scale: float, confidence: float, stream: Stream, tick: Tick) -> list[Verdict]:
+        plan = self.mechanism
+        event = RepeatedEvent(PoissonEvent(plan.rate, GaussianEvent(plan.noise)), plan.steps)
+        claim = Budget(pld.epsilon(event, DELTA), DELTA)
+        runs = max(200, round(self.runs * scale))
+        outputs = [plan(data, runs, stream) for data in canary_pair()]
+        moved: list[tuple[str, Any]] = [
+            ("weight 3 moved", lambda part: WeightMoved(2)(part[:, :, 0])),
+            ("longest move of weight 3", lambda part: FarthestMove(2)(part[:, :, 0])),
+        ]
+        sums: list[tuple[str, Any]] = [
+            ("mean of the canary's coordinate", lambda part: part[:, :, 1, 2].mean(axis=1)),
+            ("largest entry of it", lambda part: tells.largest(part[:, :, 1, 2])),
+            ("level of its noise", lambda part: tells.level(part[:, :, 1, 2])),
+        ]
+        return [
+            judge(outputs[0], outputs[1], claim, moved, confidence, attack="frozen coordinate"),
+            judge(outputs[0], outputs[1], claim, sums, confidence, attack="scale of the noise"),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Something unsound, with what its authors claim of it."""
+
+    mechanism: Mechanism
+    pair: tuple[Any, Any]
+    claim: Budget
+    statistics: Sequence[Any]
+    runs: int = 10_000
+
+    def verdicts(self, scale: float, confidence: float, stream: Stream, tick: Tick) -> list[Verdict]:
+        runs = max(200, round(self.runs * scale))
+        chosen = list(self.statistics)
+        return [audit(self.mechanism, self.pair, self.claim, chosen, runs, confidence, stream=stream)]
+
+
+Target = Trained | Together | Asked | Seen | Stepped | Enacted | Published
+
+
+def _by_ratio(heard: Sequence[Array], claim: Budget, confidence: float, curve: Curve) -> Verdict:
+    named = [(RATIO, tells.value)]
+    if isinstance(curve, Unknown):
+        return judge(heard[0], heard[1], claim, named, confidence)
+    return judge(heard[0], heard[1], claim, named, confidence, threshold=0.0, curve=curve)
+
+
+def _by_model(models: Sequence[Array], claim: Budget, confidence: float) -> Verdict:
+    named: list[tuple[str, Any]] = [
+        ("projection on the worst direction", tells.Projection()),
+        ("its largest entry", tells.largest),
+        ("its lowest bit", tells.lowest_bit),
+    ]
+    return judge(models[0], models[1], claim, named, confidence, attack=MODEL)
+
+
+def _flat(value: Any) -> Array:
+    parts = value if isinstance(value, tuple) else (value,)
+    return np.concatenate([np.ravel(np.asarray(part, dtype=np.float64)) for part in parts])
