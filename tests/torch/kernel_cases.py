@@ -14,7 +14,7 @@ from farthing import noise as lattice
 from farthing.noise import SeededStream
 from farthing.torch import kernels, stock, sums
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 KEY = bytes(range(32))
 
 
