@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 import farthing as ft
-from farthing.audit import GaussianCurve, assert_private, canaries_of, each, one_run, section, tells
+from farthing.audit import (
+    GaussianCurve,
+    SampledCurve,
+    assert_private,
+    canaries_of,
+    each,
+    one_run,
+    section,
+    tells,
+)
 from farthing.audit.verdict import Verdict
 from farthing.noise import SeededStream, gaussian
 
@@ -69,6 +78,22 @@ def test_vectors_are_projected_and_whole_numbers_looked_at_by_outcome():
     assert "outcomes" in verdict.attack
 
 
+def test_nan_and_infinity_give_a_record_away():
+    def spoilt(bad):
+        def mechanism(data, runs, stream):
+            noise = gaussian(stream, 2 * runs, 20).reshape(runs, 2) / 2**20
+            noise[: runs // 2 if data else 0] = bad
+            order = np.argsort(stream.integers(runs))
+            return noise[order]
+
+        return mechanism
+
+    for bad in (np.nan, np.inf):
+        for statistic in (tells.largest, tells.value, None):
+            verdict = ft.audit(spoilt(bad), (0, 1), CLAIM, statistic, 2000, stream=SeededStream(8))
+            assert verdict.broken, (bad, statistic)
+
+
 def test_one_output_at_a_time():
     @each
     def mechanism(data, stream):
@@ -86,6 +111,9 @@ def test_nonsense_is_refused_in_one_sentence():
         ft.audit(noisy(1.0), (0, 1), CLAIM, trials=2)
     with pytest.raises(ft.FarthingError, match="fixed ahead for one plain function"):
         ft.audit(noisy(1.0), (0, 1), CLAIM, tells.Projection(), threshold=0.0)
+    claim = ft.Budget(1.0, 1e-5, "replace-one")
+    with pytest.raises(ft.FarthingError, match="another curve"):
+        ft.audit(noisy(1.0), (0, 1), claim, trials=100, curve=SampledCurve(0.1, 5), stream=SeededStream(0))
     for confidence in (0.0, 1.0, float("nan")):
         with pytest.raises(ft.FarthingError, match="confidence"):
             ft.audit(noisy(1.0), (0, 1), CLAIM, confidence=confidence)

@@ -75,6 +75,8 @@ def judge(
 ) -> Verdict:
     """The verdict on outputs of both worlds, as many of each."""
     trials = len(without)
+    if len(within) != trials:
+        raise InvalidValue(f"both worlds must have as many runs, got {trials} and {len(within)}")
     if threshold is not None:
         name, plain = statistics[0]
         assert not isinstance(plain, Tell)
@@ -93,10 +95,16 @@ def judge(
         best = max(range(len(chosen)), key=lambda place: chosen[place][0])
         name, (_, scores, above, sign) = statistics[best][0], chosen[best]
         without, within, trials = without[half:], within[half:], trials - half
-    false, hit = (int(np.count_nonzero(sign * scores(part) >= above)) for part in (without, within))
+    false, hit = (int(np.count_nonzero(sign * _seen(scores, part) >= above)) for part in (without, within))
     strength = float(curve.strengths(hit, false, trials, claim, confidence))
     said = f"{attack}: {name}" if attack and name else attack or name
     return Verdict(curve.epsilon(strength, claim), claim, trials, confidence, said, curve.assumption)
+
+
+def _seen(scores: Scores, outputs: Any) -> Array:
+    """Scores of outputs; NaN, which is as good a sign as any, stands below all others."""
+    values = np.asarray(scores(outputs), dtype=np.float64)
+    return np.where(np.isnan(values), -np.inf, values)
 
 
 def each(mechanism: Callable[[Any, Stream], Any]) -> Mechanism:
@@ -146,7 +154,7 @@ def _choose(
 ) -> tuple[float, Scores, float, float]:
     """The best threshold on runs that are not counted: its strength, the scores, threshold and sign."""
     scores = statistic.fit(without, within) if isinstance(statistic, Tell) else statistic
-    found = [np.asarray(scores(part), dtype=np.float64) for part in (without, within)]
+    found = [_seen(scores, part) for part in (without, within)]
     options = []
     for sign in (1.0, -1.0):
         first, second = np.sort(sign * found[0]), np.sort(sign * found[1])
@@ -160,6 +168,7 @@ def _choose(
         strengths = np.where(np.isnan(strengths), -np.inf, strengths)
         best = int(np.argmax(strengths))
         # halfway to the next value below: what lies beyond the runs seen is flagged as well
-        below = levels[best - 1] if best else levels[best]
-        options.append((float(strengths[best]), scores, float((levels[best] + below) / 2), sign))
+        level, below = float(levels[best]), float(levels[best - 1]) if best else -np.inf
+        between = (level + below) / 2 if np.isfinite([level, below]).all() else level
+        options.append((float(strengths[best]), scores, between, sign))
     return max(options, key=lambda option: option[0])

@@ -16,6 +16,7 @@ from farthing import validate
 from farthing.accounting import gaussian, pld
 from farthing.audit import statistics
 from farthing.budget import Adjacency, Budget
+from farthing.errors import Unsupported
 from farthing.events import GaussianEvent, PoissonEvent, RepeatedEvent
 
 Array = NDArray[np.float64]
@@ -81,10 +82,11 @@ class SampledCurve:
         return statistics.sampled_mu(tp, fp, trials, self.rate, confidence)
 
     def epsilon(self, strength: float, claim: Budget) -> float:
+        if claim.adjacency is Adjacency.REPLACE_ONE and self.rate < 1:
+            raise Unsupported("a record replaced on a sample has another curve: attack add-remove instead")
         if not strength > 1e-6:  # below, thousands of steps do not add up to anything
             return 0.0
         if strength == math.inf:
             return math.inf
-        shift = 2.0 if claim.adjacency is Adjacency.REPLACE_ONE else 1.0
-        step = PoissonEvent(self.rate, GaussianEvent(shift / strength))
+        step = PoissonEvent(self.rate, GaussianEvent(1 / strength))
         return pld.epsilon(RepeatedEvent(step, self.steps), claim.delta, claim.adjacency)

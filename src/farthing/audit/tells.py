@@ -34,12 +34,17 @@ class Projection:
     name: str = "projection on the worst direction"
 
     def fit(self, without: Any, within: Any) -> Scores:
-        first, second = _flat(without), _flat(within)
+        first, second = (np.nan_to_num(_flat(part), posinf=0.0, neginf=0.0) for part in (without, within))
         spread = np.atleast_2d(np.cov(first.T)) + np.atleast_2d(np.cov(second.T))
         # coordinates that never move would make it singular
         spread += np.eye(len(spread)) * max(1e-9 * float(np.trace(spread)) / len(spread), 1e-300)
         direction = np.linalg.lstsq(spread, second.mean(axis=0) - first.mean(axis=0), rcond=None)[0]
-        return lambda outputs: np.asarray(_flat(outputs) @ direction)
+
+        def scores(outputs: Any) -> Array:
+            with np.errstate(invalid="ignore"):  # infinity times 0
+                return np.asarray(_flat(outputs) @ direction)
+
+        return scores
 
 
 @dataclass(frozen=True, slots=True)
