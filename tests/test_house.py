@@ -52,7 +52,7 @@ LAYERS = [
     "processes tomlfile page keyring",
     "crowd.bridge crowd.flower_control crowd.superlink crowd.flower crowd.flower_link crowd.flower_node",
     "serving joining deploying_cli",
-    "demo reporting cli",
+    "demo reporting cli demo_parties",
 ]
 ORDER = [name for layer in LAYERS for name in layer.split()]
 

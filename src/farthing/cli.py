@@ -20,6 +20,7 @@ import typer
 import farthing
 from farthing import validate
 from farthing.budget import Adjacency, Budget, Unit
+from farthing.deploying_cli import join, keys, serve
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.journal import Journal
 from farthing.plans import Accountant, Curve, Plan, curve
@@ -368,6 +369,10 @@ def guard(
 
     keep(policy, check=check)
     return 0
+
+
+for _deployed in (keys, serve, join):
+    app.command(cls=_Command)(_deployed)
 
 
 @app.command(cls=_Command)

@@ -1,0 +1,97 @@
+"""Flower's two apps, both of which only carry bytes: no key, no record and no decision is in them.
+
+`client` hands a request to the guard's Unix socket and returns what the guard says. `server` connects to the
+coordinator's `Bridge`, sends what it is given to nodes over Flower's grid, and hands the answers back. What
+is signed, checked, charged and counted is so at both ends, out of reach of this file.
+"""
+
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from farthing.crowd.bridge import carry
+from farthing.crowd.superlink import BRIDGE
+from farthing.crowd.transport import call
+
+GUARD = "guard"  # the entry of a node's configuration with the socket of its guard
+
+_AGAIN, _SOON_AGAIN = 20.0, 1.0  # seconds after which a request is sent once more: unanswered, or failed
+_SOON, _LATE, _SLOWER = 0.05, 0.5, 1.3  # seconds between two looks for answers, and how they grow
+_GUARD_SECONDS = 120.0
+
+client = ClientApp()
+server = ServerApp()
+
+
+@client.query()
+def relay(message: Message, context: Context) -> Message:
+    """Asks the guard. Where it does not answer this raises, and the party is missing from the round."""
+    path = str(context.node_config[GUARD])
+    answer = call(path, opened(message), seconds=_GUARD_SECONDS)
+    return Message(wrapped(answer), reply_to=message)
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    """Carries for the coordinator until it goes away."""
+    carry(os.environ[BRIDGE], Carrier(grid).exchange)
+
+
+class Carrier:
+    """Requests to nodes over Flower's grid, and their answers back.
+
+    A request that was sent in an earlier exchange is not sent anew: its answer may be under way.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._sent: dict[tuple[int, bytes], tuple[float, set[str]]] = {}  # when last, and as which messages
+
+    def exchange(self, requests: Mapping[int, bytes], seconds: float) -> Iterator[tuple[int, bytes]]:
+        """(node, answer) as they come. What is not answered, or answered by an error, is sent again."""
+        until, pause = time.monotonic() + seconds, _SOON
+        left = dict(requests)
+        self._sent = {key: self._sent[key] for key in left.items() if key in self._sent}
+        while left and time.monotonic() < until:
+            self._send(left, seconds)
+            time.sleep(pause)
+            pause = min(_LATE, pause * _SLOWER)
+            numbers = {number: key for key in left.items() for number in self._sent[key][1]}
+            for message in self._grid.pull_messages(list(numbers)):
+                key = numbers.pop(message.metadata.reply_to_message_id, None)
+                if key is None or key[0] not in left:
+                    continue
+                if message.has_content():
+                    del left[key[0]]
+                    yield key[0], opened(message)
+                    pause = _SOON
+                else:  # the node is not there, or its guard
+                    when, others = self._sent[key]
+                    others.discard(message.metadata.reply_to_message_id)
+                    self._sent[key] = (min(when, time.monotonic() - _AGAIN + _SOON_AGAIN), others)
+
+    def _send(self, left: Mapping[int, bytes], seconds: float) -> None:
+        now = time.monotonic()
+        due = [key for key in left.items() if now - self._sent.get(key, (-math.inf, set()))[0] >= _AGAIN]
+        if not due:
+            return
+        lasting = max(2 * _AGAIN, seconds)
+        messages = [Message(wrapped(request), node, "query", ttl=lasting) for node, request in due]
+        for key, number in zip(due, self._grid.push_messages(messages), strict=True):
+            known = self._sent[key][1] if key in self._sent else set()
+            self._sent[key] = (now, known | ({number} if number else set()))
+
+
+def wrapped(content: bytes) -> RecordDict:
+    return RecordDict({"farthing": ConfigRecord({"bytes": content})})
+
+
+def opened(message: Message) -> bytes:
+    content = message.content["farthing"]
+    value = content["bytes"] if isinstance(content, ConfigRecord) else b""
+    return value if isinstance(value, bytes) else b""

@@ -1,0 +1,85 @@
+"""The commands for parties on machines of their own: ``farthing keys``, ``serve`` and ``join``."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farthing.errors import InvalidValue
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _logged() -> None:
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+
+
+def keys(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where to: one folder each.", show_default=False)
+    ],
+    parties: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="For these parties, separated by commas.")
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES", help="For a coordinator that is reached under these names, with commas."
+        ),
+    ] = None,
+) -> int:
+    """Makes keys and certificates for parties and their coordinator; never overwrites any.
+
+    A private key belongs where it was made: let each party make its own with --parties NAME, and the
+    coordinator with --host. Both in one go are for trying it out on one machine.
+    """
+    from farthing import keyring
+
+    names = [] if parties is None else [name.strip() for name in parties.split(",")]
+    hosts = [] if host is None else [name.strip() for name in host.split(",")]
+    for place in keyring.make(folder, names, hosts, coordinator=host is not None):
+        print(place, flush=True)
+    return 0
+
+
+def serve(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run, as TOML.", show_default=False)],
+    page: Annotated[
+        int | None, typer.Option(metavar="PORT", help="Show a live page on this port; 0 for any.")
+    ] = None,
+    page_host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Of the page; by default this machine only.")
+    ] = "127.0.0.1",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
+) -> int:
+    """Coordinates parties that train together, until nobody can afford another round.
+
+    A run that was interrupted goes on where it was when it is started again.
+    """
+    if page is not None and not 0 <= page < 2**16:
+        raise InvalidValue(f"--page must be a port, got {page}")
+    from farthing import reporting, serving
+
+    _logged()
+    report = serving.serve(serving.Plan.load(run), page=page, host=page_host, say=_say)
+    if as_json:
+        print(json.dumps(report, allow_nan=False), flush=True)
+    else:
+        print(reporting.aligned(serving.lines(report)), flush=True)
+    return 0
+
+
+def join(
+    party: Annotated[Path, typer.Argument(metavar="PARTY", help="The party, as TOML.", show_default=False)],
+) -> int:
+    """Starts a party's guard, unless it runs, and its node; answers a coordinator until told to end."""
+    from farthing import joining
+
+    _logged()
+    joining.join(joining.Party.load(party), _say)
+    return 0

@@ -1,0 +1,330 @@
+"""The live page of a run: one document without scripts from elsewhere, and the same figures as JSON.
+
+It shows public things only: what parties announced, how far the run is, accuracy on public test data. It is
+served on the loopback address unless told otherwise, answers nobody who asks for it under another name (so
+that no other web page can read it through the browser), and never takes anything in.
+"""
+
+import base64
+import hashlib
+import html
+import http.server
+import ipaddress
+import json
+import math
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from farthing.errors import InvalidValue
+
+_SECONDS = 2  # between two looks
+
+
+@dataclass(frozen=True, slots=True)
+class PartyView:
+    """A party, as it is shown."""
+
+    name: str
+    state: str
+    left: int | None = None  # rounds it can still afford, as it announced
+    most: int | None = None  # at the beginning
+    records: int | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that the page shows."""
+
+    run: str
+    method: str
+    phase: str  # in words; begins with "over" at the end
+    round: int = 0
+    parties: tuple[PartyView, ...] = ()
+    accuracy: tuple[tuple[int, float], ...] = ()  # of some rounds, on public test data
+    noise: float | None = None  # over the clip, the least that a party adds
+    clip: float | None = None
+    seconds: float | None = None  # a round
+    end: float | None = None  # seconds until then, as it looks now
+
+
+def coarse(rounds: int | None) -> str:
+    """One figure and zeros: what is left in rounds, for people.
+
+    >>> coarse(7), coarse(1234), coarse(None)
+    ('7', 'about 1,000', '')
+    """
+    if rounds is None:
+        return ""
+    if rounds < 10:
+        return str(rounds)
+    unit = 10 ** (len(str(rounds)) - 1)
+    return f"about {rounds // unit * unit:,}"
+
+
+def duration(seconds: float | None) -> str:
+    """In words.
+
+    >>> duration(75), duration(8000), duration(None)
+    ('1 min 15 s', '2 h 13 min', '')
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return ""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 48 * 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} days"
+
+
+def body(view: View) -> str:
+    """The part of the page that changes."""
+    counts = {state: sum(p.state == state for p in view.parties) for state in dict.fromkeys(_STATES[:-1])}
+    there = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    figures = [
+        ("Round", f"{view.round:,}"),
+        ("Parties", there or "none yet"),
+        ("Accuracy", f"{view.accuracy[-1][1]:.1%}" if view.accuracy else "not measured"),
+        ("Noise over clip", "" if view.noise is None else f"{view.noise:.3g}"),
+        ("A round takes", "" if view.seconds is None else f"{view.seconds:.1f} s"),
+        ("Ends in about", "over" if view.phase.startswith("over") else duration(view.end) or "not known yet"),
+    ]
+    cards = "".join(
+        f"<div class=card><dt>{name}</dt><dd>{html.escape(value)}</dd></div>"
+        for name, value in figures
+        if value
+    )
+    rows = "".join(map(_row, view.parties))
+    return (
+        f"<p class=phase>{html.escape(view.phase)}</p><dl class=cards>{cards}</dl>{_chart(view.accuracy)}"
+        "<table><thead><tr><th>Party</th><th>State</th><th class=n>Records</th><th>Budget</th>"
+        f"<th>Rounds left</th></tr></thead><tbody>{rows}</tbody></table>"
+    )
+
+
+_STATES = ("here", "missing", "spent", "refused", "gone", "awaited", "")
+
+
+def _row(party: PartyView) -> str:
+    state = party.state if party.state in _STATES else ""
+    reason = f" <small>({html.escape(party.reason)})</small>" if party.reason else ""
+    budget = ""
+    if party.epsilon is not None and party.delta is not None:
+        budget = f"ε {party.epsilon:g}, δ {party.delta:g}"
+    left = html.escape(coarse(party.left))
+    if party.left is not None and party.most:
+        left = f"<meter min=0 max={party.most} value={party.left}></meter> {left}"
+    records = "" if party.records is None else f"{party.records:,}"
+    return (
+        f"<tr><th scope=row>{html.escape(party.name)}</th>"
+        f"<td><span class='state {state}'>{html.escape(party.state)}</span>{reason}</td>"
+        f"<td class=n data-label=Records>{records}</td><td data-label=Budget>{budget}</td>"
+        f"<td data-label='Rounds left'>{left}</td></tr>"
+    )
+
+
+def _chart(points: Sequence[tuple[int, float]]) -> str:
+    """Accuracy over rounds, as a line."""
+    if len(points) < 2:
+        return ""
+    first, last = points[0][0], points[-1][0]
+    low = max(0.0, math.floor(min(y for _, y in points) * 20) / 20)
+    high = min(1.0, math.ceil(max(y for _, y in points) * 20) / 20)
+    high = max(high, low + 0.05)
+
+    def place(t: int, y: float) -> str:
+        across = 44 + 548 * (t - first) / max(1, last - first)
+        return f"{across:.1f},{146 - 132 * (y - low) / (high - low):.1f}"
+
+    path = " ".join(place(t, y) for t, y in points)
+    lines = "".join(
+        f"<line x1=44 x2=592 y1={y} y2={y} /><text x=38 y={y + 4} text-anchor=end>{value:.0%}</text>"
+        for y, value in ((14, high), (146, low))
+    )
+    return (
+        "<figure><figcaption>Accuracy on the coordinator's public test data</figcaption>"
+        "<svg viewBox='0 0 600 170' role=img aria-label='Accuracy over rounds'>"
+        f"{lines}<text x=44 y=164>{first:,}</text><text x=592 y=164 text-anchor=end>round {last:,}</text>"
+        f"<polyline points='{path}' /></svg></figure>"
+    )
+
+
+_STYLE = """
+:root{color-scheme:light dark;--ink:#1b1d22;--soft:#5c6270;--paper:#fbfaf7;--card:#fff;--line:#dcd8cf;
+--blue:#1f5fbf;--good:#1a7f4b;--warn:#9a6200;--bad:#b3261e}
+@media(prefers-color-scheme:dark){:root{--ink:#e9e7e2;--soft:#a3a8b3;--paper:#15171b;--card:#1e2126;
+--line:#353a43;--blue:#7db0ff;--good:#63d19a;--warn:#f0b95a;--bad:#ff8a80}}
+*{box-sizing:border-box}
+body{margin:0 auto;max-width:60rem;padding:1.2rem;background:var(--paper);color:var(--ink);
+font:1rem/1.5 system-ui,sans-serif}
+h1{font-size:1.3rem;margin:0}h1 small{color:var(--soft);font-weight:400}
+.phase{margin:.2rem 0 1rem;color:var(--soft)}
+.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(8.5rem,1fr));gap:.7rem;margin:0 0 1.2rem}
+.card{background:var(--card);border:1px solid var(--line);border-radius:.6rem;padding:.6rem .8rem}
+dt{color:var(--soft);font-size:.8rem}dd{margin:0;font-size:1.15rem;font-variant-numeric:tabular-nums}
+figure{margin:0 0 1.2rem;background:var(--card);border:1px solid var(--line);border-radius:.6rem;
+padding:.8rem}
+figcaption{color:var(--soft);font-size:.85rem;margin-bottom:.4rem}
+svg{width:100%;height:auto;display:block}svg text{fill:var(--soft);font-size:11px}
+svg line{stroke:var(--line)}polyline{fill:none;stroke:var(--blue);stroke-width:2;stroke-linejoin:round}
+table{width:100%;border-collapse:collapse;background:var(--card);border:1px solid var(--line)}
+th,td{text-align:left;padding:.5rem .8rem;border-bottom:1px solid var(--line);font-weight:400}
+thead th{color:var(--soft);font-size:.8rem}tbody th{font-weight:600;overflow-wrap:anywhere}
+.n{text-align:right;font-variant-numeric:tabular-nums}
+.state{border:1px solid;border-radius:1rem;padding:.05rem .6rem;font-size:.85rem;color:var(--soft)}
+.here{color:var(--good)}.missing,.spent{color:var(--warn)}.refused,.gone{color:var(--bad)}
+meter{width:5rem;vertical-align:middle}
+footer{color:var(--soft);font-size:.8rem;margin-top:1rem}
+@media(max-width:36rem){table,tbody,tr,td,tbody th{display:block}thead{display:none}
+tr{border-bottom:1px solid var(--line);padding:.4rem 0}td,tbody th{border:0;padding:.15rem .8rem}
+.n{text-align:left}td[data-label]:not(:empty):before{content:attr(data-label) ': ';color:var(--soft)}}
+"""
+
+_SCRIPT = (
+    f"const SECONDS={_SECONDS};"
+    + """
+(async function(){
+  const live=document.getElementById('live'),note=document.getElementById('note');
+  for(;;){
+    await new Promise(wait=>setTimeout(wait,SECONDS*1000));
+    try{
+      const answer=await fetch('part',{cache:'no-store'});
+      if(answer.ok){live.innerHTML=await answer.text();note.textContent='';}
+    }catch(gone){note.textContent='The coordinator does not answer: this is the last that was known.';}
+  }
+})();
+"""
+)
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+_POLICY = (
+    f"default-src 'none'; style-src {_hash(_STYLE)}; script-src {_hash(_SCRIPT)}; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+def document(view: View) -> str:
+    """The whole page; without scripts it loads itself anew."""
+    return (
+        "<!doctype html><html lang=en><head><meta charset=utf-8>"
+        f"<noscript><meta http-equiv=refresh content={_SECONDS * 2}></noscript>"
+        "<meta name=viewport content='width=device-width,initial-scale=1'>"
+        f"<title>{html.escape(view.run)} · farthing</title><style>{_STYLE}</style></head><body>"
+        f"<h1>{html.escape(view.run)} <small>{html.escape(view.method)}</small></h1>"
+        f"<main id=live>{body(view)}</main><footer><span id=note></span> Budgets are kept by each party's "
+        "own ledger; what is shown is public.</footer>"
+        f"<script>{_SCRIPT}</script></body></html>"
+    )
+
+
+class Page:
+    """Serves what ``look`` returns until closed. Port 0 takes any that is free."""
+
+    def __init__(self, look: Callable[[], View], port: int, host: str = "127.0.0.1") -> None:
+        page = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            server_version, sys_version = "farthing", ""
+            timeout = 10.0
+
+            def do_GET(self) -> None:
+                page._reply(self, look, whole=True)
+
+            def do_HEAD(self) -> None:
+                page._reply(self, look, whole=False)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        class Server(http.server.ThreadingHTTPServer):
+            daemon_threads, allow_reuse_address = True, True
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                pass  # it went away
+
+        try:
+            self._server = Server((host, port), Handler)
+        except (OSError, OverflowError) as error:
+            raise InvalidValue(f"--page must be a free port of {host}, got {port}: {error}") from None
+        self.host, self.port = host, int(self._server.server_address[1])
+        shown = f"[{host}]" if ":" in host else host
+        self.address = f"http://{shown}:{self.port}/"
+        self._names = _names(host, self.port)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def _reply(
+        self, handler: http.server.BaseHTTPRequestHandler, look: Callable[[], View], whole: bool
+    ) -> None:
+        asked = handler.headers.get_all("Host") or []
+        if len(asked) != 1 or not self._ours(asked[0]):
+            status, kind, text = 421, "text/plain", "this page is not served under that name\n"
+        else:
+            match handler.path.partition("?")[0]:
+                case "/":
+                    status, kind, text = 200, "text/html", document(look())
+                case "/part":
+                    status, kind, text = 200, "text/html", body(look())
+                case "/status.json":
+                    status, kind, text = 200, "application/json", json.dumps(asdict(look()))
+                case _:
+                    status, kind, text = 404, "text/plain", "there is no such page\n"
+        content = text.encode()
+        handler.send_response(status)
+        for name, value in (
+            ("Content-Type", f"{kind}; charset=utf-8"),
+            ("Content-Length", str(len(content))),
+            ("Content-Security-Policy", _POLICY),
+            ("X-Content-Type-Options", "nosniff"),
+            ("Referrer-Policy", "no-referrer"),
+            ("Cross-Origin-Resource-Policy", "same-origin"),
+            ("Cache-Control", "no-store"),
+        ):
+            handler.send_header(name, value)
+        handler.end_headers()
+        if whole:
+            handler.wfile.write(content)
+
+    def _ours(self, asked: str) -> bool:
+        """A name of ours; where all addresses are served, any address but no name."""
+        if asked.lower() in self._names:
+            return True
+        if self.host not in ("0.0.0.0", "::"):
+            return False
+        host = asked.rpartition(":")[0] if asked.endswith(f":{self.port}") else asked
+        try:
+            ipaddress.ip_address(host.strip("[]"))
+        except ValueError:
+            return False
+        return True
+
+
+def _names(host: str, port: int) -> frozenset[str]:
+    shown = f"[{host}]" if ":" in host else host
+    names = {shown.lower()} | ({"localhost", "127.0.0.1", "[::1]"} if _loopback(host) else set())
+    return frozenset({f"{name}:{port}" for name in names} | (names if port == 80 else set()))
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,101 @@
+"""Child processes that are always cleaned up: ended with their whole group, and when their parent is killed.
+
+A child gets a pipe as its standard input that closes with its parent, however that ends; programs of ours
+watch it (`end_with_parent`). Others are told the parent's number where they have a way to watch it.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+_GRACE = 5.0  # seconds between asking and killing
+_STEADY = 20.0  # a child that lived so long is started again at once
+
+
+class Child:
+    """A program in a session of its own; what it prints goes to a file."""
+
+    def __init__(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.command, self.log = list(command), log
+        self._environment = None if environment is None else dict(environment)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started, self._failures = 0.0, 0
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Starts it, what is left of an earlier one being ended."""
+        self.stop()
+        with open(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=self._environment,
+                start_new_session=True,
+            )
+        self._started = time.monotonic()
+
+    def revive(self) -> bool:
+        """Starts it again where it has ended, later and later if it keeps ending; whether it was started."""
+        if self.running:
+            return False
+        lived = time.monotonic() - self._started
+        if lived >= _STEADY:
+            self._failures = 0
+        if self._process is not None and lived < min(30.0, 0.5 * 2**self._failures):
+            return False
+        self._failures += self._process is not None
+        self.start()
+        return True
+
+    def stop(self) -> None:
+        """Ends it and everything that it started."""
+        if self._process is None:
+            return
+        stdin: IO[bytes] | None = self._process.stdin
+        if stdin is not None:
+            with contextlib.suppress(OSError):
+                stdin.close()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_GRACE)
+        self._process = None
+
+
+def end_with_parent() -> None:
+    """Ends this process (and its group) once its standard input does."""
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 1024):
+                pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_GRACE)
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def program(name: str) -> str:
+    """A program that was installed beside this Python."""
+    beside = Path(sys.executable).parent / name
+    return str(beside) if beside.exists() else name

@@ -1,0 +1,103 @@
+"""Settings from a TOML file, read entry by entry: what is missing, of another type or unknown is an error.
+
+>>> import tempfile
+>>> path = Path(tempfile.mkdtemp()) / "run.toml"
+>>> _ = path.write_text('run = "r1"\\nrounds = "many"\\n')
+>>> settings = Settings.load(path)
+>>> settings.text("run")
+'r1'
+>>> settings.whole("rounds", 10)
+Traceback (most recent call last):
+    ...
+farthing.errors.InvalidValue: rounds must be a whole number of at least 1, got 'many'
+"""
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any, overload
+
+from farthing.errors import InvalidValue
+
+
+class Settings:
+    """A table of a TOML file; paths are relative to the file."""
+
+    def __init__(self, values: dict[str, Any], folder: Path, prefix: str = "") -> None:
+        self._values, self._folder, self._prefix = dict(values), folder, prefix
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Settings":
+        try:
+            with open(path, "rb") as file:
+                return cls(tomllib.load(file), Path(path).resolve().parent)
+        except OSError as error:
+            raise InvalidValue(f"there must be a TOML file, {os.fspath(path)!r}: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InvalidValue(f"it must be a TOML file, {os.fspath(path)!r}: {error}") from None
+
+    @overload
+    def text(self, name: str, default: str = ...) -> str: ...
+    @overload
+    def text(self, name: str, default: None) -> str | None: ...
+    def text(self, name: str, default: str | None = "") -> str | None:
+        """Without a default it must be there."""
+        if default != "" and name not in self._values:
+            return default
+        value = self._values.pop(name, None)
+        if not isinstance(value, str) or not value:
+            raise InvalidValue(f"{self._prefix}{name} must be a text, got {value!r}")
+        return value
+
+    def path(self, name: str) -> Path:
+        return self.beside(self.text(name))
+
+    def beside(self, name: str) -> Path:
+        """A path as the file means it."""
+        return self._folder / name
+
+    @overload
+    def whole(self, name: str, default: int) -> int: ...
+    @overload
+    def whole(self, name: str, default: None) -> int | None: ...
+    def whole(self, name: str, default: int | None) -> int | None:
+        value = self._values.pop(name, default)
+        if value is not None and (type(value) is not int or value < 1):
+            raise InvalidValue(
+                f"{self._prefix}{name} must be a whole number of at least 1, got {value!r}"
+            ) from None
+        return value
+
+    @overload
+    def number(self, name: str, default: float) -> float: ...
+    @overload
+    def number(self, name: str, default: None) -> float | None: ...
+    def number(self, name: str, default: float | None) -> float | None:
+        value = self._values.pop(name, default)
+        if value is None:
+            return None
+        if type(value) not in (int, float) or not 0 < value < float("inf"):
+            raise InvalidValue(f"{self._prefix}{name} must be a positive number, got {value!r}")
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        value = self._values.pop(name, False)
+        if not isinstance(value, bool):
+            raise InvalidValue(f"{self._prefix}{name} must be true or false, got {value!r}")
+        return value
+
+    def table(self, name: str) -> "Settings":
+        value = self._values.pop(name, None)
+        if not isinstance(value, dict):
+            raise InvalidValue(f"there must be a table [{self._prefix}{name}]")
+        return Settings(value, self._folder, f"{self._prefix}{name}.")
+
+    @property
+    def names(self) -> list[str]:
+        """Of all entries that were not read yet."""
+        return list(self._values)
+
+    def done(self) -> None:
+        """Refuses what nobody asked for."""
+        if self._values:
+            raise InvalidValue(f"there is no setting {self._prefix}{min(self._values)!s}")
