@@ -204,6 +204,14 @@ class TestKernels:
             quick, plain = self.both(monkeypatch, losses.logistic, features, table, w, 1.0)
             np.testing.assert_allclose(quick, plain, rtol=1e-12)
 
+    def test_targets_that_were_set_anew_are_read_anew(self, monkeypatch):
+        table, features, w = Table(X, BINARY), Features(4), RNG.normal(size=5)
+        first, _ = self.both(monkeypatch, losses.logistic, features, table, w, 1.0)
+        table.y = np.where(BINARY > 0, np.nan, 1 - BINARY)
+        quick, plain = self.both(monkeypatch, losses.logistic, features, table, w, 1.0)
+        np.testing.assert_allclose(quick, plain, rtol=1e-11)
+        assert not np.allclose(quick, first)
+
     def test_a_place_that_is_no_row_is_refused(self):
         table = Table(X, BINARY)
         for place in (300, 2**40):

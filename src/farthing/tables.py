@@ -203,6 +203,10 @@ class Table:
             self._y = self._whole[0].y[self._whole[1]]
         return self._y
 
+    @y.setter
+    def y(self, y: Any) -> None:
+        self._y, self._lie = y, None
+
     def _outside(self, limits: tuple[Array, Array] | None) -> bool:
         """Whether anything lies outside the bounds; refuses what is not finite. One pass."""
         outside = False
