@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from farthing import halfnormal, native, noise
+from farthing import halfnormal, native, noise, streams
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.noise import SeededStream, Stream, gaussian, gumbel, laplace
 
@@ -226,6 +226,52 @@ class TestChoices:
         assert abs(len(kept) - rate * n) <= 5 * math.sqrt(n * rate * (1 - rate))
         thirds = np.bincount(kept // (n // 3 + 1))
         assert chi_square(thirds, np.full(3, 1 / 3)) > 1e-3
+
+    @pytest.mark.parametrize("rate", [2.0**-6, 0.005, 1e-5])
+    def test_gaps_between_rare_heads_are_geometric(self, rate):
+        kept = SeededStream(6).poisson_indices(rate, round(4e4 / rate))
+        gaps = np.diff(kept, prepend=-1) - 1
+        cut = np.append(np.unique((np.arange(1, 40) / 20 / rate).astype(int)), 2**62)  # past the longest leap
+        counts = np.bincount(np.searchsorted(cut, gaps, side="right"), minlength=len(cut))
+        law = -np.diff(np.exp(np.append(0, cut) * math.log1p(-rate)), append=0)[: len(cut)]
+        assert chi_square(counts, law) > 1e-3
+        early, late = gaps[:-1] < 0.5 / rate, gaps[1:] < 0.5 / rate
+        share = early.mean()
+        assert abs((early & late).mean() - share**2) < 5 * math.sqrt(share / len(gaps))
+
+    @pytest.mark.parametrize("rate", [2.0**-6, 0.005, 1e-5, 1e-17, 2.0**-64])
+    def test_chances_of_tails_are_exact(self, rate):
+        table, keep = streams._tails(rate), 2**64 - int(mpmath.floor(mpmath.mpf(rate) * 2**64))
+        for k in (1, 2, 3, 100, 511, 512):
+            assert int(table[k - 1]) == keep**k // 2 ** (64 * (k - 1))
+
+    @pytest.mark.parametrize("rate", [2.0**-6, 0.005, 1e-17, 2.0**-64])
+    @pytest.mark.parametrize("k", [1, 2, 7, 512])
+    def test_a_word_too_short_for_a_leap_takes_more_bits(self, rate, k):
+        """U beside (1 - p)**k, to 192 bits: below it there are k tails at least, else fewer."""
+        keep = 2**64 - int(mpmath.floor(mpmath.mpf(rate) * 2**64))
+        edge = keep**k * 2**192 // 2 ** (64 * k)
+        for u in (edge - 1, edge + 1):
+            words = [u >> 128, u >> 64 & 2**64 - 1, u & 2**64 - 1]
+            stream = Script(*words[1:])
+            start = int((streams._tails(rate) > np.uint64(words[0])).sum())
+            tails = stream._long_leap(rate, words[0], start)
+            assert u * 2 ** (64 * tails) < keep**tails * 2**192
+            assert tails == 512 or u * 2 ** (64 * (tails + 1)) >= keep ** (tails + 1) * 2**192
+            assert (tails >= k) == (u < edge)
+
+    def test_a_short_word_among_others(self, monkeypatch):
+        """With kernels and without, the batch is read alike and the further bits come after it."""
+        table = streams._tails(0.005)
+        for found in (native.kernels(), None):
+            monkeypatch.setattr(native, "_loaded", found)
+            stream = Script(int(table[9]), *[2**63] * 500)
+            first = int(stream.poisson_indices(0.005, 2**14)[0])
+            taken = stream.drawn
+            plain = Script(int(table[9]) + 1, *[2**63] * 500)
+            assert int(plain.poisson_indices(0.005, 2**14)[0]) == 9
+            assert first in (9, 10)
+            assert taken == plain.drawn + 1
 
     def test_poisson_indices_are_independent(self):
         stream, counts = SeededStream(8), np.zeros(8)

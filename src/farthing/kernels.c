@@ -139,6 +139,30 @@ i64 settle(i64 *places, i64 n, const u64 *restrict words, u64 tail)
     return kept;
 }
 
+/* A head a word: table[k - 1] is 2**64 times the chance of k tails, falling, with `length` entries, a power of
+   two. Places below n go to `places`; *last is that of the last coin decided, before and after. Returns how
+   many, or -1 where a word equals an entry, which more bits must decide: then nothing is done. */
+i64 leaps(const u64 *restrict words, i64 m, const u64 *restrict table, i64 length, i64 n, i64 *restrict places,
+          i64 *restrict last)
+{
+    i64 count = 0, place = *last;
+    for (i64 i = 0; i < m; i++) {
+        u64 word = words[i];
+        i64 tails = 0;
+        for (i64 half = length / 2; half; half /= 2)
+            tails += table[tails + half - 1] > word ? half : 0;
+        tails += table[tails] > word;
+        i64 head = tails < length;
+        if (head && table[tails] == word)
+            return -1;
+        place += tails + head;
+        places[count] = place;
+        count += head && place < n;
+    }
+    *last = place;
+    return count;
+}
+
 /* ---- Bounded sums of gradients of linear models: a row is read once, where it lies ---- */
 
 #define TOGETHER 8 /* rows, so that one waits for its residual while others are multiplied */

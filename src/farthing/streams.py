@@ -34,6 +34,7 @@ _FIRST, _LAST = 2**10, 2**13  # words of the first refill, as a stream may be as
 _SPARE = 2  # words that a cipher wants beyond what it writes
 _ZEROS = bytes(8 * 2**12)
 _STEP = 2**20  # coins at a time
+_RARE, _LONG, _LEAP = 2.0**-6, 2**14, 512  # rates and numbers of coins for `_leaps`, and the longest leap
 _alive: "weakref.WeakSet[Stream]" = weakref.WeakSet()
 
 
@@ -54,6 +55,18 @@ def whole(low: int, high: int, **value: Any) -> int:
 def _threshold(rate: float) -> tuple[int, int]:
     """floor(rate 2**64), as its first 8 bits, which decide all but one coin in 256, and the other 56."""
     return divmod(int(math.ldexp(rate, 64)), 2**56)
+
+
+@functools.lru_cache(16)
+def _tails(rate: float) -> Words:
+    """floor(2**64 (1 - p)**k) for k = 1, 2, ..., exactly; p = floor(rate 2**64) / 2**64 > 0."""
+    keep = 2**64 - int(math.ldexp(rate, 64))
+    table, power = np.empty(_LEAP, np.uint64), 1 << 256  # in units of 2**-256, at most k of them too low
+    for k in range(1, _LEAP + 1):
+        power = power * keep >> 64
+        sure = power >> 192 == power + k >> 192
+        table[k - 1] = power >> 192 if sure else keep**k >> 64 * (k - 1)
+    return table
 
 
 class Stream:
@@ -177,9 +190,55 @@ class Stream:
     def poisson_indices(self, rate: float, n: int) -> Integers:
         """The indices below n, each kept independently with `bernoulli`'s probability, ascending."""
         n = whole(0, MOST, n=n)
+        if n >= _LONG and 2.0**-64 <= validate.rate(rate=rate) <= _RARE:
+            return self._leaps(float(rate), n)
         if n <= _STEP:
             return self._heads(rate, n)
         return np.concatenate([self._heads(rate, min(_STEP, n - i), i) for i in range(0, n, _STEP)])
+
+    def _leaps(self, rate: float, n: int) -> Integers:
+        """The same from one word a head: how many tails come before it is geometric.
+
+        A word is the beginning of a uniform U, and there are at least k tails where U < (1 - p)**k. After so
+        many that the table ends, coins begin anew. A word that equals an entry of the table is too short to
+        decide: `_long_leap` takes more bits.
+        """
+        tails, found = _tails(rate), native.kernels(n)
+        rising, last, parts = tails[::-1], -1, list[Integers]()
+        while last < n - 1:
+            expected = (n - 1 - last) * (rate + 1 / _LEAP)
+            size = int(expected + 4 * math.sqrt(expected)) + 8
+            buffer, at, address = self._claim(size)
+            places, end = np.empty(size, np.int64), np.array([last])
+            if found is not None:
+                ends = native.pointer(places), native.pointer(end)
+                count = found["leaps"](address, size, tails.ctypes.data, _LEAP, n, *ends)
+                if count >= 0:
+                    parts.append(places[:count])
+                    last = int(end[0])
+                    continue
+            words = buffer[at : at + size]
+            before = _LEAP - np.searchsorted(rising, words, side="right")
+            for i in np.flatnonzero(tails[np.minimum(before, _LEAP - 1)] == words):
+                before[i] = self._long_leap(rate, int(words[i]), int(before[i]))
+            places = last + np.cumsum(before + (before < _LEAP))
+            last = int(places[-1])
+            parts.append(places[(before < _LEAP) & (places < n)])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _long_leap(self, rate: float, word: int, tails: int) -> int:
+        """How many tails for the uniform that begins with this word; there are at least so many."""
+        keep, known = 2**64 - int(math.ldexp(rate, 64)), 64
+        while tails < _LEAP:
+            power, bits = keep ** (tails + 1), 64 * (tails + 1)
+            edge = power >> bits - known if known < bits else power << known - bits
+            if word > edge or (word == edge and known >= bits):
+                break
+            if word < edge:
+                tails += 1
+            else:
+                word, known = word << 64 | int(self.integers(1)[0]), known + 64
+        return tails
 
     def choose(self, size: int, of: int) -> Integers:
         """A uniform subset of 0 .. of - 1 with `size` members, ascending."""
