@@ -17,10 +17,9 @@ from typing import Any
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Context, RecordDict
 
-from farthing.crowd.flower import GUARD, client
+from farthing.crowd.flower import GUARD, Looks, client, hurry
 from farthing.processes import end_with_parent
 
-_SOON, _LATE, _SLOWER = 0.05, 1.0, 1.25  # seconds between two looks for messages, and how they grow
 _AFTER_AN_ERROR = 2.0
 
 
@@ -35,6 +34,7 @@ def attend(address: str, authority: Path, key: Path, socket: str) -> None:
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
     from flwr.supernode.fleet_http_connection import http_request_response
 
+    hurry()
     private: Any = load_ssh_private_key(key.read_bytes(), None)
     with http_request_response(address, False, authority.read_bytes(), (private, private.public_key())) as (
         node,
@@ -47,13 +47,14 @@ def attend(address: str, authority: Path, key: Path, socket: str) -> None:
         confirm,
     ):
         print(f"joined as node {node}", flush=True)
-        pause = _SOON
+        looks = Looks()
+        looks.begin()
         while True:
             found = receive()
             if found is None:
-                time.sleep(pause)
-                pause = min(_LATE, pause * _SLOWER)
+                looks.wait()
                 continue
+            looks.end()
             began = time.monotonic()
             head, tree = found
             run, number = head.metadata.run_id, head.metadata.message_id
@@ -73,7 +74,7 @@ def attend(address: str, authority: Path, key: Path, socket: str) -> None:
             for name, part in get_all_nested_objects(reply).items():
                 if name in wanted:
                     push_object(run, session, name, part.deflate())
-            pause = _SOON
+            looks.begin()
 
 
 def apps(address: str, authority: Path, key: Path, socket: str) -> None:
