@@ -10,21 +10,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from farthing.torch.adadp import AdaDP, AdaL, AdaN
     from farthing.torch.bookkeeping import Gradient, Layout
     from farthing.torch.checkpoint import restore, save
     from farthing.torch.clipping import Automatic, ClipLayers
+    from farthing.torch.dpopt import DpOpt
     from farthing.torch.evaluation import evaluate, progress
     from farthing.torch.noise import FloatGaussian, Gaussian
     from farthing.torch.optim import DPAdam
     from farthing.torch.plan import Plan, fitted
     from farthing.torch.quantile import Quantile
     from farthing.torch.records import Examples, Lot
+    from farthing.torch.scattering import Scattering
     from farthing.torch.training import Step, Training, train
 
 __all__ = [
+    "AdaDP",
+    "AdaL",
+    "AdaN",
     "Automatic",
     "ClipLayers",
     "DPAdam",
+    "DpOpt",
     "Examples",
     "FloatGaussian",
     "Gaussian",
@@ -33,6 +40,7 @@ __all__ = [
     "Lot",
     "Plan",
     "Quantile",
+    "Scattering",
     "Step",
     "Training",
     "evaluate",
@@ -44,15 +52,18 @@ __all__ = [
 ]
 
 _HOMES = {
+    "adadp": ("AdaDP", "AdaL", "AdaN"),
     "bookkeeping": ("Gradient", "Layout"),
     "checkpoint": ("restore", "save"),
     "clipping": ("Automatic", "ClipLayers"),
+    "dpopt": ("DpOpt",),
     "evaluation": ("evaluate", "progress"),
     "noise": ("FloatGaussian", "Gaussian"),
     "optim": ("DPAdam",),
     "plan": ("Plan", "fitted"),
     "quantile": ("Quantile",),
     "records": ("Examples", "Lot"),
+    "scattering": ("Scattering",),
     "training": ("Step", "Training", "train"),
 }
 _HOME = {name: f"farthing.torch.{home}" for home, names in _HOMES.items() for name in names}
