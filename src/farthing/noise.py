@@ -196,12 +196,12 @@ def noisy(stream: Stream, total: Floats, unit: float | Floats, cell: float, bits
     True
     """
     size, bits = _arguments(stream, total.size, bits)
-    found = native.kernels(size)
-    if found is None or np.shape(unit) not in ((), total.shape):
+    found, each = native.kernels(size), isinstance(unit, np.ndarray) and unit.ndim > 0
+    if found is None or (each and np.shape(unit) != total.shape):
         noise = gaussian(stream, size, bits).reshape(total.shape)
         return _floats(on_grid(total, unit, cell) + noise, unit, cell)
     released, flat = np.empty(total.shape), total.ravel()
-    to, units = released.ravel(), unit.ravel() if isinstance(unit, np.ndarray) and unit.ndim else None
+    to, units = released.ravel(), np.ravel(unit) if each else None
     for start in range(0, size, BLOCK):
         part = slice(start, start + BLOCK)
         by = float(unit) if units is None else units[part]
