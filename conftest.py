@@ -1,7 +1,25 @@
-"""Without PyTorch, its room is left out: nothing there can be imported. So are its kernels without Triton."""
+"""What holds for all tests.
 
+Property tests try the same examples every time and have no deadline: a busy machine is no failure. Set
+FARTHING_EXPLORE=1 to try new ones. Without PyTorch, Triton or Flower the rooms that need them are left out.
+"""
+
+import os
 from importlib.util import find_spec
 
-collect_ignore_glob = [] if find_spec("torch") else ["src/farthing/torch/*.py", "tests/torch/*.py"]
-_TRITON = ["src/farthing/torch/kernels.py", "src/farthing/torch/sums.py", "tests/torch/kernel_cases.py"]
-collect_ignore = [] if find_spec("triton") else _TRITON
+from hypothesis import settings
+
+settings.register_profile("house", deadline=None, derandomize=not os.environ.get("FARTHING_EXPLORE"))
+settings.load_profile("house")
+
+_ROOMS = {
+    "torch": ["src/farthing/torch/*.py", "tests/torch/*.py"],
+    "triton": [
+        "src/farthing/torch/kernels.py",
+        "src/farthing/torch/sums.py",
+        "src/farthing/torch/grams.py",
+        "tests/torch/kernel_cases.py",
+    ],
+    "flwr": ["src/farthing/crowd/flower*.py", "tests/crowd/test_flower*.py"],
+}
+collect_ignore_glob = [glob for name, globs in _ROOMS.items() if find_spec(name) is None for glob in globs]

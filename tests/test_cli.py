@@ -358,7 +358,7 @@ def test_missing_options_are_named(run: Any, missing: str) -> None:
         ((*EXAMPLE, "--sampler", "fixed"), ("--records",)),
         ((*EXAMPLE, "--records", "100"), ("--records", "100")),
         ((*EXAMPLE, "--verbose"), ("--verbose",)),
-        (("audit",), ("audit",)),
+        (("nonsense",), ("nonsense",)),
         (("ledger",), ("command",)),
         (("ledger", "show"), ("FILE",)),
     ],
