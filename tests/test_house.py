@@ -31,7 +31,7 @@ LAYERS = [
     "algorithms.dpsgd algorithms.dpagd algorithms.perturbation algorithms.privgene algorithms.baselines",
     "algorithms.ball",
     "estimators",
-    "torch.kernels torch.sums torch.stock torch.noise torch.coordinates",
+    "torch.kernels torch.sums torch.grams torch.stock torch.noise torch.coordinates",
     "torch.compiled torch.clipping torch.vmapped torch.terms torch.convolution torch.tape torch.recurrent",
     "torch.layers torch.probe torch.selfcheck torch.graphs torch.bookkeeping",
     "torch.records torch.plan torch.quantile torch.schedules torch.averaging torch.randomness torch.optim",

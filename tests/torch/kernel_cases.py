@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from farthing import noise as lattice
 from farthing.noise import SeededStream
-from farthing.torch import kernels, stock, sums
+from farthing.torch import grams, kernels, stock, sums
 
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 KEY = bytes(range(32))
@@ -282,3 +282,85 @@ def test_work_is_shared_without_losing_an_example(processors):
             assert (shares - 1) * part < examples <= shares * part
     assert sums._shares(600, 208, 132)[0] == 3  # 4.7 tiles a processor, and not 3.2
     assert sums._shares(600, 1, 132)[0] > 30
+
+
+def factors(shape, seed=9):
+    examples, positions, height, width = shape
+    draw = torch.Generator(DEVICE).manual_seed(seed)
+    sides = ((examples, positions, n) for n in (height, width))
+    return [torch.randn(side, generator=draw, device=DEVICE) for side in sides]
+
+
+def norms_of(u, v):
+    return torch.einsum("btp,btq->bpq", u.double(), v.double()).flatten(1).norm(dim=1)
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 7, 9), (2, 70, 40, 33), (1, 17, 500, 3), (1, 130, 5, 20)])
+def test_norms_from_gram_matrices(shape):
+    u, v = factors(shape)
+    wanted = norms_of(u, v)
+    assert torch.allclose(grams.norms(u, v, coarse=False).double(), wanted, rtol=2e-6)
+    coarse, most = grams.norms(u, v, coarse=True).double(), (u.norm(dim=2) * v.norm(dim=2)).sum(1).double()
+    assert (coarse >= wanted).all()
+    assert (coarse <= wanted + 2 * grams.COARSE * most).all()
+
+
+def test_norms_of_parts_that_are_not_whole_tensors():
+    u, v = (side.transpose(0, 1) for side in factors((6, 3, 10, 20)))
+    assert torch.allclose(grams.norms(u, v, coarse=False).double(), norms_of(u, v), rtol=2e-6)
+    u, v = u[:, 1:5, 2:9], v[:, 1:5, ::2]
+    assert torch.allclose(grams.norms(u, v, coarse=False).double(), norms_of(u, v), rtol=2e-6)
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_norms_of_what_cancels_or_underflows_are_not_too_small(coarse):
+    u, v = factors((4, 6, 8, 8))
+    u[0, 3:], v[0, 3:] = -u[0, :3], v[0, :3]  # all of it
+    u[1], v[1] = 1e-21, 1e18
+    u[2], v[2] = 0.0, 1.0
+    found, wanted = grams.norms(u, v, coarse=coarse).double(), norms_of(u, v)
+    assert (found >= wanted * (1 - 2.0**-11)).all()
+    assert found[2] < 1e-15
+    assert found[0] < 0.05 * (u[0].norm(dim=1) * v[0].norm(dim=1)).sum()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_norms_of_what_is_not_finite_are_not():
+    u, v = factors((4, 5, 6, 7))
+    u[0, 1, 2], v[1, 0, 0], v[2] = float("nan"), float("inf"), 1e30
+    for coarse in (False, True):
+        assert grams.norms(u, v, coarse=coarse).isfinite().tolist() == [False, False, False, True]
+
+
+def test_norms_of_rows_of_a_table():
+    ids = torch.randint(0, 6, (3, 40), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    v = factors((3, 40, 1, 30))[1]
+    wanted = norms_of(torch.nn.functional.one_hot(ids, 6), v)
+    assert torch.allclose(grams.norms(ids, v, coarse=False).double(), wanted, rtol=2e-6)
+
+
+def test_sums_of_a_norm_layer():
+    x, delta = factors((3, 37, 50, 50))
+    x = 3 * x + 1
+    hat = torch.nn.functional.layer_norm(x.double(), (50,), eps=1e-5)
+    scale, shift = grams.norm_sums(x, delta, 1e-5)
+    assert torch.allclose(scale.double(), (hat * delta).sum(1), rtol=1e-5, atol=1e-4)
+    assert torch.allclose(shift.double(), delta.double().sum(1), rtol=1e-5, atol=1e-5)
+
+
+def test_examples_that_are_not_good_are_blanked_and_others_left():
+    x = factors((4, 30, 70, 1))[0]
+    x[1], before = float("nan"), x.clone()
+    grams.blank(x, torch.tensor([True, False, True, True], device=DEVICE))
+    before[1] = 0.0
+    assert torch.equal(x, before)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_factor_of_zero_makes_zeros():
+    x = factors((3, 10, 500, 1))[0]
+    x[1] = float("inf")
+    found = grams.weighted(x, torch.tensor([0.5, 0.0, 2.0], device=DEVICE))
+    assert torch.equal(found[0], x[0] * 0.5)
+    assert torch.equal(found[2], x[2] * 2)
+    assert found[1].abs().max() == 0

@@ -84,3 +84,35 @@ def test_graphs_replay_what_would_be_computed(first, second):
         found, expected = (one.bounded_sum(lot, None, bound) for one in (gradient, plain))
         assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
     assert gradient._graphs._batches
+
+
+def sequence_model():
+    torch.manual_seed(0)
+    parts = nn.Linear(5, 16), nn.LayerNorm(16), nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, 6), nn.Flatten()
+    return nn.Sequential(*parts, nn.Linear(42, 3)), torch.randn(40, 7, 5), torch.randint(0, 3, (40,))
+
+
+def test_examples_that_are_not_finite_leave_the_buffers_clean():
+    model, x, y = sequence_model()
+    x[3], x[7, 2, 1], x[9] = float("nan"), float("inf"), 1e30
+    gradient, plain = Gradient(model, losses), Gradient(model, losses, route="vmap")
+    gradient.check(x, y)
+    batch = Batch(gradient._add, x, y, None, ClipNorm(0.5), gradient.layout.size, 64)
+    batch.fill(x, y, None, ClipNorm(0.5))
+    batch.run()
+    expected = plain.bounded_sum(Examples((x, y)).take(slice(None)), None, ClipNorm(0.5))
+    assert torch.allclose(batch.total, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_graph_leaves_out_what_is_not_finite_and_the_data_alone():
+    model, x, y = (part.cuda() for part in sequence_model())
+    x[3], x[7, 2, 1], x[9] = float("nan"), float("inf"), 1e30
+    before = x.clone()
+    gradient, plain = Gradient(model, losses), Gradient(model, losses, route="vmap")
+    lot = Examples((x, y)).take(slice(None))
+    expected = plain.bounded_sum(lot, None, ClipNorm(0.5))
+    for _ in range(4):
+        assert torch.allclose(gradient.bounded_sum(lot, None, ClipNorm(0.5)), expected, rtol=1e-4, atol=1e-6)
+    assert gradient._graphs._batches
+    assert torch.equal(x.nan_to_num(), before.nan_to_num())

@@ -27,6 +27,8 @@ from farthing.torch.selfcheck import refuse_known, verify
 from farthing.torch.tape import Plan, Tape
 from farthing.torch.terms import Route, Rows, Term
 
+_NAP = 2_000_000  # cycles, about a millisecond: a GPU waits while what is to be timed is launched
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -112,20 +114,26 @@ class Gradient:
     def bounded_sum(self, lot: Any, w: Any, bound: Any) -> Tensor:
         """Σ bounded gradients of the lot's examples, flat; ``w`` is not used, the model holds its weights."""
         bound = clipping.checked(bound, self.layout.size, self.layout.offsets)
-        total = torch.zeros(self.layout.size + clipping.extra(bound), device=self._first.device)
+        total = torch.empty(self.layout.size + clipping.extra(bound), device=self._first.device)
         live: Live | None = None
+        empty = True
         for inputs, targets, weights in lot.batches(self.physical):
             if self._checked is not self.model.training:
                 self.check(inputs, targets, weights)
+            if not self._vmap and self._graphs.add(inputs, targets, weights, bound, total, empty):
+                empty = False
+                continue
+            if empty:
+                total.zero_()
+                empty = False
             if self._vmap:
                 rows = self.rows(inputs, targets, weights)
                 present = None if weights is None or weights.ndim == 2 else weights > 0
                 total += clipping.plain_sum(rows, bound, present)
                 continue
             live = Live.of(bound, self.layout.size, total.device) if live is None else live
-            if not self._graphs.add(inputs, targets, weights, bound, total):
-                self._add(inputs, targets, weights, bound, live, total)
-        return total
+            self._add(inputs, targets, weights, bound, live, total)
+        return total.zero_() if empty else total
 
     def check(self, inputs: Any, targets: Any, weights: Tensor | None = None) -> None:
         """Makes sure that examples stay apart in the model; see `farthing.torch.selfcheck`.
@@ -193,9 +201,19 @@ class Gradient:
         return int(examples)
 
     def _add(
-        self, inputs: Any, targets: Any, weights: Tensor | None, bound: TorchBound, live: Live, total: Tensor
+        self,
+        inputs: Any,
+        targets: Any,
+        weights: Tensor | None,
+        bound: TorchBound,
+        live: Live,
+        total: Tensor,
+        own: bool = False,
     ) -> None:
-        """total += Σ bounded gradients of one batch; of the bound's numbers those that are live count."""
+        """total += Σ bounded gradients of one batch; of the bound's numbers those that are live count.
+
+        ``own``: the batch lies in buffers of our own, in which an example that is not finite may be blanked.
+        """
         terms: dict[int, Term] = {}
         norms: dict[int, Tensor] = {}
         spans = self._spans
@@ -232,12 +250,15 @@ class Gradient:
         if isinstance(bound, ClipCounted):
             total[-1] += clipping.count(bound, whole, present, clip)
         capturing = total.is_cuda and torch.cuda.is_current_stream_capturing()
-        some_bad = capturing or not bool(good.all())  # a graph cannot ask: it always looks
+        some_bad = own or capturing or not bool(good.all())  # a graph cannot ask: it always looks
         if some_bad:
-            factors = [torch.where(good, factor, 0.0) for factor in factors]
+            distinct = {id(factor): factor for factor in factors}
+            cleared = {key: torch.where(good, factor, 0.0) for key, factor in distinct.items()}
+            factors = [cleared[id(factor)] for factor in factors]
         for n, slot in enumerate(slots):
             term = terms.pop(slot)
             if some_bad:
+                term.own = own
                 term.only(good)
             if clamps:
                 assert scale is not None
@@ -278,17 +299,21 @@ def _fastest(term: Term, options: tuple[Route, ...]) -> Route:
 
 
 def _seconds(term: Term, route: Route) -> float:
-    """How long a term takes by a route."""
+    """How long a term takes by a route. On a GPU launches do not count: a graph has none."""
     again = term.fresh()
     again.route = route
     out = torch.zeros(term.size, device=term.device)
-    if term.device.type == "cuda":
-        torch.cuda.synchronize(term.device)
-    start = time.perf_counter()
+    if term.device.type != "cuda":
+        start = time.perf_counter()
+        again.add(again.norms(), out)
+        return time.perf_counter() - start
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(_NAP)
+    first.record()
     again.add(again.norms(), out)
-    if term.device.type == "cuda":
-        torch.cuda.synchronize(term.device)
-    return time.perf_counter() - start
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last))
 
 
 def _first(value: Any) -> Tensor:

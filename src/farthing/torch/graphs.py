@@ -1,10 +1,11 @@
-"""Small batches on a GPU: a bounded sum captured once in a CUDA graph and replayed.
+"""Batches on a GPU: a bounded sum captured once in a CUDA graph and replayed.
 
-A small model's step is a hundred launches of a few microseconds each, and Python is slower than that. A graph
-needs shapes that do not change, so a batch is copied into buffers that hold a few more rows, up to the next
-multiple of 32, and rows that only fill up get weight 0. Lots of nearly the same size share few graphs. What a
-bound's numbers are may change from run to run; what kind of bound it is may not. A model that cannot be
-captured (one that waits for the GPU in its forward, say) goes on without.
+A small model's step is a hundred launches of a few microseconds each, and Python is slower than that; a large
+model's is a thousand, and without a graph Python has to wait and see whether an example is not finite. A
+graph needs shapes that do not change, so a batch is copied into buffers that hold a few more rows, up to the
+next multiple of 32, or of 8 where few rows take long, and rows that only fill up get weight 0. Lots of nearly
+the same size share few graphs. What a bound's numbers are may change from run to run; what kind of bound it
+is may not. A model that cannot be captured (one that waits for the GPU in its forward, say) goes on without.
 """
 
 import time
@@ -19,17 +20,28 @@ from farthing.torch.clipping import Automatic, ClipCounted, ClipLayers, Live, To
 from farthing.torch.vmapped import mapped
 
 _STEP = 32  # rows: sizes are rounded up to a multiple
-_MOST = 16  # graphs; other sizes go without
-_SLOW = 0.1  # seconds: a batch that takes longer is not held up by launches
+_FINE = 8  # rows, where a batch is not quick and has few
+_FEW = 128
+_QUICK = 0.01  # seconds
+_MOST = 32  # graphs; other sizes go without
+_SLOW = 0.25  # seconds: a batch that takes longer is not held up by launches
 
-Add = Callable[[Any, Any, Tensor | None, TorchBound, Live, Tensor], None]
+Add = Callable[[Any, Any, Tensor | None, TorchBound, Live, Tensor, bool], None]
 
 
 class Batch:
     """Buffers for batches of up to ``size`` examples, and their bounded sum in ``total``."""
 
     def __init__(
-        self, add: Add, inputs: Any, targets: Any, weights: Any, bound: TorchBound, count: int, size: int
+        self,
+        add: Add,
+        inputs: Any,
+        targets: Any,
+        weights: Any,
+        bound: TorchBound,
+        count: int,
+        size: int,
+        total: Tensor | None = None,
     ):
         self.add, self.bound, self.count, self.size = add, bound, count, size
 
@@ -41,7 +53,9 @@ class Batch:
         shape = (size,) if weights is None else (size, *weights.shape[1:])
         self.weights = torch.zeros(shape, device=first.device)
         self.live = Live.of(bound, count, first.device).static(first.device)
-        self.total = torch.zeros(count + extra(bound), device=first.device)
+        length = count + extra(bound)
+        fits = total is not None and len(total) == length and total.device == first.device
+        self.total = total if total is not None and fits else torch.zeros(length, device=first.device)
         self.graph: Any = None
 
     def fill(self, inputs: Any, targets: Any, weights: Tensor | None, bound: TorchBound) -> None:
@@ -65,7 +79,7 @@ class Batch:
             self.graph.replay()
             return
         self.total.zero_()
-        self.add(self.inputs, self.targets, self.weights, self.bound, self.live, self.total)
+        self.add(self.inputs, self.targets, self.weights, self.bound, self.live, self.total, True)
 
     def capture(self, pool: Any) -> None:
         """Records the sum, after warming up on a stream of its own."""
@@ -89,20 +103,28 @@ class Graphs:
         self._batches: dict[Any, Batch] = {}
         self._seen: dict[Any, float] = {}
         self._pool: Any = None
+        self._total: Tensor | None = None  # of all graphs: one runs after the other
         self.wanted = torch.cuda.is_available()
 
     def add(
-        self, inputs: Any, targets: Any, weights: Tensor | None, bound: TorchBound, total: Tensor
+        self,
+        inputs: Any,
+        targets: Any,
+        weights: Tensor | None,
+        bound: TorchBound,
+        total: Tensor,
+        empty: bool = False,
     ) -> bool:
-        """total += the bounded sum of a batch by its graph; False where there is none."""
+        """total += (= where it is ``empty``) the sum of a batch by its graph; False where there is none."""
         if not self.wanted or not total.is_cuda or torch.cuda.is_current_stream_capturing():
             return False
         given = tensors((inputs, targets))
-        size = -(-len(given[0]) // _STEP) * _STEP
         shapes = tuple((x.shape[1:], x.dtype) for x in given)
         width = None if weights is None or weights.ndim == 1 else weights.shape[1]
         weight = next(self._model.parameters()).data_ptr()
-        key = size, shapes, width, kind_of(bound), self._model.training, weight
+        kind = shapes, width, kind_of(bound), self._model.training, weight
+        size = self._size(kind, len(given[0]))
+        key = size, *kind
         batch = self._batches.get(key)
         if batch is None:
             batch = self._new(key, inputs, targets, weights, bound, size)
@@ -110,8 +132,13 @@ class Graphs:
                 return False
         batch.fill(inputs, targets, weights, bound)
         batch.run()
-        total += batch.total
+        total.copy_(batch.total) if empty else total.add_(batch.total)
         return True
+
+    def _size(self, kind: Any, rows: int) -> int:
+        """How many rows the buffers for so many have."""
+        step = _FINE if rows <= _FEW and self._seen.get(kind, 0.0) > _QUICK else _STEP
+        return -(-rows // step) * step
 
     def _new(
         self, key: Any, inputs: Any, targets: Any, weights: Any, bound: TorchBound, size: int
@@ -123,7 +150,10 @@ class Graphs:
         if kind not in self._seen:  # the first batch of its kind chooses routes, the second is timed
             self._seen[kind] = -1.0
             return None
-        batch = Batch(self._add, inputs, targets, weights, bound, self._count, size)
+        if self._seen[kind] > _SLOW:
+            return None
+        batch = Batch(self._add, inputs, targets, weights, bound, self._count, size, self._total)
+        self._total = batch.total
         batch.fill(inputs, targets, weights, bound)
         if self._seen[kind] < 0:
             batch.run()
@@ -132,8 +162,9 @@ class Graphs:
             batch.run()
             torch.cuda.synchronize()
             self._seen[kind] = time.perf_counter() - start
-        if self._seen[kind] > _SLOW:
-            return None
+            rows = len(tensors((inputs, targets))[0])
+            if self._seen[kind] > _SLOW or self._size(kind, rows) < size:
+                return None
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         try:

@@ -19,7 +19,7 @@ from farthing.errors import Unsupported
 from farthing.torch.convolution import Windows, padded
 from farthing.torch.recurrent import cell, recurrent
 from farthing.torch.tape import Rule, Tape
-from farthing.torch.terms import Blocks, Factor, Lookup, Outer, Rows, Term, summed
+from farthing.torch.terms import Blocks, Factor, Lookup, Outer, Rows, Term, fused, summed
 
 
 def linear(tape: Tape, module: nn.Linear, own: Any, input: Tensor) -> Tensor:
@@ -90,12 +90,22 @@ def norm(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
     elif axis is None:
         out = tape.spread(out)
 
+    plain = isinstance(module, nn.LayerNorm) and last == 1 and axis == 0 and input.shape[-1] <= 8192
+
     def sums(values: Tensor) -> Rows:
         if last:
             return Rows(tape.grouped(values, axis or 0, last).sum(1).flatten(1))
         return Rows(values.flatten(2).sum(2).view(tape.examples, -1, values.shape[1]).sum(1))
 
     def then(delta: Tensor) -> None:
+        if plain and fused(delta.device):
+            from farthing.torch import grams
+
+            x = tape.grouped(input.detach().float(), 0)
+            found = grams.norm_sums(x, tape.grouped(delta, 0), module.eps)
+            for p, rows in zip((module.weight, module.bias), found, strict=True):
+                tape.put(p, partial(Rows, rows))
+            return
         if tape.trained(module.weight):
             tape.put(module.weight, lambda: sums(delta * normalised(module, input.detach().float())))
         tape.put(getattr(module, "bias", None), lambda: sums(delta))

@@ -109,7 +109,7 @@ class _Draw:
 
 
 class _Threaded:
-    """Drawn by a thread that ends with its work, or with the process."""
+    """Drawn by a thread that ends with its work."""
 
     def __init__(self, key: bytes, size: int, bits: int, device: torch.device) -> None:
         self._future: Future[Tensor] = Future()
@@ -121,7 +121,8 @@ class _Threaded:
             except BaseException as error:
                 self._future.set_exception(error)
 
-        threading.Thread(target=draw, name="farthing noise", daemon=True).start()
+        # Not a daemon: one that is cut off inside torch takes the process down with it.
+        threading.Thread(target=draw, name="farthing noise").start()
 
     def result(self, stream: Stream) -> Tensor:
         """The noise; waits for it."""
@@ -135,7 +136,7 @@ class _Launched:
         from farthing.torch import kernels
 
         self._key, self._bits, self._block_of = key, bits, kernels.block_of
-        queue = _queues.get(device) or _queues.setdefault(device, torch.cuda.Stream(device))
+        self._queue = queue = _queues.get(device) or _queues.setdefault(device, torch.cuda.Stream(device))
         queue.wait_stream(torch.cuda.current_stream(device))  # whoever reads the old noise comes first
         with torch.cuda.stream(queue):
             self._noise, places = kernels.gaussian(key, size, bits, device, room)
@@ -147,8 +148,11 @@ class _Launched:
         """The noise with every rounding settled; more bits of a word, if need be, come from the stream."""
         self._done.synchronize()
         key, self._key = self._key, b""
-        decide(self._noise, self._places, stream, key, self._bits, self._block_of)
-        self._noise.record_stream(torch.cuda.current_stream(self._noise.device))
+        here = torch.cuda.current_stream(self._noise.device)
+        with torch.cuda.stream(self._queue):  # a copy there does not wait for the model's work
+            decide(self._noise, self._places, stream, key, self._bits, self._block_of)
+        here.wait_stream(self._queue)
+        self._noise.record_stream(here)
         return self._noise
 
 

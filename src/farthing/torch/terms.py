@@ -22,6 +22,7 @@ from torch import Tensor
 
 from farthing.torch import compiled
 from farthing.torch.coordinates import clamped_rows, clamped_sum
+from farthing.torch.stock import has_triton
 
 _PART = 2**20  # entries of the gradients made at once: they stay in the cache
 _WIDE = 2**26  # on a GPU: few launches, and a quarter of a gigabyte
@@ -38,6 +39,15 @@ def part_of(device: torch.device) -> int:
 def coarse(device: torch.device) -> bool:
     """Whether products on a device may round their factors to ten bits (TF32)."""
     return device.type == "cuda" and bool(torch.get_float32_matmul_precision() != "highest")
+
+
+def fused(device: torch.device, positions: int = 1) -> bool:
+    """Whether there are kernels for norms of so many positions (`grams`)."""
+    if device.type != "cuda" or not has_triton():
+        return False
+    from farthing.torch import grams
+
+    return bool(grams.fits(device) and positions <= grams.MOST)
 
 
 class Route(StrEnum):
@@ -74,6 +84,11 @@ def norms(values: Tensor) -> Tensor:
 
 def weighted(values: Tensor, factors: Tensor) -> Tensor:
     """Each example times its factor."""
+    if fused(values.device) and values.dtype == factors.dtype == torch.float32:
+        from farthing.torch import grams
+
+        found: Tensor = grams.weighted(values, factors)
+        return found
     return values * factors.view(-1, *(1,) * (values.ndim - 1))
 
 
@@ -82,10 +97,21 @@ def where(good: Tensor, values: Tensor) -> Tensor:
     return torch.where(good.view(-1, *(1,) * (values.ndim - 1)), values, 0.0)
 
 
+def blanked(good: Tensor, values: Tensor) -> Tensor:
+    """The same as `where`, in place of what may be overwritten: on a GPU good examples are not even read."""
+    if not fused(values.device) or not values.is_contiguous() or values.dtype != torch.float32:
+        return where(good, values)
+    from farthing.torch import grams
+
+    grams.blank(values, good)
+    return values
+
+
 class Term(ABC):
     """The gradients of one parameter, one an example."""
 
     route = Route.ROWS
+    own = False  # whether what a term holds is nobody else's
     kept: Tensor | None = None
     space: Tensor | None = None  # for the rows that are kept, so that memory is not asked for anew
     device: torch.device
@@ -273,6 +299,11 @@ class Outer(Term):
         return self.u.norms * self.v.norms
 
     def _gram(self) -> Tensor:
+        if fused(self.device, self.positions):
+            from farthing.torch import grams
+
+            found_: Tensor = grams.norms(self.u.values, self.v.values, coarse=coarse(self.device))
+            return found_
         step = max(1, 4 * part_of(self.device) // self.positions**2)
         found = []
         for start in range(0, self.examples, step):
@@ -289,9 +320,9 @@ class Outer(Term):
     def product(self, factors: Tensor, out: Tensor) -> None:
         u, v = self.u.values, self.v.values
         if self.height <= self.width:
-            u = u * factors[:, None, None]
+            u = weighted(u, factors)
         else:
-            v = v * factors[:, None, None]
+            v = weighted(v, factors)
         if self.positions == 1:
             u, v = u.squeeze(1), v.squeeze(1)
         else:
@@ -299,9 +330,11 @@ class Outer(Term):
         out.view(self.height, self.width).addmm_(u.t(), v)
 
     def only(self, good: Tensor) -> None:
-        self.u, self.v = Factor(where(good, self.u.values)), Factor(where(good, self.v.values))
         if self.kept is not None:
-            self.kept = where(good, self.kept)
+            self.kept = blanked(good, self.kept)
+            return
+        clear = blanked if self.own else where
+        self.u, self.v = Factor(clear(good, self.u.values)), Factor(clear(good, self.v.values))
 
     def release(self) -> None:
         empty = Factor(self.u.values.new_zeros(self.examples, 0, 0))
@@ -333,6 +366,11 @@ class Lookup(Term):
     def norms(self) -> Tensor:
         if self.positions == 1:
             return self.v.norms
+        if fused(self.device, self.positions):
+            from farthing.torch import grams
+
+            found_: Tensor = grams.norms(self.ids, self.v.values, coarse=coarse(self.device))
+            return found_
         step = max(1, 4 * part_of(self.device) // self.positions**2)
         found = []
         for start in range(0, self.examples, step):
@@ -349,7 +387,7 @@ class Lookup(Term):
         out.view(self.height, self.width).index_add_(0, self.ids.flatten(), values)
 
     def only(self, good: Tensor) -> None:
-        self.v = Factor(where(good, self.v.values))
+        self.v = Factor((blanked if self.own else where)(good, self.v.values))
 
     def release(self) -> None:
         """Rows of an embedding are never kept."""
