@@ -3,7 +3,7 @@
 PYTHON ?= python3
 WORKERS ?= 2
 # Extras installed for `make test`, separated by commas.
-EXTRAS := dev,torch
+EXTRAS := dev,torch,flower
 BENCH_EXTRAS := bench
 
 BIN := .venv/bin
@@ -11,11 +11,12 @@ INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constr
 # One BLAS thread a worker: the workers already fill the cores.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: help demo test test-slow format lint types bench clean
+.PHONY: help demo demo-parties test test-slow format lint types bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo       train on a budget, with the core dependencies only"
+	@echo "make demo-parties  three parties and a coordinator, each in processes of its own"
 	@echo "make test       lint, types and the quick tests"
 	@echo "make test-slow  the slow tests"
 	@echo "make format     rewrite the sources in the house style"
@@ -26,6 +27,9 @@ help:
 
 demo: .venv/.core
 	$(BIN)/python -m farthing.demo
+
+demo-parties: .venv/.flower
+	$(BIN)/python -m farthing.demo_parties
 
 test: lint types
 	$(PYTEST) -m "not slow"
@@ -59,6 +63,10 @@ clean:
 
 .venv/.dev: .venv/.core Makefile
 	$(INSTALL) -e ".[$(EXTRAS)]"
+	@touch $@
+
+.venv/.flower: .venv/.core Makefile
+	$(INSTALL) -e ".[flower]"
 	@touch $@
 
 .venv/.bench: .venv/.core Makefile

@@ -51,8 +51,8 @@ LAYERS = [
     "auditing_cli",
     "processes tomlfile page keyring",
     "crowd.bridge crowd.flower_control crowd.superlink crowd.flower crowd.flower_link crowd.flower_node",
-    "serving joining deploying_cli",
-    "demo reporting cli demo_parties",
+    "serving joining",
+    "demo reporting deploying_cli cli demo_parties",
 ]
 ORDER = [name for layer in LAYERS for name in layer.split()]
 

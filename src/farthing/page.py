@@ -91,7 +91,7 @@ def body(view: View) -> str:
     there = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     figures = [
         ("Round", f"{view.round:,}"),
-        ("Parties", there or "none yet"),
+        ("Parties here", f"{counts['here']} of {len(view.parties)}"),
         ("Accuracy", f"{view.accuracy[-1][1]:.1%}" if view.accuracy else "not measured"),
         ("Noise over clip", "" if view.noise is None else f"{view.noise:.3g}"),
         ("A round takes", "" if view.seconds is None else f"{view.seconds:.1f} s"),
@@ -104,7 +104,7 @@ def body(view: View) -> str:
     )
     rows = "".join(map(_row, view.parties))
     return (
-        f"<p class=phase>{html.escape(view.phase)}</p><dl class=cards>{cards}</dl>{_chart(view.accuracy)}"
+        f"<p class=phase>{html.escape(view.phase)}{' · ' if there else ''}{there}</p><dl class=cards>{cards}</dl>{_chart(view.accuracy)}"
         "<table><thead><tr><th>Party</th><th>State</th><th class=n>Records</th><th>Budget</th>"
         f"<th>Rounds left</th></tr></thead><tbody>{rows}</tbody></table>"
     )
@@ -115,10 +115,10 @@ _STATES = ("here", "missing", "spent", "refused", "gone", "awaited", "")
 
 def _row(party: PartyView) -> str:
     state = party.state if party.state in _STATES else ""
-    reason = f" <small>({html.escape(party.reason)})</small>" if party.reason else ""
+    reason = f" <small>({html.escape(party.reason)})</small>" if party.reason not in ("", party.state) else ""
     budget = ""
     if party.epsilon is not None and party.delta is not None:
-        budget = f"ε {party.epsilon:g}, δ {party.delta:g}"
+        budget = f"ε {party.epsilon:g}, δ {party.delta:g}".replace("e-0", "e-")
     left = html.escape(coarse(party.left))
     if party.left is not None and party.most:
         left = f"<meter min=0 max={party.most} value={party.left}></meter> {left}"
@@ -178,7 +178,7 @@ svg line{stroke:var(--line)}polyline{fill:none;stroke:var(--blue);stroke-width:2
 table{width:100%;border-collapse:collapse;background:var(--card);border:1px solid var(--line)}
 th,td{text-align:left;padding:.5rem .8rem;border-bottom:1px solid var(--line);font-weight:400}
 thead th{color:var(--soft);font-size:.8rem}tbody th{font-weight:600;overflow-wrap:anywhere}
-.n{text-align:right;font-variant-numeric:tabular-nums}
+td{white-space:nowrap}.n{text-align:right;font-variant-numeric:tabular-nums}
 .state{border:1px solid;border-radius:1rem;padding:.05rem .6rem;font-size:.85rem;color:var(--soft)}
 .here{color:var(--good)}.missing,.spent{color:var(--warn)}.refused,.gone{color:var(--bad)}
 meter{width:5rem;vertical-align:middle}

@@ -11,6 +11,7 @@ Ends when its standard input does: with whoever started it.
 import socket as socketlib
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def attend(address: str, authority: Path, key: Path, socket: str) -> None:
             head, tree = found
             run, number = head.metadata.run_id, head.metadata.message_id
             ids = [part.object_id for part in iterate_object_tree(tree)]
-            contents = pull_objects(ids, lambda name, run=run: pull_object(run, name))  # type: ignore[misc]
+            contents = pull_objects(ids, partial(pull_object, run))
             confirm(run, number)
             message: Any = inflate_object_from_contents(tree.object_id, contents)
             message.metadata.__dict__["_message_id"] = number

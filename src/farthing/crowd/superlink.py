@@ -46,6 +46,7 @@ clientapp = "farthing.crowd.flower:client"
 """
 
 _UP = 120.0  # seconds that a SuperLink may take to answer
+_FREE = 20.0  # seconds in which a port may still be held by a SuperLink whose coordinator was killed
 _RELAY = 90.0  # seconds that a relay may take to connect, before another is started
 _LOOK = 0.5
 
@@ -199,12 +200,14 @@ class SuperLink:
     # --- getting it up, and keeping it so
 
     def _await_link(self) -> None:
-        until = time.monotonic() + _UP
-        while not self._answers():
-            if not self._link.running or time.monotonic() > until:
+        began = time.monotonic()
+        while not (self._link.running and self._answers()):
+            waited = time.monotonic() - began
+            if waited > _UP or (waited > _FREE and not self._link.running):
                 raise FarthingError(
                     f"Flower's SuperLink did not start at {self._place}: see {self._folder / 'superlink.log'}"
                 )
+            self._link.revive()
             time.sleep(_LOOK)
 
     def _answers(self) -> bool:
