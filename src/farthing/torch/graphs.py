@@ -81,9 +81,9 @@ class Batch:
         self.total.zero_()
         self.add(self.inputs, self.targets, self.weights, self.bound, self.live, self.total, True)
 
-    def capture(self, pool: Any) -> None:
-        """Records the sum, after warming up on a stream of its own."""
-        side, here = torch.cuda.Stream(), torch.cuda.current_stream()
+    def capture(self, pool: Any, side: Any) -> None:
+        """Records the sum, after warming up on a stream beside."""
+        here = torch.cuda.current_stream()
         side.wait_stream(here)
         with torch.cuda.stream(side):
             for _ in range(2):
@@ -103,6 +103,7 @@ class Graphs:
         self._batches: dict[Any, Batch] = {}
         self._seen: dict[Any, float] = {}
         self._pool: Any = None
+        self._side: Any = None  # one for all: cuBLAS keeps a workspace for every stream that it has seen
         self._total: Tensor | None = None  # of all graphs: one runs after the other
         self.wanted = torch.cuda.is_available()
 
@@ -166,9 +167,9 @@ class Graphs:
             if self._seen[kind] > _SLOW or self._size(kind, rows) < size:
                 return None
         if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+            self._pool, self._side = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
         try:
-            batch.capture(self._pool)
+            batch.capture(self._pool, self._side)
         except RuntimeError:  # it waits for the GPU, or does something else that a graph cannot hold
             torch.cuda.synchronize()
             self.wanted = False
