@@ -104,7 +104,8 @@ def body(view: View) -> str:
     )
     rows = "".join(map(_row, view.parties))
     return (
-        f"<p class=phase>{html.escape(view.phase)}{' · ' if there else ''}{there}</p><dl class=cards>{cards}</dl>{_chart(view.accuracy)}"
+        f"<p class=phase>{html.escape(' · '.join(filter(None, (view.phase, there))))}</p>"
+        f"<dl class=cards>{cards}</dl>{_chart(view.accuracy)}"
         "<table><thead><tr><th>Party</th><th>State</th><th class=n>Records</th><th>Budget</th>"
         f"<th>Rounds left</th></tr></thead><tbody>{rows}</tbody></table>"
     )

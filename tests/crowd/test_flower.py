@@ -1,0 +1,221 @@
+"""Flower's apps and our doorman, without processes."""
+
+import asyncio
+import itertools
+import os
+import socket
+import threading
+
+import pytest
+from flwr.app import Context, Error, Message, RecordDict
+
+from farthing.crowd import flower, flower_link, flower_node
+from farthing.crowd.flower import Carrier, Looks, opened, wrapped
+from farthing.crowd.messages import Kind, Signer, seal
+from farthing.crowd.superlink import APP, BRIDGE, Place, environment
+from farthing.errors import InvalidValue
+
+
+@pytest.fixture(autouse=True)
+def identity(monkeypatch):
+    """Messages name the run that they belong to, which Flower's processes know."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+class Clock:
+    """Time that passes only by sleeping."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = Clock()
+    monkeypatch.setattr(flower, "time", found)
+    return found
+
+
+class Grid:
+    """Nodes that answer as ``plan`` says of (node, how often it was asked): seconds, or None for never."""
+
+    def __init__(self, clock, plan, error=()):
+        self.clock, self.plan, self.error = clock, plan, error
+        self.numbers = itertools.count()
+        self.waiting, self.pushed, self.pulls = {}, [], 0
+
+    def push_messages(self, messages):
+        numbers = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            times = sum(n == node for n, _ in self.pushed)
+            self.pushed.append((node, self.clock.now))
+            number, delay = f"m{next(self.numbers)}", self.plan(node, times)
+            message.metadata.__dict__["_message_id"] = number
+            if delay is not None:
+                self.waiting[number] = (self.clock.now + delay, message, (node, times) in self.error)
+            numbers.append(number)
+        return numbers
+
+    def pull_messages(self, numbers):
+        self.pulls += 1
+        for number in numbers:
+            when, message, failed = self.waiting.get(number, (float("inf"), None, False))
+            if when <= self.clock.now:
+                del self.waiting[number]
+                said = opened(message) + b"!"
+                content = {"error": Error(1, "no guard")} if failed else {"content": wrapped(said)}
+                yield Message(*content.values(), reply_to=message)
+
+
+def test_answers_come_as_they_arrive(clock):
+    grid = Grid(clock, lambda node, times: node / 10)
+    assert list(Carrier(grid).exchange({3: b"c", 1: b"a"}, 60.0)) == [(1, b"a!"), (3, b"c!")]
+
+
+def test_what_nobody_answers_is_sent_again_and_given_up(clock):
+    grid = Grid(clock, lambda node, times: None if times == 0 or node == 2 else 0.1)
+    assert list(Carrier(grid).exchange({1: b"a", 2: b"b"}, 50.0)) == [(1, b"a!")]
+    assert [node for node, _ in grid.pushed] == [1, 2, 1, 2, 2]
+    assert 1050.0 <= clock.now < 1052.0
+
+
+def test_after_an_error_it_is_sent_again_soon(clock):
+    grid = Grid(clock, lambda node, times: 0.1, error={(1, 0)})
+    assert list(Carrier(grid).exchange({1: b"a"}, 60.0)) == [(1, b"a!")]
+    (_, first), (_, second) = grid.pushed
+    assert 0.5 < second - first < 3.0
+
+
+def test_an_answer_to_an_earlier_exchange_is_waited_for(clock):
+    """A slow node is not asked twice for the same."""
+    grid = Grid(clock, lambda node, times: 8.0)
+    carrier = Carrier(grid)
+    assert list(carrier.exchange({1: b"a"}, 5.0)) == []
+    assert list(carrier.exchange({1: b"a"}, 5.0)) == [(1, b"a!")]
+    assert len(grid.pushed) == 1
+    assert list(carrier.exchange({1: b"a"}, 9.0)) == [(1, b"a!")]  # once answered, asked anew
+    assert len(grid.pushed) == 2
+
+
+def test_two_who_wait_for_each_other_come_down_to_what_the_work_takes(clock):
+    """A round begins slow (5 s); whoever looks for a message finds it at the first look after it came."""
+    node, carrier, gap = Looks(), Looks(), 5.0
+    for _ in range(60):
+        for looks in (node, carrier):
+            looks.begin()
+            until, clock_before = clock.now + gap, clock.now
+            while clock.now < until:
+                looks.wait()
+            looks.end()
+            gap = 0.15 + (clock.now - until) + 0.05 * (clock.now - clock_before)
+    assert gap < 0.4
+
+
+def test_the_relay_hands_bytes_to_the_guard(tmp_path):
+    path = tmp_path / "g"
+    request = seal(Kind.HELLO, {"run": "r"}, b"", Signer.new())
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def guard():
+            peer, _ = listener.accept()
+            with peer:
+                peer.sendall(peer.recv(65536))
+
+        threading.Thread(target=guard, daemon=True).start()
+        message = Message(wrapped(request), 5, "query")
+        message.metadata.__dict__["_message_id"] = "m"
+        context = Context(1, 5, {"guard": str(path)}, RecordDict(), {})
+        assert opened(flower.client(message, context)) == request
+    with pytest.raises(OSError, match=r"refused|No such"):
+        flower.client(message, context)
+
+
+def test_content_of_others_is_nothing():
+    message = Message(RecordDict(), 5, "query")
+    with pytest.raises(KeyError):
+        opened(message)
+
+
+def test_the_app_names_what_is_there():
+    assert 'serverapp = "farthing.crowd.flower:server"' in APP
+    assert 'clientapp = "farthing.crowd.flower:client"' in APP
+    assert flower.BRIDGE == BRIDGE
+    assert callable(flower_node.attend)
+
+
+def test_hurry():
+    from flwr.supercore.inflatable import inflatable_utils
+
+    flower.hurry()
+    assert inflatable_utils.pull_objects.__kwdefaults__["initial_backoff"] == 0.1
+
+
+# --- the door
+
+
+def ask(path, peer=("192.0.2.7", 1), kind="http"):
+    sent, passed = [], []
+
+    async def app(scope, receive, send):
+        passed.append(scope["path"])
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": kind, "path": path, "client": peer, "server": ("192.0.2.1", 9092)}
+    asyncio.run(flower_link.Doorman(app)(scope, None, send))
+    return passed or sent[0]["status"]
+
+
+@pytest.mark.parametrize(
+    ("path", "peer", "said"),
+    [
+        ("/v1/fleet/pull-messages", ("192.0.2.7", 1), ["/v1/fleet/pull-messages"]),
+        ("/v1/control/start-run", ("192.0.2.7", 1), 403),
+        ("/v1/control/start-run", ("127.0.0.1", 1), ["/v1/control/start-run"]),
+        ("/v1/control/start-run", ("::ffff:127.0.0.1", 1), ["/v1/control/start-run"]),
+        ("/v1/control/start-run", ("192.0.2.1", 1), ["/v1/control/start-run"]),
+        ("/v1/control/start-run", None, 403),
+        ("/v1/control/start-run", ("unix", 0), 403),
+        ("/v1/runtime/acquire-task", ("192.0.2.7", 1), 403),
+        ("/v1/fleet/../control/start-run", ("192.0.2.7", 1), 403),
+        ("/docs", ("192.0.2.7", 1), 403),
+        (flower_link.AT_THE_DOOR, ("127.0.0.1", 1), 204),
+        (flower_link.AT_THE_DOOR, ("192.0.2.7", 1), 403),
+    ],
+)
+def test_the_doorman(path, peer, said):
+    assert ask(path, peer) == said
+
+
+def test_the_doorman_lets_no_other_protocol_in():
+    assert ask("/v1/fleet/pull-messages", kind="websocket") == 403
+
+
+def test_places():
+    assert str(Place.of("0.0.0.0:9092").near) == "127.0.0.1:9092"
+    assert str(Place.of("[::]:9092").near) == "[::1]:9092"
+    assert Place.of("host.example:1") == Place("host.example", 1)
+    for text in ("host", "host:", ":1", "host:0", "host:70000", "host:x"):
+        with pytest.raises(InvalidValue, match="HOST:PORT"):
+            Place.of(text)
+
+
+def test_nothing_is_reported_or_installed(tmp_path):
+    found = environment(tmp_path / "home")
+    assert (found["FLWR_TELEMETRY_ENABLED"], found["FLWR_DISABLE_UPDATE_CHECK"]) == ("0", "1")
+    assert found["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert found["FLWR_HOME"] == str(tmp_path / "home")
+    assert os.pathsep in found["PATH"]
