@@ -50,10 +50,10 @@ from farthing.torch.whitening import promised, whitening
 DELTA = 1e-5
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
-GROUPS = 27  # of channels, normalised together
+GROUPS = 9  # of channels, normalised together
 MOMENTS = 0.05  # the part of μ² that whitening may cost
-RATE, LOTS, CLIP, MOMENTUM = 0.05, 400, 0.1, 0.9
-LEARNING_RATE, MOST = 60.0, 150.0  # times √ε, and at most
+RATE, LOTS, CLIP, MOMENTUM = 0.05, 800, 0.1, 0.9
+LEARNING_RATE, MOST = 35.0, 100.0  # times √ε, and at most
 FAINT = 1e-3  # added before logarithms are taken
 
 COMPONENTS, UNITS, SCALE = 60, 1000, 8.0  # rows of norm 1 are multiplied by SCALE before the network
