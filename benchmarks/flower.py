@@ -1,0 +1,202 @@
+"""Time per round over Flower: ours, with guards, signatures and ledgers, beside a bare and empty exchange.
+
+    python benchmarks/flower.py [--parties 3] [--rounds 8]
+
+One SuperLink (TLS, node keys, a database), and on it, in turn:
+
+* bare: Flower's SuperNodes with a ClientApp that returns an empty message, asked by a ServerApp's
+  `grid.send_and_receive`, as Flower is documented and installed;
+* empty: our nodes and relay, every guard asked something that it refuses at once;
+* ours: A-DDP rounds over the same nodes, relay and guards, with charge, noise, log and signature.
+
+Beside them the same rounds over the guards' sockets, without Flower: that is the local work. Medians; the
+first round is left out, since everything is imported then.
+"""
+
+import argparse
+import json
+import os
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from farthing import keyring
+from farthing.algorithms.addp import addp
+from farthing.crowd.coordinator import Remote
+from farthing.crowd.messages import Kind, Signer, seal
+from farthing.crowd.superlink import Place, SuperLink, environment
+from farthing.crowd.transport import Transport, UnixSockets
+from farthing.demo_parties import set_up
+from farthing.joining import listening
+from farthing.processes import Child
+from farthing.samplers import Poisson
+from farthing.serving import Plan
+
+GUARD = "import sys; from farthing.cli import main; main(sys.argv[1:])"
+OUT = "FARTHING_BENCH_OUT"
+APP = """[project]
+name = "bare"
+version = "1.0.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "farthing"
+
+[tool.flwr.app.components]
+serverapp = "bare:server"
+clientapp = "bare:client"
+"""
+CODE = f'''
+import json, os, time
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+client = ClientApp()
+server = ServerApp()
+
+@client.query()
+def empty(message, context):
+    return Message(RecordDict(), reply_to=message)
+
+@server.main()
+def main(grid, context):
+    with open(os.environ["{OUT}"]) as file:
+        asked = json.load(file)
+    while set(grid.get_node_ids()) < set(asked["nodes"]):
+        time.sleep(1)
+    seconds = []
+    for _ in range(asked["rounds"] + 1):
+        began = time.monotonic()
+        messages = [Message(RecordDict(), node, "query") for node in asked["nodes"]]
+        came = list(grid.send_and_receive(messages, timeout=600))
+        assert len(came) == len(messages) and all(m.has_content() for m in came)
+        seconds.append(time.monotonic() - began)
+    with open(os.environ["{OUT}"] + ".done.draft", "w") as file:
+        json.dump(seconds, file)
+    os.rename(os.environ["{OUT}"] + ".done.draft", os.environ["{OUT}"] + ".done")
+'''
+
+
+def node(folder: Path, name: str, plan: Plan, *flags: str) -> Child:
+    command = [sys.executable, "-m", "farthing.crowd.flower_node", str(plan.listen)]
+    command += [str(plan.keys / "ca.pem"), str(folder / "keys" / name / "node.key")]
+    command += [str(folder / name / "guard.sock"), *flags]
+    home = environment(folder / f"home-{name}")
+    return Child(command, folder / f"{name}{''.join(flags)}.log", home)
+
+
+def bare(folder: Path, plan: Plan, link: SuperLink, names: Sequence[str], rounds: int) -> list[float]:
+    """Flower as it is."""
+    app, out = folder / "bare", Path(os.environ[OUT])
+    app.mkdir()
+    (app / "pyproject.toml").write_text(APP)
+    (app / "bare.py").write_text(CODE)
+    bridge = link.bridge
+    assert bridge is not None
+    out.write_text(json.dumps({"nodes": [bridge._nodes[name] for name in names], "rounds": rounds}))
+    children = [node(folder, name, plan, "--apps") for name in names]
+    try:
+        for child in children:
+            child.start()
+        link._control("run", str(app))
+        done = Path(f"{out}.done")
+        while not done.exists():
+            time.sleep(1)
+        seconds: list[float] = json.loads(done.read_text())
+        return seconds
+    finally:
+        for child in children:
+            child.stop()
+
+
+def empty(transport: Transport, names: Sequence[str], rounds: int) -> list[float]:
+    stranger, seconds = Signer.new(), []
+    for number in range(rounds + 1):
+        request = seal(Kind.HELLO, {"number": number}, b"\0" * 8 * 109, stranger)
+        began = time.monotonic()
+        came = dict(transport.exchange(dict.fromkeys(names, request), 600.0))
+        assert len(came) == len(names)
+        seconds.append(time.monotonic() - began)
+    return seconds
+
+
+def ours(plan: Plan, transport: Transport, run: str, rounds: int) -> list[float]:
+    enrolled = {name: card.key for name, card in plan.parties.items()}
+    signer = Signer.load(plan.keys / "coordinator.key")
+    crowd = Remote(
+        transport, signer, enrolled, run=run, dataset="adult", checkpoint=plan.folder / run, seconds=600.0
+    )
+    problem, seconds = plan.problem(int(crowd.records.sum())), []
+    steps = addp(crowd, problem, draw=Poisson(0.1), rounds=5)
+    for _ in range(rounds + 1):
+        began = time.monotonic()
+        next(steps)
+        seconds.append(time.monotonic() - began)
+    crowd.close()
+    return seconds
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parties", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=8)
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="fb-") as text:
+        folder, rounds = Path(text), options.rounds
+        names = [f"p{number}" for number in range(options.parties)]
+        rivals = [f"bare{number}" for number in range(options.parties)]
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        method = 'name = "addp"\nrounds = 5\ndraw = "poisson:0.1"'
+        plan = Plan.load(set_up(folder, names, port=port, method=method, records=1000))
+        for name in rivals:
+            (folder / name).mkdir()
+        keyring.make(folder / "keys", rivals, [], coordinator=False)
+        cards = {
+            name: keyring.Card.load(folder / "keys" / name / "public.toml") for name in [*names, *rivals]
+        }
+        plan.folder.mkdir()
+        os.environ[OUT] = str(folder / "out")
+        guards = [
+            Child(
+                [sys.executable, "-c", GUARD, "guard", str(folder / name / "policy.toml")],
+                folder / f"{name}.guard.log",
+            )
+            for name in names
+        ]
+        nodes = [node(folder, name, plan) for name in names]
+        link = SuperLink(
+            Place("127.0.0.1", port), plan.keys, {n: c.node for n, c in cards.items()}, plan.folder
+        )
+        try:
+            assert link.bridge is not None
+            measured = {"bare": bare(folder, plan, link, rivals, rounds)}
+            for child in [*guards, *nodes]:
+                child.start()
+            while not all(listening(folder / name / "guard.sock") for name in names):
+                time.sleep(0.2)
+            measured["empty"] = empty(link.bridge, names, rounds)
+            measured["ours"] = ours(plan, link.bridge, "flower", rounds)
+            near = UnixSockets({name: folder / name / "guard.sock" for name in names})
+            measured["local"] = ours(plan, near, "near", rounds)
+        finally:
+            for child in [*nodes, *guards]:
+                child.stop()
+            link.close()
+    times = {what: statistics.median(seconds[1:]) for what, seconds in measured.items()}
+    print(f"{options.parties} parties, seconds a round, medians of {rounds}")
+    for what, seconds in measured.items():
+        low, high = min(seconds[1:]), max(seconds[1:])
+        print(f"{what:6} {times[what]:8.3f}  ({low:.3f} to {high:.3f})")
+    print(f"ours over bare  {times['ours'] / times['bare']:.2f}")
+    print(f"ours over empty {times['ours'] / times['empty']:.2f}")
+
+
+if __name__ == "__main__":
+    main()
