@@ -62,16 +62,16 @@ LOT_RATE = 0.01
 RATES = {  # clip, learning rate: the best on Fashion-MNIST of those in GRID
     "DP-SGD": (1.0, 0.3),
     "AdaL": (1.0, 0.01),
-    "AdaN": (1.0, 0.3),
+    "AdaN": (1.0, 0.8),
     "AdaDP": (1.0, 0.01),
     "DpOpt": (1.0, 0.3),
     "DP-AGD": (1.0, 0.0),
 }
 GRID = {
     "DP-SGD": (0.1, 0.3, 0.6),
-    "AdaL": (0.004, 0.01, 0.02),
-    "AdaN": (0.1, 0.3, 0.6),
-    "AdaDP": (0.004, 0.01, 0.02),
+    "AdaL": (0.005, 0.01, 0.02),
+    "AdaN": (0.1, 0.3, 0.8),
+    "AdaDP": (0.005, 0.01, 0.02),
     "DpOpt": (0.1, 0.3, 0.6),
     "DP-AGD": (0.0,),
 }

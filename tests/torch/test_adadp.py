@@ -88,8 +88,12 @@ def test_the_recursion_by_hand():
             weights[i] -= 0.01 * g / math.sqrt(square[i] + 1e-6)
     assert model.weight.detach().flatten().tolist() == pytest.approx(weights, rel=1e-5)
     young = 1 - 0.9**3
+    means = [s / young for s in signal]
+    centre, doubt = sum(means) / 2, 2 * 0.25**2 / 3  # of three squares of noise, each of variance 2 · .25²
+    part = 1 - doubt / ((means[0] - means[1]) / 2) ** 2
+    wanted = [math.sqrt(centre + part * (mean - centre)) for mean in means]
     (root,) = method.scales()
-    assert root.flatten().tolist() == pytest.approx([math.sqrt(s / young) for s in signal], rel=1e-5)
+    assert root.flatten().tolist() == pytest.approx(wanted, rel=1e-5)
     half = (root[0, 0] + root[0, 1]).item() / 2
     bound = method.bound(4)
     assert bound.scale == pytest.approx([math.sqrt(r / half) for r in root.flatten().tolist()], rel=1e-5)

@@ -22,7 +22,8 @@ What made it useful, beyond sound (docs/deep-results.md has the figures):
 
 * ``estimate``: a coordinate's released gradient is a hundredth of its noise. "factored" pools E' over rows
   and columns of a matrix (E'_ij = r_i c_j / mean, as in Shazeer & Stern 2018, "Adafactor"), "layer" over a
-  parameter, "coordinate" not at all, as in the paper.
+  parameter, "coordinate" not at all, as in the paper. Estimates are drawn to their mean by as much of their
+  spread as the noise explains, so that scales differ only as far as gradients are known to.
 * ``shape``: a box |g_i| <= s_i (the paper's) must pay for its corner, √m |s|, where gradients never are. An
   "ellipsoid" |g/s| <= C pays for C alone. There s is E'^¼ instead of E'^½, which makes the noise least for a
   given part of gradients that is clipped, and C shrinks with it.
@@ -83,12 +84,12 @@ class AdaDP(DPAdam):
     def __init__(
         self,
         model: nn.Module,
-        lr: float = 0.002,
+        lr: float = 0.01,
         *,
         clip: float = 1.0,
         factor: float = 1.2,
         memory: float = 0.99,
-        rate_memory: float = 0.9,
+        rate_memory: float = 0.99,
         floor: float = 0.1,
         ceiling: float = 10.0,
         period: int = 10,
@@ -139,7 +140,7 @@ class AdaDP(DPAdam):
             level = float(signal.mean())
             if level > edge:
                 open_ = True
-                square = _pooled(signal, self._estimate)
+                square = _pooled(signal, self._estimate, 2 * clutter**2 / lots)
             else:  # what does not stand out of the noise is taken to be as large as the noise can hide
                 level = max(edge, _TINY)
                 square = torch.full_like(signal, level)
@@ -186,7 +187,7 @@ class AdaDP(DPAdam):
         parameter.sub_((group["lr"] * step).to(parameter.dtype))
 
 
-def AdaL(model: nn.Module, lr: float = 0.001, *, clip: float = 1.0, rate_memory: float = 0.9) -> AdaDP:
+def AdaL(model: nn.Module, lr: float = 0.01, *, clip: float = 1.0, rate_memory: float = 0.99) -> AdaDP:
     """Adaptive rate, plain noise: DP-SGD whose released gradients are divided by their root mean square."""
     return AdaDP(model, lr, clip=clip, rate_memory=rate_memory, noise=False)
 
@@ -204,13 +205,21 @@ def AdaN(
     return AdaDP(model, lr, clip=clip, factor=factor, estimate=estimate, shape=shape, rate=False)
 
 
-def _pooled(square: Tensor, estimate: Estimate) -> Tensor:
-    """A mean square, by coordinate, by rows and columns, or one number."""
-    if estimate is Estimate.LAYER or (estimate is Estimate.FACTORED and square.ndim < 2):
-        return square.mean() if estimate is Estimate.LAYER else square.clamp_min(0)
-    if estimate is Estimate.COORDINATE:
-        return square.clamp_min(0)
+def _pooled(square: Tensor, estimate: Estimate, doubt: float) -> Tensor:
+    """A mean square by coordinate, by rows and columns, or one; ``doubt`` is a coordinate's variance."""
+    if estimate is Estimate.LAYER:
+        return square.mean()
+    if estimate is Estimate.COORDINATE or square.ndim < 2:
+        return _trusted(square, doubt)
     whole = square.flatten(1)
-    rows, columns = whole.mean(1, keepdim=True).clamp_min(0), whole.mean(0, keepdim=True).clamp_min(0)
-    mean = rows.mean().clamp_min(torch.finfo(torch.float32).tiny)
+    rows = _trusted(whole.mean(1, keepdim=True), doubt / whole.shape[1])
+    columns = _trusted(whole.mean(0, keepdim=True), doubt / whole.shape[0])
+    mean = rows.mean().clamp_min(_TINY)
     return (rows * columns / mean).reshape(square.shape)
+
+
+def _trusted(values: Tensor, doubt: float) -> Tensor:
+    """Estimates drawn to their mean, by the part of their variance that is noise (Stein's shrinkage)."""
+    mean, spread = values.mean(), float(values.var(correction=0))
+    part = max(0.0, 1 - doubt / spread) if spread > 0 else 0.0
+    return (mean + part * (values - mean)).clamp_min(0)
