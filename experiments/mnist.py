@@ -113,6 +113,14 @@ def normalised(features):
     return nn.functional.group_norm((features.float().clamp(min=0) + FAINT).log(), GROUPS)
 
 
+def mapped(white, features, device):
+    """Whitened rows on the device, block by block: they are the largest thing in memory."""
+    rows = torch.empty(len(features), features[0].numel(), device=device)
+    for start in range(0, len(features), 500):
+        rows[start : start + 500] = white(features[start : start + 500].to(device))
+    return rows
+
+
 def recipe(features, labels, test, answers, epsilon, *, lots=LOTS, device="cpu"):
     """Accuracy and the guarantee of one run."""
     ledger = ft.Ledger(ft.Budget(epsilon, DELTA))
@@ -122,8 +130,7 @@ def recipe(features, labels, test, answers, epsilon, *, lots=LOTS, device="cpu")
     promised(ledger, noise=moments)
     ledger.promise(ft.Poisson(RATE).amplify(ft.Gaussian(noise)), lots)
     white = whitening(ledger, features.to(device), noise=moments)
-    rows = torch.cat([white(part.to(device)) for part in features.split(500)])
-    rows, labels = rows.to(device), labels.to(device)
+    rows, labels = mapped(white, features, device), labels.to(device)
     model = nn.Linear(rows.shape[1], 10).to(device)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
@@ -135,8 +142,7 @@ def recipe(features, labels, test, answers, epsilon, *, lots=LOTS, device="cpu")
         scheduler=falling, physical=2000,
     ):  # fmt: skip
         pass
-    found = torch.cat([white(part.to(device)) for part in test.split(500)])
-    return accuracy(model, found, answers.to(device)), ledger.guarantee
+    return accuracy(model, mapped(white, test, device), answers.to(device)), ledger.guarantee
 
 
 def network():
