@@ -190,7 +190,8 @@ class Gradient:
                 losses = self.loss(vmapped.call(self.model, inputs), targets)
             if losses.shape != (tape.rows,):
                 raise InvalidValue(
-                    f"loss must return one value a record, shape ({tape.rows},), got {tuple(losses.shape)}: "
+                    f"loss must return one value a record, got {losses.ndim} dimensions and not as many "
+                    "values as records: "  # how many were drawn is no one's business
                     'use reduction="none" and sum over what belongs to one record'
                 )
             losses = losses.float()

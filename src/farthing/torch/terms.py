@@ -28,6 +28,7 @@ _PART = 2**20  # entries of the gradients made at once: they stay in the cache
 _WIDE = 2**26  # on a GPU: few launches, and a quarter of a gigabyte
 _ROUNDED = 2.0**-20  # rounding of a Gram sum, relative to the sum of absolute values
 _TENSOR_ROUNDED = 2.0**-9  # of a product of two factors of ten bits, relative to the product of their norms
+_LOST = 1e-32  # what an inner product of up to 800,000 entries may lose where squares vanish
 _SMALLEST = 1e-18  # squares of entries below may have lost digits: a norm is rounded up by as much
 
 
@@ -468,14 +469,15 @@ class Blocks(Term):
 def contracted(first: Tensor, second: Tensor) -> Tensor:
     """√Σ_ts of the product of two Gram matrices.
 
-    Where positions cancel so much that rounding could matter, the norm is rounded up by its bound.
+    Where positions cancel so much that rounding could matter, the norm is rounded up by its bound. So it is
+    by what tiny factors lose in their squares, which huge ones on the other side would bring back:
+    |G_ts| <= √G_tt √G_ss, so a loss of l in every entry of one matrix moves the sum by l (Σ √G_tt)² of the
+    other.
     """
-    return _rooted((first.flatten(1) * second.flatten(1)).sum(1), _apart(first, second).sum(1))
-
-
-def _apart(first: Tensor, second: Tensor) -> Tensor:
-    """The norm of each position's own gradient, from the diagonals of two Gram matrices."""
-    return (first.diagonal(dim1=1, dim2=2).sqrt() * second.diagonal(dim1=1, dim2=2).sqrt()).add_(_SMALLEST)
+    each, other = (gram.diagonal(dim1=1, dim2=2).sqrt() for gram in (first, second))
+    lost = (each.sum(1).square() + other.sum(1).square()) * _LOST
+    square = (first.flatten(1) * second.flatten(1)).sum(1)
+    return _rooted(square + lost, (each * other).add_(_SMALLEST).sum(1))
 
 
 def _rooted(square: Tensor, most: Tensor) -> Tensor:
