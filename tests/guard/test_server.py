@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,19 @@ def test_a_question_over_the_socket(village, house, told):
     house.stop(signal.SIGTERM)
     assert not house.socket.exists()
     assert village.check() == {"p0": (1, 1)}
+
+
+def test_an_end_that_came_just_before_it_began_to_wait_is_seen(village):
+    """A signal that arrives between the last look at it and the wait for a peer wakes nobody."""
+    guard = village.settle(1).houses["p0"].open()
+    server = Server(guard)
+    serving = threading.Thread(target=server.serve, daemon=True)
+    serving.start()
+    server._closing.set()  # without waking it
+    serving.join(60)
+    assert not serving.is_alive()
+    server._closing.clear()
+    server.close()
 
 
 def test_only_its_owner_can_open_the_socket(house):

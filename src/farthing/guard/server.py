@@ -20,6 +20,7 @@ from farthing.guard.keeper import Guard
 log = logging.getLogger("farthing.guard")
 
 _PATIENCE = 30.0  # seconds that a peer may keep us waiting for the rest of a message
+_PAUSE = 0.5  # seconds after which an idle guard sees a signal that came just before it began to wait
 _MOST_PEERS = 16  # connections at once; more wait
 _LONGEST_PATH = 100  # bytes: Unix sockets have room for 108, some systems for less
 
@@ -50,6 +51,7 @@ class Server:
                 os.chown(self.path, -1, self._guard.policy.group)
                 os.chmod(self.path, 0o660)
             listener.listen(_MOST_PEERS)
+            listener.settimeout(_PAUSE)
         except OSError as error:
             listener.close()
             raise InvalidValue(f"the socket cannot be opened, {str(self.path)!r}: {error.strerror}") from None
@@ -60,6 +62,8 @@ class Server:
         while not self._closing.is_set():
             try:
                 peer, _ = self._listener.accept()
+            except TimeoutError:
+                continue
             except OSError:
                 if self._closing.is_set():
                     return
