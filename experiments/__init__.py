@@ -1,0 +1,1 @@
+"""What papers report, computed again: ``python -m experiments NAME``. The library never imports this."""

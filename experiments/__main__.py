@@ -1,0 +1,52 @@
+"""``python -m experiments NAME [--small] [--out DIR]``: one experiment, its table and its figure.
+
+Without a name it lists what there is. ``--draw`` makes table and figure anew from a NAME.csv in DIR. Exit
+codes: 0 done, 2 unknown name, data or a package that is missing.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from experiments import frame
+
+
+def main(arguments: list[str]) -> int:
+    known = frame.names()
+    listed = "\n".join(f"  {name:22}{title}" for name, title in known.items())
+    parser = argparse.ArgumentParser(
+        "python -m experiments",
+        description="What papers report, computed again.",
+        epilog=f"experiments:\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", nargs="?")
+    parser.add_argument("--small", action="store_true", help="a version that takes seconds")
+    parser.add_argument("--out", type=Path, default=Path("build/experiments"), help="the folder to write to")
+    parser.add_argument("--draw", action="store_true", help="from the rows that are there, without measuring")
+    given = parser.parse_args(arguments)
+    if given.name is None:
+        print(listed)
+        return 0
+    if given.name not in known:
+        frame.say(f"experiments: there is no {given.name!r}; one of: {', '.join(known)}")
+        return 2
+    begun = time.perf_counter()
+    try:
+        experiment = frame.load(given.name)
+        if given.draw:
+            rows = frame.read(given.out / f"{given.name}.csv")
+        else:
+            rows = experiment.measure(given.small)
+    except (ImportError, FileNotFoundError) as error:
+        frame.say(f"experiments: {given.name} cannot run here: {error}")
+        return 2
+    for path in frame.write(given.name, known[given.name], rows, experiment, given.out, given.small):
+        print(path)
+    frame.say(f"{time.perf_counter() - begun:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,55 @@
+"""Tables for experiments: those of the papers where they are at hand, and Adult, which farthing ships.
+
+A data set is X, features in [0, 1], and y. Folders are as `farthing.data.find` looks for them. In small mode
+everything is Adult as farthing encodes it, the first few thousand records, so that it runs anywhere.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.frame import say
+from farthing.data import find, load_adult
+
+Array = NDArray[Any]
+Data = tuple[Array, Array]
+
+CLASSIFY = {"Adult": "adult_a9a.npz", "BANK": "bank.npz", "IPUMS-BR": "ipums_br.npz"}
+SMALL = "Adult, 6,000 records"
+
+
+def classification(small: bool) -> dict[str, Data]:
+    """The three tables of A-DDP and DP-AGD (Adult as LIBSVM's a9a has it), as far as they are there.
+
+    Without its file Adult is farthing's own encoding of the same records.
+    """
+    if small:
+        adult = load_adult()
+        return {SMALL: (adult.X[:6000], adult.y[:6000].astype(np.float64))}
+    found = {}
+    for name, file in CLASSIFY.items():
+        path = find(file)
+        if path is not None:
+            with np.load(path) as data:
+                if "X" in data:
+                    X, y = data["X"], data["y"]
+                else:
+                    X = np.concatenate([data["X_train"], data["X_test"]])
+                    y = np.concatenate([data["y_train"], data["y_test"]])
+            found[name] = X, y.astype(np.float64)
+        elif name == "Adult":
+            say(f"no {file}: Adult as farthing encodes it")
+            adult = load_adult()
+            found[name] = adult.X, adult.y.astype(np.float64)
+        else:
+            say(f"{name} is left out: there is no {file} in the folder that FARTHING_DATA names")
+    return found
+
+
+def folds(n: int, used: int, of: int = 5) -> Iterator[tuple[int, Array, Array]]:
+    """The fold's number, rows to learn from and rows to test on, for the first ``used`` folds of ``of``."""
+    order = np.random.default_rng(0).permutation(n)
+    for fold in range(used):
+        yield fold, np.delete(order, np.s_[fold::of]), order[fold::of]
