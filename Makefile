@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constr
 # One BLAS thread a worker: the workers already fill the cores.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: help demo demo-parties test test-slow format lint types bench clean
+.PHONY: help demo demo-parties test test-slow format lint types bench docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make lint       ruff: rules and format"
 	@echo "make types      mypy, strict"
 	@echo "make bench      side by side with peers"
+	@echo "make docs       the documents as a site, into site/"
 	@echo "make clean      remove everything built here"
 
 demo: .venv/.core
@@ -52,8 +53,13 @@ types: .venv/.dev
 bench: .venv/.bench
 	$(BIN)/python -m benchmarks
 
+# What is documented of farthing.torch is read off the code itself, so PyTorch has to be there.
+docs: .venv/.docs
+	$(BIN)/python -m sphinx -q -E -W --keep-going -b html -d build/docs docs site
+	@echo "site/index.html"
+
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.core: pyproject.toml constraints.txt
@@ -71,4 +77,8 @@ clean:
 
 .venv/.bench: .venv/.core Makefile
 	$(INSTALL) -e ".[$(BENCH_EXTRAS)]"
+	@touch $@
+
+.venv/.docs: .venv/.core Makefile
+	$(INSTALL) -e ".[docs,torch]"
 	@touch $@
