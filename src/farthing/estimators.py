@@ -303,7 +303,7 @@ class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
 
 
 class LogisticRegression(_PrivateClassifier):
-    __doc__ = f"Logistic regression, binary or multinomial, within a budget.\n\n{_PrivateClassifier.__doc__}"
+    __doc__ = f"Logistic regression, binary or multinomial, within a budget.\n\n    {_PrivateClassifier.__doc__}"
 
     _losses = (losses.logistic, losses.multinomial)
 
@@ -324,7 +324,7 @@ class LogisticRegression(_PrivateClassifier):
 
 
 class LinearSVC(_PrivateClassifier):
-    __doc__ = f"A linear SVM with a smooth (Huber) hinge, within a budget.\n\n{_PrivateClassifier.__doc__}"
+    __doc__ = f"A linear SVM with a smooth (Huber) hinge, within a budget.\n\n    {_PrivateClassifier.__doc__}"
 
     _losses = (losses.huber_hinge, losses.one_against_rest)
 
