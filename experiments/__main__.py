@@ -35,10 +35,8 @@ def main(arguments: list[str]) -> int:
     begun = time.perf_counter()
     try:
         experiment = frame.load(given.name)
-        if given.draw:
-            rows = frame.read(given.out / f"{given.name}.csv")
-        else:
-            rows = experiment.measure(given.small)
+        kept = given.out / f"{given.name}.csv"
+        rows = frame.read(kept) if given.draw else experiment.measure(given.small)
     except (ImportError, FileNotFoundError) as error:
         frame.say(f"experiments: {given.name} cannot run here: {error}")
         return 2

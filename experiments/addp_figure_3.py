@@ -1,6 +1,4 @@
-"""A-DDP's Figure 3: the sampling composition theorem against advanced composition, and the tight value.
-
-    python experiments/figure3.py [--figure figure3.png]
+"""A-DDP, Figure 3: the sampling composition theorem against advanced composition, and the tight value.
 
 Cheng, Liu, Wang & Lu 2020, "Adaptive Distributed Differential Privacy with SGD", Figure 3: with p = .1,
 clip = 3, δ = 1e-5, ε = .1 and T = 10 but for the one that varies, calibrate the noise of *one* iteration to
@@ -20,97 +18,114 @@ is a certified upper bound, its own errors counted in; for p below .01 they are 
 integral in high precision shows less than 1e-44, where 7e-14 is certified). Its ε does not suffer.
 """
 
-import argparse
+from dataclasses import dataclass, replace
+from typing import Any
 
+from experiments.frame import Grid, Row, canvas, legend, line, values
 from farthing.accounting import composition, gaussian, pld, sampling
 from farthing.budget import Adjacency
 from farthing.events import GaussianEvent, PoissonEvent, RepeatedEvent
 
-DEFAULT = {"p": 0.1, "clip": 3.0, "delta": 1e-5, "epsilon": 0.1, "T": 10}
-VARIED = {
+CURVES = ("advanced", "sampling", "tight")
+PLAIN, AMPLIFIED, SPENT = "δ at ε', plain", "δ at ε', amplified", "ε at that δ, amplified"
+QUESTIONS = (PLAIN, AMPLIFIED, SPENT)
+TINIEST = 1e-323  # where floats end: a δ is never printed as 0
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The paper's own, but for the one parameter that varies."""
+
+    p: float = 0.1
+    clip: float = 3.0
+    delta: float = 1e-5
+    epsilon: float = 0.1
+    T: int = 10
+
+
+VARIED: dict[str, tuple[float, ...]] = {
     "p": (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
     "clip": (0.5, 1.0, 2.0, 3.0, 4.0, 6.0),
     "delta": (1e-10, 1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3),
     "epsilon": (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
     "T": (1, 2, 5, 10, 20, 50, 100, 200),
 }
-CURVES = ("advanced", "sampling", "tight")
-ROWS = ("δ at ε', plain", "δ at ε', amplified", "ε at that δ, amplified")
 
 
-def compare(p, clip, delta, epsilon, T):
-    """{row: (ε' or δ where the curves are compared, what each of the three says)}, and σ of an iteration."""
-    sigma = clip * gaussian.noise(epsilon, delta)
-    noise = sigma / clip  # the clip cancels, in every theorem
-    event = RepeatedEvent(PoissonEvent(p, GaussianEvent(noise)), T)
-    found = {}
-    readings = ((epsilon, delta), composition.amplify_poisson(epsilon, delta, p))
-    for row, step in zip(ROWS, readings, strict=False):
-        total, failure = composition.advanced(*step, T, slack=delta)
-        tight = pld.delta(event, total, Adjacency.ZERO_OUT)
-        found[row] = total, (failure, sampling.delta(noise, p, T, total), tight)
-    spent = sampling.epsilon(noise, p, T, failure), pld.epsilon(event, failure, Adjacency.ZERO_OUT)
-    found[ROWS[2]] = failure, (total, *spent)
-    return found, sigma
+def compare(setting: Setting) -> list[Row]:
+    """A row for each question: where the curves are compared, and what each of the three says."""
+    noise = gaussian.noise(setting.epsilon, setting.delta)  # over the clip, which cancels in every theorem
+    event = RepeatedEvent(PoissonEvent(setting.p, GaussianEvent(noise)), setting.T)
+    one = setting.epsilon, setting.delta
+    found = []
+    for question, step in ((PLAIN, one), (AMPLIFIED, composition.amplify_poisson(*one, setting.p))):
+        total, failure = composition.advanced(*step, setting.T, slack=setting.delta)
+        said = sampling.delta(noise, setting.p, setting.T, total), pld.delta(event, total, Adjacency.ZERO_OUT)
+        found.append((question, total, (failure, *said)))
+    said = (
+        sampling.epsilon(noise, setting.p, setting.T, failure),
+        pld.epsilon(event, failure, Adjacency.ZERO_OUT),
+    )
+    found.append((SPENT, failure, (total, *said)))
+    return [
+        {"question": question, "σ": noise * setting.clip, "at": at, **dict(zip(CURVES, three, strict=True))}
+        for question, at, three in found
+    ]
 
 
-def measure():
-    """{parameter: [(value, found, σ), ...]}"""
-    return {
-        name: [(value, *compare(**{**DEFAULT, name: value})) for value in values]
-        for name, values in VARIED.items()
-    }
+def measure(small: bool) -> list[Row]:
+    return [
+        {"varied": name, "value": value, **row}
+        for name, found in VARIED.items()
+        for value in (found[::4] if small else found)
+        for row in compare(replace(Setting(), **{name: value}))
+    ]
 
 
-def shown(row, x):
-    """Floats end at 1e-323; a δ is never printed as 0."""
-    return f"{x:.3g}" if x or row == ROWS[2] else "< 1e-323"
+def shown(x: float, small: float = TINIEST) -> str:
+    return f"{x:.3g}" if x >= small else "< 1e-323"
 
 
-def report(measured):
-    print(f"σ/C of an iteration at (ε, δ) = (.1, 1e-5): {gaussian.noise(0.1, 1e-5):.8f}")
-    for name, results in measured.items():
-        print(f"\n{name} varies, others " + ", ".join(f"{k} {v:g}" for k, v in DEFAULT.items() if k != name))
-        print(f"{'':>10}{'σ':>10}" + "".join(f"{row:^44}" for row in ROWS))
-        print(f"{name:>10}{'':>10}" + f"{'at':>11}{CURVES[0]:>11}{CURVES[1]:>11}{CURVES[2]:>11}" * len(ROWS))
-        for value, found, sigma in results:
-            numbers = "".join(f"{shown(row, x):>11}" for row in ROWS for x in (found[row][0], *found[row][1]))
-            print(f"{value:10g}{sigma:10.4g}{numbers}")
+def tables(rows: list[Row]) -> list[Grid]:
+    head = ["σ"]
+    for title in ("plain", "amplified"):
+        head += [f"ε', {title}", *(f"δ, {curve}" for curve in CURVES)]
+    head += [f"ε, {curve}" for curve in CURVES]
+    found = {(row["varied"], row["value"], row["question"]): row for row in rows}
+    grids = []
+    for name in values(rows, "varied"):
+        cells = []
+        for value in values([row for row in rows if row["varied"] == name], "value"):
+            plain, amplified, spent = (found[name, value, question] for question in QUESTIONS)
+            line = [f"{value:g}", f"{plain['σ']:.4g}"]
+            for row in (plain, amplified):
+                line += [shown(row[key]) for key in ("at", *CURVES)]
+            cells.append(line + [shown(spent[curve], 0.0) for curve in CURVES])
+        grids.append(Grid(f"{name} varies", [name, *head], cells, PUBLISHED))
+    return grids
 
 
-def draw(measured, path):
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        print(f"no figure: {error}")
-        return
-    figure, grid = pyplot.subplots(len(ROWS), len(VARIED), figsize=(16, 9), squeeze=False)
-    for axes_row, row in zip(grid, ROWS, strict=True):
-        for axes, (name, results) in zip(axes_row, measured.items(), strict=True):
-            values = [value for value, _, _ in results]
+PUBLISHED = (
+    "ε at the δ of advanced composition, amplified, in the last three columns. Published: plot only; the text"
+    " says that the sampling theorem is much better than advanced composition but for extremely small p."
+)
+
+
+def draw(rows: list[Row]) -> Any:
+    varied = [name for name in values(rows, "varied") if name != "clip"]  # which changes nothing
+    figure, grid = canvas(2, len(varied), 2.4, 2.3)
+    for axes_row, question in zip(grid, (AMPLIFIED, SPENT), strict=True):
+        for axes, name in zip(axes_row, varied, strict=True):
+            mine = [row for row in rows if (row["varied"], row["question"]) == (name, question)]
             for place, curve in enumerate(CURVES):
-                heights = [found[row][1][place] or float("nan") for _, found, _ in results]
-                axes.plot(values, heights, marker="o", markersize=3, label=curve)
-            if row == ROWS[0]:
-                axes.set_title("tight: below 1e-323 where p < 1", fontsize=8)
-            axes.set(xscale="linear" if name == "clip" else "log", yscale="log", xlabel=name)
-            axes.grid(alpha=0.3)
-        axes_row[0].set_ylabel(row)
-    grid[0, 0].legend()
-    figure.suptitle("Sampling composition, advanced composition and the tight value (A-DDP, Figure 3)")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    print(f"drawn in {path}")
+                heights = [row[curve] or float("nan") for row in mine]
+                line(axes, [row["value"] for row in mine], heights, place, curve)
+            axes.set(xscale="log", yscale="log", xlabel=LABELS[name])
+            if question == AMPLIFIED:
+                axes.set_ylim(1e-15, 1e-2)  # below it the tight δ goes on to 1e-51 and less
+        axes_row[0].set_ylabel("δ at ε'" if question == AMPLIFIED else "ε at that δ")
+    legend(figure, grid[0, 0], 3)
+    return figure
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--figure", default="figure3.png")
-    given = parser.parse_args()
-    measured = measure()
-    report(measured)
-    draw(measured, given.figure)
-
-
-if __name__ == "__main__":
-    main()
+LABELS = {"p": "p", "delta": "δ of an iteration", "epsilon": "ε of an iteration", "T": "T"}

@@ -9,7 +9,7 @@ that 10,000 lots need within a given ε.
 
 from typing import Any
 
-from experiments.frame import COLOURS, MARKERS, PLOT, Grid, Row, canvas, legend, values
+from experiments.frame import PLOT, Grid, Row, canvas, legend, line, ticks, values
 from farthing.accounting import calibrate, composition, gaussian, moments, pld, rdp
 from farthing.budget import Budget
 from farthing.events import GaussianEvent, PoissonEvent, RepeatedEvent
@@ -18,7 +18,12 @@ RATE, NOISE, DELTA, LOTS = 0.01, 4.0, 1e-5, 10_000
 EPOCHS = (1, 5, 10, 20, 50, 100, 150, 200, 250, 300, 350, 400)
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 METHODS = ("strong", "advanced", "moments", "Rényi", "tight")
-PUBLISHED = {("strong", 100): "9.34", ("moments", 100): "1.26"}  # Section 3.1 of the report on it
+PUBLISHED = {
+    ("strong", 100): "9.34",
+    ("strong", 400): "24.22",
+    ("moments", 100): "1.26",
+    ("moments", 400): "2.55",
+}  # Section 5.1
 
 
 def epsilon(method: str, noise: float, lots: int) -> float:
@@ -76,14 +81,16 @@ def tables(rows: list[Row]) -> list[Grid]:
 def draw(rows: list[Row]) -> Any:
     figure, ((left, right),) = canvas(1, 2)
     for place, method in enumerate(METHODS):
-        style = {"color": COLOURS[place], "marker": MARKERS[place], "label": method}
-        style["linestyle"] = "--" if method == "strong" else "-"
+        dashed = method == "strong"
         mine = [row for row in rows if row["method"] == method]
         curve = [(row["epochs"], row["value"]) for row in mine if row["question"] == "ε"]
-        left.plot(*zip(*curve, strict=True), **style)
+        line(left, *zip(*curve, strict=True), place, method, dashed)
         curve = [(row["ε"], row["value"]) for row in mine if row["question"] == "noise"]
-        right.plot(*zip(*curve, strict=True), **style)
+        line(right, *zip(*curve, strict=True), place, method, dashed)
+    said = [(epochs, float(text)) for (_, epochs), text in PUBLISHED.items()]
+    left.plot(*zip(*said, strict=True), "k*", markersize=8, markerfacecolor="none", label="published")
     left.set(yscale="log", xlabel="epochs", ylabel="ε at δ = 1e-5", title="q = .01, σ = 4")
-    right.set(xscale="log", yscale="log", xlabel="ε", ylabel="σ / C", title="noise that 10,000 lots need")
-    legend(figure, left, 5)
+    right.set(yscale="log", xlabel="ε", ylabel="σ / C", title="noise that 10,000 lots need")
+    ticks(right, EPSILONS)
+    legend(figure, left, 6)
     return figure

@@ -1,0 +1,257 @@
+"""Runs of a network by any method that AdaDP's paper compares, and what they cost by two counts.
+
+All but one are private: one ledger pays for DpPCA and for every lot, and refuses what its budget does not
+cover. `AdaDP, published` and `AdaN, published` are Algorithm 1 as printed (`experiments.published`): they
+guarantee nothing and are here to be compared with.
+
+Costs: `published_epsilon` counts as the paper does (its Theorem 1, orders 2 to 64, DpPCA left out); `epsilon`
+is tight and counts DpPCA as well, add-remove, against anyone who does not see who is in a lot.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import farthing as ft
+from experiments.frame import Row, say, stream
+from experiments.pictures import LENGTH, Problem, kept
+from experiments.published import published
+from farthing.accounting import calibrate, pld, rdp
+from farthing.accounting.filters import ZcdpFilter
+from farthing.algorithms.dpagd import at_price
+from farthing.algorithms.dppca import Scatter, components
+from farthing.bounds import ClipOuter
+from farthing.events import ComposedEvent, Event, GaussianEvent, PoissonEvent, RepeatedEvent
+from farthing.mechanisms import SymmetricGaussian
+from farthing.query import Query
+from farthing.samplers import Everyone
+from farthing.tables import Features, Table
+from farthing.torch.adadp import AdaDP, AdaL
+from farthing.torch.dpagd import dpagd
+from farthing.torch.dpopt import DpOpt
+from farthing.torch.records import Examples
+from farthing.torch.training import train
+
+LOSS = nn.CrossEntropyLoss(reduction="none")
+ORDERS = np.arange(2.0, 65.0)
+UNSOUND = ("AdaDP, published", "AdaN, published")
+PART = 0.05  # of DP-AGD's budget for DpPCA
+ROUNDS = 20  # of DP-AGD, if no gradient is bought again
+MARKS = 16  # looks at the test images along a run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One run: ``noise`` over the clip and ``pca`` over 1 are standard deviations, ``step`` a learning rate.
+
+    ``falls`` is what the rate falls to along the first ten epochs, ``factor`` β.
+    """
+
+    method: str
+    epsilon: float
+    delta: float
+    noise: float
+    lot: int
+    lots: int
+    clip: float
+    step: float
+    pca: float | None = None
+    falls: float | None = None
+    momentum: float = 0.0
+    factor: float = 1.2
+    run: int = 0
+
+
+def curve(problem: Problem, setting: Setting) -> list[tuple[int, float]]:
+    """(lots so far, test accuracy in percent) along one run."""
+    place = (problem.name, problem.widths, len(problem.rows), setting)
+    found = kept(place, lambda: list(_curve(problem, setting)))
+    say(
+        f"{problem.name}, ε {setting.epsilon:g}, {setting.method}, run {setting.run}, noise {setting.noise:g}, "
+        f"step {setting.step:g}, {found[-1][0]} lots: {found[-1][1]:.2f} %"
+    )
+    return [(int(t), float(right)) for t, right in found]
+
+
+def rows_of(problem: Problem, setting: Setting, **more: object) -> list[Row]:
+    """A curve as rows, with what it had cost by the paper's count and by a tight one."""
+    rate = setting.lot / len(problem.rows)
+    return [
+        {
+            **more,
+            "method": setting.method,
+            "run": setting.run,
+            "lots": t,
+            "accuracy": right,
+            "paper ε": published_epsilon(setting.noise, rate, t, setting.delta),
+            "tight ε": epsilon(setting.noise, rate, t, setting.delta, setting.pca),
+        }
+        for t, right in curve(problem, setting)
+    ]
+
+
+@lru_cache
+def _theorem(noise: float, rate: float) -> Any:
+    return rdp.adadp_theorem_1(noise, rate, ORDERS)
+
+
+def published_epsilon(noise: float, rate: float, lots: int, delta: float) -> float:
+    """ε as the paper counts it."""
+    return rdp.classic_epsilon(lots * _theorem(noise, rate), ORDERS, delta)[0]
+
+
+def published_lots(noise: float, rate: float, limit: float, delta: float) -> int:
+    """How many lots the paper's count lets run."""
+    costs, rest = _theorem(noise, rate), np.log(1 / delta) / (ORDERS - 1)
+    return int(np.max(np.where(rest < limit, (limit - rest) / costs, 0.0)))
+
+
+@lru_cache
+def epsilon(noise: float, rate: float, lots: int, delta: float, pca: float | None) -> float:
+    """ε by tight accounting, DpPCA included."""
+    return pld.epsilon(_plan(noise, rate, lots, pca), delta)
+
+
+def fitting(rate: float, lots: int, budget: ft.Budget, pca: float | None) -> float:
+    """The noise with which so many lots, and DpPCA before them, spend the budget, by tight accounting."""
+    return calibrate.noise(lambda noise: _plan(noise, rate, lots, pca), budget)
+
+
+def _plan(noise: float, rate: float, lots: int, pca: float | None) -> Event:
+    steps = RepeatedEvent(PoissonEvent(rate, GaussianEvent(noise)), lots)
+    return steps if pca is None else ComposedEvent((GaussianEvent(pca), steps))
+
+
+def _curve(problem: Problem, setting: Setting) -> Iterator[tuple[int, float]]:
+    model = problem.network(setting.run)
+    if setting.method == "not private":
+        rows, held = _seen(problem, None, setting)
+        yield from _plain(model, rows, problem, held, setting)
+    elif setting.method in UNSOUND:
+        rows, held = _seen(problem, None, setting)
+        for t in published(model, LOSS, rows, problem.labels, setting):
+            if _mark(t, setting.lots):
+                yield t, right(model, held, problem.answers)
+    else:
+        yield from _private(model, problem, setting)
+
+
+def _private(model: nn.Sequential, problem: Problem, setting: Setting) -> Iterator[tuple[int, float]]:
+    budget, noise = ft.Budget(setting.epsilon, setting.delta), stream(problem.name, repr(setting))
+    if setting.method == "DP-AGD":
+        ledger = ft.Ledger(budget, filter=ZcdpFilter, stream=noise)
+        rows, held = _seen(problem, ledger, setting)
+        examples = Examples((rows, problem.labels))
+        for step in dpagd(ledger, model, LOSS, examples, clip=setting.clip, splits=ROUNDS, physical=4000):
+            if step.t % 2 == 0:
+                yield step.t, right(model, held, problem.answers)
+        yield ROUNDS, right(model, held, problem.answers)
+        return
+    ledger = ft.Ledger(budget, stream=noise)
+    rate = setting.lot / len(problem.rows)
+    if setting.pca is not None:
+        ledger.promise(_moments(problem, setting.pca), 1)
+        ledger.promise(ft.Poisson(rate).amplify(ft.Gaussian(setting.noise)), setting.lots)
+    rows, held = _seen(problem, ledger, setting)
+    optimizer = method(model, setting)
+    follows = isinstance(optimizer, AdaDP)
+    falling = None
+    if setting.falls is not None:
+        ten, end = 10 / rate, setting.falls / setting.step
+        falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 - (1 - end) * min(1.0, t / ten))
+    for step in train(
+        model, LOSS, (rows, problem.labels), ledger, rate=rate, steps=setting.lots, noise=setting.noise,
+        clip=optimizer.bound if follows else setting.clip, optimizer=optimizer, scheduler=falling,
+    ):  # fmt: skip
+        if _mark(step.t, setting.lots):
+            yield step.t, right(model, held, problem.answers)
+
+
+def method(model: nn.Module, setting: Setting) -> Any:
+    """The optimiser of a method; those that are an `AdaDP` bring a clip of their own."""
+    match setting.method:
+        case "AdaL":
+            return AdaL(model, setting.step, clip=setting.clip)
+        case "AdaN":
+            return AdaDP(
+                model, setting.step, clip=setting.clip, rate=False, momentum=setting.momentum, period=5
+            )
+        case "AdaDP":
+            return AdaDP(model, setting.step, clip=setting.clip, period=5)
+        case "DpOpt":
+            return DpOpt(model, setting.step, clip=setting.clip, momentum=setting.momentum, period=5)
+    return torch.optim.SGD(model.parameters(), setting.step, momentum=setting.momentum)
+
+
+def _plain(
+    model: nn.Sequential, rows: Tensor, problem: Problem, held: Tensor, setting: Setting
+) -> Iterator[tuple[int, float]]:
+    """RMSprop on lots of the same kind, nothing clipped and no noise."""
+    optimizer, random = torch.optim.RMSprop(model.parameters(), setting.step), np.random.default_rng(0)
+    for t in range(1, setting.lots + 1):
+        places = torch.from_numpy(random.choice(len(rows), setting.lot, replace=False))
+        optimizer.zero_grad()
+        LOSS(model(rows[places]), problem.labels[places]).mean().backward()
+        optimizer.step()
+        if _mark(t, setting.lots):
+            yield t, right(model, held, problem.answers)
+
+
+@torch.no_grad()
+def right(model: nn.Module, rows: Tensor, answers: Tensor) -> float:
+    """Percent of rows that are labelled right."""
+    parts = zip(rows.split(2000), answers.split(2000), strict=True)
+    return 100 * sum(int((model(part).argmax(1) == y).sum()) for part, y in parts) / len(answers)
+
+
+def _mark(t: int, lots: int) -> bool:
+    return t == lots or t % max(1, lots // MARKS) == 0
+
+
+class _Known:
+    """The exact sum of a contribution, found once: noise is drawn anew for every ledger that asks."""
+
+    found: dict[str, Any] = {}  # noqa: RUF012  one for all
+
+    def __init__(self, problem: Problem) -> None:
+        width = problem.rows.shape[1]
+        self.name, self.inner = problem.name, Scatter(Features(width, intercept=0.0), np.zeros(width))
+
+    def bounded_sum(self, records: Table, w: Any, bound: ClipOuter) -> Any:
+        place = f"{self.name} {len(records)} {bound}"
+        if place not in self.found:
+            self.found[place] = self.inner.bounded_sum(records, w, bound)
+        return self.found[place].copy()
+
+
+def _moments(problem: Problem, noise: float) -> Query:
+    return Query(Everyone(), _Known(problem), ClipOuter(1.0), SymmetricGaussian(noise))
+
+
+def _seen(problem: Problem, ledger: ft.Ledger | None, setting: Setting) -> tuple[Tensor, Tensor]:
+    """What the network is given: rows along DpPCA's axes, its answer asked of the ledger.
+
+    Without a ledger (methods that have no guarantee) the same noise comes from a ledger that pays for it
+    alone, or none at all is added.
+    """
+    parts = (problem.rows, problem.held)
+    if problem.components is not None:
+        if setting.method == "not private":
+            matrix = problem.rows.T @ problem.rows
+        else:
+            if ledger is None:
+                place = stream(problem.name, repr(replace(setting, method="DpPCA")))
+                ledger = ft.Ledger(ft.Budget(50.0, setting.delta), stream=place)
+            query = _moments(problem, setting.pca or 1.0)
+            if isinstance(ledger.filter, ZcdpFilter):
+                query = at_price(query, PART * ledger.filter.rho, ledger.filter)
+            matrix = ledger.over(Table(problem.rows)).ask(query).value
+        axes = components(matrix, problem.components)[1]
+        parts = (LENGTH * problem.rows @ axes.T, LENGTH * problem.held @ axes.T)
+    rows, held = (torch.from_numpy(np.ascontiguousarray(part)).float() for part in parts)
+    return rows, held
