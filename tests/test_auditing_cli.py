@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from farthing import auditing_cli, cli
+from farthing import auditing, cli
 from farthing.audit import methods
 from farthing.noise import SeededStream
 
@@ -13,7 +13,7 @@ from farthing.noise import SeededStream
 def seeded(monkeypatch):
     """The command has no seed; tests must not depend on luck."""
     monkeypatch.setattr(methods, "Stream", lambda: SeededStream(11))
-    monkeypatch.setattr(auditing_cli, "Stream", lambda: SeededStream(12))
+    monkeypatch.setattr(auditing, "Stream", lambda: SeededStream(12))
 
 
 def test_a_broken_method_ends_with_1(capsys):
@@ -48,7 +48,7 @@ def test_laws_alone(capsys, monkeypatch):
     assert cli.main(["audit", "laws"]) == 0
     out = capsys.readouterr().out
     assert out.count("holds") == len(out.splitlines()) >= 10
-    monkeypatch.setattr(auditing_cli, "lawful", lambda method: {"draws": ["a record comes twice"]})
+    monkeypatch.setattr(auditing, "lawful", lambda method: {"draws": ["a record comes twice"]})
     assert cli.main(["audit", "laws", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["laws"]["draws"] == ["a record comes twice"]
 
@@ -61,7 +61,7 @@ def test_all_splits_what_may_fail(monkeypatch):
         return []
 
     monkeypatch.setattr(methods, "attack", attack)
-    auditing_cli.audited(None, True, 1.0, 0.99)
+    auditing.audited(None, True, 1.0, 0.99)
     assert [name for name, _ in asked] == methods.names()
     assert all(1 - confidence == pytest.approx(0.01 / len(asked)) for _, confidence in asked)
 

@@ -1,136 +1,46 @@
-"""What ``farthing audit`` does: attacks methods one after the other, and prints what was found as a table.
+"""The command ``farthing audit``."""
 
-Beside attacks there are laws (`audit.laws`, `audit.prices`, `audit.charges`): what must hold of noise, clips,
-draws, prices and books whatever is asked. ``farthing audit laws`` looks at those alone, ``--all`` at both.
-"""
+from pathlib import Path
+from typing import Annotated
 
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+import typer
 
-from farthing import validate
-from farthing.audit import charges, contributions, laws, methods, prices
-from farthing.audit.methods import Finding
 from farthing.errors import InvalidValue
-from farthing.noise import Stream
-
-LAWS = "laws"
-_SHOWN = 25  # runs between two looks at the progress
-Watch = Callable[[str, int, int], None]  # method, runs of it, methods done
+from farthing.options import FAILED, AsJson, emit, emit_json, number, option, say
 
 
-def audited(
-    method: str | None,
-    everything: bool,
-    effort: float,
-    confidence: float,
-    watch: Watch | None = None,
-    stream: Stream | None = None,
-) -> list[Finding]:
-    """The verdicts on one method or on all; ``confidence`` is that of all of them together."""
-    if everything == (method is not None):
-        known = ", ".join([*methods.names(), LAWS, *methods.published()])
-        raise InvalidValue(f"give either METHOD or --all; METHOD is one of {known}")
-    validate.positive(**{"--effort": effort})
-    validate.probability(**{"--confidence": confidence})
-    names = methods.names() if method is None else [method] if method != LAWS else []
-    each = 1 - (1 - confidence) / max(1, len(names))
-    found: list[Finding] = []
-    for done, name in enumerate(names):
-        found += methods.attack(
-            name, scale=effort, confidence=each, stream=stream, tick=_ticks(name, done, watch)
-        )
-    return found
+def audit(
+    method: Annotated[
+        str | None, typer.Argument(metavar="METHOD", help="What to attack; a wrong name lists them.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Attack every method of the library.")] = False,
+    effort: Annotated[
+        float, option(number, "Runs, relative to the usual number; 10 shows more and takes longer.")
+    ] = 1.0,
+    confidence: Annotated[float, option(number, "Of all verdicts together.")] = 0.99,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the table as a section of HTML as well.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Attacks a method on neighbouring data and compares what the attacks show with what is claimed.
 
+    Ends with 1 where a claim is broken. "Not refuted" is no proof.
+    """
+    from farthing import auditing
+    from farthing.audit.verdict import section
 
-def _ticks(name: str, done: int, watch: Watch | None) -> Callable[[], None]:
-    runs = 0
-
-    def tick() -> None:
-        nonlocal runs
-        runs += 1
-        if watch is not None and runs % _SHOWN == 0:
-            watch(name, runs, done)
-
-    if watch is not None:
-        watch(name, 0, done)
-    return tick
-
-
-def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[str]]:
-    """What each law complains of; nothing is looked at where a method was named."""
-    if method not in (None, LAWS):
-        return {}
-    words = Stream() if stream is None else stream
-    told = {
-        "noise": laws.samplers_of_noise(words),
-        "releases": laws.releases(words),
-        "choices": laws.elections(words) + prices.choices(),
-        "streams": laws.streams(words),
-        "clips": laws.clipping(words) + laws.sensitivities(words),
-        "draws": laws.draws(words),
-        "prices": prices.divergences() + prices.gaussians(),
-        "filters": prices.filters() + prices.countdowns(),
-        "charges": charges.answers(words) + charges.promises(words) + charges.order(words),
-        "copies": charges.copies(words),
-        "contributions": contributions.contributions(words),
-        "perturbation": contributions.objectives(words) + contributions.minimisers(words),
-        "crowds": charges.crowds(words) + charges.shares(words) + charges.uploads(words),
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        told["refunds"] = charges.refunds(words, folder)
-    return told
-
-
-def law_lines(told: dict[str, list[str]]) -> str:
-    """One line a law: it holds, or what is wrong."""
-    width = max(map(len, told)) + 2
-    return "\n".join(f"{name:{width}}{'; '.join(said) or 'holds'}" for name, said in told.items())
-
-
-def fields(found: Sequence[Finding], told: dict[str, list[str]], confidence: float) -> dict[str, Any]:
-    """As plain JSON values."""
-    return {
-        "broken": sum(verdict.broken for _, verdict in found) + sum(bool(said) for said in told.values()),
-        "confidence": confidence,
-        "laws": told,
-        "verdicts": [{"method": name, **verdict.fields()} for name, verdict in found],
-    }
-
-
-def table(found: Sequence[Finding]) -> str:
-    """One line a verdict, in columns."""
-    heads = "method", "verdict", "ε at least", "ε claimed", "trials", "attack"
-    rows = [heads]
-    for name, verdict in found:
-        given = f" ({verdict.assumption})" if verdict.assumption else ""
-        shown = f"{verdict.eps_lower:.3f}", f"{verdict.claim.epsilon:.3f}", f"{verdict.trials:,}"
-        rows.append((name, verdict.word, *shown, verdict.attack + given))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(heads) - 1)]
-    lines = []
-    for row in rows:
-        left = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
-        right = [cell.rjust(width) for cell, width in zip(row[2:5], widths[2:], strict=True)]
-        lines.append("  ".join([*left, *right, row[5]]))
-    return "\n".join(lines)
-
-
-@contextmanager
-def shown(quiet: bool, everything: bool) -> Iterator[Watch | None]:
-    """A line on standard error that follows an audit, where that is a terminal."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    parts = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-    with Progress(*parts, console=Console(stderr=True), transient=True) as line:
-        task = line.add_task("preparing", total=len(methods.names()) if everything else None)
-
-        def watch(name: str, runs: int, done: int) -> None:
-            line.update(task, completed=done, description=f"{name}: {runs:,} runs")
-
-        yield watch
+    if html is not None and (html.exists() or not html.parent.is_dir()):
+        raise InvalidValue(f"--html must be a new file in an existing directory, got {str(html)!r}")
+    with auditing.shown(as_json, everything) as watch:
+        found = auditing.audited(method, everything, effort, confidence, watch)
+        told = auditing.lawful(method)
+    if html is not None:
+        html.write_text(section(found), encoding="utf-8")
+    if as_json:
+        emit_json(auditing.fields(found, told, confidence))
+    else:
+        parts = [auditing.table(found)] if found else []
+        emit("\n\n".join([*parts, *([auditing.law_lines(told)] if told else [])]))
+    broken = [name for name, verdict in found if verdict.broken] + [law for law in told if told[law]]
+    return say(f"broken: {', '.join(dict.fromkeys(broken))}", FAILED) if broken else 0

@@ -1,6 +1,5 @@
-"""The commands for parties on machines of their own: ``farthing keys``, ``serve`` and ``join``."""
+"""The commands for parties on machines of their own: ``farthing guard``, ``keys``, ``serve``, ``join``."""
 
-import json
 import logging
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated
 import typer
 
 from farthing.errors import InvalidValue
+from farthing.options import AsJson, emit, emit_json
 
 
 def _say(line: str) -> None:
@@ -17,6 +17,24 @@ def _say(line: str) -> None:
 
 def _logged() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+
+
+def guard(
+    policy: Annotated[
+        Path, typer.Argument(metavar="POLICY", help="What the party allows, as TOML.", show_default=False)
+    ],
+    check: Annotated[bool, typer.Option("--check", help="See that everything is in order, and end.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Keeps a party's records, noise and ledger, and answers on a Unix socket what its policy allows."""
+    if as_json and not check:
+        raise InvalidValue("--json goes with --check: a guard that listens prints nothing else")
+    from farthing.guard.command import guard as keep
+
+    key = keep(policy, check=check)
+    if as_json:
+        emit_json({"policy": str(policy), "ok": True, "public": key})
+    return 0
 
 
 def keys(
@@ -32,6 +50,7 @@ def keys(
             metavar="NAMES", help="For a coordinator that is reached under these names, with commas."
         ),
     ] = None,
+    as_json: AsJson = False,
 ) -> int:
     """Makes keys and certificates for parties and their coordinator; never overwrites any.
 
@@ -42,8 +61,11 @@ def keys(
 
     names = [] if parties is None else [name.strip() for name in parties.split(",")]
     hosts = [] if host is None else [name.strip() for name in host.split(",")]
-    for place in keyring.make(folder, names, hosts, coordinator=host is not None):
-        print(place, flush=True)
+    places = [str(place) for place in keyring.make(folder, names, hosts, coordinator=host is not None)]
+    if as_json:
+        emit_json({"made": places})
+    else:
+        emit("\n".join(places))
     return 0
 
 
@@ -55,7 +77,7 @@ def serve(
     page_host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="Of the page; by default this machine only.")
     ] = "127.0.0.1",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> int:
     """Coordinates parties that train together, until nobody can afford another round.
 
@@ -68,9 +90,9 @@ def serve(
     _logged()
     report = serving.serve(serving.Plan.load(run), page=page, host=page_host, say=_say)
     if as_json:
-        print(json.dumps(report, allow_nan=False), flush=True)
+        emit_json(report)
     else:
-        print(reporting.aligned(serving.lines(report)), flush=True)
+        emit(reporting.aligned(serving.lines(report)))
     return 0
 
 

@@ -5,7 +5,6 @@ round. Budgets are public, so that messages may show them; of a table they never
 """
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from farthing.crowd.protocol import Accountant, Draw, Exactly, Passing, Trust
 from farthing.crowd.simulated import Simulated, personal
 from farthing.data import Categorical, Schema
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue
+from farthing.progress import progress
 from farthing.query import Step
 from farthing.samplers import Everyone, Poisson
 from farthing.tables import Features, Table
@@ -95,6 +95,10 @@ class Reached:
     alive: int
     users: int
     left: float
+
+    def __str__(self) -> str:
+        users = f"{self.alive:,} of {self.users:,} users"
+        return f"round {self.rounds:,}: {users}, {self.left:.0%} of budgets left"
 
 
 Watch = Callable[[Reached], None]
@@ -369,21 +373,5 @@ def measured(said: Array, y: NDArray[Any]) -> dict[str, Any]:
 @contextmanager
 def shown(quiet: bool) -> Iterator[Watch | None]:
     """A line on standard error that follows a simulation, where that is a terminal."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), console=Console(stderr=True), transient=True
-    ) as line:
-        task = line.add_task("settling everybody's terms", total=1.0)
-
-        def watch(now: Reached) -> None:
-            words = (
-                f"round {now.rounds:,}: {now.alive:,} of {now.users:,} users, {now.left:.0%} of budgets left"
-            )
-            line.update(task, completed=1 - now.left, description=words)
-
-        yield watch
+    with progress(quiet, "settling everybody's terms") as show:
+        yield show and (lambda now: show(str(now), 1 - now.left))

@@ -50,17 +50,22 @@ def opened(policy: Policy, *, stream: Stream | None = None) -> Guard:
     return Guard(policy, records_of(policy), Signer.load(policy.key), stream=stream)
 
 
-def guard(path: Path, *, check: bool = False, stream: Stream | None = None) -> None:
-    """Listens until SIGTERM or SIGINT; with ``check`` only sees that everything is in order."""
+def guard(path: Path, *, check: bool = False, stream: Stream | None = None) -> str:
+    """Listens until SIGTERM or SIGINT; with ``check`` only sees that everything is in order.
+
+    Returns the guard's public key, in hexadecimal.
+    """
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     keeper = opened(Policy.load(path), stream=stream)
+    public = keeper.public.hex()
     try:
         if check:
-            return
+            return public
         server = Server(keeper)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.close())
-        print(f"listening {keeper.public.hex()}", flush=True)
+        print(f"listening {public}", flush=True)
         server.serve()
+        return public
     finally:
         keeper.close()
