@@ -1,25 +1,24 @@
-"""A-DDP's Figures 1 and 2: accuracy and objective against ε, and what the paper left on the table.
-
-    python experiments/figures_1_2.py [--folds 2] [--data adult bank ipums-br] [--figure figures_1_2.png]
+"""A-DDP, Figures 1 and 2: accuracy and objective against ε, and what the paper left on the table.
 
 Cheng, Liu, Wang & Lu 2020, "Adaptive Distributed Differential Privacy with SGD", Figures 1 and 2: logistic
 regression on Adult (a9a's 123 binary features), BANK and IPUMS-BR, 100 records a user, δ = 1e-8, clip 3,
-T = 10 for private methods, means over 5 folds. The budget is each user's, for one record. Rows are shuffled
-with a fixed seed and dealt out to users in that order. The objective is the mean logistic loss of the records
-that were learnt from (`together` learns from rows shrunk to norm 1, so its margins are divided by their
-norms). Nothing is tuned: every rate follows from public numbers (`algorithms.addp`), so that no figure is the
-best of several. The paper does not give its rates.
+T = 10 for private methods; means over 3 of 5 folds (the paper's: over all 5). The budget is each user's, for
+one record. Rows are shuffled with a fixed seed and dealt out to users in that order. The objective is the
+mean logistic loss of the records that were learnt from (`together` learns from rows shrunk to norm 1, so its
+margins are divided by their norms). Nothing is tuned: every rate follows from public numbers
+(`algorithms.addp`), so that no figure is the best of several. The paper does not give its rates.
 
-Above the line is what the paper compares. Below it is the same budget of the same users, spent by tight
-accounting; with the whole local gradient in place of one record; and with each user adding a share of the
-noise, where only sums are seen. Only the last changes whom a user trusts.
+First comes what the paper compares. The rest is the same budget of the same users, spent by tight accounting;
+with the whole local gradient in place of one record; and with each user adding a share of the noise, where
+only sums are seen. Only the last changes whom a user trusts.
 """
 
-import argparse
-import time
+from typing import Any
 
 import numpy as np
 
+from experiments.datasets import Array, classification, folds
+from experiments.frame import PLOT, Grid, Row, canvas, legend, level, line, mean, say, stream, ticks, values
 from farthing.algorithms.addp import addp
 from farthing.algorithms.addp_baselines import non_private, sgd_adv, sgd_maj, sgd_pass
 from farthing.algorithms.problem import Problem
@@ -27,7 +26,6 @@ from farthing.algorithms.together import learnt_in, together
 from farthing.budget import Adjacency, Budget
 from farthing.crowd.protocol import Accountant, Trust, Weights
 from farthing.crowd.simulated import Simulated
-from farthing.data import find
 from farthing.losses import logistic
 from farthing.query import run
 from farthing.samplers import Everyone, Poisson
@@ -35,7 +33,7 @@ from farthing.tables import Table
 
 EPSILONS = (0.1, 0.4, 0.8, 1.6)
 DELTA, CLIP, EACH, PLANNED, MORE = 1e-8, 3.0, 100, 10, 1000
-FILES = {"adult": "adult_a9a.npz", "bank": "bank.npz", "ipums-br": "ipums_br.npz"}
+FOLDS = 3
 TIGHT = Accountant.TIGHT
 
 # Name: (adjacency of the budget, steps over a crowd).
@@ -76,123 +74,98 @@ SHRUNK = {  # learn from a row and its constant, shrunk to norm 1
 NON_PRIVATE, MAJORITY = "non-private", "majority"
 
 
-def load(name):
-    """X and y of a data set, or None where it is not there."""
-    path = find(FILES[name])
-    if path is None:
-        return None
-    with np.load(path) as found:
-        if "X" in found:
-            return found["X"], found["y"].astype(np.float64)
-        X, y = ([found[f"{part}_{half}"] for half in ("train", "test")] for part in "Xy")
-        return np.concatenate(X), np.concatenate(y).astype(np.float64)
+LEVELS = (NON_PRIVATE, MAJORITY)
 
 
-def folds(n, of, used):
-    """Rows to learn from and to test on, for the first ``used`` folds of ``of``."""
-    order = np.random.default_rng(0).permutation(n)
-    for fold in range(used):
-        yield np.delete(order, np.s_[fold::of]), order[fold::of]
-
-
-def judged(w, X, y, tested, shrunk=0.0):
+def judged(w: Any, X: Array, y: Array, tested: tuple[Array, Array], shrunk: float = 0.0) -> Row:
     """Accuracy on the test rows in percent, and the objective on those learnt from."""
     u, constant = w
-    accuracy = 100 * np.mean((tested[0] @ u + constant > 0) == tested[1])
+    accuracy = 100 * float(np.mean((tested[0] @ u + constant > 0) == tested[1]))
     margins = X @ u + constant
     if shrunk:
-        margins /= np.sqrt(shrunk**2 + np.einsum("ij,ij->i", X, X, dtype=np.float64))
-    return accuracy, float(np.mean(logistic.value(margins, y)))
+        margins = margins / np.sqrt(shrunk**2 + np.einsum("ij,ij->i", X, X, dtype=np.float64))
+    return {"accuracy": accuracy, "objective": float(np.mean(logistic.value(margins, y)))}
 
 
-def measure(X, y, used):
-    """{(method, ε): [(accuracy, objective, rounds), ...]}, one a fold; ε is None where there is none."""
-    found = {}
-    for learnt, test in folds(len(y), 5, used):
-        Xf, yf, tested = X[learnt], y[learnt], (X[test], y[test])
-        problem = Problem(logistic, len(yf), X.shape[1], unit=False)
-        guess = 100 * max(np.mean(tested[1]), 1 - np.mean(tested[1]))
-        share = np.mean(yf)
-        entropy = -share * np.log(share) - (1 - share) * np.log(1 - share)
-        found.setdefault((MAJORITY, None), []).append((guess, entropy, 0))
-        trained = run(non_private(Table(Xf, yf), problem))
-        found.setdefault((NON_PRIVATE, None), []).append((*judged(trained.w, Xf, yf, tested), trained.steps))
-        for name, (adjacency, method) in PRIVATE.items():
-            for epsilon in EPSILONS:
-                crowd = Simulated.split(Xf, yf, records=EACH, budgets=Budget(epsilon, DELTA, adjacency))
-                trained = run(method(crowd, problem))
-                shrunk = learnt_in(crowd, problem, trust=SHRUNK[name]).intercept if name in SHRUNK else 0.0
-                result = judged(trained.w, Xf, yf, tested, shrunk)
-                found.setdefault((name, epsilon), []).append((*result, trained.steps))
-    return found
+def levels(X: Array, y: Array, tested: tuple[Array, Array], problem: Problem) -> list[Row]:
+    """What does not depend on a budget: gradient descent on all records, and the most frequent label."""
+    trained = run(non_private(Table(X, y), problem))
+    share = float(np.mean(y))
+    entropy = -share * np.log(share) - (1 - share) * np.log(1 - share)
+    guess = 100 * float(np.mean(tested[1] == (share > 0.5)))
+    return [
+        {"method": NON_PRIVATE, **judged(trained.w, X, y, tested), "rounds": trained.steps},
+        {"method": MAJORITY, "accuracy": guess, "objective": float(entropy), "rounds": 0},
+    ]
 
 
-def report(name, found, n, width, seconds):
-    used = len(found[MAJORITY, None])
-    print(f"\n{name}: {n:,} records of {width} features, {used} of 5 folds, {seconds:.0f} s")
-    heads = "".join(f"{f'eps {epsilon:g}':>10}" for epsilon in EPSILONS)
-    print(f"{'':27}{'accuracy (%)':^40}{'objective':^40}{'rounds':>9}")
-    print(f"{'':27}{heads}{heads}")
-    for method in (*PAPER, None, *BETTER, None, NON_PRIVATE, MAJORITY):
-        if method is None:
-            print("-" * (27 + 80 + 9))
-            continue
-        keys = [(method, epsilon) for epsilon in (EPSILONS if method in PRIVATE else (None,) * len(EPSILONS))]
-        means = [np.mean(found[key], axis=0) for key in keys]
-        rounds = max(mean[2] for mean in means)
-        numbers = "".join(f"{mean[0]:10.1f}" for mean in means) + "".join(
-            f"{mean[1]:10.3f}" for mean in means
-        )
-        print(f"{method:27}{numbers}{rounds:9,.0f}", flush=True)
+def measure(small: bool) -> list[Row]:
+    rows = []
+    for name, (X, y) in classification(small).items():
+        for fold, learnt, test in folds(len(y), 1 if small else FOLDS):
+            Xf, yf, tested = X[learnt], y[learnt], (X[test], y[test])
+            problem = Problem(logistic, len(yf), X.shape[1], unit=False)
+            found = levels(Xf, yf, tested, problem)
+            for method, (adjacency, algorithm) in PRIVATE.items():
+                for epsilon in (1.6,) if small else EPSILONS:
+                    crowd = Simulated.split(
+                        Xf,
+                        yf,
+                        records=EACH,
+                        budgets=Budget(epsilon, DELTA, adjacency),
+                        stream=stream(name, fold, method, epsilon),
+                    )
+                    trained = run(algorithm(crowd, problem))
+                    trust = SHRUNK.get(method)
+                    shrunk = learnt_in(crowd, problem, trust=trust).intercept if trust else 0.0
+                    result = judged(trained.w, Xf, yf, tested, shrunk)
+                    found.append({"method": method, "ε": epsilon, **result, "rounds": trained.steps})
+            rows += [{"data": name, "fold": fold, **row} for row in found]
+            say(f"{name}: fold {fold + 1} done")
+    return rows
 
 
-def draw(measured, path):
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        print(f"no figure: {error}")
-        return
-    figure, grid = pyplot.subplots(2, len(measured), figsize=(5.2 * len(measured), 8), squeeze=False)
-    for column, (name, found) in zip(grid.T, measured.items(), strict=True):
-        for place, (axes, label) in enumerate(zip(column, ("accuracy (%)", "objective"), strict=True)):
-            for method in PRIVATE:
-                heights = [np.mean(found[method, epsilon], axis=0)[place] for epsilon in EPSILONS]
-                style = {"marker": "o"} if method in BETTER else {"marker": "x", "linestyle": "--"}
-                axes.plot(EPSILONS, heights, label=method, markersize=4, **style)
-            for method, shade in ((NON_PRIVATE, "black"), (MAJORITY, "grey")):
-                level = np.mean(found[method, None], axis=0)[place]
-                axes.axhline(level, color=shade, linestyle=":", label=method)
-            if place:
-                level = np.mean(found[NON_PRIVATE, None], axis=0)[1]
-                axes.set_ylim(level * 0.9, 1.0)
-            axes.set(xscale="log", xlabel="ε of each user", ylabel=label, title=name)
-            axes.set_xticks(EPSILONS, [f"{epsilon:g}" for epsilon in EPSILONS], minor=False)
-            axes.minorticks_off()
-            axes.grid(alpha=0.3)
-    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="lower center", ncols=6, fontsize=9)
-    figure.suptitle("Accuracy and objective against ε, 100 records a user, δ = 1e-8 (A-DDP, Figures 1 and 2)")
-    figure.tight_layout(rect=(0, 0.07, 1, 1))
-    figure.savefig(path, dpi=110, bbox_inches="tight")
-    print(f"\ndrawn in {path}")
+def tables(rows: list[Row]) -> list[Grid]:
+    epsilons, grids = values(rows, "ε"), []
+    for data in values(rows, "data"):
+        for measured, form in (("accuracy", ".1f"), ("objective", ".3f")):
+            cells = []
+            for method in (*PRIVATE, *LEVELS):
+                wheres = [{"ε": epsilon} for epsilon in epsilons] if method in PRIVATE else [{}]
+                found = [mean(rows, measured, data=data, method=method, **where) for where in wheres]
+                rounds = max(mean(rows, "rounds", data=data, method=method, **where) for where in wheres)
+                numbers = [f"{value:{form}}" for value in found] * (len(epsilons) // len(found))
+                said = PLOT if method in PAPER or method == NON_PRIVATE else "not in it"
+                cells.append([method, *numbers, f"{rounds:,.0f}", said])
+            used = len(values([row for row in rows if row["data"] == data], "fold"))
+            caption = f"{data}: {measured}{' in percent' if measured == 'accuracy' else ''} (folds: {used})"
+            head = ["", *(f"ε {epsilon:g}" for epsilon in epsilons), "rounds", "published"]
+            grids.append(Grid(caption, head, cells))
+    return grids
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folds", type=int, choices=range(1, 6), default=5)
-    parser.add_argument("--data", nargs="+", choices=FILES, default=list(FILES))
-    parser.add_argument("--figure", default="figures_1_2.png")
-    given = parser.parse_args()
-    measured = {}
-    for name in given.data:
-        loaded, begun = load(name), time.perf_counter()
-        if loaded is None:
-            print(f"{name}: skipped, there is no {FILES[name]} in the folder that FARTHING_DATA names")
-            continue
-        measured[name] = measure(*loaded, given.folds)
-        report(name, measured[name], *loaded[0].shape, time.perf_counter() - begun)
-    if measured:
-        draw(measured, given.figure)
+def draw(rows: list[Row]) -> Any:
+    data, epsilons = values(rows, "data"), values(rows, "ε")
+    figure, grid = canvas(2, len(data), 3.6, 2.9)
+    for column, name in zip(grid.T, data, strict=True):
+        for axes, measured in zip(column, ("accuracy", "objective"), strict=True):
+            for place, method in enumerate(SHOWN):
+                heights = [mean(rows, measured, data=name, method=method, ε=epsilon) for epsilon in epsilons]
+                line(axes, epsilons, heights, place, method, dashed=method in PAPER)
+            best, guess = (mean(rows, measured, data=name, method=method) for method in LEVELS)
+            level(axes, best, NON_PRIVATE)
+            level(axes, guess, MAJORITY, "#888888")
+            ticks(axes, epsilons)
+            if measured == "objective":
+                axes.set_ylim(best * 0.9, 0.8)
+                axes.set_xlabel("ε of each user")
+            else:
+                axes.set_title(name)
+        grid[0, 0].set_ylabel("accuracy, %")
+        grid[1, 0].set_ylabel("objective")
+    legend(figure, grid[0, 0], 5)
+    return figure
 
 
-if __name__ == "__main__":
-    main()
+# "ten records, tight" and "whole gradient, tight" lie between their neighbours.
+SHOWN = tuple(method for method in PRIVATE if method not in ("ten records, tight", "whole gradient, tight"))
