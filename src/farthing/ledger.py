@@ -25,6 +25,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -118,14 +119,15 @@ class Ledger:
             self._priced = priced = query, query.price(self.budget)
         event = priced[1]
         if key is None:
-            receipt = self._books.take(event)
+            receipt = _with_clip(self._books.take(event), query)
             return Answer(self._compute(query, w), receipt)
         asked = [encode(event), repr(query.mechanism), type(query.bound).__name__, query.bound.scale, w]
         request = hashlib.sha256(_bytes(asked)).hexdigest()
         stored = self.journal.find_answer(key, request)
         if stored is not None:
-            return _unpack(stored, event)
-        receipt = self._books.take(event, key, request)
+            answer = _unpack(stored, event)
+            return Answer(answer.value, _with_clip(answer.receipt, query))
+        receipt = _with_clip(self._books.take(event, key, request), query)
         answer = Answer(self._compute(query, w), receipt)
         self.journal.store_answer(key, _pack(answer))
         return answer
@@ -267,6 +269,11 @@ def _refuse_nonfinite(w: Any) -> None:
         return  # quicker than asking every entry
     elif isinstance(w, np.ndarray | float) and not np.isfinite(w).all():
         raise InvalidValue("w must be finite, got NaN or infinity; nothing was charged")
+
+
+def _with_clip(receipt: Receipt, query: Query) -> Receipt:
+    clip = getattr(query.bound, "clip", None)
+    return replace(receipt, clip=float(clip)) if isinstance(clip, int | float) else receipt
 
 
 def _bytes(value: Any) -> bytes:

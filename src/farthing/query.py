@@ -113,12 +113,16 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Where a charge stands in the journal. ``ticket`` counts answers drawn from one reservation."""
+    """Where a charge stands in the journal. ``ticket`` counts answers drawn from one reservation.
+
+    ``clip`` is where the query clipped one contribution, if it has such a number: public, like the query.
+    """
 
     seq: int
     hash: str
     event: Event
     ticket: int = 0
+    clip: float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
