@@ -1,0 +1,10 @@
+"""The report: one offline HTML file with a privacy statement, pictures and the hashed ledger.
+
+subject = Subject.of(ledger, title=..., method=..., steps=..., guarantee=..., history=...)
+html = page(subject)
+"""
+
+from farthing.report.document import broken, page
+from farthing.report.subject import Crowd, Score, Subject, Users
+
+__all__ = ["Crowd", "Score", "Subject", "Users", "broken", "page"]

@@ -1,0 +1,199 @@
+"""The whole report: one HTML file that needs nothing else, no script, no font, no picture from elsewhere.
+
+It is well-formed XML, too. Its own policy forbids scripts and everything from outside, so that even a mistake
+in escaping could not run or fetch anything.
+"""
+
+import base64
+import hashlib
+from collections.abc import Iterable
+
+import farthing
+from farthing.report import pictures
+from farthing.report.pictures import Picture
+from farthing.report.statement import Item, Tone, headline, statement, upwards
+from farthing.report.style import STYLE
+from farthing.report.subject import Crowd, Subject
+from farthing.report.table import table
+from farthing.report.words import escape, number, percent, plain
+
+_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+_POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'"
+_WARNINGS = {Tone.CALM: "", Tone.CARE: "read this", Tone.ALARM: "no privacy"}
+
+
+def page(subject: Subject) -> str:
+    """The whole offline HTML file."""
+    drawn = pictures.pictures(subject)
+    parts = [
+        _banner(subject),
+        _tiles(subject),
+        "<h2>Privacy statement</h2>",
+        "<p class='lead'>Ten questions that decide what a guarantee is worth, in the order of "
+        "NIST SP 800-226.</p>",
+        _statement(statement(subject)),
+        *([_crowd(subject.crowd)] if subject.crowd is not None else []),
+        *(["<h2>Pictures</h2>", _figures(drawn)] if drawn else []),
+        _audit(subject),
+        _ledger(subject),
+    ]
+    return _document(subject.title, _lead(subject), "".join(parts), _foot(subject))
+
+
+def broken(title: str, reason: str) -> str:
+    """The page of a ledger that does not hold: what is wrong with it, and nothing else."""
+    said = (
+        "<section class='banner alarm' role='alert'><strong>This ledger is not in order</strong>"
+        f"<p>{escape(reason, 1000)}</p></section>"
+        "<p>Nothing that it says can be relied on, so that this report says nothing of what was spent. Keep "
+        "its files for inquiry, and count its whole budget as spent.</p>"
+    )
+    return _document(title, "A ledger that failed its check", said, "")
+
+
+def _document(title: str, lead: str, body: str, foot: str) -> str:
+    name = escape(title, 120)
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY, 1000)}"/>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
+        '<meta name="color-scheme" content="light dark"/>'
+        f"<title>Privacy report · {name}</title><style>{STYLE}</style></head><body>"
+        f"<header><p class='over'>Privacy report</p><h1><bdi>{name}</bdi></h1>"
+        f"<p class='lead'>{lead}</p></header>"
+        f"<main>{body}</main><footer>{foot}<p>Made by farthing {escape(farthing.__version__)}.</p></footer>"
+        "</body></html>\n"
+    )
+
+
+def _lead(subject: Subject) -> str:
+    facts = [f"Method {subject.method}", f"{subject.steps:,} {'step' if subject.steps == 1 else 'steps'}"]
+    if subject.records is not None:
+        facts.append(f"{subject.records:,} records")
+    if subject.features is not None:
+        facts.append(f"{subject.features:,} features")
+    return escape(" · ".join(facts))
+
+
+def _banner(subject: Subject) -> str:
+    said = subject.guarantee
+    if not subject.guaranteed:
+        why = (
+            "An audit refuted what was claimed. Do not release this model as private."
+            if subject.refuted
+            else f"{said.note or 'Nothing is promised: epsilon is infinite'}. Do not release this model as "
+            "private."
+        )
+        return _box(Tone.ALARM, "NO PRIVACY GUARANTEE", why)
+    size = f"({upwards(said.epsilon)}, {number(said.delta)})-differential privacy"
+    whom = f"{said.adjacency}, per {said.unit}, against {said.observer}"
+    boxes = _box(Tone.CALM, size, f"Holds under {whom}: read below what each word means.")
+    if subject.floats:
+        boxes += _box(Tone.CARE, "Float noise", "True of real numbers; the low bits of floats may tell more.")
+    if subject.partial:
+        text = "The run was interrupted before its end. Its model is partial; all that it spent is counted."
+        boxes += _box(Tone.CARE, "Partial run", text)
+    return boxes
+
+
+def _box(tone: Tone, strong: str, text: str) -> str:
+    role = ' role="alert"' if tone is Tone.ALARM else ""
+    return (
+        f'<section class="banner {tone}"{role}>'
+        f"<strong>{escape(strong)}</strong><p>{escape(text, 600)}</p></section>"
+    )
+
+
+def _tiles(subject: Subject) -> str:
+    said, sound = subject.guarantee, subject.guaranteed
+    tiles = [
+        ("Epsilon", upwards(said.epsilon) if sound else "infinite"),
+        ("Delta", number(said.delta) if sound else "none"),
+        ("Protects", f"one {said.unit}"),
+        ("Of the ledger, charged", percent(subject.share)),
+    ]
+    items = "".join(f"<dl class='tile'><dt>{name}</dt><dd>{escape(value)}</dd></dl>" for name, value in tiles)
+    return f"<div class='tiles'>{items}</div>"
+
+
+def _statement(items: Iterable[Item]) -> str:
+    parts = []
+    for item in items:
+        warning = _WARNINGS[item.tone]
+        flag = f'<span class="mark {item.tone}">{warning}</span>' if warning else ""
+        meaning = "".join(f"<p>{_raised(text)}</p>" for text in item.meaning)
+        parts.append(
+            f"<li><h3>{escape(item.name)}</h3><div><p class='value'>{flag}{_raised(item.value)}</p>"
+            f"{meaning}</div></li>"
+        )
+    return f"<ol class='statement'>{''.join(parts)}</ol>"
+
+
+def _raised(text: str) -> str:
+    return escape(text, 600).replace("e^ε", "e<sup>ε</sup>")
+
+
+def _crowd(crowd: Crowd) -> str:
+    said = crowd.guarantee
+    users = sum(group.users for group in crowd.groups)
+    reached = "" if crowd.value is None else f" It reached {percent(crowd.value)} on test records."
+    size = f"ε = {upwards(said.epsilon)} at most, δ = {number(said.delta)}"
+    return (
+        "<h2>Users who trained together</h2><p class='lead'>"
+        + escape(
+            f"{users:,} users kept their records and trained with {crowd.method} over {crowd.rounds:,} "
+            f"rounds, each on a budget of its own: {size}, {said.adjacency}, per {said.unit}, against "
+            f"{said.observer}, with {crowd.trust} noise, by {said.accountant} ({said.theorem}).{reached}",
+            900,
+        )
+        + "</p>"
+    )
+
+
+def _figures(drawn: Iterable[Picture]) -> str:
+    parts = []
+    for picture in drawn:
+        caption = (
+            f"<figcaption><h3>{escape(picture.title)}</h3><p>{escape(picture.caption, 600)}</p></figcaption>"
+        )
+        parts.append(f"<figure>{caption}{picture.svg}{pictures.legend(picture)}{_numbers(picture)}</figure>")
+    return f"<div class='figures'>{''.join(parts)}</div>"
+
+
+def _numbers(picture: Picture) -> str:
+    """What is drawn, as a table for those who cannot see it, or want to check it."""
+    if not picture.rows:
+        return ""
+    heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in picture.heads)
+    rows = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in row)}</tr>" for row in picture.rows)
+    return (
+        f"<details><summary>The numbers</summary><div class='scroll'><table><thead><tr>{heads}</tr></thead>"
+        f"<tbody>{rows}</tbody></table></div></details>"
+    )
+
+
+def _audit(subject: Subject) -> str:
+    if not subject.audit:
+        return ""
+    from farthing.audit.verdict import section
+
+    said = section([(plain(name, 120), verdict) for name, verdict in subject.audit], title="Every attack")
+    return (
+        "<h2>Audit</h2><details><summary>"
+        f"{len(subject.audit):,} attacks, one by one</summary><div class='scroll'>{said}</div></details>"
+    )
+
+
+def _ledger(subject: Subject) -> str:
+    last = subject.rows[-1]
+    return (
+        "<h2>The ledger</h2><p class='lead'>"
+        f"{len(subject.rows):,} rows. Each carries the hash of the one before it, so that none can be "
+        "changed or taken out unnoticed; a charge is on disk before its answer is computed.</p>"
+        f"{table(subject.rows)}<p>Newest hash: <code>{escape(last.hash)}</code></p>"
+    )
+
+
+def _foot(subject: Subject) -> str:
+    time = subject.rows[-1].time[:19].replace("T", " ")
+    return f"<p>{escape(headline(subject))}, as of {escape(time)} UTC.</p>"

@@ -1,0 +1,338 @@
+"""The privacy statement in plain words, in the order of the concerns of NIST SP 800-226.
+
+Unit, adjacency, ε and δ, trust, accounting, sampling, randomness, other releases, tuning, audit. Each item
+says what holds, and what it means for one person; nothing is left out because it is awkward.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from farthing.books import FLOATS, SEEDED
+from farthing.budget import Adjacency, Guarantee, Observer, Unit
+from farthing.events import (
+    DrawnEvent,
+    Event,
+    FixedSizeEvent,
+    PoissonEvent,
+    RepeatedEvent,
+)
+from farthing.report.subject import Subject
+from farthing.report.words import number, percent, plain
+
+
+class Tone(StrEnum):
+    """How an item has to look."""
+
+    CALM = "calm"
+    CARE = "care"  # it holds, but read it
+    ALARM = "alarm"  # it does not hold
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One concern: its name, what holds in a few words, and what that means."""
+
+    name: str
+    value: str
+    meaning: tuple[str, ...]
+    tone: Tone = Tone.CALM
+
+
+def statement(subject: Subject) -> list[Item]:
+    """All ten items, in order."""
+    return [
+        _unit(subject),
+        _adjacency(subject),
+        _size(subject),
+        _trust(subject),
+        _accounting(subject),
+        _sampling(subject),
+        _randomness(subject),
+        _others(subject),
+        _tuning(subject),
+        _audit(subject),
+    ]
+
+
+def headline(subject: Subject) -> str:
+    """The guarantee in a line."""
+    if not subject.guaranteed:
+        return "No privacy guarantee"
+    said = subject.guarantee
+    return f"ε = {upwards(said.epsilon)}, δ = {number(said.delta)}"
+
+
+def upwards(epsilon: float) -> str:
+    """Four digits, never less than the truth."""
+    if not math.isfinite(epsilon) or epsilon == 0:
+        return number(epsilon)
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 3)
+    return number(math.ceil(epsilon / unit * (1 - 1e-12)) * unit)
+
+
+def guess(said: Guarantee) -> float:
+    """How often a guesser at even odds is right about one unit at most: (e^ε + δ) / (1 + e^ε).
+
+    Kairouz, Oh & Viswanath 2015, Thm. 2.1: both errors add up to 2 (1 - δ) / (1 + e^ε) at least.
+    """
+    return 1 - (1 - said.delta) / (1 + math.exp(min(said.epsilon, 700.0)))
+
+
+_UNITS = {
+    Unit.RECORD: (
+        "One record",
+        "The guarantee is about one row of the table. Somebody with several rows is protected less: with k "
+        "of them, ε counts k times.",
+    ),
+    Unit.USER: ("One person", "The guarantee is about all records of one person together."),
+    Unit.PARTY: (
+        "One party",
+        "The guarantee is about all records of one party (a hospital, a bank) at once.",
+    ),
+}
+_NEIGHBOURS = {
+    Adjacency.ADD_REMOVE: (
+        "Added or removed",
+        "The result is compared with what it would have been had one {unit} not been there at all. "
+        "Whether it was there is what stays uncertain.",
+    ),
+    Adjacency.REPLACE_ONE: (
+        "Replaced by another",
+        "The result is compared with what it would have been had one {unit} been a different one. The number "
+        "of them is not hidden.",
+    ),
+    Adjacency.ZERO_OUT: (
+        "Left blank",
+        "The result is compared with what it would have been had one {unit} contributed nothing. The number "
+        "of them is not hidden.",
+    ),
+}
+_OBSERVERS = {
+    Observer.ANYONE: (
+        "A trusted trainer; everybody else may look",
+        "Whoever ran the training held the records and is trusted with them. The guarantee holds against "
+        "anybody who sees the model and every answer that was released on the way, whatever else they know "
+        "and however they combine it, but not which records were drawn in a step.",
+    ),
+    Observer.COORDINATOR: (
+        "Also against who sees the draws",
+        "The guarantee holds even against a coordinator who sees every answer and which records were drawn.",
+    ),
+    Observer.SERVER: (
+        "No server has to be trusted",
+        "Noise is added before anything leaves its owner. The guarantee holds against a server that sees "
+        "every single message.",
+    ),
+    Observer.AGGREGATE: (
+        "Only sums may be seen",
+        "Each party adds a share of the noise. The guarantee holds against who sees sums over parties and no "
+        "single message: it needs secure aggregation, and enough honest parties.",
+    ),
+}
+_ACCOUNTANTS = {
+    "pld": "Tight accounting of a plan that was fixed before the first answer",
+    "gdp": "A filter for Gaussian differential privacy",
+    "zcdp": "A filter for concentrated differential privacy",
+    "rdp": "A filter for Rényi differential privacy",
+    "basic": "Basic composition: what each answer costs is added up",
+}
+
+
+def _unit(subject: Subject) -> Item:
+    return Item("Who is protected", _UNITS[subject.guarantee.unit][0], (_UNITS[subject.guarantee.unit][1],))
+
+
+def _adjacency(subject: Subject) -> Item:
+    value, meaning = _NEIGHBOURS[subject.guarantee.adjacency]
+    return Item("What is compared", value, (meaning.format(unit=subject.guarantee.unit),))
+
+
+def _size(subject: Subject) -> Item:
+    said, unit = subject.guarantee, subject.guarantee.unit
+    name = "How much can be learnt"
+    if not subject.guaranteed:
+        why = (
+            "An audit refuted the claim."
+            if subject.refuted
+            else "ε is infinite: what was released may tell everything."
+        )
+        return Item(name, "No guarantee: ε is infinite", (why,), Tone.ALARM)
+    epsilon, factor = upwards(said.epsilon), number(math.exp(min(said.epsilon, 700.0)), 3)
+    meaning = [
+        f"Whatever is released is at most e^ε = {factor} times as likely with one {unit} as without it"
+        + (f", but for a chance of δ = {number(said.delta)}." if said.delta else ".")
+        + f" Who guesses at even odds whether a {unit} was in it is right at most {percent(guess(said))} of "
+        "the time, however clever the guess."
+    ]
+    care = said.epsilon > 10
+    meaning.append(
+        "That is strong protection by common practice (ε up to 1)."
+        if said.epsilon <= 1
+        else "That is a usual size in practice (ε from 1 to 10), and not strong."
+        if said.epsilon <= 10
+        else "That is weak: beyond ε = 10 the bound says little about what is hidden."
+    )
+    if said.delta and subject.records:
+        share = said.delta * subject.records
+        care = care or share >= 1
+        meaning.append(
+            f"δ times the number of records is {number(share, 2)}. It has to be below 1: from there on "
+            "publishing one record as it is would be allowed."
+        )
+    if subject.budget.epsilon > 1.001 * said.epsilon or subject.share < 0.9999:
+        meaning.append(
+            f"The ledger allows ε = {number(subject.budget.epsilon)} and δ = {number(subject.budget.delta)} "
+            f"in all; {percent(subject.share)} of that is charged."
+        )
+    if subject.partial:
+        meaning.append(
+            "The run was interrupted. The guarantee covers what was released and all that was left."
+        )
+    delta = f", δ = {number(said.delta)}" if said.delta else ", δ = 0"
+    return Item(name, f"ε = {epsilon}{delta}", tuple(meaning), Tone.CARE if care else Tone.CALM)
+
+
+def _trust(subject: Subject) -> Item:
+    value, meaning = _OBSERVERS[subject.guarantee.observer]
+    return Item("Who is trusted, who may look", value, (meaning,))
+
+
+def _accounting(subject: Subject) -> Item:
+    said = subject.guarantee
+    value = _ACCOUNTANTS.get(said.accountant, f"By {plain(said.accountant)}")
+    meaning = []
+    if subject.plan:
+        times = sum(times for _, times in subject.plan)
+        meaning.append(f"{times:,} answers were promised beforehand, and their cost was computed together.")
+    elif said.accountant in ("gdp", "zcdp", "rdp", "basic"):
+        meaning.append(
+            "What is asked next may depend on earlier answers; nothing is released that does not fit."
+        )
+    if said.theorem:
+        meaning.append(f"Theorem: {plain(said.theorem)}.")
+    return Item("How the cost was added up", value, tuple(meaning))
+
+
+def _sampling(subject: Subject) -> Item:
+    ways = list(dict.fromkeys(_drawn(charge.event) for charge in subject.charges))
+    value = subject.sampler or (
+        ways[0] if len(ways) == 1 else "Several ways" if ways else "Nothing was drawn"
+    )
+    meaning = [f"{way}." for way in ways if way != value]
+    meaning.append("The sampler that ran is the one that was charged: a price follows from the draw itself.")
+    return Item("How records were drawn", plain(value), tuple(meaning))
+
+
+def _drawn(event: Event) -> str:
+    match event:
+        case PoissonEvent(rate):
+            return f"Each record by itself with probability {number(rate)} (Poisson)"
+        case FixedSizeEvent(size, of):
+            return f"Exactly {size:,} of {of:,} records, without replacement"
+        case DrawnEvent(rate):
+            return f"With probability {number(rate)}, and the draw may be seen"
+        case RepeatedEvent(inner):
+            return _drawn(inner)
+    return "Every record takes part in every answer"
+
+
+def _randomness(subject: Subject) -> Item:
+    name = "Randomness and floating point"
+    if subject.noise == SEEDED:
+        return Item(
+            name,
+            "SEEDED NOISE: no privacy at all",
+            (
+                "The noise came from a seed, for a test. Who knows the seed takes the noise away again. What "
+                "this run released must not leave the house if the records are private.",
+            ),
+            Tone.ALARM,
+        )
+    if subject.noise == FLOATS:
+        return Item(
+            name,
+            "A cryptographic stream, but noise in floats",
+            (
+                "The guarantee is true of real numbers. The low bits of floating-point noise tell more than "
+                "that (Mironov 2012), so this is not a guarantee against who looks at every bit.",
+            ),
+            Tone.CARE,
+        )
+    return Item(
+        name,
+        "Lattice noise from a cryptographic stream",
+        (
+            "Noise is drawn from a cryptographic generator that nobody can replay, and added to whole "
+            "numbers on a lattice, so that no low bits of floats give anything away.",
+        ),
+    )
+
+
+def _others(subject: Subject) -> Item:
+    name = "What else was released"
+    known = list(_public(subject))
+    if not subject.released:
+        return Item(
+            name,
+            "Nothing else, as far as this report knows",
+            (*known, "What was printed or published elsewhere about the records is not covered."),
+        )
+    return Item(
+        name,
+        f"{len(subject.released)} further: not covered by the guarantee",
+        (*(plain(what) for what in subject.released), *known),
+        Tone.CARE,
+    )
+
+
+def _public(subject: Subject) -> Iterator[str]:
+    note = subject.guarantee.note
+    for said in filter(None, (part.strip() for part in note.split(";"))):
+        if said not in (SEEDED, FLOATS) and said not in FLOATS:
+            yield f"{plain(said[0].upper() + said[1:])}."
+
+
+def _tuning(subject: Subject) -> Item:
+    name = "Tuning"
+    if subject.tuning:
+        return Item(name, plain(subject.tuning), ())
+    return Item(
+        name,
+        "Not known to this report",
+        (
+            "Settings that were chosen by trying them on the same records cost privacy too. Only tries that "
+            "were charged to this ledger are included; the others are not covered.",
+        ),
+        Tone.CARE,
+    )
+
+
+def _audit(subject: Subject) -> Item:
+    name = "Audit"
+    if not subject.audit:
+        return Item(name, "Not run", ("The guarantee rests on the theorem above, and no attack was tried.",))
+    broken = [what for what, verdict in subject.audit if verdict.broken]
+    if broken:
+        names = ", ".join(dict.fromkeys(plain(what, 60) for what in broken))
+        return Item(
+            name, "BROKEN", (f"An attack refuted the claim for: {names}. Do not rely on it.",), Tone.ALARM
+        )
+    most = max(subject.audit, key=lambda found: found[1].eps_lower / found[1].claim.epsilon)[1]
+    return Item(
+        name,
+        "Not refuted",
+        (
+            f"{len(subject.audit):,} attacks were tried. The strongest shows ε of at least "
+            f"{_down(most.eps_lower)} where {number(most.claim.epsilon)} is claimed, with "
+            f"{percent(most.confidence)} confidence. That is no proof; it is what an attack could not do.",
+        ),
+    )
+
+
+def _down(value: float) -> str:
+    if value <= 0 or not math.isfinite(value):
+        return number(max(value, 0.0))
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return number(math.floor(value / unit) * unit)

@@ -1,0 +1,203 @@
+"""What a report is about: everything that may be told of one run. Nothing in it is private.
+
+    subject = Subject.of(ledger, title="churn", method="auto", steps=40, guarantee=model.privacy_,
+                         history=model.history_)
+    Path("report.html").write_text(page(subject), encoding="utf-8")
+
+A ledger's rows say what was charged. Where a training took its part of a ledger in one charge, its own
+answers are in ``history``, the steps that it returned, and the pictures follow those.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from farthing.accounting.filters import FILTERS, Filter
+from farthing.books import FLOATS, SEEDED, Books, rule_of
+from farthing.budget import Budget, Guarantee
+from farthing.events import Event, decode
+from farthing.journal import Journal, Row
+from farthing.ledger import Ledger
+from farthing.query import Step
+
+if TYPE_CHECKING:  # the audit opens much, and few reports have one
+    from farthing.audit.verdict import Verdict
+
+Plan = tuple[tuple[Event, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """One point of "accuracy against epsilon"."""
+
+    label: str  # a method or a baseline
+    epsilon: float | None  # None: a line across (without privacy, guessing)
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Users:
+    """So many users of a crowd with the same budget: the rounds they could afford, and those they took."""
+
+    epsilon: float
+    users: int
+    rounds: int
+    done: int
+
+    @property
+    def left(self) -> float:
+        """The share of their rounds that is left."""
+        return 1 - self.done / self.rounds if self.rounds else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crowd:
+    """What is told of users who trained together, each on its own budget."""
+
+    method: str
+    guarantee: Guarantee  # of the user with the largest budget
+    trust: str
+    rounds: int
+    groups: tuple[Users, ...]
+    value: float | None = None  # accuracy on public test records
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """``count`` answers of one price."""
+
+    event: Event
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """Everything that may be told of one run. Build it with `Subject.of`."""
+
+    title: str
+    method: str
+    steps: int
+    budget: Budget  # of the ledger
+    guarantee: Guarantee  # of this run
+    noise: str  # what kind of noise the ledger was used with
+    rule: Filter  # by which this run's answers add up, unless they were promised
+    plan: Plan  # what was promised; empty where a filter spends
+    charges: tuple[Charge, ...]  # of this run, in order
+    clips: tuple[float, ...]  # of this run's answers, where its history tells them
+    share: float  # of the ledger's budget, charged by all that it paid for
+    rows: tuple[Row, ...]
+    sampler: str | None = None
+    records: int | None = None
+    features: int | None = None
+    scores: tuple[Score, ...] = ()
+    measure: str = "accuracy"
+    released: tuple[str, ...] = ()
+    tuning: str = ""
+    partial: bool = False
+    crowd: Crowd | None = None
+    audit: tuple[tuple[str, "Verdict"], ...] = ()
+
+    @property
+    def guaranteed(self) -> bool:
+        """Whether anything is promised."""
+        return math.isfinite(self.guarantee.epsilon) and self.noise != SEEDED and not self.refuted
+
+    @property
+    def refuted(self) -> bool:
+        """Whether an audit broke the claim."""
+        return any(verdict.broken for _, verdict in self.audit)
+
+    @property
+    def floats(self) -> bool:
+        """Whether the noise may be of floats."""
+        return self.noise == FLOATS
+
+    @classmethod
+    def of(
+        cls,
+        ledger: Ledger | Journal,
+        *,
+        title: str,
+        method: str,
+        steps: int | None = None,
+        guarantee: Guarantee | None = None,
+        history: Iterable[Step] = (),
+        sampler: str | None = None,
+        records: int | None = None,
+        features: int | None = None,
+        scores: Sequence[Score] = (),
+        measure: str = "accuracy",
+        released: Sequence[str] = (),
+        tuning: str = "",
+        partial: bool = False,
+        crowd: Crowd | None = None,
+        audit: Sequence[tuple[str, "Verdict"]] = (),
+    ) -> "Subject":
+        """A run that spent from ``ledger``: its ``guarantee`` (the ledger's, if left out) and its steps.
+
+        A journal alone will do, also one that was used with seeded noise, which no ledger opens again.
+        ``records`` is the public number of them. ``released`` names what was computed without privacy;
+        ``tuning`` says in a sentence whether settings were tried on the records, and who paid for that.
+        """
+        journal = ledger.journal if isinstance(ledger, Ledger) else ledger
+        header, rows = journal.header, tuple(journal.rows())
+        rule, noise = rule_of(header), str(header["noise"])
+        books = Books(rule, journal, noise, 1)  # it reads only: nothing is asked of it
+        said = books.guarantee() if guarantee is None else guarantee
+        plan = tuple((decode(row.body["event"]), int(row.body["times"])) for row in rows if _promises(row))
+        charges = _charges(rows)
+        answers = sum(charge.count for charge in charges)
+        receipts = [receipt for step in history for receipt in step.receipts]
+        told = tuple(Charge(receipt.event) for receipt in receipts)
+        clips = tuple(receipt.clip for receipt in receipts if receipt.clip is not None)
+        if told and len(told) >= answers:  # a part was charged as one answer: its own say more
+            charges, rule = told, _rule_of(said, rule)
+        return cls(
+            title=title,
+            method=method,
+            steps=answers if steps is None else steps,
+            budget=rule_of(header).budget,
+            guarantee=said,
+            noise=noise,
+            rule=rule,
+            plan=plan,
+            charges=charges,
+            clips=clips,
+            share=books.share(),
+            rows=rows,
+            sampler=sampler,
+            records=records,
+            features=features,
+            scores=tuple(scores),
+            measure=measure,
+            released=tuple(released),
+            tuning=tuning,
+            partial=partial,
+            crowd=crowd,
+            audit=tuple(audit),
+        )
+
+
+def _promises(row: Row) -> bool:
+    return row.kind == "promise"
+
+
+def _charges(rows: Sequence[Row]) -> tuple[Charge, ...]:
+    """What was charged and not given back, in order."""
+    held: dict[int, Charge] = {}
+    for row in rows:
+        if row.kind == "charge":
+            held[row.seq] = Charge(decode(row.body["event"]), int(row.body["count"]))
+        elif row.kind == "refund":
+            of = int(row.body["of"])
+            held[of] = replace(held[of], count=held[of].count - int(row.body["count"]))
+    return tuple(charge for charge in held.values() if charge.count)
+
+
+def _rule_of(said: Guarantee, otherwise: Filter) -> Filter:
+    """The filter of the part that a guarantee is about; the ledger's own where it does not say."""
+    kind = FILTERS.get(said.accountant)
+    if kind is None or not math.isfinite(said.epsilon):
+        return otherwise
+    return kind(Budget(said.epsilon, said.delta, said.adjacency, said.unit, said.observer))
