@@ -1,7 +1,8 @@
 """What holds for all tests.
 
 Property tests try the same examples every time and have no deadline: a busy machine is no failure. Set
-FARTHING_EXPLORE=1 to try new ones. Without PyTorch, Triton or Flower the rooms that need them are left out.
+FARTHING_EXPLORE=1 to try new ones. Without PyTorch, Triton, Lightning or Flower the rooms that need
+them are left out.
 """
 
 import os
@@ -20,6 +21,7 @@ _ROOMS = {
         "src/farthing/torch/grams.py",
         "tests/torch/kernel_cases.py",
     ],
+    "lightning": ["src/farthing/torch/lightning.py"],
     "flwr": ["src/farthing/crowd/flower*.py", "tests/crowd/test_flower*.py"],
 }
 collect_ignore_glob = [glob for name, globs in _ROOMS.items() if find_spec(name) is None for glob in globs]

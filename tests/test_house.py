@@ -46,7 +46,7 @@ LAYERS = [
     "audit.laws audit.prices audit.charges audit.contributions audit.adapters",
     "report.words report.scales report.drawing report.subject report.spending report.statement",
     "report.pictures report.table report.style report.document",
-    "progress csvfile training",
+    "progress csvfile parquetfile tablefile drafting modelfile exporting following training",
     "crowd.messages crowd.forms crowd.transport crowd.post crowd.shamir crowd.secagg crowd.sessions",
     "crowd.members crowd.checkpoint crowd.coordinator",
     "guard.policy guard.answers guard.masking guard.keeper guard.server guard.command",

@@ -38,7 +38,7 @@ from farthing.torch import distributed
 from farthing.torch.averaging import Average
 from farthing.torch.bookkeeping import Gradient
 from farthing.torch.noise import Gaussian
-from farthing.torch.optim import DPAdam, chosen
+from farthing.torch.optim import chosen
 from farthing.torch.plan import Noise, Plan
 from farthing.torch.preparation import (
     Kind,
@@ -260,8 +260,8 @@ class Training:
         total = held[0].gradient if len(held) == 1 else torch.stack([one.gradient for one in held]).sum(0)
         for parameter, view in zip(self._trained, self._layout.views(total / lots), strict=True):
             parameter.grad = view.to(parameter.dtype)
-        if isinstance(self.optimizer, DPAdam):
-            self.optimizer.expect(self._deviation(held))
+        if expect := getattr(self.optimizer, "expect", None):  # DP-Adam's, which takes the noise off
+            expect(self._deviation(held))
         if parts.optimizer is None:
             for group, full in zip(self.optimizer.param_groups, self._falling, strict=True):
                 group["lr"] = full * (1 - (place - 1) / self.steps)
