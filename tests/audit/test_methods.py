@@ -53,8 +53,7 @@ def test_every_method_is_named_once_and_none_is_unsound():
 
 
 def test_neighbours_are_neighbours():
-    for name in methods.names():
-        target = methods.targets()[name]
+    for name, target in methods.targets().items():
         pair = getattr(target, "pair", None)
         if pair is None:
             continue

@@ -5,6 +5,7 @@
 
 import functools
 from dataclasses import replace
+from importlib.util import find_spec
 
 import numpy as np
 
@@ -58,6 +59,11 @@ from farthing.samplers import Everyone, FixedSize, Poisson
 from farthing.tables import Features, Table
 
 Finding = tuple[str, Verdict]
+
+MODELS = (
+    *("torch-dpsgd", "torch-adadp", "torch-adadp-box", "torch-adal", "torch-adan"),
+    *("torch-dpopt", "torch-dpagd"),
+)
 
 
 def linear_pair(records: int = 8) -> tuple[Table, Table]:
@@ -245,8 +251,16 @@ def published() -> dict[str, Target]:
 
 
 def names() -> list[str]:
-    """The methods of the library that can be attacked."""
-    return list(targets())
+    """The methods of the library that can be attacked, those for models where PyTorch is installed."""
+    return [*targets(), *(MODELS if find_spec("torch") else ())]
+
+
+@functools.cache
+def models() -> dict[str, Trained]:
+    """The methods for models, by name: opens PyTorch."""
+    from farthing.audit import deep
+
+    return deep.targets()
 
 
 def attack(
@@ -262,6 +276,8 @@ def attack(
     ``confidence`` is that of all its verdicts together: each is held to an even part of what may fail.
     """
     target = targets().get(name) or published().get(name)
+    if target is None and name in names():
+        target = models()[name]
     if target is None:
         raise InvalidValue(f"METHOD must be one of {[*names(), *published()]}, got {name!r}")
     validate.positive(effort=scale), validate.probability(confidence=confidence)

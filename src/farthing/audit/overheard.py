@@ -54,6 +54,11 @@ class Overheard(Ledger):
         door._pair, door.loss, door.asked = neighbours, 0.0, 0
         return door
 
+    def over(self, records: Records) -> "Overheard":
+        """The same door: who opens it again, as `farthing.torch.train` does, is overheard all the same."""
+        self._records = records
+        return self
+
     def ask(self, query: Query, w: Any = None, *, key: str | None = None) -> Answer:
         answer = super().ask(query, w, key=key)
         self.loss += log_ratio(query, w, answer.value, *self._pair)
@@ -69,7 +74,8 @@ def log_ratio(query: Query, w: Any, value: Any, without: Any, within: Any) -> fl
 
     match query.sampler:
         case Everyone():
-            return _ratio(query, value, total(without), total(within))
+            whole = slice(None)
+            return _ratio(query, value, total(without.take(whole)), total(within.take(whole)))
         case Poisson(rate):
             none = total(within.take(np.empty(0, np.int64)))
             mine = _ratio(query, value, none, total(_last(within)))
@@ -120,7 +126,7 @@ def _ratio(query: Query, value: Any, without: Any, within: Any) -> float:
 
 
 def _gaussian(value: Any, without: Any, within: Any, deviation: Any) -> float:
-    first, second = ((np.asarray(value) - part) / deviation for part in (without, within))
+    first, second = ((np.asarray(value) - np.asarray(part)) / deviation for part in (without, within))
     return float(np.sum(np.square(first) - np.square(second))) / 2
 
 

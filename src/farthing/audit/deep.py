@@ -1,0 +1,97 @@
+"""What `farthing.torch` trains, as something to attack: its methods go through a door that is overheard.
+
+A layer without a constant learns from rows e₁; the canary is e₂, so that its gradient lies in weights that
+no other record moves. Whatever follows what was released (AdaDP's and DpOpt's scales) acts on the canary's
+coordinates too, and would tell of it if it read anything else.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from farthing.accounting import calibrate
+from farthing.accounting.filters import ZcdpFilter
+from farthing.audit.overheard import Overheard
+from farthing.audit.targets import DELTA, Trained
+from farthing.budget import Budget
+from farthing.events import GaussianEvent, PoissonEvent, RepeatedEvent
+from farthing.query import Step
+from farthing.torch.adadp import AdaDP, AdaL, AdaN
+from farthing.torch.dpagd import dpagd
+from farthing.torch.dpopt import DpOpt
+from farthing.torch.records import Examples
+from farthing.torch.training import train
+
+_RATE, _STEPS, _CLIP = 0.8, 4, 0.5
+_CLAIM = Budget(4.0, DELTA)
+_LOSS = nn.CrossEntropyLoss(reduction="none")
+
+
+def pair(records: int = 8) -> tuple[Examples, Examples]:
+    """Rows e₁ of class 0, and the canary e₂ of class 1."""
+    x = torch.zeros(records + 1, 2)
+    x[:records, 0] = x[records, 1] = 1.0
+    y = torch.zeros(records + 1, dtype=torch.long)
+    y[records] = 1
+    return Examples((x[:records], y[:records])), Examples((x, y))
+
+
+def _model() -> nn.Module:
+    model = nn.Linear(2, 2, bias=False)
+    nn.init.zeros_(model.weight)
+    return model
+
+
+def _steps(model: nn.Module, lots: Iterator[Any]) -> Iterator[Step]:
+    for t, _ in enumerate(lots, 1):
+        yield Step(t, torch.cat([part.detach().flatten() for part in model.parameters()]).double().numpy())
+
+
+def _trained(noise: float, made: Callable[[nn.Module], AdaDP | None]) -> Trained:
+    """Lots of `train` with an optimiser of the model's, and the clip that goes with it."""
+
+    def run(door: Overheard) -> Iterator[Step]:
+        model = _model()
+        method = made(model)
+        lots = train(
+            model,
+            _LOSS,
+            door._records,
+            door,
+            rate=_RATE,
+            noise=noise,
+            steps=_STEPS,
+            records=8,
+            optimizer=method,
+            clip=_CLIP if method is None else method.bound,
+        )
+        return _steps(model, lots)
+
+    return Trained(run, pair(), _CLAIM, runs=80)
+
+
+def _agd(door: Overheard) -> Iterator[Step]:
+    model, examples = _model(), door._records
+    assert isinstance(examples, Examples)
+    return _steps(model, dpagd(door, model, _LOSS, examples, splits=5, clip=_CLIP, objective_clip=1.0))
+
+
+def targets() -> dict[str, Trained]:
+    """The methods for models, by name; lots spend the whole claim."""
+    noise = calibrate.noise(
+        lambda noise: RepeatedEvent(PoissonEvent(_RATE, GaussianEvent(noise)), _STEPS), _CLAIM
+    )
+    return {
+        "torch-dpsgd": _trained(noise, lambda model: None),
+        "torch-adadp": _trained(noise, lambda model: AdaDP(model, clip=_CLIP, period=1, memory=0.5)),
+        "torch-adadp-box": _trained(
+            noise,
+            lambda model: AdaDP(model, clip=_CLIP, period=1, memory=0.5, shape="box", estimate="coordinate"),
+        ),
+        "torch-adal": _trained(noise, lambda model: AdaL(model, clip=_CLIP)),
+        "torch-adan": _trained(noise, lambda model: AdaN(model, clip=_CLIP)),
+        "torch-dpopt": _trained(noise, lambda model: DpOpt(model, clip=_CLIP, period=1, memory=0.5)),
+        "torch-dpagd": Trained(_agd, pair(), _CLAIM, ZcdpFilter, runs=80),
+    }
