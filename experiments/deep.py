@@ -1,7 +1,7 @@
 """Runs of a network by any method that AdaDP's paper compares, and what they cost by two counts.
 
-All but one are private: one ledger pays for DpPCA and for every lot, and refuses what its budget does not
-cover. `AdaDP, published` and `AdaN, published` are Algorithm 1 as printed (`experiments.published`): they
+AdaDP, AdaN, AdaL, DpOpt, DP-SGD and DP-AGD are farthing's: one ledger pays for DpPCA and for every lot, and
+refuses what its budget does not cover. Those of `experiments.published` are Algorithm 1 as printed: they
 guarantee nothing and are here to be compared with.
 
 Costs: `published_epsilon` counts as the paper does (its Theorem 1, orders 2 to 64, DpPCA left out); `epsilon`
@@ -11,6 +11,7 @@ is tight and counts DpPCA as well, add-remove, against anyone who does not see w
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from statistics import fmean, pstdev
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 import farthing as ft
-from experiments.frame import Row, say, stream
+from experiments.frame import COLOURS, Row, say, stream, values
 from experiments.pictures import LENGTH, Problem, kept
-from experiments.published import published
+from experiments.published import UNSOUND, published
 from farthing.accounting import calibrate, pld, rdp
 from farthing.accounting.filters import ZcdpFilter
 from farthing.algorithms.dpagd import at_price
@@ -39,7 +40,6 @@ from farthing.torch.training import train
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 ORDERS = np.arange(2.0, 65.0)
-UNSOUND = ("AdaDP, published", "AdaN, published")
 PART = 0.05  # of DP-AGD's budget for DpPCA
 ROUNDS = 20  # of DP-AGD, if no gradient is bought again
 MARKS = 16  # looks at the test images along a run
@@ -67,18 +67,15 @@ class Setting:
     run: int = 0
 
 
-def curve(problem: Problem, setting: Setting) -> list[tuple[int, float]]:
-    """(lots so far, test accuracy in percent) along one run."""
-    place = (problem.name, problem.widths, len(problem.rows), setting)
-    found = kept(place, lambda: list(_curve(problem, setting)))
-    say(
-        f"{problem.name}, ε {setting.epsilon:g}, {setting.method}, run {setting.run}, noise {setting.noise:g}, "
-        f"step {setting.step:g}, {found[-1][0]} lots: {found[-1][1]:.2f} %"
-    )
+def curve(problem: Problem, setting: Setting, marks: int = MARKS) -> list[tuple[int, float]]:
+    """(lots so far, test accuracy in percent) along one run, at so many places or a few more."""
+    place = (problem.name, problem.widths, len(problem.rows), setting, *(() if marks == MARKS else (marks,)))
+    found = kept(place, lambda: list(_curve(problem, setting, marks)))
+    say(f"{problem.name}, {setting.method}, ε {setting.epsilon:g}, run {setting.run}: {found[-1][1]:.2f} %")
     return [(int(t), float(right)) for t, right in found]
 
 
-def rows_of(problem: Problem, setting: Setting, **more: object) -> list[Row]:
+def rows_of(problem: Problem, setting: Setting, marks: int = MARKS, **more: object) -> list[Row]:
     """A curve as rows, with what it had cost by the paper's count and by a tight one."""
     rate = setting.lot / len(problem.rows)
     return [
@@ -91,7 +88,7 @@ def rows_of(problem: Problem, setting: Setting, **more: object) -> list[Row]:
             "paper ε": published_epsilon(setting.noise, rate, t, setting.delta),
             "tight ε": epsilon(setting.noise, rate, t, setting.delta, setting.pca),
         }
-        for t, right in curve(problem, setting)
+        for t, right in curve(problem, setting, marks)
     ]
 
 
@@ -127,27 +124,31 @@ def _plan(noise: float, rate: float, lots: int, pca: float | None) -> Event:
     return steps if pca is None else ComposedEvent((GaussianEvent(pca), steps))
 
 
-def _curve(problem: Problem, setting: Setting) -> Iterator[tuple[int, float]]:
+def _curve(problem: Problem, setting: Setting, marks: int) -> Iterator[tuple[int, float]]:
     model = problem.network(setting.run)
     if setting.method == "not private":
         rows, held = _seen(problem, None, setting)
-        yield from _plain(model, rows, problem, held, setting)
+        yield from _plain(model, rows, problem, held, setting, marks)
     elif setting.method in UNSOUND:
         rows, held = _seen(problem, None, setting)
         for t in published(model, LOSS, rows, problem.labels, setting):
-            if _mark(t, setting.lots):
+            if _mark(t, setting.lots, marks):
                 yield t, right(model, held, problem.answers)
     else:
-        yield from _private(model, problem, setting)
+        yield from _private(model, problem, setting, marks)
 
 
-def _private(model: nn.Sequential, problem: Problem, setting: Setting) -> Iterator[tuple[int, float]]:
+def _private(
+    model: nn.Sequential, problem: Problem, setting: Setting, marks: int
+) -> Iterator[tuple[int, float]]:
     budget, noise = ft.Budget(setting.epsilon, setting.delta), stream(problem.name, repr(setting))
     if setting.method == "DP-AGD":
         ledger = ft.Ledger(budget, filter=ZcdpFilter, stream=noise)
         rows, held = _seen(problem, ledger, setting)
         examples = Examples((rows, problem.labels))
-        for step in dpagd(ledger, model, LOSS, examples, clip=setting.clip, splits=ROUNDS, physical=4000):
+        for step in dpagd(
+            ledger, model, LOSS, examples, clip=setting.clip, splits=ROUNDS / (1 - PART), physical=4000
+        ):
             if step.t % 2 == 0:
                 yield step.t, right(model, held, problem.answers)
         yield ROUNDS, right(model, held, problem.answers)
@@ -168,7 +169,7 @@ def _private(model: nn.Sequential, problem: Problem, setting: Setting) -> Iterat
         model, LOSS, (rows, problem.labels), ledger, rate=rate, steps=setting.lots, noise=setting.noise,
         clip=optimizer.bound if follows else setting.clip, optimizer=optimizer, scheduler=falling,
     ):  # fmt: skip
-        if _mark(step.t, setting.lots):
+        if _mark(step.t, setting.lots, marks):
             yield step.t, right(model, held, problem.answers)
 
 
@@ -189,7 +190,7 @@ def method(model: nn.Module, setting: Setting) -> Any:
 
 
 def _plain(
-    model: nn.Sequential, rows: Tensor, problem: Problem, held: Tensor, setting: Setting
+    model: nn.Sequential, rows: Tensor, problem: Problem, held: Tensor, setting: Setting, marks: int
 ) -> Iterator[tuple[int, float]]:
     """RMSprop on lots of the same kind, nothing clipped and no noise."""
     optimizer, random = torch.optim.RMSprop(model.parameters(), setting.step), np.random.default_rng(0)
@@ -198,7 +199,7 @@ def _plain(
         optimizer.zero_grad()
         LOSS(model(rows[places]), problem.labels[places]).mean().backward()
         optimizer.step()
-        if _mark(t, setting.lots):
+        if _mark(t, setting.lots, marks):
             yield t, right(model, held, problem.answers)
 
 
@@ -209,8 +210,8 @@ def right(model: nn.Module, rows: Tensor, answers: Tensor) -> float:
     return 100 * sum(int((model(part).argmax(1) == y).sum()) for part, y in parts) / len(answers)
 
 
-def _mark(t: int, lots: int) -> bool:
-    return t == lots or t % max(1, lots // MARKS) == 0
+def _mark(t: int, lots: int, marks: int) -> bool:
+    return t == lots or t % max(1, lots // marks) == 0
 
 
 class _Known:
@@ -255,3 +256,58 @@ def _seen(problem: Problem, ledger: ft.Ledger | None, setting: Setting) -> tuple
         parts = (LENGTH * problem.rows @ axes.T, LENGTH * problem.held @ axes.T)
     rows, held = (torch.from_numpy(np.ascontiguousarray(part)).float() for part in parts)
     return rows, held
+
+
+def final(rows: list[Row], **where: object) -> list[float]:
+    """The accuracy at the end of every run among the rows with these values."""
+    ends: dict[object, float] = {}
+    for row in rows:
+        if all(row.get(key) == wanted for key, wanted in where.items()):
+            ends[row["run"]] = row["accuracy"]
+    return list(ends.values())
+
+
+def shown(found: list[float]) -> str:
+    """Mean and standard deviation of runs."""
+    if not found:
+        return ""
+    return f"{fmean(found):.1f}" + (f" ± {pstdev(found):.1f}" if len(found) > 1 else "")
+
+
+def marked(method: str) -> str:
+    """A method's name, with a cross where it guarantees nothing."""
+    return f"{method} ✗" if method in UNSOUND else method
+
+
+CROSS = "✗ guarantees nothing. ± is the standard deviation of runs; a cell without it is one run."
+ORDER = (
+    "not private",
+    "published AdaDP",
+    "published AdaDP, examples clipped",
+    "AdaDP",
+    "DP-SGD",
+    "DpOpt",
+    "AdaL",
+    "AdaN",
+    "published AdaN",
+)
+
+
+def lines(axes: Any, rows: list[Row]) -> None:
+    """Mean accuracy along the lots, a line a method; dashed where nothing is guaranteed."""
+    for method in values(rows, "method"):
+        mine = [row for row in rows if row["method"] == method]
+        lots = values(mine, "lots")
+        heights = [fmean(row["accuracy"] for row in mine if row["lots"] == t) for t in lots]
+        style = "--" if method in UNSOUND else "-"
+        axes.plot(lots, heights, style, color=COLOURS[ORDER.index(method)], label=marked(method))
+
+
+def key(figure: Any, grid: Any, columns: int) -> None:
+    """One legend for lines that may be missing in some axes, below them."""
+    found = dict[str, Any]()
+    for axes in grid.flat:
+        found.update(dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)))
+    figure.legend(
+        found.values(), found.keys(), loc="outside lower center", ncols=columns, fontsize=8, frameon=False
+    )

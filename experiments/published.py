@@ -4,9 +4,16 @@ E'[g²] (line 23) and the gate on it (line 7) read gradients before noise, and t
 of the next lot (lines 9 and 12): `farthing.audit.as_published` shows what that tells. They are run here
 because the paper's figures are theirs, never through a ledger, and on public data only.
 
-Where the text leaves a choice: gradients are clipped example by example and summed, noise is added to the sum
-(lines 13 and 18), and everything is divided by the lot's size L before the two mean squares are formed, so
-that line 26 is a step of RMSprop with rate η.
+Algorithm 1 computes a gradient for each example (line 5) and then clips "the gradient" g_t to ± s (line 10),
+s being as large as a *mean* gradient was. Both readings are here:
+
+* "published AdaDP", "published AdaN": the lot's mean is clipped. It is what brings the published accuracies,
+  and it is unsound twice: one example can move a clipped mean by 2s, the noise on it is σ √m s / L.
+* "published AdaDP, examples clipped": each example is clipped to ± s, as the proof needs it. Examples differ
+  far more than means do, so most of the gradient is lost.
+
+In both, noise is divided by the lot's size L before the two mean squares are formed, so that line 26 is a
+step of RMSprop with rate η.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,8 +29,10 @@ from farthing.torch.coordinates import clamped_rows, clamped_sum
 if TYPE_CHECKING:
     from experiments.deep import Setting
 
+UNSOUND = ("published AdaDP", "published AdaN", "published AdaDP, examples clipped")
 REMEMBERED, REMEMBERED_RAW, GATE, SMOOTHING = 0.1, 0.9, 1e-6, 1e-8  # γ, γ', G, ε₀
 
+Pair = tuple[Tensor, Tensor]
 Watch = Callable[[int, list[Tensor], list[Tensor], list[Tensor]], None]
 
 
@@ -40,10 +49,9 @@ def published(
     random = np.random.default_rng(seed("lots", repr(setting)))
     linears = [layer for layer in model if isinstance(layer, nn.Linear)]
     weights = [p for layer in linears for p in (layer.weight, layer.bias)]
-    size = sum(p.numel() for p in weights)
-    adapts = setting.method.startswith("AdaDP")
+    size, rate = sum(p.numel() for p in weights), setting.lot / len(rows)
+    adapts, singly = "AdaDP" in setting.method, setting.method.endswith("examples clipped")
     squares, raw = ([torch.zeros_like(p) for p in weights] for _ in range(2))
-    rate = setting.lot / len(rows)
     for t in range(1, setting.lots + 1):
         places = torch.from_numpy(np.flatnonzero(random.random(len(rows)) < rate))
         pairs = _pairs(model, linears, loss, rows[places], labels[places])
@@ -51,22 +59,17 @@ def published(
         known = [part.sqrt() for part in raw]
         if float(torch.cat([part.flatten() for part in known]).var()) > GATE:  # line 7
             limits = [setting.factor * part for part in known]  # line 9
-            sums = [torch.zeros_like(p) for p in weights]
-            for (delta, a), place in zip(pairs, range(0, len(sums), 2), strict=True):
-                clamped_sum(delta, a, limits[place], sums[place])  # line 10
-                clamped_rows(delta, limits[place + 1], sums[place + 1])
+            clipped = _examples(pairs, limits, setting.lot) if singly else _within(means, limits)  # line 10
             deviations = [setting.noise * size**0.5 * part for part in limits]  # line 12
         else:
-            norms = sum(delta.square().sum(1) * (1 + a.square().sum(1)) for delta, a in pairs)
-            part = (setting.clip / torch.as_tensor(norms).sqrt().clamp_min(1e-30)).clamp(max=1)  # line 16
-            sums = [s for d, a in pairs for s in ((d * part[:, None]).T @ a, (d * part[:, None]).sum(0))]
+            clipped = _global(pairs, setting.clip, setting.lot)  # line 16
             deviations = [torch.full_like(p, setting.clip * setting.noise) for p in weights]
         if watch is not None:
             watch(t, known, [mean.abs() for mean in means], deviations)
         with torch.no_grad():
             for place, parameter in enumerate(weights):
-                noisy = sums[place] + deviations[place] * torch.randn_like(parameter)
-                noisy = noisy / setting.lot
+                noise = deviations[place] / setting.lot * torch.randn_like(parameter)
+                noisy = clipped[place] + noise  # lines 13 and 18
                 squares[place].lerp_(noisy.square(), REMEMBERED)  # line 22
                 raw[place].lerp_(means[place].square(), 1 - REMEMBERED_RAW)  # line 23
                 move = noisy / (squares[place] + SMOOTHING).sqrt() if adapts else noisy
@@ -80,7 +83,7 @@ def _pairs(
     loss: Callable[[Tensor, Tensor], Tensor],
     rows: Tensor,
     labels: Tensor,
-) -> list[tuple[Tensor, Tensor]]:
+) -> list[Pair]:
     """δ and a of every linear layer: the gradient of example b is δ_b ⊗ a_b."""
     inputs, outputs, value = [], [], rows
     for layer in model:
@@ -92,3 +95,21 @@ def _pairs(
             value = layer(value)
     deltas = torch.autograd.grad(loss(value, labels).sum(), outputs)
     return [(delta.detach(), a) for delta, a in zip(deltas, inputs, strict=True)]
+
+
+def _within(means: list[Tensor], limits: list[Tensor]) -> list[Tensor]:
+    return [torch.minimum(torch.maximum(m, -s), s) for m, s in zip(means, limits, strict=True)]
+
+
+def _examples(pairs: list[Pair], limits: list[Tensor], lot: int) -> list[Tensor]:
+    sums = [torch.zeros_like(limit) for limit in limits]
+    for place, (delta, a) in enumerate(pairs):
+        clamped_sum(delta, a, limits[2 * place], sums[2 * place])
+        clamped_rows(delta, limits[2 * place + 1], sums[2 * place + 1])
+    return [part / lot for part in sums]
+
+
+def _global(pairs: list[Pair], clip: float, lot: int) -> list[Tensor]:
+    norms = torch.stack([delta.square().sum(1) * (1 + a.square().sum(1)) for delta, a in pairs]).sum(0).sqrt()
+    factors = (clip / norms.clamp_min(1e-30)).clamp(max=1)[:, None] / lot
+    return [part for delta, a in pairs for part in ((factors * delta).T @ a, (factors * delta).sum(0))]
