@@ -3,7 +3,7 @@
 PYTHON ?= python3
 WORKERS ?= 2
 # Extras installed for `make test`, separated by commas.
-EXTRAS := dev,torch,flower
+EXTRAS := dev,torch,flower,report
 BENCH_EXTRAS := bench
 
 BIN := .venv/bin
@@ -11,7 +11,7 @@ INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constr
 # One BLAS thread a worker: the workers already fill the cores.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: help demo demo-parties test test-slow format lint types bench docs clean
+.PHONY: help demo demo-parties test test-slow format lint types bench docs reproduce clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,6 +24,7 @@ help:
 	@echo "make types      mypy, strict"
 	@echo "make bench      side by side with peers"
 	@echo "make docs       the documents as a site, into site/"
+	@echo "make reproduce NAME=...  a paper's figure and table; without NAME, a list; SMALL=1 in seconds"
 	@echo "make clean      remove everything built here"
 
 demo: .venv/.core
@@ -58,6 +59,9 @@ docs: .venv/.docs
 	$(BIN)/python -m sphinx -q -E -W --keep-going -b html -d build/docs docs site
 	@echo "site/index.html"
 
+reproduce: .venv/.report
+	$(BIN)/python -m experiments $(NAME) $(if $(SMALL),--small)
+
 clean:
 	rm -rf .venv build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -73,6 +77,10 @@ clean:
 
 .venv/.flower: .venv/.core Makefile
 	$(INSTALL) -e ".[flower]"
+	@touch $@
+
+.venv/.report: .venv/.core Makefile
+	$(INSTALL) -e ".[report]"
 	@touch $@
 
 .venv/.bench: .venv/.core Makefile
