@@ -17,7 +17,7 @@ Array = NDArray[Any]
 Data = tuple[Array, Array]
 
 CLASSIFY = {"Adult": "adult_a9a.npz", "BANK": "bank.npz", "IPUMS-BR": "ipums_br.npz"}
-SMALL = "Adult, 6,000 records"
+SMALL, FEW = "Adult, 5,000 records", 5000
 
 
 def classification(small: bool) -> dict[str, Data]:
@@ -27,7 +27,7 @@ def classification(small: bool) -> dict[str, Data]:
     """
     if small:
         adult = load_adult()
-        return {SMALL: (adult.X[:6000], adult.y[:6000].astype(np.float64))}
+        return {SMALL: (adult.X[:FEW], adult.y[:FEW].astype(np.float64))}
     found = {}
     for name, file in CLASSIFY.items():
         path = find(file)

@@ -186,8 +186,9 @@ def ticks(axes: Any, places: Sequence[float]) -> None:
 
 
 def legend(figure: Any, axes: Any, columns: int) -> None:
-    """One legend for all axes, below them."""
+    """One legend for all axes, below them, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
+    columns = max(1, min(columns, int(figure.get_figwidth() / 1.9)))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
 
 

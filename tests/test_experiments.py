@@ -1,0 +1,159 @@
+"""Every experiment in its small mode, by the command that a reader would type."""
+
+import csv
+import math
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def reproduce(*arguments):
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-m", "experiments", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path, "FARTHING_DATA": "/nowhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def small(name, folder):
+    """The rows of an experiment's small mode, after a look at its files."""
+    done = reproduce(name, "--small", "--out", str(folder))
+    assert done.returncode == 0, done.stderr
+    with (folder / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    text = (folder / f"{name}.md").read_text(encoding="utf-8")
+    assert rows
+    assert text.startswith("# ")
+    assert "| --- |" in text
+    assert "nan" not in text
+    for row in rows:
+        for key, cell in row.items():
+            try:
+                row[key] = float(cell)
+            except ValueError:
+                continue
+            assert math.isfinite(row[key]), row
+    if find_spec("matplotlib"):
+        svg = (folder / f"{name}.svg").read_text(encoding="utf-8")
+        assert svg.startswith("<?xml")
+        assert "nan" not in svg
+        assert len(svg) < 60_000
+    return rows
+
+
+def by(rows, *keys, value):
+    return {tuple(row[key] for key in keys): row[value] for row in rows}
+
+
+def test_names_are_listed_and_others_refused():
+    listed = reproduce()
+    assert listed.returncode == 0
+    assert "moments-accountant" in listed.stdout
+    refused = reproduce("../moments-accountant")
+    assert refused.returncode == 2
+    assert refused.stdout == ""
+    assert refused.stderr.startswith("experiments: there is no '../moments-accountant'; one of: ")
+    assert refused.stderr.count("\n") == 1
+
+
+def test_missing_data_are_one_sentence(tmp_path):
+    refused = reproduce("linear-regression", "--out", str(tmp_path))
+    assert refused.returncode == 2
+    assert "none of its data is there" in refused.stderr
+    refused = reproduce("moments-accountant", "--draw", "--out", str(tmp_path))
+    assert refused.returncode == 2
+    assert "cannot run here" in refused.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_moments_accountant_is_repeated_to_the_byte(tmp_path):
+    found = by(small("moments-accountant", tmp_path), "question", "epochs", "method", value="value")
+    assert round(found["ε", 100, "strong"], 2) == 9.34
+    assert round(found["ε", 100, "moments"], 2) == 1.26
+    for epochs in (1, 100, 400):
+        order = [found["ε", epochs, method] for method in ("tight", "Rényi", "moments", "strong")]
+        assert order == sorted(order)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    small("moments-accountant", tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.slow
+def test_addp_figure_3(tmp_path):
+    rows = small("addp-figure-3", tmp_path)
+    for row in rows:
+        assert row["tight"] <= row["sampling"] * (1 + 1e-9)
+    plain = [row for row in rows if row["question"] == "δ at ε', plain"]
+    assert plain
+    assert all(row["sampling"] < row["advanced"] for row in plain)
+
+
+@pytest.mark.slow
+def test_addp_figures_1_2(tmp_path):
+    rows = small("addp-figures-1-2", tmp_path)
+    accuracy, objective = (by(rows, "method", value=key) for key in ("accuracy", "objective"))
+    assert max(accuracy, key=accuracy.get) == ("non-private",)
+    assert min(objective, key=objective.get) == ("non-private",)
+    assert accuracy["together, distributed",] > accuracy["A-DDP, Poisson 1/100 (C)",] + 3
+    assert {row["rounds"] for row in rows if "A-DDP" in row["method"]} == {38_745}
+
+
+@pytest.mark.slow
+def test_dpagd_comparison(tmp_path):
+    rows = small("dpagd-comparison", tmp_path)
+    for model in ("logistic regression", "SVM"):
+        mine = [row for row in rows if row["model"] == model]
+        accuracy = by(mine, "method", "ε", value="accuracy")
+        best, guess = accuracy["non-private", ""], accuracy["majority", ""]
+        assert best > guess + 5
+        for name in ("DP-AGD", "auto", "SGD-MA", "ObjPert"):
+            assert guess + 4 < accuracy[name, 1.6] < best + 1
+        assert accuracy["DP-AGD", 0.4] > accuracy["DP-AGD, as published", 0.4] + 5
+        objective = by(mine, "method", "ε", value="objective")
+        assert min(objective.values()) == objective["non-private", ""]
+
+
+@pytest.mark.slow
+def test_dpagd_parameters(tmp_path):
+    rows = small("dpagd-parameters", tmp_path)
+    found = {
+        name: [row["accuracy"] for row in rows if row["version"] == name]
+        for name in ("as published", "library")
+    }
+    assert len(found["as published"]) == len(found["library"]) == 4
+    assert min(found["library"]) > max(found["as published"])
+
+
+@pytest.mark.slow
+def test_linear_regression(tmp_path):
+    rows = small("linear-regression", tmp_path)
+    levels = by([row for row in rows if row["ε"] == ""], "method", value="J")
+    best, nothing = levels["least squares, not private",], levels["the mean alone",]
+    assert best < nothing
+    for row in rows:
+        assert row["J"] > 0.99 * best
+        if row["ε"] == 1.6 or row["method"] == "auto":
+            assert row["J"] < nothing
+
+
+@pytest.mark.slow
+def test_sgd1_and_sgd2_have_the_digits_of_their_verdict(tmp_path):
+    rows = small("sgd1-sgd2", tmp_path)
+    first = by([row for row in rows if row["claim"] == "SGD1"], "n", "observer", value="ε")
+    found = [round(first[n, "coordinator"], 3) for n in (50, 200)]
+    assert found == [0.320, 0.605]
+    assert [round(first[n, "anyone"], 4) for n in (50, 200)] == [0.0374, 0.0368]
+    second = by([row for row in rows if row["claim"] == "SGD2"], "T", "claimed", "method", value="σ")
+    assert round(second[100, 1, "least noise"], 2) == 42.25
+    assert round(second[100, 1, "noise of the proof"]) == 227
