@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from farthing import serving, training
+from farthing import serving, tablefile
 from farthing.algorithms.addp import addp
 from farthing.budget import Budget
 from farthing.cli import main
@@ -60,7 +60,7 @@ def plan_of(folder, *, edit=lambda text: text, **options):
 def coordinated(plan, transport, board=None):
     plan.folder.mkdir(exist_ok=True)
     signer = Signer.load(plan.keys / "coordinator.key")
-    test = training.read("adult", plan.schema, test=True)
+    test = tablefile.read("adult", plan.schema, test=True)
     return coordinate(plan, transport, signer, test, board or Board(plan))
 
 

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 import farthing as ft
-from farthing import training
+from farthing import modelfile, tablefile
 from farthing.accounting.filters import BasicFilter, ZcdpFilter
 from farthing.algorithms.problem import Problem
 from farthing.data import Categorical, Numeric, Schema
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.estimators import CLASSIFIERS, Method
-from farthing.training import Job, Model, train
+from farthing.modelfile import Model
+from farthing.training import Job, train
 
 SCHEMA = Schema(
     (Numeric("age", 0, 100), Categorical("sex", ("Female", "Male"))), Categorical("rich", ("no", "yes"))
@@ -51,7 +52,7 @@ def test_a_classifier_learns_and_its_file_predicts(job: Job, tmp_path: Path) -> 
     test = write_table(tmp_path / "test.csv", 300)
     told = train(replace(job, test=test))
     assert told["test"]["accuracy"] > 0.8 > told["test"]["guessing"]
-    labels = list(training.predictions(saved(job), test))
+    labels = list(saved(job).predictions(test))
     truth = ["no" if 100 * row / 300 <= 50 else "yes" for row in range(300)]
     assert np.mean(np.array(labels) == truth) == told["test"]["accuracy"]
 
@@ -64,7 +65,7 @@ def test_three_classes_and_a_machine(job: Job, tmp_path: Path) -> None:
         assert ("log_loss" in told["test"]) is (kind == "logistic")
         model = saved(job)
         assert model.coef.shape == (3, 1)
-        labels = np.array(list(training.predictions(model, test)))
+        labels = np.array(list(model.predictions(test)))
         assert set(labels) <= {"red", "green", "blue"}
         truth = [("red", "green", "blue")[int(100 * row / 300 // 34)] for row in range(300)]
         assert np.mean(labels == truth) == told["test"]["accuracy"]
@@ -74,7 +75,7 @@ def test_a_regression_predicts_in_its_own_unit(job: Job, tmp_path: Path) -> None
     test = write_table(tmp_path / "test.csv", 300)
     told = train(replace(job, schema=HOURS, test=test))
     assert told["test"]["rmse"] < told["test"]["rmse of the mean"]
-    found = np.array([float(line) for line in training.predictions(saved(job), test)])
+    found = np.array(list(saved(job).predictions(test)))
     truth = 0.6 * 100 * np.arange(300) / 300
     assert np.sqrt(np.mean(np.square(found - truth))) == pytest.approx(told["test"]["rmse"])
 
@@ -97,7 +98,7 @@ def test_what_is_told(job: Job) -> None:
     told = train(job)
     assert list(told) == [
         *("epsilon", "delta", "adjacency", "unit", "observer", "accountant", "theorem", "note"),
-        *("method", "steps", "records", "features", "model", "ledger"),
+        *("method", "steps", "records", "features", "partial", "spent", "ledger", "model"),
     ]
     assert (told["records"], told["features"], told["ledger"]) == (600, 3, None)
     assert "taken as public" in told["note"]
@@ -115,15 +116,15 @@ def test_adjacency_reaches_the_guarantee(job: Job) -> None:
 
 
 def test_the_embedded_data_trains_and_tests_on_different_records() -> None:
-    X, y = training.read("adult", training.ADULT)
-    X_test, y_test = training.read("adult", training.ADULT, test=True)
+    X, y = tablefile.read("adult", tablefile.ADULT)
+    X_test, y_test = tablefile.read("adult", tablefile.ADULT, test=True)
     assert (len(X), len(X_test)) == (len(y), len(y_test)) == (32_561, 16_281)
 
 
 def test_values_beyond_the_schema_are_clipped_or_zero(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("age,sex,rich\n250,Unknown,no\n-3,,yes\n")
-    X, y = training.read(str(path), SCHEMA)
+    X, y = tablefile.read(str(path), SCHEMA)
     assert X.tolist() == [[1, 0, 0], [0, 0, 0]]
     assert y.tolist() == [0, 1]
 
@@ -269,7 +270,7 @@ def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(FarthingError, match=r"could not be written: .*No space left"):
-        training.write(path, b"after")
+        modelfile.write(path, b"after")
     assert [file.name for file in tmp_path.iterdir()] == ["a"]
     assert path.read_bytes() == b"before"
 

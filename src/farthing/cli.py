@@ -1,4 +1,4 @@
-"""The command line: ``farthing train``, ``predict``, ``simulate``, ``audit``, ``account``, ``ledger``, ...
+"""The command line: ``farthing train``, ``schema``, ``predict``, ``audit``, ``ledger``, ...
 
 Data goes to standard output, prose and errors to standard error. Exit codes: 0, in order; 1, a check failed
 or what is printed is no guarantee; 2, wrong usage or an invalid value; 3, it does not fit the budget; 130,
@@ -32,6 +32,7 @@ app.add_typer(books, name="ledger")
 
 for _command in (
     training_cli.train,
+    training_cli.schema,
     training_cli.predict,
     training_cli.simulate,
     deploying_cli.guard,

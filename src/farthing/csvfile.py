@@ -9,6 +9,7 @@ import gzip
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,34 +20,44 @@ from farthing.errors import InvalidValue
 _BLOCK = 2**13  # rows held as text at a time
 
 
-def header(path: str, column: str) -> list[str]:
+def header(path: str, column: str | None = None) -> list[str]:
     """The names of all columns; refused unless ``column`` is one, which tells a header from a record."""
     with _opened(path) as lines:
         names: list[str] = next(lines, [])
-        _places(path, names, [column])
+        _places(path, names, [] if column is None else [column])
     return names
+
+
+def count(path: str, names: Iterable[str]) -> int:
+    """How many records there are; ``names`` must all be columns. No cell is looked at."""
+    with _opened(path) as lines:
+        _, rows = _records(path, lines, names)
+        return sum(1 for _ in rows)
 
 
 def columns(path: str, names: Iterable[str]) -> Iterator[dict[str, NDArray[Any]]]:
     """The named columns, block by block."""
     with _opened(path) as lines:
-        first: list[str] = next(lines, [])
-        places = _places(path, first, names)
-        rows: list[list[str]] = []
-        for row in lines:
-            if not row:  # an empty line
-                continue
-            if len(row) != len(first):
-                raise InvalidValue(
-                    f"{path!r} is not a CSV table: the record that ends on line {lines.line_num} has "
-                    f"{len(row)} cells, the header {len(first)}"
-                )
-            rows.append(row)
-            if len(rows) == _BLOCK:
-                yield _block(rows, places)
-                rows = []
-        if rows:
-            yield _block(rows, places)
+        places, rows = _records(path, lines, names)
+        while block := list(islice(rows, _BLOCK)):
+            yield _block(block, places)
+
+
+def _records(path: str, lines: Any, names: Iterable[str]) -> tuple[dict[str, int], Iterator[list[str]]]:
+    """Where the named columns stand, and the records as rows of cells."""
+    first: list[str] = next(lines, [])
+    return _places(path, first, names), _rows(path, lines, len(first))
+
+
+def _rows(path: str, lines: Any, width: int) -> Iterator[list[str]]:
+    for row in lines:
+        if row and len(row) != width:
+            raise InvalidValue(
+                f"{path!r} is not a CSV table: the record that ends on line {lines.line_num} has "
+                f"{len(row)} cells, the header {width}"
+            )
+        if row:  # not an empty line
+            yield row
 
 
 @contextmanager

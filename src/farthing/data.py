@@ -42,6 +42,9 @@ from farthing.validate import finite
 
 Table = Mapping[str, ArrayLike]
 
+DRAFTED = "drafted_from_private_data"  # the key that a draft carries, and that nothing trains with
+_DRAFTED = "read from private records; covered by no guarantee: check every line, then delete this one"
+
 
 @dataclass(frozen=True)
 class Numeric:
@@ -80,6 +83,11 @@ class Numeric:
             )
         return np.clip(numbers, float(self.low), float(self.high))
 
+    def holds(self, values: ArrayLike) -> bool:
+        """Whether nothing would be clipped."""
+        numbers = _numbers(values)
+        return numbers is None or not ((numbers < self.low) | (numbers > self.high)).any()
+
 
 @dataclass(frozen=True)
 class Categorical:
@@ -108,6 +116,10 @@ class Categorical:
         codes = self.codes(values)
         (known,) = np.nonzero(codes >= 0)
         out[known, codes[known]] = 1.0
+
+    def holds(self, values: ArrayLike) -> bool:
+        """Whether all values are in the vocabulary."""
+        return bool((self.codes(values) >= 0).all())
 
     def targets(self, values: ArrayLike) -> NDArray[np.int64]:
         """The codes of labels, which must all be in the vocabulary: what a classifier learns to predict."""
@@ -144,6 +156,11 @@ class Schema:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise InvalidValue(f"a schema must be JSON: {error}") from None
+        if isinstance(found, dict) and DRAFTED in found:
+            raise InvalidValue(
+                f"this is a draft that was read from private records: check every bound and value against "
+                f"public knowledge, then delete {DRAFTED!r} from it"
+            )
         if not isinstance(found, dict) or found.keys() != {"columns", "target"}:
             keys = sorted(found) if isinstance(found, dict) else type(found).__name__
             raise InvalidValue(f"a schema must have the keys 'columns' and 'target' and no other, got {keys}")
@@ -201,6 +218,11 @@ def skeleton(names: Sequence[str], target: str) -> str:
         {"name": name, "low": None, "high": None, "values": []} for name in (*names, target)
     ]
     return _json([column for column in blank[:-1] if column["name"] != target], blank[-1])
+
+
+def draft(columns: list[dict[str, Any]], target: dict[str, Any]) -> str:
+    """A schema whose bounds and values were read from records: refused until a person deletes that line."""
+    return f"{{{json.dumps(DRAFTED)}: {json.dumps(_DRAFTED)},\n {_json(columns, target)[1:]}"
 
 
 def _json(columns: list[dict[str, Any]], target: dict[str, Any]) -> str:

@@ -73,7 +73,7 @@ _NO_PRIVACY = Guarantee(
     "nothing",
     note="fitted on the records themselves: no privacy at all",
 )
-_PUBLIC_SIZE = "the number of records is taken as public"
+PUBLIC_SIZE = "the number of records is taken as public"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +166,13 @@ class _PrivateLinear(_Private):
     """What the linear models share: the public problem, a method's steps, and weights on raw rows."""
 
     bounds: Any
-    solver: str | Algorithm
+    solver: str | Algorithm | Method
     fit_intercept: bool
     records: int | None
 
     def _method(self, known: dict[str, Method]) -> Method:
+        if isinstance(self.solver, Method):
+            return self.solver
         if callable(self.solver):
             return Method(self.solver)
         if self.solver not in known:
@@ -235,7 +237,7 @@ class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
     classes : every label that may occur. Declared, because a label that occurs once names a record.
     bounds : (low, high) of the features, numbers or one a feature; values beyond are clipped. None: rows
         are divided by their norms instead, which needs no bounds.
-    solver : "auto", the name of another method, or a function (ledger, problem) -> steps.
+    solver : "auto", the name of another method, a function (ledger, problem) -> steps, or a `Method`.
     fit_intercept : whether to learn a constant as well.
     ledger : a `Ledger` to spend from, shared with whatever else asks it.
     adjacency : "add-remove" (None), "replace-one" or "zero-out"; with a ledger, the ledger's.
@@ -256,7 +258,7 @@ class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
         *,
         classes: ArrayLike = (0, 1),
         bounds: Any = None,
-        solver: str | Algorithm = "auto",
+        solver: str | Algorithm | Method = "auto",
         fit_intercept: bool = True,
         ledger: Ledger | None = None,
         adjacency: str | None = None,
@@ -303,7 +305,9 @@ class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
 
 
 class LogisticRegression(_PrivateClassifier):
-    __doc__ = f"Logistic regression, binary or multinomial, within a budget.\n\n    {_PrivateClassifier.__doc__}"
+    __doc__ = (
+        f"Logistic regression, binary or multinomial, within a budget.\n\n    {_PrivateClassifier.__doc__}"
+    )
 
     _losses = (losses.logistic, losses.multinomial)
 
@@ -324,7 +328,9 @@ class LogisticRegression(_PrivateClassifier):
 
 
 class LinearSVC(_PrivateClassifier):
-    __doc__ = f"A linear SVM with a smooth (Huber) hinge, within a budget.\n\n    {_PrivateClassifier.__doc__}"
+    __doc__ = (
+        f"A linear SVM with a smooth (Huber) hinge, within a budget.\n\n    {_PrivateClassifier.__doc__}"
+    )
 
     _losses = (losses.huber_hinge, losses.one_against_rest)
 
@@ -350,7 +356,7 @@ class LinearRegression(RegressorMixin, _PrivateLinear):  # type: ignore[misc]
         target_bounds: tuple[float, float] | None = None,
         bounds: Any = None,
         alpha: float = 0.0,
-        solver: str | Algorithm = "auto",
+        solver: str | Algorithm | Method = "auto",
         fit_intercept: bool = True,
         ledger: Ledger | None = None,
         adjacency: str | None = None,
@@ -482,7 +488,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Private):  # type:
 
 def _noted(said: Guarantee, records: int | None) -> Guarantee:
     """A guarantee that says so where the table's own length was taken as public."""
-    note = _PUBLIC_SIZE if records is None else ""
+    note = PUBLIC_SIZE if records is None else ""
     return replace(said, note="; ".join(filter(None, (said.note, note))))
 
 

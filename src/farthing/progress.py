@@ -1,15 +1,18 @@
-"""A line on standard error that follows something long, where that is a terminal."""
+"""How something long is followed: a line on a terminal, and a polite way to end it."""
 
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 Show = Callable[[str, float | None], None]  # what is going on, and how much of the total is done
 
 
 @contextmanager
 def progress(quiet: bool, beginning: str, total: float | None = 1.0) -> Iterator[Show | None]:
-    """A function that moves the line, or None where nobody looks; the line is gone at the end."""
+    """A function that moves a line on standard error, or None where nobody looks; it is gone at the end."""
     if quiet or not sys.stderr.isatty():
         yield None
         return
@@ -24,3 +27,24 @@ def progress(quiet: bool, beginning: str, total: float | None = 1.0) -> Iterator
             line.update(task, completed=done, description=words)
 
         yield show
+
+
+@contextmanager
+def stoppable() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C or SIGTERM came: the first asks to end after the step at hand, a second ends at once."""
+    asked: list[int] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    if threading.current_thread() is not threading.main_thread():  # only that one has signals
+        yield lambda: False
+        return
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

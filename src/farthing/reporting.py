@@ -6,7 +6,7 @@ Reading never creates or changes a ledger: where there is no journal with its he
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from decimal import ROUND_CEILING, Context
 from pathlib import Path
@@ -135,13 +135,43 @@ def _words(said: dict[str, Any]) -> Iterator[str]:
 def trained_lines(fields: dict[str, Any]) -> dict[str, Any]:
     """What `farthing.training.train` did, in words."""
     words = {
-        "model": fields["model"],
+        "model": [fields["model"], *(fields[form] for form in ("skops", "onnx") if form in fields)],
         "guarantee": list(_words(fields)),
+        "spent": "",
         "method": f"{fields['method']}, {fields['steps']:,} steps",
         "records": f"{fields['records']:,}, of {fields['features']:,} features",
         "ledger": fields["ledger"],
+        "report": fields.get("report"),
     }
+    if fields["partial"]:
+        spent = fields["spent"]
+        words["spent"] = [f"epsilon {rounded_up(spent['epsilon'])} until it was stopped", spent["note"]]
     return words | _test_words(fields)
+
+
+def rehearsed_lines(fields: dict[str, Any]) -> dict[str, Any]:
+    """What `farthing.training.rehearse` found, in words."""
+    before, after = fields["share"]
+    answers = sum(part["times"] for part in fields["answers"])
+    return {
+        "price": list(_words(fields)),
+        "method": f"{fields['method']}, {fields['steps']:,} steps, {answers:,} answers",
+        "records": f"{fields['records']:,}, of {fields['features']:,} features",
+        "ledger": f"{fields['ledger'] or 'in memory'}: {before:.2%} spent before, {after:.2%} after",
+        "noise": [*map(_noise_words, fields["answers"]), f"({fields['expected']})"],
+        "nothing": "spent, written or learnt: only the header and the number of records were looked at",
+    }
+
+
+def _noise_words(part: dict[str, Any]) -> str:
+    deviation, noise, clip = (_range(part[name]) for name in ("deviation", "noise", "clip"))
+    amount = f"a standard deviation of {deviation} a coordinate, {noise} x the clip of {clip}"
+    return f"{part['times']:,} x {part['what']} of {part['sampler']}: {amount} ({part['mechanism']})"
+
+
+def _range(ends: Sequence[float]) -> str:
+    low, high = (f"{end:.4g}" for end in ends)
+    return low if low == high else f"{low} to {high}"
 
 
 def _test_words(fields: dict[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from farthing import losses, simulating, training
+from farthing import losses, modelfile, simulating, tablefile
 from farthing.algorithms.problem import Problem
 from farthing.algorithms.together import learnt_in
 from farthing.budget import Budget
@@ -97,7 +97,7 @@ class Plan:
         method, places = given.table("method"), given.table("parties")
         parties = {checked_name(party=name): Card.load(places.path(name)) for name in places.names}
         name = given.text("schema")
-        found = training.schema_of(name if name == training.EMBEDDED else str(given.beside(name)), None)
+        found = tablefile.schema_of(name if name == tablefile.EMBEDDED else str(given.beside(name)), None)
         test = given.text("test", None)
         job = simulating.Job(
             "",
@@ -121,7 +121,7 @@ class Plan:
             found,
             job,
             parties,
-            test if test is None or test == training.EMBEDDED else str(given.beside(test)),
+            test if test is None or test == tablefile.EMBEDDED else str(given.beside(test)),
             given.number("wait", 3600.0),
             given.number("seconds", 60.0),
             given.whole("patience", 3),
@@ -181,7 +181,7 @@ def serve(
         raise InvalidValue(f"run {plan.run!r} is over, see {str(plan.report)!r}: give another run and folder")
     needs_flower()
     signer = Signer.load(plan.keys / "coordinator.key")
-    test = None if plan.test is None else training.read(plan.test, plan.schema, test=True)
+    test = None if plan.test is None else tablefile.read(plan.test, plan.schema, test=True)
     try:
         plan.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -301,8 +301,8 @@ def _written(
     u, constant = (np.asarray(part) for part in step.w)
     coef, intercept = (u.T, constant) if u.ndim == 2 else (u[None, :], np.atleast_1d(constant))
     text = json.dumps(report, allow_nan=False, indent=1)
-    training.write(plan.model, training.Model(plan.schema, coef, intercept).to_bytes(text))
-    training.write(plan.report, (text + "\n").encode())
+    modelfile.write(plan.model, modelfile.Model(plan.schema, coef, intercept).to_bytes(text))
+    modelfile.write(plan.report, (text + "\n").encode())
     return report
 
 

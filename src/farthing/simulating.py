@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from farthing import csvfile, losses, validate
+from farthing import losses, tablefile, validate
 from farthing.algorithms.addp import addp
 from farthing.algorithms.addp_baselines import non_private, sgd_adv, sgd_maj, sgd_pass
 from farthing.algorithms.problem import Problem
@@ -25,18 +25,19 @@ from farthing.budget import Adjacency, Unit
 from farthing.crowd.protocol import Accountant, Draw, Exactly, Passing, Trust
 from farthing.crowd.simulated import Simulated, personal
 from farthing.data import Categorical, Schema
-from farthing.errors import BudgetSpent, FarthingError, InvalidValue
+from farthing.errors import BudgetSpent, InvalidValue
 from farthing.progress import progress
 from farthing.query import Step
 from farthing.samplers import Everyone, Poisson
 from farthing.tables import Features, Table
-from farthing.training import WITHOUT_PRIVACY, another, read
+from farthing.training import WITHOUT_PRIVACY
 
 Array = NDArray[np.float64]
 
 _PAPER, _MORE = 10, 1000  # rounds to expect: A-DDP's own T, and where tight accounting makes them cheap
 _MOST_RECORDS = 1000  # for SGD1, which takes as many iterations as their square
 _SHRUNK = ("sgd1", "sgd2")  # methods that learn from rows shrunk to norm 1
+_MOST_KINDS = 200  # of users that are told apart exactly
 _SHOWN = 0.1  # seconds between two looks at the progress
 
 
@@ -111,8 +112,8 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
     if not isinstance(target, Categorical):
         raise InvalidValue(f"a crowd learns labels, and target {target.name!r} is a number")
     budgets = _budgets(job, kind)
-    X, y = read(job.table, job.schema)
-    test = None if job.test is None else read(another(job.test, job.table), job.schema, test=True)
+    X, y = tablefile.read(job.table, job.schema)
+    test = tablefile.test_of(job.test, job.table, job.schema)
     n = _rows(job, len(X))
     labels = len(target.values)
     table = Table(X[:n], y[:n].astype(np.float64) if labels == 2 else y[:n])
@@ -230,7 +231,7 @@ def epsilons(text: str, users: int) -> Array:
     """
     file, colon, column = text.rpartition(":")
     if colon:
-        blocks = [block[column] for block in csvfile.columns(file, [column])]
+        blocks = [block[column] for block in tablefile.columns(file, [column])]
         cells = [str(cell) for cell in np.concatenate(blocks)] if blocks else []
         if len(cells) != users:
             raise InvalidValue(f"--epsilon must hold one budget a user, {text} has {len(cells)} for {users}")
@@ -331,7 +332,7 @@ def _taken(
     except KeyboardInterrupt:
         interrupted = True
     if last is None and interrupted:
-        raise FarthingError("interrupted before the first round ended")
+        raise KeyboardInterrupt
     if last is None:
         raise BudgetSpent("not even one round fits the budget of any user")
     return last, interrupted
@@ -354,7 +355,30 @@ def _reached(job: Job, crowd: Simulated, user: int) -> dict[str, Any]:
         "sigma": terms.mechanism.noise,
         "alive": crowd.alive,
         "left": _left(crowd),
+        "people": people(crowd),
     }
+
+
+def people(crowd: Simulated) -> list[dict[str, Any]]:
+    """How many users have which budget, rounds they could afford, and rounds they took; all of it is public.
+
+    Where they differ a lot, numbers are rounded, so that a crowd of any size is told in a few lines.
+    """
+    each = np.stack([[budget.epsilon for budget in crowd.budgets], crowd.done + crowd.left, crowd.done])
+    kinds, counts = np.unique(each, axis=1, return_counts=True)
+    if kinds.shape[1] > _MOST_KINDS:
+        kinds, counts = np.unique(_rounded(each), axis=1, return_counts=True)
+    return [
+        {"epsilon": float(epsilon), "users": int(users), "rounds": int(rounds), "done": int(done)}
+        for (epsilon, rounds, done), users in zip(kinds.T, counts, strict=True)
+    ]
+
+
+def _rounded(values: Array) -> Array:
+    """Two significant digits."""
+    unit = 10.0 ** (np.floor(np.log10(np.where(values > 0, values, 1.0))) - 1)
+    rounded: Array = np.round(values / unit) * unit
+    return rounded
 
 
 def measured(said: Array, y: NDArray[Any]) -> dict[str, Any]:

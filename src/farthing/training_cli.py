@@ -1,9 +1,13 @@
-"""The commands about tables: ``farthing train``, ``predict`` and ``simulate``."""
+"""The commands about tables: ``farthing train``, ``schema``, ``predict`` and ``simulate``."""
 
 import json
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,37 +17,54 @@ from farthing.errors import InvalidValue
 from farthing.journal import Journal
 from farthing.options import (
     FAILED,
+    INTERRUPTED,
     WRONG,
     AsJson,
     Force,
+    NewFile,
+    TableName,
+    TestTable,
     emit,
+    emit_json,
     number,
     option,
     say,
     whole,
 )
-from farthing.reporting import aligned, open_journal, simulated_lines, trained_lines
+from farthing.progress import progress, stoppable
+from farthing.reporting import aligned, open_journal, rehearsed_lines, simulated_lines, trained_lines
+
+if TYPE_CHECKING:  # what opens numpy is opened by the commands
+    from farthing.data import Schema
+    from farthing.following import Watch
+    from farthing.ledger import Ledger
+    from farthing.query import Step
+
+_SHOWN = 0.1  # seconds between two looks at the progress
+
+Target = Annotated[str | None, typer.Option(metavar="COLUMN", help="What to predict: the schema's target.")]
+SchemaFile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Public bounds and vocabularies as JSON, or the word adult."),
+]
+Bounds = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=LOW:HIGH", help="Instead of a schema: a column of numbers. Repeatable."),
+]
+Values = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=A,B", help="Instead of a schema: a column of these values. Repeatable."),
+]
 
 
 def train(
-    table: Annotated[
-        str,
-        typer.Argument(
-            metavar="TABLE", help="A CSV file with a header, or the word adult.", show_default=False
-        ),
-    ],
+    table: TableName,
     epsilon: Annotated[float, option(number, "The most that may be spent: its epsilon.")],
     delta: Annotated[float, option(number, "The most that may be spent: its delta.")],
-    target: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="What to predict: the schema's target.")
-    ] = None,
-    schema: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Public bounds and vocabularies as JSON, or the word adult; left out, a skeleton.",
-        ),
-    ] = None,
+    target: Target = None,
+    schema: SchemaFile = None,
+    bounds: Bounds = None,
+    values: Values = None,
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="logistic or svm for labels, linear for numbers.")
     ] = None,
@@ -62,44 +83,140 @@ def train(
         int | None,
         option(whole, "The public number of records; by default the table's own, taken as public."),
     ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse values outside the schema, instead of clipping them.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print price and noise; spend, write and learn nothing.")
+    ] = False,
     out: Annotated[
-        Path, typer.Option("-o", "--out", help="A folder for model.npz and privacy.json, or NAME.npz.")
+        Path, typer.Option("-o", "--out", help="A folder for model.npz, privacy.json, ..., or NAME.npz.")
     ] = Path(),
-    test: Annotated[
-        str | None,
-        typer.Option(metavar="TABLE2", help="Measure the model on another table, without privacy."),
+    formats: Annotated[
+        list[str] | None,
+        typer.Option("--format", metavar="NAME", help="The model as skops or onnx as well. Repeatable."),
     ] = None,
+    test: TestTable = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> int:
     """Trains a linear model on a table within a budget.
 
-    Exactly what the budget allows is spent. Bounds and vocabularies are declared in a schema, never learnt.
+    Exactly what the budget allows is spent. Bounds and vocabularies are declared, never learnt. Ctrl-C ends
+    it with the model of the last step.
     """
     validate.positive(**{"--epsilon": epsilon})
     validate.delta(**{"--delta": delta})
-    from farthing import training
+    known = _declared(table, schema, target, bounds or [], values or [])
+    if known is None:
+        return _skeleton(table, target)
+    from farthing import tablefile, training
 
-    if schema is None and table != training.EMBEDDED:
-        if target is None:
-            raise InvalidValue("give --schema FILE; for a skeleton of one, give --target COLUMN instead")
-        emit(training.skeleton_of(table, target))
-        return say(
-            "bounds and vocabularies are declared, never learnt from the records: fill in low and high, or "
-            "values, of every column above from public knowledge, and give the file as --schema",
-            WRONG,
-        )
-    known = training.schema_of(schema or training.EMBEDDED, target)
     if book is not None and Journal.exists(book):
         open_journal(book).close()
-    fields = training.train(
-        training.Job(table, known, epsilon, delta, adjacency, model, method, records, book, out, force, test)
+    job = training.Job(
+        table,
+        known,
+        epsilon,
+        delta,
+        adjacency,
+        model,
+        method,
+        records,
+        book,
+        out,
+        force,
+        test,
+        strict,
+        tuple(formats or ()),
     )
-    if as_json:
-        emit(json.dumps(fields, allow_nan=False))
+    if dry_run:
+        fields = training.rehearse(job, records or tablefile.count(table, known))
     else:
-        print(aligned(trained_lines(fields)), file=sys.stderr)
+        fields = training.train(job, partial(_followed, quiet=as_json))
+    if as_json:
+        emit_json(fields)
+    else:
+        print(aligned((rehearsed_lines if dry_run else trained_lines)(fields)), file=sys.stderr)
+    if fields.get("partial"):
+        return say("interrupted: the model is that of the last step", INTERRUPTED)
     return 0
+
+
+def _declared(
+    table: str, schema: str | None, target: str | None, bounds: list[str], values: list[str]
+) -> "Schema | None":
+    """The schema that options name or spell out; None where there is none."""
+    from farthing import tablefile
+
+    if schema is not None and (bounds or values):
+        raise InvalidValue("give either --schema or --bounds and --values, not both")
+    if bounds or values:
+        return tablefile.declared(bounds, values, target)
+    if schema is None and table != tablefile.EMBEDDED:
+        return None
+    return tablefile.schema_of(schema or tablefile.EMBEDDED, target)
+
+
+def _skeleton(table: str, target: str | None) -> int:
+    """A schema to fill in, and why."""
+    from farthing import tablefile
+
+    if target is None:
+        raise InvalidValue("give --schema FILE; for a skeleton of one, give --target COLUMN instead")
+    emit(tablefile.skeleton_of(table, target))
+    return say(
+        "bounds and vocabularies are declared, never learnt from the records: fill in low and high, or "
+        "values, of every column above from public knowledge, and give the file as --schema",
+        WRONG,
+    )
+
+
+@contextmanager
+def _followed(*, quiet: bool) -> "Iterator[Watch]":
+    """Shows how far a training is, and ends it when asked to."""
+    shown = 0.0
+    with progress(quiet, "until the first step") as show, stoppable() as stopped:
+
+        def watch(step: "Step", door: "Ledger") -> bool:
+            nonlocal shown
+            if show is not None and time.monotonic() - shown >= _SHOWN:
+                shown, share = time.monotonic(), door.share
+                show(f"step {step.t:,}: {share:.0%} of the budget spent, {1 - share:.0%} left", share)
+            return stopped()
+
+        yield watch
+
+
+def schema(
+    table: TableName,
+    target: Target = None,
+    out: NewFile = None,
+    force: Force = False,
+) -> int:
+    """Drafts a schema as JSON by reading the table, for a person to check.
+
+    What it prints was read from private records, and no guarantee covers it: train refuses a draft until the
+    line that says so is deleted.
+    """
+    from farthing import data, drafting, modelfile
+
+    if out is not None:
+        modelfile.check_writable(out, force, kept=[table])
+    text, said = drafting.draft(table, target)
+    if out is None:
+        emit(text)
+    else:
+        modelfile.write(out, f"{text}\n".encode())
+    for name, what in said.items():
+        say(f"column {name!r} {what}: see to it, or leave it out")
+    if data.DRAFTED not in text:
+        return 0
+    where = "above" if out is None else f"in {out}"
+    return say(
+        f"what is {where} was read from private records, and no guarantee covers it: check every line "
+        f"against public knowledge, then delete {data.DRAFTED!r}"
+    )
 
 
 def predict(
@@ -109,35 +226,35 @@ def predict(
     ],
     table: Annotated[
         str,
-        typer.Argument(metavar="TABLE", help="A CSV file with the schema's columns.", show_default=False),
+        typer.Argument(
+            metavar="TABLE", help="A CSV or Parquet file with the schema's columns.", show_default=False
+        ),
     ],
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="A new file; standard output if left out.")
-    ] = None,
+    out: NewFile = None,
     force: Force = False,
+    as_json: AsJson = False,
 ) -> int:
     """One label or number a row of a table, in its order."""
-    from farthing import training
+    from farthing import modelfile
 
-    trained = training.Model.load(model)
+    trained = modelfile.Model.load(model)
     if out is not None:
-        training.check_writable(out, force)
-    text = "".join(f"{line}\n" for line in training.predictions(trained, table))
+        modelfile.check_writable(out, force, kept=[table, model])
+    found = list(trained.predictions(table))
+    if as_json:
+        text = json.dumps({"target": trained.schema.target.name, "predictions": found}) + "\n"
+    else:
+        text = "".join(f"{value}\n" for value in found)
     if out is None:
         sys.stdout.write(text)
         sys.stdout.flush()
     else:
-        training.write(out, text.encode())
+        modelfile.write(out, text.encode())
     return 0
 
 
 def simulate(
-    table: Annotated[
-        str,
-        typer.Argument(
-            metavar="TABLE", help="A CSV file with a header, or the word adult.", show_default=False
-        ),
-    ],
+    table: TableName,
     users: Annotated[int, option(whole, "How many users share the records, in the order of the table.")],
     epsilon: Annotated[
         str | None,
@@ -185,29 +302,25 @@ def simulate(
     unit: Annotated[
         Unit, typer.Option(help="What is hidden of a user: a record, or all of them.")
     ] = Unit.RECORD,
-    schema: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Public bounds and vocabularies as JSON, or the word adult."),
-    ] = None,
-    test: Annotated[
-        str | None,
-        typer.Option(metavar="TABLE2", help="Measure the model on another table, without privacy."),
-    ] = None,
+    target: Target = None,
+    schema: SchemaFile = None,
+    bounds: Bounds = None,
+    values: Values = None,
+    test: TestTable = None,
     as_json: AsJson = False,
 ) -> int:
     """Lets users who keep their records train together, each on a budget of its own.
 
     Ctrl-C ends it with what was reached.
     """
-    from farthing import simulating, training
+    from farthing import simulating
 
-    if schema is None and table != training.EMBEDDED:
-        raise InvalidValue(
-            "give --schema FILE; `farthing train TABLE --target COLUMN` prints a skeleton of one"
-        )
+    known = _declared(table, schema, target, bounds or [], values or [])
+    if known is None:
+        raise InvalidValue("give --schema FILE; `farthing schema TABLE --target COLUMN` drafts one")
     job = simulating.Job(
         table,
-        training.schema_of(schema or training.EMBEDDED, None),
+        known,
         users,
         epsilon,
         delta,
@@ -226,5 +339,10 @@ def simulate(
     )
     with simulating.shown(quiet=as_json) as watch:
         fields = simulating.simulate(job, watch)
-    emit(json.dumps(fields, allow_nan=False) if as_json else aligned(simulated_lines(fields)))
+    if as_json:
+        emit_json(fields)
+    else:
+        emit(aligned(simulated_lines(fields)))
+    if fields["stopped"] == "interrupted":
+        return say("interrupted: this is what was reached", INTERRUPTED)
     return 0 if fields["epsilon"] is not None else say(f"{method} gives no guarantee", FAILED)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from farthing import tablefile
 from farthing.crowd.messages import Signer
 from farthing.errors import InvalidValue
 from farthing.guard.keeper import Guard
@@ -20,9 +21,7 @@ from farthing.tables import Table
 def records_of(policy: Policy) -> Table:
     """The party's records, with as many features as the policy says."""
     if policy.schema is not None:
-        from farthing import training  # slow to import, and not needed for arrays
-
-        X, y = training.read(str(policy.records), training.schema_of(policy.schema, None))
+        X, y = tablefile.read(str(policy.records), tablefile.schema_of(policy.schema, None))
     else:
         X, y = _arrays(policy.records)
     if X.ndim != 2 or X.shape[1] != policy.limits.width:

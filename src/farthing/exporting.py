@@ -1,0 +1,79 @@
+"""A trained model as others read it: skops and ONNX files of a scikit-learn pipeline, from raw columns on.
+
+Scaling and vocabularies come from the public schema, the weights from the training: nothing in a file was
+learnt outside the budget. Neither format runs code when it is read.
+"""
+
+from typing import Any
+
+import numpy as np
+from sklearn.compose import ColumnTransformer
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import MinMaxScaler, OneHotEncoder
+
+from farthing.data import Categorical, Numeric, Schema
+from farthing.errors import Unsupported
+
+FORMATS = ("skops", "onnx")
+
+
+def exported(form: str, schema: Schema, model: Any) -> bytes:
+    """``model``, a fitted linear one of scikit-learn, behind the schema's encoding, as a file's content."""
+    whole = pipeline(schema, model)
+    return _skops(whole) if form == "skops" else _onnx(whole, schema)
+
+
+def pipeline(schema: Schema, model: Any) -> Pipeline:
+    """From a table with the schema's columns (a data frame) to labels or numbers."""
+    encoders = [(column.name, _encoder(column), [place]) for place, column in enumerate(schema.columns)]
+    names = np.array([column.name for column in schema.columns], dtype=object)
+    encode = ColumnTransformer([(f"column {place}", *rest) for place, (_, *rest) in enumerate(encoders)])
+    # two rows of declared values, so that scikit-learn counts as fitted what was never learnt
+    ends = [_ends(column) for column in schema.columns]
+    encode.fit(np.array([[end[row] for end in ends] for row in range(2)], dtype=object))
+    encode.feature_names_in_ = names
+    for place, (_, encoder, _) in enumerate(encode.transformers_):
+        encoder.feature_names_in_ = names[place : place + 1]
+    if isinstance(schema.target, Categorical):
+        model.classes_ = np.array(schema.target.values)
+    return Pipeline([("encode", encode), ("model", model)])
+
+
+def _encoder(column: Numeric | Categorical) -> Any:
+    if isinstance(column, Numeric):
+        return MinMaxScaler(clip=True)
+    return OneHotEncoder(categories=[np.array(column.values)], handle_unknown="ignore", sparse_output=False)
+
+
+def _ends(column: Numeric | Categorical) -> tuple[Any, Any]:
+    if isinstance(column, Numeric):
+        return float(column.low), float(column.high)
+    return column.values[0], column.values[-1]
+
+
+def _skops(whole: Pipeline) -> bytes:
+    try:
+        from skops import io
+    except ImportError:
+        raise _missing("skops") from None
+    content: bytes = io.dumps(whole)
+    return content
+
+
+def _onnx(whole: Pipeline, schema: Schema) -> bytes:
+    try:
+        from skl2onnx import to_onnx
+        from skl2onnx.common.data_types import FloatTensorType, StringTensorType
+    except ImportError:
+        raise _missing("onnx") from None
+    kinds = {Numeric: FloatTensorType, Categorical: StringTensorType}
+    inputs = [(column.name, kinds[type(column)]([None, 1])) for column in schema.columns]
+    # a table of scores, one column a class, rather than a list of dictionaries
+    options = {id(whole[-1]): {"zipmap": False} if isinstance(whole[-1], LogisticRegression) else {}}
+    content: bytes = to_onnx(whole, initial_types=inputs, options=options).SerializeToString()
+    return content
+
+
+def _missing(form: str) -> Unsupported:
+    return Unsupported(f"--format {form} needs a package that is missing: pip install 'farthing[export]'")
