@@ -90,6 +90,7 @@ def write(
         writer = csv.DictWriter(file, keys, lineterminator="\n")
         writer.writeheader()
         writer.writerows({key: _shown(value) for key, value in row.items()} for row in rows)
+    rows = read(written[0])  # so that files made now and files made anew are the same
     parts = [f"# {title}", f"`python -m experiments {name}{' --small' if small else ''}`"]
     if importlib.util.find_spec("matplotlib"):
         parts.append(f"![{title}]({name}.svg)")

@@ -142,7 +142,8 @@ def draw(rows: list[Row]) -> Any:
     level(left, CLAIMED, "claimed")
     left.set(yscale="log", xlabel="records n", ylabel="ε that holds", title="SGD1")
     ticks(left, [n for n in values(one, "n") if n != 132])
-    left.legend(frameon=False, loc="center left")
+    left.set_ylim(0.03, 4.0)
+    left.legend(frameon=False, loc="upper left", ncols=2)
     epsilons = values([row for row in rows if row["claim"] == "accuracy"], "claimed")
     for place, method in enumerate((RECIPE, EXACT)):
         heights = [accuracy(rows, method, epsilon) for epsilon in epsilons]
