@@ -91,14 +91,14 @@ def test_the_model_file_holds_numbers_and_texts_only(job: Job) -> None:
         privacy = json.loads(str(file["privacy"]))
     assert privacy == json.loads((job.out / "privacy.json").read_text())
     assert privacy["epsilon"] == 200.0
-    assert sorted(path.name for path in job.out.iterdir()) == ["model.npz", "privacy.json"]
+    assert sorted(path.name for path in job.out.iterdir()) == ["model.npz", "privacy.json", "report.html"]
 
 
 def test_what_is_told(job: Job) -> None:
     told = train(job)
     assert list(told) == [
         *("epsilon", "delta", "adjacency", "unit", "observer", "accountant", "theorem", "note"),
-        *("method", "steps", "records", "features", "partial", "spent", "ledger", "model"),
+        *("method", "steps", "records", "features", "partial", "spent", "ledger", "model", "report"),
     ]
     assert (told["records"], told["features"], told["ledger"]) == (600, 3, None)
     assert "taken as public" in told["note"]

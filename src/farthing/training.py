@@ -36,6 +36,7 @@ from farthing.following import Followed, Watch
 from farthing.journal import Journal, Row
 from farthing.ledger import Ledger
 from farthing.modelfile import Model, check_writable, write
+from farthing.report import Score, Subject, page
 
 WITHOUT_PRIVACY = "computed on this table itself, without noise: the guarantee does not cover these figures"
 REHEARSED = "as on made-up rows: a method that adapts to its answers may choose otherwise"
@@ -83,6 +84,7 @@ def train(job: Job, follow: Follow = nullcontext) -> dict[str, Any]:
         check_writable(path, job.force, kept=(job.table, job.test, job.ledger))
     rehearse(job, len(X))
     with follow() as followed.watch, _spent(job, estimator, method, X, y) as ledger:
+        measured = None if test is None else {"table": job.test, **_measured(estimator, *test)}
         told = {
             **asdict(estimator.privacy_),
             "method": job.method,
@@ -98,9 +100,10 @@ def train(job: Job, follow: Follow = nullcontext) -> dict[str, Any]:
         model = Model(job.schema, np.atleast_2d(estimator.coef_), np.atleast_1d(estimator.intercept_))
         write(files["model"], model.to_bytes(privacy))
         write(files["privacy"], (privacy + "\n").encode())
+        write(files["report"], _reported(job, estimator, ledger, told, measured).encode())
         for form in job.formats:
             write(files[form], exporting.exported(form, job.schema, estimator.to_sklearn()))
-    return told if test is None else {**told, "test": {"table": job.test, **_measured(estimator, *test)}}
+    return told if measured is None else {**told, "test": measured}
 
 
 def rehearse(job: Job, records: int) -> dict[str, Any]:
@@ -214,6 +217,36 @@ def _charged(followed: Followed, ledger: Ledger) -> dict[str, Any]:
     return {"epsilon": spent.epsilon, "delta": spent.delta, "note": spent.note}
 
 
+def _reported(
+    job: Job, estimator: Estimator, ledger: Ledger, told: dict[str, Any], measured: dict[str, Any] | None
+) -> str:
+    """The page that tells of this training."""
+    scores, released, measure = list[Score](), list[str](), "accuracy"
+    if measured is not None:
+        measure = "rmse" if "rmse" in measured else measure
+        baseline = "guessing" if measure == "accuracy" else "rmse of the mean"
+        released = [f"{measure} on {measured['table']}, {WITHOUT_PRIVACY}"]
+        scores = [
+            Score(label=job.method, epsilon=estimator.privacy_.epsilon, value=measured[measure]),
+            Score(label=baseline, epsilon=None, value=measured[baseline]),
+        ]
+    subject = Subject.of(
+        ledger,
+        title=f"{job.schema.target.name} of {Path(job.table).name}",
+        method=job.method,
+        steps=told["steps"],
+        guarantee=estimator.privacy_,
+        history=estimator.history_,
+        records=told["records"],
+        features=told["features"],
+        scores=scores,
+        measure=measure,
+        released=released,
+        partial=told["partial"],
+    )
+    return page(subject)
+
+
 def _spending(estimator: Estimator, ledger: Ledger, job: Job) -> Estimator:
     """The estimator with a ledger to take ε and δ from; all of it where that is meant and none is spent."""
     if ledger.budget.unit is not Unit.RECORD:
@@ -255,6 +288,6 @@ def _files(job: Job) -> dict[str, Path]:
         folder, model, other = job.out.parent, job.out.stem, f"{job.out.stem}."
     else:
         folder, model, other = job.out, "model", ""
-    files = {"model": f"{model}.npz", "privacy": f"{other}privacy.json"}
+    files = {"model": f"{model}.npz", "privacy": f"{other}privacy.json", "report": f"{other}report.html"}
     files |= {form: f"{model}.{form}" for form in job.formats}
     return {kind: folder / name for kind, name in files.items()}

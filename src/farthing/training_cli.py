@@ -131,13 +131,15 @@ def train(
         tuple(formats or ()),
     )
     if dry_run:
-        fields = training.rehearse(job, records or tablefile.count(table, known))
+        fields = training.rehearse(job, tablefile.count(table, known))
     else:
         fields = training.train(job, partial(_followed, quiet=as_json))
     if as_json:
         emit_json(fields)
+    elif dry_run:
+        emit(aligned(rehearsed_lines(fields)))
     else:
-        print(aligned((rehearsed_lines if dry_run else trained_lines)(fields)), file=sys.stderr)
+        print(aligned(trained_lines(fields)), file=sys.stderr)
     if fields.get("partial"):
         return say("interrupted: the model is that of the last step", INTERRUPTED)
     return 0
