@@ -45,7 +45,7 @@ LAYERS = [
     "audit.methods",
     "audit.laws audit.prices audit.charges audit.contributions audit.adapters",
     "report.words report.scales report.drawing report.subject report.spending report.statement",
-    "report.pictures report.table report.style report.document",
+    "report.pictures report.table report.style report.document report.reading",
     "progress csvfile parquetfile tablefile drafting modelfile exporting following training",
     "crowd.messages crowd.forms crowd.transport crowd.post crowd.shamir crowd.secagg crowd.sessions",
     "crowd.members crowd.checkpoint crowd.coordinator",
@@ -56,7 +56,7 @@ LAYERS = [
     "crowd.bridge crowd.flower_control crowd.superlink crowd.flower crowd.flower_link crowd.flower_node",
     "serving joining",
     "demo reporting options",
-    "training_cli accounting_cli books_cli auditing_cli deploying_cli cli demo_parties",
+    "training_cli accounting_cli books_cli auditing_cli deploying_cli report_cli cli demo_parties",
 ]
 ORDER = [name for layer in LAYERS for name in layer.split()]
 

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 import farthing
-from farthing import accounting_cli, auditing_cli, books_cli, deploying_cli, training_cli
+from farthing import accounting_cli, auditing_cli, books_cli, deploying_cli, report_cli, training_cli
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.options import FAILED, INTERRUPTED, SPENT, WRONG, Command, say
 
@@ -40,6 +40,7 @@ for _command in (
     deploying_cli.serve,
     deploying_cli.join,
     auditing_cli.audit,
+    report_cli.report,
     accounting_cli.account,
     accounting_cli.calibrate,
 ):

@@ -189,7 +189,8 @@ def _ledger(subject: Subject) -> str:
     return (
         "<h2>The ledger</h2><p class='lead'>"
         f"{len(subject.rows):,} rows. Each carries the hash of the one before it, so that none can be "
-        "changed or taken out unnoticed; a charge is on disk before its answer is computed.</p>"
+        "changed or taken out unnoticed; a charge is on disk before its answer is computed. "
+        f"{escape(subject.verified, 600)}</p>"
         f"{table(subject.rows)}<p>Newest hash: <code>{escape(last.hash)}</code></p>"
     )
 

@@ -11,7 +11,7 @@ from farthing.report.words import escape, plain
 
 WIDTH, HEIGHT = 460, 290
 _TOP, _RIGHT, _BOTTOM = 30, 16, 46
-_LETTER = 7.0  # the width of a letter at 12.5 pixels, a little more than it is
+_LETTER = 8.0  # the width of a letter in wide fonts and at the size that a phone shows
 COLOURS = 6  # series that can be told apart
 
 
@@ -23,6 +23,12 @@ def place(value: float) -> str:
 def text(x: float, y: float, said: str, *, anchor: str = "start", kind: str = "tick", most: int = 80) -> str:
     at = f'x="{place(x)}" y="{place(y)}"'
     return f'<text {at} class="{kind}" text-anchor="{anchor}">{escape(said, most)}</text>'
+
+
+def heading(y: float, left: str, right: str) -> str:
+    """A name and a figure on one line; the name is cut where they would touch."""
+    room = int((WIDTH - 12) / _LETTER) - len(plain(right)) - 2
+    return text(4, y, left, kind="name", most=max(room, 8)) + text(WIDTH - 8, y, right, anchor="end")
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from farthing.report import drawing, spending
 from farthing.report.drawing import COLOURS, WIDTH, Frame, frame
 from farthing.report.scales import Scale, around
-from farthing.report.statement import upwards
+from farthing.report.statement import downwards, upwards
 from farthing.report.subject import Crowd, Score, Subject, Users
 from farthing.report.words import escape, noise_of, number, percent, plain
 
@@ -197,9 +197,7 @@ def remaining(crowd: Crowd) -> Picture | None:
     for group in merged:
         left = group.rounds - group.done
         name = f"ε {number(group.epsilon)} · {group.users:,} {'user' if group.users == 1 else 'users'}"
-        parts.append(drawing.text(4, y + 10, name, kind="name"))
-        what = f"{left:,} of {group.rounds:,} rounds left"
-        parts.append(drawing.text(WIDTH - 8, y + 10, what, anchor="end"))
+        parts.append(drawing.heading(y + 10, name, f"{left:,} of {group.rounds:,} rounds left"))
         parts.append(drawing.rectangle(4, y + 17, along(group.rounds) - 4, 12, "whole", 3))
         parts.append(drawing.rectangle(4, y + 17, along(group.done) - 4, 12, "bar c0", 3))
         y += 44
@@ -315,11 +313,10 @@ def audited(subject: Subject) -> Picture | None:
     most = 1.08 * max([*bounds, *(v.claim.epsilon for _, v in found)])
     along, parts, y = Scale(0, most, 4, WIDTH - 8), list[str](), 8.0
     for name, verdict in found:
-        what = f"{plain(name, 24)} · {plain(verdict.attack, 34)}"
-        parts.append(drawing.text(4, y + 10, what, kind="name"))
         low = min(verdict.eps_lower, most)
-        said = "unbounded" if not math.isfinite(verdict.eps_lower) else f"≥ {number(low, 3)}"
-        parts.append(drawing.text(WIDTH - 8, y + 10, said, anchor="end"))
+        shown = "unbounded" if not math.isfinite(verdict.eps_lower) else f"≥ {downwards(low)}"
+        said = f"{shown} of {number(verdict.claim.epsilon, 3)}"
+        parts.append(drawing.heading(y + 10, f"{plain(name, 24)} · {verdict.attack}", said))
         claim = along(verdict.claim.epsilon)
         parts.append(drawing.rectangle(4, y + 19, claim - 4, 8, "whole", 2))
         parts.append(

@@ -16,6 +16,7 @@ from farthing.report.subject import Charge, Subject
 Points = list[tuple[float, float]]
 
 _POINTS = 32  # of either picture: enough to see the shape, quick enough not to be noticed
+_FEW = 64  # answers up to which each has a point of its own
 _TIGHT = "pld"
 
 
@@ -26,7 +27,8 @@ def spent(subject: Subject) -> Points:
         return []
     price = _tight(subject) if _promised(subject) else _filtered(subject)
     points = [(0.0, 0.0)]
-    for answers in sorted({math.ceil(total * step / _POINTS) for step in range(1, _POINTS + 1)}):
+    count = total if total <= _FEW else _POINTS
+    for answers in sorted({math.ceil(total * step / count) for step in range(1, count + 1)}):
         epsilon = price(_first(subject.charges, answers))
         points.append((float(answers), max(points[-1][1], min(epsilon, subject.guarantee.epsilon))))
     return points

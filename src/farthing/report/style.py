@@ -41,9 +41,9 @@ border-top:1px solid var(--line);counter-increment:item}
 .statement p{max-width:44rem;overflow-wrap:anywhere}
 .mark{display:inline-block;margin-right:.5rem;padding:0 .55rem;border-radius:1rem;font-size:.8rem;
 font-weight:600;border:1px solid}
-.figures{display:grid;grid-template-columns:repeat(2,minmax(0,1fr));gap:1.2rem;margin-top:1rem}
-figure{margin:0;padding:1.1rem 1.2rem;background:var(--card);border:1px solid var(--line);
-border-radius:.6rem;min-width:0}
+.figures{columns:2;column-gap:1.2rem;margin-top:1rem}
+figure{margin:0 0 1.2rem;break-inside:avoid;padding:1.1rem 1.2rem;background:var(--card);
+border:1px solid var(--line);border-radius:.6rem;min-width:0}
 figcaption p{color:var(--soft);font-size:.9rem;line-height:1.45;margin:0 0 .6rem;overflow-wrap:anywhere}
 figure>svg{display:block;width:100%;height:auto}
 svg text{font-size:12.5px;font-variant-numeric:tabular-nums}
@@ -76,19 +76,21 @@ code{font:.95em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wr
 tr.broken td{color:var(--bad);font-weight:600}
 .audit h2{margin-top:0;font-size:1rem}
 footer{margin-top:3rem;padding-bottom:3rem;color:var(--soft);font-size:.85rem;overflow-wrap:anywhere}
-@media(max-width:56rem){.figures{grid-template-columns:minmax(0,1fr)}figure{max-width:40rem}
+@media(max-width:56rem){.figures{columns:1}figure{max-width:40rem}
 .statement>li{grid-template-columns:minmax(0,1fr)}}
 @media(max-width:30rem){main,header,footer{padding:0 .9rem}header{padding-top:1.4rem}h1{font-size:1.5rem}
 .tiles{grid-template-columns:repeat(2,minmax(0,1fr));gap:.6rem}.statement>li{padding:.8rem .9rem}
-figure{padding:.9rem .8rem}svg text{font-size:14px}}
+figure{padding:.9rem .8rem}svg text{font-size:14px}
+.ledger td:nth-child(2),.ledger th:nth-child(2){display:none}th,td{padding:.4rem .6rem}}
 @media print{:root{color-scheme:light;--paper:#fff;--card:#fff;--ink:#000;--soft:#444;--line:#bbb;
 --faint:#eee;--c0:#1f5fbf;--c1:#a34a00;--c2:#0a6e68;--c3:#7a3e9d;--c4:#8c6d00;--c5:#a1286a;--good:#17663c;
 --goodback:#fff;--care:#7a4d00;--careback:#fff;--bad:#a3190f;--badback:#fff}
-@page{margin:16mm 14mm}body{font-size:10pt}main,header,footer{max-width:none;padding:0}header{padding:0}
+@page{margin:16mm 14mm}html{font-size:13px}main,header,footer{max-width:none;padding:0}header{padding:0}
 h2{margin-top:1.6rem;break-after:avoid}h3{break-after:avoid}
 figure,.statement>li,.tile,.banner,tr{break-inside:avoid}
-.figures{grid-template-columns:repeat(2,minmax(0,1fr));gap:.6rem}figure details{display:none}
-.statement>li{grid-template-columns:11rem minmax(0,1fr);padding:.5rem .8rem}.scroll{overflow:visible}
+.figures{columns:2;column-gap:.6rem}figure{margin-bottom:.6rem}figure details{display:none}
+.statement>li{display:block;padding:.5rem .8rem}.statement h3{float:left;width:11rem}
+.statement>li>div{margin-left:12rem}.scroll{overflow:visible}
 .tiles{grid-template-columns:repeat(4,minmax(0,1fr))}
 .bar,.dot,.whole,.area,.bad{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 """

@@ -97,6 +97,7 @@ class Subject:
     partial: bool = False
     crowd: Crowd | None = None
     audit: tuple[tuple[str, "Verdict"], ...] = ()
+    verified: str = ""  # what an independent check of the ledger found
 
     @property
     def guaranteed(self) -> bool:
@@ -133,6 +134,7 @@ class Subject:
         partial: bool = False,
         crowd: Crowd | None = None,
         audit: Sequence[tuple[str, "Verdict"]] = (),
+        verified: str = "",
     ) -> "Subject":
         """A run that spent from ``ledger``: its ``guarantee`` (the ledger's, if left out) and its steps.
 
@@ -176,6 +178,7 @@ class Subject:
             partial=partial,
             crowd=crowd,
             audit=tuple(audit),
+            verified=verified,
         )
 
 
