@@ -78,10 +78,12 @@ def measure(small: bool) -> list[Row]:
             for kind, ends in (("noisy", noisy[-1]), ("no noise", exact[-1])):
                 row[f"{kind} end"] = float(np.linalg.norm(ends - GOAL, axis=1).mean())
             rows.append(row)
-            typical = int(np.argsort(distances)[len(distances) // 2])
-            for kind, path in (("noisy", noisy[:, typical]), ("no noise", exact[:, 0])):
-                place: Row = {"what": "path", "method": method, "rate": rate, "kind": kind}
-                rows += [{**place, "step": t, "x": float(x), "y": float(y)} for t, (x, y) in enumerate(path)]
+        rate = _best(rows, method)
+        noisy, exact = paths(method, rate, NOISE, 20 if small else PATHS), paths(method, rate, 0.0, 1)
+        typical = np.argsort(np.linalg.norm(noisy - exact, axis=2).mean(axis=0))[noisy.shape[1] // 2]
+        for kind, path in (("noisy", noisy[:, typical]), ("no noise", exact[:, 0])):
+            place: Row = {"what": "path", "method": method, "rate": rate, "kind": kind}
+            rows += [{**place, "step": t, "x": float(x), "y": float(y)} for t, (x, y) in enumerate(path)]
     random = np.random.default_rng(seed("cosine"))
     answer = np.array([10.0, 5.0])
     for deviations in COSINES:
@@ -120,17 +122,16 @@ def draw(rows: list[Row]) -> Any:
     lines = [row for row in rows if row["what"] == "path"]
     methods = values(lines, "method")
     figure, (grid,) = canvas(1, len(methods), width=2.9, height=3.0)
-    x, y = np.meshgrid(np.linspace(0, 4, 120), np.linspace(-1, 2, 120))
+    x, y = np.meshgrid(np.linspace(0, 4, 40), np.linspace(-1, 2, 40))
     height = sum((c - x + x * y**p) ** 2 for p, c in enumerate((1.5, 2.25, 2.625), start=1))
     for axes, method in zip(grid, methods, strict=True):
-        axes.contour(x, y, np.log1p(height), levels=14, colors="#cccccc", linewidths=0.5)
+        axes.contour(x, y, np.log1p(height), levels=8, colors="#cccccc", linewidths=0.5)
         for kind, colour in (("noisy", COLOURS[1]), ("no noise", COLOURS[0])):
-            rate = _best(rows, method)
-            mine = [row for row in lines if (row["method"], row["kind"], row["rate"]) == (method, kind, rate)]
+            mine = [row for row in lines if row["method"] == method and row["kind"] == kind]
             axes.plot([row["x"] for row in mine], [row["y"] for row in mine], color=colour, label=kind)
         axes.plot(*GOAL, "*", color=COLOURS[2], markersize=9, label="minimum", linestyle="none")
-        cross = " (no guarantee)" if method.startswith("published") else ""
-        axes.set(title=f"{method}{cross}, rate {rate:g}", xlim=(0, 4), ylim=(-1, 2), xlabel="x")
+        cross = " ✗" if method.startswith("published") else ""
+        axes.set(title=f"{method}{cross}, rate {mine[0]['rate']:g}", xlim=(0, 4), ylim=(-1, 2), xlabel="x")
     grid[0].set(ylabel="y")
     legend(figure, grid[0], 3)
     return figure

@@ -4,6 +4,8 @@ A `Problem` is what a network is given: MNIST's rows of norm 1, of which DpPCA k
 two frozen convolutions make of CIFAR-10's images. AdaDP's authors trained these convolutions on CIFAR-100;
 here they are random filters, as nothing is pre-trained, so that accuracies lie below theirs.
 
+`Images` are the pictures themselves, for `features` to make scattering features of.
+
 A run of a network takes minutes. Where the environment variable FARTHING_KEEP names a folder, finished runs
 are kept there (`kept`): an experiment that was stopped goes on, and two that share runs make them once.
 """
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 
 from experiments.frame import seed
 from farthing.data import find
+from farthing.torch.scattering import Scattering
 
 CONVOLUTIONS = 64
 LENGTH = 8.0  # what rows are stretched to before a network sees them
@@ -48,13 +51,63 @@ class Problem:
         return nn.Sequential(*layers[:-1])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Images:
+    """Pictures (n, 28, 28) or (n, 3, 32, 32) in [0, 1], or what was made of them, and their labels."""
+
+    name: str
+    x: Tensor
+    labels: Tensor
+    test: Tensor
+    answers: Tensor
+
+
+def digits(small: bool) -> Images:
+    """MNIST as pictures."""
+    return Images("MNIST", *(_tensor(part) for part in (_made_up((16, 16), 400) if small else _mnist())))
+
+
+def colours(small: bool) -> Images:
+    """CIFAR-10 as pictures."""
+    parts = _made_up((3, 16, 16), 400) if small else _cifar10()
+    return Images("CIFAR-10", *(_tensor(part) for part in parts))
+
+
+@torch.no_grad()
+def features(images: Images, form: Callable[[Tensor], Tensor]) -> Images:
+    """Scattering features of every picture, in half precision; on a GPU where there is one."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    scattering = Scattering((images.x.shape[-2], images.x.shape[-1])).to(device)
+    size = 1000 if device.type == "cuda" else 32
+    x, test = (
+        torch.cat([form(scattering(_light(part.to(device)))).half() for part in whole.split(size)])
+        for whole in (images.x, images.test)
+    )
+    return Images(images.name, x, images.labels.to(device), test, images.answers.to(device))
+
+
+def _light(pictures: Tensor) -> Tensor:
+    return pictures.float() / 255 if pictures.dtype == torch.uint8 else pictures.float()
+
+
+def _tensor(part: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(part if part.ndim > 1 else part.astype(np.int64)))
+
+
+def _mnist() -> tuple[NDArray[Any], ...]:
+    with np.load(_path("mnist.npz")) as data:
+        return tuple(data[key] for key in ("X_train", "y_train", "X_test", "y_test"))
+
+
+def _cifar10() -> tuple[NDArray[Any], ...]:
+    parts = [_shard(_path(f"cifar10/train_{i}.npz")) for i in range(1, 6)]
+    x, y = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return x, y, *_shard(_path("cifar10/test.npz"))
+
+
 def mnist(small: bool) -> Problem:
     """60 dimensions and 1,000 units (6 and 16 in small mode)."""
-    if small:
-        x, y, test, answers = _made_up(64)
-    else:
-        with np.load(_path("mnist.npz")) as data:
-            x, y, test, answers = (data[key] for key in ("X_train", "y_train", "X_test", "y_test"))
+    x, y, test, answers = _made_up((64,)) if small else _mnist()
     rows, held = (_unit(part.reshape(len(part), -1).astype(np.float64)) for part in (x, test))
     kept = 6 if small else 60
     labels = (torch.from_numpy(part.astype(np.int64)) for part in (y, answers))
@@ -63,14 +116,10 @@ def mnist(small: bool) -> Problem:
 
 def cifar10(small: bool) -> Problem:
     """4,096 outputs of the convolutions, 384 and 192 units (64, 16 and 12 in small mode)."""
-    if small:
-        x, y, test, answers = _made_up(64)
-        rows, held = _unit(x), _unit(test)
-    else:
-        parts = [_shard(_path(f"cifar10/train_{i}.npz")) for i in range(1, 6)]
-        x, y = (np.concatenate(part) for part in zip(*parts, strict=True))
-        test, answers = _shard(_path("cifar10/test.npz"))
-        rows, held = (_unit(_convolved(part, name)) for part, name in ((x, "train"), (test, "test")))
+    x, y, test, answers = _made_up((64,)) if small else _cifar10()
+    if not small:
+        x, test = _convolved(x, "train"), _convolved(test, "test")
+    rows, held = _unit(x), _unit(test)
     labels = (torch.from_numpy(part.astype(np.int64)) for part in (y, answers))
     widths = (rows.shape[1], *((16, 12) if small else (384, 192)), 10)
     return Problem("CIFAR-10", LENGTH * rows, next(labels), LENGTH * held, next(labels), widths, None)
@@ -130,10 +179,10 @@ def _unit(rows: NDArray[Any]) -> NDArray[Any]:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)
 
 
-def _made_up(width: int) -> tuple[NDArray[Any], ...]:
-    """2,000 and 500 pictures of ten kinds."""
+def _made_up(shape: tuple[int, ...], count: int = 2000) -> tuple[NDArray[Any], ...]:
+    """``count`` pictures of ten kinds to learn from, and a quarter as many to test on."""
     random = np.random.default_rng(0)
-    kinds = random.random((10, width))
-    labels = random.integers(10, size=2500)
-    pictures = kinds[labels] + 0.3 * random.normal(size=(2500, width))
-    return pictures[:2000], labels[:2000], pictures[2000:], labels[2000:]
+    kinds = random.random((10, *shape))
+    labels = random.integers(10, size=count + count // 4)
+    pictures = kinds[labels] + 0.3 * random.normal(size=(len(labels), *shape))
+    return pictures[:count], labels[:count], pictures[count:], labels[count:]
