@@ -29,15 +29,16 @@ def page(subject: Subject) -> str:
         _banner(subject),
         _tiles(subject),
         "<h2>Privacy statement</h2>",
-        "<p class='lead'>Ten questions that decide what a guarantee is worth, in the order of "
-        "NIST SP 800-226.</p>",
+        _intended(subject),
         _statement(statement(subject)),
         *([_crowd(subject.crowd)] if subject.crowd is not None else []),
         *(["<h2>Pictures</h2>", _figures(drawn)] if drawn else []),
         _audit(subject),
         _ledger(subject),
     ]
-    return _document(subject.title, _lead(subject), "".join(parts), _foot(subject))
+    return _document(
+        subject.title, _lead(subject), "".join(parts), _foot(subject), void=not subject.guaranteed
+    )
 
 
 def broken(title: str, reason: str) -> str:
@@ -48,18 +49,20 @@ def broken(title: str, reason: str) -> str:
         "<p>Nothing that it says can be relied on, so that this report says nothing of what was spent. Keep "
         "its files for inquiry, and count its whole budget as spent.</p>"
     )
-    return _document(title, "A ledger that failed its check", said, "")
+    return _document(title, "A ledger that failed its check", said, "", void=True)
 
 
-def _document(title: str, lead: str, body: str, foot: str) -> str:
-    name = escape(title, 120)
+def _document(title: str, lead: str, body: str, foot: str, *, void: bool) -> str:
+    """``void`` where nothing is guaranteed: the whole page looks so, also in a list of tabs."""
+    name, over = escape(title, 120), "No privacy guarantee" if void else "Privacy report"
+    kind = " class='void'" if void else ""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY, 1000)}"/>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
         '<meta name="color-scheme" content="light dark"/>'
-        f"<title>Privacy report · {name}</title><style>{STYLE}</style></head><body>"
-        f"<header><p class='over'>Privacy report</p><h1><bdi>{name}</bdi></h1>"
+        f"<title>{over} · {name}</title><style>{STYLE}</style></head>"
+        f"<body{kind}><header><p class='over'>{over}</p><h1><bdi>{name}</bdi></h1>"
         f"<p class='lead'>{lead}</p></header>"
         f"<main>{body}</main><footer>{foot}<p>Made by farthing {escape(farthing.__version__)}.</p></footer>"
         "</body></html>\n"
@@ -67,7 +70,8 @@ def _document(title: str, lead: str, body: str, foot: str) -> str:
 
 
 def _lead(subject: Subject) -> str:
-    facts = [f"Method {subject.method}", f"{subject.steps:,} {'step' if subject.steps == 1 else 'steps'}"]
+    facts = [f"Method {subject.method}"] if subject.method else []
+    facts.append(f"{subject.steps:,} {'step' if subject.steps == 1 else 'steps'}")
     if subject.records is not None:
         facts.append(f"{subject.records:,} records")
     if subject.features is not None:
@@ -81,9 +85,10 @@ def _banner(subject: Subject) -> str:
         why = (
             "An audit refuted what was claimed. Do not release this model as private."
             if subject.refuted
-            else f"{said.note or 'Nothing is promised: epsilon is infinite'}. Do not release this model as "
+            else f"{said.note or 'nothing is promised: epsilon is infinite'}. Do not release this model as "
             "private."
         )
+        why = why[0].upper() + why[1:]
         return _box(Tone.ALARM, "NO PRIVACY GUARANTEE", why)
     size = f"({upwards(said.epsilon)}, {number(said.delta)})-differential privacy"
     whom = f"{said.adjacency}, per {said.unit}, against {said.observer}"
@@ -127,6 +132,15 @@ def _statement(items: Iterable[Item]) -> str:
             f"{meaning}</div></li>"
         )
     return f"<ol class='statement'>{''.join(parts)}</ol>"
+
+
+def _intended(subject: Subject) -> str:
+    if not subject.guaranteed:
+        return "<p class='mark alarm'>None of this holds. It is what would have been claimed.</p>"
+    return (
+        "<p class='lead'>Ten questions that decide what a guarantee is worth, in the order of "
+        "NIST SP 800-226.</p>"
+    )
 
 
 def _raised(text: str) -> str:

@@ -25,7 +25,7 @@ T = TypeVar("T")
 class Told:
     """What a ``privacy.json`` adds to what the ledger says."""
 
-    method: str = "not told"
+    method: str = ""
     steps: int | None = None
     records: int | None = None
     features: int | None = None

@@ -312,7 +312,7 @@ def _tuning(subject: Subject) -> Item:
 def _audit(subject: Subject) -> Item:
     name = "Audit"
     if not subject.audit:
-        return Item(name, "Not run", ("The guarantee rests on the theorem above, and no attack was tried.",))
+        return Item(name, "Not run", ("No attack was tried: what is claimed rests on the theorem above.",))
     broken = [what for what, verdict in subject.audit if verdict.broken]
     if broken:
         names = ", ".join(dict.fromkeys(plain(what, 60) for what in broken))

@@ -25,6 +25,7 @@ p{margin:.3rem 0}
 .alarm{color:var(--bad);background:var(--badback)}
 .banner.alarm{border-width:3px;border-left-width:1rem}.banner.alarm strong{font-size:1.5rem}
 .banner p{color:var(--ink)}
+.void{border-top:1rem solid var(--bad)}.void .over{color:var(--bad);font-weight:700}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(9.5rem,1fr));gap:.8rem;margin:1.2rem 0 0}
 .tile{margin:0;padding:.7rem .9rem;background:var(--card);border:1px solid var(--line);border-radius:.6rem;
 min-width:0}
