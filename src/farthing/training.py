@@ -36,7 +36,8 @@ from farthing.following import Followed, Watch
 from farthing.journal import Journal, Row
 from farthing.ledger import Ledger
 from farthing.modelfile import Model, check_writable, write
-from farthing.report import Score, Subject, page
+from farthing.report.document import page
+from farthing.report.subject import Score, Subject
 
 WITHOUT_PRIVACY = "computed on this table itself, without noise: the guarantee does not cover these figures"
 REHEARSED = "as on made-up rows: a method that adapts to its answers may choose otherwise"
