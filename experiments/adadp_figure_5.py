@@ -16,14 +16,14 @@ from experiments.frame import COLOURS, Grid, Row, canvas, values
 EPSILON = 0.5
 PANELS: dict[str, tuple[float, ...]] = {
     "learning rate": (0.0008, 0.002, 0.005, 0.02),
-    "factor": (0.6, 1.2, 2.0, 4.0),
+    "factor": (0.6, 1.2, 4.0),
     "clip": (1.0, 2.0, 4.0),
-    "noise": (4.0, 6.0, 8.0, 10.0),
+    "noise": (4.0, 8.0, 10.0),
     "lot": (400.0, 600.0, 1000.0),
 }
 METHODS = {
     "published AdaDP": ("learning rate", "factor", "noise", "lot"),
-    "AdaDP": ("learning rate", "clip", "noise"),
+    "AdaDP": ("learning rate", "clip"),
 }
 SAID = {
     "learning rate": "above 93 % from .0008 to .005",

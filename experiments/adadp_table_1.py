@@ -1,7 +1,7 @@
 """AdaDP, Table I: the ε that DP-SGD and AdaDP need for a given accuracy (Xu et al. 2020).
 
 MNIST: noise 3, 6 for DpPCA, lots of 600, clip 4, the paper's learning rates, 2,000 lots. CIFAR-10: noise 4,
-lots of 2,000, clip 3, 80 lots with the learning rates of `adadp_figure_3`. δ = 1e-4. An accuracy counts from
+lots of 2,000, clip 3, 60 lots with the learning rates of `adadp_figure_3`. δ = 1e-4. An accuracy counts from
 the first look at the test images that shows it, so that ε is a mean over runs of when that was; it is given
 as the paper counts (Theorem 1, DpPCA left out) and tightly with DpPCA.
 

@@ -308,6 +308,7 @@ def key(figure: Any, grid: Any, columns: int) -> None:
     found = dict[str, Any]()
     for axes in grid.flat:
         found.update(dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)))
+    columns = max(1, min(columns, int(figure.get_figwidth() / 2.2)))
     figure.legend(
         found.values(), found.keys(), loc="outside lower center", ncols=columns, fontsize=8, frameon=False
     )
