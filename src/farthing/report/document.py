@@ -7,6 +7,7 @@ in escaping could not run or fetch anything.
 import base64
 import hashlib
 from collections.abc import Iterable
+from dataclasses import replace
 
 import farthing
 from farthing.report import pictures
@@ -191,7 +192,11 @@ def _audit(subject: Subject) -> str:
         return ""
     from farthing.audit.verdict import section
 
-    said = section([(plain(name, 120), verdict) for name, verdict in subject.audit], title="Every attack")
+    seen = [
+        (plain(name, 120), replace(one, attack=plain(one.attack), assumption=plain(one.assumption)))
+        for name, one in subject.audit
+    ]
+    said = section(seen, title="Every attack")
     return (
         "<h2>Audit</h2><details><summary>"
         f"{len(subject.audit):,} attacks, one by one</summary><div class='scroll'>{said}</div></details>"

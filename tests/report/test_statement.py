@@ -1,0 +1,175 @@
+"""The privacy statement: every concern, in order, in words that are true."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+import farthing as ft
+from farthing.audit.verdict import Verdict
+from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
+from farthing.events import DrawnEvent, FixedSizeEvent, GaussianEvent
+from farthing.report import Subject
+from farthing.report.statement import Tone, downwards, guess, headline, statement, upwards
+from farthing.report.subject import Charge
+
+ORDER = [
+    "Who is protected",
+    "What is compared",
+    "How much can be learnt",
+    "Who is trusted, who may look",
+    "How the cost was added up",
+    "How records were drawn",
+    "Randomness and floating point",
+    "What else was released",
+    "Tuning",
+    "Audit",
+]
+
+
+def item(subject, name):
+    return next(one for one in statement(subject) if one.name == name)
+
+
+def said(subject, name):
+    one = item(subject, name)
+    return " ".join((one.value, *one.meaning))
+
+
+def test_every_concern_in_its_order(full):
+    assert [one.name for one in statement(full)] == ORDER
+    assert all(one.value and len(one.meaning) <= 6 for one in statement(full))
+
+
+def test_what_epsilon_means_for_one_person(full):
+    words = said(full, "How much can be learnt")
+    for text in ("ε = 1", "δ = 10⁻⁵", "e^ε = 2.72", "at most 73.1 %", "strong"):
+        assert text in words, text
+    assert "δ times the number of records is 0.33" in words
+    assert headline(full) == "ε = 1, δ = 10⁻⁵"
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "word", "tone"), [(0.5, "strong", "calm"), (4, "usual", "calm"), (20, "weak", "care")]
+)
+def test_large_budgets_are_called_what_they_are(full, epsilon, word, tone):
+    found = item(replace(full, guarantee=replace(full.guarantee, epsilon=epsilon)), ORDER[2])
+    assert word in " ".join(found.meaning)
+    assert found.tone == tone
+
+
+def test_a_delta_that_lets_a_record_out_is_warned_of(full):
+    found = item(replace(full, guarantee=replace(full.guarantee, delta=1e-3)), ORDER[2])
+    assert found.tone is Tone.CARE
+    assert "is 33." in " ".join(found.meaning)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 0.0), (1.0, 1e-5), (3.0, 0.01), (0.0001, 0.5)])
+def test_nobody_guesses_better_than_told(epsilon, delta):
+    """The worst pair of distributions: with δ it gives itself away, else it is randomised response."""
+    likely = (1 - delta) * math.exp(epsilon) / (1 + math.exp(epsilon))
+    P = [delta, likely, 1 - delta - likely, 0.0]
+    Q = P[::-1]
+    best = sum(max(p, q) for p, q in zip(P, Q, strict=True)) / 2
+    told = guess(Guarantee(epsilon, delta, Adjacency.ADD_REMOVE, Unit.RECORD, Observer.ANYONE, "pld"))
+    assert told == pytest.approx(best)
+
+
+@pytest.mark.parametrize("unit", list(Unit))
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize("observer", list(Observer))
+def test_unit_adjacency_and_observer_have_words_of_their_own(full, unit, adjacency, observer):
+    one = replace(full, guarantee=replace(full.guarantee, unit=unit, adjacency=adjacency, observer=observer))
+    words = [said(one, name) for name in (ORDER[0], ORDER[1], ORDER[3])]
+    assert "{" not in "".join(words)
+    others = replace(full, guarantee=replace(full.guarantee, unit="record", adjacency="add-remove"))
+    if unit is not Unit.RECORD:
+        assert words[0] != said(others, ORDER[0])
+    if adjacency is not Adjacency.ADD_REMOVE:
+        assert words[1] != said(others, ORDER[1])
+
+
+def test_the_accountant_names_its_theorem(full, planned):
+    assert "Smith & Thakurta 2022" in said(full, ORDER[4])
+    words = said(Subject.of(planned[0], title="t", method="m"), ORDER[4])
+    assert "60 answers were promised" in words
+    assert "Zhu, Dong & Wang 2022, Thm. 10" in words
+
+
+def test_the_sampler_is_the_one_that_ran(full, planned):
+    assert "Every record takes part" in said(full, ORDER[5])
+    assert "probability 0.1 (Poisson)" in said(Subject.of(planned[0], title="t", method="m"), ORDER[5])
+    fixed = Charge(FixedSizeEvent(5, 100, GaussianEvent(2.0)))
+    assert "Exactly 5 of 100" in said(replace(full, charges=(fixed,)), ORDER[5])
+    seen = Charge(DrawnEvent(0.2, GaussianEvent(2.0)))
+    words = said(replace(full, charges=(fixed, seen)), ORDER[5])
+    assert "Several ways" in words
+    assert "the draw may be seen" in words
+    assert "by lottery" in said(replace(full, sampler="by lottery"), ORDER[5])
+
+
+def test_sound_noise_is_said_to_be(full):
+    found = item(full, ORDER[6])
+    assert found.tone is Tone.CALM
+    assert "cryptographic" in found.value
+
+
+def test_float_noise_is_no_calm_matter():
+    subject = Subject.of(ft.Ledger(Budget(1.0, 1e-5), float_noise=True), title="t", method="m")
+    assert subject.floats
+    assert subject.guaranteed
+    assert item(subject, ORDER[6]).tone is Tone.CARE
+    assert "Mironov" not in said(subject, ORDER[7])
+
+
+def test_a_seed_is_shouted(seeded):
+    from farthing.journal import Journal
+
+    with Journal(seeded) as journal:
+        subject = Subject.of(journal, title="t", method="m")
+    assert headline(subject) == "No privacy guarantee"
+    for name in (ORDER[2], ORDER[6]):
+        assert item(subject, name).tone is Tone.ALARM
+    assert "SEEDED NOISE: no privacy at all" in said(subject, ORDER[6])
+
+
+def test_other_releases_and_tuning(full):
+    assert "test records" in said(full, ORDER[7])
+    assert item(full, ORDER[7]).tone is Tone.CARE
+    noted = replace(full, guarantee=replace(full.guarantee, note="the number of records is taken as public"))
+    assert "The number of records is taken as public." in said(noted, ORDER[7])
+    quiet = replace(full, released=(), tuning="")
+    assert "as far as this report knows" in said(quiet, ORDER[7])
+    assert item(quiet, ORDER[8]).tone is Tone.CARE
+    assert "Not included" in said(full, ORDER[8])
+
+
+def test_the_strongest_attack_is_told_rounded_down(full):
+    words = said(full, ORDER[9])
+    assert "at least 3.21 where 8 is claimed" in words
+    assert "no proof" in words
+    assert "Not run" in said(replace(full, audit=()), ORDER[9])
+
+
+def test_a_broken_claim_is_no_guarantee(full):
+    verdict = Verdict(math.inf, Budget(1.0, 1e-5), 100, 0.99, "a canary")
+    broken = replace(full, audit=(*full.audit, ("bad", verdict)))
+    assert not broken.guaranteed
+    assert item(broken, ORDER[9]).tone is Tone.ALARM
+    assert "BROKEN" in said(broken, ORDER[9])
+    assert item(broken, ORDER[2]).tone is Tone.ALARM
+
+
+def test_what_else_the_ledger_holds_is_told(full):
+    words = said(replace(full, budget=Budget(5.0, 1e-5), share=0.2, partial=True), ORDER[2])
+    assert "allows ε = 5" in words
+    assert "20 % of that is charged" in words
+    assert "interrupted" in words
+
+
+@pytest.mark.parametrize(
+    ("value", "up", "down"), [(0.99991, "1", "0.999"), (1.00001, "1.001", "1"), (2.5, "2.5", "2.5")]
+)
+def test_bounds_are_rounded_to_the_safe_side(value, up, down):
+    assert upwards(value) == up
+    assert downwards(value) == down
