@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from farthing.errors import InvalidValue
 
 _BLOCK = 2**13  # rows held as text at a time
+_LONGEST = 2**24  # characters of a line
 
 
 def header(path: str, column: str | None = None) -> list[str]:
@@ -67,7 +68,7 @@ def _opened(path: str) -> Iterator[Any]:
         with (gzip.open if path.endswith(".gz") else open)(
             path, "rt", encoding="utf-8-sig", newline=""
         ) as file:
-            yield csv.reader(file, skipinitialspace=True, strict=True)
+            yield csv.reader(_lines(file), skipinitialspace=True, strict=True)
     except UnicodeDecodeError:  # its own text shows a byte of the file
         raise InvalidValue(f"{path!r} is not a CSV table: it is not UTF-8 text") from None
     except csv.Error as error:
@@ -76,6 +77,14 @@ def _opened(path: str) -> Iterator[Any]:
         raise InvalidValue(f"{path!r} is not a whole gzip file") from None
     except OSError as error:
         raise InvalidValue(f"{path!r} cannot be read: {error.strerror or error}") from None
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    """One after the other; one without an end, such as a device may have, does not fill the memory."""
+    while line := file.readline(_LONGEST):
+        if len(line) == _LONGEST:
+            raise csv.Error(f"it has a line of more than {_LONGEST:,} characters")
+        yield line
 
 
 def _places(path: str, header: list[str], names: Iterable[str]) -> dict[str, int]:

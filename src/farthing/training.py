@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.metrics import roc_auc_score
 
 from farthing import exporting, tablefile, validate
+from farthing.accounting.filters import BasicFilter
 from farthing.algorithms.baselines import nonprivate
 from farthing.books import rule_of
 from farthing.budget import Adjacency, Budget, Unit
@@ -155,6 +156,8 @@ def _prepared(job: Job) -> tuple[Estimator, Method, Followed]:
     private = sorted(name for name, method in known.items() if method.algorithm is not nonprivate)
     if job.method not in private:  # a fit without privacy is a baseline, and for Python only
         raise InvalidValue(f"--method must be one of {private}, got {job.method!r}")
+    if job.delta == 0 and known[job.method].filter is not BasicFilter:
+        raise InvalidValue(f"--delta must be above 0 with --method {job.method}, got {job.delta:g}")
     if job.records is not None:
         validate.count(**{"--records": job.records})
     for form in job.formats:

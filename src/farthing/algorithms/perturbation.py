@@ -211,7 +211,8 @@ def _least_penalty(loss: Loss, budget: Budget) -> float:
 
 def _calibrate(bound: Convex, penalty: float, budget: Budget) -> ObjectiveNoise:
     """The least noise in the objective that fits the budget."""
-    goal, epsilon = math.log((1 - 1.1 * _DELTA_SHARE) * budget.delta), budget.epsilon * (1 - _SHARE)
+    delta = validate.probability(delta=budget.delta)
+    goal, epsilon = math.log((1 - 1.1 * _DELTA_SHARE) * delta), budget.epsilon * (1 - _SHARE)
 
     def excess(noise: float) -> float:
         return math.log(delta_of(bound.loss, noise, penalty, epsilon, budget.adjacency)) - goal

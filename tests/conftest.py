@@ -1,0 +1,30 @@
+"""What several tests of the command line share."""
+
+import json
+from typing import Any
+
+import pytest
+
+from farthing import cli
+
+
+class Done:
+    """An exit code, and what went to standard output and standard error."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> dict[str, Any]:
+        assert self.out.count("\n") == 1
+        fields: dict[str, Any] = json.loads(self.out, parse_constant=pytest.fail)
+        return fields
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(*arguments: object) -> Done:
+        code = cli.main([str(argument) for argument in arguments])
+        return Done(code, *capsys.readouterr())
+
+    return run
