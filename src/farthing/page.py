@@ -166,7 +166,7 @@ _STYLE = """
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:60rem;padding:1.2rem;background:var(--paper);color:var(--ink);
 font:1rem/1.5 system-ui,sans-serif}
-h1{font-size:1.3rem;margin:0}h1 small{color:var(--soft);font-weight:400}
+h1{font-size:1.3rem;margin:0;overflow-wrap:anywhere}h1 small{color:var(--soft);font-weight:400}
 .phase{margin:.2rem 0 1rem;color:var(--soft)}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(8.5rem,1fr));gap:.7rem;margin:0 0 1.2rem}
 .card{background:var(--card);border:1px solid var(--line);border-radius:.6rem;padding:.6rem .8rem}
@@ -179,7 +179,7 @@ svg line{stroke:var(--line)}polyline{fill:none;stroke:var(--blue);stroke-width:2
 table{width:100%;border-collapse:collapse;background:var(--card);border:1px solid var(--line)}
 th,td{text-align:left;padding:.5rem .8rem;border-bottom:1px solid var(--line);font-weight:400}
 thead th{color:var(--soft);font-size:.8rem}tbody th{font-weight:600;overflow-wrap:anywhere}
-td{white-space:nowrap}.n{text-align:right;font-variant-numeric:tabular-nums}
+td{white-space:nowrap}td small,tbody th{white-space:normal;overflow-wrap:anywhere}.n{text-align:right;font-variant-numeric:tabular-nums}
 .state{border:1px solid;border-radius:1rem;padding:.05rem .6rem;font-size:.85rem;color:var(--soft)}
 .here{color:var(--good)}.missing,.spent{color:var(--warn)}.refused,.gone{color:var(--bad)}
 meter{width:5rem;vertical-align:middle}
