@@ -10,6 +10,7 @@ version = release = farthing.__version__
 language = "en-GB"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
+suppress_warnings = ["toc.not_included"]  # tables under figures/ are linked where they are discussed
 myst_heading_anchors = 3  # page.md#a-heading leads to the same place here and in the repository
 
 html_theme = "furo"  # light and dark; no fonts or scripts from elsewhere
