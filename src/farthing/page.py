@@ -186,7 +186,8 @@ meter{width:5rem;vertical-align:middle}
 footer{color:var(--soft);font-size:.8rem;margin-top:1rem}
 @media(max-width:36rem){table,tbody,tr,td,tbody th{display:block}thead{display:none}
 tr{border-bottom:1px solid var(--line);padding:.4rem 0}td,tbody th{border:0;padding:.15rem .8rem}
-.n{text-align:left}td[data-label]:not(:empty):before{content:attr(data-label) ': ';color:var(--soft)}}
+.n{text-align:left}svg text{font-size:17px}
+td[data-label]:not(:empty):before{content:attr(data-label) ': ';color:var(--soft)}}
 """
 
 _SCRIPT = (
