@@ -179,7 +179,8 @@ svg line{stroke:var(--line)}polyline{fill:none;stroke:var(--blue);stroke-width:2
 table{width:100%;border-collapse:collapse;background:var(--card);border:1px solid var(--line)}
 th,td{text-align:left;padding:.5rem .8rem;border-bottom:1px solid var(--line);font-weight:400}
 thead th{color:var(--soft);font-size:.8rem}tbody th{font-weight:600;overflow-wrap:anywhere}
-td{white-space:nowrap}td small,tbody th{white-space:normal;overflow-wrap:anywhere}.n{text-align:right;font-variant-numeric:tabular-nums}
+td{white-space:nowrap}td small{white-space:normal;overflow-wrap:anywhere}
+.n{text-align:right;font-variant-numeric:tabular-nums}
 .state{border:1px solid;border-radius:1rem;padding:.05rem .6rem;font-size:.85rem;color:var(--soft)}
 .here{color:var(--good)}.missing,.spent{color:var(--warn)}.refused,.gone{color:var(--bad)}
 meter{width:5rem;vertical-align:middle}
