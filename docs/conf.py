@@ -14,6 +14,9 @@ suppress_warnings = ["toc.not_included"]  # tables under figures/ are linked whe
 myst_heading_anchors = 3  # page.md#a-heading leads to the same place here and in the repository
 
 html_theme = "furo"  # light and dark; no fonts or scripts from elsewhere
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+pygments_dark_style = "github-dark"
 html_copy_source = False
 html_show_copyright = False
 html_show_sphinx = False
