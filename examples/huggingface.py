@@ -1,0 +1,188 @@
+"""A transformer from Hugging Face, trained within a budget by Hugging Face's own Trainer.
+
+    pip install 'farthing[torch]' transformers accelerate
+    python examples/huggingface.py
+
+`PrivateTrainer` keeps the Trainer's loop, callbacks, checkpoints and evaluation, and gives it *lots* to count
+in place of batches to read: no private record enters the loop, and no loss of one is logged. Where the
+Trainer would compute a gradient, one lot is asked of the ledger; the noisy gradient is in the parameters'
+``grad`` when the Trainer takes the optimiser's step. It ends when the budget is spent.
+
+Nothing is downloaded: the model is made from a configuration and the sentences are made up.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+import farthing as ft
+from farthing.torch.deferred import defer
+
+WORDS, LENGTH, PADDING = 60, 12, 0
+GOOD, BAD = range(1, 11), range(11, 21)  # the rest is plain
+
+
+class PrivateTrainer(Trainer):
+    """A Trainer whose steps are private lots. ``begin(model)`` starts the run: a call of `ft.torch.train`."""
+
+    def __init__(
+        self,
+        begin: Callable[[Any], ft.torch.Training],
+        *,
+        model: Any,
+        args: TrainingArguments,
+        eval_dataset: Dataset[Any] | None = None,  # public
+        compute_metrics: Callable[[Any], dict[str, float]] | None = None,
+        callbacks: list[Any] | None = None,
+    ) -> None:
+        if args.gradient_accumulation_steps != 1 or args.n_gpu > 1 or args.world_size > 1:
+            raise ValueError("one device, and no accumulation but that of train(…, accumulate=…)")
+        if args.fp16 or args.bf16:
+            raise ValueError("mixed precision is an option of the run: train(…, autocast=torch.bfloat16)")
+        super().__init__(
+            model=model,
+            args=args,
+            eval_dataset=eval_dataset,
+            compute_metrics=compute_metrics,
+            callbacks=callbacks,
+        )
+        self.begin = begin
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """The numbers of the lots; the records stay behind the ledger."""
+        self.private = self.begin(self.model)
+        self.deferred = defer(self.private)
+        return DataLoader([{"lot": place} for place in range(self.private.steps)], batch_size=1)
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """The run's own."""
+        self.optimizer = self.deferred
+        return self.optimizer
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """One lot. Its loss is nobody's business: 0 stands for it, and is not logged."""
+        model.train()
+        step = next(self.private, None)
+        if step is None or step.left == 0:
+            self.control.should_training_stop = True
+        return torch.zeros((), device=self.args.device)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Public numbers: the Trainer's, without the loss it did not see, and how much is spent."""
+        unseen = ("loss", "train_loss", "train_samples_per_second")
+        logs = {name: value for name, value in logs.items() if name not in unseen}
+        super().log({**logs, "privacy/share": self.private.t / self.private.steps}, start_time)
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Would count tokens of a batch."""
+        return 0
+
+
+class Logits(nn.Module):
+    """A model of Hugging Face as farthing calls models: tensors in, one row of logits an example out."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Class scores."""
+        return self.model(input_ids=ids, attention_mask=mask).logits
+
+
+class Sentences(Dataset[Any]):
+    """Made-up sentences: half of the words of a happy one are good, of an unhappy one bad."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.labels = torch.randint(2, (count,), generator=generator)
+        plain = torch.randint(BAD.stop, WORDS, (count, LENGTH), generator=generator)
+        mood = torch.randint(len(GOOD), (count, LENGTH), generator=generator)
+        mood = mood + torch.tensor([BAD.start, GOOD.start])[self.labels][:, None]
+        self.ids = torch.where(torch.rand(count, LENGTH, generator=generator) < 0.5, mood, plain)
+        lengths = torch.randint(LENGTH // 2, LENGTH + 1, (count, 1), generator=generator)
+        self.mask = (torch.arange(LENGTH) < lengths).long()
+        self.ids = torch.where(self.mask == 1, self.ids, PADDING)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
+        return {
+            "input_ids": self.ids[place],
+            "attention_mask": self.mask[place],
+            "labels": self.labels[place],
+        }
+
+
+def right(prediction: Any) -> dict[str, float]:
+    """The share of right answers."""
+    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+
+def main(
+    epsilon: float = 3.0, steps: int = 60, records: int = 5000, folder: str | None = None
+) -> tuple[float, PrivateTrainer]:
+    """Trains, prints what holds and how good it is; returns the accuracy and the trainer."""
+    private, public = Sentences(records, seed=1), Sentences(1000, seed=2)
+    config = BertConfig(
+        vocab_size=WORDS,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=LENGTH,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    torch.manual_seed(0)
+    ledger = ft.Ledger(ft.Budget(epsilon, 1e-5))
+    loss = nn.CrossEntropyLoss(reduction="none")
+
+    def begin(model: Any) -> ft.torch.Training:
+        data = private.ids, private.mask, private.labels
+        optimizer = ft.torch.DPAdam(model.parameters(), 5e-3)  # without one the run chooses
+        return ft.torch.train(Logits(model), loss, data, ledger, steps=steps, optimizer=optimizer)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        arguments = TrainingArguments(
+            folder or scratch,
+            num_train_epochs=1,
+            lr_scheduler_type="linear",
+            max_grad_norm=0,  # every example was clipped already
+            eval_strategy="steps",
+            eval_steps=max(1, steps // 3),
+            logging_steps=max(1, steps // 3),
+            save_strategy="no" if folder is None else "steps",
+            save_steps=max(1, steps // 3),
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=not torch.cuda.is_available(),
+            dataloader_pin_memory=False,
+        )
+        trainer = PrivateTrainer(
+            begin,
+            model=BertForSequenceClassification(config),
+            args=arguments,
+            eval_dataset=public,
+            compute_metrics=right,
+        )
+        trainer.train()
+        found = trainer.evaluate()["eval_accuracy"]
+    print(ledger.guarantee)
+    print(f"{found:.1%} right on public sentences")
+    return found, trainer
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--epsilon", type=float, default=3.0)
+    options.add_argument("--steps", type=int, default=60)
+    chosen = options.parse_args()
+    main(chosen.epsilon, chosen.steps)
