@@ -17,7 +17,13 @@ FAILED, WRONG, SPENT, INTERRUPTED = 1, 2, 3, 130
 
 
 class Command(typer.core.TyperCommand):
-    """A command whose help shows brackets as they are."""
+    """A command that says when it is interrupted, and whose help shows brackets as they are."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            return say("interrupted", INTERRUPTED)
 
     def get_help(self, ctx: Any) -> str:
         return super().get_help(ctx).replace("\\[", "[")  # typer before 0.21 escapes brackets for rich

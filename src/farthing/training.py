@@ -84,7 +84,7 @@ def train(job: Job, follow: Follow = nullcontext) -> dict[str, Any]:
     files = _files(job)
     for path in files.values():
         check_writable(path, job.force, kept=(job.table, job.test, job.ledger))
-    rehearse(job, len(X))
+    rehearse(job, len(X), whole=False)
     with follow() as followed.watch, _spent(job, estimator, method, X, y) as ledger:
         measured = None if test is None else {"table": job.test, **_measured(estimator, *test)}
         told = {
@@ -108,12 +108,13 @@ def train(job: Job, follow: Follow = nullcontext) -> dict[str, Any]:
     return told if measured is None else {**told, "test": measured}
 
 
-def rehearse(job: Job, records: int) -> dict[str, Any]:
-    """The training on made-up rows, charged to a ledger in memory that is like the real one.
+def rehearse(job: Job, records: int, *, whole: bool = True) -> dict[str, Any]:
+    """The training (or its first step) on made-up rows, charged to a ledger in memory like the real one.
 
     What a method refuses, and what does not fit the budget, it refuses here. Returns the price and the noise.
     """
     actor, method, followed = _prepared(job)
+    followed.watch = None if whole else lambda *_: True
     actor.set_params(records=job.records or records)
     with _ledger(job, method, rehearsal=True) as ledger:
         before = ledger.share
