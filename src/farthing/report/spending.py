@@ -6,7 +6,7 @@ own totals otherwise. Where a theorem covers one (ε, δ) only, there is no curv
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from farthing.accounting import gaussian, pld, zcdp
 from farthing.accounting.filters import GdpFilter, Totals, ZcdpFilter
@@ -28,9 +28,10 @@ def spent(subject: Subject) -> Points:
     price = _tight(subject) if _promised(subject) else _filtered(subject)
     points = [(0.0, 0.0)]
     count = total if total <= _FEW else _POINTS
-    for answers in sorted({math.ceil(total * step / count) for step in range(1, count + 1)}):
-        epsilon = price(_first(subject.charges, answers))
-        points.append((float(answers), max(points[-1][1], min(epsilon, subject.guarantee.epsilon))))
+    cuts = [math.ceil(total * step / count) for step in range(1, count + 1)]
+    for answers, counted in zip(cuts, _counted(subject.charges, cuts), strict=True):
+        epsilon = min(price(counted), subject.guarantee.epsilon)
+        points.append((float(answers), max(points[-1][1], epsilon)))
     return points
 
 
@@ -38,14 +39,25 @@ def _promised(subject: Subject) -> bool:
     return bool(subject.plan) or subject.guarantee.accountant == _TIGHT
 
 
-def _first(charges: Sequence[Charge], answers: int) -> "Counter[Event]":
-    """How often each event is among the first so many."""
+def _counted(charges: Sequence[Charge], cuts: Sequence[int]) -> "Iterator[Counter[Event]]":
+    """How often each event is among the first so many answers, for every cut."""
+    counted: Counter[Event] = Counter()
+    places, at, passed = iter(cuts), 0, 0
+    cut = next(places, None)
+    for charge in charges:
+        passed += charge.count
+        while cut is not None and cut <= passed:
+            counted[charge.event] += cut - at
+            at, cut = cut, next(places, None)
+            yield counted
+        counted[charge.event] += passed - at
+        at = passed
+
+
+def _all(charges: Sequence[Charge]) -> "Counter[Event]":
     counted: Counter[Event] = Counter()
     for charge in charges:
-        counted[charge.event] += min(charge.count, answers)
-        answers -= charge.count
-        if answers <= 0:
-            break
+        counted[charge.event] += charge.count
     return counted
 
 
@@ -79,7 +91,7 @@ def curve(subject: Subject) -> Points:
         return []
     event, rule = None, subject.rule
     if _promised(subject):
-        event = _composed(Counter(dict(subject.plan)) or _first(subject.charges, 2**62))
+        event = _composed(Counter(dict(subject.plan)) or _all(subject.charges))
     elif not isinstance(rule, GdpFilter | ZcdpFilter):
         return []
     deepest = min(1e-10, said.delta / 1e3)
