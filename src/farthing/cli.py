@@ -16,7 +16,7 @@ import typer
 import farthing
 from farthing import accounting_cli, auditing_cli, books_cli, deploying_cli, report_cli, training_cli
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
-from farthing.options import FAILED, INTERRUPTED, SPENT, WRONG, Command, say
+from farthing.options import FAILED, SPENT, WRONG, Command, say
 
 # typer brings click along, as a dependency or as a copy of its own: both have this class above BadParameter.
 _WrongUsage: type[Exception] = typer.BadParameter.__bases__[0]
@@ -64,8 +64,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return say(str(error), FAILED)
     except ArithmeticError as error:
         return say(f"these values are too extreme to compute with ({error})", WRONG)
-    except (KeyboardInterrupt, typer.Abort):
-        return say("interrupted", INTERRUPTED)
     return code or 0
 
 
