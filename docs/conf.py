@@ -51,7 +51,7 @@ def _plain(line):
 
 
 def _docstring(app, what, name, obj, options, lines):
-    """Escapes what is not meant as markup, and makes a list of scikit-learn's "Parameters" and "Attributes"."""
+    """Escapes what is not meant as markup; makes lists of scikit-learn's "Parameters" and "Attributes"."""
     made, listed, literal = [], False, False
     for line in lines:
         literal = line.lstrip().startswith(">>>") or (literal and bool(line.strip()))

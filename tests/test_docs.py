@@ -1,8 +1,8 @@
 """Every block of code in README and docs runs: each document from top to bottom, in a folder of its own.
 
 ``python`` blocks of a document share their names, ``sh`` blocks run in a shell that stops at the first error,
-``console`` blocks show commands and what they print, where … stands for anything. A comment on the line before
-a block, which readers do not see, says what else is to be done with it:
+``console`` blocks show commands and what they print, where … stands for anything. A comment on the line
+before a block, which readers do not see, says what else is to be done with it:
 
     <!-- not run: needs three machines -->    a reason; nothing runs
     <!-- slow -->                             left out of the quick tests
@@ -43,8 +43,12 @@ class Block:
     line: int
 
 
+def text_of(path):
+    return path.read_text(encoding="utf-8")
+
+
 def blocks_of(path):
-    page = path.read_text()
+    page = text_of(path)
     for found in FENCE.finditer(page):
         mark, _, said = (found["mark"] or "").partition(":")
         line = page.count("\n", 0, found.start("text"))
@@ -123,7 +127,7 @@ def _pattern(printed):
 
 
 def _files(folder):
-    """What documents say is there: people.csv, more.csv to predict, budgets.csv with a row a user."""
+    """What documents say is there: people.csv and its schema, more.csv to predict, budgets.csv of users."""
     ages, sexes, labels = range(17, 91), ("Female", "Male"), ("<=50K", ">50K")
     rows = [
         f"{ages[7 * i % 74]},{sexes[i % 2]},{labels[(7 * i % 74 > 30) ^ (i % 9 == 0)]}" for i in range(1_000)
@@ -135,6 +139,9 @@ def _files(folder):
         "budgets.csv": ["epsilon", *budgets],
     }.items():
         (folder / name).write_text("\n".join(lines) + "\n")
+    columns = [{"name": "age", "low": 17, "high": 90}, {"name": "sex", "values": sexes}]
+    schema = {"columns": columns, "target": {"name": "income", "values": labels}}
+    (folder / "people.json").write_text(json.dumps(schema))
 
 
 @pytest.fixture
@@ -167,7 +174,7 @@ def test_slow_blocks_run(path, folder):
 @pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
 def test_every_block_is_run_or_says_why_not(path):
     found = list(blocks_of(path))
-    assert 2 * len(found) == len(re.findall(r"^\s*```", path.read_text(), flags=re.MULTILINE))
+    assert 2 * len(found) == len(re.findall(r"^\s*```", text_of(path), flags=re.MULTILINE))
     for block in found:
         where = f"{path.name}, line {block.line}"
         assert block.language in {"python", "sh", "console", "json", "toml", *SHOWN}, where
@@ -177,7 +184,7 @@ def test_every_block_is_run_or_says_why_not(path):
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
 def test_links_lead_somewhere(path):
-    for file, _, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#([^)]*))?\)", path.read_text()):
+    for file, _, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#([^)]*))?\)", text_of(path)):
         target = path.parent / file if file else path
         assert target.exists(), file
         assert not anchor or anchor in _anchors(target), f"{file}#{anchor}"
@@ -185,13 +192,13 @@ def test_links_lead_somewhere(path):
 
 def _anchors(path):
     """The names under which a page's headings are found, here and on the site."""
-    prose = FENCE.sub("", path.read_text())
+    prose = FENCE.sub("", text_of(path))
     headings = re.findall(r"^#+ (.*)$", prose, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
 def test_every_page_is_in_the_navigation():
-    listed = (ROOT / "docs" / "index.md").read_text()
+    listed = text_of(ROOT / "docs" / "index.md")
     for page in PAGES:
         assert page.stem == "index" or re.search(rf"^(.*<)?{page.stem}>?$", listed, re.MULTILINE), page.name
 
@@ -207,6 +214,6 @@ def test_every_page_is_in_the_navigation():
     ],
 )
 def test_every_public_name_is_in_the_reference(module, pages):
-    texts = [(ROOT / "docs" / "api" / f"{page}.rst").read_text() for page in pages]
+    texts = [text_of(ROOT / "docs" / "api" / f"{page}.rst") for page in pages]
     shown = {name for text in texts for name in re.findall(r"^\.\. auto\w+:: (\w+)$", text, re.MULTILINE)}
     assert {*import_module(module).__all__} - {"audit", "crowd", "torch"} <= shown
