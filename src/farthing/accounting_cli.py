@@ -48,7 +48,10 @@ def account(
     records: Records = None,
     as_json: AsJson = False,
 ) -> int:
-    """What a plan of equal steps costs: epsilon at a delta, or delta at an epsilon."""
+    """What a plan of equal steps costs.
+
+    Epsilon at a delta, delta at an epsilon, or with both whether it stays within them.
+    """
     if delta is None and epsilon is None:
         raise InvalidValue("give --delta for epsilon, --epsilon for delta, or both for a check; got neither")
     plan = _plan(sigma, rate, steps, adjacency, sampler, records)
@@ -78,7 +81,7 @@ def calibrate(
     records: Records = None,
     as_json: AsJson = False,
 ) -> int:
-    """The least noise for some steps, or the most steps for some noise, within a budget."""
+    """The least noise, or the most steps, within a budget."""
     from farthing.accounting import calibrate as search
 
     if (steps is None) == (sigma is None):

@@ -23,7 +23,7 @@ def audit(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Attacks a method on neighbouring data and compares what the attacks show with what is claimed.
+    """Attacks a method on neighbouring data, beside what it claims.
 
     Ends with 1 where a claim is broken. "Not refuted" is no proof.
     """

@@ -26,7 +26,10 @@ def guard(
     check: Annotated[bool, typer.Option("--check", help="See that everything is in order, and end.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Keeps a party's records, noise and ledger, and answers on a Unix socket what its policy allows."""
+    """Keeps a party's records, and answers what its policy allows.
+
+    Its noise and its ledger are kept as well. It listens on a Unix socket.
+    """
     if as_json and not check:
         raise InvalidValue("--json goes with --check: a guard that listens prints nothing else")
     from farthing.guard.command import guard as keep
@@ -52,7 +55,7 @@ def keys(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Makes keys and certificates for parties and their coordinator; never overwrites any.
+    """Makes keys and certificates for parties; never overwrites any.
 
     A private key belongs where it was made: let each party make its own with --parties NAME, and the
     coordinator with --host. Both in one go are for trying it out on one machine.
@@ -79,9 +82,10 @@ def serve(
     ] = "127.0.0.1",
     as_json: AsJson = False,
 ) -> int:
-    """Coordinates parties that train together, until nobody can afford another round.
+    """Coordinates parties that train together.
 
-    A run that was interrupted goes on where it was when it is started again.
+    It goes on until nobody can afford another round. A run that was interrupted goes on where it was when it
+    is started again.
     """
     if page is not None and not 0 <= page < 2**16:
         raise InvalidValue(f"--page must be a port, got {page}")
@@ -99,7 +103,10 @@ def serve(
 def join(
     party: Annotated[Path, typer.Argument(metavar="PARTY", help="The party, as TOML.", show_default=False)],
 ) -> int:
-    """Starts a party's guard, unless it runs, and its node; answers a coordinator until told to end."""
+    """Starts a party's guard and its node, and answers a coordinator.
+
+    A guard that runs already is used. It ends when it is told to.
+    """
     from farthing import joining
 
     _logged()

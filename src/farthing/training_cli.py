@@ -196,7 +196,7 @@ def schema(
     out: NewFile = None,
     force: Force = False,
 ) -> int:
-    """Drafts a schema as JSON by reading the table, for a person to check.
+    """Drafts a schema by reading a table, for a person to check.
 
     What it prints was read from private records, and no guarantee covers it: train refuses a draft until the
     line that says so is deleted.
@@ -311,9 +311,9 @@ def simulate(
     test: TestTable = None,
     as_json: AsJson = False,
 ) -> int:
-    """Lets users who keep their records train together, each on a budget of its own.
+    """Lets users who keep their records train together.
 
-    Ctrl-C ends it with what was reached.
+    Each has a budget of its own. Ctrl-C ends it with what was reached.
     """
     from farthing import simulating
 
