@@ -32,6 +32,7 @@ from farthing.losses import logistic
 from farthing.modelfile import Model, write
 from farthing.query import Step
 from farthing.report.document import page
+from farthing.report.statement import downwards
 from farthing.report.subject import Crowd, Score, Subject, Users
 from farthing.samplers import Poisson
 from farthing.simulating import people
@@ -81,7 +82,10 @@ def main() -> None:
         told(scores)
         found = [finding for name in ATTACKED for finding in methods.attack(name, scale=EFFORT)]
         worst = max(found, key=lambda one: one[1].eps_lower / one[1].claim.epsilon)[1]
-        print(f"\nAudit of these methods, {len(found)} attacks; the strongest: {worst}")
+        broken = sum(verdict.broken for _, verdict in found)
+        print(f"\nAudit: {len(found)} attacks on these methods, of which {broken} broke a claim.")
+        low = downwards(worst.eps_lower)
+        print(f"The strongest shows ε of at least {low}, where {worst.claim.epsilon:g} is claimed.")
         others = len(METHODS) * len(EPSILONS) - 1
         subject = Subject.of(
             ledger,
@@ -222,7 +226,7 @@ def checked(ledger: Ledger) -> str:
     found = verifier.verify(export.getvalue().splitlines())
     low, high = found.spent or (0.0, 0.0)
     said = f"An independent verifier recomputed the cost from its rows: ε from {low:.5f} to {high:.5f}"
-    print(f"The ledger has {found.rows} rows. {said}; {found.reason}.")
+    print(f"The ledger has {found.rows} rows.\n{said};\n{found.reason}.")
     return f"{said}; {found.reason}."
 
 

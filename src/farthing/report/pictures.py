@@ -155,7 +155,13 @@ def scored(subject: Subject) -> Picture | None:
             drawn.curve(own, f"line c{place % COLOURS}")
         for epsilon, value in own:
             drawn.mark(epsilon, value, place)
-    dotted = [(_swatch(drawing.mark(14, 7, place)), plain(label, 60)) for place, label in enumerate(labels)]
+    dotted = []
+    for place, label in enumerate(labels):
+        named = [score for score in dots if score.label == label]
+        alone = (
+            f": {written(named[0].value)} at ε {number(named[0].epsilon or 0.0)}" if len(named) == 1 else ""
+        )
+        dotted.append((_swatch(drawing.mark(14, 7, place)), plain(label, 60) + alone))
     title = f"{plain(subject.measure, 30).capitalize()} against ε"
     caption = (
         "Measured on records that the guarantee does not cover. To the left privacy is stronger; lines "

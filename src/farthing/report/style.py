@@ -71,8 +71,8 @@ background:var(--card)}
 table{width:100%;border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums}
 th,td{padding:.4rem .8rem;text-align:left;border-top:1px solid var(--line);vertical-align:top}
 thead th{border-top:0;color:var(--soft);font-weight:500}
-.n{text-align:right}.ledger td{white-space:nowrap}.ledger td:nth-child(4){white-space:normal;min-width:15rem;
-overflow-wrap:anywhere}
+.n{text-align:right}.ledger td,.ledger th{white-space:nowrap}
+.ledger td:nth-child(4){white-space:normal;min-width:15rem;overflow-wrap:anywhere}
 code{font:.95em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}
 tr.broken td{color:var(--bad);font-weight:600}
 .audit h2{margin-top:0;font-size:1rem}
