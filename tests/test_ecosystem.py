@@ -22,6 +22,7 @@ from farthing.selection import Folds, Score, equal_part
 X, Y = make_classification(600, 4, n_informative=3, n_redundant=0, class_sep=2.0, random_state=0)
 X3, Y3 = make_classification(600, 4, n_informative=3, n_redundant=0, n_classes=3, random_state=0)
 GRID = {"bounds": [None, (-9, 9), (-5, 5)]}
+pytestmark = pytest.mark.filterwarnings("ignore:A worker stopped")  # loky's, on a machine short of memory
 BACKENDS = [(1, "loky"), (2, "loky"), (2, "threading")]
 
 

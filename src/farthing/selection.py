@@ -25,7 +25,8 @@ whichever rows, so their sum holds for the table as a whole. That needs neighbou
 up to the record in which they differ. `Folds` puts every record into a fold by a die of its own, and so does
 that under every adjacency; scikit-learn's `KFold` (by place) does so under replace-one and zero-out only,
 where no other record moves up, and a stratified split, the default for classifiers, under none: a label
-decides where others go. Models must predict row by row, as scikit-learn's do.
+decides where others go. A row stands for one unit of the budget. Models must predict row by row, as
+scikit-learn's do.
 """
 
 import math
