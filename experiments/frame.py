@@ -210,7 +210,14 @@ def _compact(svg: str) -> str:
         lambda tag: re.sub(r"\d+\.\d{3,}", lambda digits: f"{float(digits[0]):.2f}", tag[0]),
         svg,
     )
-    svg = re.sub(r' id="(?:line2d|text|[xy]tick|patch|axes|matplotlib\.axis)_\d+"|<!--.*?-->', "", svg)
+    for needless in (
+        r' id="(?:line2d|text|[xy]tick|patch|axes|matplotlib\.axis)_\d+"',
+        r' transform="rotate\(-0 [\d. ]+\)"',
+        r" font-family: 'DejaVu Sans', sans-serif;",
+        r"<!--.*?-->",
+    ):
+        svg = re.sub(needless, "", svg)
+    svg = svg.replace("*{stroke-linejoin", "text{font-family: 'DejaVu Sans', sans-serif} *{stroke-linejoin")
     styles: dict[str, set[str]] = {}
     for name, style in re.findall(r'<use xlink:href="#(\w+)"[^>]* style="([^"]*)"', svg):
         styles.setdefault(name, set()).add(style)
