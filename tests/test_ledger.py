@@ -425,3 +425,16 @@ def test_threads_that_ask_different_things_are_charged_for_their_own():
             assert set(events) == {noise}
     assert all(set(events) == {noise} for noise, events in found.items())
     assert ledger.filter.share([5 * (150 / 100 + 150 / 1600)]) == pytest.approx(ledger.share)
+
+
+def test_a_receipt_says_where_its_query_clipped(tmp_path):
+    contribution = ft.PerExample(lambda rows, w: rows[0] - w)
+    clipped = ft.Query(ft.Everyone(), contribution, ft.ClipNorm(2), ft.Gaussian(50.0))
+    clamped = ft.Query(ft.Everyone(), contribution, ft.ClipValue(0.0, 1.0), ft.Gaussian(50.0))
+    with ft.Ledger(ft.Budget(1.0, 1e-5), journal=tmp_path / "a.ledger") as ledger:
+        door = ledger.over(ft.Rows(np.ones((5, 1))))
+        assert door.ask(clipped, np.zeros(1)).receipt.clip == 2.0
+        assert door.ask(clamped, np.zeros(1)).receipt.clip is None
+        kept = [door.ask(clipped, np.zeros(1), key="kept").receipt for _ in range(2)]
+    assert kept[0] == kept[1]
+    assert kept[0].clip == 2.0

@@ -36,6 +36,7 @@ KEYS = {
         "noise",
         "clip",
         "sigma",
+        "people",
         "theorem",
         "note",
     ),
@@ -377,3 +378,18 @@ def test_exit_codes(run: Any, command: tuple[str, ...]) -> None:
     assert code == 1
     assert "no guarantee" in err
     assert "nothing is promised" in out
+
+
+def test_people_are_told_in_groups(job: Job) -> None:
+    told = simulate(replace(job, epsilon="25,50"))["people"]
+    assert [(group["epsilon"], group["users"]) for group in told] == [(25.0, 3), (50.0, 3)]
+    assert all(group["done"] == group["rounds"] > 0 for group in told)
+
+
+def test_many_kinds_of_people_are_told_in_few_lines(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "people.csv", 600)
+    given = ",".join(str(40 + user / 100) for user in range(300))
+    told = simulate(Job(table, SCHEMA, users=300, epsilon=given, delta=1e-5))["people"]
+    assert len(told) < 20
+    assert sum(group["users"] for group in told) == 300
+    assert all(group["done"] <= group["rounds"] for group in told)

@@ -8,7 +8,7 @@ import pytest
 import farthing as ft
 from farthing.audit.verdict import Verdict
 from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
-from farthing.events import DrawnEvent, FixedSizeEvent, GaussianEvent
+from farthing.events import ApproximateEvent, DrawnEvent, FixedSizeEvent, GaussianEvent
 from farthing.report import Subject
 from farthing.report.statement import Tone, downwards, guess, headline, statement, upwards
 from farthing.report.subject import Charge
@@ -75,6 +75,19 @@ def test_nobody_guesses_better_than_told(epsilon, delta):
     assert told == pytest.approx(best)
 
 
+@pytest.mark.parametrize(
+    ("adjacency", "text"),
+    [
+        (Adjacency.ADD_REMOVE, "as likely with one user as without it"),
+        (Adjacency.REPLACE_ONE, "as likely with one user as with another in its place"),
+        (Adjacency.ZERO_OUT, "as likely with one user as with a blank in its place"),
+    ],
+)
+def test_what_is_compared_is_said_there_too(full, adjacency, text):
+    other = replace(full, guarantee=replace(full.guarantee, unit=Unit.USER, adjacency=adjacency))
+    assert text in said(other, ORDER[2])
+
+
 @pytest.mark.parametrize("unit", list(Unit))
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 @pytest.mark.parametrize("observer", list(Observer))
@@ -105,6 +118,8 @@ def test_the_sampler_is_the_one_that_ran(full, planned):
     words = said(replace(full, charges=(fixed, seen)), ORDER[5])
     assert "Several ways" in words
     assert "the draw may be seen" in words
+    part = Charge(ApproximateEvent(1.0, 1e-6))
+    assert "Not told" in said(replace(full, charges=(part,)), ORDER[5])
     assert "by lottery" in said(replace(full, sampler="by lottery"), ORDER[5])
 
 

@@ -182,8 +182,8 @@ def _numbers(picture: Picture) -> str:
     heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in picture.heads)
     rows = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in row)}</tr>" for row in picture.rows)
     return (
-        f"<details><summary>The numbers</summary><div class='scroll'><table><thead><tr>{heads}</tr></thead>"
-        f"<tbody>{rows}</tbody></table></div></details>"
+        "<details><summary>The numbers</summary><div class='scroll' tabindex='0'>"
+        f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></details>"
     )
 
 

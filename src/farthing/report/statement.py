@@ -12,11 +12,13 @@ from enum import StrEnum
 from farthing.books import FLOATS, SEEDED
 from farthing.budget import Adjacency, Guarantee, Observer, Unit
 from farthing.events import (
+    ApproximateEvent,
     DrawnEvent,
     Event,
     FixedSizeEvent,
     PoissonEvent,
     RepeatedEvent,
+    ZcdpEvent,
 )
 from farthing.report.subject import Subject
 from farthing.report.words import number, percent, plain
@@ -109,6 +111,11 @@ _NEIGHBOURS = {
         "of them is not hidden.",
     ),
 }
+_OTHERWISE = {
+    Adjacency.ADD_REMOVE: ("without it", "whether a {unit} was in it"),
+    Adjacency.REPLACE_ONE: ("with another in its place", "which of two {unit}s was in it"),
+    Adjacency.ZERO_OUT: ("with a blank in its place", "whether a {unit} was in it or a blank"),
+}
 _OBSERVERS = {
     Observer.ANYONE: (
         "A trusted trainer; everybody else may look",
@@ -160,15 +167,16 @@ def _size(subject: Subject) -> Item:
         )
         return Item(name, "No guarantee: ε is infinite", (why,), Tone.ALARM)
     epsilon, factor = upwards(said.epsilon), number(math.exp(min(said.epsilon, 700.0)), 3)
+    other, question = _OTHERWISE[said.adjacency]
     meaning = [
-        f"Whatever is released is at most e^ε = {factor} times as likely with one {unit} as without it"
+        f"Whatever is released is at most e^ε = {factor} times as likely with one {unit} as {other}"
         + (f", but for a chance of δ = {number(said.delta)}." if said.delta else ".")
-        + f" Who guesses at even odds whether a {unit} was in it is right at most {percent(guess(said))} of "
-        "the time, however clever the guess."
+        + f" Who guesses at even odds {question.format(unit=unit)} is right at most "
+        f"{percent(guess(said))} of the time, however clever the guess."
     ]
     care = said.epsilon > 10
     meaning.append(
-        "That is strong protection by common practice (ε up to 1)."
+        "That is strong protection by common practice (ε up to 1; Ponomareva et al. 2023)."
         if said.epsilon <= 1
         else "That is a usual size in practice (ε from 1 to 10), and not strong."
         if said.epsilon <= 10
@@ -235,6 +243,8 @@ def _drawn(event: Event) -> str:
             return f"With probability {number(rate)}, and the draw may be seen"
         case RepeatedEvent(inner):
             return _drawn(inner)
+        case ApproximateEvent() | ZcdpEvent():
+            return "Not told: parts of the budget were handed on, and this ledger holds only their cost"
     return "Every record takes part in every answer"
 
 
