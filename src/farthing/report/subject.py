@@ -153,7 +153,8 @@ class Subject:
         receipts = [receipt for step in history for receipt in step.receipts]
         told = tuple(Charge(receipt.event) for receipt in receipts)
         clips = tuple(receipt.clip for receipt in receipts if receipt.clip is not None)
-        if told and len(told) >= answers:  # a part was charged as one answer: its own say more
+        if told and not {receipt.hash for receipt in receipts} & {row.hash for row in rows}:
+            # a part, charged here as one answer: its own say more
             charges, rule = told, _rule_of(said, rule)
         return cls(
             title=title,
