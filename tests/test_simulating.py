@@ -225,6 +225,24 @@ def test_an_interruption_before_the_first_round_reaches_nothing(
         simulate(job)
 
 
+def test_an_interrupted_command_prints_what_was_reached_and_ends_with_130(
+    run: Any, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = simulating.steps
+
+    def interrupted(*arguments: Any) -> Any:
+        for step in first(*arguments):
+            yield step
+            if step.t == 3:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(simulating, "steps", interrupted)
+    code, out, err = run(*command, "--users", "6", "--json")
+    assert (code, err) == (130, "farthing: interrupted: this is what was reached\n")
+    told = json.loads(out)
+    assert (told["rounds"], told["stopped"]) == (3, "interrupted")
+
+
 def test_progress_is_shown_on_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

@@ -303,3 +303,17 @@ def test_a_model_that_does_not_fit_its_schema_is_refused(job: Job, change: str |
     np.savez(job.out / "model.npz", **arrays)
     with pytest.raises(InvalidValue, match=r"model\.npz"):
         saved(job)
+
+
+def test_a_report_that_fails_does_not_take_the_model_with_it(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> str:
+        raise Unsupported("no picture of this")
+
+    monkeypatch.setattr(training, "page", fails)
+    with pytest.raises(FarthingError, match="the model is written, but its report .* no picture") as error:
+        train(job)
+    assert not isinstance(error.value, Unsupported)  # nothing was wrong with what was asked for
+    assert saved(job).coef.shape == (1, 3)
+    assert json.loads((job.out / "privacy.json").read_text())["partial"] is False

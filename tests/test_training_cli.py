@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,7 @@ WRONG_TRAINING: list[tuple[tuple[str, ...], str]] = [
     (("--out", "folder.npz"), "folder.npz' is a folder"),
     (("--ledger", "people.csv"), "'people.csv' is not one"),
     (("--ledger", "none/a.ledger"), "existing directory"),
+    (("--ledger", "/proc/a.ledger"), "--ledger must be writable: '/proc/a.ledger'"),
     (("--ledger", "folder.npz"), "folder.npz"),
     (("--ledger", "fit.npz", "--out", "fit.npz"), "'fit.npz' is the table, the schema or the ledger"),
     (("--test", "people.csv"), "--test must be another table"),
@@ -395,25 +398,86 @@ def test_a_folder_without_permission(run: Any, people: Path, monkeypatch: pytest
     assert not (people / "a.ledger").exists()
 
 
-@pytest.mark.usefixtures("people")
-def test_a_spent_ledger_exits_with_3(run: Any) -> None:
+def test_a_spent_ledger_exits_with_3(run: Any, people: Path) -> None:
     assert run(*TRAIN, "--ledger", "a.ledger", "--out", "first").code == 0
-    before = run("ledger", "show", "a.ledger").out
-    done = run(*TRAIN, "--ledger", "a.ledger", "--out", "second")
-    assert (done.code, done.out) == (3, "")
-    assert "0.000% is left" in done.err
-    assert not Path("second").exists()
-    assert run("ledger", "show", "a.ledger").out == before
+    before = contents(people)
+    for method in ("auto", "dpagd"):
+        done = run(*TRAIN, "--ledger", "a.ledger", "--out", "second", "--method", method)
+        assert (done.code, done.out) == (3, "")
+        assert done.err.count("\n") == 1
+        assert "0.000% is left" in done.err
+        assert contents(people) == before
 
 
-@pytest.mark.usefixtures("people")
-def test_a_locked_ledger_exits_with_1(run: Any) -> None:
+def test_a_used_up_plan_exits_with_3(run: Any, people: Path) -> None:
+    assert run(*TRAIN, "--ledger", "a.ledger", "--out", "first", "--method", "output").code == 0
+    before = contents(people)
+    for method in ("output", "auto", "sgd-ma"):
+        done = run(*TRAIN, "--ledger", "a.ledger", "--out", "second", "--method", method)
+        assert (done.code, done.out) == (3, "")
+        assert re.fullmatch("farthing: --ledger holds the plan .* 0.000% is left.*\n", done.err)
+        assert contents(people) == before
+
+
+def test_a_plan_in_a_shared_ledger_needs_basic_composition(run: Any, people: Path) -> None:
+    ft.Ledger(ft.Budget(3.0, 1e-5), journal="a.ledger").close()
+    before = contents(people)
+    done = run(*TRAIN, "--ledger", "a.ledger", "--method", "output", "--out", "fit")
+    assert (done.code, done.out) == (2, "")
+    assert re.fullmatch("farthing: --method output promises a plan: .* --filter basic\n", done.err)
+    assert contents(people) == before
+    new = ("ledger", "create", "b.ledger", "--epsilon", "3", "--delta", "1e-4", "--filter", "basic", "--json")
+    assert run(*new).json["filter"]["name"] == "basic"
+    for out in ("fit", "again"):
+        assert run(*TRAIN, "--ledger", "b.ledger", "--method", "output", "--out", out).code == 0
+
+
+def _without_head(path: Path) -> None:
+    Path(f"{path}.head").unlink()
+
+
+def _without_rows(path: Path) -> None:
+    path.unlink()
+
+
+def _changed(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[data.index(b'"epsilon":2.0') + 10] ^= 1  # 2 becomes 3
+    path.write_bytes(data)
+
+
+def _of_another(path: Path) -> None:
+    ft.Ledger(ft.Budget(2.0, 1e-5), journal="other.ledger").close()
+    shutil.copy("other.ledger.head", f"{path}.head")
+
+
+@pytest.mark.parametrize("damage", [_without_head, _without_rows, _changed, _of_another])
+def test_a_locked_ledger_exits_with_1(run: Any, people: Path, damage: Any) -> None:
     ft.Ledger(ft.Budget(2.0, 1e-5), journal="a.ledger").close()
-    Path("a.ledger.head").unlink()
-    done = run(*TRAIN, "--ledger", "a.ledger")
+    damage(Path("a.ledger"))
+    before = contents(people)
+    done = run(*TRAIN, "--ledger", "a.ledger", "--out", "fit")
     assert (done.code, done.out) == (1, "")
-    assert "without its head" in done.err
-    assert not Path("model.npz").exists()
+    assert done.err.count("\n") == 1
+    assert "a.ledger" in done.err
+    assert contents(people) == before
+
+
+def test_a_ledger_that_another_program_holds_exits_with_1(
+    run: Any, people: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("farthing.journal._BUSY_SECONDS", 0.05)
+    ft.Ledger(ft.Budget(2.0, 1e-5), journal="a.ledger").close()
+    with closing(sqlite3.connect("a.ledger", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        before = Path("a.ledger").read_bytes()
+        done = run(*TRAIN, "--ledger", "a.ledger", "--out", "fit")
+        assert (done.code, done.out) == (1, "")
+        assert done.err.count("\n") == 1
+        assert "database is locked" in done.err
+        assert Path("a.ledger").read_bytes() == before
+    assert not Path("fit").exists()
+    assert run("ledger", "show", "a.ledger", "--json").json["share"] == 0
 
 
 @pytest.mark.usefixtures("people")

@@ -74,7 +74,9 @@ class Model:
         return cls(schema, coef, intercept)
 
 
-def check_writable(path: Path, force: bool, kept: Iterable[str | Path | None] = ()) -> None:
+def check_writable(
+    path: Path, force: bool, kept: Iterable[str | Path | None] = (), option: str = "--out"
+) -> None:
     """Refused now, before anything is paid for, rather than when there is something to write.
 
     Files that are ``kept`` (a table, a ledger) are not even replaced by force.
@@ -82,13 +84,13 @@ def check_writable(path: Path, force: bool, kept: Iterable[str | Path | None] = 
     try:
         if path.is_dir() or (path.exists() and not force):
             instead = "is a folder" if path.is_dir() else "exists already; --force replaces it"
-            raise InvalidValue(f"--out must be new: {str(path)!r} {instead}")
+            raise InvalidValue(f"{option} must be new: {str(path)!r} {instead}")
         if os.path.realpath(path) in [os.path.realpath(file) for file in kept if file is not None]:
-            raise InvalidValue(f"--out must be new: {str(path)!r} is the table, the schema or the ledger")
+            raise InvalidValue(f"{option} must be new: {str(path)!r} is the table, the schema or the ledger")
         with tempfile.TemporaryFile(dir=path.parent if path.parent.exists() else path.parent.parent):
             pass
     except OSError as error:
-        raise InvalidValue(f"--out must be writable: {_reason(path, error)}") from None
+        raise InvalidValue(f"{option} must be writable: {_reason(path, error)}") from None
 
 
 def write(path: Path, content: bytes) -> None:

@@ -23,7 +23,7 @@ from farthing.algorithms.baselines import nonprivate
 from farthing.books import rule_of
 from farthing.budget import Adjacency, Budget, Unit
 from farthing.data import Categorical, Schema
-from farthing.errors import InvalidValue
+from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.estimators import (
     CLASSIFIERS,
     PUBLIC_SIZE,
@@ -84,6 +84,8 @@ def train(job: Job, follow: Follow = nullcontext) -> dict[str, Any]:
     files = _files(job)
     for path in files.values():
         check_writable(path, job.force, kept=(job.table, job.test, job.ledger))
+    if job.ledger is not None and not Journal.exists(job.ledger):
+        check_writable(job.ledger, force=False, option="--ledger")
     rehearse(job, len(X), whole=False)
     with follow() as followed.watch, _spent(job, estimator, method, X, y) as ledger:
         measured = None if test is None else {"table": job.test, **_measured(estimator, *test)}
@@ -102,9 +104,13 @@ def train(job: Job, follow: Follow = nullcontext) -> dict[str, Any]:
         model = Model(job.schema, np.atleast_2d(estimator.coef_), np.atleast_1d(estimator.intercept_))
         write(files["model"], model.to_bytes(privacy))
         write(files["privacy"], (privacy + "\n").encode())
-        write(files["report"], _reported(job, estimator, ledger, told, measured).encode())
         for form in job.formats:
             write(files[form], exporting.exported(form, job.schema, estimator.to_sklearn()))
+        try:
+            report = _reported(job, estimator, ledger, told, measured)
+        except FarthingError as error:  # nothing is wrong with what was asked for, and it is paid
+            raise FarthingError(f"the model is written, but its report could not be: {error}") from None
+        write(files["report"], report.encode())
     return told if measured is None else {**told, "test": measured}
 
 
@@ -118,7 +124,7 @@ def rehearse(job: Job, records: int, *, whole: bool = True) -> dict[str, Any]:
     actor.set_params(records=job.records or records)
     with _ledger(job, method, rehearsal=True) as ledger:
         before = ledger.share
-        _spending(actor, ledger, job).fit(*_made_up(job.schema))
+        _spending(actor, method, ledger, job).fit(*_made_up(job.schema))
         after = ledger.share
     for form in job.formats:
         exporting.exported(form, job.schema, actor.to_sklearn())
@@ -204,7 +210,7 @@ def _spent(job: Job, estimator: Estimator, method: Method, X: Array, y: NDArray[
     """Fits; returns the ledger that paid for it, with what was reserved and not used given back."""
     ledger = _ledger(job, method)
     try:
-        _spending(estimator, ledger, job).fit(X, y)
+        _spending(estimator, method, ledger, job).fit(X, y)
     except BaseException:
         ledger.close()
         raise
@@ -252,15 +258,26 @@ def _reported(
     return page(subject)
 
 
-def _spending(estimator: Estimator, ledger: Ledger, job: Job) -> Estimator:
+def _spending(estimator: Estimator, method: Method, ledger: Ledger, job: Job) -> Estimator:
     """The estimator with a ledger to take ε and δ from; all of it where that is meant and none is spent."""
     if ledger.budget.unit is not Unit.RECORD:
         raise InvalidValue(
             f"--ledger must be one per record, since a row counts as one: its budget is {ledger.budget}"
         )
+    if ledger.share and any(row.kind == "promise" for row in ledger.journal.rows()):
+        spent = BudgetSpent if ledger.share == 1 else Unsupported
+        raise spent(
+            f"--ledger holds the plan of another training, of which {1 - ledger.share:.3%} is left: no other "
+            "can spend it, so take a new ledger"
+        )
     estimator.set_params(ledger=ledger)
     if ledger.share == 0 and ledger.budget == ledger.budget.with_(job.epsilon, job.delta):
         estimator.set_params(epsilon=None, delta=None)
+    elif method.filter is None and not isinstance(ledger.filter, BasicFilter):
+        raise Unsupported(
+            f"--method {job.method} promises a plan: it takes a new ledger, or a part of one created "
+            "with --filter basic"
+        )
     return estimator
 
 
