@@ -311,8 +311,8 @@ def test_a_report_that_fails_does_not_take_the_model_with_it(
     def fails(*_: Any) -> str:
         raise Unsupported("no picture of this")
 
-    monkeypatch.setattr(training, "page", fails)
-    with pytest.raises(FarthingError, match="the model is written, but its report .* no picture") as error:
+    monkeypatch.setattr("farthing.training.page", fails)
+    with pytest.raises(FarthingError, match=r"the model is written, but its report .* no picture") as error:
         train(job)
     assert not isinstance(error.value, Unsupported)  # nothing was wrong with what was asked for
     assert saved(job).coef.shape == (1, 3)
