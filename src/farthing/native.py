@@ -43,10 +43,13 @@ _OUTER = (_P, _P, _P, _P, _I, _I, _I, _I, _I, _I)
 _SIGNATURES = {
     "gaussian": (_P, _I, _D, _P, _P),
     "release": (_P, _I, _D, _P, _P, _P, _D, _D, _P),
+    "release_drawn": (_P, _I, _P, _P, _D, _P),
     "heads": (_P, _I, _I, _I, _P, _I, _P),
     "leaps": (_P, _I, _P, _I, _I, _P, _P),
     "settle": (_P, _I, _P, _I),
     **{f"gradient_{kind}": _GRADIENT for kind in ("f8", "f4", "u1")},
+    "add_squares": (_P, _P, _P, _I, _I, _I, _D, _D, _P),
+    "factors": (_P, _I, _D, _D, _P),
     **{f"clamped_outer_{kind}": _OUTER for kind in ("f8", "f4")},
     "windows": (_P, _P, _P, _P, _I, _I, _I, _I, _I, _I, _I, _I, _I, _P, _P, _P),
 }

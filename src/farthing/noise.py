@@ -147,13 +147,15 @@ def _arguments(stream: Stream, size: int, bits: int) -> tuple[int, int]:
     return whole(0, MOST, size=size), whole(0, _MOST_BITS, bits=bits)
 
 
-def gaussian(stream: Stream, size: int, bits: int) -> Integers:
-    """Independent samples of round(2**bits Z), Z standard normal."""
+def gaussian(stream: Stream, size: int, bits: int, room: Integers | None = None) -> Integers:
+    """Independent samples of round(2**bits Z), Z standard normal; ``room`` is where they are to lie."""
     size, bits = _arguments(stream, size, bits)
     found = native.kernels(size)
+    samples = np.empty(size, np.int64) if room is None else room
     if found is None:
-        return _sample(stream, _HALF_NORMAL, size, bits, symmetric=True)
-    samples, draw, scale, table = np.empty(size, np.int64), found["gaussian"], 2.0**bits, halfnormal.address()
+        samples[:] = _sample(stream, _HALF_NORMAL, size, bits, symmetric=True)
+        return samples
+    draw, scale, table = found["gaussian"], 2.0**bits, halfnormal.address()
     for start in range(0, size, BLOCK):
         part = samples[start : start + BLOCK]
         buffer, at, address = stream._claim(len(part))

@@ -171,11 +171,40 @@ print("done")
     assert (ended.returncode, ended.stdout.strip(), ended.stderr) == (0, "done", "")
 
 
+@pytest.mark.parametrize("each", [False, True])
+def test_the_kernel_releases_what_torch_does(each, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    total = torch.randn(1001, generator=generator) * torch.logspace(-30, 30, 1001)
+    total[:3] = torch.tensor([0.5, 1.5, -2.5]) * 0.25  # ties go to the even cell
+    noise = torch.from_numpy(lattice.gaussian(SeededStream(3), 1001, 21))
+    scale = torch.rand(1001, generator=generator) + 0.1 if each else None
+    found = stock._released(total, noise, scale, 0.25)
+    monkeypatch.setattr("farthing.native.kernels", lambda *_: None)
+    assert torch.equal(found, stock._released(total, noise, scale, 0.25))
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_large_sum_that_is_not_finite_is_refused(bad, native, monkeypatch):
+    if not native:
+        monkeypatch.setattr("farthing.native.kernels", lambda *_: None)
+    total = torch.zeros(LARGE)
+    total[-1] = bad
+    with pytest.raises(InvalidValue, match="not finite"):
+        Gaussian(1.0).release(total, ClipNorm(1.0), SeededStream(0))
+
+
+def test_noise_may_be_told_where_to_lie():
+    room = np.zeros(3 * 2**15 + 5, np.int64)
+    assert lattice.gaussian(SeededStream(2), len(room), 20, room) is room
+    assert np.array_equal(room, lattice.gaussian(SeededStream(2), len(room), 20))
+
+
 def test_a_failed_draw_is_reported_and_not_repeated(monkeypatch):
     stream, bound = SeededStream(8), ClipNorm(1.0)
     for _ in range(2):
         Gaussian(1.0).release(torch.zeros(LARGE), bound, stream)
-    count = stock._AHEAD // LARGE
+    count = stock._AHEAD["cpu"] // LARGE
     draw = lattice.gaussian
 
     def failing(*args):

@@ -20,13 +20,17 @@ from farthing import validate
 from farthing.bounds import ClipCoordinates
 from farthing.errors import InvalidValue
 from farthing.torch import clipping, vmapped
-from farthing.torch.clipping import ClipCounted, ClipLayers, Live, TorchBound
+from farthing.torch.clipping import Automatic, ClipCounted, ClipLayers, Live, TorchBound
 from farthing.torch.graphs import Graphs
 from farthing.torch.probe import Source, plan_of
 from farthing.torch.selfcheck import refuse_known, verify
+from farthing.torch.stack import Stack
 from farthing.torch.tape import Plan, Tape
 from farthing.torch.terms import Route, Rows, Term
 
+_SOME = 16  # examples on which ways are timed: what all of them take would be the most memory of the run
+_HELD = 3 * 2**19  # numbers that layers take and give, for all rows of a batch on a CPU
+_FEW = 32  # rows that a batch may have in any case
 _NAP = 2_000_000  # cycles, about a millisecond: a GPU waits while what is to be timed is launched
 
 
@@ -63,8 +67,8 @@ class Layout:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Each parameter's part of a flat tensor, in its shape and without a copy."""
-        parts = zip(self.offsets, self.sizes, self.shapes, strict=True)
-        return [flat[start : start + size].view(shape) for start, size, shape in parts]
+        parts = zip(flat.split(self.sizes), self.shapes, strict=True)
+        return [part.view(shape) for part, shape in parts]
 
 
 class Gradient:
@@ -107,6 +111,7 @@ class Gradient:
         self._example = example
         self._first = next(p for p in model.parameters() if p.requires_grad)
         self._plan: Plan | None = None
+        self._stack: Stack | None = None
         self._checked: bool | None = None
         ends = (*self.layout.offsets[1:], self.layout.size)
         self._spans = [slice(a, b) for a, b in zip(self.layout.offsets, ends, strict=True)]
@@ -117,10 +122,12 @@ class Gradient:
         total = torch.empty(self.layout.size + clipping.extra(bound), device=self._first.device)
         live: Live | None = None
         empty = True
-        for inputs, targets, weights in lot.batches(self.physical):
-            if self._checked is not self.model.training:
-                self.check(inputs, targets, weights)
-            if not self._vmap and self._graphs.add(inputs, targets, weights, bound, total, empty):
+        if self._checked is not self.model.training:
+            for inputs, targets, weights in lot.batches(1):
+                self.check(inputs, targets, weights)  # of these only shapes are used
+                break
+        for inputs, targets, weights in lot.batches(self._rows()):
+            if self._quick(inputs, targets, weights, bound, total, empty):
                 empty = False
                 continue
             if empty:
@@ -134,6 +141,22 @@ class Gradient:
             live = Live.of(bound, self.layout.size, total.device) if live is None else live
             self._add(inputs, targets, weights, bound, live, total)
         return total.zero_() if empty else total
+
+    def _quick(
+        self, inputs: Any, targets: Any, weights: Tensor | None, bound: TorchBound, total: Tensor, empty: bool
+    ) -> bool:
+        """total += (= where it is ``empty``) the sum of a batch by a stack or a graph, if there is one."""
+        stack = self._stack
+        if stack is not None and stack.fits(inputs, weights, bound):
+            return stack.add(inputs, targets, self._losses, bound, total, empty)
+        return not self._vmap and self._graphs.add(inputs, targets, weights, bound, total, empty)
+
+    def _rows(self) -> int | None:
+        """How many rows go through the model at once: on a CPU as many as it can hold without much memory."""
+        if self._plan is None or self._stack is not None or self._vmap or self._first.device.type != "cpu":
+            return self.physical
+        most = max(_FEW, _HELD // max(1, self._plan.held))
+        return most if self.physical is None else min(most, self.physical)
 
     def check(self, inputs: Any, targets: Any, weights: Tensor | None = None) -> None:
         """Makes sure that examples stay apart in the model; see `farthing.torch.selfcheck`.
@@ -152,6 +175,26 @@ class Gradient:
         exact._plan = plan
         verify(self.model, self.loss, source, exact.rows)
         self._plan, self._checked = plan, self.model.training
+        self._stack = self._stacked(source)
+
+    def _stacked(self, source: Source) -> Stack | None:
+        """The model as a plain stack, if it is one and gives the same on made-up examples."""
+        if self._vmap or self._route is not None or self.autocast is not None:
+            return None
+        stack, bound = Stack.of(self.model, self.layout.sizes), Automatic()
+        (inputs, targets), size = source.batch(4), self.layout.size
+        if stack is None or not stack.fits(inputs, None, bound):
+            return None
+        one, other, live = torch.empty(size), torch.zeros(size), Live.of(bound, size, self._first.device)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(0)
+            try:
+                fits = stack.add(inputs, targets, self._losses, bound, one, True)
+            except RuntimeError:  # a loss that writes into the outputs, say
+                return None
+            torch.manual_seed(0)
+            self._add(inputs, targets, None, bound, live, other)
+        return stack if fits and (one - other).norm() <= 1e-4 * other.norm() else None
 
     def rows(self, inputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Every example's gradient, unbounded: for checks on made-up examples."""
@@ -187,19 +230,22 @@ class Gradient:
         mixed: Any = nullcontext() if self.autocast is None else torch.autocast(kind, self.autocast)
         with torch.enable_grad(), self._plan.patched(tape):
             with mixed:
-                losses = self.loss(vmapped.call(self.model, inputs), targets)
-            if losses.shape != (tape.rows,):
-                raise InvalidValue(
-                    f"loss must return one value a record, got {losses.ndim} dimensions and not as many "
-                    "values as records: "  # how many were drawn is no one's business
-                    'use reduction="none" and sum over what belongs to one record'
-                )
-            losses = losses.float()
+                losses = self._losses(vmapped.call(self.model, inputs), targets, tape.rows)
             if losses.requires_grad:
                 objective = losses if weights is None else losses * weights.flatten()
                 torch.autograd.backward(objective.sum())
             tape.finish()
         return int(examples)
+
+    def _losses(self, outputs: Any, targets: Any, rows: int) -> Tensor:
+        losses = self.loss(outputs, targets)
+        if losses.shape != (rows,):
+            raise InvalidValue(
+                f"loss must return one value a record, got {losses.ndim} dimensions and not as many "
+                "values as records: "  # how many were drawn is no one's business
+                'use reduction="none" and sum over what belongs to one record'
+            )
+        return losses.float()
 
     def _add(
         self,
@@ -300,8 +346,8 @@ def _fastest(term: Term, options: tuple[Route, ...]) -> Route:
 
 
 def _seconds(term: Term, route: Route) -> float:
-    """How long a term takes by a route. On a GPU launches do not count: a graph has none."""
-    again = term.fresh()
+    """How long a term takes by a route: on a CPU for some examples, on a GPU without launches, like a graph."""
+    again = term.fresh(None if term.device.type == "cuda" else _SOME)
     again.route = route
     out = torch.zeros(term.size, device=term.device)
     if term.device.type != "cuda":

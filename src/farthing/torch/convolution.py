@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -31,6 +31,11 @@ class Windows(Term):
         self.module, self.delta, self.x = module, delta, x
         self.examples, self.size, self.device = len(x), module.weight.numel(), x.device
         self.positions = delta[0, :, 0].numel() if len(x) else 1
+
+    def fresh(self, count: int | None = None) -> Self:
+        some = super().fresh(count)
+        some.delta, some.x = self.delta[:count], self.x[:count]
+        return some
 
     def routes(self) -> tuple[Route, ...]:
         held = 4 * max(self.delta[0].numel() + self.x[0].numel(), part_of(self.device) // self.examples)

@@ -4,6 +4,7 @@ Made-up inputs have the shapes and dtypes of real ones and nothing else of them:
 0.95, whole numbers 0 or 1. So whatever is found, or refused, tells nothing about private records.
 """
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +58,10 @@ def plan_of(model: nn.Module, source: Source) -> Plan:
                 "call it once, on the whole batch"
             )
         plan.axes[use] = _axes(inner, others[0]), _axes(outer, others[1])
+    small, large = (
+        sum(math.prod(shape) for use in s.values() for side in use for shape in side) for s in seen
+    )
+    plan.held = (large - small) // (_SIZES[1] - _SIZES[0])
     return plan
 
 

@@ -132,9 +132,8 @@ class Examples:
     def plain(self, places: Integers) -> tuple[Any, Any]:
         """The records at ``places`` as they are, (inputs, targets)."""
         if self.tensors is not None:
-            columns = tuple(
-                tensor.index_select(0, torch.from_numpy(places).to(tensor.device)) for tensor in self.tensors
-            )
+            rows = torch.from_numpy(places)
+            columns = tuple(tensor.index_select(0, rows.to(tensor.device)) for tensor in self.tensors)
         else:
             columns = self._collated(places.tolist())
         *inputs, targets = (self._moved(column) for column in columns)
@@ -174,7 +173,9 @@ class Lot:
     def batches(self, physical: int | None = None) -> Iterator[Batch]:
         """Batches of at most ``physical`` rows (a user or a set of views is never cut), evenly filled."""
         size = len(self) if physical is None else max(1, physical // self.examples.width)
-        if len(self) == 0:
+        if len(self) <= size:  # all at once, or nobody
+            if len(self):
+                yield self.examples.batch(self.indices)
             return
         parts = np.array_split(self.indices, -(-len(self) // size))
         workers = self.examples._workers

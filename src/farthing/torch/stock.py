@@ -24,10 +24,12 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
+from farthing import native
 from farthing import noise as lattice
+from farthing.errors import InvalidValue
 from farthing.noise import Stream
 
-_AHEAD = 2**21  # samples drawn ahead at most, or those of one release
+_AHEAD = {"cpu": 2**18, "cuda": 2**21}  # samples drawn ahead at most, or those of one release
 _RELEASES = 64  # whose noise is drawn ahead at most
 _SHELVES = 4  # kinds of release whose noise is kept ahead, a stream
 _CHUNK = 2**17  # coordinates at a time on a CPU: they stay in the cache
@@ -46,7 +48,14 @@ def _released(total: Tensor, noise: Tensor, scale: Tensor | None, cell: float) -
         from farthing.torch import kernels
 
         return kernels.release(total.contiguous(), noise, scale, cell)
-    out, room = torch.empty_like(total), total.new_empty(min(_CHUNK, total.numel()), dtype=torch.float64)
+    if total.device.type == "cpu":
+        found = native.kernels(total.numel())
+        if found is not None and (scale is None or scale.dtype == torch.float32):
+            return _at_once(found["release_drawn"], total.contiguous(), noise, scale, cell)
+        if not torch.isfinite(total).all():
+            raise InvalidValue(lattice._UNBOUNDED)
+    out = torch.empty_like(total)
+    room = total.new_empty(min(_CHUNK, total.numel()), dtype=torch.float64)
     for start in range(0, total.numel(), _CHUNK):
         part = slice(start, start + _CHUNK)
         cells = room[: total[part].numel()].copy_(total[part])
@@ -55,6 +64,17 @@ def _released(total: Tensor, noise: Tensor, scale: Tensor | None, cell: float) -
         if total.device.type != "cpu":
             cells.nan_to_num_(0.0)
         out[part] = cells.add_(noise[part]).mul_(each * cell)
+    return out
+
+
+def _at_once(
+    kernel: Callable[..., int], total: Tensor, noise: Tensor, scale: Tensor | None, cell: float
+) -> Tensor:
+    """The same by the kernel in C, which also looks whether the sum is finite."""
+    out, units = torch.empty_like(total), None if scale is None else scale.contiguous()
+    by = None if units is None else units.data_ptr()
+    if kernel(total.data_ptr(), total.numel(), noise.data_ptr(), by, cell, out.data_ptr()):
+        raise InvalidValue(lattice._UNBOUNDED)
     return out
 
 
@@ -79,7 +99,7 @@ class _Keyed(Stream):
 class _Draw:
     """Noise for ``count`` releases, begun at once. Nothing of it is handed out twice.
 
-    ``room`` may be noise that is used up: on a GPU the new noise takes its place.
+    ``room`` may be noise that is used up: the new noise takes its place.
     """
 
     def __init__(
@@ -97,7 +117,7 @@ class _Draw:
         self._drawn: _Threaded | _Launched = (
             _Launched(key, size * count, bits, device, room)
             if device.type == "cuda" and has_triton()
-            else _Threaded(key, size * count, bits, device)
+            else _Threaded(key, size * count, bits, device, room)
         )
 
     def take(self, stream: Stream) -> Tensor:
@@ -111,12 +131,14 @@ class _Draw:
 class _Threaded:
     """Drawn by a thread that ends with its work."""
 
-    def __init__(self, key: bytes, size: int, bits: int, device: torch.device) -> None:
+    def __init__(self, key: bytes, size: int, bits: int, device: torch.device, room: Tensor | None) -> None:
         self._future: Future[Tensor] = Future()
+        fits = room is not None and room.device.type == "cpu" and len(room) == size
+        drawn = room if room is not None and fits else torch.empty(size, dtype=torch.int64)
 
         def draw() -> None:
             try:
-                drawn = torch.from_numpy(lattice.gaussian(_Keyed(key), size, bits))
+                lattice.gaussian(_Keyed(key), size, bits, drawn.numpy())
                 self._future.set_result(drawn.to(device))
             except BaseException as error:
                 self._future.set_exception(error)
@@ -211,7 +233,7 @@ class _Shelf:
                 return out
             self._asked += 1
             if self._asked > 1:
-                count = max(1, min(_RELEASES, _AHEAD // size))
+                count = max(1, min(_RELEASES, _AHEAD.get(device.type, 0) // size))
                 self._draw = _Draw(stream, size, self._bits, device, count, draw.noise)
             return out
 

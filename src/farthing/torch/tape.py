@@ -48,6 +48,7 @@ class Plan:
     rules: dict[nn.Module, Rule]
     spread: list[tuple[nn.Module, str]] = field(default_factory=list)
     axes: dict[Use, Axes] = field(default_factory=dict)
+    held: int = 0  # numbers that go into and come out of the uses, a record
 
     def __post_init__(self) -> None:
         self.numbers = {module: number for number, module in enumerate(self.rules)}

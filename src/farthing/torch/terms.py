@@ -22,6 +22,7 @@ from torch import Tensor
 
 from farthing.torch import compiled
 from farthing.torch.coordinates import clamped_rows, clamped_sum
+from farthing.torch.products import add_product
 from farthing.torch.stock import has_triton
 
 _PART = 2**20  # entries of the gradients made at once: they stay in the cache
@@ -119,9 +120,11 @@ class Term(ABC):
     examples: int
     size: int
 
-    def fresh(self) -> Self:
-        """The same term with nothing computed yet."""
-        return copy.copy(self)
+    def fresh(self, count: int | None = None) -> Self:
+        """The same term, or that of the first ``count`` examples, with nothing computed yet."""
+        some = copy.copy(self)
+        some.examples, some.space = len(range(self.examples)[:count]), None
+        return some
 
     def routes(self) -> tuple[Route, ...]:
         """The ways worth measuring; one where there is no choice."""
@@ -242,6 +245,11 @@ class Outer(Term):
         u = torch.cat([term.u.values for term in terms], 1)
         return cls(Factor(u), Factor(torch.cat([term.v.values for term in terms], 1)))
 
+    def fresh(self, count: int | None = None) -> Self:
+        some = super().fresh(count)
+        some.u, some.v = Factor(self.u.values[:count]), Factor(self.v.values[:count])
+        return some
+
     def routes(self) -> tuple[Route, ...]:
         if self.positions == 1:
             return (Route.GRAM,)
@@ -328,7 +336,7 @@ class Outer(Term):
             u, v = u.squeeze(1), v.squeeze(1)
         else:
             u, v = u.flatten(0, 1), v.flatten(0, 1)
-        out.view(self.height, self.width).addmm_(u.t(), v)
+        add_product(u, v, out.view(self.height, self.width))
 
     def only(self, good: Tensor) -> None:
         if self.kept is not None:

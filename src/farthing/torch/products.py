@@ -1,0 +1,42 @@
+"""Matrix products in the order in which a CPU is quick: its libraries want the wide side of a result inside.
+
+A result with a few columns leaves vector registers half empty; its transpose does not. Both give the same
+sums, to rounding.
+"""
+
+import torch
+from torch import Tensor
+
+_NARROW = 16  # columns that fill a vector register
+_SHORT = 64  # columns of a gradient that is better made the other way round
+
+
+def affine(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """out = x Wᵀ + b, for float32 matrices on a CPU.
+
+    >>> x, weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]])
+    >>> affine(x, weight, torch.ones(2), torch.empty(1, 2))
+    tensor([[12., 18.]])
+    """
+    if 1 < len(weight) < _NARROW and x.shape[1] > 4 * _NARROW:
+        out.copy_(torch.mm(weight, x.t()).t())
+        return out if bias is None else out.add_(bias)
+    return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
+
+
+def add_product(u: Tensor, v: Tensor, out: Tensor, *, empty: bool = False) -> None:
+    """out += uᵀ v, or out = uᵀ v where it is ``empty``.
+
+    >>> out = torch.empty(2, 1)
+    >>> add_product(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0]]), out, empty=True)
+    >>> out
+    tensor([[3.],
+            [6.]])
+    """
+    if out.device.type == "cpu" and out.shape[1] <= _SHORT and len(out) >= 4 * out.shape[1]:
+        found = torch.mm(v.t(), u).t()
+        out.copy_(found) if empty else out.add_(found)
+    elif empty:
+        torch.mm(u.t(), v, out=out)
+    else:
+        out.addmm_(u.t(), v)
