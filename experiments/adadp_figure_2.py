@@ -149,7 +149,7 @@ def draw(rows: list[Row]) -> Any:
                 )
             title = "as the paper counts" if counted == "Theorem 1" else "counted tightly"
             cell.set(
-                xlabel="lots", title=f"{_level(level)}: {title}", ylim=(50 if len(levels) > 1 else 0, 100)
+                xlabel="lots", title=f"{_level(level)}: {title}", ylim=(75 if len(levels) > 1 else 0, 100)
             )
         axes[0].set(ylabel="test accuracy, %")
     key(figure, grid, 4)
