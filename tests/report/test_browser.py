@@ -43,6 +43,7 @@ addEventListener('load', function () {
     found[frame.name] = {
       wide: root.scrollWidth, frame: wide, tall: root.scrollHeight,
       out: out.slice(0, 5).map(one => one.tagName + '.' + one.className),
+      dark: frame.contentWindow.matchMedia('(prefers-color-scheme: dark)').matches,
       paper: frame.contentWindow.getComputedStyle(page.body).backgroundColor,
       ink: frame.contentWindow.getComputedStyle(page.body).color,
       line: [...page.querySelectorAll('.line')].map(one => getComputedStyle(one).stroke).slice(0, 1),
@@ -160,6 +161,8 @@ def test_words_in_pictures_are_apart_and_inside(looked, full, seeded, name, wide
 
 def test_dark_is_dark(looked, full, seeded):
     light, dark = (looked(full, seeded, dark)["full-1280"] for dark in (False, True))
+    if not dark["dark"]:
+        pytest.skip("this Chromium cannot be told to be dark")
     assert brightness(light["paper"]) > 200 > 60 > brightness(light["ink"])
     assert brightness(dark["ink"]) > 200 > 60 > brightness(dark["paper"])
     assert light["line"] != dark["line"]
