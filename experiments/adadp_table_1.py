@@ -9,6 +9,7 @@ The paper's convolutions were trained on CIFAR-100, ours are random: its accurac
 and lower ones stand in.
 """
 
+import math
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -48,12 +49,12 @@ def _setting(problem: pictures.Problem, method: str, run: int, small: bool) -> S
 
 
 def needed(rows: list[Row], level: float, count: str) -> tuple[list[float], int]:
-    """ε when each run first was that accurate, and how many runs never were."""
+    """ε when each run first was that accurate (∞ where there is none), and how many runs never were."""
     found, missed = list[float](), 0
     for run in values(rows, "run"):
         mine = [row for row in rows if row["run"] == run and row["accuracy"] >= level]
         if mine:
-            found.append(float(mine[0][count]))
+            found.append(float(mine[0].get(count, math.inf)))
         else:
             missed += 1
     return found, missed
@@ -69,7 +70,7 @@ def tables(rows: list[Row]) -> list[Grid]:
                 paper = said[0] if method == "DP-SGD" else said[1]
                 ends = [_shown(*needed(mine, level, count)) for count in ("paper ε", "tight ε")]
                 cells.append([f"{level} %", marked(method), paper, *ends])
-        last = max((row for row in rows if row["data"] == data), key=lambda row: int(row["lots"]))
+        last = max((row for row in rows if row["data"] == data and "tight ε" in row), key=lambda r: r["lots"])
         grids.append(
             Grid(
                 f"{data}: ε for an accuracy, δ = {DELTA:g}",
@@ -85,6 +86,8 @@ def tables(rows: list[Row]) -> list[Grid]:
 def _shown(found: list[float], missed: int) -> str:
     if not found:
         return "–"
+    if math.inf in found:
+        return "none"
     spread = f" ± {pstdev(found):.2f}" if len(found) > 1 else ""
     return f"{fmean(found):.2f}{spread}" + (f" ({missed} of {missed + len(found)} never)" if missed else "")
 
