@@ -127,7 +127,7 @@ def right(prediction: Any) -> dict[str, float]:
 
 
 def main(
-    epsilon: float = 3.0, steps: int = 60, records: int = 5000, folder: str | None = None
+    epsilon: float = 3.0, steps: int = 60, records: int = 8000, folder: str | None = None
 ) -> tuple[float, PrivateTrainer]:
     """Trains, prints what holds and how good it is; returns the accuracy and the trainer."""
     private, public = Sentences(records, seed=1), Sentences(1000, seed=2)
@@ -154,7 +154,7 @@ def main(
         arguments = TrainingArguments(
             folder or scratch,
             num_train_epochs=1,
-            lr_scheduler_type="linear",
+            lr_scheduler_type="constant",
             max_grad_norm=0,  # every example was clipped already
             eval_strategy="steps",
             eval_steps=max(1, steps // 3),
