@@ -109,6 +109,9 @@ def draw(rows: list[Row]) -> Any:
                 place += 1
         ticks(axes, sorted(values(rows, "factor")))
         axes.set(title=name, xlabel="times the default")
+    low, high = (edge(axes.get_ylim()[place] for axes in panels) for place, edge in ((0, min), (1, max)))
+    for axes in panels:
+        axes.set_ylim(low, high)
     panels[0].set_ylabel("accuracy on Adult, %")
     legend(figure, panels[0], 4)
     return figure
