@@ -169,7 +169,8 @@ def _skeleton(table: str, target: str | None) -> int:
     emit(tablefile.skeleton_of(table, target))
     return say(
         "bounds and vocabularies are declared, never learnt from the records: fill in low and high, or "
-        "values, of every column above from public knowledge, and give the file as --schema",
+        "values, of every column above from public knowledge, and give the file as --schema (farthing schema "
+        "drafts one from the records, for you to check)",
         WRONG,
     )
 
