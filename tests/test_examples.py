@@ -23,7 +23,7 @@ def test_hugging_face(tmp_path, capsys):
     pytest.importorskip("accelerate", reason="accelerate is not installed: pip install accelerate")
     example = runpy.run_path(str(EXAMPLES / "huggingface.py"))
     right, trainer = example["main"](steps=30, records=3000, epsilon=8.0, folder=str(tmp_path))
-    assert right > 0.7
+    assert right > 0.6
     assert trainer.private.ledger.share == 1.0
     assert trainer.state.global_step == trainer.private.t == 30
     logged = {name for row in trainer.state.log_history for name in row}
