@@ -40,8 +40,12 @@ def test_a_standing_method_ends_with_0_and_writes_json_and_html(capsys, tmp_path
 def test_wrong_usage_is_said_in_one_sentence(capsys, tmp_path):
     for arguments in ([], ["descent", "--all"], ["nothing"], ["laplace", "--effort", "0"]):
         assert cli.main(["audit", *arguments]) == 2
-    assert cli.main(["audit", "laplace", "--html", str(tmp_path / "no" / "page.html")]) == 2
-    assert "--html must be a new file" in capsys.readouterr().err
+    assert cli.main(["audit", "laplace", "--html", str(tmp_path / "no" / "such" / "page.html")]) == 2
+    assert "--html must be writable" in capsys.readouterr().err
+    (tmp_path / "page.html").write_text("mine")
+    assert cli.main(["audit", "laplace", "--html", str(tmp_path / "page.html")]) == 2
+    assert "--html must be new" in capsys.readouterr().err
+    assert (tmp_path / "page.html").read_text() == "mine"
 
 
 def test_laws_alone(capsys, monkeypatch):

@@ -612,6 +612,12 @@ class TestCreate:
         assert said in done.err
         assert run("ledger", "show", "new.ledger").code == 2
 
+    def test_what_begins_as_json(self, run: Any) -> None:
+        done = run("ledger", "create", "new.ledger", "--epsilon", "2", "--delta", "1e-5", "--json")
+        assert (done.code, done.err) == (0, "")
+        assert done.json["file"] == "new.ledger"
+        assert (done.json["budget"]["epsilon"], done.json["filter"]["name"]) == (2.0, "gdp")
+
     def test_an_existing_ledger_is_left_alone(self, run: Any) -> None:
         new = ("ledger", "create", "new.ledger", "--epsilon", "1", "--delta", "1e-5")
         assert run(*new).code == 0
@@ -620,3 +626,14 @@ class TestCreate:
         assert done.code == 2
         assert "new" in done.err
         assert run("ledger", "show", "new.ledger").out == before
+
+
+def test_keys_as_json_and_no_name_that_leads_elsewhere(run: Any, tmp_path: Path) -> None:
+    done = run("keys", tmp_path / "keys", "--parties", "a,b", "--json")
+    assert (done.code, done.err) == (0, "")
+    assert len(done.json["made"]) >= 2
+    assert all(Path(place).exists() for place in done.json["made"])
+    refused = run("keys", tmp_path / "keys", "--parties", "../evil")
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.count("\n") == 1
+    assert not (tmp_path / "evil").exists()

@@ -35,6 +35,27 @@ def test_gzip(tmp_path: Path) -> None:
         table(path, ["a"])
 
 
+def test_a_line_without_an_end_does_not_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csvfile, "_LONGEST", 100)
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n" + "secret," * 100)
+    with pytest.raises(InvalidValue, match="a line of more than 100 characters") as error:
+        table(path, ["a"])
+    assert "secret" not in str(error.value)
+    path.write_text("a,b\n" + f"{'x' * 50},{'y' * 40}\n" * 3)
+    assert len(table(path, ["a"])[0]["a"]) == 3
+
+
+def test_records_are_counted_without_a_look_at_their_cells(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('a,b\n1,"two\nlines"\n\n,\n')
+    assert csvfile.count(str(path), ["b"]) == 2
+    with pytest.raises(InvalidValue, match="no column 'c'"):
+        csvfile.count(str(path), ["c"])
+
+
 def test_blocks_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csvfile, "_BLOCK", 2)
     path = tmp_path / "a.csv"

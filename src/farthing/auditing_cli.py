@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from farthing.errors import InvalidValue
 from farthing.options import FAILED, AsJson, emit, emit_json, number, option, say
 
 
@@ -29,14 +28,15 @@ def audit(
     """
     from farthing import auditing
     from farthing.audit.verdict import section
+    from farthing.modelfile import check_writable, write
 
-    if html is not None and (html.exists() or not html.parent.is_dir()):
-        raise InvalidValue(f"--html must be a new file in an existing directory, got {str(html)!r}")
+    if html is not None:
+        check_writable(html, force=False, option="--html")
     with auditing.shown(as_json, everything) as watch:
         found = auditing.audited(method, everything, effort, confidence, watch)
         told = auditing.lawful(method)
     if html is not None:
-        html.write_text(section(found), encoding="utf-8")
+        write(html, section(found).encode())
     if as_json:
         emit_json(auditing.fields(found, told, confidence))
     else:

@@ -26,12 +26,11 @@ def exported(form: str, schema: Schema, model: Any) -> bytes:
 
 def pipeline(schema: Schema, model: Any) -> Pipeline:
     """From a table with the schema's columns (a data frame) to labels or numbers."""
-    encoders = [(column.name, _encoder(column), [place]) for place, column in enumerate(schema.columns)]
-    names = np.array([column.name for column in schema.columns], dtype=object)
-    encode = ColumnTransformer([(f"column {place}", *rest) for place, (_, *rest) in enumerate(encoders)])
-    # two rows of declared values, so that scikit-learn counts as fitted what was never learnt
-    ends = [_ends(column) for column in schema.columns]
-    encode.fit(np.array([[end[row] for end in ends] for row in range(2)], dtype=object))
+    columns = list(enumerate(schema.columns))
+    encode = ColumnTransformer([(f"column {place}", _encoder(column), [place]) for place, column in columns])
+    # fitted on declared values: nothing is learnt
+    encode.fit(np.array([_ends(column) for _, column in columns], dtype=object).T)
+    names = np.array([column.name for _, column in columns], dtype=object)
     encode.feature_names_in_ = names
     for place, (_, encoder, _) in enumerate(encode.transformers_):
         encoder.feature_names_in_ = names[place : place + 1]
@@ -47,6 +46,7 @@ def _encoder(column: Numeric | Categorical) -> Any:
 
 
 def _ends(column: Numeric | Categorical) -> tuple[Any, Any]:
+    """Two values that stand for all that are declared."""
     if isinstance(column, Numeric):
         return float(column.low), float(column.high)
     return column.values[0], column.values[-1]

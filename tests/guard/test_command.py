@@ -79,3 +79,12 @@ def test_files_that_are_none(load):
     (load.folder / "records.npz").unlink()
     with pytest.raises(InvalidValue, match="No such file"):
         load()
+
+
+def test_a_check_tells_the_public_key(village, run):
+    house = village.settle(1).houses["p0"]
+    done = run("guard", house.policy, "--check", "--json")
+    assert done.code == 0
+    assert done.json["ok"] is True
+    assert len(bytes.fromhex(done.json["public"])) == 32
+    assert run("guard", house.policy, "--json").code == 2
