@@ -432,6 +432,16 @@ def test_a_plan_in_a_shared_ledger_needs_basic_composition(run: Any, people: Pat
         assert run(*TRAIN, "--ledger", "b.ledger", "--method", "output", "--out", out).code == 0
 
 
+def test_an_rdp_ledger_is_refused(run: Any, people: Path) -> None:
+    new = ("ledger", "create", "a.ledger", "--epsilon", "3", "--delta", "1e-4", "--filter", "rdp")
+    assert run(*new).code == 0
+    before = contents(people)
+    done = run(*TRAIN, "--ledger", "a.ledger", "--out", "fit")
+    assert (done.code, done.out) == (2, "")
+    assert re.fullmatch("farthing: --ledger is spent by an RDP filter, .* --filter gdp, .*\n", done.err)
+    assert contents(people) == before
+
+
 def _without_head(path: Path) -> None:
     Path(f"{path}.head").unlink()
 

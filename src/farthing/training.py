@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.metrics import roc_auc_score
 
 from farthing import exporting, tablefile, validate
-from farthing.accounting.filters import BasicFilter
+from farthing.accounting.filters import BasicFilter, RdpFilter
 from farthing.algorithms.baselines import nonprivate
 from farthing.books import rule_of
 from farthing.budget import Adjacency, Budget, Unit
@@ -269,6 +269,11 @@ def _spending(estimator: Estimator, method: Method, ledger: Ledger, job: Job) ->
         raise spent(
             f"--ledger holds the plan of another training, of which {1 - ledger.share:.3%} is left: no other "
             "can spend it, so take a new ledger"
+        )
+    if isinstance(ledger.filter, RdpFilter):
+        raise Unsupported(
+            "--ledger is spent by an RDP filter, which hands out no parts: create one with --filter gdp, zcdp "
+            "or basic"
         )
     estimator.set_params(ledger=ledger)
     if ledger.share == 0 and ledger.budget == ledger.budget.with_(job.epsilon, job.delta):
