@@ -272,8 +272,8 @@ def _spending(estimator: Estimator, method: Method, ledger: Ledger, job: Job) ->
         )
     if isinstance(ledger.filter, RdpFilter):
         raise Unsupported(
-            "--ledger is spent by an RDP filter, which hands out no parts: create one with --filter gdp, zcdp "
-            "or basic"
+            "--ledger is spent by an RDP filter, which hands out no parts: create one with --filter gdp, "
+            "zcdp or basic"
         )
     estimator.set_params(ledger=ledger)
     if ledger.share == 0 and ledger.budget == ledger.budget.with_(job.epsilon, job.delta):
