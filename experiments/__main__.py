@@ -1,7 +1,7 @@
 """``python -m experiments NAME [--small] [--out DIR]``: one experiment, its table and its figure.
 
 Without a name it lists what there is. ``--draw`` makes table and figure anew from a NAME.csv in DIR. Exit
-codes: 0 done, 2 unknown name, data or a package that is missing.
+codes: 0 done, 2 unknown name, a folder that cannot be written, data or a package that is missing.
 """
 
 import argparse
@@ -35,9 +35,10 @@ def main(arguments: list[str]) -> int:
     begun = time.perf_counter()
     try:
         experiment = frame.load(given.name)
+        given.out.mkdir(parents=True, exist_ok=True)  # before an hour's work, not after it
         kept = given.out / f"{given.name}.csv"
         rows = frame.read(kept) if given.draw else experiment.measure(given.small)
-    except (ImportError, FileNotFoundError) as error:
+    except (ImportError, OSError) as error:
         frame.say(f"experiments: {given.name} cannot run here: {error}")
         return 2
     for path in frame.write(given.name, known[given.name], rows, experiment, given.out, given.small):

@@ -74,6 +74,10 @@ def test_missing_data_are_one_sentence(tmp_path):
     assert refused.returncode == 2
     assert "cannot run here" in refused.stderr
     assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    refused = reproduce("moments-accountant", "--small", "--out", str(tmp_path / "file" / "inside"))
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
 
 
 @pytest.mark.slow
