@@ -14,7 +14,15 @@ from typing import Annotated
 import typer
 
 import farthing
-from farthing import accounting_cli, auditing_cli, books_cli, deploying_cli, report_cli, training_cli
+from farthing import (
+    accounting_cli,
+    auditing_cli,
+    books_cli,
+    deploying_cli,
+    report_cli,
+    simulating_cli,
+    training_cli,
+)
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.options import FAILED, SPENT, WRONG, Command, say
 
@@ -34,7 +42,7 @@ for _command in (
     training_cli.train,
     training_cli.schema,
     training_cli.predict,
-    training_cli.simulate,
+    simulating_cli.simulate,
     deploying_cli.guard,
     deploying_cli.keys,
     deploying_cli.serve,

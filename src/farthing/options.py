@@ -7,11 +7,15 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from farthing.budget import Adjacency
+from farthing.errors import InvalidValue
+
+if TYPE_CHECKING:  # it opens numpy
+    from farthing.data import Schema
 
 FAILED, WRONG, SPENT, INTERRUPTED = 1, 2, 3, 130
 
@@ -76,3 +80,31 @@ TestTable = Annotated[
     str | None, typer.Option(metavar="TABLE2", help="Measure the model on another table, without privacy.")
 ]
 NewFile = Annotated[Path | None, typer.Option("-o", "--out", help="A new file; standard output if left out.")]
+Target = Annotated[str | None, typer.Option(metavar="COLUMN", help="What to predict: the schema's target.")]
+SchemaFile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Public bounds and vocabularies as JSON, or the word adult."),
+]
+Bounds = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=LOW:HIGH", help="Instead of a schema: a column of numbers. Repeatable."),
+]
+Values = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=A,B", help="Instead of a schema: a column of these values. Repeatable."),
+]
+
+
+def declared(
+    table: str, schema: str | None, target: str | None, bounds: list[str], values: list[str]
+) -> "Schema | None":
+    """The schema that these options name or spell out; None where there is none."""
+    from farthing import tablefile
+
+    if schema is not None and (bounds or values):
+        raise InvalidValue("give either --schema or --bounds and --values, not both")
+    if bounds or values:
+        return tablefile.declared(bounds, values, target)
+    if schema is None and table != tablefile.EMBEDDED:
+        return None
+    return tablefile.schema_of(schema or tablefile.EMBEDDED, target)

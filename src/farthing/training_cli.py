@@ -1,4 +1,4 @@
-"""The commands about tables: ``farthing train``, ``schema``, ``predict`` and ``simulate``."""
+"""The commands about tables: ``farthing train``, ``schema`` and ``predict``."""
 
 import json
 import sys
@@ -12,18 +12,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farthing import validate
-from farthing.budget import Adjacency, Unit
+from farthing.budget import Adjacency
 from farthing.errors import InvalidValue
 from farthing.journal import Journal
 from farthing.options import (
-    FAILED,
     INTERRUPTED,
     WRONG,
     AsJson,
+    Bounds,
     Force,
     NewFile,
+    SchemaFile,
     TableName,
+    Target,
     TestTable,
+    Values,
+    declared,
     emit,
     emit_json,
     number,
@@ -32,29 +36,14 @@ from farthing.options import (
     whole,
 )
 from farthing.progress import progress, stoppable
-from farthing.reporting import aligned, open_journal, rehearsed_lines, simulated_lines, trained_lines
+from farthing.reporting import aligned, open_journal, rehearsed_lines, trained_lines
 
 if TYPE_CHECKING:  # what opens numpy is opened by the commands
-    from farthing.data import Schema
     from farthing.following import Watch
     from farthing.ledger import Ledger
     from farthing.query import Step
 
 _SHOWN = 0.1  # seconds between two looks at the progress
-
-Target = Annotated[str | None, typer.Option(metavar="COLUMN", help="What to predict: the schema's target.")]
-SchemaFile = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Public bounds and vocabularies as JSON, or the word adult."),
-]
-Bounds = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=LOW:HIGH", help="Instead of a schema: a column of numbers. Repeatable."),
-]
-Values = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=A,B", help="Instead of a schema: a column of these values. Repeatable."),
-]
 
 
 def train(
@@ -107,7 +96,7 @@ def train(
     """
     validate.positive(**{"--epsilon": epsilon})
     validate.delta(**{"--delta": delta})
-    known = _declared(table, schema, target, bounds or [], values or [])
+    known = declared(table, schema, target, bounds or [], values or [])
     if known is None:
         return _skeleton(table, target)
     from farthing import tablefile, training
@@ -143,21 +132,6 @@ def train(
     if fields.get("partial"):
         return say("interrupted: the model is that of the last step", INTERRUPTED)
     return 0
-
-
-def _declared(
-    table: str, schema: str | None, target: str | None, bounds: list[str], values: list[str]
-) -> "Schema | None":
-    """The schema that options name or spell out; None where there is none."""
-    from farthing import tablefile
-
-    if schema is not None and (bounds or values):
-        raise InvalidValue("give either --schema or --bounds and --values, not both")
-    if bounds or values:
-        return tablefile.declared(bounds, values, target)
-    if schema is None and table != tablefile.EMBEDDED:
-        return None
-    return tablefile.schema_of(schema or tablefile.EMBEDDED, target)
 
 
 def _skeleton(table: str, target: str | None) -> int:
@@ -254,98 +228,3 @@ def predict(
     else:
         modelfile.write(out, text.encode())
     return 0
-
-
-def simulate(
-    table: TableName,
-    users: Annotated[int, option(whole, "How many users share the records, in the order of the table.")],
-    epsilon: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BUDGETS",
-            help="A number for all, numbers with commas in turn, or FILE:COLUMN, a row each.",
-        ),
-    ] = None,
-    delta: Annotated[float | None, option(number, "Of every user's budget.")] = None,
-    records: Annotated[
-        int | None,
-        typer.Option(
-            "--records-per-user",
-            parser=whole,
-            metavar="INTEGER",
-            help="Of each user, from the first rows; by default all rows, evenly.",
-        ),
-    ] = None,
-    method: Annotated[
-        str, typer.Option(metavar="NAME", help="Together, addp, sgd2, sgd-adv, ...; a wrong name lists them.")
-    ] = "together",
-    accountant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of addp: sampling (its own), advanced or tight.")
-    ] = None,
-    trust: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Who adds noise: local; with together, addp, sgd2 distributed or trusted."
-        ),
-    ] = None,
-    survivors: Annotated[
-        int | None, option(whole, "The least number of honest users of a round, for distributed noise.")
-    ] = None,
-    noise: Annotated[
-        str, typer.Option(metavar="NAME", help="Simulate the sum of all noise, or that of each user.")
-    ] = "sum",
-    clip: Annotated[float | None, option(number, "Where a record's gradient is clipped; 3 in A-DDP.")] = None,
-    draw: Annotated[
-        str | None, typer.Option(metavar="DRAW", help="Of a round: one, a number, all, or poisson:P.")
-    ] = None,
-    rounds: Annotated[int | None, option(whole, "The rounds that noise is chosen for.")] = None,
-    adjacency: Annotated[
-        Adjacency | None, typer.Option(help="When two users' records are neighbours; by default add-remove.")
-    ] = None,
-    unit: Annotated[
-        Unit, typer.Option(help="What is hidden of a user: a record, or all of them.")
-    ] = Unit.RECORD,
-    target: Target = None,
-    schema: SchemaFile = None,
-    bounds: Bounds = None,
-    values: Values = None,
-    test: TestTable = None,
-    as_json: AsJson = False,
-) -> int:
-    """Lets users who keep their records train together.
-
-    Each has a budget of its own. Ctrl-C ends it with what was reached.
-    """
-    from farthing import simulating
-
-    known = _declared(table, schema, target, bounds or [], values or [])
-    if known is None:
-        raise InvalidValue("give --schema FILE; `farthing schema TABLE --target COLUMN` drafts one")
-    job = simulating.Job(
-        table,
-        known,
-        users,
-        epsilon,
-        delta,
-        records,
-        method,
-        accountant,
-        trust,
-        survivors,
-        noise,
-        clip,
-        draw,
-        rounds,
-        adjacency,
-        test,
-        unit,
-    )
-    with simulating.shown(quiet=as_json) as watch:
-        fields = simulating.simulate(job, watch)
-    if as_json:
-        emit_json(fields)
-    else:
-        emit(aligned(simulated_lines(fields)))
-    if fields["stopped"] == "interrupted":
-        return say("interrupted: this is what was reached", INTERRUPTED)
-    return 0 if fields["epsilon"] is not None else say(f"{method} gives no guarantee", FAILED)

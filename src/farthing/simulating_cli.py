@@ -1,0 +1,122 @@
+"""The command ``farthing simulate``."""
+
+from typing import Annotated
+
+import typer
+
+from farthing.budget import Adjacency, Unit
+from farthing.errors import InvalidValue
+from farthing.options import (
+    FAILED,
+    INTERRUPTED,
+    AsJson,
+    Bounds,
+    SchemaFile,
+    TableName,
+    Target,
+    TestTable,
+    Values,
+    declared,
+    emit,
+    emit_json,
+    number,
+    option,
+    say,
+    whole,
+)
+from farthing.reporting import aligned, simulated_lines
+
+
+def simulate(
+    table: TableName,
+    users: Annotated[int, option(whole, "How many users share the records, in the order of the table.")],
+    epsilon: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BUDGETS",
+            help="A number for all, numbers with commas in turn, or FILE:COLUMN, a row each.",
+        ),
+    ] = None,
+    delta: Annotated[float | None, option(number, "Of every user's budget.")] = None,
+    records: Annotated[
+        int | None,
+        typer.Option(
+            "--records-per-user",
+            parser=whole,
+            metavar="INTEGER",
+            help="Of each user, from the first rows; by default all rows, evenly.",
+        ),
+    ] = None,
+    method: Annotated[
+        str, typer.Option(metavar="NAME", help="Together, addp, sgd2, sgd-adv, ...; a wrong name lists them.")
+    ] = "together",
+    accountant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of addp: sampling (its own), advanced or tight.")
+    ] = None,
+    trust: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Who adds noise: local; with together, addp, sgd2 distributed or trusted."
+        ),
+    ] = None,
+    survivors: Annotated[
+        int | None, option(whole, "The least number of honest users of a round, for distributed noise.")
+    ] = None,
+    noise: Annotated[
+        str, typer.Option(metavar="NAME", help="Simulate the sum of all noise, or that of each user.")
+    ] = "sum",
+    clip: Annotated[float | None, option(number, "Where a record's gradient is clipped; 3 in A-DDP.")] = None,
+    draw: Annotated[
+        str | None, typer.Option(metavar="DRAW", help="Of a round: one, a number, all, or poisson:P.")
+    ] = None,
+    rounds: Annotated[int | None, option(whole, "The rounds that noise is chosen for.")] = None,
+    adjacency: Annotated[
+        Adjacency | None, typer.Option(help="When two users' records are neighbours; by default add-remove.")
+    ] = None,
+    unit: Annotated[
+        Unit, typer.Option(help="What is hidden of a user: a record, or all of them.")
+    ] = Unit.RECORD,
+    target: Target = None,
+    schema: SchemaFile = None,
+    bounds: Bounds = None,
+    values: Values = None,
+    test: TestTable = None,
+    as_json: AsJson = False,
+) -> int:
+    """Lets users who keep their records train together.
+
+    Each has a budget of its own. Ctrl-C ends it with what was reached.
+    """
+    from farthing import simulating
+
+    known = declared(table, schema, target, bounds or [], values or [])
+    if known is None:
+        raise InvalidValue("give --schema FILE; `farthing schema TABLE --target COLUMN` drafts one")
+    job = simulating.Job(
+        table,
+        known,
+        users,
+        epsilon,
+        delta,
+        records,
+        method,
+        accountant,
+        trust,
+        survivors,
+        noise,
+        clip,
+        draw,
+        rounds,
+        adjacency,
+        test,
+        unit,
+    )
+    with simulating.shown(quiet=as_json) as watch:
+        fields = simulating.simulate(job, watch)
+    if as_json:
+        emit_json(fields)
+    else:
+        emit(aligned(simulated_lines(fields)))
+    if fields["stopped"] == "interrupted":
+        return say("interrupted: this is what was reached", INTERRUPTED)
+    return 0 if fields["epsilon"] is not None else say(f"{method} gives no guarantee", FAILED)
