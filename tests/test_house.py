@@ -56,7 +56,8 @@ LAYERS = [
     "crowd.bridge crowd.flower_control crowd.superlink crowd.flower crowd.flower_link crowd.flower_node",
     "serving joining",
     "demo reporting options",
-    "training_cli simulating_cli accounting_cli books_cli auditing_cli deploying_cli report_cli cli demo_parties",
+    "training_cli simulating_cli accounting_cli books_cli auditing_cli deploying_cli report_cli",
+    "cli demo_parties",
 ]
 ORDER = [name for layer in LAYERS for name in layer.split()]
 
