@@ -300,7 +300,7 @@ def test_wrong_declarations_are_one_sentence(run: Any, options: tuple[str, ...],
 
 
 @pytest.mark.usefixtures("people")
-def test_a_draft_is_refused_until_a_person_deletes_its_first_line(run: Any) -> None:
+def test_a_draft_is_refused_until_a_person_deletes_its_line(run: Any) -> None:
     done = run("schema", "people.csv", "--target", "rich")
     assert done.code == 0
     assert "private records" in done.err
@@ -317,7 +317,7 @@ def test_a_draft_is_refused_until_a_person_deletes_its_first_line(run: Any) -> N
     refused = run("train", "people.csv", *SPEND, "--schema", "draft.json", "--out", "fit")
     assert (refused.code, refused.out) == (2, "")
     lines = Path("draft.json").read_text().splitlines()
-    Path("draft.json").write_text("{" + "\n".join(lines[1:]))
+    Path("draft.json").write_text("\n".join(line for line in lines if "drafted" not in line))
     assert run("train", "people.csv", *SPEND, "--schema", "draft.json", "--out", "fit").code == 0
 
 

@@ -222,7 +222,7 @@ def skeleton(names: Sequence[str], target: str) -> str:
 
 def draft(columns: list[dict[str, Any]], target: dict[str, Any]) -> str:
     """A schema whose bounds and values were read from records: refused until a person deletes that line."""
-    return f"{{{json.dumps(DRAFTED)}: {json.dumps(_DRAFTED)},\n {_json(columns, target)[1:]}"
+    return f"{{\n {json.dumps(DRAFTED)}: {json.dumps(_DRAFTED)},\n {_json(columns, target)[1:]}"
 
 
 def _json(columns: list[dict[str, Any]], target: dict[str, Any]) -> str:

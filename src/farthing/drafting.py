@@ -1,7 +1,7 @@
 """What ``farthing schema`` does: reads a table and drafts a schema for a person to check.
 
 The draft is made of private facts, the smallest and the largest number of a column among them. No guarantee
-covers it, so it says so in its first line, and nothing trains with it before that line is deleted.
+covers it, so it says so in a line of its own, and nothing trains with it before that line is deleted.
 """
 
 import math
