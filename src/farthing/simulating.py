@@ -113,7 +113,7 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
         raise InvalidValue(f"a crowd learns labels, and target {target.name!r} is a number")
     budgets = _budgets(job, kind)
     X, y = tablefile.read(job.table, job.schema)
-    test = tablefile.test_of(job.test, job.table, job.schema)
+    test = tablefile.held_out(job.test, job.table, job.schema)
     n = _rows(job, len(X))
     labels = len(target.values)
     table = Table(X[:n], y[:n].astype(np.float64) if labels == 2 else y[:n])

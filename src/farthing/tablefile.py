@@ -137,7 +137,7 @@ def read(
     return np.concatenate([X for X, _ in parts]), np.concatenate([y for _, y in parts])
 
 
-def test_of(test: str | None, table: str, schema: Schema) -> tuple[Array, NDArray[Any]] | None:
+def held_out(test: str | None, table: str, schema: Schema) -> tuple[Array, NDArray[Any]] | None:
     """What ``--test`` names, if anything; refused where it is the very table that is learnt from."""
     if test is None:
         return None

@@ -80,7 +80,7 @@ def train(job: Job, follow: Follow = nullcontext) -> dict[str, Any]:
             f"column {job.schema.target.name!r} of {job.table!r} holds only one of its declared values, so "
             "there is nothing to tell apart"
         )
-    test = tablefile.test_of(job.test, job.table, job.schema)
+    test = tablefile.held_out(job.test, job.table, job.schema)
     files = _files(job)
     for path in files.values():
         check_writable(path, job.force, kept=(job.table, job.test, job.ledger))
