@@ -1,14 +1,18 @@
 """Private steps of deep models on a CPU beside peers: ratios to an ordinary step of the same model.
 
-    python -m benchmarks.deep [mlp cnn cifar transformer checks] [--rounds 9] [--threads N] [--busy] ...
+    python -m benchmarks.deep [mlp cnn cifar transformer adadp checks] [--rounds 9] [--threads N] [--busy] ...
 
-An ordinary step is zero_grad, forward, mean loss, backward, SGD. Ours draws a Poisson lot from ten times as
-many examples, charges the ledger, sums clipped gradients, adds the sound (lattice) noise and updates; the
-noise's share is printed. Opacus 1.6 (hooks and ghost) and vmap (plain and compiled) clip and add torch.randn,
-without sampling or accounting. All of them take turns in one process; a ratio is that of medians. Peak
-memory is that of a fresh process each, over what it held before its first step (--no-memory: left out).
+An ordinary step is zero_grad, forward, mean loss, backward, SGD, on a batch that is there already. Ours draws
+a Poisson lot from ten times as many examples, charges the ledger, fetches the lot, sums clipped gradients,
+adds the sound (lattice) noise and updates; the noise's share is printed. Opacus 1.6 (hooks and ghost) and
+vmap (plain and compiled) clip and add torch.randn, without sampling or accounting. All of them take turns in
+one process; a ratio is that of medians. Peak memory is that of a fresh process each, over what it held before
+its first step (--no-memory: left out). ``adadp`` compares the steps of AdaDP and of DP-SGD, both by `train`.
 ``checks`` shows what Opacus makes of three models that must be refused. ``--busy`` counts the process' own
 time on one thread, noise drawn ahead included: for a machine that others use as well.
+
+A step that asks the system for new memory again and again waits for it. Most of these do, the ordinary one
+first of all; set MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ to 1000000000 to leave that out.
 """
 
 import argparse
@@ -33,6 +37,7 @@ import farthing as ft
 from farthing.bounds import ClipNorm
 from farthing.query import Query
 from farthing.samplers import Poisson
+from farthing.torch.adadp import AdaDP
 from farthing.torch.bookkeeping import Gradient
 from farthing.torch.noise import Gaussian
 from farthing.torch.records import Examples
@@ -155,6 +160,58 @@ def bare(model: nn.Module, x: Tensor, y: Tensor) -> Step:
     return step
 
 
+def trained(make: Callable[[nn.Module], torch.optim.Optimizer], model: nn.Module, x: Tensor) -> Step:
+    """A step of `train` on targets that can be learnt; where the optimiser has a bound, that is the clip."""
+    size, teacher = len(x), torch.randn(x.shape[1], 10)
+    x = torch.randn(10 * size, x.shape[1])
+    method = make(model)
+    training = ft.torch.train(
+        *(model, losses, (x, (x @ teacher).argmax(1)), ft.Ledger(ft.Budget(200.0, 1e-5))),
+        rate=0.1,
+        noise=NOISE,
+        physical=2 * size,
+        optimizer=method,
+        clip=getattr(method, "bound", CLIP),
+    )
+    return partial(next, training)
+
+
+def adadp(rounds: int, clock: Callable[[], float]) -> None:
+    """AdaDP's steps against those of DP-SGD, on the MLP."""
+    torch.manual_seed(0)
+    build, inputs, size = MODELS["mlp"]
+    makers: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+        "DP-SGD": lambda model: torch.optim.SGD(model.parameters(), LEARNING_RATE),
+        "AdaDP, ellipsoid": lambda model: AdaDP(model, 0.001),
+        "AdaDP, box": lambda model: AdaDP(model, 0.001, shape="box"),
+    }
+    steps = {name: trained(make, build(), inputs(size)) for name, make in makers.items()}
+    for step in steps.values():
+        for _ in range(12):  # AdaDP's scale is found after ten
+            step()
+    times = timed(steps, rounds, 30, clock)
+    base = times["DP-SGD"]
+    print(f"adadp: a step of DP-SGD takes {1e3 * median(base):.2f} ms; AdaDP's at most 1.90 times that")
+    for name, found in times.items():
+        ratio = median(one / other for one, other in zip(found, base, strict=True))
+        print(f"  {name:16s} {ratio:6.2f}  (quickest {min(found) / min(base):.2f})")
+
+
+def timed(
+    steps: dict[str, Step], rounds: int, repeats: int, clock: Callable[[], float]
+) -> dict[str, list[float]]:
+    """Seconds a step, all of them by turns, so that a busy machine is busy for all."""
+    times: dict[str, list[float]] = {method: [] for method in steps}
+    for _ in range(rounds):
+        for method, step in steps.items():
+            gc.collect()
+            start = clock()
+            for _ in range(repeats):
+                step()
+            times[method].append((clock() - start) / repeats)
+    return times
+
+
 def opacus(mode: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
     """Opacus' optimizer on its hooks or its ghost norms."""
     from opacus import GradSampleModule
@@ -232,25 +289,18 @@ def made(name: str, method: str) -> Step:
 
 
 def speed(name: str, rounds: int, clock: Callable[[], float]) -> None:
-    """All methods by turns, so that a busy machine is busy for all of them."""
+    """All methods on one model."""
     steps: dict[str, Step] = {}
     for method in METHODS:
         try:
             steps[method] = made(name, method)
         except Exception as error:
             print(f"  {method} is left out: {type(error).__name__}: {str(error).splitlines()[0][:90]}")
-    times: dict[str, list[float]] = {method: [] for method in steps}
     start = clock()
     steps["ordinary"]()
     repeats = max(1, int(0.2 / (clock() - start)))
     Timed.seconds = 0.0
-    for _ in range(rounds):
-        for method, step in steps.items():
-            gc.collect()
-            start = clock()
-            for _ in range(repeats):
-                step()
-            times[method].append((clock() - start) / repeats)
+    times = timed(steps, rounds, repeats, clock)
     base = median(times["ordinary"])
     print(f"{name}: an ordinary step takes {1e3 * base:.2f} ms; ours at most {TARGETS[name]:.2f} times that")
     for method, found in times.items():
@@ -345,7 +395,7 @@ def checks() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("names", nargs="*", default=[*MODELS, "checks"])
+    parser.add_argument("names", nargs="*", default=[*MODELS, "adadp", "checks"])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--no-memory", action="store_true")
@@ -359,11 +409,15 @@ def main(arguments: list[str] | None = None) -> None:
         peak(*given.peak)
         return
     print(f"torch {torch.__version__}, {threads} threads; ratios to an ordinary step")
+    clock = time.process_time if given.busy else time.perf_counter
     for name in given.names:
         if name == "checks":
             checks()
             continue
-        speed(name, given.rounds, time.process_time if given.busy else time.perf_counter)
+        if name == "adadp":
+            adadp(given.rounds, clock)
+            continue
+        speed(name, given.rounds, clock)
         if not given.no_memory:
             memory(name, given.threads)
 

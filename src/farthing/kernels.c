@@ -410,11 +410,9 @@ static inline float clamped(float value, float limit)
         for (i64 k = 0; k < width; k++)                                                                       \
             out[k] += sum[k];                                                                                 \
     }                                                                                                         \
-    i64 clamped_outer_##NAME(const float *delta, const float *a, const float *s, SUM *out, i64 batch,         \
-                              i64 steps, i64 outs, i64 ins, i64 first, i64 last)                              \
+    static inline void outer_##NAME(const float *delta, const float *a, const float *s, SUM *out, i64 batch,   \
+                                    i64 steps, i64 outs, i64 ins, i64 first, i64 last)                        \
     {                                                                                                         \
-        if (batch == 0 || steps == 0)                                                                         \
-            return 0;                                                                                         \
         for (i64 i = 0; i < ins; i += TILE)                                                                   \
             for (i64 o = first; o < last; o++) {                                                              \
                 const float *limit = s + o * ins + i;                                                         \
@@ -424,11 +422,77 @@ static inline float clamped(float value, float limit)
                 else                                                                                          \
                     tile_##NAME(delta + o, a + i, limit, to, batch, steps, outs, ins, ins - i);               \
             }                                                                                                 \
-        return 0;                                                                                             \
     }
 
 OUTER(f4, float)
 OUTER(f8, double)
+
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+/* The same for `count` rows of 32 columns, of which `width` are there: sums, limits and terms stay in
+   registers. range(x, y, 2) is the smaller of |x| and |y| with the sign of x. */
+static inline __attribute__((always_inline)) void block(const float *restrict delta, const float *restrict a,
+                                                        const float *restrict s, float *restrict out, i64 batch,
+                                                        i64 steps, i64 outs, i64 ins, i64 width, const int count)
+{
+    const uint32_t there = width < 32 ? (1u << width) - 1 : ~0u;
+    const __mmask16 mask[2] = {(__mmask16)there, (__mmask16)(there >> 16)};
+    __m512 sum[4][2], limit[4][2];
+    for (int o = 0; o < count; o++)
+        for (int k = 0; k < 2; k++) {
+            sum[o][k] = _mm512_setzero_ps();
+            limit[o][k] = _mm512_maskz_loadu_ps(mask[k], s + o * ins + 16 * k);
+        }
+    for (i64 b = 0; b < batch; b++) {
+        __m512 term[4][2];
+        for (int o = 0; o < count; o++)
+            term[o][0] = term[o][1] = _mm512_setzero_ps();
+        for (i64 t = 0; t < steps; t++, delta += outs, a += ins)
+            for (int k = 0; k < 2; k++) {
+                __m512 x = _mm512_maskz_loadu_ps(mask[k], a + 16 * k);
+                for (int o = 0; o < count; o++)
+                    term[o][k] = _mm512_fmadd_ps(_mm512_set1_ps(delta[o]), x, term[o][k]);
+            }
+        for (int o = 0; o < count; o++)
+            for (int k = 0; k < 2; k++) {
+                __mmask16 number = _mm512_cmp_ps_mask(term[o][k], term[o][k], _CMP_ORD_Q);
+                __m512 clamped = _mm512_range_ps(term[o][k], limit[o][k], 2);
+                sum[o][k] = _mm512_mask_add_ps(sum[o][k], number, sum[o][k], clamped);
+            }
+    }
+    for (int o = 0; o < count; o++)
+        for (int k = 0; k < 2; k++) {
+            float *to = out + o * ins + 16 * k;
+            _mm512_mask_storeu_ps(to, mask[k], _mm512_add_ps(sum[o][k], _mm512_maskz_loadu_ps(mask[k], to)));
+        }
+}
+#endif
+
+i64 clamped_outer_f4(const float *delta, const float *a, const float *s, float *out, i64 batch, i64 steps,
+                     i64 outs, i64 ins, i64 first, i64 last)
+{
+    if (batch == 0 || steps == 0)
+        return 0;
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+    for (i64 i = 0; i < ins; i += 32) {
+        i64 o = first, width = ins - i;
+        for (; o + 4 <= last; o += 4)
+            block(delta + o, a + i, s + o * ins + i, out + o * ins + i, batch, steps, outs, ins, width, 4);
+        for (; o < last; o++)
+            block(delta + o, a + i, s + o * ins + i, out + o * ins + i, batch, steps, outs, ins, width, 1);
+    }
+#else
+    outer_f4(delta, a, s, out, batch, steps, outs, ins, first, last);
+#endif
+    return 0;
+}
+
+i64 clamped_outer_f8(const float *delta, const float *a, const float *s, double *out, i64 batch, i64 steps,
+                     i64 outs, i64 ins, i64 first, i64 last)
+{
+    if (batch && steps)
+        outer_f8(delta, a, s, out, batch, steps, outs, ins, first, last);
+    return 0;
+}
 
 /* ---- Per-example gradients of a convolution, or of a linear layer at several positions ---- */
 

@@ -188,6 +188,15 @@ MODELS = {
         (N, 6, 8),
     ),
     "tied": (Tied, "tokens"),
+    "bag": (lambda: nn.Sequential(nn.EmbeddingBag(11, 6, mode="sum"), nn.Linear(6, 3)), "tokens"),
+    "padded bag": (
+        lambda: nn.Sequential(nn.EmbeddingBag(11, 6, padding_idx=0), nn.Tanh(), nn.Linear(6, 3)),
+        "tokens",
+    ),
+    "largest of a bag": (
+        lambda: nn.Sequential(nn.EmbeddingBag(11, 6, mode="max"), nn.Linear(6, 3)),
+        "tokens",
+    ),
     "vision": (Vision, LONG),
     "odd": (lambda: nn.Sequential(nn.Linear(5, 5), Odd()), WIDE),
     "odd positions": (lambda: Head(nn.Sequential(Odd(), nn.Linear(3, 3)), lambda m, x: m(x).mean(1)), LONG),
@@ -255,7 +264,21 @@ def test_gradients_are_those_of_autograd(name, one_by_one):
 def test_known_layers_are_not_mapped():
     known = [name for name in MODELS if anything not in rules_of(made(name)[0])[0].values()]
     mapped = {"transposed", "odd", "odd positions", "prelu", "bilinear", "weight norm", "statistics"}
-    assert set(MODELS) - set(known) == mapped
+    assert set(MODELS) - set(known) == mapped | {"largest of a bag"}
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags_of_users_and_empty_bags(mode, one_by_one):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.EmbeddingBag(11, 6, mode=mode, padding_idx=0), nn.Linear(6, 3))
+    ids, targets = torch.randint(0, 11, (N, 2, 4)), torch.randint(0, 3, (N, 2))
+    ids[3, 1] = 0  # nothing but padding
+    weights = torch.ones(N, 2)
+    gradient = Gradient(model, losses)
+    gradient.check(ids, targets, weights)
+    found = gradient.rows(ids, targets, weights)
+    expected = sum(one_by_one(model, losses, ids[:, n], targets[:, n]) for n in range(2))
+    assert (found - expected).norm() <= 1e-5 * expected.norm()
 
 
 def test_a_batch_axis_is_the_one_that_grows():

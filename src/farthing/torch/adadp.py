@@ -175,16 +175,14 @@ class AdaDP(DPAdam):
                 step=0, mean=zeros, signal=zeros.clone(), clutter=zeros.clone(), square=zeros.clone()
             )
         state["step"] += 1
-        clean = released.square() - variance
-        state["signal"].lerp_(clean, 1 - self._memory)
+        square = released.square()
+        state["signal"].lerp_(square - variance, 1 - self._memory)
         state["clutter"].lerp_(variance.expand_as(released), 1 - self._memory)
         momentum, memory = group["betas"]
-        state["mean"].mul_(momentum).add_(released)
-        step = state["mean"]
+        step = state["mean"].mul_(momentum).add_(released) if momentum else released
         if self._adapts:
-            state["square"].lerp_(released.square(), 1 - memory)
-            step = step / (state["square"] + group["eps"]).sqrt()
-        parameter.sub_((group["lr"] * step).to(parameter.dtype))
+            step = step / state["square"].lerp_(square, 1 - memory).add(group["eps"]).sqrt_()
+        parameter.add_(step.to(parameter.dtype), alpha=-group["lr"])
 
 
 def AdaL(model: nn.Module, lr: float = 0.01, *, clip: float = 1.0, rate_memory: float = 0.99) -> AdaDP:

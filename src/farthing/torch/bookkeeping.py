@@ -179,11 +179,11 @@ class Gradient:
 
     def _stacked(self, source: Source) -> Stack | None:
         """The model as a plain stack, if it is one and gives the same on made-up examples."""
-        if self._vmap or self._route is not None or self.autocast is not None:
+        stack, bound, size = Stack.of(self.model, self.layout.sizes), Automatic(), self.layout.size
+        if stack is None or self._vmap or self._route is not None or self.autocast is not None:
             return None
-        stack, bound = Stack.of(self.model, self.layout.sizes), Automatic()
-        (inputs, targets), size = source.batch(4), self.layout.size
-        if stack is None or not stack.fits(inputs, None, bound):
+        inputs, targets = source.batch(4)
+        if not stack.fits(inputs, None, bound):
             return None
         one, other, live = torch.empty(size), torch.zeros(size), Live.of(bound, size, self._first.device)
         with torch.random.fork_rng([]):
@@ -346,7 +346,7 @@ def _fastest(term: Term, options: tuple[Route, ...]) -> Route:
 
 
 def _seconds(term: Term, route: Route) -> float:
-    """How long a term takes by a route: on a CPU for some examples, on a GPU without launches, like a graph."""
+    """How long a term takes by a route: on a CPU for some examples, on a GPU without launches."""
     again = term.fresh(None if term.device.type == "cuda" else _SOME)
     again.route = route
     out = torch.zeros(term.size, device=term.device)

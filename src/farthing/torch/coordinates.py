@@ -13,6 +13,7 @@ same is clamped, and counts as zero where it is not a number.
 tensor([[ 4.5000, -4.5000]])
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,6 +64,11 @@ def clamped_rows(gradients: Tensor, s: float | Tensor, out: Tensor) -> Tensor:
         from farthing.torch import sums
 
         return out.add_(sums.clamped_rows(gradients, limit))
+    if out.device.type == "cpu" and out.is_contiguous():
+        one = np.ones((len(gradients), 1), np.float32)
+        limits = limit.expand(out.shape).contiguous().numpy()[None]
+        if native.clamped_outer_sum(one, gradients.numpy(), limits, out.detach().numpy()[None]):
+            return out
     for rows in gradients.split(max(1, _PIECE // gradients.shape[1])):
         out += _clamped(rows, limit).sum(0)
     return out

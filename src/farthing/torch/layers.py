@@ -67,6 +67,33 @@ def embedding(tape: Tape, module: nn.Embedding, own: Any, input: Tensor) -> Tens
     return tape.watch(out, then)
 
 
+def bag(
+    tape: Tape,
+    module: nn.EmbeddingBag,
+    own: Any,
+    input: Tensor,
+    offsets: Tensor | None = None,
+    per_sample_weights: Tensor | None = None,
+) -> Any:
+    """Rows of a table, added up or averaged over the bag; bags of different lengths have no rule."""
+    if input.ndim != 2 or offsets is not None or per_sample_weights is not None:
+        return anything(tape, module, own, input, offsets, per_sample_weights)
+    use = tape.use(module, module.weight)
+    out: Tensor = own(input)
+    _batch_first(tape, module, tape.axes(use)[0][0])
+
+    def then(delta: Tensor) -> None:
+        share = torch.ones_like(input, dtype=torch.float32)
+        if module.padding_idx is not None:
+            share = (input != module.padding_idx).float()
+        if module.mode == "mean":
+            share = share / share.sum(1, keepdim=True).clamp_min(1.0)
+        ids, v = tape.grouped(input, 0, 0), tape.grouped(share[..., None] * delta[:, None], 0)
+        tape.put(module.weight, lambda: Lookup(ids, Factor(v), module.num_embeddings))
+
+    return tape.watch(out, then)
+
+
 def normalised(module: Any, x: Tensor) -> Tensor:
     """A norm's output before its scale and shift."""
     match module:
@@ -285,6 +312,7 @@ RULES: tuple[tuple[type[nn.Module], Rule], ...] = (
     (nn.Conv2d, convolution),
     (nn.Conv3d, convolution),
     (nn.Embedding, embedding),
+    (nn.EmbeddingBag, bag),
     (nn.LayerNorm, norm),
     (nn.RMSNorm, norm),
     (nn.GroupNorm, norm),
@@ -306,6 +334,8 @@ def rule_of(module: nn.Module) -> Rule | None:
     if hasattr(module, "parametrizations") or module._forward_pre_hooks:
         return None
     if isinstance(module, nn.MultiheadAttention) and (module.bias_k is not None or module.add_zero_attn):
+        return None
+    if isinstance(module, nn.EmbeddingBag) and module.mode == "max":
         return None
     for kind, rule in RULES:
         if isinstance(module, kind) and type(module).forward is kind.forward:

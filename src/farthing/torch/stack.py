@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
 from farthing import native
-from farthing.bounds import ClipNorm
+from farthing.bounds import ClipCoordinates, ClipNorm
 from farthing.torch import clipping
-from farthing.torch.clipping import Automatic, ClipCounted, TorchBound
-from farthing.torch.products import add_product, affine
+from farthing.torch.clipping import Automatic, ClipCounted, Live, TorchBound
+from farthing.torch.coordinates import clamped_rows, clamped_sum
+from farthing.torch.products import add_product, affine, scaled_squares
 
 # What may stand between linear layers: it has no parameters, keeps nothing, and takes examples one by one.
 _BETWEEN = (
@@ -48,6 +49,7 @@ class Stack:
         }
         self._first = min(n for n, layer in self._layers.items() if layer[1:] != (None, None))
         self._rooms: dict[int, Tensor] = {}
+        self._last: tuple[Any, Tensor | None, tuple[Tensor, ...] | None] | None = None
 
     @classmethod
     def of(cls, model: nn.Module, sizes: tuple[int, ...]) -> "Stack | None":
@@ -67,11 +69,9 @@ class Stack:
             return False
         if inputs.ndim < 2 or inputs.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return False
-        if not isinstance(bound, ClipNorm | Automatic | ClipCounted) or type(bound.scale) is not float:
+        if not isinstance(bound, ClipNorm | ClipCoordinates | Automatic | ClipCounted):
             return False
-        if bound.scale != 1.0 or list(_parts(self._model)) != self._parts:
-            return False
-        return not any(map(_watched, self._parts))
+        return list(_parts(self._model)) == self._parts and not any(map(_watched, self._parts))
 
     def add(
         self, inputs: Tensor, targets: Any, losses: Losses, bound: Any, total: Tensor, empty: bool
@@ -80,6 +80,8 @@ class Stack:
 
         ``losses`` gives the loss of each record from the model's outputs, the targets and their number.
         """
+        clamps = isinstance(bound, ClipCoordinates)
+        scale, inverse = self._scaled(bound, total)
         with torch.no_grad():
             forth = self._forth(inputs)
             if forth is None:
@@ -91,7 +93,7 @@ class Stack:
                 if empty:
                     total.zero_()
                 return True
-            outer = self._back(delta, inner, between, squares)
+            outer = self._back(delta, inner, between, squares, None if clamps else inverse)
             factors, strange = _factors(bound, squares)
             if isinstance(bound, ClipCounted):
                 count = clipping.count(bound, squares.sqrt().float(), None, bound.clip)
@@ -101,6 +103,10 @@ class Stack:
                 outer = {n: torch.where(good, u, 0.0) for n, u in outer.items()}
                 inner = {n: torch.where(good, v, 0.0) for n, v in inner.items()}
             spans = total[: sum(self._sizes)].split(self._sizes)
+            if clamps:
+                assert scale is not None
+                self._add_clamped(outer, inner, scale, total.zero_() if empty else total)
+                return True
             for n, u in outer.items():
                 module, weight, bias = self._layers[n]
                 if weight is not None:
@@ -109,6 +115,27 @@ class Stack:
                 if bias is not None:
                     spans[bias].addmv_(u.t(), factors, beta=0 if empty else 1)
         return True
+
+    def _scaled(self, bound: Any, total: Tensor) -> tuple[Tensor | None, tuple[Tensor, ...] | None]:
+        """A bound's scale, and for every trained parameter 1 / scale²; the last one's are kept."""
+        if self._last is None or self._last[0] is not bound:
+            scale = Live.of(bound, sum(self._sizes), total.device).scale
+            inverse = None if scale is None else scale.square().reciprocal_().split(self._sizes)
+            self._last = bound, scale, inverse
+        return self._last[1:]
+
+    def _add_clamped(
+        self, outer: dict[int, Tensor], inner: dict[int, Tensor], limit: Tensor, total: Tensor
+    ) -> None:
+        """total += Σ gradients clamped to ± limit, coordinate by coordinate."""
+        limits, spans = limit.split(self._sizes), total.split(self._sizes)
+        for n, u in outer.items():
+            module, weight, bias = self._layers[n]
+            if weight is not None:
+                shape = module.weight.shape
+                clamped_sum(u, inner[n], limits[weight].view(shape), spans[weight].view(shape))
+            if bias is not None:
+                clamped_rows(u, limits[bias], spans[bias])
 
     def _forth(self, x: Tensor) -> tuple[Tensor, dict[int, Tensor], dict[int, Any]] | None:
         """The outputs, every layer's input, and what the way back needs of the parts between."""
@@ -130,9 +157,17 @@ class Stack:
         return x, inner, between
 
     def _back(
-        self, delta: Tensor, inner: dict[int, Tensor], between: dict[int, Any], squares: Tensor
+        self,
+        delta: Tensor,
+        inner: dict[int, Tensor],
+        between: dict[int, Any],
+        squares: Tensor,
+        inverse: tuple[Tensor, ...] | None,
     ) -> dict[int, Tensor]:
-        """The gradient of every layer's output; adds what it makes of squared norms to ``squares``."""
+        """The gradient of every layer's output; adds what it makes of squared norms to ``squares``.
+
+        These are norms of gradient / scale where ``inverse`` is 1 / scale², parameter by parameter.
+        """
         found: dict[int, Tensor] = {}
         own, gate = (
             False,
@@ -142,7 +177,16 @@ class Stack:
             if n in self._layers:
                 module, weight, bias = self._layers[n]
                 found[n] = delta = delta.contiguous()
-                _add_squares(delta, gate, inner[n], weight is not None, bias is not None, squares)
+                if inverse is None:
+                    _add_squares(delta, gate, inner[n], weight is not None, bias is not None, squares)
+                else:
+                    if gate is not None:
+                        _shut(delta, gate)
+                    if weight is not None:
+                        by = inverse[weight].view(module.weight.shape)
+                        squares += scaled_squares(delta, inner[n], by)
+                    if bias is not None:
+                        squares += torch.mv(delta.square(), inverse[bias])
                 own, gate = True, None
                 if n > self._first:
                     delta = torch.mm(delta, module.weight, out=self._room(-n, len(delta), module.in_features))
@@ -208,22 +252,28 @@ def _add_squares(
         kernels["add_squares"](u.data_ptr(), shut, v.data_ptr(), *sizes, weight, bias, squares.data_ptr())
         return
     if gate is not None:
-        u.masked_fill_(gate <= 0, 0.0)
+        _shut(u, gate)
     each, other = (torch.linalg.vector_norm(side, dim=1, dtype=torch.float64).square() for side in (u, v))
     squares += each * (other + bias if weight else float(bias))
+
+
+def _shut(u: Tensor, gate: Tensor) -> None:
+    """Zeros in place where a ReLU let nothing through."""
+    torch.ops.aten.threshold_backward.grad_input(u, gate, 0, grad_input=u)
 
 
 def _factors(bound: Any, squares: Tensor) -> tuple[Tensor, bool]:
     """What gradients of these squared norms are multiplied by, and whether one of them is not finite."""
     gamma = bound.gamma if isinstance(bound, Automatic) else 0.0
+    clip = 1.0 if isinstance(bound, ClipCoordinates) else bound.clip
     kernels = native.kernels(len(squares))
     if kernels is not None:
         found = torch.empty(len(squares))
-        places = squares.data_ptr(), len(squares), bound.clip, gamma, found.data_ptr()
+        places = squares.data_ptr(), len(squares), clip, gamma, found.data_ptr()
         return found, bool(kernels["factors"](*places))
     norms = squares.sqrt()
     good = norms.float().isfinite()
-    return torch.where(good, clipping.factors(bound, norms, bound.clip).float(), 0.0), not good.all()
+    return torch.where(good, clipping.factors(bound, norms, clip).float(), 0.0), not good.all()
 
 
 def _weighted(u: Tensor, v: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,7 @@ from farthing import noise as lattice
 from farthing.errors import InvalidValue
 from farthing.noise import Stream
 
-_AHEAD = {"cpu": 2**18, "cuda": 2**21}  # samples drawn ahead at most, or those of one release
+_AHEAD = {"cpu": 2**19, "cuda": 2**21}  # samples drawn ahead at most, or those of one release
 _RELEASES = 64  # whose noise is drawn ahead at most
 _SHELVES = 4  # kinds of release whose noise is kept ahead, a stream
 _CHUNK = 2**17  # coordinates at a time on a CPU: they stay in the cache

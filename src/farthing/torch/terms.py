@@ -22,7 +22,7 @@ from torch import Tensor
 
 from farthing.torch import compiled
 from farthing.torch.coordinates import clamped_rows, clamped_sum
-from farthing.torch.products import add_product
+from farthing.torch.products import add_product, scaled_squares
 from farthing.torch.stock import has_triton
 
 _PART = 2**20  # entries of the gradients made at once: they stay in the cache
@@ -323,8 +323,8 @@ class Outer(Term):
     def scaled_norms(self, inverse: Tensor) -> Tensor:
         if self.positions > 1:
             return super().scaled_norms(inverse)
-        u, v = self.u.values.squeeze(1), self.v.values.squeeze(1)
-        return ((u.square() @ inverse.square().view(self.height, self.width)) * v.square()).sum(1).sqrt()
+        inverse = inverse.square().view(self.height, self.width)
+        return scaled_squares(self.u.values.squeeze(1), self.v.values.squeeze(1), inverse).sqrt()
 
     def product(self, factors: Tensor, out: Tensor) -> None:
         u, v = self.u.values, self.v.values

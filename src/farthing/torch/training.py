@@ -200,6 +200,7 @@ class Training:
         self._falling = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._average = None if parts.average is None else Average(model, parts.average)
         self._last: tuple[Bound, float, Query] | None = None
+        self._spread: tuple[list[tuple[Bound, float]], float | list[Tensor]] | None = None
         self._steps = self._run()
 
     def __iter__(self) -> Iterator[Step]:
@@ -261,7 +262,7 @@ class Training:
         for parameter, view in zip(self._trained, self._layout.views(total / lots), strict=True):
             parameter.grad = view.to(parameter.dtype)
         if expect := getattr(self.optimizer, "expect", None):  # DP-Adam's, which takes the noise off
-            expect(self._deviation(held))
+            expect(self._expected(held))
         if parts.optimizer is None:
             for group, full in zip(self.optimizer.param_groups, self._falling, strict=True):
                 group["lr"] = full * (1 - (place - 1) / self.steps)
@@ -283,6 +284,14 @@ class Training:
         for callback in parts.callbacks:
             callback(step)
         return step
+
+    def _expected(self, held: "list[_Held]") -> float | list[Tensor]:
+        """The same as `_deviation`; found once for lots that are asked for alike."""
+        asked = [(one.bound, one.noise) for one in held]
+        last = self._spread
+        if last is None or len(last[0]) != len(asked) or any(map(_differ, last[0], asked)):
+            self._spread = last = asked, self._deviation(held)
+        return last[1]
 
     def _deviation(self, held: "list[_Held]") -> float | list[Tensor]:
         """The standard deviation of the noise on the mean gradient, by coordinate where it differs."""
@@ -316,6 +325,10 @@ class Training:
             self._average.model.load_state_dict(state["averaged"] or state["model"])
         self._bounds.load_state_dict(state["clip"])
         self.t = int(state["t"])
+
+
+def _differ(one: tuple[Bound, float], other: tuple[Bound, float]) -> bool:
+    return one[0] is not other[0] or one[1] != other[1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
