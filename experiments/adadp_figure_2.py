@@ -57,14 +57,13 @@ def paper(problem: pictures.Problem, level: str, method: str, run: int, small: b
     )  # fmt: skip
 
 
-def within(problem: pictures.Problem, level: str, method: str, run: int, small: bool = False) -> Setting:
-    """The same budget, counted tightly."""
-    epsilon, lots, lot = LEVELS[level][0], 12 if small else WITHIN, _lot(problem)
-    budget = ft.Budget(epsilon, DELTA)
+def within(problem: pictures.Problem, budget: ft.Budget, method: str, run: int, small: bool) -> Setting:
+    """A budget counted tightly: a few lots with the noise that spends it."""
+    lots, lot = 12 if small else WITHIN, _lot(problem)
     pca = 1 / (math.sqrt(PART) * budget.mu)
     noise = fitting(lot / len(problem.rows), lots, budget, pca)
     return Setting(
-        method=method, epsilon=epsilon, delta=DELTA, noise=noise, lot=lot, lots=lots, clip=1.0,
+        method=method, epsilon=budget.epsilon, delta=budget.delta, noise=noise, lot=lot, lots=lots, clip=1.0,
         step=TUNED[method], pca=pca, momentum=0.9, run=run,
     )  # fmt: skip
 
@@ -78,7 +77,7 @@ def measure(small: bool) -> list[Row]:
     for level in ("high",) if small else LEVELS:
         for run in range(1 if small else 3):
             for method in TUNED:
-                setting = within(problem, level, method, run, small)
+                setting = within(problem, ft.Budget(LEVELS[level][0], DELTA), method, run, small)
                 rows += rows_of(problem, setting, level=level, counted="tight")
         for run in range(1 if small else RUNS[level]):
             for method in PAPER:

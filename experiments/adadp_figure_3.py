@@ -2,7 +2,7 @@
 
 Two frozen convolutions of 64 filters, 384 and 192 units, lots of 2,000, noise 6, clip 3, δ = 1e-5. The
 paper's three levels of privacy are one noise at three lengths of training, some 850 to 11,000 lots by its own
-Theorem 1; here 40 lots are run, with steps to match (momentum .9, or an adaptive rate of .004). The paper's
+Theorem 1; here 100 lots are run, with steps to match (momentum .9, or an adaptive rate of .004). The paper's
 convolutions were trained on CIFAR-100; ours are random filters, so that only the order of methods can be
 compared.
 """
@@ -14,7 +14,7 @@ from experiments import pictures
 from experiments.deep import CROSS, Setting, final, key, lines, marked, rows_of, shown
 from experiments.frame import Grid, Row, canvas, values
 
-DELTA, NOISE, LOT, CLIP, LOTS, RUNS = 1e-5, 6.0, 2000, 3.0, 40, 2
+DELTA, NOISE, LOT, CLIP, LOTS, RUNS = 1e-5, 6.0, 2000, 3.0, 100, 2
 STEPS = {
     "not private": 0.001,
     "published AdaDP": 0.004,

@@ -29,10 +29,12 @@ PLACES = (100, 250, 500, 750, 1000)
 
 def measure(small: bool) -> list[Row]:
     rows, mnist, cifar10 = list[Row](), pictures.mnist(small), pictures.cifar10(small)
-    for run in range(1 if small else adadp_figure_3.RUNS):
+    for run in range(1 if small else 3):
         for method in METHODS:
             setting = _mnist(mnist, method, run, small)
             rows += rows_of(mnist, setting, what="accuracy", data="MNIST")
+    for run in range(1 if small else adadp_figure_3.RUNS):
+        for method in METHODS:
             setting = adadp_figure_3.setting(cifar10, method, run, small)
             rows += rows_of(cifar10, setting, what="accuracy", data="CIFAR-10")
     return rows + list(_estimates(mnist, small))
