@@ -114,6 +114,7 @@ def draw(rows: list[Row]) -> Any:
     for axes, data in zip(grid[0], names, strict=True):
         least = [min(r["seconds"] for r in rows if (r["data"], r["method"]) == (data, m)) for m in METHODS]
         axes.bar(METHODS, [1000 * value for value in least], color=COLOURS[: len(METHODS)])
-        axes.set(title=data, ylabel="milliseconds a lot", yscale="log")
+        axes.set(title=data, ylabel="milliseconds a lot")
+        axes.set_axisbelow(True)
         axes.tick_params(axis="x", labelrotation=30)
     return figure
