@@ -113,12 +113,14 @@ class Gradient:
         self._plan: Plan | None = None
         self._stack: Stack | None = None
         self._checked: bool | None = None
+        self._bound: TorchBound | None = None  # the last one that fits
         ends = (*self.layout.offsets[1:], self.layout.size)
         self._spans = [slice(a, b) for a, b in zip(self.layout.offsets, ends, strict=True)]
 
     def bounded_sum(self, lot: Any, w: Any, bound: Any) -> Tensor:
         """Σ bounded gradients of the lot's examples, flat; ``w`` is not used, the model holds its weights."""
-        bound = clipping.checked(bound, self.layout.size, self.layout.offsets)
+        if bound is not self._bound:
+            self._bound = clipping.checked(bound, self.layout.size, self.layout.offsets)
         total = torch.empty(self.layout.size + clipping.extra(bound), device=self._first.device)
         live: Live | None = None
         empty = True

@@ -71,7 +71,7 @@ class Stack:
             return False
         if not isinstance(bound, ClipNorm | ClipCoordinates | Automatic | ClipCounted):
             return False
-        return list(_parts(self._model)) == self._parts and not any(map(_watched, self._parts))
+        return not any(map(_watched, self._parts)) and list(_parts(self._model)) == self._parts
 
     def add(
         self, inputs: Tensor, targets: Any, losses: Losses, bound: Any, total: Tensor, empty: bool
@@ -219,9 +219,16 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
 
 def _watched(module: nn.Module) -> bool:
     """Whether something hangs on a module's call."""
-    own = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-    everyone = modules._global_forward_hooks or modules._global_forward_pre_hooks
-    return bool(own or module._backward_pre_hooks or everyone or "forward" in module.__dict__)
+    own = module.__dict__
+    return bool(
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or modules._global_forward_hooks
+        or modules._global_forward_pre_hooks
+        or "forward" in own
+    )
 
 
 def _passed(part: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
