@@ -4,7 +4,7 @@
 settings of `adadp_figure_2`, high privacy, and `adadp_figure_3`. (c) |g| and its estimate √E', and (d) the
 deviations σ_i of noise, at lots 100 to 1,000 on MNIST. Published AdaDP reads gradients before noise; ours
 estimates the same from released gradients, of which a coordinate's value is a hundredth of its noise, pooled
-over rows and columns.
+over rows and columns. Where a gate is closed (line 7), noise is that of the clip, and ours has no estimate.
 """
 
 from dataclasses import replace
@@ -134,13 +134,13 @@ def draw(rows: list[Row]) -> Any:
         axes.set(title=data, xlabel="lots", ylabel="test accuracy, %")
     versions = values(found, "version")
     for place, version in enumerate(versions):
-        mine = [row for row in found if row["version"] == version]
-        lots = [row["lots"] for row in mine]
         colour = COLOURS[deep.ORDER.index(version)]
         for axes, name, style in (
             (grid[1, 0], "|g|", ":"), (grid[1, 0], "√E'", "-"), (grid[1, 1], "σ", "-"),
         ):  # fmt: skip
-            middle = [row[f"{name} 0.5"] for row in mine]
+            # a closed gate has no estimate
+            mine = [row for row in found if row["version"] == version and row[f"{name} 0.5"] > 0]
+            lots, middle = [row["lots"] for row in mine], [row[f"{name} 0.5"] for row in mine]
             label = f"{name} of {marked(version)}"
             axes.plot(lots, middle, style, color=colour, marker="os"[place], label=label)
             if style == "-":
@@ -148,6 +148,6 @@ def draw(rows: list[Row]) -> Any:
                 axes.fill_between(lots, low, high, color=colour, alpha=0.15)
     for axes, title in zip(grid[1], ("gradients and estimates", "deviations of noise"), strict=True):
         axes.set(title=f"MNIST: {title}, median and 10 to 90 %", xlabel="lot", yscale="log")
-        axes.legend(fontsize=7, frameon=False)
+        axes.legend(fontsize=7, frameon=False, loc="best")
     key(figure, grid[0], 3)
     return figure
