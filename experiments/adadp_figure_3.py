@@ -30,12 +30,13 @@ LEADS = {"DP-SGD": "3.2 / 5.3 / 4.8", "DP-AGD": "8.5 / 8.0 / 6.9", "DpOpt": "2.1
 
 
 def setting(
-    problem: pictures.Problem, method: str, run: int, small: bool, noise: float = NOISE, delta: float = DELTA
-) -> Setting:
+    problem: pictures.Problem, method: str, run: int, small: bool,
+    noise: float = NOISE, delta: float = DELTA, lots: int = LOTS,
+) -> Setting:  # fmt: skip
     """The setting of every method on CIFAR-10."""
     return Setting(
         method=method, epsilon=8.0, delta=delta, noise=noise, lot=min(LOT, len(problem.rows) // 10),
-        lots=12 if small else LOTS, clip=CLIP, step=STEPS[method], momentum=0.9, run=run,
+        lots=12 if small else lots, clip=CLIP, step=STEPS[method], momentum=0.9, run=run,
     )  # fmt: skip
 
 
