@@ -11,7 +11,7 @@ from typing import Any
 from experiments import pictures
 from experiments.adadp_figure_2 import DELTA, paper
 from experiments.deep import CROSS, ORDER, Setting, curve, key, marked, published_lots
-from experiments.frame import COLOURS, Grid, Row, canvas, values
+from experiments.frame import COLOURS, Grid, Row, canvas, ticks, values
 
 EPSILON = 0.5
 PANELS: dict[str, tuple[float, ...]] = {
@@ -81,6 +81,7 @@ def _cell(rows: list[Row], method: str, value: float) -> str:
 def draw(rows: list[Row]) -> Any:
     panels = values(rows, "panel")
     figure, grid = canvas(1, len(panels), width=2.7)
+    heights = [row["accuracy"] for row in rows]
     for axes, panel in zip(grid[0], panels, strict=True):
         for method in values(rows, "method"):
             mine = sorted(
@@ -92,7 +93,9 @@ def draw(rows: list[Row]) -> Any:
                 style = "--o" if method != "AdaDP" else "-s"
                 colour = COLOURS[ORDER.index(method)]
                 axes.plot(*zip(*mine, strict=True), style, color=colour, label=marked(method))
-        axes.set(title=panel, xscale="log" if panel in ("learning rate", "factor") else "linear")
+        axes.set(title=panel)
+        ticks(axes, PANELS[panel])
+        axes.set_ylim(min(heights) - 2, max(heights) + 2)
     grid[0, 0].set(ylabel="test accuracy, %")
     key(figure, grid, 2)
     return figure
