@@ -218,6 +218,18 @@ def test_norms_of_tiny_beside_huge_factors(kernels):
     assert float(squares.sqrt()) == pytest.approx(7000**0.5, rel=1e-6)
 
 
+def test_tiny_gradients_of_a_bias_with_a_tiny_scale_are_clipped():
+    """Their squares vanish in float32, but not what they are in units of the scale."""
+    model = nn.Sequential(nn.Linear(2, 1000))
+    model[0].weight.requires_grad_(False)
+    gradient = Gradient(model, lambda outputs, targets: outputs.sum(1) * 1e-23)
+    gradient.check(*data(2, 2))
+    assert gradient._stack is not None
+    bound = ClipNorm(1e-4, np.full(1000, 1e-18))
+    total = gradient.bounded_sum(Examples(data(1, 2)).take(EVERYBODY), None, bound)
+    assert (total.double() / 1e-18).norm() <= 1e-4 * (1 + 2**-10)
+
+
 def test_kernels_and_plain_agree(monkeypatch):
     generator = torch.Generator().manual_seed(3)
     u, gate, v = (torch.randn(9, wide, generator=generator) for wide in (37, 37, 50))

@@ -169,10 +169,8 @@ class Stack:
         These are norms of gradient / scale where ``inverse`` is 1 / scale², parameter by parameter.
         """
         found: dict[int, Tensor] = {}
-        own, gate = (
-            False,
-            None,
-        )  # whether delta is nobody else's, and a ReLU's output that it still has to pass
+        own = False  # whether delta is nobody else's
+        gate: Tensor | None = None  # a ReLU's output that it still has to pass
         for n in range(len(self._parts) - 1, self._first - 1, -1):
             if n in self._layers:
                 module, weight, bias = self._layers[n]
@@ -186,7 +184,8 @@ class Stack:
                         by = inverse[weight].view(module.weight.shape)
                         squares += scaled_squares(delta, inner[n], by)
                     if bias is not None:
-                        squares += torch.mv(delta.square(), inverse[bias])
+                        one = delta.new_ones(len(delta), 1)
+                        squares += scaled_squares(delta, one, inverse[bias][:, None])
                 own, gate = True, None
                 if n > self._first:
                     delta = torch.mm(delta, module.weight, out=self._room(-n, len(delta), module.in_features))
