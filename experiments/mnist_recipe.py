@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import farthing as ft
 from experiments.deep import LOSS, right
-from experiments.frame import COLOURS, Grid, Row, canvas, say, stream, values
+from experiments.frame import COLOURS, Grid, Row, canvas, say, stream, ticks, values
 from experiments.pictures import Images, digits, features, kept
 from farthing.events import GaussianEvent, RepeatedEvent
 from farthing.torch.plan import fitted
@@ -112,6 +112,7 @@ def draw(rows: list[Row]) -> Any:
         found = [[row["accuracy"] for row in mine if row["ε"] == epsilon] for epsilon in epsilons]
         style = {"marker": "os"[place], "color": COLOURS[place], "label": kind}
         axes.errorbar(epsilons, [fmean(one) for one in found], [pstdev(one) for one in found], **style)
-    axes.set(xlabel="ε at δ = 1e-5", ylabel="test accuracy, %", title=rows[0]["data"], xscale="log")
-    axes.legend(frameon=False)
+    axes.set(xlabel="ε at δ = 1e-5", ylabel="test accuracy, %", title=rows[0]["data"])
+    ticks(axes, values(rows, "ε"))
+    axes.legend(frameon=False, loc="lower right")
     return figure
