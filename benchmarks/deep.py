@@ -6,8 +6,8 @@ An ordinary step is zero_grad, forward, mean loss, backward, SGD, on a batch tha
 a Poisson lot from ten times as many examples, charges the ledger, fetches the lot, sums clipped gradients,
 adds the sound (lattice) noise and updates; the noise's share is printed. Opacus 1.6 (hooks and ghost) and
 vmap (plain and compiled) clip and add torch.randn, without sampling or accounting. All of them take turns in
-one process; a ratio is that of medians. Peak memory is that of a fresh process each, over what it held before
-its first step (--no-memory: left out). ``adadp`` compares the steps of AdaDP and of DP-SGD, both by `train`.
+one process, warm; a ratio is that of medians. Peak memory is that of a fresh process each, over what it held
+before its first step (--no-memory: left out). ``adadp`` compares the steps of AdaDP and of DP-SGD, both by `train`.
 ``checks`` shows what Opacus makes of three models that must be refused. ``--busy`` counts the process' own
 time on one thread, noise drawn ahead included: for a machine that others use as well.
 
@@ -288,6 +288,15 @@ def made(name: str, method: str) -> Step:
     return step
 
 
+def warm(step: Step) -> None:
+    """Forty steps, or five seconds: a convolution is prepared anew for every size of batch it has not seen."""
+    end = time.perf_counter() + 5.0
+    for _ in range(40):
+        if time.perf_counter() > end:
+            return
+        step()
+
+
 def speed(name: str, rounds: int, clock: Callable[[], float]) -> None:
     """All methods on one model."""
     steps: dict[str, Step] = {}
@@ -296,6 +305,8 @@ def speed(name: str, rounds: int, clock: Callable[[], float]) -> None:
             steps[method] = made(name, method)
         except Exception as error:
             print(f"  {method} is left out: {type(error).__name__}: {str(error).splitlines()[0][:90]}")
+    for step in steps.values():
+        warm(step)
     start = clock()
     steps["ordinary"]()
     repeats = max(1, int(0.2 / (clock() - start)))
