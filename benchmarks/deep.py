@@ -7,9 +7,9 @@ a Poisson lot from ten times as many examples, charges the ledger, fetches the l
 adds the sound (lattice) noise and updates; the noise's share is printed. Opacus 1.6 (hooks and ghost) and
 vmap (plain and compiled) clip and add torch.randn, without sampling or accounting. All of them take turns in
 one process, warm; a ratio is that of medians. Peak memory is that of a fresh process each, over what it held
-before its first step (--no-memory: left out). ``adadp`` compares the steps of AdaDP and of DP-SGD, both by `train`.
-``checks`` shows what Opacus makes of three models that must be refused. ``--busy`` counts the process' own
-time on one thread, noise drawn ahead included: for a machine that others use as well.
+before its first step (--no-memory: left out). ``adadp`` compares the steps of AdaDP and of DP-SGD, both by
+`train`. ``checks`` shows what Opacus makes of three models that must be refused. ``--busy`` counts the
+process' own time on one thread, noise drawn ahead included: for a machine that others use as well.
 
 A step that asks the system for new memory again and again waits for it. Most of these do, the ordinary one
 first of all; set MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ to 1000000000 to leave that out.
@@ -289,7 +289,7 @@ def made(name: str, method: str) -> Step:
 
 
 def warm(step: Step) -> None:
-    """Forty steps, or five seconds: a convolution is prepared anew for every size of batch it has not seen."""
+    """Forty steps, or five seconds: convolutions are prepared anew for every size of batch not yet seen."""
     end = time.perf_counter() + 5.0
     for _ in range(40):
         if time.perf_counter() > end:
