@@ -190,7 +190,7 @@ class _Held:
         self.X, self.y = X, np.asarray(y)
         count = X.shape[0] if hasattr(X, "shape") else len(X)
         if self.y.ndim != 1 or len(self.y) != count:
-            raise InvalidValue(f"targets must be one a row, {count}, got an array of shape {self.y.shape}")
+            raise InvalidValue("targets must be one number or label a row")  # how many is no one's business
 
     def __len__(self) -> int:
         return len(self.y)
@@ -219,5 +219,5 @@ class _Values:
         found = records.y == predicted if self.value is None else self.value(records.y, predicted)
         each = np.asarray(found, dtype=np.float64)
         if each.shape != records.y.shape:
-            raise InvalidValue(f"a value a record is needed, {len(records)}, got shape {each.shape}")
+            raise InvalidValue(f"value must give one number a record, got {each.ndim} dimensions")
         return np.asarray(bound.apply(each[:, None]).sum(axis=0))

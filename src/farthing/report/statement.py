@@ -86,7 +86,7 @@ _UNITS = {
     Unit.RECORD: (
         "One record",
         "The guarantee is about one row of the table. Somebody with several rows is protected less: with k "
-        "of them, ε counts k times.",
+        "of them, ε counts k times, and δ more than that.",
     ),
     Unit.USER: ("One person", "The guarantee is about all records of one person together."),
     Unit.PARTY: (
