@@ -22,6 +22,7 @@ from farthing.errors import InvalidValue
 from farthing.torch import clipping, vmapped
 from farthing.torch.clipping import Automatic, ClipCounted, ClipLayers, Live, TorchBound
 from farthing.torch.graphs import Graphs
+from farthing.torch.precision import exact
 from farthing.torch.probe import Source, plan_of
 from farthing.torch.selfcheck import refuse_known, verify
 from farthing.torch.stack import Stack
@@ -173,9 +174,10 @@ class Gradient:
         else:
             source = Source(inputs, targets)
         plan = plan_of(self.model, source)
-        exact = Gradient(self.model, self.loss, route="vmap" if self._vmap else None)
-        exact._plan = plan
-        verify(self.model, self.loss, source, exact.rows)
+        other = Gradient(self.model, self.loss, route="vmap" if self._vmap else None)
+        other._plan = plan
+        with _one_thread(self._first.device), exact(self._first.device):
+            verify(self.model, self.loss, source, other.rows)
         self._plan, self._checked = plan, self.model.training
         self._stack = self._stacked(source)
 
@@ -235,7 +237,8 @@ class Gradient:
                 losses = self._losses(vmapped.call(self.model, inputs), targets, tape.rows)
             if losses.requires_grad:
                 objective = losses if weights is None else losses * weights.flatten()
-                torch.autograd.backward(objective.sum())
+                with _one_thread(first.device):
+                    torch.autograd.backward(objective.sum())
             tape.finish()
         return int(examples)
 
@@ -275,7 +278,8 @@ class Gradient:
             if clamps:
                 norms[slot] = term.largest()
             elif inverse is not None:
-                norms[slot] = term.scaled_norms(inverse[spans[slot]])
+                with exact(term.device):
+                    norms[slot] = term.scaled_norms(inverse[spans[slot]])
             else:
                 term.route = self._routed(slot, term)
                 term.space = self._space(slot, term)
@@ -313,7 +317,8 @@ class Gradient:
                 assert scale is not None
                 term.add_clamped(scale[spans[slot]], total[spans[slot]])
             else:
-                term.add(factors[n], total[spans[slot]])
+                with nullcontext() if inverse is None else exact(term.device):
+                    term.add(factors[n], total[spans[slot]])
 
     def _space(self, slot: int, term: Term) -> Tensor | None:
         """Memory for the rows that a term keeps, the same in every step: on a CPU new memory is slow."""
@@ -363,6 +368,11 @@ def _seconds(term: Term, route: Route) -> float:
     last.record()
     last.synchronize()
     return float(first.elapsed_time(last))
+
+
+def _one_thread(device: torch.device) -> Any:
+    """Backward passes on a GPU in the thread that asks: cuBLAS keeps 32 MiB for every thread it has seen."""
+    return nullcontext() if device.type != "cuda" else torch.autograd.set_multithreading_enabled(False)
 
 
 def _first(value: Any) -> Tensor:

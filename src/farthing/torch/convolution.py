@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from farthing.torch import compiled
+from farthing.torch.precision import exact
 from farthing.torch.terms import Route, Term, contracted, norms, part_of, weighted, where
 
 
@@ -75,7 +76,10 @@ class Windows(Term):
             return self._gram()
         if self.route is Route.ROWS and compiled.available(self.device):
             return self._compiled()
-        return super().norms()
+        if self.route is Route.ROWS:
+            return super().norms()
+        with exact(self.device):  # as the sum is
+            return super().norms()
 
     def _gram(self) -> Tensor:
         found = []
@@ -117,7 +121,7 @@ class Windows(Term):
         m = self.module
         delta, x = weighted(self.delta, factors).flatten(0, 1), self.x.flatten(0, 1)
         none = [0] * len(m.kernel_size)
-        with torch.backends.cudnn.flags(allow_tf32=False):  # a coarse sum would not be of what was measured
+        with exact(self.device):
             found = torch.ops.aten.convolution_backward(
                 delta,
                 x,

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from farthing.torch import compiled
 from farthing.torch.coordinates import clamped_rows, clamped_sum
+from farthing.torch.precision import coarse
 from farthing.torch.products import add_product, scaled_squares
 from farthing.torch.stock import has_triton
 
@@ -36,11 +37,6 @@ _SMALLEST = 1e-18  # squares of entries below may have lost digits: a norm is ro
 def part_of(device: torch.device) -> int:
     """How many entries of gradients are made at once."""
     return _WIDE if device.type == "cuda" else _PART
-
-
-def coarse(device: torch.device) -> bool:
-    """Whether products on a device may round their factors to ten bits (TF32)."""
-    return device.type == "cuda" and bool(torch.get_float32_matmul_precision() != "highest")
 
 
 def fused(device: torch.device, positions: int = 1) -> bool:
