@@ -82,15 +82,9 @@ class Batch:
         self.add(self.inputs, self.targets, self.weights, self.bound, self.live, self.total, True)
 
     def capture(self, pool: Any, side: Any) -> None:
-        """Records the sum, after warming up on a stream beside."""
-        here = torch.cuda.current_stream()
-        side.wait_stream(here)
-        with torch.cuda.stream(side):
-            for _ in range(2):
-                self.run()
-        here.wait_stream(side)
+        """Records the sum on a stream beside; it must have run before, so that all it needs is there."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool, stream=side):
             self.run()
         self.graph = graph
 
@@ -169,6 +163,8 @@ class Graphs:
         if self._pool is None:
             self._pool, self._side = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
         try:
+            batch.run()
+            _forget_workspaces()
             batch.capture(self._pool, self._side)
         except RuntimeError:  # it waits for the GPU, or does something else that a graph cannot hold
             torch.cuda.synchronize()
@@ -176,6 +172,14 @@ class Graphs:
             return None
         self._batches[key] = batch
         return batch
+
+
+def _forget_workspaces() -> None:
+    """Lets go of cuBLAS' workspaces, 32 MiB for every stream: the graph brings its own, the next call too."""
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        torch.cuda.synchronize()
+        clear()
 
 
 def kind_of(bound: TorchBound) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ import os
 import struct
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from importlib.util import find_spec
@@ -29,7 +30,8 @@ from farthing import noise as lattice
 from farthing.errors import InvalidValue
 from farthing.noise import Stream
 
-_AHEAD = {"cpu": 2**19, "cuda": 2**21}  # samples drawn ahead at most, or those of one release
+_AHEAD = {"cpu": 2**19, "cuda": 3 * 2**20}  # samples in a draw at most, or those of one release
+_SMALL = 2**21  # samples of a release up to which a GPU has two draws ahead: Python would wait for one
 _RELEASES = 64  # whose noise is drawn ahead at most
 _SHELVES = 4  # kinds of release whose noise is kept ahead, a stream
 _CHUNK = 2**17  # coordinates at a time on a CPU: they stay in the cache
@@ -171,9 +173,10 @@ class _Launched:
         self._done.synchronize()
         key, self._key = self._key, b""
         here = torch.cuda.current_stream(self._noise.device)
-        with torch.cuda.stream(self._queue):  # a copy there does not wait for the model's work
-            decide(self._noise, self._places, stream, key, self._bits, self._block_of)
-        here.wait_stream(self._queue)
+        if self._places[0]:
+            with torch.cuda.stream(self._queue):  # a copy there does not wait for the model's work
+                decide(self._noise, self._places, stream, key, self._bits, self._block_of)
+            here.wait_stream(self._queue)
         self._noise.record_stream(here)
         return self._noise
 
@@ -219,22 +222,23 @@ class _Shelf:
 
     def __init__(self, bits: int) -> None:
         self._bits, self._asked = bits, 0
-        self._draw: _Draw | None = None
+        self._draws = deque[_Draw]()
         self._lock = threading.Lock()
 
     def release(self, stream: Stream, total: Tensor, scale: Tensor | None, cell: float) -> Tensor:
         size, device = total.numel(), total.device
         with self._lock:
-            draw = self._draw or _Draw(stream, size, self._bits, device, 1)
-            self._draw = None  # whatever fails now, this noise is not used again
-            out = _released(total, draw.take(stream), scale, cell)
+            draw = self._draws.popleft() if self._draws else _Draw(stream, size, self._bits, device, 1)
+            out = _released(total, draw.take(stream), scale, cell)  # if it fails, its noise is not used again
             if draw.left:
-                self._draw = draw
+                self._draws.appendleft(draw)
                 return out
             self._asked += 1
             if self._asked > 1:
-                count = max(1, min(_RELEASES, _AHEAD.get(device.type, 0) // size))
-                self._draw = _Draw(stream, size, self._bits, device, count, draw.noise)
+                room, count = draw.noise, max(1, min(_RELEASES, _AHEAD.get(device.type, 0) // size))
+                while len(self._draws) < (2 if device.type == "cuda" and size <= _SMALL else 1):
+                    self._draws.append(_Draw(stream, size, self._bits, device, count, room))
+                    room = None
             return out
 
 
@@ -249,9 +253,11 @@ def _shelf(stream: Stream, size: int, bits: int, device: torch.device) -> _Shelf
         _drop_in_child()
     with _lock:
         shelves = _stocks.setdefault(stream, {})
-        shelf = shelves.setdefault((size, bits, device), _Shelf(bits))
-        if len(shelves) > _SHELVES:
-            shelves.pop(next(iter(shelves)))
+        shelf = shelves.get((size, bits, device))
+        if shelf is None:
+            shelf = shelves[size, bits, device] = _Shelf(bits)
+            if len(shelves) > _SHELVES:
+                shelves.pop(next(iter(shelves)))
         return shelf
 
 

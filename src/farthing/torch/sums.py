@@ -56,7 +56,7 @@ def _outer(
     left = delta + share * part * rows + row
     right = a + share * part * columns + column
     count = tl.minimum(part, examples - tl.program_id(2) * part)
-    for _ in tl.range(0, count, loop_unroll_factor=2):
+    for _ in tl.range(0, count, loop_unroll_factor=4):
         d = tl.load(left, mask=row < rows, other=0.0).to(tl.float32)
         x = tl.load(right, mask=column < columns, other=0.0).to(tl.float32)
         total += _clamp(d * x, bound, ASM)
@@ -181,7 +181,9 @@ def clamped_outer(delta: Tensor, a: Tensor, limit: Tensor) -> Tensor:
     out = delta.new_empty(shares, rows, columns, dtype=torch.float32)
     args = delta, a, limit, out, examples, rows, columns, part
     with torch.cuda.device_of(delta):
-        _outer[(*tiles, shares)](*args, MATRIX=limit.numel() > 1, ASM=_asm(delta.device), DOWN=4, ACROSS=8)
+        _outer[(*tiles, shares)](
+            *args, MATRIX=limit.numel() > 1, ASM=_asm(delta.device), DOWN=4, ACROSS=8, num_warps=2
+        )
     return out[0] if shares == 1 else out.sum(0)
 
 
