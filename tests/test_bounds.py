@@ -115,3 +115,29 @@ def test_laplace_wants_an_l1_bound():
 def test_impossible_bounds_cannot_be_made(make):
     with pytest.raises(InvalidValue):
         make()
+
+
+class Tensorlike(np.ndarray):
+    """What of torch's tensors a bound asks for."""
+
+    def detach(self):
+        return self
+
+    def clone(self):
+        return self.copy()
+
+    def isfinite(self):
+        return np.isfinite(self)
+
+
+def test_a_tensor_stays_one_and_a_copy_of_its_own():
+    scale = np.array([1.0, 2.0]).view(Tensorlike)
+    bounds = ClipNorm(3.0, scale), ClipCoordinates(scale)
+    scale[0] = -1.0
+    for bound in bounds:
+        assert isinstance(bound.scale, Tensorlike)
+        assert bound.scale.tolist() == [1.0, 2.0]
+    assert bounds[1].norm() == pytest.approx(2**0.5)
+    for make in (lambda: ClipNorm(3.0, scale), lambda: ClipCoordinates(scale)):
+        with pytest.raises(InvalidValue, match="> 0 everywhere"):
+            make()

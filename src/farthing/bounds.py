@@ -16,7 +16,7 @@ array([[0.6, 0.8],
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,7 +35,7 @@ class Bound(Protocol):
     """A limit on one contribution, in units of ``scale`` (public, one number or one a coordinate)."""
 
     @property
-    def scale(self) -> float | Array:
+    def scale(self) -> Any:
         """What contributions are divided by before they are measured."""
 
     def norm(self, order: int = 2) -> float:
@@ -56,11 +56,16 @@ def _rows(contributions: ArrayLike) -> Array:
     return rows
 
 
-def _public_scale(name: str, scale: ArrayLike) -> Array:
-    values = np.array(scale, dtype=np.float64)
-    if values.size == 0 or not np.all(np.isfinite(values) & (values > 0)):
+def _public_scale(name: str, scale: Any) -> Any:
+    """Positive numbers of our own: an array that cannot be changed, or a tensor that stays where it is."""
+    if hasattr(scale, "detach"):  # torch's, which is not imported here
+        values, finite = scale.detach().clone(), scale.isfinite()
+    else:
+        values = np.array(scale, dtype=np.float64)
+        finite = np.isfinite(values)
+        values.setflags(write=False)
+    if 0 in values.shape or not bool((finite & (values > 0)).all()):
         raise InvalidValue(f"{name} must be finite and > 0 everywhere, got {scale!r}")
-    values.setflags(write=False)
     return values
 
 
@@ -69,7 +74,7 @@ class ClipNorm:
     """Rows are shrunk to norm ``clip``; with a ``scale`` the norm is that of row / scale (an ellipsoid)."""
 
     clip: float
-    scale: float | Array = _UNSCALED
+    scale: Any = _UNSCALED  # a number, an array or a tensor
     order: int = 2
 
     def __post_init__(self) -> None:
@@ -135,13 +140,15 @@ class ClipCoordinates:
     standard deviation σ √m scale_i satisfies Σ (scale_i/σ_i)² = 1/σ², AdaDP's Lemma 1 with equality.
     """
 
-    scale: Array
+    scale: Any  # an array or a tensor
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scale", _public_scale("scale", np.atleast_1d(self.scale)))
+        scale = self.scale if getattr(self.scale, "ndim", 0) else np.atleast_1d(self.scale)
+        object.__setattr__(self, "scale", _public_scale("scale", scale))
 
     def norm(self, order: int = 2) -> float:
-        return float(self.scale.size) if order == 1 else math.sqrt(self.scale.size)
+        size = math.prod(self.scale.shape)
+        return float(size) if order == 1 else math.sqrt(size)
 
     def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
         return _twice_if_replaced(self.norm(order), adjacency)

@@ -59,7 +59,7 @@ def test_same_released_values_same_scales_whatever_the_records(shape, estimate):
     assert isinstance(bounds[0], ClipCoordinates if shape == "box" else ClipNorm)
     assert np.array_equal(bounds[0].scale, bounds[1].scale)
     assert bounds[0].norm() == bounds[1].norm()
-    assert np.ptp(bounds[0].scale) > 0
+    assert np.ptp(np.asarray(bounds[0].scale)) > 0
 
 
 @pytest.mark.parametrize("shape", ["box", "ellipsoid"])
@@ -69,7 +69,7 @@ def test_a_lot_costs_what_it_costs_in_dp_sgd(shape):
     feed(method, released(model, 12), 0.05)
     plain = Query(Poisson(0.1), ft.PerExample(lambda rows, w: rows[0]), ClipNorm(1.0), Gaussian(1.3))
     ours = Query(plain.sampler, plain.contribution, method.bound(13), plain.mechanism)
-    assert np.size(method.bound(13).scale) > 1
+    assert np.size(np.asarray(method.bound(13).scale)) > 1
     assert ours.price(budget) == plain.price(budget)
 
 
@@ -96,8 +96,10 @@ def test_the_recursion_by_hand():
     assert root.flatten().tolist() == pytest.approx(wanted, rel=1e-5)
     half = (root[0, 0] + root[0, 1]).item() / 2
     bound = method.bound(4)
-    assert bound.scale == pytest.approx([math.sqrt(r / half) for r in root.flatten().tolist()], rel=1e-5)
-    assert np.mean(bound.scale**2) == pytest.approx(1.0)
+    assert bound.scale.tolist() == pytest.approx(
+        [math.sqrt(r / half) for r in root.flatten().tolist()], rel=1e-5
+    )
+    assert float((bound.scale**2).mean()) == pytest.approx(1.0)
     assert bound.norm() == pytest.approx(half / math.sqrt(sum(r * r for r in root.flatten().tolist()) / 2))
 
 
@@ -116,7 +118,9 @@ def test_floor_and_ceiling_hold():
                    ceiling=1.5)  # fmt: skip
     feed(method, [[torch.tensor([[0.0, 1.0, 1.0, 10.0]])]] * 2, 0.0)
     level = math.sqrt(102 / 4)
-    assert method.bound(3).scale == pytest.approx([level / 2, level / 2, level / 2, 1.5 * level], rel=1e-5)
+    assert method.bound(3).scale.tolist() == pytest.approx(
+        [level / 2, level / 2, level / 2, 1.5 * level], rel=1e-5
+    )
 
 
 def test_the_gate_stays_closed_on_noise_and_opens_on_a_signal():
@@ -125,7 +129,7 @@ def test_the_gate_stays_closed_on_noise_and_opens_on_a_signal():
         method = AdaDP(model, clip=2.0, period=1)
         feed(method, released(model, 40, size=size), 1.0)
         bound = method.bound(41)
-        assert (np.size(bound.scale) > 1) is opens
+        assert (np.ndim(bound.scale) > 0) is opens
         if not opens:
             assert bound.norm() == 2.0
 

@@ -32,12 +32,13 @@ def test_no_other_shape_of_the_same_price_moves_the_loss_less():
     def harm(scale):  # Σ g² σ², with Σ (Δ/σ)² the same for all
         return np.sum(gradient**2 * scale**2) * np.mean(scale**-2.0)
 
-    best = harm(bound.scale)
+    scale = bound.scale.double().numpy()
+    best = harm(scale)
     made = np.random.default_rng(0)
-    others = [bound.scale * np.exp(made.normal(0, size, len(gradient))) for size in (0.01, 0.1, 1) * 30]
+    others = [scale * np.exp(made.normal(0, size, len(gradient))) for size in (0.01, 0.1, 1) * 30]
     assert all(harm(other) >= best * (1 - 1e-3) for other in [np.ones(len(gradient)), *others])
     order = np.argsort(np.abs(gradient))
-    assert np.all(np.diff(bound.scale[order]) <= 1e-9)  # most noise where the gradient is least
+    assert np.all(np.diff(scale[order]) <= 1e-6)  # most noise where the gradient is least
 
 
 def test_same_released_values_same_scales_and_dp_sgds_price():

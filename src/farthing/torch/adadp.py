@@ -40,12 +40,11 @@ What made it useful, beyond sound (docs/deep-results.md has the figures):
 """
 
 import math
+import operator
 from enum import StrEnum
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from farthing import validate
@@ -116,6 +115,9 @@ class AdaDP(DPAdam):
         self._shape = validate.choice(Shape, shape=shape)
         self._follows, self._adapts = noise, rate
         self._bound: tuple[int, Bound] | None = None
+        self._told: list[float | Tensor] = []  # the noise of the last step,
+        self._variances: list[Tensor] = []  # and what follows from it
+        self._levels: list[Tensor] = []
 
     def bound(self, t: int) -> Bound:
         """The clip of lot t = 1, 2, …: give it to `train` as ``clip``. It reads released values only."""
@@ -152,37 +154,56 @@ class AdaDP(DPAdam):
         if scales is None:
             return self._clip
         parts = zip(scales, self._layout.shapes, strict=True)
-        return self._shaped(
-            torch.cat([scale.expand(shape).flatten() for scale, shape in parts]).double().cpu().numpy()
-        )
+        return self._shaped(torch.cat([scale.expand(shape).flatten() for scale, shape in parts]))
 
-    def _shaped(self, root: NDArray[np.float64]) -> Bound:
-        """The bound that goes with √E'."""
+    def _shaped(self, root: Tensor) -> Bound:
+        """The bound that goes with √E', on its device."""
         if self._shape is Shape.BOX:
-            return ClipCoordinates(np.minimum(self._factor * root, self._clip.clip))
+            return ClipCoordinates((self._factor * root).clamp(max=self._clip.clip))
         # s ∝ E'^¼ of mean square 1: |g/s| is as often above its clip as |g| is above C
-        half, whole = float(np.mean(root)), float(np.mean(root**2))
-        return ClipNorm(self._clip.clip * half / math.sqrt(whole), scale=np.sqrt(root / half))
+        half, whole = mean(root), mean(root.square())
+        return ClipNorm(self._clip.clip * half / math.sqrt(whole), scale=(root / half).sqrt())
 
-    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        assert parameter.grad is not None
-        state, released = self.state[parameter], parameter.grad.float()
-        deviation: Any = self._noise.get(parameter, 0.0)
-        variance = torch.as_tensor(deviation, device=released.device, dtype=torch.float32) ** 2
-        if not state:
-            zeros = torch.zeros_like(released)
-            state.update(
-                step=0, mean=zeros, signal=zeros.clone(), clutter=zeros.clone(), square=zeros.clone()
-            )
-        state["step"] += 1
-        square = released.square()
-        state["signal"].lerp_(square - variance, 1 - self._memory)
-        state["clutter"].lerp_(variance.expand_as(released), 1 - self._memory)
-        momentum, memory = group["betas"]
-        step = state["mean"].mul_(momentum).add_(released) if momentum else released
+    def _move(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        """All parameters at once: their steps are a few launches on a GPU, not a few for each."""
+        released = [parameter.grad.float() for parameter in parameters if parameter.grad is not None]
+        states = [self._state_of(parameter) for parameter in parameters]
+        squares = list(torch._foreach_mul(released, released))
+        if self._follows:
+            self._learn(parameters, states, squares)
+        (momentum, memory), steps = group["betas"], released
+        if momentum:
+            steps = [state["mean"] for state in states]
+            torch._foreach_mul_(steps, momentum)
+            torch._foreach_add_(steps, released)
         if self._adapts:
-            step = step / state["square"].lerp_(square, 1 - memory).add(group["eps"]).sqrt_()
-        parameter.add_(step.to(parameter.dtype), alpha=-group["lr"])
+            roots = [state["square"] for state in states]
+            torch._foreach_lerp_(roots, squares, 1 - memory)
+            roots = list(torch._foreach_add(roots, group["eps"]))
+            torch._foreach_sqrt_(roots)
+            steps = list(torch._foreach_div(steps, roots))
+        moves = [step.to(parameter.dtype) for step, parameter in zip(steps, parameters, strict=True)]
+        torch._foreach_add_(parameters, moves, alpha=-group["lr"])
+
+    def _learn(self, parameters: list[Tensor], states: list[dict[str, Any]], squares: list[Tensor]) -> None:
+        """E' and what of it is noise, from the squares of what was released."""
+        signals, clutters = ([state[name] for state in states] for name in ("signal", "clutter"))
+        told = [self._noise.get(parameter, 0.0) for parameter in parameters]
+        if len(told) != len(self._told) or any(map(operator.is_not, told, self._told)):
+            pairs = zip(told, signals, strict=True)
+            self._variances = [torch.as_tensor(each).to(p).square().expand_as(p) for each, p in pairs]
+            self._told, self._levels = told, [each.mean() for each in self._variances]
+        torch._foreach_lerp_(signals, torch._foreach_sub(squares, self._variances), 1 - self._memory)
+        torch._foreach_lerp_(clutters, self._levels, 1 - self._memory)
+
+    def _state_of(self, parameter: Tensor) -> dict[str, Any]:
+        state: dict[str, Any] = self.state[parameter]
+        if not state:
+            zeros = torch.zeros_like(parameter, dtype=torch.float32)
+            state.update(step=0, mean=zeros, signal=zeros.clone(), square=zeros.clone())
+            state["clutter"] = zeros.new_zeros(())
+        state["step"] += 1
+        return state
 
 
 def AdaL(model: nn.Module, lr: float = 0.01, *, clip: float = 1.0, rate_memory: float = 0.99) -> AdaDP:
@@ -201,6 +222,11 @@ def AdaN(
 ) -> AdaDP:
     """Adaptive noise, plain steps."""
     return AdaDP(model, lr, clip=clip, factor=factor, estimate=estimate, shape=shape, rate=False)
+
+
+def mean(values: Tensor) -> float:
+    """Summed in float64."""
+    return float(values.mean(dtype=torch.float64))
 
 
 def _pooled(square: Tensor, estimate: Estimate, doubt: float) -> Tensor:

@@ -158,7 +158,7 @@ def checked(bound: Any, size: int, starts: tuple[int, ...]) -> TorchBound:
     if isinstance(bound, ClipNorm) and bound.order != 2:
         raise Unsupported("norms of a model's gradients are L2 norms: use ClipNorm(clip), order 2")
     scale: Any = bound.scale
-    width = sum(bound.sizes) if isinstance(bound, ClipLayers) else math.prod(np.shape(scale))
+    width = sum(bound.sizes) if isinstance(bound, ClipLayers) else math.prod(getattr(scale, "shape", ()))
     if width not in (1, size) or (isinstance(bound, ClipLayers) and width != size):
         raise InvalidValue(f"the bound has {width} coordinates, the model {size} trainable ones")
     if isinstance(bound, ClipLayers) and not {*accumulate(bound.sizes)} <= {*starts, size}:
@@ -260,7 +260,7 @@ def plain_sum(rows: Tensor, bound: TorchBound, present: Tensor | None = None) ->
     rows = torch.where(finite[:, None], rows, 0.0)
     match bound:
         case ClipCoordinates():
-            limit = torch.as_tensor(np.array(bound.scale), dtype=torch.float32, device=rows.device)
+            limit = beside(bound.scale, rows.device)
             return torch.minimum(torch.maximum(rows, -limit), limit).sum(0)
         case ClipLayers():
             parts = torch.split(rows, list(bound.sizes), 1)
@@ -273,7 +273,7 @@ def plain_sum(rows: Tensor, bound: TorchBound, present: Tensor | None = None) ->
             return torch.cat(
                 [factors(bound, norms, bound.clip) @ rows, count(bound, norms, present, bound.clip)[None]]
             )
-        case ClipNorm() if np.size(bound.scale) > 1 or bound.scale != 1.0:
-            scale = torch.as_tensor(np.array(bound.scale), dtype=torch.float32, device=rows.device)
+        case ClipNorm() if not isinstance(bound.scale, float):
+            scale = beside(bound.scale, rows.device)
             return factors(bound, (rows / scale).norm(dim=1), bound.clip) @ rows
     return factors(bound, rows.norm(dim=1), bound.clip) @ rows

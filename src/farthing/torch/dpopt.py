@@ -17,12 +17,10 @@ estimate, and it does worse; it is here to be compared with.
 
 import math
 
-import numpy as np
-from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from farthing.bounds import ClipNorm
-from farthing.torch.adadp import AdaDP, Estimate
+from farthing.torch.adadp import AdaDP, Estimate, mean
 
 
 class DpOpt(AdaDP):
@@ -50,8 +48,8 @@ class DpOpt(AdaDP):
             momentum=momentum,
         )
 
-    def _shaped(self, root: NDArray[np.float64]) -> ClipNorm:
-        scale = 1 / np.sqrt(root)
-        scale /= math.sqrt(float(np.mean(scale**2)))
+    def _shaped(self, root: Tensor) -> ClipNorm:
+        scale = root.rsqrt()
+        scale /= math.sqrt(mean(scale.square()))
         # a gradient spread evenly over its coordinates keeps its place inside or outside of the clip
-        return ClipNorm(self._clip.clip * math.sqrt(float(np.mean(scale**-2.0))), scale=scale)
+        return ClipNorm(self._clip.clip * math.sqrt(mean(scale.square().reciprocal())), scale=scale)

@@ -20,6 +20,7 @@ Noise is drawn ahead (`stock`), since it does not depend on data.
 (torch.float32, True)
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -98,7 +99,7 @@ def _checked(total: Any, bound: Any) -> float | Tensor:
     if isinstance(bound, ClipValue) and total.numel() != 1:
         raise InvalidValue(f"ClipValue bounds one number, the sum has {total.numel()}; use ClipCoordinates")
     scale = bound.scale
-    width = scale.numel() if isinstance(scale, Tensor) else np.size(scale)
+    width = math.prod(getattr(scale, "shape", ()))
     if width == 1:
         return float(scale)
     if width != total.numel():
@@ -107,10 +108,10 @@ def _checked(total: Any, bound: Any) -> float | Tensor:
 
 
 def beside(scale: Any, device: torch.device) -> Tensor:
-    """A scale of many coordinates on the device. A constant one travels once."""
+    """A scale of many coordinates on the device, in float32. A constant one travels once."""
     global _kept
     if isinstance(scale, Tensor):
-        return scale.detach().to(device).reshape(-1)
+        return scale.detach().to(device, torch.float32).reshape(-1)
     kept = _kept
     if kept is None or kept[0] is not scale or kept[1].device != device or scale.flags.writeable:
         kept = _kept = scale, torch.from_numpy(np.array(scale, dtype=np.float32)).to(device).reshape(-1)

@@ -89,10 +89,12 @@ class DPAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 found = closure()
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, group)
+            self._move([parameter for parameter in group["params"] if parameter.grad is not None], group)
         return found
+
+    def _move(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        for parameter in parameters:
+            self._update(parameter, group)
 
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
         assert parameter.grad is not None

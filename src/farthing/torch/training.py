@@ -37,7 +37,7 @@ from farthing.query import Query, Receipt
 from farthing.torch import distributed
 from farthing.torch.averaging import Average
 from farthing.torch.bookkeeping import Gradient
-from farthing.torch.noise import Gaussian
+from farthing.torch.noise import Gaussian, beside
 from farthing.torch.optim import chosen
 from farthing.torch.plan import Noise, Plan
 from farthing.torch.preparation import (
@@ -295,12 +295,13 @@ class Training:
 
     def _deviation(self, held: "list[_Held]") -> float | list[Tensor]:
         """The standard deviation of the noise on the mean gradient, by coordinate where it differs."""
-        variance = sum((one.noise * one.bound.norm() * np.asarray(one.bound.scale)) ** 2 for one in held)
-        each = np.sqrt(variance) / (self.plan.lot * len(held))
-        if np.size(each) == 1:
-            return float(np.reshape(each, ()))
-        flat = torch.as_tensor(each, dtype=torch.float32, device=self._trained[0].device)
-        return self._layout.views(flat)
+        variance: Any = 0.0
+        for one in held:
+            scale: Any = one.bound.scale
+            each = scale if isinstance(scale, float) else beside(scale, self._trained[0].device)
+            variance = variance + (one.noise * one.bound.norm() * each) ** 2
+        spread = variance**0.5 / (self.plan.lot * len(held))
+        return self._layout.views(spread) if isinstance(spread, Tensor) and len(spread) > 1 else float(spread)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights, optimiser, schedule, averages, clip and step number: all but what was spent."""
