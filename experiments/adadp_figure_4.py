@@ -64,7 +64,8 @@ def _estimates(problem: pictures.Problem, small: bool) -> list[Row]:
 
     def watch(t: int, *parts: list[torch.Tensor]) -> None:
         if t in places:
-            note("published AdaDP", t, *(torch.cat([p.flatten() for p in part]).numpy() for part in parts))
+            flat = [torch.cat([p.flatten() for p in part]).cpu().numpy() for part in parts]
+            note("published AdaDP", t, *flat)
 
     for t in published(problem.network(0), deep.LOSS, inputs, problem.labels, setting, watch):
         if t == places[-1]:
@@ -85,16 +86,17 @@ def _ours(problem: pictures.Problem, setting: Setting, inputs: torch.Tensor, pla
     shapes = Layout.of(model).shapes
     for step in steps:
         if step.t in places:
-            lot = torch.from_numpy(random.choice(len(inputs), setting.lot, replace=False))
+            lot = torch.from_numpy(random.choice(len(inputs), setting.lot, replace=False)).to(inputs.device)
             loss = deep.LOSS(model(inputs[lot]), labels[lot]).mean()
             exact = torch.autograd.grad(loss, list(model.parameters()))
-            found = torch.cat([part.abs().flatten() for part in exact]).numpy()
+            found = torch.cat([part.abs().flatten() for part in exact]).cpu().numpy()
             scales, bound = method.scales(), method.bound(step.t + 1)
             known = np.zeros_like(found)
             if scales is not None:
                 parts = zip(scales, shapes, strict=True)
-                known = torch.cat([part.expand(shape).flatten() for part, shape in parts]).numpy()
-            deviations = setting.noise * bound.norm() * np.broadcast_to(bound.scale, found.shape)
+                known = torch.cat([part.expand(shape).flatten() for part, shape in parts]).cpu().numpy()
+            scale = torch.as_tensor(bound.scale).cpu().numpy()
+            deviations = setting.noise * bound.norm() * np.broadcast_to(scale, found.shape)
             note("AdaDP", step.t, known, found, deviations)
         if step.t == places[-1]:
             break

@@ -60,7 +60,7 @@ def _lots(name: str, data: str, widths: tuple[int, ...], lot: int) -> Any:
     records = lot if name == "DP-AGD" else 20 * lot
     x = torch.from_numpy(random.normal(size=(records, widths[0]))).float()
     y = torch.from_numpy(random.integers(10, size=records))
-    model = Problem(data, x.numpy(), y, x.numpy(), y, widths, None).network(0)
+    model = Problem(data, x.numpy(), y, x.numpy(), y, widths, None).network(0).cpu()
     setting = Setting(
         method=name, epsilon=50.0, delta=1e-5, noise=4.0, lot=lot, lots=10_000, clip=4.0, step=1e-3
     )

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import farthing as ft
 from experiments.frame import COLOURS, Row, say, stream, values
-from experiments.pictures import LENGTH, Problem, kept
+from experiments.pictures import DEVICE, LENGTH, Problem, kept
 from experiments.published import UNSOUND, published
 from farthing.accounting import calibrate, pld, rdp
 from farthing.accounting.filters import ZcdpFilter
@@ -164,6 +164,7 @@ def _private(
     for step in train(
         model, LOSS, (rows, problem.labels), ledger, rate=rate, steps=setting.lots, noise=setting.noise,
         clip=optimizer.bound if follows else setting.clip, optimizer=optimizer, scheduler=falling,
+        physical=4096 if DEVICE.type == "cuda" else None,
     ):  # fmt: skip
         if _mark(step.t, setting.lots, marks):
             yield step.t, right(model, held, problem.answers)
@@ -191,7 +192,7 @@ def _plain(
     """RMSprop on lots of the same kind, nothing clipped and no noise."""
     optimizer, random = torch.optim.RMSprop(model.parameters(), setting.step), np.random.default_rng(0)
     for t in range(1, setting.lots + 1):
-        places = torch.from_numpy(random.choice(len(rows), setting.lot, replace=False))
+        places = torch.from_numpy(random.choice(len(rows), setting.lot, replace=False)).to(rows.device)
         optimizer.zero_grad()
         LOSS(model(rows[places]), problem.labels[places]).mean().backward()
         optimizer.step()
@@ -250,7 +251,7 @@ def _seen(problem: Problem, ledger: ft.Ledger | None, setting: Setting) -> tuple
             matrix = ledger.over(Table(problem.rows)).ask(query).value
         axes = components(matrix, problem.components)[1]
         parts = (LENGTH * problem.rows @ axes.T, LENGTH * problem.held @ axes.T)
-    rows, held = (torch.from_numpy(np.ascontiguousarray(part)).float() for part in parts)
+    rows, held = (torch.from_numpy(np.ascontiguousarray(part)).float().to(DEVICE) for part in parts)
     return rows, held
 
 

@@ -27,6 +27,7 @@ from farthing.data import find
 from farthing.torch.scattering import Scattering
 
 CONVOLUTIONS = 64
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LENGTH = 8.0  # what rows are stretched to before a network sees them
 
 
@@ -48,7 +49,7 @@ class Problem:
         layers: list[nn.Module] = []
         for a, b in zip(self.widths, self.widths[1:], strict=False):
             layers += [nn.Linear(a, b), nn.ReLU()]
-        return nn.Sequential(*layers[:-1])
+        return nn.Sequential(*layers[:-1]).to(DEVICE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,14 +77,13 @@ def colours(small: bool) -> Images:
 @torch.no_grad()
 def features(images: Images, form: Callable[[Tensor], Tensor]) -> Images:
     """Scattering features of every picture, in half precision; on a GPU where there is one."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    scattering = Scattering((images.x.shape[-2], images.x.shape[-1])).to(device)
-    size = 1000 if device.type == "cuda" else 32
+    scattering = Scattering((images.x.shape[-2], images.x.shape[-1])).to(DEVICE)
+    size = 1000 if DEVICE.type == "cuda" else 32
     x, test = (
-        torch.cat([form(scattering(_light(part.to(device)))).half() for part in whole.split(size)])
+        torch.cat([form(scattering(_light(part.to(DEVICE)))).half() for part in whole.split(size)])
         for whole in (images.x, images.test)
     )
-    return Images(images.name, x, images.labels.to(device), test, images.answers.to(device))
+    return Images(images.name, x, images.labels.to(DEVICE), test, images.answers.to(DEVICE))
 
 
 def _light(pictures: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def mnist(small: bool) -> Problem:
     x, y, test, answers = _made_up((64,)) if small else _mnist()
     rows, held = (_unit(part.reshape(len(part), -1).astype(np.float64)) for part in (x, test))
     kept = 6 if small else 60
-    labels = (torch.from_numpy(part.astype(np.int64)) for part in (y, answers))
+    labels = (torch.from_numpy(part.astype(np.int64)).to(DEVICE) for part in (y, answers))
     return Problem("MNIST", rows, next(labels), held, next(labels), (kept, 16 if small else 1000, 10), kept)
 
 
@@ -120,7 +120,7 @@ def cifar10(small: bool) -> Problem:
     if not small:
         x, test = _convolved(x, "train"), _convolved(test, "test")
     rows, held = _unit(x), _unit(test)
-    labels = (torch.from_numpy(part.astype(np.int64)) for part in (y, answers))
+    labels = (torch.from_numpy(part.astype(np.int64)).to(DEVICE) for part in (y, answers))
     widths = (rows.shape[1], *((16, 12) if small else (384, 192)), 10)
     return Problem("CIFAR-10", LENGTH * rows, next(labels), LENGTH * held, next(labels), widths, None)
 
@@ -167,8 +167,9 @@ def _convolved(images: NDArray[Any], name: str) -> NDArray[np.float32]:
     body = nn.Sequential(
         nn.Conv2d(3, CONVOLUTIONS, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), norm,
         nn.Conv2d(CONVOLUTIONS, CONVOLUTIONS, 5, padding=2), nn.ReLU(), norm, nn.MaxPool2d(2), nn.Flatten(),
-    )  # fmt: skip
-    found = torch.cat([body(part.float() / 127.5 - 1) for part in torch.from_numpy(images).split(250)])
+    ).to(DEVICE)  # fmt: skip
+    parts = torch.from_numpy(images).split(250)
+    found = torch.cat([body(part.to(DEVICE).float() / 127.5 - 1).cpu() for part in parts])
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, found.half().numpy())

@@ -53,7 +53,7 @@ def published(
     adapts, singly = "AdaDP" in setting.method, setting.method.endswith("examples clipped")
     squares, raw = ([torch.zeros_like(p) for p in weights] for _ in range(2))
     for t in range(1, setting.lots + 1):
-        places = torch.from_numpy(np.flatnonzero(random.random(len(rows)) < rate))
+        places = torch.from_numpy(np.flatnonzero(random.random(len(rows)) < rate)).to(rows.device)
         pairs = _pairs(model, linears, loss, rows[places], labels[places])
         means = [part / setting.lot for delta, a in pairs for part in (delta.T @ a, delta.sum(0))]
         known = [part.sqrt() for part in raw]
