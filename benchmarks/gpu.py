@@ -251,7 +251,10 @@ def losses(torch: Any) -> Callable[[Any, Any], Any]:
 
 
 def private(torch: Any, model: Any, x: Any, y: Any, kind: str) -> Step:
-    """kind: 'noise', 'without noise', 'float noise', 'coordinates' or 'vmap'; with ' graphed' behind it."""
+    """kind: 'noise', 'without noise', 'float noise', 'coordinates', 'vmap'; with ' graphed' behind it.
+
+    'AdaDP box' and 'AdaDP ellipsoid' are the whole method: its update, and new scales every ten lots.
+    """
     import numpy as np
 
     from farthing.bounds import ClipCoordinates, ClipNorm
@@ -280,6 +283,8 @@ def private(torch: Any, model: Any, x: Any, y: Any, kind: str) -> Step:
         with torch.no_grad():
             torch._foreach_add_(parameters, gradient.layout.views(released), alpha=-0.01 / len(lot))
 
+    if kind.startswith("AdaDP"):
+        return adadp(torch, model, gradient, lot, mechanism, stream, kind.removeprefix("AdaDP "))
     if not graph:
 
         def step() -> None:
@@ -299,6 +304,32 @@ def private(torch: Any, model: Any, x: Any, y: Any, kind: str) -> Step:
         moved(held[0] if "without" in kind else mechanism.release(held[0], bound, stream))
 
     return captured
+
+
+def adadp(torch: Any, model: Any, gradient: Any, lot: Any, mechanism: Any, stream: Any, shape: str) -> Step:
+    """One lot of AdaDP as `train` runs it, the ledger left out as it is for the others."""
+    from farthing.torch.adadp import AdaDP
+    from farthing.torch.noise import beside
+
+    method, t = AdaDP(model, 0.01, shape=shape), 0
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    expected: list[Any] = [None, None]
+
+    def step() -> None:
+        nonlocal t
+        t += 1
+        bound = method.bound(t)
+        released = mechanism.release(gradient.bounded_sum(lot, None, bound), bound, stream) / len(lot)
+        for parameter, part in zip(parameters, gradient.layout.views(released), strict=True):
+            parameter.grad = part
+        if expected[0] is not bound:
+            size = mechanism.noise * bound.norm() / len(lot)
+            spread = bound.scale if isinstance(bound.scale, float) else beside(bound.scale, released.device)
+            expected[:] = bound, size if isinstance(spread, float) else gradient.layout.views(size * spread)
+        method.expect(expected[1])
+        method.step()
+
+    return step
 
 
 def opacus_step(torch: Any, model: Any, x: Any, y: Any, ghost: bool) -> Step:
@@ -353,6 +384,8 @@ def race(torch: Any, report: Report, clock: Clock, name: str, make: Any, lot: An
         kinds["coordinates, without noise"] = lambda m, x, y: private(
             torch, m, x, y, "coordinates without noise"
         )
+        for shape in ("box", "ellipsoid"):
+            kinds[f"AdaDP, {shape}"] = lambda m, x, y, shape=shape: private(torch, m, x, y, f"AdaDP {shape}")
         if graphs:
             kinds["coordinates graphed"] = lambda m, x, y: private(torch, m, x, y, "coordinates graphed")
     if not name.endswith("tf32"):
@@ -384,6 +417,7 @@ def race(torch: Any, report: Report, clock: Clock, name: str, make: Any, lot: An
         model = step = x = y = None
         gc.collect()
         if device.type == "cuda":
+            torch._C._cuda_clearCublasWorkspaces()  # kept for good else: who comes next would have them free
             torch.cuda.empty_cache()
 
 
@@ -768,9 +802,9 @@ def table(report: Report) -> None:
             noisy, plain = times.get(f"private, noise{end}"), times.get(f"private, without noise{end}")
             if noisy and plain:
                 print(f"{model}{end}: noise is {100 * (noisy - plain) / noisy:.1f} % of a private step")
-            coordinates = times.get(f"coordinates{end}")
-            if noisy and coordinates:
-                print(f"{model}{end}: a step with coordinate clipping takes {coordinates / noisy:.2f} others")
+            for kind in (f"coordinates{end}", *(() if end else ("AdaDP, box", "AdaDP, ellipsoid"))):
+                if noisy and kind in times:
+                    print(f"{model}: {kind} takes {times[kind] / noisy:.2f} of a private step{end}")
     bad = ", ".join(report.failed)
     print(f"\nchecks: {len(report.checks)} made, " + (f"FAILED: {bad}" if bad else "none failed"))
 
