@@ -64,17 +64,18 @@ class Whitening:
         return unit
 
 
-def promised(ledger: Ledger, *, noise: float) -> None:
-    """Promises the three answers of `whitening`: one of a mean, two of matrices, at the same ``noise``."""
+def promised(ledger: Ledger, *, noise: float, places: bool = True) -> None:
+    """Promises the answers of `whitening`: one of a mean, one or two of matrices, at the same ``noise``."""
     event = Query(Everyone(), _Mean(), _NORM, Gaussian(noise)).price(ledger.budget)
     outer = Query(Everyone(), _Moments(np.zeros(()), 0), _OUTER, SymmetricGaussian(noise)).price(
         ledger.budget
     )
+    matrices = 2 if places else 1
     if event == outer:
-        ledger.promise(event, 3)
+        ledger.promise(event, 1 + matrices)
         return
     ledger.promise(event, 1)
-    ledger.promise(outer, 2)
+    ledger.promise(outer, matrices)
 
 
 def whitening(
@@ -85,11 +86,13 @@ def whitening(
     records: int | None = None,
     power: float = POWER,
     ridge: float = RIDGE,
+    places: bool = True,
 ) -> Whitening:
     """Asks for the moments of feature maps and makes the map of them.
 
     ``noise`` is each answer's, over the bound 1 of one example. ``records`` is the public number of examples
-    (None: that of the features).
+    (None: that of the features). Without ``places`` only channels are whitened, by two answers: for a head
+    that looks at neighbouring places.
     """
     if features.ndim < 3 or not len(features):
         raise InvalidValue(f"features must be (examples, channels, …places), got {tuple(features.shape)}")
@@ -99,9 +102,11 @@ def whitening(
     mean = door.ask(Query(Everyone(), _Mean(), _NORM, Gaussian(noise))).value / count
     moments = [
         door.ask(Query(Everyone(), _Moments(mean, axis), _OUTER, SymmetricGaussian(noise))).value / count
-        for axis in (1, 2)
+        for axis in ((1, 2) if places else (1,))
     ]
     roots = [_root(matrix, -power / 2, ridge) for matrix in moments]
+    if not places:
+        roots.append(np.eye(mean.shape[1]))
     return Whitening(*(torch.as_tensor(part, dtype=torch.float32) for part in (mean, *roots)))
 
 
