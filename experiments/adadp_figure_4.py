@@ -33,9 +33,9 @@ def measure(small: bool) -> list[Row]:
         for method in METHODS:
             setting = _mnist(mnist, method, run, small)
             rows += rows_of(mnist, setting, what="accuracy", data="MNIST")
-    for run in range(1 if small else adadp_figure_3.RUNS):
+    for run in range(1 if small else 2):
         for method in METHODS:
-            setting = adadp_figure_3.setting(cifar10, method, run, small)
+            setting = adadp_figure_3.setting(cifar10, method, run, small, lots=100)
             rows += rows_of(cifar10, setting, what="accuracy", data="CIFAR-10")
     return rows + list(_estimates(mnist, small))
 

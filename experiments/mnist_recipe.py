@@ -48,7 +48,7 @@ def recipe(data: Images, epsilon: float, run: int, *, lots: int = LOTS) -> float
     promised(ledger, noise=moments)
     ledger.promise(ft.Poisson(RATE).amplify(ft.Gaussian(noise)), lots)
     white = whitening(ledger, data.x, noise=moments)
-    rows = _mapped(white, data.x)
+    rows = mapped(white, data.x)
     model = nn.Linear(rows.shape[1], 10).to(device)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
@@ -60,10 +60,10 @@ def recipe(data: Images, epsilon: float, run: int, *, lots: int = LOTS) -> float
         scheduler=falling, physical=2000,
     ):  # fmt: skip
         pass
-    return right(model, _mapped(white, data.test), data.answers)
+    return right(model, mapped(white, data.test), data.answers)
 
 
-def _mapped(white: Any, found: Tensor) -> Tensor:
+def mapped(white: Any, found: Tensor) -> Tensor:
     """Whitened rows, block by block: they are the largest thing in memory."""
     rows = torch.empty(len(found), found[0].numel(), device=found.device)
     for start in range(0, len(found), 500):

@@ -75,12 +75,14 @@ def colours(small: bool) -> Images:
 
 
 @torch.no_grad()
-def features(images: Images, form: Callable[[Tensor], Tensor]) -> Images:
-    """Scattering features of every picture, in half precision; on a GPU where there is one."""
+def features(
+    images: Images, form: Callable[[Tensor], Tensor], light: Callable[[Tensor], Tensor] = lambda x: x
+) -> Images:
+    """Scattering features of every picture, in half precision: ``form`` of the features of its ``light``."""
     scattering = Scattering((images.x.shape[-2], images.x.shape[-1])).to(DEVICE)
     size = 1000 if DEVICE.type == "cuda" else 32
     x, test = (
-        torch.cat([form(scattering(_light(part.to(DEVICE)))).half() for part in whole.split(size)])
+        torch.cat([form(scattering(light(_light(part.to(DEVICE))))).half() for part in whole.split(size)])
         for whole in (images.x, images.test)
     )
     return Images(images.name, x, images.labels.to(DEVICE), test, images.answers.to(DEVICE))

@@ -135,19 +135,18 @@ class AdaDP(DPAdam):
         young = 1 - self._memory ** states[0]["step"]
         # a mean of k squares of noise has deviation √(2/k); memory holds (1 + γ')/(1 - γ') lots
         lots = min(states[0]["step"], (1 + self._memory) / (1 - self._memory))
-        scales, open_ = [], False
-        for state in states:
-            signal, clutter = state["signal"] / young, float(state["clutter"].mean()) / young
+        scales, stands = [], list[Tensor]()
+        for state in states:  # in tensors throughout: every look at a number waits for the device
+            signal, clutter = state["signal"] / young, state["clutter"].mean() / young
             edge = 3 * clutter * math.sqrt(2 / (lots * signal.numel()))
-            level = float(signal.mean())
-            if level > edge:
-                open_ = True
-                square = _pooled(signal, self._estimate, 2 * clutter**2 / lots)
-            else:  # what does not stand out of the noise is taken to be as large as the noise can hide
-                level = max(edge, _TINY)
-                square = torch.full_like(signal, level)
+            level = signal.mean()
+            stands.append(level > edge)
+            square = _pooled(signal, self._estimate, 2 * clutter**2 / lots)
+            # what does not stand out of the noise is taken to be as large as the noise can hide
+            level = torch.where(stands[-1], level, edge.clamp_min(_TINY))
+            square = torch.where(stands[-1], square, level)
             scales.append(square.clamp(self._floor**2 * level, self._ceiling**2 * level).sqrt())
-        return scales if open_ else None
+        return scales if bool(torch.stack(stands).any()) else None
 
     def _found(self) -> Bound:
         scales = self.scales() if self._follows else None
@@ -161,7 +160,7 @@ class AdaDP(DPAdam):
         if self._shape is Shape.BOX:
             return ClipCoordinates((self._factor * root).clamp(max=self._clip.clip))
         # s ∝ E'^¼ of mean square 1: |g/s| is as often above its clip as |g| is above C
-        half, whole = mean(root), mean(root.square())
+        half, whole = means(root, root.square())
         return ClipNorm(self._clip.clip * half / math.sqrt(whole), scale=(root / half).sqrt())
 
     def _move(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
@@ -224,12 +223,13 @@ def AdaN(
     return AdaDP(model, lr, clip=clip, factor=factor, estimate=estimate, shape=shape, rate=False)
 
 
-def mean(values: Tensor) -> float:
-    """Summed in float64."""
-    return float(values.mean(dtype=torch.float64))
+def means(*values: Tensor) -> list[float]:
+    """Of each, summed in float64."""
+    found: list[float] = torch.stack([each.mean(dtype=torch.float64) for each in values]).tolist()
+    return found
 
 
-def _pooled(square: Tensor, estimate: Estimate, doubt: float) -> Tensor:
+def _pooled(square: Tensor, estimate: Estimate, doubt: Tensor) -> Tensor:
     """A mean square by coordinate, by rows and columns, or one; ``doubt`` is a coordinate's variance."""
     if estimate is Estimate.LAYER:
         return square.mean()
@@ -242,8 +242,8 @@ def _pooled(square: Tensor, estimate: Estimate, doubt: float) -> Tensor:
     return (rows * columns / mean).reshape(square.shape)
 
 
-def _trusted(values: Tensor, doubt: float) -> Tensor:
+def _trusted(values: Tensor, doubt: Tensor) -> Tensor:
     """Estimates drawn to their mean, by the part of their variance that is noise (Stein's shrinkage)."""
-    mean, spread = values.mean(), float(values.var(correction=0))
-    part = max(0.0, 1 - doubt / spread) if spread > 0 else 0.0
+    mean, spread = values.mean(), values.var(correction=0)
+    part = torch.where(spread > 0, 1 - doubt / spread, 0.0).clamp_min(0)
     return (mean + part * (values - mean)).clamp_min(0)

@@ -20,7 +20,7 @@ import math
 from torch import Tensor, nn
 
 from farthing.bounds import ClipNorm
-from farthing.torch.adadp import AdaDP, Estimate, mean
+from farthing.torch.adadp import AdaDP, Estimate, means
 
 
 class DpOpt(AdaDP):
@@ -50,6 +50,6 @@ class DpOpt(AdaDP):
 
     def _shaped(self, root: Tensor) -> ClipNorm:
         scale = root.rsqrt()
-        scale /= math.sqrt(mean(scale.square()))
+        scale /= math.sqrt(*means(scale.square()))
         # a gradient spread evenly over its coordinates keeps its place inside or outside of the clip
-        return ClipNorm(self._clip.clip * math.sqrt(mean(scale.square().reciprocal())), scale=scale)
+        return ClipNorm(self._clip.clip * math.sqrt(*means(scale.square().reciprocal())), scale=scale)
