@@ -222,3 +222,37 @@ def test_halves():
 def test_nonsense_is_refused(wrong):
     with pytest.raises(InvalidValue):
         AdaDP(network(), **wrong)
+
+
+def test_without_gradients_nothing_moves():
+    model = nn.Linear(3, 2)
+    before = [p.clone() for p in model.parameters()]
+    AdaDP(model).step()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+def test_parameters_of_half_precision_and_noise_told_as_numbers_or_tensors():
+    """All at once is what one by one would be."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2).to(torch.bfloat16))
+    method = AdaDP(model, 0.1, momentum=0.5, period=1)
+    squares, means, signals = ({p: torch.zeros(p.shape) for p in model.parameters()} for _ in range(3))
+    for told in (
+        0.1,
+        [0.1, torch.full((4,), 0.2), 0.3, 0.1],
+        [torch.rand(p.shape) for p in model.parameters()],
+    ):
+        wanted, each = [], [told] * 4 if isinstance(told, float) else told
+        for p, deviation in zip(model.parameters(), each, strict=True):
+            p.grad = torch.randn(p.shape).to(p.dtype)
+            g = p.grad.float()
+            signals[p] = 0.99 * signals[p] + 0.01 * (g**2 - torch.as_tensor(deviation) ** 2)
+            squares[p] = 0.99 * squares[p] + 0.01 * g**2
+            means[p] = 0.5 * means[p] + g
+            wanted.append(p.float() - 0.1 * means[p] / (squares[p] + 1e-8).sqrt())
+        method.expect(told)
+        method.step()
+        for p, right in zip(model.parameters(), wanted, strict=True):
+            close = 0.01 if p.dtype == torch.bfloat16 else 1e-5
+            assert torch.allclose(p.float(), right, rtol=close, atol=close)
+            assert torch.allclose(method.state[p]["signal"], signals[p], rtol=1e-4, atol=1e-6)

@@ -89,7 +89,8 @@ class DPAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 found = closure()
         for group in self.param_groups:
-            self._move([parameter for parameter in group["params"] if parameter.grad is not None], group)
+            if parameters := [parameter for parameter in group["params"] if parameter.grad is not None]:
+                self._move(parameters, group)
         return found
 
     def _move(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
