@@ -95,3 +95,29 @@ def test_rows_have_norm_one_and_even_variances():
 def test_wrong_shapes_are_refused():
     with pytest.raises(InvalidValue, match="channels"):
         whitening(ft.Ledger(ft.Budget(1.0, 1e-5)), torch.zeros(10, 3), noise=1.0)
+
+
+def test_channels_alone_cost_two_answers():
+    ledger = ft.Ledger(ft.Budget(1.0, 1e-5))
+    promised(ledger, noise=9.0, places=False)
+    whitening(ledger, maps(), noise=9.0, places=False)
+    assert ledger.spent.epsilon == pytest.approx(
+        ft.epsilon(GaussianEvent(9.0), steps=2, delta=1e-5), rel=1e-6
+    )
+
+
+def test_channels_alone_leave_places_where_they_are():
+    ledger = ft.Ledger(ft.Budget(50.0, 1e-5), stream=SeededStream(2))
+    promised(ledger, noise=0.5, places=False)
+    features = maps()
+    white = whitening(ledger, features, noise=0.5, power=1.0, ridge=1e-6, places=False)
+    rows = white(features).unflatten(1, (5, 9))
+    spread = torch.cov(rows.transpose(0, 1).flatten(1))
+    assert torch.allclose(spread / spread.trace() * 5, torch.eye(5), atol=0.15)
+    other = features.clone()
+    other[:, :, 3:] *= -1  # as long as before
+    assert torch.allclose(
+        white(other).unflatten(1, (5, 9))[:, :, :3] / rows[:, :, :3],
+        (white(other).unflatten(1, (5, 9)) / rows)[:, :1, :1],
+        rtol=1e-3,
+    )
