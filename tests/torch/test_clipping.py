@@ -74,3 +74,13 @@ def test_bad_bounds_are_refused():
     for bound in (ClipLayers((1.0,), (2,)), Automatic(), ClipCounted(1.0)):
         with pytest.raises(Unsupported, match="Gaussian"):
             bound.norm(1)
+
+
+def test_a_scale_that_was_changed_in_place_is_refused():
+    """Measured in one scale and given noise in another, an example would get past its bound."""
+    bound = ClipNorm(1.0, torch.ones(4))
+    rows = torch.ones(3, 4)
+    plain_sum(rows, bound)
+    bound.scale.mul_(1e-3)
+    with pytest.raises(InvalidValue, match="changed in place"):
+        plain_sum(rows, bound)

@@ -1,6 +1,6 @@
 """Products that a GPU may round to ten bits: seen, switched off and on again, allowed for in norms."""
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from farthing.bounds import ClipNorm
+from farthing.torch import bookkeeping, compiled, convolution, terms
 from farthing.torch.bookkeeping import Gradient
 from farthing.torch.precision import coarse, exact
 from farthing.torch.records import Examples
@@ -65,6 +66,51 @@ class Opposed(nn.Module):
     def forward(self, x):
         found = self.conv(x).flatten(2)
         return (found[:, :, ::2] - 0.999 * found[:, :, 1::2]).mean((1, 2))
+
+
+class Twice(Opposed):
+    """The same with one convolution called twice."""
+
+    def forward(self, x):
+        return super().forward(x) - 0.999 * super().forward(x.flip(1))
+
+
+@pytest.fixture
+def rough(monkeypatch):
+    """A CPU that rounds the factors of products to ten bits, but where it is asked to be exact."""
+    product, full = torch.bmm, [False]
+
+    def short(x):
+        return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+    def bmm(a, b, **kwargs):
+        return product(*((a, b) if full[0] else (short(a), short(b))), **kwargs)
+
+    @contextmanager
+    def fully(device):
+        before, full[0] = full[0], True
+        yield
+        full[0] = before
+
+    for module in (bookkeeping, convolution, terms):
+        monkeypatch.setattr(module, "exact", fully)
+    monkeypatch.setattr(terms, "coarse", lambda device: not full[0])
+    monkeypatch.setattr(compiled, "available", lambda device: False)
+    monkeypatch.setattr(torch, "bmm", bmm)
+
+
+@pytest.mark.parametrize("make", [Opposed, Twice])
+@pytest.mark.parametrize("route", ["again", "gram"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_what_is_measured_is_what_is_summed(rough, make, route, scaled):
+    torch.manual_seed(0)
+    gradient = Gradient(make(), lambda outputs, targets: outputs * targets, route=route)
+    scale = np.exp(np.random.default_rng(0).normal(size=gradient.layout.size)) if scaled else 1.0
+    for _ in range(40):
+        x = torch.randn(1, 32, 8, 1).expand(1, 32, 8, 8) + 1e-3 * torch.randn(1, 32, 8, 8)
+        lot = Examples((x.contiguous(), torch.full((1,), 1e4))).take(slice(None))
+        total = gradient.bounded_sum(lot, None, ClipNorm(1e-3, scale))
+        assert float((total.double() / torch.as_tensor(scale)).norm()) <= 1e-3 * (1 + 2.0**-11)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

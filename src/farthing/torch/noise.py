@@ -111,6 +111,8 @@ def beside(scale: Any, device: torch.device) -> Tensor:
     """A scale of many coordinates on the device, in float32. A constant one travels once."""
     global _kept
     if isinstance(scale, Tensor):
+        if scale._version:  # what was measured in one scale must not get noise in another
+            raise InvalidValue("a bound's scale was changed in place: make a new bound")
         return scale.detach().to(device, torch.float32).reshape(-1)
     kept = _kept
     if kept is None or kept[0] is not scale or kept[1].device != device or scale.flags.writeable:

@@ -14,6 +14,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import nullcontext
 from enum import StrEnum
 from typing import Self
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from farthing.torch import compiled
 from farthing.torch.coordinates import clamped_rows, clamped_sum
-from farthing.torch.precision import coarse
+from farthing.torch.precision import coarse, exact
 from farthing.torch.products import add_product, scaled_squares
 from farthing.torch.stock import has_triton
 
@@ -424,18 +425,26 @@ class Sum(Term):
             first = first + more
         return first
 
-    def norms(self) -> Tensor:
+    def _pair(self) -> tuple[Outer, Lookup] | None:
+        """A wide matrix that is looked up in and multiplied by: its norms need no rows."""
         match self.terms:
             case [Outer() as outer, Lookup() as lookup] if self.size > outer.positions * lookup.positions:
-                return _crossed(outer, lookup)
-        return torch.cat([norms(self.rows(part)) for part in self.parts()])
+                return outer, lookup
+        return None
+
+    def norms(self) -> Tensor:
+        if pair := self._pair():
+            return _crossed(*pair)
+        with exact(self.device):  # as the sum is
+            return torch.cat([norms(self.rows(part)) for part in self.parts()])
 
     def largest(self) -> Tensor:
         return torch.stack([term.largest() for term in self.terms]).sum(0)
 
     def product(self, factors: Tensor, out: Tensor) -> None:
-        for term in self.terms:
-            term.product(factors, out)
+        with nullcontext() if self._pair() else exact(self.device):
+            for term in self.terms:
+                term.product(factors, out)
 
     def only(self, good: Tensor) -> None:
         for term in self.terms:
