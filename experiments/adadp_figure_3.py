@@ -3,8 +3,9 @@
 Two frozen convolutions of 64 filters, 384 and 192 units, lots of 2,000, noise 6, clip 3, δ = 1e-5. The
 paper's three levels of privacy are one noise at three lengths of training: 854, 3,236 and 11,455 lots by its
 own Theorem 1, for ε = 2, 4 and 8. Here 3,236 are run: half a minute a run on a GPU, hours on two cores. Steps
-are the best of two to four that were tried on 10,000 held-out training images. The paper's convolutions were
-trained on CIFAR-100; ours are random filters, so that only the order of methods can be compared.
+of DP-SGD, AdaL and AdaDP are the best of three to five that were tried on 10,000 held-out training images;
+DpOpt has DP-SGD's. The paper's convolutions were trained on CIFAR-100; ours are random filters, so that only
+the order of methods can be compared.
 """
 
 from statistics import fmean

@@ -61,7 +61,7 @@ class Opposed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv = nn.Conv2d(32, 48, 3, padding=1)
+        self.conv = nn.Conv2d(128, 128, 3)
 
     def forward(self, x):
         found = self.conv(x).flatten(2)
@@ -73,6 +73,18 @@ class Twice(Opposed):
 
     def forward(self, x):
         return super().forward(x) - 0.999 * super().forward(x.flip(1))
+
+
+@pytest.fixture
+def sparing(monkeypatch):
+    """Rows are not kept, as for many examples: they are made, measured and dropped."""
+    monkeypatch.setattr(convolution, "part_of", lambda device: 1)
+
+
+def opposed(device):
+    """An example of nearly equal neighbours."""
+    rows = torch.randn(1, 128, 8, 1, device=device).expand(1, 128, 8, 8)
+    return rows + 1e-3 * torch.randn(1, 128, 8, 8, device=device)
 
 
 @pytest.fixture
@@ -102,34 +114,30 @@ def rough(monkeypatch):
 @pytest.mark.parametrize("make", [Opposed, Twice])
 @pytest.mark.parametrize("route", ["again", "gram"])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_what_is_measured_is_what_is_summed(rough, make, route, scaled):
+def test_what_is_measured_is_what_is_summed(rough, sparing, make, route, scaled):
     torch.manual_seed(0)
     gradient = Gradient(make(), lambda outputs, targets: outputs * targets, route=route)
     scale = np.exp(np.random.default_rng(0).normal(size=gradient.layout.size)) if scaled else 1.0
-    for _ in range(40):
-        x = torch.randn(1, 32, 8, 1).expand(1, 32, 8, 8) + 1e-3 * torch.randn(1, 32, 8, 8)
-        lot = Examples((x.contiguous(), torch.full((1,), 1e4))).take(slice(None))
-        total = gradient.bounded_sum(lot, None, ClipNorm(1e-3, scale))
+    for _ in range(5):
+        lot = Examples((opposed("cpu"), torch.full((1,), 1e4))).take(slice(None))
+        total = gradient.bounded_sum(lot, None, ClipNorm(1e-3, scale) if scaled else ClipNorm(1e-3))
         assert float((total.double() / torch.as_tensor(scale)).norm()) <= 1e-3 * (1 + 2.0**-11)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.parametrize("route", ["rows", "again", "gram"])
+@pytest.mark.parametrize("route", ["again", "gram"])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_no_example_gets_past_its_clip_by_rounding(settings, route, scaled):
+def test_no_example_gets_past_its_clip_by_rounding(settings, sparing, route, scaled):
     for place in settings:
         place.fp32_precision = "tf32"
     torch.manual_seed(0)
     model = Opposed().cuda()
     gradient = Gradient(model, lambda outputs, targets: outputs * targets, route=route)
     scale = np.exp(np.random.default_rng(0).normal(size=gradient.layout.size)) if scaled else 1.0
-    bound = ClipNorm(1e-3, scale)
+    bound = ClipNorm(1e-3, scale) if scaled else ClipNorm(1e-3)
     units = torch.as_tensor(scale, dtype=torch.float64, device=GPU)
-    for n in range(20):
-        x = torch.randn(1, 32, 8, 1, device=GPU).expand(1, 32, 8, 8) + 1e-3 * torch.randn(
-            1, 32, 8, 8, device=GPU
-        )
-        lot = Examples((x.contiguous(), torch.ones(1, device=GPU) * 10.0**n)).take(slice(None))
+    for n in range(12):
+        lot = Examples((opposed(GPU), torch.ones(1, device=GPU) * 10.0**n)).take(slice(None))
         for _ in range(3):  # without a graph, then with one
             total = gradient.bounded_sum(lot, None, bound)
             assert float((total.double() / units).norm()) <= 1e-3 * (1 + 2.0**-11)

@@ -506,3 +506,30 @@ def test_a_quantile_clip_costs_no_more():
     steps = list(train(model, LOSS, data(), ledger, rate=0.2, noise=3.0, clip=Quantile(0.5, start=0.1)))
     assert len(steps) == ft.steps_for(PoissonEvent(0.2, GaussianEvent(3.0)), BUDGET)
     assert len({step.clip for step in steps}) == len(steps)
+
+
+@pytest.mark.parametrize("lots", [1, 2])
+@pytest.mark.parametrize("scale", [None, 3.0, np.linspace(1, 2, 44), torch.linspace(1, 2, 44)])
+def test_an_optimiser_is_told_the_deviation_of_the_noise_it_gets(scale, lots):
+    """Against the noise itself, which is nearly all of what is released here."""
+    told, released = [], []
+
+    class Listening(torch.optim.SGD):
+        def expect(self, deviation):
+            told.append(deviation)
+
+        def step(self, closure=None):
+            released.append(torch.cat([p.grad.flatten() for g in self.param_groups for p in g["params"]]))
+
+    model = network()
+    bound = ft.ClipNorm(2.0) if scale is None else ft.ClipNorm(2.0, scale)
+    optimizer = Listening(model.parameters(), lr=0.0)
+    for _ in train(
+        model, LOSS, data(), seeded(budget=ft.Budget(1e4, 1e-5)), rate=0.1, steps=200 * lots, noise=50.0,
+        clip=bound, optimizer=optimizer, accumulate=lots,
+    ):  # fmt: skip
+        pass
+    each = told[-1] if isinstance(told[-1], float) else torch.cat([part.flatten() for part in told[-1]])
+    normal = torch.stack(released) / each
+    assert float(normal.square().mean()) == pytest.approx(1.0, abs=0.06)
+    assert torch.corrcoef(torch.stack([normal.std(0), torch.linspace(1, 2, 44)]))[0, 1].abs() < 0.5
