@@ -8,6 +8,9 @@ warm-up. A ratio is to the ordinary step of the same kind (eager, or in a CUDA g
 private step with the release left out: the rest is what noise costs. Memory is the peak, from making the
 model to the last step, above what was allocated before: choosing routes and capturing graphs included.
 
+``by turns``: steps of AdaDP and DP-SGD, and whole lots of `train`, in alternating blocks; the ratio is the
+median over pairs of blocks.
+
 Packages are looked for in vendor/ beside the sources as well. Opacus runs where it can be imported.
 ``--small --device cpu`` runs all of it in small, with TRITON_INTERPRET=1 the kernels too.
 """
@@ -93,6 +96,17 @@ class Clock:
         once = (time.perf_counter() - start) * 1e3
         count = max(1, min(self.most, int(self.block_ms / max(once, 1e-3))))
         return statistics.median(self._block(step, count) for _ in range(self.blocks))
+
+    def turns(self, steps: dict[str, Step]) -> dict[str, list[float]]:
+        """All of them block by block, several times; what a step took in each block."""
+        for step in steps.values():
+            self.time(step, 50 if self.blocks > 3 else 12)  # AdaDP finds scales every ten lots
+        count = max(1, self.most // 4)
+        found: dict[str, list[float]] = {name: [] for name in steps}
+        for _ in range(3 * self.blocks):
+            for name, step in steps.items():
+                found[name].append(self._block(step, count))
+        return found
 
     def _block(self, step: Step, count: int) -> float:
         if self.device.type != "cuda":
@@ -271,17 +285,13 @@ def private(torch: Any, model: Any, x: Any, y: Any, kind: str) -> Step:
     size = gradient.layout.size
     coordinates = "coordinates" in kind
     bound = ClipCoordinates(np.full(size, 1e-3)) if coordinates else ClipNorm(1.0)
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    moved = mover(torch, model, gradient.layout, torch.optim.SGD(model.parameters(), lr=0.01), len(x))
 
     def summed() -> Any:
         if kind == "vmap":
             rows = vmapped.per_example(model, losses(torch), gradient.layout.names, x, y, None)
             return plain_sum(rows, bound)
         return gradient.bounded_sum(lot, None, bound)
-
-    def moved(released: Any) -> None:
-        with torch.no_grad():
-            torch._foreach_add_(parameters, gradient.layout.views(released), alpha=-0.01 / len(lot))
 
     if kind.startswith("AdaDP"):
         return adadp(torch, model, gradient, lot, mechanism, stream, kind.removeprefix("AdaDP "))
@@ -306,30 +316,83 @@ def private(torch: Any, model: Any, x: Any, y: Any, kind: str) -> Step:
     return captured
 
 
+def mover(torch: Any, model: Any, layout: Any, optimizer: Any, size: int) -> Callable[[Any], None]:
+    """One step of the optimiser, as `train` makes it."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def moved(released: Any) -> None:
+        for parameter, part in zip(parameters, layout.views(released / size), strict=True):
+            parameter.grad = part
+        optimizer.step()
+
+    return moved
+
+
 def adadp(torch: Any, model: Any, gradient: Any, lot: Any, mechanism: Any, stream: Any, shape: str) -> Step:
     """One lot of AdaDP as `train` runs it, the ledger left out as it is for the others."""
     from farthing.torch.adadp import AdaDP
     from farthing.torch.noise import beside
 
     method, t = AdaDP(model, 0.01, shape=shape), 0
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    moved = mover(torch, model, gradient.layout, method, len(lot))
     expected: list[Any] = [None, None]
 
     def step() -> None:
         nonlocal t
         t += 1
         bound = method.bound(t)
-        released = mechanism.release(gradient.bounded_sum(lot, None, bound), bound, stream) / len(lot)
-        for parameter, part in zip(parameters, gradient.layout.views(released), strict=True):
-            parameter.grad = part
+        released = mechanism.release(gradient.bounded_sum(lot, None, bound), bound, stream)
         if expected[0] is not bound:
             size = mechanism.noise * bound.norm() / len(lot)
             spread = bound.scale if isinstance(bound.scale, float) else beside(bound.scale, released.device)
             expected[:] = bound, size if isinstance(spread, float) else gradient.layout.views(size * spread)
         method.expect(expected[1])
-        method.step()
+        moved(released)
 
     return step
+
+
+def trained(torch: Any, model: Any, x: Any, kind: str) -> Step:
+    """A lot of `train`, drawn from a hundred lots of records: all of it, the ledger too."""
+    import farthing as ft
+    from farthing.torch.adadp import AdaDP
+
+    model.train()
+    shape = kind.removeprefix("AdaDP ")
+    method = torch.optim.SGD(model.parameters(), 0.1) if kind == "noise" else AdaDP(model, 0.001, shape=shape)
+    rows = torch.randn(100 * len(x), *x.shape[1:], device=x.device)
+    labels = rows.flatten(1)[:, :10].argmax(1)
+    ledger = ft.Ledger(ft.Budget(200.0, 1e-5))
+    training = ft.torch.train(
+        *(model, losses(torch), (rows, labels), ledger),
+        rate=0.01,
+        noise=1.0,
+        optimizer=method,
+        clip=getattr(method, "bound", 1.0),
+    )
+    return lambda: next(training)
+
+
+def by_turns(torch: Any, report: Report, clock: Clock, name: str, make: Any, lot: Any) -> None:
+    """AdaDP's steps against those of DP-SGD, block by block: a host that is busy is busy for all of them."""
+    x, y = lot(clock.device)
+    kinds = {"DP-SGD": "noise", "AdaDP, box": "AdaDP box", "AdaDP, ellipsoid": "AdaDP ellipsoid"}
+    for what in ("a step", "a lot of train"):
+        try:
+            steps: dict[str, Step] = {}
+            for kind, way in kinds.items():
+                torch.manual_seed(0)
+                model = make().to(clock.device).train()
+                whole = what == "a lot of train"
+                steps[kind] = trained(torch, model, x, way) if whole else private(torch, model, x, y, way)
+            times = clock.turns(steps)
+        except Exception:
+            report.add(f"{name}, {what}", "by turns", None, why=last_lines())
+            continue
+        for kind, found in times.items():
+            ratio = statistics.median(a / b for a, b in zip(found, times["DP-SGD"], strict=True))
+            quickest = {"quickest": min(found) / min(times["DP-SGD"])}
+            report.add(f"{name}, {what}", kind, statistics.median(found), ratio=ratio, **quickest)
 
 
 def opacus_step(torch: Any, model: Any, x: Any, y: Any, ghost: bool) -> Step:
@@ -761,6 +824,8 @@ def main(arguments: list[str] | None = None) -> None:
     for model, (make, lot) in models(torch, options.small).items():
         if options.only in model:
             race(torch, report, clock, model, make, lot, has_opacus)
+        if options.only in f"{model}, by turns" and not model.startswith("transformer"):
+            by_turns(torch, report, clock, model, make, lot)
     table(report)
     if options.out:
         Path(options.out).mkdir(parents=True, exist_ok=True)
@@ -782,30 +847,32 @@ def mend_interpreter() -> None:
 
 
 def table(report: Report) -> None:
-    print(f"\n{'model':20}{'step':32}{'ms':>10}{'ratio':>8}{'MiB':>9}{'memory':>8}")
+    print(f"\n{'model':28}{'step':32}{'ms':>10}{'ratio':>8}{'MiB':>9}{'memory':>8}")
     before = None
     for row in report.rows:
         if before not in (None, row["model"]):
             print()
         before = row["model"]
         if row["ms"] is None:
-            print(f"{row['model'][:19]:20}{row['step']:32}    failed: {row['why'][:150]}")
+            print(f"{row['model'][:27]:28}{row['step']:32}    failed: {row['why'][:150]}")
             continue
         cells = "".join(
             f"{row[key]:{width}.{digits}f}" if key in row else " " * width
             for key, width, digits in (("ratio", 8, 2), ("MiB", 9, 0), ("memory", 8, 2))
         )
-        extra = "".join(f"  {key} {row[key]:.3g}" for key in ("ns a sample", "GB/s") if key in row)
-        print(f"{row['model'][:19]:20}{row['step']:32}{row['ms']:10.4f}{cells}{extra}")
+        extra = "".join(
+            f"  {key} {row[key]:.3g}" for key in ("ns a sample", "GB/s", "quickest") if key in row
+        )
+        print(f"{row['model'][:27]:28}{row['step']:32}{row['ms']:10.4f}{cells}{extra}")
     for model in dict.fromkeys(row["model"] for row in report.rows):
         times = {row["step"]: row["ms"] for row in report.rows if row["model"] == model and row["ms"]}
         for end in ("", " graphed"):
             noisy, plain = times.get(f"private, noise{end}"), times.get(f"private, without noise{end}")
             if noisy and plain:
                 print(f"{model}{end}: noise is {100 * (noisy - plain) / noisy:.1f} % of a private step")
-            for kind in (f"coordinates{end}", *(() if end else ("AdaDP, box", "AdaDP, ellipsoid"))):
-                if noisy and kind in times:
-                    print(f"{model}: {kind} takes {times[kind] / noisy:.2f} of a private step{end}")
+            if noisy and f"coordinates{end}" in times:
+                share = times[f"coordinates{end}"] / noisy
+                print(f"{model}: clamped coordinates take {share:.2f} of a private step{end}")
     bad = ", ".join(report.failed)
     print(f"\nchecks: {len(report.checks)} made, " + (f"FAILED: {bad}" if bad else "none failed"))
 

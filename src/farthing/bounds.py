@@ -59,12 +59,14 @@ def _rows(contributions: ArrayLike) -> Array:
 def _public_scale(name: str, scale: Any) -> Any:
     """Positive numbers of our own: an array that cannot be changed, or a tensor that stays where it is."""
     if hasattr(scale, "detach"):  # torch's, which is not imported here
-        values, finite = scale.detach().clone(), scale.isfinite()
+        values = scale.detach().clone()
+        edges = (0.0, 0.0) if 0 in values.shape else values.aminmax()
     else:
         values = np.array(scale, dtype=np.float64)
-        finite = np.isfinite(values)
         values.setflags(write=False)
-    if 0 in values.shape or not bool((finite & (values > 0)).all()):
+        edges = (0.0, 0.0) if 0 in values.shape else (values.min(), values.max())
+    least, most = map(float, edges)  # NaN if there is one
+    if not 0 < least <= most < math.inf:
         raise InvalidValue(f"{name} must be finite and > 0 everywhere, got {scale!r}")
     return values
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from farthing import noise as lattice
 from farthing.noise import SeededStream
-from farthing.torch import grams, kernels, stock, sums
+from farthing.torch import grams, kernels, stock, sums, updates
 
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 KEY = bytes(range(32))
@@ -274,13 +274,13 @@ def test_weights_clip(gamma):
     assert found[1].abs().max() == 0
 
 
-@pytest.mark.parametrize("processors", [1, 7, 132])
-def test_work_is_shared_without_losing_an_example(processors):
+@pytest.mark.parametrize("slots", [1, 7, 132, 528])
+def test_work_is_shared_without_losing_an_example(slots):
     for examples in (1, 7, 8, 9, 64, 600):
         for tiles in (1, 3, 208, 5000):
-            shares, part = sums._shares(examples, tiles, processors)
+            shares, part = sums._shares(examples, tiles, slots)
             assert (shares - 1) * part < examples <= shares * part
-    assert sums._shares(600, 208, 132)[0] == 3  # 4.7 tiles a processor, and not 3.2
+    assert sums._shares(600, 208, 4 * 132)[0] == 5  # two waves that are full, and not one and a bit
     assert sums._shares(600, 1, 132)[0] > 30
 
 
@@ -364,3 +364,28 @@ def test_a_factor_of_zero_makes_zeros():
     assert torch.equal(found[0], x[0] * 0.5)
     assert torch.equal(found[2], x[2] * 2)
     assert found[1].abs().max() == 0
+
+
+@pytest.mark.parametrize("held", [("signal", "square"), ("mean", "signal"), ("mean", "square"), ()])
+def test_a_step_of_adadp(held):
+    """Three lots by the recursion in float64; states that are not held are not touched."""
+    size = 1500
+    random = np.random.default_rng(4)
+    states = {name: random.random(size) for name in held}
+    given = {name: torch.tensor(states[name], dtype=torch.float32, device=DEVICE) for name in held}
+    for _ in range(3):
+        released, variance = random.normal(size=size), random.random(size)
+        step = released
+        if "signal" in held:
+            states["signal"] += 0.1 * (released**2 - variance - states["signal"])
+        if "mean" in held:
+            states["mean"] = step = 0.7 * states["mean"] + released
+        if "square" in held:
+            states["square"] += 0.2 * (released**2 - states["square"])
+            step = step / np.sqrt(states["square"] + 1e-3)
+        tensors = (torch.tensor(x, dtype=torch.float32, device=DEVICE) for x in (released, variance))
+        kept = (given.get(name) for name in ("mean", "signal", "square"))
+        moved = updates.adapted(*tensors, *kept, 0.7, 0.1, 0.2, 1e-3)
+        assert np.allclose(moved.cpu(), step, rtol=1e-5, atol=1e-5)
+        for name in held:
+            assert np.allclose(given[name].cpu(), states[name], rtol=1e-5, atol=1e-5)

@@ -256,3 +256,59 @@ def test_parameters_of_half_precision_and_noise_told_as_numbers_or_tensors():
             close = 0.01 if p.dtype == torch.bfloat16 else 1e-5
             assert torch.allclose(p.float(), right, rtol=close, atol=close)
             assert torch.allclose(method.state[p]["signal"], signals[p], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("shape", ["box", "ellipsoid"])
+def test_views_of_one_gradient_and_gradients_apart_are_the_same(device, shape):
+    """`train` hands out views of one tensor, which are not copied; on a GPU the scales are a graph's."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no GPU")
+    one, two = network().to(device), network().to(device)
+    first, second = (AdaDP(m, 0.01, shape=shape, period=1, momentum=0.5) for m in (one, two))
+    made, views = torch.Generator().manual_seed(1), first._layout.views
+    for t in range(1, 9):
+        flat = (0.3 * torch.randn(first._layout.size, generator=made)).to(device)
+        spread = (0.01 + 0.02 * torch.rand(first._layout.size, generator=made)).to(device)
+        for method, copied in ((first, lambda view: view), (second, torch.clone)):
+            for p, view in zip(method.param_groups[0]["params"], views(flat), strict=True):
+                p.grad = copied(view)
+            method.expect(0.01 if t < 4 else [copied(view) for view in views(spread)])
+            method.step()
+        assert np.array_equal(first.bound(t + 1).scale.cpu(), second.bound(t + 1).scale.cpu())
+        assert all(torch.equal(p, q) for p, q in zip(one.parameters(), two.parameters(), strict=True))
+    # as measured in one go, without what went before
+    again = AdaDP(network().to(device), 0.01, shape=shape, period=1, momentum=0.5)
+    again.load_state_dict(first.state_dict())
+    assert torch.allclose(again.bound(9).scale, first.bound(9).scale, rtol=1e-5)
+    feed(again, [[torch.ones_like(p) for p in again.param_groups[0]["params"]]], 0.01)
+    assert not torch.equal(again.state[again.param_groups[0]["params"][0]]["signal"],
+                           first.state[next(one.parameters())]["signal"])  # fmt: skip
+
+
+def test_noise_told_anew_is_heard():
+    model = nn.Linear(3, 2)
+    method = AdaDP(model, memory=0.5)
+    for told, wanted in ((1.0, 0.5), (2.0, 2.25), ([3.0, torch.full((2,), 1.0)], None)):
+        feed(method, [[torch.zeros_like(p) for p in model.parameters()]], told)
+        found = [float(method.state[p]["clutter"]) for p in model.parameters()]
+        assert found == pytest.approx([wanted] * 2 if wanted else [0.5 * 2.25 + 4.5, 0.5 * 2.25 + 0.5])
+
+
+def test_a_gradient_may_be_missing():
+    """Parameters that were frozen since are left as they are; the others move as if alone."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    method, alone = AdaDP(model, 0.1), AdaDP(model[1], 0.1)
+    before = [p.detach().clone() for p in model.parameters()]
+    gradients = [torch.randn(p.shape) for p in model[1].parameters()]
+    for p, gradient in zip(model[1].parameters(), gradients, strict=True):
+        p.grad = gradient
+    method.step()
+    moved = [p.detach().clone() for p in model[1].parameters()]
+    assert all(torch.equal(p, q) for p, q in zip(model[0].parameters(), before[:2], strict=True))
+    for p, q in zip(model[1].parameters(), before[2:], strict=True):
+        p.data.copy_(q)
+    alone.step()
+    assert all(torch.equal(p, q) for p, q in zip(model[1].parameters(), moved, strict=True))
+    assert method.scales() is None
+    assert method.bound(2).norm() == 1.0

@@ -39,7 +39,7 @@ What made it useful, beyond sound (docs/deep-results.md has the figures):
 20
 """
 
-import math
+import itertools
 import operator
 from enum import StrEnum
 from typing import Any
@@ -51,7 +51,10 @@ from farthing import validate
 from farthing.bounds import Bound, ClipCoordinates, ClipNorm
 from farthing.errors import InvalidValue
 from farthing.torch.bookkeeping import Layout
+from farthing.torch.flat import Flat, joined
+from farthing.torch.graphs import Recorded
 from farthing.torch.optim import DPAdam
+from farthing.torch.stock import has_triton
 
 _TINY = 1e-30  # a square that stands for no gradient and no noise
 
@@ -115,9 +118,7 @@ class AdaDP(DPAdam):
         self._shape = validate.choice(Shape, shape=shape)
         self._follows, self._adapts = noise, rate
         self._bound: tuple[int, Bound] | None = None
-        self._told: list[float | Tensor] = []  # the noise of the last step,
-        self._variances: list[Tensor] = []  # and what follows from it
-        self._levels: list[Tensor] = []
+        self._kept: _Held | None = None
 
     def bound(self, t: int) -> Bound:
         """The clip of lot t = 1, 2, …: give it to `train` as ``clip``. It reads released values only."""
@@ -128,81 +129,124 @@ class AdaDP(DPAdam):
 
     def scales(self) -> list[Tensor] | None:
         """√E' of every parameter, kept between floor and ceiling; None while E' is noise."""
-        trained = [parameter for group in self.param_groups for parameter in group["params"]]
-        states = [self.state[parameter] for parameter in trained]
-        if not all("signal" in state for state in states):
-            return None
-        young = 1 - self._memory ** states[0]["step"]
-        # a mean of k squares of noise has deviation √(2/k); memory holds (1 + γ')/(1 - γ') lots
-        lots = min(states[0]["step"], (1 + self._memory) / (1 - self._memory))
-        scales, stands = [], list[Tensor]()
-        for state in states:  # in tensors throughout: every look at a number waits for the device
-            signal, clutter = state["signal"] / young, state["clutter"].mean() / young
-            edge = 3 * clutter * math.sqrt(2 / (lots * signal.numel()))
-            level = signal.mean()
-            stands.append(level > edge)
-            square = _pooled(signal, self._estimate, 2 * clutter**2 / lots)
-            # what does not stand out of the noise is taken to be as large as the noise can hide
-            level = torch.where(stands[-1], level, edge.clamp_min(_TINY))
-            square = torch.where(stands[-1], square, level)
-            scales.append(square.clamp(self._floor**2 * level, self._ceiling**2 * level).sqrt())
-        return scales if bool(torch.stack(stands).any()) else None
+        root, _, (stands, _) = self._measured()
+        return None if root is None or not stands else self._layout.views(root.clone())
 
     def _found(self) -> Bound:
-        scales = self.scales() if self._follows else None
-        if scales is None:
+        _, scale, (stands, clip) = self._measured()
+        if scale is None or not stands:
             return self._clip
-        parts = zip(scales, self._layout.shapes, strict=True)
-        return self._shaped(torch.cat([scale.expand(shape).flatten() for scale, shape in parts]))
+        return ClipCoordinates(scale) if self._shape is Shape.BOX else ClipNorm(clip, scale=scale)
 
-    def _shaped(self, root: Tensor) -> Bound:
-        """The bound that goes with √E', on its device."""
+    def _measured(self) -> tuple[Tensor | None, Tensor | None, tuple[float, float]]:
+        """√E' and the scale that goes with it; whether E' stands out of its noise, and the clip.
+
+        The two numbers are the only ones that anybody waits for.
+        """
+        trained = [parameter for group in self.param_groups for parameter in group["params"]]
+        states = [self.state[parameter] for parameter in trained]
+        if not self._follows or not all("signal" in state for state in states):
+            return None, None, (0.0, 0.0)
+        held, step = self._held(trained, states), states[0]["step"]
+        held.young.fill_(1 - self._memory**step)
+        # a mean of k squares of noise has deviation √(2/k); memory holds (1 + γ')/(1 - γ') lots
+        held.lots.fill_(min(step, (1 + self._memory) / (1 - self._memory)))
+        root, scale, numbers = held.measuring.run(lambda: self._estimated(held))
+        stands, clip = numbers.tolist()
+        return root, scale, (stands, clip)
+
+    def _estimated(self, held: "_Held") -> tuple[Tensor, Tensor, Tensor]:
+        """The same in tensors throughout: every look at a number waits for the device."""
+        flat = held.flat
+        signals = flat.layout.views(flat["signal"] / held.young)
+        clutters = flat["clutter"] / held.young
+        levels, edges = _means(signals), 3 * clutters * (2 / (held.lots * held.sizes)).sqrt()
+        stands = levels > edges
+        squares = _pooled(signals, self._estimate, 2 * clutters**2 / held.lots)
+        # what does not stand out of the noise is taken to be as large as the noise can hide
+        levels = torch.where(stands, levels, edges.clamp_min(_TINY))
+        least = torch.where(stands, self._floor**2 * levels, levels)
+        most = torch.where(stands, self._ceiling**2 * levels, levels)
+        each = zip(squares, least, most, signals, strict=True)
+        root = torch.cat([torch.clamp(*one).expand(signal.shape).flatten() for *one, signal in each]).sqrt_()
+        scale, clip = self._shaped(root)
+        return root, scale, torch.stack([stands.any().double(), clip])
+
+    def _shaped(self, root: Tensor) -> tuple[Tensor, Tensor]:
+        """The scale that goes with √E', and the clip in its units."""
         if self._shape is Shape.BOX:
-            return ClipCoordinates((self._factor * root).clamp(max=self._clip.clip))
+            return (self._factor * root).clamp(max=self._clip.clip), root.new_ones((), dtype=torch.float64)
         # s ∝ E'^¼ of mean square 1: |g/s| is as often above its clip as |g| is above C
-        half, whole = means(root, root.square())
-        return ClipNorm(self._clip.clip * half / math.sqrt(whole), scale=(root / half).sqrt())
+        half, whole = mean(root), mean(root.square())
+        return (root / half).sqrt(), self._clip.clip * half / whole.sqrt()
 
     def _move(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         """All parameters at once: their steps are a few launches on a GPU, not a few for each."""
-        released = [parameter.grad.float() for parameter in parameters if parameter.grad is not None]
-        states = [self._state_of(parameter) for parameter in parameters]
-        squares = list(torch._foreach_mul(released, released))
+        states = [self.state[parameter] for parameter in parameters]
+        held = self._held(parameters, states)
+        for state in states:
+            state["step"] = state.get("step", 0) + 1
         if self._follows:
-            self._learn(parameters, states, squares)
-        (momentum, memory), steps = group["betas"], released
-        if momentum:
-            steps = [state["mean"] for state in states]
-            torch._foreach_mul_(steps, momentum)
-            torch._foreach_add_(steps, released)
-        if self._adapts:
-            roots = [state["square"] for state in states]
-            torch._foreach_lerp_(roots, squares, 1 - memory)
-            roots = list(torch._foreach_add(roots, group["eps"]))
-            torch._foreach_sqrt_(roots)
-            steps = list(torch._foreach_div(steps, roots))
-        moves = [step.to(parameter.dtype) for step, parameter in zip(steps, parameters, strict=True)]
+            held.hear([self._noise.get(parameter, 0.0) for parameter in parameters])
+        released = joined([parameter.grad for parameter in parameters if parameter.grad is not None])
+        constants = *group["betas"], self._memory, group["eps"]
+        pairs = zip(held.stepped(released, constants), parameters, strict=True)
+        moves = [move.to(parameter.dtype) for move, parameter in pairs]
         torch._foreach_add_(parameters, moves, alpha=-group["lr"])
 
-    def _learn(self, parameters: list[Tensor], states: list[dict[str, Any]], squares: list[Tensor]) -> None:
-        """E' and what of it is noise, from the squares of what was released."""
-        signals, clutters = ([state[name] for state in states] for name in ("signal", "clutter"))
-        told = [self._noise.get(parameter, 0.0) for parameter in parameters]
-        if len(told) != len(self._told) or any(map(operator.is_not, told, self._told)):
-            pairs = zip(told, signals, strict=True)
-            self._variances = [torch.as_tensor(each).to(p).square().expand_as(p) for each, p in pairs]
-            self._told, self._levels = told, [each.mean() for each in self._variances]
-        torch._foreach_lerp_(signals, torch._foreach_sub(squares, self._variances), 1 - self._memory)
-        torch._foreach_lerp_(clutters, self._levels, 1 - self._memory)
+    def _held(self, parameters: list[Tensor], states: list[dict[str, Any]]) -> "_Held":
+        """The state of these parameters, end to end."""
+        if self._kept is None or not self._kept.flat.holds(parameters, states):
+            momentum = self.param_groups[0]["betas"][0] > 0
+            wanted = {"mean": momentum, "signal": self._follows, "square": self._adapts}
+            names = [name for name, use in wanted.items() if use]
+            self._kept = _Held(Flat(parameters, states, names, ["clutter"] if self._follows else []))
+        return self._kept
 
-    def _state_of(self, parameter: Tensor) -> dict[str, Any]:
-        state: dict[str, Any] = self.state[parameter]
-        if not state:
-            zeros = torch.zeros_like(parameter, dtype=torch.float32)
-            state.update(step=0, mean=zeros, signal=zeros.clone(), square=zeros.clone())
-            state["clutter"] = zeros.new_zeros(())
-        state["step"] += 1
-        return state
+
+class _Held:
+    """A state, and what else stays where it is, so that graphs can be made of it."""
+
+    def __init__(self, flat: Flat) -> None:
+        self.flat, device = flat, flat.device
+        self.young, self.lots = torch.ones(2, device=device)
+        self.sizes = torch.tensor(flat.layout.sizes, dtype=torch.float32, device=device)
+        self.measuring, self._stepping, self._hearing = (Recorded(device) for _ in range(3))
+        self._variance = torch.zeros(flat.layout.size, device=device)  # of the noise that was told,
+        self._levels = torch.zeros(len(flat.layout.shapes), device=device)  # and its mean by parameter
+        self._told: list[float | Tensor] = []
+        self._room = torch.empty(flat.layout.size if device.type == "cuda" else 0, device=device)
+        self._constants: tuple[float, ...] = ()
+
+    def hear(self, told: list[float | Tensor]) -> None:
+        """The deviation of each parameter's noise, from now on."""
+        if len(told) == len(self._told) and all(map(operator.is_, told, self._told)):
+            return
+        self._told, device = told, self.flat.device
+        pairs = zip(told, self.flat.layout.shapes, strict=True)
+        deviations = joined([torch.as_tensor(each, device=device).expand(shape) for each, shape in pairs])
+        torch.mul(deviations, deviations, out=self._variance)
+        self._hearing.run(self._heard)
+
+    def _heard(self) -> tuple[Tensor, ...]:
+        return (self._levels.copy_(_means(self.flat.layout.views(self._variance))),)
+
+    def stepped(self, released: Tensor, constants: tuple[float, ...]) -> tuple[Tensor, ...]:
+        """How far each parameter moves, to be multiplied by the learning rate."""
+        if constants != self._constants:
+            self._constants, self._stepping = constants, Recorded(self.flat.device)
+        if len(self._room):  # a graph reads it there
+            released = self._room.copy_(released)
+        return self._stepping.run(lambda: self._moves(released, *constants))
+
+    def _moves(
+        self, released: Tensor, momentum: float, rate_memory: float, memory: float, eps: float
+    ) -> tuple[Tensor, ...]:
+        mean, signal, square = (self.flat.get(name) for name in ("mean", "signal", "square"))
+        if signal is not None:
+            self.flat["clutter"].lerp_(self._levels, 1 - memory)
+        rates = momentum, 1 - memory, 1 - rate_memory, eps
+        return tuple(self.flat.layout.views(adapted(released, self._variance, mean, signal, square, *rates)))
 
 
 def AdaL(model: nn.Module, lr: float = 0.01, *, clip: float = 1.0, rate_memory: float = 0.99) -> AdaDP:
@@ -223,27 +267,79 @@ def AdaN(
     return AdaDP(model, lr, clip=clip, factor=factor, estimate=estimate, shape=shape, rate=False)
 
 
-def means(*values: Tensor) -> list[float]:
-    """Of each, summed in float64."""
-    found: list[float] = torch.stack([each.mean(dtype=torch.float64) for each in values]).tolist()
+def mean(values: Tensor) -> Tensor:
+    """Summed in float64."""
+    return values.mean(dtype=torch.float64)
+
+
+def adapted(
+    released: Tensor,
+    variance: Tensor,
+    mean: Tensor | None,
+    signal: Tensor | None,
+    square: Tensor | None,
+    momentum: float,
+    learns: float,
+    adapts: float,
+    eps: float,
+) -> Tensor:
+    """The step that follows from a released gradient; states that are given go on to the next lot in place.
+
+    ``signal`` is E' and moves by ``learns`` = 1 - γ', ``square`` is E and moves by ``adapts`` = 1 - γ.
+    """
+    if released.is_cuda and has_triton():
+        from farthing.torch import updates
+
+        return updates.adapted(released, variance, mean, signal, square, momentum, learns, adapts, eps)
+    squares, steps = released.square(), released
+    if signal is not None:
+        signal.lerp_(squares - variance, learns)
+    if mean is not None:
+        steps = mean.mul_(momentum).add_(released)
+    if square is not None:
+        square.lerp_(squares, adapts)
+        steps = steps / (square + eps).sqrt_()
+    return steps
+
+
+def _means(values: list[Tensor]) -> Tensor:
+    return torch.stack([each.mean() for each in values])
+
+
+def _pooled(squares: list[Tensor], estimate: Estimate, doubts: Tensor) -> list[Tensor]:
+    """Mean squares by coordinate, by rows and columns, or one; ``doubts`` are a coordinate's variances."""
+    if estimate is Estimate.LAYER:
+        return list(_means(squares))
+    pools = [_pools(square, estimate) for square in squares]
+    each = [
+        (one, doubt, square.numel() // one.numel())
+        for square, some, doubt in zip(squares, pools, doubts, strict=True)
+        for one in some
+    ]
+    single, doubted, shared = (list(column) for column in zip(*each, strict=True))
+    trusted = iter(_trusted(single, torch.stack(torch._foreach_div(doubted, shared))))
+    found = []
+    for square, some in zip(squares, pools, strict=True):
+        rows, *columns = itertools.islice(trusted, len(some))
+        for other in columns:
+            rows = (rows / rows.mean().clamp_min(_TINY) * other).reshape(square.shape)
+        found.append(rows)
     return found
 
 
-def _pooled(square: Tensor, estimate: Estimate, doubt: Tensor) -> Tensor:
-    """A mean square by coordinate, by rows and columns, or one; ``doubt`` is a coordinate's variance."""
-    if estimate is Estimate.LAYER:
-        return square.mean()
+def _pools(square: Tensor, estimate: Estimate) -> list[Tensor]:
+    """The estimates that a parameter's is made of: its coordinates, or means of rows and of columns."""
     if estimate is Estimate.COORDINATE or square.ndim < 2:
-        return _trusted(square, doubt)
-    whole = square.flatten(1)
-    rows = _trusted(whole.mean(1, keepdim=True), doubt / whole.shape[1])
-    columns = _trusted(whole.mean(0, keepdim=True), doubt / whole.shape[0])
-    mean = rows.mean().clamp_min(_TINY)
-    return (rows * columns / mean).reshape(square.shape)
+        return [square]
+    matrix = square.flatten(1)
+    return [matrix.mean(1, keepdim=True), matrix.mean(0, keepdim=True)]
 
 
-def _trusted(values: Tensor, doubt: Tensor) -> Tensor:
+def _trusted(pools: list[Tensor], doubts: Tensor) -> list[Tensor]:
     """Estimates drawn to their mean, by the part of their variance that is noise (Stein's shrinkage)."""
-    mean, spread = values.mean(), values.var(correction=0)
-    part = torch.where(spread > 0, 1 - doubt / spread, 0.0).clamp_min(0)
-    return (mean + part * (values - mean)).clamp_min(0)
+    spreads, means = zip(*(torch.var_mean(pool, correction=0) for pool in pools), strict=True)
+    spread = torch.stack(spreads)
+    parts = torch.where(spread > 0, 1 - doubts / spread, 0.0).clamp_min(0)
+    found = [torch.lerp(*one) for one in zip(means, pools, parts, strict=True)]
+    torch._foreach_clamp_min_(found, 0.0)
+    return found

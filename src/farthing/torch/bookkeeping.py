@@ -7,6 +7,7 @@ parameter lies where.
 
 import math
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -54,12 +55,17 @@ class Layout:
     @classmethod
     def of(cls, model: nn.Module) -> "Layout":
         """The layout of a model's trainable parameters; tied ones count once, frozen ones not at all."""
-        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not trained:
             raise InvalidValue("the model has no trainable parameter: every requires_grad is False")
-        ends = list(accumulate(p.numel() for _, p in trained))
-        names, shapes = zip(*((name, tuple(p.shape)) for name, p in trained), strict=True)
-        return cls(names, shapes, (0, *ends[:-1]), ends[-1])
+        return cls.over(trained)
+
+    @classmethod
+    def over(cls, tensors: dict[str, Any]) -> "Layout":
+        """The layout of these, one after the other."""
+        ends = list(accumulate(tensor.numel() for tensor in tensors.values()))
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors.values())
+        return cls(tuple(tensors), shapes, (0, *ends[:-1]), ends[-1])
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -108,7 +114,7 @@ class Gradient:
         self._route = None if route is None or self._vmap else validate.choice(Route, route=route)
         self._routes: dict[Any, Route] = {}
         self._spaces: dict[int, Tensor] = {}
-        self._graphs = Graphs(model, self._add, self.layout.size)
+        self._graphs = Graphs(model, _weakly(self._add), self.layout.size)
         self._example = example
         self._first = next(p for p in model.parameters() if p.requires_grad)
         self._plan: Plan | None = None
@@ -368,6 +374,18 @@ def _seconds(term: Term, route: Route) -> float:
     last.record()
     last.synchronize()
     return float(first.elapsed_time(last))
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """A method that does not keep its object alive: what graphs hold of memory is to go with their owner."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*given: Any) -> None:
+        found = reference()
+        assert found is not None
+        found(*given)
+
+    return call
 
 
 def _one_thread(device: torch.device) -> Any:

@@ -15,12 +15,9 @@ estimate, and it does worse; it is here to be compared with.
 4.0
 """
 
-import math
-
 from torch import Tensor, nn
 
-from farthing.bounds import ClipNorm
-from farthing.torch.adadp import AdaDP, Estimate, means
+from farthing.torch.adadp import AdaDP, Estimate, mean
 
 
 class DpOpt(AdaDP):
@@ -48,8 +45,8 @@ class DpOpt(AdaDP):
             momentum=momentum,
         )
 
-    def _shaped(self, root: Tensor) -> ClipNorm:
+    def _shaped(self, root: Tensor) -> tuple[Tensor, Tensor]:
         scale = root.rsqrt()
-        scale /= math.sqrt(*means(scale.square()))
+        scale = scale / mean(scale.square()).sqrt()
         # a gradient spread evenly over its coordinates keeps its place inside or outside of the clip
-        return ClipNorm(self._clip.clip * math.sqrt(*means(scale.square().reciprocal())), scale=scale)
+        return scale, self._clip.clip * mean(scale.square().reciprocal()).sqrt()

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from farthing.torch.kernels import bits_of
 
+_RESIDENT = 4  # programs of `_outer` that a processor has registers for
+_ADDING = 0.03  # what it costs to add up a tile, in examples
+
 
 @triton.jit
 def _clamp(x, limit, ASM: tl.constexpr):
@@ -176,13 +179,14 @@ def _weighted(u, squares, out, width, clip, gamma, AUTOMATIC: tl.constexpr, BLOC
 def clamped_outer(delta: Tensor, a: Tensor, limit: Tensor) -> Tensor:
     """Σ_b clamp(delta_b a_bᵀ, ±limit): delta is (B, O), a (B, I), limit (O, I) or one number."""
     (examples, rows), columns = delta.shape, a.shape[1]
-    tiles = triton.cdiv(columns, 64), triton.cdiv(rows, 64)
-    shares, part = _shares(examples, tiles[0] * tiles[1], _processors(delta.device))
+    down = min(4, triton.next_power_of_2(triton.cdiv(rows, 16)))
+    tiles = triton.cdiv(columns, 64), triton.cdiv(rows, 16 * down)
+    shares, part = _shares(examples, tiles[0] * tiles[1], _RESIDENT * _processors(delta.device))
     out = delta.new_empty(shares, rows, columns, dtype=torch.float32)
     args = delta, a, limit, out, examples, rows, columns, part
     with torch.cuda.device_of(delta):
         _outer[(*tiles, shares)](
-            *args, MATRIX=limit.numel() > 1, ASM=_asm(delta.device), DOWN=4, ACROSS=8, num_warps=2
+            *args, MATRIX=limit.numel() > 1, ASM=_asm(delta.device), DOWN=down, ACROSS=8, num_warps=2
         )
     return out[0] if shares == 1 else out.sum(0)
 
@@ -236,14 +240,14 @@ def weighted(u: Tensor, squares: Tensor, clip: float, gamma: float | None = None
 
 
 @functools.lru_cache(4096)
-def _shares(examples: int, tiles: int, processors: int) -> tuple[int, int]:
-    """Into how many shares of how many examples to cut the work.
+def _shares(examples: int, tiles: int, slots: int) -> tuple[int, int]:
+    """Into how many shares of how many examples to cut the work, of which so many run at once.
 
-    The busiest processor decides how long it takes; every share costs a little to add up.
+    They come in waves, and one that is not full takes nearly as long; a share costs as much as adding it up.
     """
 
     def cost(shares: int) -> float:
-        return -(-tiles * shares // processors) / shares * processors / tiles + 0.03 * shares
+        return -(-tiles * shares // slots) / shares + _ADDING * tiles * shares / examples
 
     part = -(-examples // min(range(1, max(1, min(examples // 8, 128)) + 1), key=cost))
     return -(-examples // part), part
