@@ -99,11 +99,10 @@ class Clock:
 
     def turns(self, steps: dict[str, Step]) -> dict[str, list[float]]:
         """All of them block by block, several times; what a step took in each block."""
-        for step in steps.values():
-            self.time(step, 50 if self.blocks > 3 else 12)  # AdaDP finds scales every ten lots
-        count = max(1, self.most // 4)
+        once = max(self.time(step, 12 if self.blocks > 3 else 2) for step in steps.values())
+        count = 10 * max(1, int(self.block_ms / once / 10))  # AdaDP finds scales every ten lots
         found: dict[str, list[float]] = {name: [] for name in steps}
-        for _ in range(3 * self.blocks):
+        for _ in range(2 * self.blocks + 1):
             for name, step in steps.items():
                 found[name].append(self._block(step, count))
         return found

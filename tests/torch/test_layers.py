@@ -322,9 +322,12 @@ def test_terms_measure_and_add_what_they_stand_for(name, term, rows, route, nati
     rows, term = rows.flatten(1), term.fresh()
     inverse, factors = torch.linspace(0.5, 2.0, rows.shape[1]), torch.linspace(0.0, 1.0, len(rows))
     close = {"rtol": 1e-5, "atol": 1e-5 * float(rows.abs().max())}
-    assert torch.allclose(term.scaled_norms(inverse), (rows * inverse).norm(dim=1), **close)
     assert (term.largest() >= rows.norm(dim=1) * (1 - 1e-6)).all()
-    term.route = route
+    scaled, out = term.fresh(), torch.ones(rows.shape[1])
+    scaled.route = term.route = route
+    assert torch.allclose(scaled.scaled_norms(inverse), (rows * inverse).norm(dim=1), **close)
+    scaled.add(factors, out)
+    assert torch.allclose(out, 1 + factors @ rows, **close)
     assert torch.allclose(term.norms(), rows.norm(dim=1), **close)
     out = torch.ones(rows.shape[1])
     term.add(factors, out)

@@ -284,6 +284,8 @@ class Gradient:
             if clamps:
                 norms[slot] = term.largest()
             elif inverse is not None:
+                term.route = term.routes()[0]
+                term.space = self._space(slot, term)
                 with exact(term.device):
                     norms[slot] = term.scaled_norms(inverse[spans[slot]])
             else:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from farthing.torch import compiled
 from farthing.torch.precision import exact
-from farthing.torch.terms import Route, Term, contracted, norms, part_of, weighted, where
+from farthing.torch.terms import Route, Term, blanked, contracted, norms, part_of, weighted, where
 
 
 def padded(module: Any, x: Tensor) -> Tensor:
@@ -70,6 +70,14 @@ class Windows(Term):
     def rows(self, part: slice) -> Tensor:
         delta, columns = self._matrices(part)
         return torch.bmm(delta, columns.transpose(1, 2)).view(len(self.x[part]), -1)
+
+    def rows_into(self, part: slice, out: Tensor) -> None:
+        delta, columns = self._matrices(part)
+        shape = len(delta), delta.shape[1], columns.shape[1]
+        torch.bmm(delta, columns.transpose(1, 2), out=out.view(shape))
+
+    def scaled_norms(self, inverse: Tensor) -> Tensor:
+        return self._keep(inverse) if self.route is Route.ROWS else super().scaled_norms(inverse)
 
     def norms(self) -> Tensor:
         if self.route is Route.GRAM:
@@ -138,9 +146,11 @@ class Windows(Term):
         out += found.flatten()
 
     def only(self, good: Tensor) -> None:
-        self.delta, self.x = where(good, self.delta), where(good, self.x)
         if self.kept is not None:
-            self.kept = where(good, self.kept)
+            self.kept = blanked(good, self.kept)
+            return
+        clear = blanked if self.own else where
+        self.delta, self.x = clear(good, self.delta), clear(good, self.x)
 
     def release(self) -> None:
         self.delta = self.x = self.x.new_zeros(self.examples, 0)

@@ -154,13 +154,13 @@ class Term(ABC):
             return self._keep()
         return torch.cat([norms(self.rows(part)) for part in self.parts()])
 
-    def _keep(self) -> Tensor:
-        """The rows, made in parts that are measured while they are in the cache."""
+    def _keep(self, inverse: Tensor | None = None) -> Tensor:
+        """The rows, made in parts that are measured, as they are or over a scale, while in the cache."""
         self.kept = self.room()
         found = []
         for part in self.parts():
             self.rows_into(part, self.kept[part])
-            found.append(norms(self.kept[part]))
+            found.append(norms(self.kept[part] if inverse is None else self.kept[part] * inverse))
         self.release()
         return found[0] if len(found) == 1 else torch.cat(found)
 
@@ -319,7 +319,7 @@ class Outer(Term):
 
     def scaled_norms(self, inverse: Tensor) -> Tensor:
         if self.positions > 1:
-            return super().scaled_norms(inverse)
+            return self._keep(inverse) if self.route is Route.ROWS else super().scaled_norms(inverse)
         inverse = inverse.square().view(self.height, self.width)
         return scaled_squares(self.u.values.squeeze(1), self.v.values.squeeze(1), inverse).sqrt()
 
