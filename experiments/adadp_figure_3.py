@@ -15,7 +15,7 @@ from experiments import pictures
 from experiments.deep import CROSS, Setting, key, lines, marked, rows_of, shown
 from experiments.frame import Grid, Row, canvas, values
 
-DELTA, NOISE, LOT, CLIP, LOTS, RUNS = 1e-5, 6.0, 2000, 3.0, 3236, 1
+DELTA, NOISE, LOT, CLIP, LOTS, RUNS = 1e-5, 6.0, 2000, 3.0, 3236, 3
 STEPS = {
     "not private": 0.0003,
     "published AdaDP": 0.002,
