@@ -19,6 +19,7 @@ _ROOMS = {
         "src/farthing/torch/kernels.py",
         "src/farthing/torch/sums.py",
         "src/farthing/torch/grams.py",
+        "src/farthing/torch/updates.py",
         "tests/torch/kernel_cases.py",
     ],
     "lightning": ["src/farthing/torch/lightning.py"],
