@@ -334,3 +334,13 @@ def test_a_gradient_may_be_missing():
     assert all(torch.equal(p, q) for p, q in zip(model[1].parameters(), moved, strict=True))
     assert method.scales() is None
     assert method.bound(2).norm() == 1.0
+
+
+def test_momentum_may_begin_later():
+    model = nn.Linear(2, 1, bias=False)
+    method = AdaDP(model, 0.5, noise=False, rate=False)
+    before, gradient = model.weight.detach().clone(), torch.tensor([[1.0, -2.0]])
+    feed(method, [[gradient]], 0.0)
+    method.param_groups[0]["betas"] = 0.5, 0.99
+    feed(method, [[gradient]] * 2, 0.0)
+    assert torch.allclose(before - model.weight, 0.5 * (1 + 1 + 1.5) * gradient)

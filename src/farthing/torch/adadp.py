@@ -196,11 +196,12 @@ class AdaDP(DPAdam):
 
     def _held(self, parameters: list[Tensor], states: list[dict[str, Any]]) -> "_Held":
         """The state of these parameters, end to end."""
-        if self._kept is None or not self._kept.flat.holds(parameters, states):
-            momentum = self.param_groups[0]["betas"][0] > 0
-            wanted = {"mean": momentum, "signal": self._follows, "square": self._adapts}
-            names = [name for name, use in wanted.items() if use]
-            self._kept = _Held(Flat(parameters, states, names, ["clutter"] if self._follows else []))
+        momentum = self.param_groups[0]["betas"][0] > 0
+        wanted = {"mean": momentum, "signal": self._follows, "square": self._adapts}
+        names = [name for name, use in wanted.items() if use]
+        numbers = ["clutter"] if self._follows else []
+        if self._kept is None or not self._kept.flat.holds(parameters, states, names + numbers):
+            self._kept = _Held(Flat(parameters, states, names, numbers))
         return self._kept
 
 

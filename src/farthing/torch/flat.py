@@ -5,7 +5,7 @@
 >>> flat = Flat(weights, states, ["mean"])
 >>> flat["mean"].add_(1).tolist()
 [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
->>> states[0]["mean"].shape, flat.holds(weights, states)
+>>> states[0]["mean"].shape, flat.holds(weights, states, ["mean"])
 (torch.Size([2, 2]), True)
 """
 
@@ -55,11 +55,14 @@ class Flat:
         """The flat state of this name, if there is one."""
         return self._whole.get(name)
 
-    def holds(self, parameters: Sequence[Tensor], states: Sequence[dict[str, Any]]) -> bool:
-        """Whether it is these parameters' state still."""
+    def holds(
+        self, parameters: Sequence[Tensor], states: Sequence[dict[str, Any]], names: Sequence[str]
+    ) -> bool:
+        """Whether it is these parameters' state still, by all of these names."""
         known = [state.get(name) for name in self._names for state in states]
         return (
-            len(parameters) == len(self._parameters)
+            self._names == names
+            and len(parameters) == len(self._parameters)
             and all(one is other for one, other in zip(parameters, self._parameters, strict=True))
             and all(one is other for one, other in zip(known, self._views, strict=True))
         )
