@@ -18,7 +18,7 @@ from experiments import adadp_figure_2, adadp_figure_3, deep, pictures
 from experiments.deep import CROSS, Setting, final, key, lines, marked, rows_of, shown
 from experiments.frame import COLOURS, Grid, Row, canvas, seed, stream, values
 from experiments.published import published
-from farthing.torch.bookkeeping import Layout
+from farthing.torch.flat import Layout
 from farthing.torch.training import train
 
 METHODS = ("DP-SGD", "AdaL", "AdaN", "AdaDP", "published AdaN", "published AdaDP")

@@ -385,7 +385,7 @@ def test_a_step_of_adadp(held):
             step = step / np.sqrt(states["square"] + 1e-3)
         tensors = (torch.tensor(x, dtype=torch.float32, device=DEVICE) for x in (released, variance))
         kept = (given.get(name) for name in ("mean", "signal", "square"))
-        moved = updates.adapted(*tensors, *kept, 0.7, 0.1, 0.2, 1e-3)
+        moved = updates.adapted(*tensors, *kept, (0.7, 0.1, 0.2, 1e-3))
         assert np.allclose(moved.cpu(), step, rtol=1e-5, atol=1e-5)
         for name in held:
             assert np.allclose(given[name].cpu(), states[name], rtol=1e-5, atol=1e-5)

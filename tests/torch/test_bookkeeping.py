@@ -1,6 +1,7 @@
 """Bounded sums of a model's gradients: every bound, odd lots, strange examples, random networks."""
 
 import copy
+import traceback
 
 import numpy as np
 import pytest
@@ -16,8 +17,9 @@ from farthing.errors import InvalidValue, Unsupported
 from farthing.mechanisms import Gaussian
 from farthing.query import Query
 from farthing.samplers import Poisson
-from farthing.torch.bookkeeping import Gradient, Layout
+from farthing.torch.bookkeeping import Gradient
 from farthing.torch.clipping import Automatic, ClipCounted, ClipLayers, plain_sum
+from farthing.torch.flat import Layout
 from farthing.torch.records import Examples
 
 EVERYBODY = slice(None)
@@ -314,3 +316,19 @@ def test_random_networks(kinds, frozen, seed):
     bound = ClipNorm(0.7 * float(rows.norm(dim=1).mean()))
     gradient = Gradient(model, losses, physical=3)
     agree(gradient.bounded_sum(Examples((x, y)).take(EVERYBODY), None, bound), plain_sum(rows, bound))
+
+
+def test_without_memory_nothing_is_said_of_the_lot(monkeypatch):
+    """What torch could not allocate tells how many rows were drawn."""
+    model = nn.Conv1d(2, 3, 2)
+    gradient = Gradient(model, lambda out, y: out.flatten(1).sum(1), physical=7)
+    lot = Examples((torch.randn(5, 2, 4), torch.zeros(5))).take(slice(None))
+    gradient.check(torch.randn(5, 2, 4), torch.zeros(5))
+
+    def greedy(*given):
+        raise torch.OutOfMemoryError("Tried to allocate 4.32 GiB")
+
+    monkeypatch.setattr(gradient, "_add", greedy)
+    with pytest.raises(InvalidValue, match="no memory for a batch of physical=7 rows") as caught:
+        gradient.bounded_sum(lot, None, ClipNorm(1.0))
+    assert "GiB" not in "".join(traceback.format_exception(caught.value))

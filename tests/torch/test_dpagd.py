@@ -11,8 +11,8 @@ from farthing.algorithms.dpagd import Lengths
 from farthing.bounds import ClipValue
 from farthing.errors import InvalidValue
 from farthing.noise import SeededStream
-from farthing.torch.bookkeeping import Layout
 from farthing.torch.dpagd import Ray, RayLosses, dpagd
+from farthing.torch.flat import Layout
 from farthing.torch.records import Examples
 
 LOSS = nn.CrossEntropyLoss(reduction="none")

@@ -6,8 +6,8 @@ from torch import nn
 
 import farthing as ft
 from farthing.errors import InvalidValue, Unsupported
-from farthing.torch.bookkeeping import Layout
 from farthing.torch.clipping import ClipCounted, ClipLayers
+from farthing.torch.flat import Layout
 from farthing.torch.quantile import Quantile
 from farthing.torch.schedules import Bounds
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from farthing.torch.adadp import AdaDP, AdaL, AdaN
-    from farthing.torch.bookkeeping import Gradient, Layout
+    from farthing.torch.bookkeeping import Gradient
     from farthing.torch.checkpoint import restore, save
     from farthing.torch.clipping import Automatic, ClipLayers
     from farthing.torch.dpopt import DpOpt
     from farthing.torch.evaluation import evaluate, progress
+    from farthing.torch.flat import Layout
     from farthing.torch.noise import FloatGaussian, Gaussian
     from farthing.torch.optim import DPAdam
     from farthing.torch.plan import Plan, fitted
@@ -53,7 +54,8 @@ __all__ = [
 
 _HOMES = {
     "adadp": ("AdaDP", "AdaL", "AdaN"),
-    "bookkeeping": ("Gradient", "Layout"),
+    "bookkeeping": ("Gradient",),
+    "flat": ("Layout",),
     "checkpoint": ("restore", "save"),
     "clipping": ("Automatic", "ClipLayers"),
     "dpopt": ("DpOpt",),

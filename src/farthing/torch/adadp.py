@@ -50,8 +50,7 @@ from torch import Tensor, nn
 from farthing import validate
 from farthing.bounds import Bound, ClipCoordinates, ClipNorm
 from farthing.errors import InvalidValue
-from farthing.torch.bookkeeping import Layout
-from farthing.torch.flat import Flat, joined
+from farthing.torch.flat import Flat, Layout, joined
 from farthing.torch.graphs import Recorded
 from farthing.torch.optim import DPAdam
 from farthing.torch.stock import has_triton
@@ -247,7 +246,7 @@ class _Held:
         if signal is not None:
             self.flat["clutter"].lerp_(self._levels, 1 - memory)
         rates = momentum, 1 - memory, 1 - rate_memory, eps
-        return tuple(self.flat.layout.views(adapted(released, self._variance, mean, signal, square, *rates)))
+        return tuple(self.flat.layout.views(adapted(released, self._variance, mean, signal, square, rates)))
 
 
 def AdaL(model: nn.Module, lr: float = 0.01, *, clip: float = 1.0, rate_memory: float = 0.99) -> AdaDP:
@@ -279,20 +278,18 @@ def adapted(
     mean: Tensor | None,
     signal: Tensor | None,
     square: Tensor | None,
-    momentum: float,
-    learns: float,
-    adapts: float,
-    eps: float,
+    rates: tuple[float, float, float, float],
 ) -> Tensor:
     """The step that follows from a released gradient; states that are given go on to the next lot in place.
 
-    ``signal`` is E' and moves by ``learns`` = 1 - γ', ``square`` is E and moves by ``adapts`` = 1 - γ.
+    ``rates`` are the momentum of ``mean``, 1 - γ' by which ``signal`` E' moves, 1 - γ of ``square`` E, ε₀.
     """
     if released.is_cuda and has_triton():
         from farthing.torch import updates
 
-        return updates.adapted(released, variance, mean, signal, square, momentum, learns, adapts, eps)
+        return updates.adapted(released, variance, mean, signal, square, rates)
     squares, steps = released.square(), released
+    momentum, learns, adapts, eps = rates
     if signal is not None:
         signal.lerp_(squares - variance, learns)
     if mean is not None:

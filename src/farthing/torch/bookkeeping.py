@@ -10,8 +10,6 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -22,6 +20,7 @@ from farthing.bounds import ClipCoordinates
 from farthing.errors import InvalidValue
 from farthing.torch import clipping, vmapped
 from farthing.torch.clipping import Automatic, ClipCounted, ClipLayers, Live, TorchBound
+from farthing.torch.flat import Layout
 from farthing.torch.graphs import Graphs
 from farthing.torch.precision import exact
 from farthing.torch.probe import Source, plan_of
@@ -34,48 +33,6 @@ _SOME = 16  # examples on which ways are timed: what all of them take would be t
 _HELD = 3 * 2**19  # numbers that layers take and give, for all rows of a batch on a CPU
 _FEW = 32  # rows that a batch may have in any case
 _NAP = 2_000_000  # cycles, about a millisecond: a GPU waits while what is to be timed is launched
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where each trainable parameter lies in a flat gradient: in the order of `named_parameters`.
-
-    >>> layout = Layout.of(nn.Linear(3, 2))
-    >>> layout.names, layout.shapes, layout.offsets, layout.size
-    (('weight', 'bias'), ((2, 3), (2,)), (0, 6), 8)
-    >>> [tuple(view.shape) for view in layout.views(torch.zeros(8))]
-    [(2, 3), (2,)]
-    """
-
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    offsets: tuple[int, ...]
-    size: int
-
-    @classmethod
-    def of(cls, model: nn.Module) -> "Layout":
-        """The layout of a model's trainable parameters; tied ones count once, frozen ones not at all."""
-        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        if not trained:
-            raise InvalidValue("the model has no trainable parameter: every requires_grad is False")
-        return cls.over(trained)
-
-    @classmethod
-    def over(cls, tensors: dict[str, Any]) -> "Layout":
-        """The layout of these, one after the other."""
-        ends = list(accumulate(tensor.numel() for tensor in tensors.values()))
-        shapes = tuple(tuple(tensor.shape) for tensor in tensors.values())
-        return cls(tuple(tensors), shapes, (0, *ends[:-1]), ends[-1])
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """How many coordinates each parameter has."""
-        return tuple(b - a for a, b in zip(self.offsets, (*self.offsets[1:], self.size), strict=True))
-
-    def views(self, flat: Tensor) -> list[Tensor]:
-        """Each parameter's part of a flat tensor, in its shape and without a copy."""
-        parts = zip(flat.split(self.sizes), self.shapes, strict=True)
-        return [part.view(shape) for part, shape in parts]
 
 
 class Gradient:
@@ -126,6 +83,14 @@ class Gradient:
 
     def bounded_sum(self, lot: Any, w: Any, bound: Any) -> Tensor:
         """Σ bounded gradients of the lot's examples, flat; ``w`` is not used, the model holds its weights."""
+        try:
+            return self._summed(lot, bound)
+        except torch.OutOfMemoryError:  # how much was asked for would tell how many were drawn
+            raise InvalidValue(
+                f"there is no memory for a batch of physical={self.physical} rows: give a smaller number"
+            ) from None
+
+    def _summed(self, lot: Any, bound: Any) -> Tensor:
         if bound is not self._bound:
             self._bound = clipping.checked(bound, self.layout.size, self.layout.offsets)
         total = torch.empty(self.layout.size + clipping.extra(bound), device=self._first.device)

@@ -39,7 +39,8 @@ from farthing.ledger import Ledger
 from farthing.mechanisms import NoisyMax
 from farthing.query import Query, Step, until_spent
 from farthing.samplers import Everyone
-from farthing.torch.bookkeeping import Gradient, Layout
+from farthing.torch.bookkeeping import Gradient
+from farthing.torch.flat import Layout
 from farthing.torch.noise import Gaussian
 from farthing.torch.randomness import OwnRandomness
 from farthing.torch.records import Examples, Lot

@@ -1,4 +1,6 @@
-"""The states of an optimiser's parameters end to end, so that a step is a few operations for all of them.
+"""Parameters end to end in one flat tensor: their gradients, and an optimiser's state of them.
+
+A step is then a few operations, however many parameters there are.
 
 >>> weights = [torch.ones(2, 2), torch.zeros(3)]
 >>> states = [{}, {"mean": torch.ones(3)}]
@@ -10,12 +12,56 @@
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from farthing.torch.bookkeeping import Layout
+from farthing.errors import InvalidValue
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each trainable parameter lies in a flat gradient: in the order of `named_parameters`.
+
+    >>> layout = Layout.of(nn.Linear(3, 2))
+    >>> layout.names, layout.shapes, layout.offsets, layout.size
+    (('weight', 'bias'), ((2, 3), (2,)), (0, 6), 8)
+    >>> [tuple(view.shape) for view in layout.views(torch.zeros(8))]
+    [(2, 3), (2,)]
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    offsets: tuple[int, ...]
+    size: int
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "Layout":
+        """The layout of a model's trainable parameters; tied ones count once, frozen ones not at all."""
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not trained:
+            raise InvalidValue("the model has no trainable parameter: every requires_grad is False")
+        return cls.over(trained)
+
+    @classmethod
+    def over(cls, tensors: dict[str, Any]) -> "Layout":
+        """The layout of these, one after the other."""
+        ends = list(accumulate(tensor.numel() for tensor in tensors.values()))
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors.values())
+        return cls(tuple(tensors), shapes, (0, *ends[:-1]), ends[-1])
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many coordinates each parameter has."""
+        return tuple(b - a for a, b in zip(self.offsets, (*self.offsets[1:], self.size), strict=True))
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Each parameter's part of a flat tensor, in its shape and without a copy."""
+        parts = zip(flat.split(self.sizes), self.shapes, strict=True)
+        return [part.view(shape) for part, shape in parts]
 
 
 class Flat:

@@ -15,7 +15,7 @@ from farthing.ledger import Ledger
 from farthing.query import Query
 from farthing.samplers import Poisson
 from farthing.torch import plan as plans
-from farthing.torch.bookkeeping import Layout
+from farthing.torch.flat import Layout
 from farthing.torch.noise import Gaussian
 from farthing.torch.plan import Noise, Plan
 from farthing.torch.randomness import OwnRandomness

@@ -14,8 +14,8 @@ from torch import Tensor
 from farthing import validate
 from farthing.bounds import Bound, ClipNorm
 from farthing.errors import InvalidValue
-from farthing.torch.bookkeeping import Layout
 from farthing.torch.clipping import ClipCounted, checked
+from farthing.torch.flat import Layout
 from farthing.torch.quantile import Quantile
 
 Clip = float | Bound | Quantile | Sequence[float | Bound] | Callable[[int], float | Bound]

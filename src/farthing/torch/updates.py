@@ -53,25 +53,14 @@ def adapted(
     mean: Tensor | None,
     signal: Tensor | None,
     square: Tensor | None,
-    momentum: float,
-    learns: float,
-    adapts: float,
-    eps: float,
+    rates: tuple[float, float, float, float],
 ) -> Tensor:
     """What `farthing.torch.adadp.adapted` does, on a GPU."""
     out, size = torch.empty_like(released), released.numel()
-    args = (out if one is None else one for one in (mean, signal, square))
+    states = (out if one is None else one for one in (mean, signal, square))
     with torch.cuda.device_of(released):
         _adapt[(triton.cdiv(size, 1024),)](
-            released,
-            variance,
-            *args,
-            out,
-            size,
-            momentum,
-            learns,
-            adapts,
-            eps,
+            *(released, variance, *states, out, size, *rates),
             MOMENTUM=mean is not None,
             LEARNS=signal is not None,
             ADAPTS=square is not None,
