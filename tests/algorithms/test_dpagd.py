@@ -198,6 +198,30 @@ def test_where_no_step_helps_the_gradient_is_bought_again_and_averaged():
     assert len(steps[0].receipts) == 4
 
 
+def test_in_later_rounds_too_a_failed_search_buys_a_better_gradient_at_once():
+    """Algorithm 2, lines 9-19 of the second and third round, without momentum: GradAvg follows every 0."""
+    g = [np.eye(3)[i % 3] * (i + 1) for i in range(6)]
+    ledger = Scripted(g, [1, 0, 0, 2, 0, 1])
+    options = {"opening": 0, "momentum": 0, "growth": 0.5, "search": 0.4, "splits": 10, "averaging": None}
+    steps = list(dpagd(ledger, Problem(logistic, 100, 2), **options))
+    rho = ZcdpFilter(ledger.budget).rho / 10
+    kinds = "".join("S" if isinstance(ask.w, Ray) else "G" for ask in ledger.asked)
+    # round 1: G S; round 2: G S (0) G S (0) G S; round 3: G S (0) G S; round 4: G, where the script ends
+    assert kinds == "GS" + "GSGSGS" + "GSGS" + "G"
+    prices = [ask.rho / rho for ask in ledger.asked if not isinstance(ask.w, Ray)]
+    assert prices == pytest.approx([0.6, 0.6, 0.3, 0.45, 1.35, 0.675, 2.025])  # lines 7 and 19
+    assert [ask.rho / rho for ask in ledger.asked if isinstance(ask.w, Ray)] == pytest.approx([0.4] * 6)
+    rays = [ask.w.direction for ask in ledger.asked if isinstance(ask.w, Ray)]
+    second = (0.6 * g[1] + 0.3 * g[2]) / 0.9  # lines 25-29
+    third = (0.9 * second + 0.45 * g[3]) / 1.35
+    for ray, wanted in zip(rays[1:4], (g[1], second, third), strict=True):
+        np.testing.assert_allclose(ray, wanted / np.linalg.norm(wanted))
+    bought = [ask.w for ask in ledger.asked if not isinstance(ask.w, Ray)]
+    for again in bought[2:4]:  # bought at the point where the search failed: w has not moved
+        np.testing.assert_array_equal(again, bought[1])
+    assert len(steps) == 3
+
+
 def test_memory_is_dropped_before_anything_is_bought_again():
     g = [np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.0, 0.0]), np.array([0.0, 0.0, 1.0])]
     ledger = Scripted(g, [1, 0, 1, 0])
@@ -206,6 +230,16 @@ def test_memory_is_dropped_before_anything_is_bought_again():
     np.testing.assert_allclose(rays[1], np.array([0.5, 1, 0]) / math.sqrt(1.25))
     np.testing.assert_allclose(rays[2], [0, 1, 0])
     np.testing.assert_allclose(rays[3], np.array([0, 0.5, 1]) / math.sqrt(1.25))
+    assert len(steps) == 2
+
+
+def test_once_memory_is_dropped_a_failed_search_buys_a_better_gradient():
+    g = [np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.0, 0.0]), np.array([0.0, 0.0, 2.0])]
+    ledger = Scripted(g, [1, 0, 0, 1])
+    steps = list(dpagd(ledger, Problem(logistic, 100, 2), opening=0, momentum=0.5, growth=1, averaging=None))
+    kinds = "".join("S" if isinstance(ask.w, Ray) else "G" for ask in ledger.asked)
+    assert kinds == "GS" + "GSSGS" + "G"
+    np.testing.assert_allclose(ledger.asked[6].w.direction, np.array([0.0, 1.0, 2.0]) / math.sqrt(5))
     assert len(steps) == 2
 
 

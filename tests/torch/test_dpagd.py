@@ -9,8 +9,9 @@ import farthing as ft
 from farthing.accounting.filters import ZcdpFilter
 from farthing.algorithms.dpagd import Lengths
 from farthing.bounds import ClipValue
-from farthing.errors import InvalidValue
+from farthing.errors import BudgetSpent, InvalidValue
 from farthing.noise import SeededStream
+from farthing.query import Answer, Receipt
 from farthing.torch.dpagd import Ray, RayLosses, dpagd
 from farthing.torch.flat import Layout
 from farthing.torch.records import Examples
@@ -91,3 +92,31 @@ def test_nonsense_is_refused_before_anything_is_charged():
         with pytest.raises(InvalidValue):
             list(dpagd(books, model, LOSS, Examples((x, y)), **wrong))
         assert books.share == 0
+
+
+class Scripted:
+    """A ledger whose answers are written down ahead: gradients in turn, and which step is chosen."""
+
+    def __init__(self, gradients, choices):
+        self.budget, self.filter, self.asked = ft.Budget(1.0, 1e-5), ZcdpFilter(ft.Budget(1.0, 1e-5)), []
+        self.gradients, self.choices = iter(gradients), iter(choices)
+
+    def over(self, records):
+        return self
+
+    def ask(self, query, w=None):
+        self.asked.append("G" if w is None else "S")
+        value = next(self.gradients if w is None else self.choices, None)
+        if value is None:
+            raise BudgetSpent("the script ends here")
+        return Answer(value, Receipt(len(self.asked), "", query.price(self.budget)))
+
+
+@pytest.mark.parametrize(("momentum", "asked"), [(0.0, "GS" + "GSGSGS" + "G"), (0.5, "GS" + "GSSGS" + "GSS")])
+def test_in_later_rounds_a_failed_search_buys_a_better_gradient(momentum, asked):
+    """Algorithm 2, lines 9-19; with momentum its memory is dropped first."""
+    model, x, y = problem(8)
+    gradients = [torch.randn(Layout.of(model).size) for _ in range(asked.count("G") - (momentum == 0))]
+    script = Scripted(gradients, [1, 0, 0, 1, 0])
+    list(dpagd(script, model, LOSS, Examples((x, y)), momentum=momentum))
+    assert "".join(script.asked)[: len(asked)] == asked

@@ -208,20 +208,20 @@ def dpagd(
     gradient = Query(Everyone(), Gradient(loss, features), short, Gaussian(1.0))
     choice = at_price(Query(Everyone(), RayScores(loss, features), low, chooser), search_price, rule)
     w = problem.zeros(features.size)
-    average, last, chosen = w, np.zeros_like(w), list[float]()
+    average, memory, chosen = w, np.zeros_like(w), list[float]()
     while True:
         answer = ledger.ask(at_price(gradient, exactness, rule), w)  # [5-7]
         known, receipts = answer.value, [*receipts, answer.receipt]
         while True:
-            direction = known + momentum * last
+            direction = known + memory
             unit = direction / max(float(np.linalg.norm(direction)), 1e-300)  # [8]
             steps = grid.after(chosen)
             picked = ledger.ask(choice, Ray(w, unit, steps))  # [10-12]
             receipts.append(picked.receipt)
             if picked.value > 0:
                 break
-            if np.any(last):
-                last = np.zeros_like(last)
+            if np.any(memory):
+                memory = np.zeros_like(memory)
                 continue
             more = growth * exactness  # [16-19]
             again = ledger.ask(at_price(gradient, more, rule), w)
@@ -229,7 +229,7 @@ def dpagd(
             known = (exactness * known + more * again.value) / (exactness + more)
             exactness += more
         chosen.append(float(steps[picked.value]))
-        w, last = w - chosen[-1] * unit, direction  # [14]
+        w, memory = w - chosen[-1] * unit, momentum * direction  # [14]
         t = len(chosen)
         weight = 1.0 if averaging is None else (averaging + 1) / (t + averaging)
         average = (1 - weight) * average + weight * w

@@ -135,21 +135,21 @@ def dpagd(
     choice = at_price(Query(Everyone(), losses, low, NoisyMax(1.0)), search_price, rule)
     growth = validate.positive(growth=growth)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    last, chosen, receipts = np.zeros(sums.layout.size), list[float](), []
+    memory, chosen, receipts = np.zeros(sums.layout.size), list[float](), []
     while True:
         answer = door.ask(at_price(gradient, exactness, rule))
         known = answer.value.double().cpu().numpy()
         receipts.append(answer.receipt)
         while True:
-            direction = known + momentum * last
+            direction = known + memory
             unit = direction / max(float(np.linalg.norm(direction)), 1e-300)
             steps = grid.after(chosen)
             picked = door.ask(choice, Ray(unit, steps))
             receipts.append(picked.receipt)
             if picked.value > 0:
                 break
-            if np.any(last):
-                last = np.zeros_like(last)
+            if np.any(memory):
+                memory = np.zeros_like(memory)
                 continue
             more = growth * exactness
             again = door.ask(at_price(gradient, more, rule))
@@ -161,7 +161,7 @@ def dpagd(
         with torch.no_grad():
             for parameter, move in zip(trained, sums.layout.views(moves), strict=True):
                 parameter.sub_(move.to(parameter.dtype))
-        last = direction
+        memory = momentum * direction
         yield Step(len(chosen), model, tuple(receipts))
         receipts = []
 
