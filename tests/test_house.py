@@ -34,7 +34,7 @@ LAYERS = [
     "torch.precision torch.products torch.kernels torch.sums torch.grams torch.updates torch.stock",
     "torch.noise torch.coordinates torch.flat",
     "torch.compiled torch.clipping torch.vmapped torch.terms torch.convolution torch.tape torch.recurrent",
-    "torch.layers torch.probe torch.selfcheck torch.graphs torch.stack torch.bookkeeping",
+    "torch.layers torch.probe torch.traces torch.selfcheck torch.graphs torch.stack torch.bookkeeping",
     "torch.records torch.plan torch.quantile torch.schedules torch.averaging torch.randomness torch.optim",
     "torch.checkpoint torch.preparation torch.distributed torch.training torch.evaluation",
     "torch.adadp torch.dpopt torch.dpagd torch.scattering torch.whitening torch.deferred torch.lightning",

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,16 +19,17 @@ from torch import Tensor, nn
 from farthing import validate
 from farthing.bounds import ClipCoordinates
 from farthing.errors import InvalidValue
-from farthing.torch import clipping, vmapped
+from farthing.torch import clipping, traces, vmapped
 from farthing.torch.clipping import Automatic, ClipCounted, ClipLayers, Live, TorchBound
 from farthing.torch.flat import Layout
 from farthing.torch.graphs import Graphs
-from farthing.torch.precision import exact
-from farthing.torch.probe import Source, plan_of
+from farthing.torch.precision import exact, without_cudnn
+from farthing.torch.probe import Source, devices, plan_of
 from farthing.torch.selfcheck import refuse_known, verify
 from farthing.torch.stack import Stack
 from farthing.torch.tape import Plan, Tape
 from farthing.torch.terms import Route, Rows, Term
+from farthing.torch.traces import Wall
 
 _SOME = 16  # examples on which ways are timed: what all of them take would be the most memory of the run
 _HELD = 3 * 2**19  # numbers that layers take and give, for all rows of a batch on a CPU
@@ -77,6 +79,7 @@ class Gradient:
         self._plan: Plan | None = None
         self._stack: Stack | None = None
         self._checked: bool | None = None
+        self._wall: Wall | None = None
         self._bound: TorchBound | None = None  # the last one that fits
         ends = (*self.layout.offsets[1:], self.layout.size)
         self._spans = [slice(a, b) for a, b in zip(self.layout.offsets, ends, strict=True)]
@@ -84,7 +87,8 @@ class Gradient:
     def bounded_sum(self, lot: Any, w: Any, bound: Any) -> Tensor:
         """Σ bounded gradients of the lot's examples, flat; ``w`` is not used, the model holds its weights."""
         try:
-            return self._summed(lot, bound)
+            with self._wall if self._wall is not None else nullcontext():
+                return self._summed(lot, bound)
         except torch.OutOfMemoryError:  # how much was asked for would tell how many were drawn
             raise InvalidValue(
                 f"there is no memory for a batch of physical={self.physical} rows: give a smaller number"
@@ -144,13 +148,28 @@ class Gradient:
             source = Source(_flat(inputs), _flat(targets))
         else:
             source = Source(inputs, targets)
-        plan = plan_of(self.model, source)
-        other = Gradient(self.model, self.loss, route="vmap" if self._vmap else None)
-        other._plan = plan
-        with _one_thread(self._first.device), exact(self._first.device):
-            verify(self.model, self.loss, source, other.rows)
-        self._plan, self._checked = plan, self.model.training
-        self._stack = self._stacked(source)
+        with Wall(self.model, self.loss, everything=True) as wall:
+            plan = plan_of(self.model, source)
+            other = Gradient(self.model, self.loss, route="vmap" if self._vmap else None)
+            other._plan = plan
+            with _one_thread(self._first.device), exact(self._first.device), without_cudnn(self.model):
+                verify(self.model, self.loss, source, other.rows)
+                traces.refuse(self.model, self.loss, partial(other._both, source))
+            self._plan, self._checked = plan, self.model.training
+            self._stack = self._stacked(source)
+            wall.accept()
+        self._wall = Wall(self.model, self.loss)
+
+    def _both(self, source: Source, size: int, seed: int) -> Tensor:
+        """Both passes on made-up examples, by book-keeping and as they are; the losses, with their graph."""
+        inputs, targets = source.batch(size, seed=seed)
+        with torch.random.fork_rng(devices(self.model)), torch.enable_grad():
+            self.rows(inputs, targets)
+            losses = self.loss(vmapped.call(self.model, inputs), targets)
+            if losses.requires_grad:
+                trained = [p for p in self.model.parameters() if p.requires_grad]
+                torch.autograd.grad(losses.sum(), trained, allow_unused=True, retain_graph=True)
+        return losses
 
     def _stacked(self, source: Source) -> Stack | None:
         """The model as a plain stack, if it is one and gives the same on made-up examples."""
@@ -209,7 +228,7 @@ class Gradient:
             if losses.requires_grad:
                 objective = losses if weights is None else losses * weights.flatten()
                 with _one_thread(first.device):
-                    torch.autograd.backward(objective.sum())
+                    tape.back(objective.sum())
             tape.finish()
         return int(examples)
 

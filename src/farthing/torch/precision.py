@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 
 def coarse(device: torch.device) -> bool:
@@ -39,3 +40,21 @@ def exact(device: torch.device) -> Iterator[None]:
     finally:
         for kind, old in zip(kinds, before, strict=True):
             setattr(kind, name, old)
+
+
+@contextmanager
+def without_cudnn(model: nn.Module) -> Iterator[None]:
+    """Recurrent layers by torch's own kernels: cuDNN's have a backward pass in training mode only.
+
+    A check switches dropout between layers off by that mode, and a model may be in eval mode by choice.
+    """
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    before = torch.backends.cudnn.enabled
+    if not recurrent or not before or next(model.parameters()).device.type != "cuda":
+        yield
+        return
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before

@@ -201,13 +201,22 @@ class Tape:
         """To be done after the backward pass."""
         self._ends.append(then)
 
+    def back(self, objective: Tensor) -> None:
+        """The backward pass, towards what is trained and nothing else.
+
+        Only gradients that are asked for are made: another leaf that the graph reaches (a parameter of the
+        loss, say) would keep the exact gradient of a batch in its ``grad``.
+        """
+        leaves = [leaf for _, leaf in self._copies]
+        found = torch.autograd.grad(objective, [self.plan.anchor, *leaves], allow_unused=True)
+        for (slot, _), gradient in zip(self._copies, found[1:], strict=True):
+            if gradient is not None:
+                self._terms[slot].append(Rows(gradient.float().flatten(1)))
+
     def finish(self) -> None:
         """Hands on what is left after the backward pass."""
         for end in self._ends:
             end()
-        for slot, leaf in self._copies:
-            if leaf.grad is not None:
-                self._terms[slot].append(Rows(leaf.grad.float().flatten(1)))
         for slot, terms in self._terms.items():
             self._put(slot, Sum.of(terms))
         self._terms.clear()
