@@ -66,18 +66,34 @@ class Logistic:
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """-log softmax(m)[y], for targets 0, 1, ..., K-1 and one margin a class."""
+    """-log softmax(m)[y], for targets 0, 1, ..., K-1 and one margin a class.
+
+    A record with any other target contributes nothing: its loss and its residual are 0. (Refusing it would
+    tell that it is there.)
+    """
 
     curvature: float = 0.5
     slope: float = float(np.sqrt(2.0))
 
     def value(self, margins: Array, y: Array) -> Array:
-        return np.asarray(logsumexp(margins, axis=1)) - margins[np.arange(len(y)), y.astype(np.int64)]
+        known, places = _places(margins, y)
+        values = np.asarray(logsumexp(margins, axis=1)) - margins[np.arange(len(y)), places]
+        return np.where(known, values, 0.0)
 
     def residual(self, margins: Array, y: Array) -> Array:
+        known, places = _places(margins, y)
         residual: Array = softmax(margins, axis=1)
-        residual[np.arange(len(y)), y.astype(np.int64)] -= 1.0
+        residual[np.arange(len(y)), places] -= 1.0
+        if not known.all():
+            residual[~known] = 0.0
         return residual
+
+
+def _places(margins: Array, y: Array) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Which targets are one of the columns, and which column each is (the first where it is none)."""
+    y = np.asarray(y, dtype=np.float64)
+    known = (y >= 0) & (y < margins.shape[1]) & (y == np.floor(y))
+    return known, np.where(known, y, 0.0).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ rounds = 1000
 draws = ["all", "poisson:0.1", "exactly:1"]
 losses = ["logistic", "multinomial"]
 width = 108
+outputs = 3
 """
 
 
@@ -43,7 +44,7 @@ def test_a_policy_is_read_as_it_is_written(tmp_path):
     assert policy.budget.observer is Observer.SERVER
     assert policy.budget.adjacency is Adjacency.ADD_REMOVE
     assert policy.limits.draws == (Everyone(), Poisson(0.1), Exactly(1))
-    assert policy.limits.coordinates == 109
+    assert policy.limits.coordinates == 3 * 109
     assert policy.coordinators == (bytes.fromhex(KEYS[0]),)
     elsewhere = load(tmp_path, 'answers = "/elsewhere/log"\n' + WHOLE)
     assert str(elsewhere.log) == "/elsewhere/log"
@@ -73,7 +74,8 @@ def test_distributed_noise_names_those_enrolled(tmp_path):
         ("clip = 3", "clip = nan", "clip"),
         ("rounds = 1000", "rounds = 0", "rounds"),
         ("width = 108", "width = 1.5", "width"),
-        ("width = 108", "width = 108\noutputs = -1", "outputs"),
+        ("outputs = 3", "outputs = -1", "outputs"),
+        ("outputs = 3", "", "number of classes"),
         ("width = 108", 'width = 108\ntrust = "trusted"', "without noise"),
         ("width = 108", 'width = 108\ntrust = "blind"', "trust"),
         ('"exactly:1"', '"turns"', "draw"),

@@ -19,14 +19,23 @@ from farthing.tables import Table
 
 
 def records_of(policy: Policy) -> Table:
-    """The party's records, with as many features as the policy says."""
+    """The party's records, with as many features (multinomial: of such classes) as the policy says.
+
+    That reads the records, on the party's own machine, once: afterwards nothing about a record is refused.
+    """
     if policy.schema is not None:
         X, y = tablefile.read(str(policy.records), tablefile.schema_of(policy.schema, None))
     else:
         X, y = _arrays(policy.records)
     if X.ndim != 2 or X.shape[1] != policy.limits.width:
         raise InvalidValue(f"records must have the {policy.limits.width} features of the policy")
-    return Table(X, np.asarray(y, dtype=np.float64))
+    y = np.asarray(y, dtype=np.float64)
+    if "multinomial" in policy.limits.losses and not np.isin(y, np.arange(policy.limits.outputs)).all():
+        raise InvalidValue(
+            f"labels must be the classes 0 to {policy.limits.outputs - 1} of the policy's outputs = "
+            f"{policy.limits.outputs}: give outputs the number of classes"
+        )
+    return Table(X, y)
 
 
 def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:

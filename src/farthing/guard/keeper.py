@@ -220,9 +220,8 @@ class Guard:
         lengths = [length for length in (features.intercept, features.radius) if length]
         if not all(1 / _LONGEST <= length <= _LONGEST for length in lengths):
             refuse(Reason.SHAPE, f"a constant, or a radius, lies within a factor of {_LONGEST:g} of 1")
-        sides = (features.size,) if len(question.shape) == 1 else (features.size, question.shape[1])
-        if question.shape != sides or (len(sides) == 2 and not sides[1] <= limits.outputs):
-            refuse(Reason.SHAPE, f"weights of {features.size} rows and at most {limits.outputs} columns")
+        if not limits.allows_shape(question.contribution.loss, features.size, question.shape):
+            refuse(Reason.SHAPE, f"weights of {features.size} rows and the {limits.outputs} columns allowed")
         self._past.read(self._ledger)
         self._past.must_hold(question.seen)
         terms = self._allowed(question.invitation)

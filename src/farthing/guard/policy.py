@@ -19,7 +19,7 @@
     draws = ["all", "poisson:0.1"]    # of Poisson draws the largest rate, of others exactly these
     losses = ["logistic"]
     width = 108                       # features of a record
-    outputs = 0                       # the most classes of a weight matrix; 0: a weight vector
+    outputs = 0                       # columns of a weight matrix (multinomial: all classes); 0: a vector
     trust = "local"                   # or "distributed", with colluding = 1 and [parties] name = "public key"
 
 Paths are relative to the file. What is not known here is an error, not ignored.
@@ -40,6 +40,7 @@ from farthing.crowd import forms
 from farthing.crowd.messages import checked_name, public_key
 from farthing.crowd.terms import Draw, Trust
 from farthing.errors import InvalidValue
+from farthing.losses import Loss, multinomial
 from farthing.samplers import Everyone, Poisson
 
 _EVERYONE = (Everyone(),)
@@ -75,6 +76,8 @@ class Limits:
         unknown = [name for name in self.losses if name not in forms.LOSSES]
         if unknown or not self.losses:
             raise InvalidValue(f"losses must be some of {list(forms.LOSSES)}, got {list(self.losses)}")
+        if "multinomial" in self.losses and self.outputs < 2:
+            raise InvalidValue(f"outputs must be the number of classes for multinomial, got {self.outputs}")
         if not self.draws:
             raise InvalidValue("draws must hold at least one, such as 'all'")
 
@@ -83,6 +86,15 @@ class Limits:
         if isinstance(draw, Poisson):
             return any(isinstance(known, Poisson) and draw.rate <= known.rate for known in self.draws)
         return draw in self.draws
+
+    def allows_shape(self, loss: Loss, rows: int, shape: tuple[int, ...]) -> bool:
+        """A vector, or a matrix with at most ``outputs`` columns; multinomial: one column a class, no fewer.
+
+        With fewer columns than classes a record of a class without one could not be answered for.
+        """
+        if loss == multinomial:
+            return shape == (rows, self.outputs) and self.outputs > 1
+        return shape == (rows,) or (len(shape) == 2 and shape[0] == rows and shape[1] <= self.outputs)
 
     @property
     def coordinates(self) -> int:
