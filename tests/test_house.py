@@ -50,7 +50,7 @@ LAYERS = [
     "progress csvfile parquetfile tablefile drafting modelfile exporting following training",
     "crowd.messages crowd.forms crowd.transport crowd.post crowd.shamir crowd.secagg crowd.sessions",
     "crowd.members crowd.checkpoint crowd.coordinator",
-    "guard.policy guard.answers guard.masking guard.keeper guard.server guard.command",
+    "guard.policy guard.pricing guard.answers guard.masking guard.keeper guard.server guard.command",
     "simulating",
     "auditing",
     "processes tomlfile page keyring",

@@ -260,6 +260,34 @@ def test_steps_are_taken_once_and_in_order():
     assert refused(run.members["p000"].mask, run.routed["p000"], 3) is Reason.MEMBERS
 
 
+def test_a_step_that_was_refused_was_not_taken():
+    """A refused roster, list or set of consents leaves the session where it was."""
+    run = Run(4, colluding=1)
+    member = run.members["p000"]
+    adverts = {name: other.advertise() for name, other in run.members.items()}
+    with pytest.raises(Refused):
+        member.share(adverts | {"p001": adverts["p002"]}, run.threshold)
+    with pytest.raises(Refused):
+        member.share(adverts, 2)
+    run.server = Aggregator(SESSION, run.enrolled, adverts)
+    roster = run.server.settle(run.threshold)
+    run.routed = run.server.route(
+        {name: m.share(roster.adverts, run.threshold) for name, m in run.members.items()}
+    )
+    boxes = run.routed["p000"]
+    wrong = dict(list(boxes.items())[:2]) | {"p003": bytes(len(boxes["p003"]))}
+    assert refused(member.mask, wrong, 3) is Reason.MEMBERS
+    assert set(member._held) == {"p000"}
+    given_ = vectors(4, 3)
+    run.upload(given_)
+    assert refused(member.consent, ["p000"]) is Reason.MEMBERS
+    arrived = run.server.arrived
+    consents = run.server.consents({n: m.consent(arrived) for n, m in run.members.items()})
+    assert refused(member.reveal, {}) is Reason.MEMBERS
+    total = run.server.result({n: m.reveal(consents) for n, m in run.members.items()})
+    np.testing.assert_array_equal(total.view(np.int64), sum(given_.values()))
+
+
 @given(st.lists(st.integers(-(2**38), 2**38 - 1), min_size=1, max_size=20))
 def test_words_are_packed_and_come_back(numbers):
     words = np.array(numbers, dtype=np.int64).view(np.uint64)

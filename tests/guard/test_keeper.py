@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from farthing.crowd import forms
 from farthing.crowd.messages import Kind, Reason, Signer, pack_numbers, seal
 from farthing.crowd.terms import Exactly, Invitation
 from farthing.errors import InvalidValue, LedgerLocked
@@ -118,6 +119,19 @@ def test_noise_that_has_no_lattice_is_refused_before_it_is_charged(noise, villag
     assert village.check() == {"p0": (0, 0)}
 
 
+def test_noise_that_the_guard_chose_itself_is_held_to_the_policy_too(village, told):
+    """An invitation without noise leaves it to the budget, which may afford less than the policy allows."""
+    house = village.settle(1, epsilon=10.0, limits="").houses["p0"]
+    house.policy.write_text(house.policy.read_text().replace("noise = 0.5", "noise = 5.0"))
+    guard, few = house.open(), Invitation(1.0, rounds=1)
+    header = {"run": "r", "round": 0, "nonce": "0" * 32, "dataset": "d", "invitation": forms.invitation(few)}
+    assert told(guard.answer(seal(Kind.PROPOSAL, header, b"", village.coordinator)), house) is Reason.NOISE
+    assert told(guard.answer(village.question(invitation=few)), house) is Reason.NOISE
+    many = Invitation(1.0, rounds=1000)
+    assert told(guard.answer(village.question(invitation=many)), house)["kind"] is Kind.ANSWER
+    assert village.check() == {"p0": (1, 1)}
+
+
 def test_rounds_and_nonces(village, house, told):
     guard = house.open()
     guard.answer(village.question(3))
@@ -150,8 +164,6 @@ def test_a_proposal_binds_nobody(village, house, told):
     guard = house.open()
 
     def propose(invitation):
-        from farthing.crowd import forms
-
         header = {"run": "r", "round": 0, "nonce": "0" * 32, "dataset": "d"}
         header["invitation"] = forms.invitation(invitation)
         return told(guard.answer(seal(Kind.PROPOSAL, header, b"", village.coordinator)), house)

@@ -150,7 +150,7 @@ def genuine(session: bytes, name: str, advert: bytes, public: bytes | None) -> b
 
 
 class Member:
-    """A party's side of one session: each step once, in order."""
+    """A party's side of one session: each step once, in order; one that was refused was not taken."""
 
     def __init__(
         self,
@@ -166,20 +166,20 @@ class Member:
         self._survivors, self._colluding = survivors, colluding
         self._sealing, self._masking = X25519PrivateKey.generate(), X25519PrivateKey.generate()
         self._seed = os.urandom(KEY)
-        self._step = 0
+        self._taken = 0
         self._arrived: list[str] = []
         self._held: dict[str, bytes] = {}  # of others: shares of mask key and seed, once opened
 
     def _next(self, step: int) -> None:
-        if self._step != step:
+        if self._taken != step:
             refuse(Reason.MEMBERS, "a step of a session is taken once, and in order")
-        self._step = step + 1
 
     def advertise(self) -> bytes:
         """Our keys for this session, signed."""
         self._next(0)
         keys = [key.public_key().public_bytes_raw() for key in (self._sealing, self._masking)]
         content = b"".join([*keys, hashlib.sha256(_SEED + self._seed).digest()])
+        self._taken = 1
         return content + self._signer.sign(_ADVERT + self._session + _listed([self._name]) + content)
 
     def share(self, adverts: Mapping[str, bytes], threshold: int) -> dict[str, bytes]:
@@ -197,16 +197,17 @@ class Member:
                 )
         if len({advert[: 2 * KEY] for advert in adverts.values()}) < members:
             refuse(Reason.MEMBERS, "two have the same keys")
-        self._roster = roster = Roster(self._session, dict(adverts), threshold)
+        roster = Roster(self._session, dict(adverts), threshold)
         places = roster.places
         secrets = self._masking.private_bytes_raw(), self._seed
         key, seed = (shamir.split(secret, threshold, places.values()) for secret in secrets)
         both = {name: key[place] + seed[place] for name, place in places.items()}
-        self._held[self._name] = both.pop(self._name)
-        sealed = {}
+        own, sealed = both.pop(self._name), {}
         for name, shares in both.items():
             channel = roster.channel(self._sealing, name, self._name, name)
             sealed[name] = channel.encrypt(bytes(12), shares, roster.digest)
+        self._roster, self._held = roster, {self._name: own}
+        self._taken = 2
         return sealed
 
     def mask(self, sealed: Mapping[str, bytes], size: int) -> Words:
@@ -215,18 +216,21 @@ class Member:
         roster = self._roster
         if len(sealed) + 1 < roster.threshold or not set(sealed) <= set(roster.adverts) - {self._name}:
             refuse(Reason.MEMBERS, "too few shared their secrets, or some who are not in this session")
+        held = dict(self._held)
         for name, box in sealed.items():
             channel = roster.channel(self._sealing, name, name, self._name)
             try:
-                self._held[name] = channel.decrypt(bytes(12), box, roster.digest)
+                held[name] = channel.decrypt(bytes(12), box, roster.digest)
             except InvalidTag:
                 refuse(Reason.MEMBERS, "shares for us cannot be opened")
-            if len(self._held[name]) != 2 * shamir.SHARE:
+            if len(held[name]) != 2 * shamir.SHARE:
                 refuse(Reason.MEMBERS, "shares for us are none")
         total = np.zeros(size, np.uint64)
         for name in sealed:
             add_mask(total, roster.pair_key(self._masking, self._name, name), minus=name < self._name)
         add_mask(total, roster.own_key(self._seed))
+        self._held = held
+        self._taken = 3
         return total
 
     def consent(self, arrived: Sequence[str]) -> bytes:
@@ -241,6 +245,7 @@ class Member:
                 Reason.MEMBERS, f"{len(names)} arrived, {least} are needed for the noise and the threshold"
             )
         self._arrived = sorted(names)
+        self._taken = 4
         return self._signer.sign(consent_text(self._roster, names))
 
     def reveal(self, consents: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -258,6 +263,7 @@ class Member:
         for name, both in self._held.items():
             key, seed = both[: shamir.SHARE], both[shamir.SHARE :]
             revealed[name] = SEED + seed if name in self._arrived else MASK_KEY + key
+        self._taken = 5
         return revealed
 
 

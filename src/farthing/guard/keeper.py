@@ -47,6 +47,7 @@ from farthing.events import encode
 from farthing.guard.answers import AnswerLog
 from farthing.guard.masking import Masking
 from farthing.guard.policy import Policy
+from farthing.guard.pricing import Pricing
 from farthing.journal import Row
 from farthing.ledger import Ledger
 from farthing.noise import Stream
@@ -54,7 +55,6 @@ from farthing.query import Answer, Records
 
 log = logging.getLogger("farthing.guard")
 
-_SMALLEST = 1e-100  # of clips: floats have room below
 _LONGEST = 1e6  # of what rows are lengthened by or shrunk to
 _LOCKED = "the ledger cannot be written, or is not the newest: nothing is released"
 
@@ -77,6 +77,7 @@ class Guard:
             opened.callback(self._ledger.close)
             self._door = self._ledger.over(records)
             self._agent = ClientAgent(self._door, policy.size)
+            self._pricing = Pricing(policy.limits, self._agent)
             self._past = _Past(policy.dataset)
             self._past.read(self._ledger)
             self._log.check(self._past.hashes, policy.ledger)
@@ -111,6 +112,7 @@ class Guard:
         try:
             opened = unseal(data, self.policy.coordinators, self.largest)
             about = opened.digest
+            self._price(opened)
             with self._lock:
                 return self._reply(opened)
         except Refused as refusal:
@@ -141,6 +143,15 @@ class Guard:
         except LedgerLocked as error:
             log.error("%s", error)
             refuse(Reason.LOCKED, _LOCKED)
+
+    def _price(self, opened: Opened) -> None:
+        """Has terms priced that the message is about, if any, before the lock is taken."""
+        if opened.kind in (Kind.PROPOSAL, Kind.QUESTION, Kind.OPENING):
+            given = opened.fields()
+            self._of_ours(given.text("dataset"))
+            invitation = forms.invitation_of(given.inner("invitation"))
+            with contextlib.suppress(Refused):  # remembered, and said once it is that message's turn
+                self._pricing.terms(invitation)
 
     def _announce(self, opened: Opened) -> bytes:
         given = opened.fields()
@@ -185,26 +196,8 @@ class Guard:
             refuse(Reason.DATASET, "this guard keeps another data set")
 
     def _allowed(self, invitation: Invitation) -> Terms:
-        """Our terms for an invitation, if the policy allows them."""
-        limits = self.policy.limits
-        if invitation.trust is not limits.trust:
-            refuse(Reason.TRUST, f"the policy allows {limits.trust} trust only")
-        if not _SMALLEST <= invitation.clip <= limits.clip:
-            refuse(Reason.CLIP, f"a clip of at most {limits.clip:g} is allowed")
-        if not limits.allows_draw(invitation.draw):
-            allowed = ", ".join(map(forms.draw, limits.draws))
-            refuse(Reason.SAMPLER, f"draws that are allowed: {allowed}")
-        if invitation.rounds > limits.rounds:
-            refuse(Reason.ROUNDS, f"at most {limits.rounds} rounds are allowed")
-        if invitation.noise is not None and invitation.noise < limits.noise:
-            refuse(Reason.NOISE, f"noise of at least {limits.noise:g} is asked for")
-        try:
-            terms = self._agent.terms(invitation)
-        except (FarthingError, ArithmeticError):
-            refuse(Reason.MALFORMED, "no theorem covers these terms with this budget")
-        if terms.mechanism.noise < limits.noise:
-            refuse(Reason.NOISE, f"noise of at least {limits.noise:g} is asked for")
-        promised = self._past.promised
+        """Our terms for an invitation, if the policy allows them and the budget is not promised to others."""
+        terms, promised = self._pricing.terms(invitation), self._past.promised
         if promised and _text(encode(terms.price(self.policy.budget))) not in promised:
             refuse(Reason.PROMISED, "the budget of this data set is promised to other terms")
         return terms
