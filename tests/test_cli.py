@@ -530,7 +530,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": source},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
 
 

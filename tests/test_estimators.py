@@ -12,7 +12,7 @@ from sklearn.datasets import make_classification, make_regression
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import farthing as ft
 from farthing.accounting.filters import BasicFilter
@@ -47,13 +47,19 @@ class LinearSVC(_Declared, ft.LinearSVC):
     """With the classes of its data."""
 
 
-@parametrize_with_checks(
-    [
-        LogisticRegression(1e4, 1e-3),
-        LinearSVC(1e4, 1e-3),
-        ft.LinearRegression(1e4, 1e-3, target_bounds=(-300, 300)),
-        ft.PCA(1, 1e4, 1e-3),
-    ]
+ESTIMATORS = [
+    LogisticRegression(1e4, 1e-3),
+    LinearSVC(1e4, 1e-3),
+    ft.LinearRegression(1e4, 1e-3, target_bounds=(-300, 300)),
+    ft.PCA(1, 1e4, 1e-3),
+]
+
+
+# As a list: pytest takes no generator any more, and `parametrize_with_checks` handed it one before 1.8.
+@pytest.mark.parametrize(
+    ("estimator", "check"),
+    [pair for estimator in ESTIMATORS for pair in estimator_checks_generator(estimator)],
+    ids=lambda part: getattr(part, "func", type(part)).__name__,
 )
 def test_scikit_learns_own_checks(estimator, check):
     with warnings.catch_warnings():

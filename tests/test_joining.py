@@ -93,7 +93,7 @@ def test_guard_and_node_live_until_told_to_end(folder, quiet_node):
     ended, began = threading.Event(), time.monotonic()
 
     def end():
-        while not any(line.startswith("joining") for line in said) and time.monotonic() - began < 120:
+        while not any(line.startswith("joining") for line in said) and time.monotonic() - began < 300:
             time.sleep(0.05)
         said.append(listening(party.socket))
         ended.set()

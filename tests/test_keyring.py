@@ -64,7 +64,7 @@ def greeted(folder, name):
         here.close()
         return False
     finally:
-        thread.join(30)
+        thread.join(300)
 
 
 def test_the_certificate_is_for_its_hosts_only(folder):

@@ -82,7 +82,7 @@ def launch(code, *arguments, **options):
 def script(code, *arguments):
     """Runs code in a process of its own, where forking is safe."""
     process = launch(code, *arguments, stderr=subprocess.PIPE)
-    out, errors = process.communicate(timeout=120)
+    out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     return out
 
@@ -219,11 +219,10 @@ for line in sys.stdin:
 
 def wait_for_an_answer(world, said):
     """However slow the machine is: most victims live to tell of an answer."""
-    for _ in range(2000):
-        if world.exists() and world.stat().st_size > said:
-            return
+    deadline = time.monotonic() + 300
+    while not world.exists() or world.stat().st_size <= said:
+        assert time.monotonic() < deadline, "no answer in five minutes"
         time.sleep(0.005)
-    raise AssertionError("no answer in ten seconds")
 
 
 def kill_again_and_again(directory, kills, kind):
@@ -294,7 +293,7 @@ def test_killed_between_charge_and_release(tmp_path):
         """,
         path,
     )
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL
     with ft.Ledger.open(path) as ledger:
         door, before = ledger.over(ROWS), ledger.journal.last()

@@ -62,7 +62,7 @@ def get(page, path="/", host=None, method="GET"):
         request.add_header("Host", host)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=30) as answer:
+        with opener.open(request, timeout=300) as answer:
             return answer.status, dict(answer.headers), answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, dict(error.headers), error.read().decode()
@@ -174,7 +174,7 @@ def browsed(page, folder, width, *options):
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=3000,
         check=True,
     ).stdout
 

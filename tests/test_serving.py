@@ -238,7 +238,7 @@ def test_a_child_ends_with_its_group_and_is_started_again(tmp_path):
     code = "import subprocess as s, time; print(s.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
     child = Child([sys.executable, "-c", code], tmp_path / "log")
     child.start()
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while not (tmp_path / "log").read_text().strip() and time.monotonic() < until:
         time.sleep(0.01)
     grandchild = int((tmp_path / "log").read_text())
@@ -246,7 +246,7 @@ def test_a_child_ends_with_its_group_and_is_started_again(tmp_path):
     os.kill(child.pid, signal.SIGKILL)
     while child.running:
         time.sleep(0.01)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while not child.revive() and time.monotonic() < until:
         time.sleep(0.05)
     assert child.running
@@ -265,7 +265,10 @@ def alive(pid):
 
 
 def test_a_child_ends_when_its_parent_is_killed(tmp_path):
-    inner = "from farthing.processes import end_with_parent as e; import time; e(); time.sleep(600)"
+    inner = (
+        "from farthing.processes import end_with_parent as e; import time; e(); "
+        "print('watching', flush=True); time.sleep(600)"
+    )
     outer = (
         "import sys, time; from pathlib import Path; from farthing.processes import Child; "
         f"c = Child([sys.executable, '-c', {inner!r}], Path({str(tmp_path / 'inner')!r})); c.start(); "
@@ -273,13 +276,14 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path):
     )
     parent = Child([sys.executable, "-c", outer], tmp_path / "outer")
     parent.start()
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while not (tmp_path / "outer").read_text().strip() and time.monotonic() < until:
         time.sleep(0.01)
     pid = int((tmp_path / "outer").read_text())
-    time.sleep(0.2)
+    while "watching" not in (tmp_path / "inner").read_text() and time.monotonic() < until:
+        time.sleep(0.01)
     os.kill(parent.pid, signal.SIGKILL)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while alive(pid) and time.monotonic() < until:
         time.sleep(0.05)
     assert not alive(pid)

@@ -21,7 +21,7 @@ from farthing.algorithms.problem import Problem
 from farthing.estimators import CLASSIFIERS, Method
 from farthing.modelfile import Model
 
-SECONDS = 120  # the most that anything here may take; it takes one or two
+SECONDS = 300  # the most that anything here may take; it takes one or two
 
 # Two methods that would take hours.
 ENDLESS = """

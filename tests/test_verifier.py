@@ -475,7 +475,7 @@ def test_on_the_command_line_without_farthing(tmp_path, plan):
 
     def run(*arguments):
         command = [sys.executable, "-I", str(script), str(export), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
     export.write_text("\n".join(lines(plan)) + "\n")
     done = run()

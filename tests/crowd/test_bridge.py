@@ -31,10 +31,10 @@ def test_requests_go_to_nodes_and_answers_come_back_under_names(bridge):
     thread = carrier(bridge, upper)
     assert bridge.parties == ["a", "b"]
     for _ in range(3):
-        assert dict(bridge.exchange({"a": b"one\n{", "b": b""}, 30.0)) == {"a": b"ONE\n{", "b": b""}
+        assert dict(bridge.exchange({"a": b"one\n{", "b": b""}, 300.0)) == {"a": b"ONE\n{", "b": b""}
     assert bridge.connected
     bridge.close()
-    thread.join(30)
+    thread.join(300)
     assert not thread.is_alive()
 
 
@@ -48,7 +48,7 @@ def test_without_a_carrier_nobody_answers(bridge):
 
 def test_who_does_not_answer_is_absent(bridge):
     carrier(bridge, lambda requests, seconds: [(7, b"y"), (7, b"again"), (99, b"who?")])
-    assert list(bridge.exchange({"a": b"x", "b": b"x"}, 30.0)) == [("a", b"y")]
+    assert list(bridge.exchange({"a": b"x", "b": b"x"}, 300.0)) == [("a", b"y")]
 
 
 def test_what_is_open_goes_to_the_next_carrier(bridge):
@@ -65,7 +65,7 @@ def test_what_is_open_goes_to_the_next_carrier(bridge):
         seen.append(dict(requests))
         return upper(requests, seconds)
 
-    answers = bridge.exchange({"a": b"x", "b": b"z"}, 60.0)
+    answers = bridge.exchange({"a": b"x", "b": b"z"}, 300.0)
     assert next(answers) == ("a", b"first")
     carrier(bridge, second)
     assert list(answers) == [("b", b"Z")]
@@ -77,13 +77,13 @@ def test_answers_of_an_exchange_that_is_over_do_not_count(bridge):
 
     def slow(requests, seconds):
         if requests[7] == b"old":
-            late.wait(30)
+            late.wait(300)
         yield 7, requests[7]
 
     carrier(bridge, slow)
     assert list(bridge.exchange({"a": b"old"}, 0.2)) == []
     late.set()
-    assert list(bridge.exchange({"a": b"new"}, 30.0)) == [("a", b"new")]
+    assert list(bridge.exchange({"a": b"new"}, 300.0)) == [("a", b"new")]
 
 
 def test_a_carrier_that_talks_nonsense_is_dropped(bridge):
@@ -91,11 +91,11 @@ def test_a_carrier_that_talks_nonsense_is_dropped(bridge):
 
     liar = Client(str(bridge.path), "AF_UNIX")
     found = []
-    thread = threading.Thread(target=lambda: found.extend(bridge.exchange({"a": b"x"}, 60.0)))
+    thread = threading.Thread(target=lambda: found.extend(bridge.exchange({"a": b"x"}, 300.0)))
     thread.start()
     liar.recv_bytes()
     liar.send_bytes(b"[]\nnothing")
     carrier(bridge, upper)
-    thread.join(60)
+    thread.join(300)
     liar.close()
     assert found == [("a", b"X")]

@@ -39,7 +39,7 @@ _SPEC.loader.exec_module(houses)
 NAMES, RECORDS, ROUNDS = ("a", "b", "c"), 400, 10
 METHOD = f'name = "addp"\nrounds = 5\ndraw = "poisson:0.1"\nmost = {ROUNDS}'
 _COMMAND = "import sys; from farthing.cli import main; sys.exit(main())"
-_LONG = 240.0  # seconds; a busy machine is no failure
+_LONG = 300.0  # seconds; a busy machine is no failure
 
 
 @dataclass(frozen=True)
@@ -151,10 +151,10 @@ class Town:
                 os.killpg(process.pid, signal.SIGTERM)
         for process in self.processes.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
+                process.wait(_LONG)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait(20)
+            process.wait(_LONG)
         for guard in self.guards.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(guard.pid, signal.SIGCONT)

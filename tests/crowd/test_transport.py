@@ -43,7 +43,7 @@ def peer():
     yield listen
     for listener, thread, path in opened:
         listener.close()
-        thread.join(60)
+        thread.join(300)
         path.unlink()
         path.parent.rmdir()
 

@@ -144,7 +144,7 @@ class Nursery:
 
     def close(self) -> None:
         self._process.stdin.close()
-        self._process.wait(60)
+        self._process.wait(300)
         self._process.stdout.close()
 
 
@@ -242,7 +242,7 @@ class House:
             yield
         finally:
             over.set()
-            thread.join(60)
+            thread.join(300)
 
     def stop(self, number=signal.SIGKILL):
         if self.process is not None:

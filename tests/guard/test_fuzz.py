@@ -153,7 +153,7 @@ def machine(make, folder, nursery, check):
         @rule(junk=st.binary(max_size=100))
         def junk_on_the_socket(self, junk):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
-                peer.settimeout(60)
+                peer.settimeout(300)
                 peer.connect(str(self.house.socket))
                 peer.sendall(junk)
 

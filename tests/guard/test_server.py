@@ -40,7 +40,7 @@ def test_an_end_that_came_just_before_it_began_to_wait_is_seen(village):
     serving = threading.Thread(target=server.serve, daemon=True)
     serving.start()
     server._closing.set()  # without waking it
-    serving.join(60)
+    serving.join(300)
     assert not serving.is_alive()
     server._closing.clear()
     server.close()
@@ -79,7 +79,7 @@ def test_other_users_are_turned_away_by_the_kernels_word(village, house, told):
 def raw(house, data, end=True):
     """Sends bytes as they are; what comes back."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
-        peer.settimeout(60)
+        peer.settimeout(300)
         peer.connect(str(house.socket))
         with contextlib.suppress(BrokenPipeError):
             peer.sendall(data)
@@ -120,7 +120,7 @@ def test_peers_that_go_away_or_end_early(village, house, told):
 
 def test_several_messages_over_one_connection(village, house, told):
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
-        peer.settimeout(60)
+        peer.settimeout(300)
         peer.connect(str(house.socket))
         for number in (1, 2):
             peer.sendall(village.question(number))
@@ -172,7 +172,7 @@ def test_the_command(village, told):
             assert told(call(house.socket, village.question(), seconds=60), house)["left"] == 4
         finally:
             process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait(300) == 0
     house.policy.write_text("nonsense")
     failed = subprocess.run(command, capture_output=True, text=True, env=SOURCE)
     assert failed.returncode == 2

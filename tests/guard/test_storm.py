@@ -82,7 +82,7 @@ class Storm:
         pending.start()
         time.sleep(self.dice.uniform(0.0, 0.02))
         self.house.start()  # kills the old one
-        pending.join(120)
+        pending.join(300)
         assert not pending.is_alive()
         self.ask(self.round)
 

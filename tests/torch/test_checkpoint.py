@@ -204,7 +204,7 @@ def test_killed_and_resumed_runs_spend_what_the_oracles_say(tmp_path):
             process.kill()
         seen = len(world.read_text().splitlines())
     with start(tmp_path) as process:
-        output, _ = process.communicate("." * 61, timeout=120)
+        output, _ = process.communicate("." * 61, timeout=300)
     assert output.strip() == "done"
 
     released = [line.split() for line in world.read_text().splitlines()]

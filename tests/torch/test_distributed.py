@@ -33,7 +33,7 @@ PRELUDE = """
 
     rank, folder = int(sys.argv[1]), sys.argv[2]
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=120)
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=300)
     )
     made = torch.Generator().manual_seed(0)
     x = torch.randn(300, 4, generator=made)
