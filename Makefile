@@ -1,4 +1,5 @@
-# One command each. Everything lives in .venv, which is built on first use and again when a dependency changes.
+# One command each. Everything lives in .venv, which is built on first use and again when a dependency changes,
+# from the exact versions in constraints.txt. Benchmarks and `make newest` have environments of their own.
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -6,12 +7,16 @@ WORKERS ?= 2
 EXTRAS := dev,torch,flower,report
 BENCH_EXTRAS := bench
 
-BIN := .venv/bin
-INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+VENV := .venv
+BIN := $(VENV)/bin
+# By the environment, since pip holds what builds a package to it as well (older pip by the first, newer by both).
+CONSTRAINTS := constraints.txt
+HELD := PIP_CONSTRAINT=$(abspath $(CONSTRAINTS)) PIP_BUILD_CONSTRAINT=$(abspath $(CONSTRAINTS))
+INSTALL := $(HELD) $(BIN)/python -m pip install -q --disable-pip-version-check
 # One BLAS thread a worker: the workers already fill the cores.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: help demo demo-parties test test-slow format lint types bench docs reproduce clean
+.PHONY: help demo demo-parties test test-slow test-anywhere newest format lint types bench docs reproduce clean
 .DELETE_ON_ERROR:
 
 help:
@@ -19,6 +24,8 @@ help:
 	@echo "make demo-parties  three parties and a coordinator, each in processes of its own"
 	@echo "make test       lint, types and the quick tests"
 	@echo "make test-slow  the slow tests"
+	@echo "make test-anywhere  the quick tests as on older processors, and on a busy machine"
+	@echo "make newest     make test with the newest version of everything"
 	@echo "make format     rewrite the sources in the house style"
 	@echo "make lint       ruff: rules and format"
 	@echo "make types      mypy, strict"
@@ -27,66 +34,80 @@ help:
 	@echo "make reproduce NAME=...  a paper's figure and table; without NAME, a list; SMALL=1 in seconds"
 	@echo "make clean      remove everything built here"
 
-demo: .venv/.core
+demo: $(VENV)/.core
 	$(BIN)/python -m farthing.demo
 
-demo-parties: .venv/.flower
+demo-parties: $(VENV)/.flower
 	$(BIN)/python -m farthing.demo_parties
 
 test: lint types
 	$(PYTEST) -m "not slow"
 
 # pytest exits with 5 when no test is marked slow.
-test-slow: .venv/.dev
+test-slow: $(VENV)/.dev
 	$(PYTEST) -m slow || test $$? -eq 5
 
-format: .venv/.dev
+test-anywhere: $(VENV)/.dev
+	BIN=$(abspath $(BIN)) tools/anywhere $(CONDITIONS)
+
+# Built afresh each time: what is newest changes.
+newest:
+	rm -rf .venv-newest
+	$(MAKE) VENV=.venv-newest CONSTRAINTS=constraints-newest.txt test
+
+
+format: $(VENV)/.dev
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-lint: .venv/.dev
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: .venv/.dev
+types: $(VENV)/.dev
 	$(BIN)/mypy
 
-bench: .venv/.bench
-	$(BIN)/python -m benchmarks
+build/constraints-bench.txt: constraints.txt constraints-bench.txt
+	mkdir -p build
+	(grep -v '^scikit-learn==' constraints.txt; cat constraints-bench.txt) > $@
+
+bench: build/constraints-bench.txt
+	$(MAKE) VENV=.venv-bench CONSTRAINTS=build/constraints-bench.txt .venv-bench/.bench
+	.venv-bench/bin/python -m benchmarks
 
 # What is documented of farthing.torch is read off the code itself, so PyTorch has to be there.
-docs: .venv/.docs
+docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -q -E -W --keep-going -b html -d build/docs docs site
 	@echo "site/index.html"
 
-reproduce: .venv/.report
+reproduce: $(VENV)/.report
 	$(BIN)/python -m experiments $(NAME) $(if $(SMALL),--small)
 
 clean:
-	rm -rf .venv build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-bench .venv-newest build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.venv/.core: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+$(VENV)/.core: pyproject.toml $(CONSTRAINTS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL) -e .
 	@touch $@
 
-.venv/.dev: .venv/.core Makefile
+$(VENV)/.dev: $(VENV)/.core Makefile
 	$(INSTALL) -e ".[$(EXTRAS)]"
 	@touch $@
 
-.venv/.flower: .venv/.core Makefile
+$(VENV)/.flower: $(VENV)/.core Makefile
 	$(INSTALL) -e ".[flower]"
 	@touch $@
 
-.venv/.report: .venv/.core Makefile
+$(VENV)/.report: $(VENV)/.core Makefile
 	$(INSTALL) -e ".[report]"
 	@touch $@
 
-.venv/.bench: .venv/.core Makefile
+$(VENV)/.bench: $(VENV)/.core Makefile
 	$(INSTALL) -e ".[$(BENCH_EXTRAS)]"
 	@touch $@
 
-.venv/.docs: .venv/.core Makefile
+$(VENV)/.docs: $(VENV)/.core Makefile
 	$(INSTALL) -e ".[docs,torch]"
 	@touch $@
