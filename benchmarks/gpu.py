@@ -272,7 +272,7 @@ def private(torch: Any, model: Any, x: Any, y: Any, kind: str) -> Step:
 
     from farthing.bounds import ClipCoordinates, ClipNorm
     from farthing.noise import Stream
-    from farthing.torch import vmapped
+    from farthing.torch import isolation
     from farthing.torch.bookkeeping import Gradient
     from farthing.torch.clipping import plain_sum
     from farthing.torch.noise import FloatGaussian, Gaussian
@@ -288,7 +288,8 @@ def private(torch: Any, model: Any, x: Any, y: Any, kind: str) -> Step:
 
     def summed() -> Any:
         if kind == "vmap":
-            rows = vmapped.per_example(model, losses(torch), gradient.layout.names, x, y, None)
+            how, names = isolation.Isolation.VMAP, gradient.layout.names
+            rows = isolation.per_example(how, model, losses(torch), names, x, y, None)
             return plain_sum(rows, bound)
         return gradient.bounded_sum(lot, None, bound)
 

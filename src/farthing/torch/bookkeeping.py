@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from farthing import validate
 from farthing.bounds import ClipCoordinates
 from farthing.errors import InvalidValue
-from farthing.torch import clipping, traces, vmapped
+from farthing.torch import clipping, isolation, traces, vmapped
 from farthing.torch.clipping import Automatic, ClipCounted, ClipLayers, Live, TorchBound
 from farthing.torch.flat import Layout
 from farthing.torch.graphs import Graphs
 from farthing.torch.precision import exact, without_cudnn
 from farthing.torch.probe import Source, devices, plan_of
-from farthing.torch.selfcheck import refuse_known, verify
+from farthing.torch.selfcheck import refuse_known, verify, verify_isolated
 from farthing.torch.stack import Stack
 from farthing.torch.tape import Plan, Tape
 from farthing.torch.terms import Route, Rows, Term
@@ -33,6 +33,7 @@ from farthing.torch.traces import Wall
 
 _SOME = 16  # examples on which ways are timed: what all of them take would be the most memory of the run
 _HELD = 3 * 2**19  # numbers that layers take and give, for all rows of a batch on a CPU
+_KEPT = 2**26  # numbers in the rows that isolation keeps at once: a quarter of a gigabyte
 _FEW = 32  # rows that a batch may have in any case
 _NAP = 2_000_000  # cycles, about a millisecond: a GPU waits while what is to be timed is launched
 
@@ -43,9 +44,11 @@ class Gradient:
     ``loss`` returns one value a record (reduction="none"). At most ``physical`` rows go through the model at
     once. ``autocast`` is the dtype of mixed precision, if any; norms and sums stay in float32. ``route``
     fixes how norms are computed, by default whatever proves fastest on the first lot: "rows", "again" or
-    "gram" (`farthing.torch.terms`), or "vmap" for the plain way through torch.func, in full precision. The
-    first lot is preceded by a check of the model on made-up inputs; where it cannot run on these,
-    ``example`` gives public ones.
+    "gram" (`farthing.torch.terms`). The first lot is preceded by a check of the model on made-up inputs;
+    where it cannot run on these, ``example`` gives public ones.
+
+    ``isolate`` keeps examples from meeting by construction (`farthing.torch.isolation`), slower and in full
+    precision: True (or route="vmap") for a lane of vmap each, "loop" for one after the other.
 
     >>> from farthing.bounds import ClipNorm
     >>> from farthing.torch.records import Examples
@@ -65,12 +68,13 @@ class Gradient:
         autocast: torch.dtype | None = None,
         route: str | None = None,
         example: tuple[Any, Any] | None = None,
+        isolate: bool | str = False,
     ) -> None:
         self.model, self.loss, self.autocast = model, loss, autocast
         self.physical = None if physical is None else validate.count(physical=physical)
         self.layout = Layout.of(model)
-        self._vmap = route == "vmap"
-        self._route = None if route is None or self._vmap else validate.choice(Route, route=route)
+        self.isolation = isolation.chosen(isolate or route == "vmap")
+        self._route = None if route is None or route == "vmap" else validate.choice(Route, route=route)
         self._routes: dict[Any, Route] = {}
         self._spaces: dict[int, Tensor] = {}
         self._graphs = Graphs(model, _weakly(self._add), self.layout.size)
@@ -111,7 +115,7 @@ class Gradient:
             if empty:
                 total.zero_()
                 empty = False
-            if self._vmap:
+            if self.isolation is not None:
                 rows = self.rows(inputs, targets, weights)
                 present = None if weights is None or weights.ndim == 2 else weights > 0
                 total += clipping.plain_sum(rows, bound, present)
@@ -127,11 +131,14 @@ class Gradient:
         stack = self._stack
         if stack is not None and stack.fits(inputs, weights, bound):
             return stack.add(inputs, targets, self._losses, bound, total, empty)
-        return not self._vmap and self._graphs.add(inputs, targets, weights, bound, total, empty)
+        return self.isolation is None and self._graphs.add(inputs, targets, weights, bound, total, empty)
 
     def _rows(self) -> int | None:
         """How many rows go through the model at once: on a CPU as many as it can hold without much memory."""
-        if self._plan is None or self._stack is not None or self._vmap or self._first.device.type != "cpu":
+        if self.isolation is not None:
+            most = max(1, _KEPT // self.layout.size)
+            return most if self.physical is None else min(most, self.physical)
+        if self._plan is None or self._stack is not None or self._first.device.type != "cpu":
             return self.physical
         most = max(_FEW, _HELD // max(1, self._plan.held))
         return most if self.physical is None else min(most, self.physical)
@@ -149,11 +156,15 @@ class Gradient:
         else:
             source = Source(inputs, targets)
         with Wall(self.model, self.loss, everything=True) as wall:
-            plan = plan_of(self.model, source)
-            other = Gradient(self.model, self.loss, route="vmap" if self._vmap else None)
-            other._plan = plan
             with _one_thread(self._first.device), exact(self._first.device), without_cudnn(self.model):
-                verify(self.model, self.loss, source, other.rows)
+                if self.isolation is None:
+                    plan = plan_of(self.model, source)
+                    other = Gradient(self.model, self.loss)
+                    other._plan = plan
+                    verify(self.model, self.loss, source, other.rows)
+                else:
+                    plan, other = None, self
+                    verify_isolated(self.isolation, self.model, self.loss, source, self.rows)
                 traces.refuse(self.model, self.loss, partial(other._both, source))
             self._plan, self._checked = plan, self.model.training
             self._stack = self._stacked(source)
@@ -163,9 +174,11 @@ class Gradient:
     def _both(self, source: Source, size: int, seed: int) -> Tensor:
         """Both passes on made-up examples, by book-keeping and as they are; the losses, with their graph."""
         inputs, targets = source.batch(size, seed=seed)
+        apart = self.isolation is not None
         with torch.random.fork_rng(devices(self.model)), torch.enable_grad():
             self.rows(inputs, targets)
-            losses = self.loss(vmapped.call(self.model, inputs), targets)
+            batches = [vmapped.one(inputs, targets, n) for n in range(size)] if apart else [(inputs, targets)]
+            losses = torch.cat([self.loss(vmapped.call(self.model, x), y) for x, y in batches])
             if losses.requires_grad:
                 trained = [p for p in self.model.parameters() if p.requires_grad]
                 torch.autograd.grad(losses.sum(), trained, allow_unused=True, retain_graph=True)
@@ -174,7 +187,7 @@ class Gradient:
     def _stacked(self, source: Source) -> Stack | None:
         """The model as a plain stack, if it is one and gives the same on made-up examples."""
         stack, bound, size = Stack.of(self.model, self.layout.sizes), Automatic(), self.layout.size
-        if stack is None or self._vmap or self._route is not None or self.autocast is not None:
+        if stack is None or self.isolation or self._route is not None or self.autocast is not None:
             return None
         inputs, targets = source.batch(4)
         if not stack.fits(inputs, None, bound):
@@ -192,8 +205,9 @@ class Gradient:
 
     def rows(self, inputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
         """Every example's gradient, unbounded: for checks on made-up examples."""
-        if self._vmap:
-            return vmapped.per_example(self.model, self.loss, self.layout.names, inputs, targets, weights)
+        if self.isolation is not None:
+            given = inputs, targets, weights
+            return isolation.per_example(self.isolation, self.model, self.loss, self.layout.names, *given)
         found: dict[int, Tensor] = {}
 
         def put(slot: int, term: Term) -> None:

@@ -39,10 +39,12 @@ from farthing.ledger import Ledger
 from farthing.mechanisms import NoisyMax
 from farthing.query import Query, Step, until_spent
 from farthing.samplers import Everyone
+from farthing.torch import isolation
 from farthing.torch.bookkeeping import Gradient
 from farthing.torch.flat import Layout
+from farthing.torch.isolation import Isolation
 from farthing.torch.noise import Gaussian
-from farthing.torch.randomness import OwnRandomness
+from farthing.torch.randomness import OwnRandomness, apart
 from farthing.torch.records import Examples, Lot
 
 Array = NDArray[np.float64]
@@ -65,6 +67,7 @@ class RayLosses:
     loss: Callable[[Any, Any], Tensor]
     layout: Layout
     physical: int | None = None
+    isolated: Isolation | None = None
 
     @torch.no_grad()
     def bounded_sum(self, records: Lot, w: Ray, bound: ClipValue) -> Array:
@@ -88,11 +91,17 @@ class RayLosses:
     ) -> Tensor:
         """One number an example: its own loss, or the sum over a user's records."""
         if present is None or present.ndim == 1:
-            found = self.loss(functional_call(self.model, weights, _called(inputs)), targets)
+            found = self._each(weights, inputs, targets)
             return found if present is None else torch.where(present > 0, found, 0.0)
         flat = [_flat(part) for part in (inputs, targets)]
-        found = self.loss(functional_call(self.model, weights, _called(flat[0])), flat[1])
+        found = self._each(weights, *flat)
         return torch.where(present > 0, found.reshape(present.shape) * present, 0.0).sum(1)
+
+    def _each(self, weights: dict[str, Tensor], inputs: Any, targets: Any) -> Tensor:
+        """One loss a record."""
+        if self.isolated is not None:
+            return isolation.losses(self.isolated, self.model, self.loss, weights, inputs, targets)
+        return self.loss(functional_call(self.model, weights, _called(inputs)), targets)
 
 
 @until_spent
@@ -110,11 +119,13 @@ def dpagd(
     grid: Lengths = Lengths(),  # noqa: B008  frozen
     momentum: float = 0.7,
     physical: int | None = 512,
+    isolate: bool | str = False,
 ) -> Iterator[Step]:
     """Steps until the budget is spent; ``splits`` is how many rounds it pays for if nothing is bought again.
 
     ``search`` is the part of a round that pays for choosing the step, ``growth`` is γ, ``clip`` C_grad and
-    ``objective_clip`` C_obj. The step's ``w`` is the model, moved in place.
+    ``objective_clip`` C_obj. ``isolate`` as for `farthing.torch.train`. The step's ``w`` is the model,
+    moved in place.
     """
     for name, part in (("momentum", momentum), ("search", search)):
         if not validate.non_negative(**{name: part}) < 1:
@@ -128,10 +139,12 @@ def dpagd(
     door, rule = ledger.over(examples.on(device)), ledger.filter
     each = _ROUNDED * rule.rho / validate.positive(splits=splits)
     exactness, search_price = (1 - search) * each, validate.positive(search=search) * each
-    sums = Gradient(model, loss, physical=physical)
+    sums = Gradient(model, loss, physical=physical, isolate=isolate)
+    with apart(device):
+        sums.check(*examples.on(device).batch(np.zeros(1, dtype=np.int64)))  # of this only shapes are used
     gradient = Query(Everyone(), OwnRandomness(sums, device), ClipNorm(clip), Gaussian(1.0))
     low = ClipValue(-validate.positive(objective_clip=objective_clip), 0.0)
-    losses = OwnRandomness(RayLosses(model, loss, sums.layout, physical), device)
+    losses = OwnRandomness(RayLosses(model, loss, sums.layout, physical, sums.isolation), device)
     choice = at_price(Query(Everyone(), losses, low, NoisyMax(1.0)), search_price, rule)
     growth = validate.positive(growth=growth)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -12,6 +12,7 @@ for the comparison (and runs in the exchange, with the same seed before and afte
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,9 +23,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from farthing.errors import InvalidValue, Unsupported
+from farthing.errors import FarthingError, InvalidValue, Unsupported
+from farthing.torch.isolation import Isolation
 from farthing.torch.layers import leaves
 from farthing.torch.probe import Source, devices
+from farthing.torch.traces import Wall
 from farthing.torch.vmapped import Loss, call, mapped
 
 _EXAMPLES = 4
@@ -64,7 +67,7 @@ def verify(model: nn.Module, loss: Loss, source: Source, rows: Rows) -> None:
     with _buffers(model), torch.random.fork_rng(devices(model)):
         before, after = (_seeded(model, loss, *batch) for batch in ((inputs, targets), swapped))
         _apart(model, inputs, before[1:], after[1:])
-        with _steady(model, inputs) as steady:
+        with _steady(model, lambda: leaves(call(model, inputs))) as steady:
             if not steady:
                 return  # random by itself: the exchange above is what can be said of it
             alone = [_losses(model, loss, *_one(inputs, targets, n)) for n in range(_EXAMPLES)]
@@ -72,6 +75,63 @@ def verify(model: nn.Module, loss: Loss, source: Source, rows: Rows) -> None:
             found = rows(inputs, targets)
             for n in range(_EXAMPLES):
                 _agree(model, _gradient(model, loss, *_one(inputs, targets, n)), found[n])
+
+
+def verify_isolated(how: Isolation, model: nn.Module, loss: Loss, source: Source, rows: Rows) -> None:
+    """Refuses a model that cannot run in isolation, or whose gradients do not come out of it."""
+    inputs, targets = source.batch(_EXAMPLES)
+
+    def once() -> list[Tensor]:
+        try:
+            return [rows(inputs, targets)]
+        except FarthingError:
+            raise
+        except Exception as error:
+            raise Unsupported(_why(how, error)) from error
+
+    with torch.random.fork_rng(devices(model)), _steady(model, once) as steady:
+        (found,) = once()
+        if not steady:
+            return
+        for n in range(_EXAMPLES):
+            with Wall(model, loss, everything=True):
+                expected = _gradient(model, loss, *_one(inputs, targets, n))
+            _agree(model, expected, found[n])
+        _alone_by_choice(model, loss, inputs, targets)
+
+
+def _why(how: Isolation, error: Exception) -> str:
+    said = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
+    if how is Isolation.LOOP:
+        return (
+            f"the model does not run on made-up inputs, a batch of one ({said}); give public ones, "
+            "example=(inputs, targets), with at least two different records"
+        )
+    return (
+        f"the model cannot run in lanes of torch.func.vmap ({said}): take what depends on an example's "
+        'values out of its control flow, or use isolate="loop", which is slower and takes any model that '
+        "runs on a batch of one"
+    )
+
+
+def _alone_by_choice(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> None:
+    """Warns of a model that would compute something else on a batch: alone it is safe, perhaps no use."""
+
+    def once(*batch: Any) -> Tensor:
+        with Wall(model, loss, everything=True):
+            return _losses(model, loss, *batch)
+
+    try:
+        together = once(inputs, targets)
+        alone = torch.cat([once(*_one(inputs, targets, n)) for n in range(_EXAMPLES)])
+    except Exception:  # it runs on a batch of one, which is all that is asked of it
+        return
+    if not _close(together, alone):
+        warnings.warn(
+            "on a batch this model, or its loss, mixes examples; in isolation each is a batch of its own, so "
+            "that what it computes from others (batch statistics, negatives, mixup) is missing",
+            stacklevel=2,
+        )
 
 
 def _losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
@@ -127,8 +187,8 @@ def _agree(model: nn.Module, expected: list[Tensor], found: Tensor) -> None:
             kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
             raise Unsupported(
                 f"{owner} ({kind}): its parameter {name} {tuple(p.shape)} is used past its module, so that "
-                f"its gradient is not seen; call {owner} itself in forward, or ask for "
-                'Gradient(..., route="vmap"), which is slower'
+                f"its gradient is not seen; call {owner} itself in forward, or use isolate=True, which is "
+                "slower"
             )
 
 
@@ -175,7 +235,7 @@ def _outputs(model: nn.Module, inputs: Any) -> list[tuple[nn.Module, Tensor]]:
 
 
 @contextmanager
-def _steady(model: nn.Module, inputs: Any) -> Iterator[bool]:
+def _steady(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[bool]:
     """The model without dropout; in eval mode where that is not enough to make it repeat itself."""
     modes = [(module, module.training) for module in model.modules()]
     random = (_DropoutNd, nn.MultiheadAttention, nn.RNNBase)
@@ -185,7 +245,7 @@ def _steady(model: nn.Module, inputs: Any) -> Iterator[bool]:
                 module.training = False
         for again in range(2):
             with torch.no_grad():
-                first, second = (leaves(call(model, inputs)) for _ in range(2))
+                first, second = run(), run()
             steady = all(_close(a, b) for a, b in zip(first, second, strict=True))
             if steady or again:
                 break
@@ -199,8 +259,7 @@ def _steady(model: nn.Module, inputs: Any) -> Iterator[bool]:
 @contextmanager
 def _buffers(model: nn.Module) -> Iterator[None]:
     """Refuses a model that keeps something of its inputs; buffers are as before in any case."""
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    try:
+    with _put_back(model) as before:
         yield
         for name, buffer in model.named_buffers():
             if not torch.equal(torch.nan_to_num(buffer), torch.nan_to_num(before[name])):
@@ -208,6 +267,14 @@ def _buffers(model: nn.Module) -> Iterator[None]:
                     f"forward writes the buffer {name}: it would keep something of private examples without "
                     "noise; leave it alone in training, or call eval() on the module that holds it"
                 )
+
+
+@contextmanager
+def _put_back(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """The buffers before; they are the same afterwards."""
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        yield before
     finally:
         for name, buffer in model.named_buffers():
             buffer.copy_(before[name])

@@ -118,6 +118,7 @@ def train(
     physical: int | None = None,
     autocast: torch.dtype | None = None,
     example: tuple[Any, Any] | None = None,
+    isolate: bool | str = False,
     mechanism: Callable[[float], Gaussian] = Gaussian,
     accumulate: int = 1,
     average: float | None = None,
@@ -135,11 +136,13 @@ def train(
 
     ``physical`` rows go through the model at once, in the mixed precision of ``autocast`` if it is given.
     The model is checked on made-up inputs first, or on ``example``, public (inputs, targets).
+    ``isolate=True`` is for models that you do not know: examples cannot meet in them, whatever they do
+    (`farthing.torch.isolation`); it is slower, and "loop" slower still for what vmap cannot run.
     ``accumulate`` lots make one update. ``average`` is the decay of a moving average of the weights, kept in
     `Training.averaged`. Under torch.distributed every rank calls this alike, and rank 0's ledger counts.
     """
     rows = PHYSICAL if physical is None else physical
-    gradient = Gradient(model, loss, physical=rows, autocast=autocast, example=example)
+    gradient = Gradient(model, loss, physical=rows, autocast=autocast, example=example, isolate=isolate)
     device = next(model.parameters()).device
     examples = examples_of(dataset, users, records_per_user, augment, views, device)
     count = validate.count(records=records) if records is not None else len(examples)
