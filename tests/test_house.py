@@ -20,7 +20,7 @@ LAYERS = [
     "accounting.pairs accounting.transform accounting.inversion accounting.grid accounting.pld",
     "accounting.online accounting.calibrate accounting.filters",
     "samplers bounds mechanisms query",
-    "head journal books ledger",
+    "head journal books failsafe ledger",
     "facade data plans verifier",
     "tables losses",
     "algorithms.problem algorithms.spending algorithms.purse",

@@ -94,7 +94,7 @@ class TestScore:
 
     def test_a_record_counts_for_one_at_most_and_nan_for_nothing(self):
         def wild(true, predicted):
-            return np.where(np.arange(200) < 50, np.nan, np.where(true == predicted, 1e9, -1e9))
+            return np.where(np.arange(len(true)) < 50, np.nan, np.where(true == predicted, 1e9, -1e9))
 
         ledger = ft.Ledger(ft.Budget(1e4, 1e-5))
         expected = (Y == 0)[50:].sum() / 200

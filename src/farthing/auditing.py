@@ -74,6 +74,7 @@ def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[s
         "prices": prices.divergences() + prices.gaussians(),
         "filters": prices.filters() + prices.countdowns(),
         "charges": charges.answers(words) + charges.promises(words) + charges.order(words),
+        "failures": charges.failures(),
         "copies": charges.copies(words),
         "contributions": contributions.contributions(words),
         "perturbation": contributions.objectives(words) + contributions.minimisers(words),

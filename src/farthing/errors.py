@@ -6,14 +6,19 @@
     ├── BudgetSpent                          the next query does not fit the budget
     ├── PromiseBroken                        a countdown was asked for something it did not price
     ├── NotReleased                          charged earlier, never released: nothing new comes out
+    │   └── OutOfMemory (also MemoryError)   charged, and there was no memory for the batch
     └── LedgerLocked                         the journal is damaged, truncated or rolled back
 
-Nothing is released when one of these is raised, and nothing that was charged is given back.
+Nothing is released when one of these is raised, and nothing that was charged is given back. Once a query is
+charged, only errors with a true ``public`` are raised: whatever else goes wrong might depend on a record
+(`farthing.failsafe`).
 """
 
 
 class FarthingError(Exception):
     """The root: catch this to catch everything farthing raises on purpose."""
+
+    public = False  # whether it says nothing about records, and so may be raised after a charge
 
 
 class InvalidValue(FarthingError, ValueError):
@@ -34,6 +39,12 @@ class PromiseBroken(FarthingError):
 
 class NotReleased(FarthingError):
     """This request was charged before and its answer is gone: no second answer is drawn."""
+
+    public = True
+
+
+class OutOfMemory(NotReleased, MemoryError):
+    """There was no memory for a batch. It is charged; the message never says how large it was."""
 
 
 class LedgerLocked(FarthingError):

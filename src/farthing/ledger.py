@@ -25,12 +25,13 @@ import json
 import math
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from farthing import validate
+from farthing import failsafe, validate
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, ZcdpFilter
 from farthing.books import FLOATS, SEEDED, SOUND, Books, Countdown, header_of, rule_of
 from farthing.budget import Adjacency, Budget, Guarantee
@@ -41,6 +42,15 @@ from farthing.noise import Stream
 from farthing.query import Answer, Query, Receipt, Records
 
 _BLOCK = 32  # promised answers reserved at once: one durable commit for all of them
+
+
+class _Ready(NamedTuple):
+    """What is known of a query before it is charged: its price, and the shapes of ``w`` and of its sum."""
+
+    query: Query
+    event: Event
+    form: Any
+    shape: tuple[int, ...]
 
 
 class Ledger:
@@ -69,7 +79,7 @@ class Ledger:
         size = validate.count(block=block) if block is not None else _BLOCK
         self._books = Books(rule, Journal(journal, header_of(rule, noise)), noise, size)
         self._records: Records | None = None
-        self._priced: tuple[Query, Event] | None = None
+        self._ready: _Ready | None = None
 
     @classmethod
     def open(cls, journal: str | os.PathLike[str], *, block: int | None = None) -> "Ledger":
@@ -96,7 +106,7 @@ class Ledger:
     def over(self, records: Records) -> "Ledger":
         """The same ledger (the same balance) as a door to these records."""
         door = object.__new__(Ledger)
-        door._stream, door._books, door._records, door._priced = self._stream, self._books, records, None
+        door._stream, door._books, door._records, door._ready = self._stream, self._books, records, None
         return door
 
     def ask(self, query: Query, w: Any = None, *, key: str | None = None) -> Answer:
@@ -114,13 +124,11 @@ class Ledger:
                 "guarantee, Ledger(budget, float_noise=True)"
             )
         _refuse_nonfinite(w)
-        priced = self._priced  # read once: another thread may ask something else through this door
-        if priced is None or priced[0] is not query:  # queries do not change: nor does a price
-            self._priced = priced = query, query.price(self.budget)
-        event = priced[1]
+        ready = self._readied(query, w)
+        event = ready.event
         if key is None:
             receipt = _with_clip(self._books.take(event), query)
-            return Answer(self._compute(query, w), receipt)
+            return Answer(self._compute(ready, w), receipt)
         asked = [encode(event), repr(query.mechanism), type(query.bound).__name__, query.bound.scale, w]
         request = hashlib.sha256(_bytes(asked)).hexdigest()
         stored = self.journal.find_answer(key, request)
@@ -128,16 +136,44 @@ class Ledger:
             answer = _unpack(stored, event)
             return Answer(answer.value, _with_clip(answer.receipt, query))
         receipt = _with_clip(self._books.take(event, key, request), query)
-        answer = Answer(self._compute(query, w), receipt)
+        answer = Answer(self._compute(ready, w), receipt)
         self.journal.store_answer(key, _pack(answer))
         return answer
 
-    def _compute(self, query: Query, w: Any) -> Any:
-        """Draws, sums and releases. Only reached after the charge is written."""
+    def _readied(self, query: Query, w: Any) -> "_Ready":
+        """The price and the shape of an answer, found once for a query and a shape of ``w``.
+
+        The shape is that of the sum over no records: mistakes of the caller show here, before any charge.
+        """
         assert self._records is not None
-        drawn = query.sampler.draw(len(self._records), self._stream)
-        total = query.contribution.bounded_sum(self._records.take(drawn), w, query.bound)
-        return query.mechanism.release(total, query.bound, self._stream)
+        ready, form = self._ready, _form(w)  # read once: another thread may ask something else by this door
+        if ready is None or ready.query is not query or ready.form != form:  # queries do not change
+            zero = failsafe.zero_sum(query.contribution, self._records, w, query.bound)
+            self._ready = ready = _Ready(query, query.price(self.budget), form, failsafe.shape_of(zero))
+        return ready
+
+    def _compute(self, ready: "_Ready", w: Any) -> Any:
+        """Draws, sums and releases, only after the charge is written: whatever fails, noise is released.
+
+        With a seeded stream, which guarantees nothing, errors are raised as they are: for made-up records.
+        """
+        query, records, drawn = ready.query, self._records, None
+        assert records is not None
+        sound = self._stream.sound
+        with np.errstate(all="ignore") if sound else nullcontext():  # a warning would tell about a record
+            try:
+                drawn = query.sampler.draw(len(records), self._stream)
+                total = query.contribution.bounded_sum(records.take(drawn), w, query.bound)
+                if failsafe.shape_of(total) != ready.shape:
+                    raise InvalidValue("a bounded sum over records has another shape than over none")
+                return query.mechanism.release(total, query.bound, self._stream)
+            except Exception as error:
+                if not sound:
+                    raise
+                refusal = failsafe.refusal(error)
+            if refusal is not None:  # raised here, it does not carry the error with it
+                raise refusal
+            return failsafe.released(query, records, drawn, w, self._stream)
 
     def promise(self, query: Query | Event, times: int | None = None) -> Countdown:
         """Fixes ``times`` answers of one price (None: as many as fit), before anything is asked.
@@ -269,6 +305,15 @@ def _refuse_nonfinite(w: Any) -> None:
         return  # quicker than asking every entry
     elif isinstance(w, np.ndarray | float) and not np.isfinite(w).all():
         raise InvalidValue("w must be finite, got NaN or infinity; nothing was charged")
+
+
+def _form(w: Any) -> Any:
+    """The shapes of parameters."""
+    if isinstance(w, dict):
+        return tuple((key, _form(value)) for key, value in w.items())
+    if isinstance(w, list | tuple):
+        return tuple(map(_form, w))
+    return getattr(w, "shape", ())
 
 
 def _with_clip(receipt: Receipt, query: Query) -> Receipt:

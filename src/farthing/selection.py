@@ -196,9 +196,12 @@ class _Held:
         return len(self.y)
 
     def take(self, indices: Indices) -> "_Held":
-        """Everybody: a score draws nobody."""
-        assert indices == slice(None)
-        return self
+        """Those at ``indices``, by the rows' own indexing."""
+        if isinstance(indices, slice) and indices == slice(None):
+            return self
+        rows = self.X.iloc if hasattr(self.X, "iloc") else self.X if hasattr(self.X, "shape") else None
+        taken = [self.X[place] for place in np.asarray(indices)] if rows is None else rows[indices]
+        return _Held(taken, self.y[indices])
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +216,8 @@ class _Values:
         return np.concatenate(totals)
 
     def _of(self, model: Any, records: _Held, bound: ClipValue) -> Array:
-        if len(records) == 0:
-            return np.zeros(1)
-        predicted = np.asarray(model.predict(records.X))
+        # estimators predict nothing for nobody; a value that does not fit shows there all the same
+        predicted = np.asarray(model.predict(records.X)) if len(records) else records.y
         found = records.y == predicted if self.value is None else self.value(records.y, predicted)
         each = np.asarray(found, dtype=np.float64)
         if each.shape != records.y.shape:

@@ -71,6 +71,8 @@ class Features:
 
     def unfold(self, w: Array) -> tuple[Array, Array]:
         """Weights and constant on x that equal weights ``w`` on z before shrinking: z·w = x·u + constant."""
+        if len(w) != self.size:
+            raise InvalidValue(f"w must have one row a coordinate of z, {self.size}, got {len(w)}")
         if self.plain:
             u = w[: self.width]
             return u, self.intercept * w[-1] if self.intercept else np.zeros(w.shape[1:])
@@ -224,7 +226,8 @@ class Table:
         n, d = self.X.shape
         entries = _SPARSE_BLOCK if sparse.issparse(self.X) else _BLOCK
         step = max(_FEWEST_ROWS, entries // max(1, d))
-        return (slice(start, min(n, start + step)) for start in range(0, n, step))
+        # for nobody one empty block: what does not fit the columns or the weights fails there as well
+        return (slice(start, min(n, start + step)) for start in range(0, max(n, 1), step))
 
     def raw(self, features: Features) -> Raw | None:
         """What a kernel reads of these rows; None where it cannot, or where their factors are not kept."""
@@ -263,6 +266,9 @@ class Table:
         table._length = len(cast(Any, indices)) if lazy else int(table._X.shape[0])
         table._map, table._unit = self._map, self._unit
         table._factors, table._lie, table._whole = {}, None, (self, indices)
+        if table._length == 0:  # on its own: nothing of the others is measured for nobody
+            table._X, table._y = self.X[:0], None if self.y is None else self.y[:0]
+            table._whole = None
         return table
 
     def blocks(self, features: Features) -> Iterator[Block]:

@@ -614,7 +614,7 @@ def _(original):
 @bug("computed before it is charged", "order", ledger.Ledger, "ask")
 def _(original):
     def ask(self, query, w=None, *, key=None):
-        self._compute(query, w)
+        self._compute(self._readied(query, w), w)
         return original(self, query, w, key=key)
 
     return ask

@@ -284,7 +284,9 @@ def test_a_user_without_records_uploads_noise_and_stays_as_long_as_others():
 def test_the_books_come_before_the_answer():
     class Broken:
         def bounded_sum(self, records, w, bound):
-            raise RuntimeError("in the middle of a round")
+            if len(records):
+                raise RuntimeError("in the middle of a round")
+            return np.zeros(3)
 
     crowd = split()
     crowd.invite(Invitation(1.0, rounds=5))

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import farthing as ft
 from farthing.bounds import ClipCoordinates, ClipNorm, ClipValue
-from farthing.errors import InvalidValue, Unsupported
+from farthing.errors import InvalidValue, OutOfMemory, Unsupported
 from farthing.mechanisms import Gaussian
 from farthing.query import Query
 from farthing.samplers import Poisson
@@ -329,6 +329,6 @@ def test_without_memory_nothing_is_said_of_the_lot(monkeypatch):
         raise torch.OutOfMemoryError("Tried to allocate 4.32 GiB")
 
     monkeypatch.setattr(gradient, "_add", greedy)
-    with pytest.raises(InvalidValue, match="no memory for a batch of physical=7 rows") as caught:
+    with pytest.raises(OutOfMemory, match="no memory for a batch of physical=7 rows") as caught:
         gradient.bounded_sum(lot, None, ClipNorm(1.0))
     assert "GiB" not in "".join(traceback.format_exception(caught.value))

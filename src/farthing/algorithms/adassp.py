@@ -28,7 +28,7 @@ no sum, but moves by at most |X|²: adding x xᵀ to a matrix raises each eigenv
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +75,7 @@ class Smallest:
     """The smallest eigenvalue of Σ z zᵀ, rows clipped to the root of the bound's upper end (`ClipValue`)."""
 
     features: Features
+    additive: ClassVar[bool] = False
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipValue) -> Array:
         moments = Gram(self.features).bounded_sum(records, w, ClipOuter(math.sqrt(bound.high)))

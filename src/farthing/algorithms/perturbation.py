@@ -47,7 +47,7 @@ which moves by at most R/λ when a record comes or goes and 2R/λ when it is rep
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -236,6 +236,7 @@ class Objective:
 
     features: Features
     tolerance: float
+    additive: ClassVar[bool] = False
 
     def bounded_sum(self, records: Table, w: Any, bound: Convex) -> Any:
         if _radius(self.features) > bound.radius:
@@ -253,6 +254,7 @@ class Minimiser:
     features: Features
     penalty: float
     tolerance: float
+    additive: ClassVar[bool] = False
 
     @property
     def reach(self) -> float:

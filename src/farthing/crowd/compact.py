@@ -7,6 +7,7 @@ A million users with 100 records of 14 ones among 123 features take 1.4 GB, a ni
 [array([5.5, 2.5])]
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -43,7 +44,7 @@ class PlacesBlock(NamedTuple):
         """Σ v x and Σ v."""
         v = _times(v, self.shrink)
         scaled, places = _times(v, self.unit), self.places.ravel()
-        columns = scaled.reshape(len(v), -1).T
+        columns = scaled.reshape(len(v), math.prod(v.shape[1:])).T
         times = self.places.shape[1]
         sums = [np.bincount(places, np.repeat(column, times), self.width + 1) for column in columns]
         total = np.stack(sums, axis=-1, dtype=np.float64)[: self.width]
@@ -117,7 +118,7 @@ class Indicators:
         ones = np.append(squares * np.ones(self.width), 0.0)
         crossed = np.append(squares * centre * np.ones(self.width), 0.0)
         rest = float(np.sum(squares * np.square(centre))) + features.intercept**2
-        for start in range(0, len(self), _BLOCK):
+        for start in range(0, max(len(self), 1), _BLOCK):  # one empty block for nobody
             places = self.places[start : start + _BLOCK]
             if self._unit:
                 unit = 1 / np.sqrt(np.maximum(np.count_nonzero(places < self.width, axis=1), 1))

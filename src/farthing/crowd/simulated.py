@@ -29,6 +29,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from farthing import failsafe
 from farthing import noise as lattice
 from farthing.accounting import pld
 from farthing.books import SEEDED, TIGHT
@@ -105,6 +106,7 @@ class Simulated:
         self._terms: list[Terms] = []
         self._round: _Round | None = None
         self._turns: dict[int, _Round] = {}
+        self._tried: tuple[Contribution, tuple[int, ...]] | None = None
         self.left = np.zeros(self.users, np.int64)
 
     @classmethod
@@ -253,7 +255,7 @@ class Simulated:
         )
 
     def ask(self, contribution: Contribution, w: Any) -> Answers:
-        w = self._ready(w)
+        w = self._ready(contribution, w)
         if self._round is None or not self._round.same:
             self._round = self._settle(np.flatnonzero(self.left))
         now = self._round
@@ -267,7 +269,7 @@ class Simulated:
         return picked(np.cumsum(self._sizes), self._stream)
 
     def pass_to(self, party: int, contribution: Contribution, w: Any) -> Answers:
-        w = self._ready(w)
+        w = self._ready(contribution, w)
         alone(party, self.users, self._invitation.trust)
         if not self.left[party]:
             raise BudgetSpent(f"party {party} can afford no further answer")
@@ -277,27 +279,46 @@ class Simulated:
         self._round = None  # who comes next may have changed
         return self._answered(contribution, w, self._turns[party], self.alive)
 
-    def _ready(self, w: Any) -> Array:
+    def _ready(self, contribution: Contribution, w: Any) -> Array:
         if not self._terms:
             raise InvalidValue(NOT_INVITED)
         given: Array = np.asarray(w, dtype=np.float64)
         if not np.isfinite(given).all():
             raise InvalidValue("w must be finite, got NaN or infinity; nothing was charged")
+        known = self._tried
+        if known is None or known[0] is not contribution or known[1] != given.shape:
+            # the sum over nobody: mistakes of the caller show before anything is charged
+            failsafe.zero_sum(contribution, self._table, given, self._terms[0].bound)
+            self._tried = contribution, given.shape
         return given
 
     def _answered(self, contribution: Contribution, w: Array, now: "_Round", alive: int) -> Answers:
         """What those who came say, and its noise. Only reached after the charge."""
         rows, who = self._draw(now)
         table = now.table if now.table is not None else self._table.take(rows)
-        if self._noise == "each" and self._invitation.trust is not Trust.TRUSTED:
-            total = self._each(contribution, w, table, who, now)
-        else:
-            bound: Any = now.bound if now.bound is not None else _PerRow(now.clips[who], now.weights[who])
-            total = contribution.bounded_sum(table, w, bound) * (now.weight if now.bound is not None else 1.0)
+
+        def sums(places: Any) -> Any:
+            owners, own = who[places], now.bound
+            bound: Any = own if own is not None else _PerRow(now.clips[owners], now.weights[owners])
+            found = contribution.bounded_sum(table.take(places), w, bound)
+            return found * (now.weight if own is not None else 1.0)
+
+        def noisy(total: Any) -> Array:
             if now.noise is None:
                 now.noise = Gaussian(now.deviation / now.reach), ClipNorm(now.reach)
             mechanism, limit = now.noise
-            total = mechanism.release(total, limit, self._stream)
+            return mechanism.release(total, limit, self._stream)
+
+        each = self._noise == "each" and self._invitation.trust is not Trust.TRUSTED
+        if each and not isinstance(contribution, Gradient):
+            raise Unsupported("per-user noise is simulated for gradients; use noise='sum' for anything else")
+        try:
+            total = self._each(contribution, w, table, who, now) if each else noisy(sums(slice(None)))
+        except Exception as error:
+            if not self._stream.sound or failsafe.refusal(error) is not None:
+                raise
+            zero = sums(np.empty(0, np.int64))
+            total = noisy(failsafe.without_failing(sums, np.arange(len(table)), zero))
         return Answers(total, now.divisor, len(now.came), alive, (now.deviation / now.divisor) ** 2)
 
     def _settle(self, came: Integers) -> "_Round":
@@ -356,8 +377,7 @@ class Simulated:
 
     def _each(self, contribution: Contribution, w: Array, table: Any, who: Integers, now: "_Round") -> Array:
         """Σ weight · upload, each upload on its own lattice with its own noise."""
-        if not isinstance(contribution, Gradient):
-            raise Unsupported("per-user noise is simulated for gradients; use noise='sum' for anything else")
+        assert isinstance(contribution, Gradient)
         bits, cells = self._lattice(w.size, now)
         features, total = contribution.features, np.zeros(w.size)
         u, constant = features.unfold(w)

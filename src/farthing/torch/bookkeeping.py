@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from farthing import validate
 from farthing.bounds import ClipCoordinates
-from farthing.errors import InvalidValue
+from farthing.errors import InvalidValue, OutOfMemory
 from farthing.torch import clipping, isolation, traces, vmapped
 from farthing.torch.clipping import Automatic, ClipCounted, ClipLayers, Live, TorchBound
 from farthing.torch.flat import Layout
@@ -94,19 +94,26 @@ class Gradient:
             with self._wall if self._wall is not None else nullcontext():
                 return self._summed(lot, bound)
         except torch.OutOfMemoryError:  # how much was asked for would tell how many were drawn
-            raise InvalidValue(
+            raise OutOfMemory(
                 f"there is no memory for a batch of physical={self.physical} rows: give a smaller number"
             ) from None
 
-    def _summed(self, lot: Any, bound: Any) -> Tensor:
+    def zero(self, records: Any, w: Any, bound: Any) -> Tensor:
+        """The sum over no examples; refuses a bound that does not fit the model."""
+        return self._empty(bound).zero_()
+
+    def _empty(self, bound: Any) -> Tensor:
         if bound is not self._bound:
             self._bound = clipping.checked(bound, self.layout.size, self.layout.offsets)
-        total = torch.empty(self.layout.size + clipping.extra(bound), device=self._first.device)
+        return torch.empty(self.layout.size + clipping.extra(bound), device=self._first.device)
+
+    def _summed(self, lot: Any, bound: Any) -> Tensor:
+        total = self._empty(bound)
         live: Live | None = None
         empty = True
         if self._checked is not self.model.training:
             for inputs, targets, weights in lot.batches(1):
-                self.check(inputs, targets, weights)  # of these only shapes are used
+                self._checked_publicly(inputs, targets, weights)
                 break
         for inputs, targets, weights in lot.batches(self._rows()):
             if self._quick(inputs, targets, weights, bound, total, empty):
@@ -142,6 +149,14 @@ class Gradient:
             return self.physical
         most = max(_FEW, _HELD // max(1, self._plan.held))
         return most if self.physical is None else min(most, self.physical)
+
+    def _checked_publicly(self, inputs: Any, targets: Any, weights: Tensor | None) -> None:
+        """`check`, of whose refusals no record decides: only shapes are used, so they may be raised."""
+        try:
+            self.check(inputs, targets, weights)
+        except Exception as error:
+            error.public = True  # type: ignore[attr-defined]
+            raise
 
     def check(self, inputs: Any, targets: Any, weights: Tensor | None = None) -> None:
         """Makes sure that examples stay apart in the model; see `farthing.torch.selfcheck`.

@@ -6,8 +6,11 @@ rank 0, noise is added there, and the released answer goes to all, who take the 
 that of one process with one ledger, and the weights stay the same everywhere. (Which examples are in a lot is
 told to the ranks, not to the outside: they hold the records anyway.)
 
-A rank that fails takes part in the exchange all the same and says so; then nothing is released, the lot stays
-charged, and every rank raises `NotReleased`. So it is when a rank dies, as soon as torch.distributed notices.
+A rank whose sum fails takes part in the exchange all the same and says so. Rank 0's ledger then asks for
+parts of the lot until the examples that fail stand alone, and counts those as zero (`farthing.failsafe`); the
+other ranks answer as often as it asks. Where a rank has no memory, or with seeded noise, nothing is released,
+the lot stays charged, and every rank raises `NotReleased`. So it is when a rank dies, as soon as
+torch.distributed notices.
 """
 
 from collections.abc import Iterator
@@ -21,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from farthing.errors import BudgetSpent, NotReleased
+from farthing.failsafe import refusal, zero_sum
 from farthing.ledger import Ledger
 from farthing.query import Contribution, Query, Receipt
 from farthing.torch.plan import Plan
@@ -61,19 +65,29 @@ class Ranks:
             dist.broadcast(tensor, group=self.group, group_src=0)
         return tensor
 
-    def meet(self, total: Tensor | None, like: Tensor) -> Tensor:
-        """The sum of all ranks' totals, at rank 0; raises everywhere if one has none."""
+    def meet(self, total: Tensor | None, public: bool = False) -> Tensor:
+        """The sum of all ranks' totals, at rank 0; raises everywhere if one has none.
+
+        ``public``: for a reason that no example decides, such as want of memory.
+        """
         with _whole():
-            failed = torch.tensor([total is None], dtype=torch.int64, device=self.device)
-            dist.all_reduce(failed, group=self.group)
-            if failed.item():
-                raise NotReleased(
-                    f"{failed.item()} of {self.size} ranks failed on their part of a lot: it is charged, and "
+            word = torch.tensor([total is None, public], dtype=torch.int64, device=self.device)
+            dist.all_reduce(word, group=self.group)
+            failed, for_good = word.tolist()
+            if failed:
+                raise (NotReleased if for_good else RanksFailed)(
+                    f"{failed} of {self.size} ranks failed on their part of a lot: it is charged, and "
                     "nothing was released"
                 )
-            found = total if total is not None else like
-            dist.reduce(found, group=self.group, group_dst=0)
-        return found
+            assert total is not None
+            dist.reduce(total, group=self.group, group_dst=0)
+        return total
+
+
+class RanksFailed(NotReleased):
+    """A rank failed on its part of a lot, perhaps because of an example: rank 0 may ask for parts of it."""
+
+    public = False
 
 
 @contextmanager
@@ -141,7 +155,9 @@ class Leader:
         except BudgetSpent:
             self.together.tell(_SPENT, 0)
             raise
-        except NotReleased:
+        except NotReleased as error:
+            if isinstance(error, RanksFailed):
+                self.together.tell(_FAILED, 0)
             raise  # every rank knows
         except Exception:
             self.together.tell(_FAILED, 0)
@@ -165,17 +181,20 @@ class _Parts:
         self.together.send(torch.from_numpy(lot.indices).to(self.together.device))
         return _part(self.contribution, self.together, lot, bound)
 
+    def zero(self, records: Any, w: Any, bound: Any) -> Any:
+        """Of rank 0 alone: nobody else is asked for nothing."""
+        return zero_sum(self.contribution, records, w, bound)
+
 
 def _part(contribution: Contribution, together: Ranks, lot: Lot, bound: Any) -> Tensor:
     """This rank's sum, added to the others'. An error here is told to all before it is raised."""
     part = lot.part(together.rank, together.size)
     try:
         total: Tensor = contribution.bounded_sum(part, None, bound)
-    except Exception:
-        together.meet(None, torch.empty(0, device=together.device))  # raises, with this error as its context
+    except Exception as error:
+        together.meet(None, public=refusal(error) is not None)  # raises, with this error as its context
         raise
-    found = together.meet(total.to(together.device), total)
-    return found.to(total.device)
+    return together.meet(total.to(together.device)).to(total.device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,11 +209,15 @@ class Follower:
         word, size = self.together.tell(_FAILED, 0)
         if word == _SPENT:
             raise BudgetSpent("rank 0 says that the budget is spent")
-        if word == _LOT:
+        failed = NotReleased("rank 0 failed: what was charged is not released")
+        while word == _LOT:  # again, in parts, where a rank fails
             indices = self.together.send(torch.empty(size, dtype=torch.int64, device=self.together.device))
             lot = self.examples.take(np.asarray(indices.cpu()))
-            _part(query.contribution, self.together, lot, query.bound)
+            try:
+                _part(query.contribution, self.together, lot, query.bound)
+            except RanksFailed as error:
+                failed = error
             word, size = self.together.tell(_FAILED, 0)
         if word != _RELEASED:
-            raise NotReleased("rank 0 failed: what was charged is not released")
+            raise failed
         return self.together.send(torch.empty(size, device=self.together.device)), ()

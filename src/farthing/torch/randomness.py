@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from farthing.errors import Unsupported
+from farthing.failsafe import zero_sum
 from farthing.query import Contribution
 from farthing.torch.layers import leaves
 from farthing.torch.probe import Source
@@ -37,6 +38,10 @@ class OwnRandomness:
         """The contribution's sum; torch's generators are afterwards as they were."""
         with apart(self.device):
             return self.contribution.bounded_sum(records, w, bound)
+
+    def zero(self, records: Any, w: Any, bound: Any) -> Any:
+        """The contribution's sum over nobody."""
+        return zero_sum(self.contribution, records, w, bound)
 
 
 @contextmanager
