@@ -81,8 +81,9 @@ def descent(ledger: Ledger, problem: Problem) -> Iterator[Step]:
         rates[-1] = min(1 / (loss.curvature * height**2), 2 * reach / height)
     w = problem.zeros(features.size)
     velocity, total, count = np.zeros_like(w), np.zeros_like(w), 0
+    gradient = Gradient(loss, features)
     for t in range(1, STEPS + 1):
-        slope, _ = purse.mean(for_gradients / STEPS, Gradient(loss, features), bound, w)
+        slope, _ = purse.mean(for_gradients / STEPS, gradient, bound, w)
         slope[:d] += directions @ ((directions.T @ slope[:d]).T * shorter).T
         velocity = MOMENTUM * velocity - (slope.T * rates).T
         w = w + velocity
