@@ -20,7 +20,7 @@ _STEADY = 20.0  # a child that lived so long is started again at once
 
 
 class Child:
-    """A program in a session of its own; what it prints goes to a file."""
+    """A program in a session of its own; what it prints goes to a file. Its files are its owner's."""
 
     def __init__(
         self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
@@ -49,6 +49,7 @@ class Child:
                 stderr=output,
                 env=self._environment,
                 start_new_session=True,
+                umask=0o077,  # what it writes is its owner's
             )
         self._started = time.monotonic()
 

@@ -8,6 +8,8 @@ import threading
 
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.proto.control_pb2 import StartRunRequest
+from flwr.proto.fab_pb2 import Fab
 
 from farthing.crowd import flower, flower_link, flower_node
 from farthing.crowd.flower import Carrier, Looks, opened, wrapped
@@ -165,39 +167,98 @@ def test_hurry():
 # --- the door
 
 
-def ask(path, peer=("192.0.2.7", 1), kind="http"):
+KEY, BUNDLE = "5" * 64, flower_link.our_bundle()
+
+
+def start(content, spec=""):
+    """A request that would start such an app."""
+    return StartRunRequest(fab=Fab(content=content), app_spec=spec).SerializeToString()
+
+
+def ask(path, peer=("192.0.2.7", 1), kind="http", key=None, body=b""):
+    """What comes of a request: where it was passed on to and with what, or the status of a refusal."""
     sent, passed = [], []
+    incoming = [
+        {"type": "http.request", "body": body[:7], "more_body": True},
+        {"type": "http.request", "body": body[7:], "more_body": False},
+    ]
+
+    async def receive():
+        return incoming.pop(0)
 
     async def app(scope, receive, send):
         passed.append(scope["path"])
+        if body:
+            passed.append((await receive())["body"])
 
     async def send(message):
         sent.append(message)
 
-    scope = {"type": kind, "path": path, "client": peer, "server": ("192.0.2.1", 9092)}
-    asyncio.run(flower_link.Doorman(app)(scope, None, send))
+    headers = [] if key is None else [(flower_link.KEY_HEADER.encode(), key.encode())]
+    scope = {"type": kind, "path": path, "client": peer, "server": ("192.0.2.1", 9092), "headers": headers}
+    asyncio.run(flower_link.Doorman(app, KEY, BUNDLE)(scope, receive, send))
     return passed or sent[0]["status"]
 
 
+HERE, THERE = ("127.0.0.1", 1), ("192.0.2.7", 1)
+
+
 @pytest.mark.parametrize(
-    ("path", "peer", "said"),
+    ("path", "peer", "key", "said"),
     [
-        ("/v1/fleet/pull-messages", ("192.0.2.7", 1), ["/v1/fleet/pull-messages"]),
-        ("/v1/control/start-run", ("192.0.2.7", 1), 403),
-        ("/v1/control/start-run", ("127.0.0.1", 1), ["/v1/control/start-run"]),
-        ("/v1/control/start-run", ("::ffff:127.0.0.1", 1), ["/v1/control/start-run"]),
-        ("/v1/control/start-run", ("192.0.2.1", 1), ["/v1/control/start-run"]),
-        ("/v1/control/start-run", None, 403),
-        ("/v1/control/start-run", ("unix", 0), 403),
-        ("/v1/runtime/acquire-task", ("192.0.2.7", 1), 403),
-        ("/v1/fleet/../control/start-run", ("192.0.2.7", 1), 403),
-        ("/docs", ("192.0.2.7", 1), 403),
-        (flower_link.AT_THE_DOOR, ("127.0.0.1", 1), 204),
-        (flower_link.AT_THE_DOOR, ("192.0.2.7", 1), 403),
+        ("/v1/fleet/pull-messages", THERE, None, ["/v1/fleet/pull-messages"]),
+        (flower_link.REGISTER, THERE, KEY, 403),
+        (flower_link.REGISTER, HERE, None, 403),
+        (flower_link.REGISTER, HERE, "6" * 64, 403),
+        (flower_link.REGISTER, HERE, "", 403),
+        (flower_link.REGISTER, HERE, KEY, [flower_link.REGISTER]),
+        (flower_link.REGISTER, ("::ffff:127.0.0.1", 1), KEY, [flower_link.REGISTER]),
+        (flower_link.REGISTER, ("192.0.2.1", 1), KEY, [flower_link.REGISTER]),
+        (flower_link.REGISTER, None, KEY, 403),
+        (flower_link.REGISTER, ("unix", 0), KEY, 403),
+        (flower_link.START, HERE, None, 403),
+        (flower_link.START, HERE, KEY, 403),
+        ("/v1/control/list-runs", HERE, KEY, 403),
+        ("/v1/control/start-automation", HERE, KEY, 403),
+        ("/v1/runtime/acquire-task", THERE, None, 403),
+        ("/v1/runtime/acquire-task", HERE, None, ["/v1/runtime/acquire-task"]),
+        ("/v1/fleet/../control/start-run", THERE, None, 403),
+        ("/v1/runtime/../control/register-node", HERE, None, 403),
+        ("/v1/control/register-node/", HERE, None, 403),
+        ("//v1/control/register-node", HERE, None, 403),
+        ("/docs", THERE, None, 403),
+        ("/docs", HERE, None, 403),
+        ("/openapi.json", HERE, KEY, 403),
+        (flower_link.AT_THE_DOOR, HERE, KEY, 204),
+        (flower_link.AT_THE_DOOR, HERE, None, 403),
+        (flower_link.AT_THE_DOOR, THERE, KEY, 403),
     ],
 )
-def test_the_doorman(path, peer, said):
-    assert ask(path, peer) == said
+def test_the_doorman(path, peer, key, said):
+    assert ask(path, peer, key=key) == said
+
+
+def test_only_our_own_app_is_started():
+    """Known by its bundle, whose hash follows from our source alone."""
+    ours = start(flower_link.bundled({"pyproject.toml": APP.encode()}))
+    assert ask(flower_link.START, HERE, key=KEY, body=ours) == [flower_link.START, ours]
+    assert ask(flower_link.START, HERE, body=ours) == 403
+    other = APP.replace("farthing.crowd.flower:server", "os:abort").encode()
+    lies = [
+        start(flower_link.bundled({"pyproject.toml": other})),
+        start(flower_link.bundled({"pyproject.toml": APP.encode(), "more.py": b"1"})),
+        start(flower_link.bundled({"pyproject.toml": APP.encode()}), "@someone/else"),
+        StartRunRequest(fab=Fab(hash_str=BUNDLE), app_spec="@farthing/farthing-relay").SerializeToString(),
+        b"not a request at all",
+        bytes(2**23),
+    ]
+    for lie in lies:
+        assert ask(flower_link.START, HERE, key=KEY, body=lie) == 403
+
+
+def test_a_doorman_has_a_key():
+    with pytest.raises(ValueError, match="key"):
+        flower_link.Doorman(None, "", BUNDLE)
 
 
 def test_the_doorman_lets_no_other_protocol_in():

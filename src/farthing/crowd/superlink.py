@@ -4,6 +4,9 @@ A SuperLink (TLS, nodes known by their keys, its own database, a doorman), a Sup
 a process of its own, and Flower's client to register nodes and start the relay. A thread sees to it that all
 of them live: a SuperLink that was killed is started again and goes on from its database. Nothing is
 installed, fetched or reported: telemetry and update checks are off.
+
+Another account of this machine cannot start anything here: the control interface asks for a key that is made
+anew for every coordinator and lies in a file which only its own account reads.
 """
 
 import importlib.util
@@ -24,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farthing.crowd.bridge import Bridge
+from farthing.crowd.flower_control import KEY_FILE, KEY_HEADER, objects
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.processes import Child, program
 
@@ -49,6 +53,7 @@ _UP = 120.0  # seconds that a SuperLink may take to answer
 _FREE = 20.0  # seconds in which a port may still be held by a SuperLink whose coordinator was killed
 _RELAY = 90.0  # seconds that a relay may take to connect, before another is started
 _LOOK = 0.5
+_DOOR = 20.0  # seconds that the doorman may take to answer: a busy machine is no failure
 
 
 def needs_flower() -> None:
@@ -68,6 +73,13 @@ def environment(home: Path) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
     }
+
+
+def _write_secret(path: Path, text: str) -> None:
+    """To a new file that only its owner reads, in place of an older one."""
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        file.write(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +116,8 @@ class SuperLink:
             if not (keys / name).is_file():
                 raise InvalidValue(f"keys must be a coordinator's, {str(keys)!r} has no {name}")
         folder.mkdir(mode=0o700, exist_ok=True)
-        self._environment = environment(folder / "flower")
+        self._key = secrets.token_hex(32)
+        self._environment = environment(folder / "flower") | {KEY_FILE: str(folder / "control.key")}
         self._over = threading.Event()
         self._link = Child(self._link_command(), folder / "superlink.log", self._environment)
         self._executor: Child | None = None
@@ -149,8 +162,8 @@ class SuperLink:
     def _write_settings(self) -> None:
         secret, app = self._folder / "secret", self._folder / "app"
         if not secret.exists():
-            with open(os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(secrets.token_hex(32))
+            _write_secret(secret, secrets.token_hex(32))
+        _write_secret(self._folder / "control.key", self._key)
         app.mkdir(exist_ok=True)
         (app / "pyproject.toml").write_text(APP, encoding="ascii")
         known = json.dumps(str((self._keys / "ca.pem").resolve()))  # a JSON text is a TOML text
@@ -180,8 +193,6 @@ class SuperLink:
         ]
 
     def _control(self, *arguments: str) -> list[dict[str, object]]:
-        from farthing.crowd.flower_control import objects
-
         try:
             said = subprocess.run(
                 [sys.executable, "-m", "farthing.crowd.flower_control", *arguments],
@@ -215,8 +226,11 @@ class SuperLink:
         known = ssl.create_default_context(cafile=str(self._keys / "ca.pem"))
         door = urllib.request.ProxyHandler({})
         opener = urllib.request.build_opener(door, urllib.request.HTTPSHandler(context=known))
+        asked = urllib.request.Request(
+            f"https://{self._place.near}{_AT_THE_DOOR}", headers={KEY_HEADER: self._key}
+        )
         try:
-            with opener.open(f"https://{self._place.near}{_AT_THE_DOOR}", timeout=5.0) as said:
+            with opener.open(asked, timeout=_DOOR) as said:
                 if said.status == 204:
                     return True
         except urllib.error.HTTPError:
