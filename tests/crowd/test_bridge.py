@@ -86,6 +86,64 @@ def test_answers_of_an_exchange_that_is_over_do_not_count(bridge):
     assert list(bridge.exchange({"a": b"new"}, 300.0)) == [("a", b"new")]
 
 
+def test_an_answer_that_comes_late_is_kept_for_who_asks_the_same_again(bridge):
+    """One look at the nodes takes longer than an exchange: otherwise every answer would come too late."""
+    late, calls = threading.Event(), []
+
+    def slow(requests, seconds):
+        calls.append(dict(requests))
+        if len(calls) == 1:
+            late.wait(30)
+            yield from upper(requests, seconds)
+
+    thread = carrier(bridge, slow)
+    assert list(bridge.exchange({"a": b"x", "b": b"y"}, 0.2)) == []
+    late.set()
+    assert dict(bridge.exchange({"a": b"x"}, 30.0)) == {"a": b"X"}  # b's came too, and nobody asked for it
+    assert dict(bridge.exchange({"b": b"y"}, 30.0)) == {"b": b"Y"}
+    assert list(bridge.exchange({"a": b"x"}, 0.2)) == []  # an answer is given out once
+    bridge.close()
+    thread.join(30)
+    assert calls[0] == {7: b"x", 2**63 + 9: b"y"}
+
+
+def test_a_kept_answer_is_not_one_to_another_request(bridge):
+    late, calls = threading.Event(), []
+
+    def slow(requests, seconds):
+        calls.append(dict(requests))
+        if len(calls) == 1:
+            late.wait(30)
+            yield from upper(requests, seconds)
+
+    carrier(bridge, slow)
+    assert list(bridge.exchange({"a": b"x", "b": b"y"}, 0.2)) == []
+    late.set()
+    assert dict(bridge.exchange({"a": b"x"}, 30.0)) == {"a": b"X"}
+    assert list(bridge.exchange({"b": b"other"}, 0.2)) == []
+    assert list(bridge.exchange({"b": b"y"}, 0.2)) == []  # asked anew, since another was asked between
+
+
+def test_a_carrier_that_is_behind_leaves_out_what_is_over(bridge):
+    began, late, calls = threading.Event(), threading.Event(), []
+
+    def slow(requests, seconds):
+        calls.append(requests[7])
+        began.set()
+        late.wait(30)
+        yield from upper(requests, seconds)
+
+    carrier(bridge, slow)
+    assert list(bridge.exchange({"a": b"0"}, 0.2)) == []
+    assert began.wait(30)
+    for number in range(1, 6):
+        assert list(bridge.exchange({"a": b"%d" % number}, 0.02)) == []
+    late.set()
+    assert list(bridge.exchange({"a": b"6"}, 30.0)) == [("a", b"6")]
+    assert (calls[0], calls[-1]) == (b"0", b"6")
+    assert len(calls) <= 3  # not seven
+
+
 def test_a_carrier_that_talks_nonsense_is_dropped(bridge):
     from multiprocessing.connection import Client
 

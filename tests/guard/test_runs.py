@@ -2,6 +2,8 @@
 
 import itertools
 import random
+import threading
+import time
 from collections import Counter
 
 import numpy as np
@@ -13,7 +15,8 @@ from farthing.algorithms.problem import Problem
 from farthing.algorithms.sgd1 import sgd1
 from farthing.algorithms.sgd2 import sgd2
 from farthing.algorithms.together import together
-from farthing.crowd import Invitation, Parties, Weights
+from farthing.crowd import Invitation, Parties, Weights, coordinator
+from farthing.crowd.bridge import Bridge, carry
 from farthing.crowd.members import State, longest
 from farthing.crowd.messages import Kind, Reason, digest, pack_numbers, seal, unpack_table, unseal
 from farthing.crowd.protocol import ClientAgent
@@ -394,6 +397,29 @@ def test_a_checkpoint_belongs_to_its_run(village, tmp_path):
     np.testing.assert_array_equal(first.w[0], second.w[0])
     assert first.receipts == second.receipts
     assert set(village.check().values()) == {(2, 2)}
+
+
+def test_parties_are_found_where_every_look_at_them_takes_longer_than_an_exchange(village, monkeypatch):
+    """Ten parties on a busy machine: answers that come after the exchange that asked for them count."""
+    monkeypatch.setattr(coordinator, "_HELLO", 0.1)
+    village.settle(3)
+    guards, looks = village.functions(), []
+
+    def slow(requests, seconds):
+        looks.append(seconds)
+        time.sleep(5 * max(0.1, seconds))  # far too late for this exchange
+        for name, answer in guards.exchange({names[node]: r for node, r in requests.items()}, 60.0):
+            yield int(name[1:]), answer
+
+    bridge = Bridge({name: int(name[1:]) for name in village.houses})
+    names = {int(name[1:]): name for name in village.houses}
+    threading.Thread(target=carry, args=(bridge.path, slow), daemon=True).start()
+    try:
+        crowd = village.crowd(bridge, seconds=60.0)
+        assert crowd.names == ["p0", "p1", "p2"]
+        assert len(looks) < 20
+    finally:
+        bridge.close()
 
 
 # --- only sums are seen

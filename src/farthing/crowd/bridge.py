@@ -3,9 +3,14 @@
 The coordinator listens (`Bridge`, a `Transport`); whatever reaches the nodes connects and calls `carry`. So
 keys, checkpoint and algorithm stay in the coordinator's own process, and a carrier may die: the next one that
 connects gets the requests that are still open. Frames are a line of JSON and raw bytes; no pickle.
+
+An answer is known by the SHA-256 of the request that it answers, not by the exchange in which that was sent:
+one that comes late, because a look at the nodes takes longer than an exchange, is kept for whoever asks the
+same again. A carrier that is behind leaves out exchanges that are over.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import tempfile
@@ -35,6 +40,8 @@ class Bridge:
         self._changed = threading.Condition()
         self._carrier: Connection | None = None
         self._number, self._closed = 0, False
+        self._open: dict[int, str] = {}  # of each node the request that it was asked last, while unanswered
+        self._late: dict[int, bytes] = {}  # answers to those, not asked for when they came
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
@@ -51,25 +58,41 @@ class Bridge:
     def exchange(self, requests: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, bytes]]:
         until = time.monotonic() + seconds
         left = {self._nodes[name]: request for name, request in requests.items()}
+        for node, request in list(left.items()):
+            if self._open.get(node) != (asked := _digest(request)):
+                self._open[node] = asked
+                self._late.pop(node, None)
+            elif node in self._late:
+                del left[node], self._open[node]
+                yield self._names[node], self._late.pop(node)
         while left and (carrier := self._there(until)) is not None:
-            self._number += 1
-            number = self._number
             try:
-                header = {"number": number, "seconds": max(0.0, until - time.monotonic())}
-                sizes = [[node, len(request)] for node, request in left.items()]
-                carrier.send_bytes(_packed(header | {"sizes": sizes}, *left.values()))
-                while carrier.poll(max(0.0, until - time.monotonic())):
-                    said, body = _unpacked(carrier.recv_bytes(LARGEST_ANSWER))
-                    if said.get("number") != number:
-                        continue  # of an exchange that is over
-                    node = said.get("node")
-                    if node is None:
-                        return
-                    if left.pop(node, None) is not None:
-                        yield self._names[node], body
+                yield from self._carried(carrier, left, until)
                 return
             except (OSError, EOFError, ValueError):
                 self._lost(carrier)
+
+    def _carried(
+        self, carrier: Connection, left: dict[int, bytes], until: float
+    ) -> Iterator[tuple[str, bytes]]:
+        """One exchange with one carrier; what is answered is taken out of ``left``."""
+        self._number += 1
+        header = {"number": self._number, "seconds": max(0.0, until - time.monotonic())}
+        sizes = [[node, len(request)] for node, request in left.items()]
+        carrier.send_bytes(_packed(header | {"sizes": sizes}, *left.values()))
+        while left and carrier.poll(max(0.0, until - time.monotonic())):
+            said, body = _unpacked(carrier.recv_bytes(LARGEST_ANSWER))
+            node = said.get("node")
+            if node is None:
+                if said.get("number") == self._number:
+                    return  # that was all
+            elif node not in self._open or said.get("request") != self._open[node]:
+                continue  # of something that nobody waits for any more
+            elif node in left:
+                del left[node], self._open[node]
+                yield self._names[node], body
+            else:
+                self._late[node] = body
 
     def close(self) -> None:
         """Stops listening; a carrier that is there notices."""
@@ -115,14 +138,21 @@ def carry(path: str | os.PathLike[str], exchange: Carry) -> None:
     with Client(os.fspath(path), "AF_UNIX") as coordinator, contextlib.suppress(EOFError, OSError):
         while True:
             asked, bodies = _unpacked(coordinator.recv_bytes())
+            while coordinator.poll():  # we were slow: what was asked before is over
+                asked, bodies = _unpacked(coordinator.recv_bytes())
             requests, place = {}, 0
             for node, size in asked["sizes"]:
                 requests[node] = bodies[place : place + size]
                 place += size
             number = asked["number"]
             for node, answer in exchange(requests, asked["seconds"]):
-                coordinator.send_bytes(_packed({"number": number, "node": node}, answer))
+                about = {"number": number, "node": node, "request": _digest(requests.get(node, b""))}
+                coordinator.send_bytes(_packed(about, answer))
             coordinator.send_bytes(_packed({"number": number}))
+
+
+def _digest(request: bytes) -> str:
+    return hashlib.sha256(request).hexdigest()
 
 
 def _packed(header: dict[str, Any], *bodies: bytes) -> bytes:

@@ -21,6 +21,7 @@ from farthing.crowd.transport import call
 GUARD = "guard"  # the entry of a node's configuration with the socket of its guard
 
 _AGAIN, _SOON_AGAIN = 20.0, 1.0  # seconds after which a request is sent once more: unanswered, or failed
+_LASTING = 200.0  # seconds after which Flower forgets a message: long enough for a busy machine
 _GUARD_SECONDS = 120.0
 
 client = ClientApp()
@@ -118,7 +119,7 @@ class Carrier:
         due = [key for key in left.items() if now - self._sent.get(key, (-math.inf, set()))[0] >= _AGAIN]
         if not due:
             return False
-        lasting = max(2 * _AGAIN, seconds)
+        lasting = max(_LASTING, seconds)
         messages = [Message(wrapped(request), node, "query", ttl=lasting) for node, request in due]
         for key, number in zip(due, self._grid.push_messages(messages), strict=True):
             known = self._sent[key][1] if key in self._sent else set()
