@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from farthing import validate
-from farthing.audit import charges, contributions, laws, methods, prices
+from farthing.audit import charges, contributions, laws, methods, prices, rounding
 from farthing.audit.methods import Finding
 from farthing.errors import InvalidValue
 from farthing.noise import Stream
@@ -77,6 +77,7 @@ def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[s
         "failures": charges.failures(),
         "copies": charges.copies(words),
         "contributions": contributions.contributions(words),
+        "sums": rounding.sums(words),
         "perturbation": contributions.objectives(words) + contributions.minimisers(words),
         "crowds": charges.crowds(words) + charges.shares(words) + charges.uploads(words),
     }

@@ -2,7 +2,7 @@
 
 A bound clips contributions and answers `sensitivity(adjacency)`. NaN and infinities in one contribution
 count as zero, silently: an error or a NaN in the answer would give the record away. Clipping is exact up to
-float64 rounding, which the mechanisms' own slack of 2⁻²⁰ covers.
+float64 rounding, which the mechanisms' own slack covers (`farthing.summing`).
 
 >>> import numpy as np
 >>> bound = ClipNorm(1.0)

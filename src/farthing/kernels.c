@@ -208,10 +208,54 @@ i64 leaps(const u64 *restrict words, i64 m, const u64 *restrict table, i64 lengt
 /* ---- Bounded sums of gradients of linear models: a row is read once, where it lies ---- */
 
 #define TOGETHER 8 /* rows, so that one waits for its residual while others are multiplied */
-typedef double wide __attribute__((vector_size(64)));
-typedef double double_8 __attribute__((vector_size(64)));
-typedef float float_8 __attribute__((vector_size(32)));
-typedef uint8_t uint8_t_8 __attribute__((vector_size(8)));
+
+/* Doubles of one vector register. Wider vectors than the processor has go through memory with some compilers,
+   and so do conversions that are left to them. */
+#if defined(__AVX512F__)
+#define WIDTH 8
+#else
+#define WIDTH 4
+#endif
+typedef double wide __attribute__((vector_size(8 * WIDTH)));
+
+static inline wide load_f8(const double *from)
+{
+    wide found;
+    memcpy(&found, from, sizeof found);
+    return found;
+}
+
+static inline wide load_f4(const float *from)
+{
+#if defined(__AVX512F__)
+    return _mm512_cvtps_pd(_mm256_loadu_ps(from));
+#elif defined(__AVX2__)
+    return _mm256_cvtps_pd(_mm_loadu_ps(from));
+#else
+    return (wide){from[0], from[1], from[2], from[3]};
+#endif
+}
+
+static inline wide load_u1(const uint8_t *from)
+{
+#if defined(__AVX512F__)
+    return _mm512_cvtepi32_pd(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from)));
+#elif defined(__AVX2__)
+    int four;
+    memcpy(&four, from, sizeof four);
+    return _mm256_cvtepi32_pd(_mm_cvtepu8_epi32(_mm_cvtsi32_si128(four)));
+#else
+    return (wide){from[0], from[1], from[2], from[3]};
+#endif
+}
+
+static inline double across(wide sums)
+{
+    double found = 0;
+    for (int k = 0; k < WIDTH; k++)
+        found += sums[k];
+    return found;
+}
 
 enum { LOGISTIC, HUBER_HINGE, SQUARED };
 
@@ -254,69 +298,98 @@ static inline void prefetch(const struct terms *with, i64 p, const char *row, i6
     __builtin_prefetch(row + bytes - 1);
 }
 
-/* total[0 .. d-1] = sum v x and total[d] = sum of v before `unit`, over the rows at `places` (NULL: the first
-   n). Returns -1, and does nothing, where a place is no row. */
+/* Moves what is in part[0 .. d-1] into the sum high + low: Knuth's two-sum, and the sum of its errors. */
+static void move(double *restrict high, double *restrict low, double *restrict part, i64 d)
+{
+    for (i64 j = 0; j < d; j++) {
+        double sum = high[j] + part[j], back = sum - high[j];
+        low[j] += (high[j] - (sum - back)) + (part[j] - back);
+        high[j] = sum;
+        part[j] = 0;
+    }
+}
+
+/* total[0 .. d-1] + total[d+1 .. 2d] = sum v x, and of total[d] and total[2d+1] that of v before `unit`, over the
+   rows at `places` (NULL: the first n); total has room for 3 (d + 1). At most `chain` rows are added up before
+   they go into the two sums, and no term takes part in more roundings than that: see summing.py. Returns -1,
+   and does nothing, where a place is no row. */
 #define GRADIENT(NAME, TYPE)                                                                                  \
-    static inline double dot_##NAME(const TYPE *restrict row, const double *restrict u, i64 d)                \
+    static inline __attribute__((always_inline)) void dots_##NAME(const TYPE *const *row, const double *u,    \
+                                                                  i64 d, double *out, const int count)        \
     {                                                                                                         \
-        wide first = {0}, second = {0}, factor;                                                               \
-        TYPE##_8 part;                                                                                        \
-        double product = 0;                                                                                   \
+        wide sum[TOGETHER];                                                                                   \
         i64 j = 0;                                                                                            \
-        for (; j + 16 <= d; j += 16) {                                                                        \
-            memcpy(&part, row + j, sizeof part), memcpy(&factor, u + j, sizeof factor);                       \
-            first += __builtin_convertvector(part, wide) * factor;                                            \
-            memcpy(&part, row + j + 8, sizeof part), memcpy(&factor, u + j + 8, sizeof factor);               \
-            second += __builtin_convertvector(part, wide) * factor;                                           \
+        for (int r = 0; r < count; r++)                                                                       \
+            sum[r] = (wide){0};                                                                               \
+        for (; j + WIDTH <= d; j += WIDTH) {                                                                  \
+            wide factor = load_f8(u + j);                                                                     \
+            for (int r = 0; r < count; r++)                                                                   \
+                sum[r] += load_##NAME(row[r] + j) * factor;                                                   \
         }                                                                                                     \
-        if (j + 8 <= d) {                                                                                     \
-            memcpy(&part, row + j, sizeof part), memcpy(&factor, u + j, sizeof factor);                       \
-            first += __builtin_convertvector(part, wide) * factor;                                            \
-            j += 8;                                                                                           \
+        for (int r = 0; r < count; r++) {                                                                     \
+            out[r] = across(sum[r]);                                                                          \
+            for (i64 k = j; k < d; k++)                                                                       \
+                out[r] += (double)row[r][k] * u[k];                                                           \
+        }                                                                                                     \
+    }                                                                                                         \
+    static inline __attribute__((always_inline)) void add_##NAME(const TYPE *const *row, const double *v,     \
+                                                                 i64 d, double *part, const int count)        \
+    {                                                                                                         \
+        i64 j = 0;                                                                                            \
+        for (; j + WIDTH <= d; j += WIDTH) {                                                                  \
+            wide first = load_f8(part + j), second = {0};                                                     \
+            for (int r = 0; r < count; r += 2) {                                                              \
+                first += v[r] * load_##NAME(row[r] + j);                                                      \
+                if (r + 1 < count)                                                                            \
+                    second += v[r + 1] * load_##NAME(row[r + 1] + j);                                         \
+            }                                                                                                 \
+            first += second;                                                                                  \
+            memcpy(part + j, &first, sizeof first);                                                           \
         }                                                                                                     \
         for (; j < d; j++)                                                                                    \
-            product += (double)row[j] * u[j];                                                                 \
-        first += second;                                                                                      \
-        return product + (((first[0] + first[4]) + (first[1] + first[5])) +                                   \
-                          ((first[2] + first[6]) + (first[3] + first[7])));                                   \
+            for (int r = 0; r < count; r++)                                                                   \
+                part[j] += v[r] * (double)row[r][j];                                                          \
     }                                                                                                         \
     i64 gradient_##NAME(const TYPE *restrict x, i64 rows, i64 stride, const i64 *restrict places, i64 n,      \
                         i64 d, const double *restrict u, double constant, const double *y,                    \
                         const double *norm, const double *unit, const double *shrink, i64 loss, double width, \
-                        double clip, double *restrict total)                                                  \
+                        double clip, i64 chain, double *restrict total)                                       \
     {                                                                                                         \
         const struct terms with = {y, norm, unit, shrink, constant, clip, width, loss};                       \
-        double weight = 0;                                                                                    \
-        i64 bad = places ? 0 : n > rows;                                                                      \
+        double *high = total, *low = total + d + 1, *part = total + 2 * (d + 1);                              \
+        i64 bad = places ? 0 : n > rows, since = 0;                                                           \
         for (i64 i = 0; places && i < n; i++)                                                                 \
             bad |= (u64)places[i] >= (u64)rows;                                                               \
-        if (bad)                                                                                              \
+        if (bad || chain < 2 * TOGETHER)                                                                      \
             return -1;                                                                                        \
-        for (i64 j = 0; j < d; j++)                                                                           \
-            total[j] = 0;                                                                                     \
+        memset(total, 0, 3 * (d + 1) * sizeof *total);                                                        \
         for (i64 i = 0; i < n; i += TOGETHER) {                                                               \
             i64 count = n - i < TOGETHER ? n - i : TOGETHER, p[TOGETHER], r = 0;                              \
+            const TYPE *row[TOGETHER];                                                                        \
             double v[TOGETHER];                                                                               \
-            for (r = 0; r < count; r++)                                                                       \
+            for (r = 0; r < count; r++) {                                                                     \
                 p[r] = places ? places[i + r] : i + r;                                                        \
+                row[r] = x + p[r] * stride;                                                                   \
+            }                                                                                                 \
             for (r = i + TOGETHER; places && r < n && r < i + 2 * TOGETHER; r++)                              \
                 prefetch(&with, places[r], (const char *)(x + places[r] * stride), d * (i64)sizeof(TYPE));    \
+            if (count == TOGETHER)                                                                            \
+                dots_##NAME(row, u, d, v, TOGETHER);                                                          \
+            else                                                                                              \
+                for (r = 0; r < count; r++)                                                                   \
+                    dots_##NAME(row + r, u, d, v + r, 1);                                                     \
             for (r = 0; r < count; r++)                                                                       \
-                v[r] = dot_##NAME(x + p[r] * stride, u, d);                                                   \
-            for (r = 0; r < count; r++)                                                                       \
-                v[r] = multiple(&with, p[r], v[r], &weight);                                                  \
-            for (r = 0; r + 4 <= count; r += 4) {                                                             \
-                const TYPE *restrict a = x + p[r] * stride, *restrict b = x + p[r + 1] * stride;              \
-                const TYPE *restrict c = x + p[r + 2] * stride, *restrict e = x + p[r + 3] * stride;          \
-                for (i64 j = 0; j < d; j++)                                                                   \
-                    total[j] += (v[r] * (double)a[j] + v[r + 1] * (double)b[j]) +                             \
-                                (v[r + 2] * (double)c[j] + v[r + 3] * (double)e[j]);                          \
-            }                                                                                                 \
-            for (; r < count; r++)                                                                            \
-                for (i64 j = 0; j < d; j++)                                                                   \
-                    total[j] += v[r] * (double)x[p[r] * stride + j];                                          \
+                v[r] = multiple(&with, p[r], v[r], part + d);                                                 \
+            if (count == TOGETHER)                                                                            \
+                add_##NAME(row, v, d, part, TOGETHER);                                                        \
+            else                                                                                              \
+                for (r = 0; r < count; r++)                                                                   \
+                    add_##NAME(row + r, v + r, d, part, 1);                                                   \
+            since += count;                                                                                   \
+            if (since + TOGETHER > chain)                                                                     \
+                move(high, low, part, d + 1), since = 0;                                                      \
         }                                                                                                     \
-        total[d] = weight;                                                                                    \
+        move(high, low, part, d + 1);                                                                         \
         return 0;                                                                                             \
     }
 
@@ -330,23 +403,16 @@ GRADIENT(u1, uint8_t)
 static inline double square_of(const float *restrict row, i64 n)
 {
     wide first = {0}, second = {0};
-    float_8 part;
     double found = 0;
     i64 j = 0;
-    for (; j + 16 <= n; j += 16) {
-        memcpy(&part, row + j, sizeof part);
-        wide x = __builtin_convertvector(part, wide);
-        memcpy(&part, row + j + 8, sizeof part);
-        wide y = __builtin_convertvector(part, wide);
+    for (; j + 2 * WIDTH <= n; j += 2 * WIDTH) {
+        wide x = load_f4(row + j), y = load_f4(row + j + WIDTH);
         first += x * x;
         second += y * y;
     }
     for (; j < n; j++)
         found += (double)row[j] * row[j];
-    first += second;
-    for (int k = 0; k < 8; k++)
-        found += first[k];
-    return found;
+    return found + across(first + second);
 }
 
 /* squares[b] += |u[b]|^2 (weight |v[b]|^2 + bias), for u [n, height] and v [n, width], contiguous. Before that

@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logsumexp, softmax
 
-from farthing import native
+from farthing import native, summing
 from farthing.bounds import ClipNorm, ClipOuter
 from farthing.errors import Unsupported
-from farthing.tables import Block, Features, Table
+from farthing.summing import Sum
+from farthing.tables import Block, Features, Table, Weighted
 
 Array = NDArray[np.float64]
 
@@ -181,14 +182,11 @@ class Gradient:
             )
         u, constant = self.features.unfold(w)
         if (quick := self._quick(records, u, constant, bound)) is not None:
-            return self.features.gather(*quick)
-        total, weight = np.zeros(u.shape), np.zeros(u.shape[1:])
+            return self.features.gather(*quick, len(records))
+        total = Weighted(len(records), self.features, u.shape[1:])
         for block in records.blocks(self.features):
-            clipped = self.factors(block, u, constant, bound)
-            part, sum_ = block.weighted(clipped)
-            total += part
-            weight = weight + sum_
-        return self.features.gather(total, weight)
+            total.add(block, self.factors(block, u, constant, bound))
+        return total.value
 
     def _quick(self, records: Any, u: Array, constant: Any, bound: ClipNorm) -> tuple[Array, Array] | None:
         """Σ v x and Σ v by a kernel that reads every row once; None where there is none for them."""
@@ -201,14 +199,17 @@ class Gradient:
             return None
         if type(bound) is not ClipNorm:  # a crowd clips row by row where its users differ
             return None
-        u, total, (unit, shrink, norm) = np.ascontiguousarray(u), np.empty(len(u) + 1), rows.factors
+        u, total, (unit, shrink, norm) = np.ascontiguousarray(u), np.empty((3, len(u) + 1)), rows.factors
+        chain = summing.Sum(len(records), spread=self.features.spread).rows
         width = self.loss.width if isinstance(self.loss, HuberHinge) else 0.0
         done = found["gradient_" + rows.kind](
             *(rows.address, rows.rows, rows.stride, native.pointer(rows.places), rows.number, len(u)),
             *(native.pointer(u), constant, native.pointer(rows.y), native.pointer(norm)),
-            *(native.pointer(unit), native.pointer(shrink), kind, width, bound.clip, native.pointer(total)),
+            *(native.pointer(unit), native.pointer(shrink), kind, width, bound.clip, chain),
+            native.pointer(total),
         )
-        return None if done else (total[:-1], total[-1])
+        summed = total[0] + total[1]
+        return None if done else (summed[:-1], summed[-1])
 
     def factors(self, block: Block, u: Array, constant: Array, bound: ClipNorm) -> Array:
         """What the z of a block's rows are multiplied by: residuals, clipped (u: see `Features.unfold`)."""
@@ -231,11 +232,12 @@ class Scores:
 
     def bounded_sum(self, records: Table, w: Array, bound: Any) -> Array:
         u, constant = self.features.unfold(w)
-        total = np.zeros(w.shape[1])
+        total = Sum(len(records), w.shape[1:])
         for block in records.blocks(self.features):
             with np.errstate(over="ignore", invalid="ignore"):
-                total += bound.apply(-self.loss.value(block.margins(u, constant), block.y)).sum(axis=0)
-        return total
+                values = bound.apply(-self.loss.value(block.margins(u, constant), block.y))
+            total.add(values.sum(axis=0), len(values))
+        return total.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,11 +247,11 @@ class Moments:
     features: Features
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
-        total = np.zeros(2 * self.features.size)
+        total = Sum(len(records), (2 * self.features.size,))
         for block in records.blocks(self.features):
             z = block.rows(self.features)
-            total += bound.apply(np.hstack([z, z * z])).sum(axis=0)
-        return total
+            total.add(bound.apply(np.hstack([z, z * z])).sum(axis=0), len(z))
+        return total.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,9 +263,9 @@ class Gram:
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipOuter) -> Array:
         size = self.features.size + (self.target > 0)
-        total = np.zeros((size, size))
+        total = Sum(len(records), (size, size))
         for block in records.blocks(self.features):
             z = block.rows(self.features)
             rows = bound.apply(np.column_stack([z, self.target * block.y]) if self.target else z)
-            total += rows.T @ rows
-        return total
+            total.add(rows.T @ rows, len(rows))
+        return total.value

@@ -3,8 +3,9 @@
 ``noise`` is relative to the bound of one contribution (`Bound.norm`): Gaussian(1.1) on ClipNorm(C) adds a
 standard deviation of 1.1 C. Every release lives on a lattice: the sum is rounded to a grid, integer noise of
 `farthing.noise` is added, and only then is it turned into floats. Rounding can move two neighbouring sums
-apart by one grid cell a coordinate, so noise is enlarged by that much and by 2⁻²⁰ for the float64 arithmetic
-of the sum itself; the price is that of the noise asked for.
+apart by one grid cell a coordinate, and float64 arithmetic by 2⁻¹⁴ of a contribution's norm, whatever the
+values of up to 2³⁰ records (the theorem of `farthing.summing`); noise is enlarged by as much, and the price
+is that of the noise asked for.
 """
 
 import functools
@@ -23,10 +24,10 @@ from farthing.budget import Adjacency
 from farthing.errors import InvalidValue, Unsupported
 from farthing.events import BoundedRangeEvent, Event, GaussianEvent, LaplaceEvent, PureEvent
 from farthing.noise import Stream
+from farthing.summing import SLACK
 
 Array = NDArray[np.float64]
 
-_FLOAT_SLACK = 1 + 2.0**-20
 _GRID_SHARE = 2.0**-12  # how much the grid may enlarge the noise
 _FEWEST_BITS, _MOST_BITS = 20, 40
 
@@ -71,7 +72,12 @@ def _lattice(noise: float, norm: float, nearest: float, order: int, size: int) -
             f"noise {noise:g} on {size} coordinates needs a grid of 2^-{bits}, finer than 2^-{_MOST_BITS}; "
             "lower the noise or the number of coordinates"
         )
-    return bits, noise * norm * _FLOAT_SLACK / (1 - share * 2.0**-bits) * 2.0**-bits
+    return bits, noise * norm * _enlarged(norm, nearest) / (1 - share * 2.0**-bits) * 2.0**-bits
+
+
+def _enlarged(norm: float, nearest: float) -> float:
+    """What the rounding of sums adds to the least distance of neighbours, relative to it."""
+    return 1 + SLACK * norm / nearest
 
 
 def _checked(total: ArrayLike, bound: Bound) -> Array:
@@ -196,11 +202,17 @@ class NoisyMax:
     def _priced(self, epsilon: float) -> Event:
         return BoundedRangeEvent(epsilon) if self.kind == "gumbel" else PureEvent(epsilon)
 
+    def cell(self, bound: Bound, bits: int) -> float:
+        """The width of a cell of the grid, of which 2^bits are the scale of the noise."""
+        norm = bound.norm()
+        nearest = min(norm, bound.sensitivity(Adjacency.REPLACE_ONE))
+        return self.noise * norm * _enlarged(2 * norm, nearest) * 2.0**-bits  # a gap is one of two sums
+
     def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> int:
         total = np.asarray(total, dtype=np.float64)
         if total.ndim != 1 or total.size == 0:
             raise InvalidValue(f"scores must be a vector, one a candidate, got shape {total.shape}")
         bits = 30
-        cell = self.noise * bound.norm() * _FLOAT_SLACK * 2.0**-bits
+        cell = self.cell(bound, bits)
         draw = lattice.gumbel if self.kind == "gumbel" else lattice.laplace
         return int(np.argmax(lattice.on_grid(total, bound.scale, cell) + draw(stream, total.size, bits)))

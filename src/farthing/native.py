@@ -38,7 +38,7 @@ _ENOUGH = 2**14  # items of work before a build pays
 _SECONDS = 60  # for one build
 
 _P, _I, _D = "pointer", "integer", "number"
-_GRADIENT = (_P, _I, _I, _P, _I, _I, _P, _D, _P, _P, _P, _P, _I, _D, _D, _P)
+_GRADIENT = (_P, _I, _I, _P, _I, _I, _P, _D, _P, _P, _P, _P, _I, _D, _D, _I, _P)
 _OUTER = (_P, _P, _P, _P, _I, _I, _I, _I, _I, _I)
 _SIGNATURES = {
     "gaussian": (_P, _I, _D, _P, _P),

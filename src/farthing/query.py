@@ -26,6 +26,7 @@ from farthing.errors import BudgetSpent, InvalidValue
 from farthing.events import Event
 from farthing.mechanisms import Mechanism
 from farthing.samplers import Everyone, Indices, Sampler
+from farthing.summing import checked, summed
 
 Array = NDArray[np.float64]
 P = ParamSpec("P")
@@ -45,7 +46,8 @@ class Contribution(Protocol):
     """What a record says about parameters ``w``, bounded and summed.
 
     ``bounded_sum`` may compute the sum without ever materialising its terms. It must work for no records at
-    all, accumulate in float64, and bound *every* term, NaN and infinity included (they count as zero).
+    all, add terms up as `farthing.summing` does, and bound *every* one, NaN and infinity included (they count
+    as zero).
     """
 
     def bounded_sum(self, records: Any, w: Any, bound: Any, /) -> Any:
@@ -76,8 +78,7 @@ class PerExample:
 
     def bounded_sum(self, records: Any, w: Any, bound: Any) -> Array:
         """Every row is computed, clipped by ``bound`` and added."""
-        total: Array = bound.apply(self.function(records, w)).sum(axis=0)
-        return total
+        return summed(bound.apply, self.function(records, w))
 
 
 class Rows:
@@ -94,6 +95,7 @@ class Rows:
         lengths = {array.shape[0] for array in arrays}
         if len(lengths) != 1:
             raise InvalidValue(f"arrays must have one row a record each, got lengths {sorted(lengths)}")
+        checked(arrays[0].shape[0])
         self.arrays = arrays
 
     def __len__(self) -> int:

@@ -49,6 +49,7 @@ from farthing.mechanisms import Gaussian, Laplace, Mechanism, NoisyMax
 from farthing.noise import Stream
 from farthing.query import Query
 from farthing.samplers import Everyone, Indices
+from farthing.summing import summed
 
 Array = NDArray[np.float64]
 Value = Callable[[Any, Any], Any]  # (true targets, predictions) -> one number in [0, 1] a record
@@ -222,4 +223,4 @@ class _Values:
         each = np.asarray(found, dtype=np.float64)
         if each.shape != records.y.shape:
             raise InvalidValue(f"value must give one number a record, got {each.ndim} dimensions")
-        return np.asarray(bound.apply(each[:, None]).sum(axis=0))
+        return summed(bound.apply, each[:, None])

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from farthing import validate
+from farthing import summing, validate
 from farthing.errors import InvalidValue
 from farthing.samplers import Indices
 
@@ -32,6 +32,8 @@ _SPARSE_BLOCK = 2**25  # of a sparse one, zeros included
 _KERNELS = {"d": "f8", "f": "f4", "B": "u1", "?": "u1"}  # by numpy's letters
 _FEWEST_ROWS = 64
 _REMEMBERED = 2**22  # rows whose factors are kept between passes; beyond, memory would grow with the file
+_SPREAD = 2.0**8  # how far terms of Σ v x may exceed those of Σ v z that are made of them
+_SHORTEST = 2**7  # roundings that a sum of such terms needs; where there are fewer, z is materialised
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,6 +50,7 @@ class Features:
     intercept: float = 1.0
     radius: float | None = None
     plain: bool = field(init=False, repr=False)  # neither centred nor scaled
+    spread: float = field(init=False, repr=False)  # of `farthing.summing`, for Σ v x and Σ v: see `least`
 
     def __post_init__(self) -> None:
         d = validate.count(width=self.width)
@@ -63,6 +66,8 @@ class Features:
         object.__setattr__(
             self, "plain", diagonal and not np.any(self.centre) and bool(np.all(self.scale == 1))
         )
+        spread = _SPREAD if diagonal else 2 * _SPREAD  # half of the roundings are for products with A
+        object.__setattr__(self, "spread", 1.0 if diagonal and not np.any(self.centre) else spread)
 
     @property
     def size(self) -> int:
@@ -80,9 +85,11 @@ class Features:
         constant = self.intercept * w[-1] if self.intercept else np.zeros(w.shape[1:])
         return u, constant - self.centre @ u
 
-    def gather(self, total: Array, weight: Array) -> Array:
-        """Σ v z from Σ v x and Σ v, one column an output."""
-        mapped = total if self.plain else _apply(self.scale, total - np.multiply.outer(self.centre, weight))
+    def gather(self, total: Array, weight: Array, records: int) -> Array:
+        """Σ v z from Σ v x and Σ v of so many records, one column an output."""
+        mapped = total
+        if not self.plain:
+            mapped = self._mapped(total - np.multiply.outer(self.centre, weight), records)
         return np.concatenate([mapped, (self.intercept * weight)[None]]) if self.intercept else mapped
 
     def rows(self, x: Any, unit: Array | None) -> Array:
@@ -104,6 +111,30 @@ class Features:
             return squares
         inner = _squares(x, self.scale)
         return (inner if unit is None else np.square(unit) * inner) + self.intercept**2
+
+    def at_least(self, norm: Array, x: Any, unit: Array | None) -> Array:
+        """Norms |z| of rows, raised to 2⁻⁸ of what their terms in Σ v x and Σ v can amount to.
+
+        Those of a row near the centre are longer than v z and cancel. With norms raised like this their
+        length, |A| |v| (|g x| + |c|), is at most 2⁸ clips, as the theorem of `farthing.summing` wants it.
+        """
+        if self.spread == 1:
+            return norm
+        scale: Any = self.scale
+        across, scale = (float(np.linalg.norm(scale, 2)), 1.0) if np.ndim(scale) == 2 else (1.0, scale)
+        inner = np.sqrt(_squares(x, scale))
+        length = (inner if unit is None else unit * inner) + np.linalg.norm(np.asarray(self.centre) * scale)
+        return np.maximum(norm, length * (across / _SPREAD))
+
+    def _mapped(self, columns: Array, records: int) -> Array:
+        """A times sums over so many records; a matrix A in parts that round little."""
+        if np.ndim(self.scale) == 1:
+            return _apply(self.scale, columns)
+        total = summing.Sum(records, columns.shape, spread=self.spread)
+        step = total.rows // 2
+        for part in (slice(start, start + step) for start in range(0, len(columns), step)):
+            total.add(np.asarray(self.scale)[:, part] @ columns[part], step)
+        return total.value
 
 
 def _apply(scale: Any, columns: Array) -> Array:
@@ -147,14 +178,53 @@ class Block(NamedTuple):
         inner += constant
         return _rowwise(inner, self.shrink)
 
-    def weighted(self, v: Array) -> tuple[Array, Array]:
-        """Σ v x and Σ v, which `Features.gather` makes into Σ v z."""
+    def weighted(self, v: Array, rows: int) -> tuple[Array, Array]:
+        """Σ v x and Σ v, which `Features.gather` makes into Σ v z; ``rows`` at a time (see `Weighted`)."""
         v = _rowwise(v, self.shrink)
-        return self.x.T @ _rowwise(v, self.unit), v.sum(axis=0)
+        scaled = _rowwise(v, self.unit)
+        if len(v) <= rows:
+            return self.x.T @ scaled, v.sum(axis=0)
+        pieces = range(0, len(v), rows)
+        parts = [(self.x[i : i + rows].T @ scaled[i : i + rows], v[i : i + rows].sum(axis=0)) for i in pieces]
+        return sum(part for part, _ in parts), sum(weight for _, weight in parts)
 
     def rows(self, features: Features) -> Array:
         """The z themselves."""
         return _rowwise(features.rows(self.x, self.unit), self.shrink)
+
+
+class Weighted:
+    """Σ v z of a table with so many rows, block by block: as Σ v x and Σ v while their rounding allows.
+
+    Where z is centred or mixed, terms v x may exceed v z by `Features.spread`; a table too long for that has
+    its z materialised.
+    """
+
+    def __init__(self, records: int, features: Features, columns: tuple[int, ...] = ()) -> None:
+        self._features, self._records = features, records
+        self._long = summing.chain(records, features.spread) < _SHORTEST
+        spread = 1.0 if self._long else features.spread
+        size = features.size if self._long else features.width
+        self._total = summing.Sum(records, (size, *columns), spread=spread)
+        self._weight = summing.Sum(records, columns, spread=spread)
+
+    def add(self, block: Any, v: Array) -> None:
+        """Adds the rows of a block, times v."""
+        if self._long:
+            self._total.add(block.rows(self._features).T @ v, len(v))
+            return
+        rows = self._total.rows // 2
+        part, weight = block.weighted(v, rows)
+        depth = min(len(v), rows) + -(-len(v) // rows)
+        self._total.add(part, depth)
+        self._weight.add(weight, depth)
+
+    @property
+    def value(self) -> Array:
+        """The sum."""
+        if self._long:
+            return self._total.value
+        return self._features.gather(self._total.value, self._weight.value, self._records)
 
 
 def _rowwise(values: Array, factors: Array | None) -> Array:
@@ -180,7 +250,7 @@ class Table:
         if y is not None and len(y) != X.shape[0]:
             raise InvalidValue(f"there must be one target a row, got {len(y)} for {X.shape[0]} rows")
         self._X, self._y, self._unit = X, y, unit
-        self._length = int(X.shape[0])
+        self._length = summing.checked(int(X.shape[0]))
         self._map: tuple[Array, Array] | None = None
         self._factors: dict[Features, Factors] = {}
         self._lie: tuple[Any, ...] | None = None  # how it lies in memory; empty where kernels cannot read it
@@ -225,7 +295,7 @@ class Table:
     def _places(self) -> Iterator[slice]:
         n, d = self.X.shape
         entries = _SPARSE_BLOCK if sparse.issparse(self.X) else _BLOCK
-        step = max(_FEWEST_ROWS, entries // max(1, d))
+        step = min(max(_FEWEST_ROWS, entries // max(1, d)), summing.chain(n) // 2)
         # for nobody one empty block: what does not fit the columns or the weights fails there as well
         return (slice(start, min(n, start + step)) for start in range(0, max(n, 1), step))
 
@@ -300,11 +370,12 @@ class Table:
             if self._unit:
                 unit = 1 / np.sqrt(_squares(x, 1.0))
                 unit[~np.isfinite(unit)] = 0.0
-            norm = np.sqrt(features.squared_norms(x, unit))
+            size = np.sqrt(features.squared_norms(x, unit))
+            norm = features.at_least(size, x, unit)
             if features.radius is None and np.isfinite(norm).all():
                 return unit, None, norm
             radius = np.inf if features.radius is None else features.radius
-            shrink = np.where(np.isfinite(norm), np.minimum(1.0, radius / norm), 0.0)
+            shrink = np.where(np.isfinite(norm), np.minimum(1.0, radius / size), 0.0)
             norm = np.where(shrink > 0, norm * shrink, 0.0)
         return unit, shrink, norm
 

@@ -37,7 +37,8 @@ from farthing.losses import Loss
 from farthing.mechanisms import NoisyMax
 from farthing.query import Query, Step, until_spent
 from farthing.samplers import Everyone
-from farthing.tables import Features, Table
+from farthing.summing import summed
+from farthing.tables import Features, Table, Weighted
 
 Array = NDArray[np.float64]
 
@@ -65,8 +66,7 @@ class Counts:
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipValue) -> Array:
         labels = np.asarray(records.y)[:, None] == np.arange(self.classes)
-        counts: Array = bound.apply(labels.astype(np.float64)).sum(axis=0)
-        return counts
+        return summed(bound.apply, labels)
 
 
 def nonprivate(table: Table, problem: Problem, *, penalty: float = 1.0, tolerance: float = 1e-5) -> Step:
@@ -97,11 +97,9 @@ def nonprivate(table: Table, problem: Problem, *, penalty: float = 1.0, toleranc
 def _value_and_gradient(table: Table, loss: Loss, features: Features, w: Array) -> tuple[float, Array]:
     """Both in one pass over the blocks."""
     u, constant = features.unfold(w)
-    value, total, weight = 0.0, np.zeros(u.shape), np.zeros(u.shape[1:])
+    value, total = 0.0, Weighted(len(table), features, u.shape[1:])
     for block in table.blocks(features):
         margins = block.margins(u, constant)
         value += float(loss.value(margins, block.y).sum())
-        part, sum_ = block.weighted(loss.residual(margins, block.y))
-        total += part
-        weight = weight + sum_
-    return value, features.gather(total, weight)
+        total.add(block, loss.residual(margins, block.y))
+    return value, total.value

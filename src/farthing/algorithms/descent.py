@@ -42,6 +42,7 @@ from farthing.ledger import Ledger
 from farthing.losses import Gradient
 from farthing.mechanisms import Gaussian, SymmetricGaussian
 from farthing.query import Step, until_spent
+from farthing.summing import Sum
 from farthing.tables import Features, Table
 
 Array = NDArray[np.float64]
@@ -148,11 +149,12 @@ class Spread:
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
         d = self.features.width
-        first, second = np.zeros(d), np.zeros((d, d) if self.gram else d)
+        sums = Sum(len(records), (d,)), Sum(len(records), (d, d) if self.gram else (d,))
         for block in records.blocks(self.features):
             u = block.rows(self.features)
-            first += u.sum(axis=0)
-            second += u.T @ u if self.gram else np.square(u).sum(axis=0)
+            sums[0].add(u.sum(axis=0), len(u))
+            sums[1].add(u.T @ u if self.gram else np.square(u).sum(axis=0), len(u))
+        first, second = sums[0].value, sums[1].value
         smaller = min(1.0, bound.clip / math.hypot(1.0, MEAN_WEIGHT))
         if not self.gram:
             return smaller * np.concatenate([MEAN_WEIGHT * first, second])

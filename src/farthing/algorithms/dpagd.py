@@ -60,7 +60,8 @@ from farthing.losses import Gradient, Loss
 from farthing.mechanisms import Gaussian, NoisyMax
 from farthing.query import Query, Receipt, Step, until_spent
 from farthing.samplers import Everyone
-from farthing.tables import Features, Table
+from farthing.summing import Sum
+from farthing.tables import Features, Table, Weighted
 
 Array = NDArray[np.float64]
 
@@ -90,7 +91,7 @@ class RayScores:
     def bounded_sum(self, records: Table, w: Ray, bound: ClipValue) -> Array:
         start, direction, steps = w
         u, constant = self.features.unfold(np.column_stack([start, direction]))
-        total, half = np.zeros(len(steps)), len(constant) // 2
+        total, half = Sum(len(records), (len(steps),)), len(constant) // 2
         for block in records.blocks(self.features):
             with np.errstate(over="ignore", invalid="ignore"):
                 margins = block.margins(u, constant)
@@ -100,8 +101,8 @@ class RayScores:
                 else:
                     moved = [self.loss.value(here - step * along, block.y) for step in steps]
                     values = np.column_stack(moved)
-                total += bound.apply(-values).sum(axis=0)
-        return total
+                total.add(bound.apply(-values).sum(axis=0), len(values))
+        return total.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +112,10 @@ class Total:
     features: Features
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
-        total, weight = np.zeros(self.features.width), np.zeros(())
+        total = Weighted(len(records), self.features)
         for block in records.blocks(self.features):
-            part, sum_ = block.weighted(bound.factors(block.norm))
-            total += part
-            weight = weight + sum_
-        return self.features.gather(total, weight)
+            total.add(block, bound.factors(block.norm))
+        return total.value
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,8 @@ from farthing.bounds import ClipNorm, ClipOuter
 from farthing.ledger import Ledger
 from farthing.mechanisms import SymmetricGaussian
 from farthing.query import Step, until_spent
-from farthing.tables import Features, Table
+from farthing.summing import Sum
+from farthing.tables import Features, Table, Weighted
 
 Array = NDArray[np.float64]
 
@@ -73,11 +74,10 @@ class Mean:
     features: Features
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
-        total, weight = np.zeros(self.features.width), np.zeros(())
+        total = Weighted(len(records), self.features)
         for block in records.blocks(self.features):
-            part, sum_ = block.weighted(bound.factors(block.norm))
-            total, weight = total + part, weight + sum_
-        return self.features.gather(total, weight)
+            total.add(block, bound.factors(block.norm))
+        return total.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,11 @@ class Scatter:
     centre: Array
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipOuter) -> Array:
-        total = np.zeros((self.features.size, self.features.size))
+        total = Sum(len(records), (self.features.size, self.features.size))
         for block in records.blocks(self.features):
             rows = bound.apply(block.rows(self.features) - self.centre)
-            total += rows.T @ rows
-        return total
+            total.add(rows.T @ rows, len(rows))
+        return total.value
 
 
 def components(moments: NDArray[np.float64], count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

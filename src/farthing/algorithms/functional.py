@@ -45,6 +45,7 @@ from farthing.ledger import Ledger
 from farthing.mechanisms import Laplace
 from farthing.query import Query, Step, until_spent
 from farthing.samplers import Everyone
+from farthing.summing import Sum
 from farthing.tables import Features, Table
 
 Array = NDArray[np.float64]
@@ -126,13 +127,15 @@ class Coefficients:
     triangle: bool = False
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
-        square, linear = np.zeros((self.features.size, self.features.size)), np.zeros(self.features.size)
+        size = self.features.size
+        squares, linear = Sum(len(records), (size, size)), Sum(len(records), (size,))
         for block in records.blocks(self.features):
             rows = np.clip(block.rows(self.features), -1.0, 1.0)
             rows = ClipNorm(self.reach, order=1).apply(rows)
             with np.errstate(over="ignore"):
                 target = np.clip(np.nan_to_num(self.stretch * (block.y - self.origin)), -1.0, 1.0)
-            square += rows.T @ rows
-            linear -= 2 * target @ rows
+            squares.add(rows.T @ rows, len(rows))
+            linear.add(-2 * target @ rows, len(rows))
+        square = squares.value
         entries = square[np.triu_indices(len(square))] if self.triangle else square.ravel()
-        return np.concatenate([entries, linear])
+        return np.concatenate([entries, linear.value])

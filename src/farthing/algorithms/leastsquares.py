@@ -52,7 +52,8 @@ from farthing.bounds import ClipNorm, ClipOuter, ClipValue
 from farthing.ledger import Ledger
 from farthing.mechanisms import SymmetricGaussian
 from farthing.query import Step, until_spent
-from farthing.tables import Features, Table
+from farthing.summing import Sum, summed
+from farthing.tables import Features, Table, Weighted
 
 Array = NDArray[np.float64]
 
@@ -197,7 +198,7 @@ class Targets:
     def bounded_sum(self, records: Table, w: Any, bound: ClipValue) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
             terms = (np.asarray(records.y, dtype=np.float64) - self.origin) ** self.power - self.middle
-        return np.asarray(bound.apply(terms[:, None]).sum(axis=0))
+        return summed(bound.apply, terms[:, None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +209,11 @@ class Total:
     features: Features
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
-        total = np.zeros(self.features.size)
+        total = Sum(len(records), (self.features.size,))
         for block in records.blocks(self.plain):
-            total += _clipped(self.features.rows(block.x, block.unit), bound.clip).sum(axis=0)
-        return total
+            rows = _clipped(self.features.rows(block.x, block.unit), bound.clip)
+            total.add(rows.sum(axis=0), len(rows))
+        return total.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +224,11 @@ class Scatter:
     features: Features
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipOuter) -> Array:
-        total = np.zeros((self.features.size, self.features.size))
+        total = Sum(len(records), (self.features.size, self.features.size))
         for block in records.blocks(self.plain):
             rows = _clipped(self.features.rows(block.x, block.unit), bound.clip)
-            total += rows.T @ rows
-        return total
+            total.add(rows.T @ rows, len(rows))
+        return total.value
 
 
 def _clipped(rows: Array, clip: float) -> Array:
@@ -264,14 +266,14 @@ class Slope:
 
     def bounded_sum(self, records: Table, w: Array, bound: ClipNorm) -> Array:
         u, constant = self.features.unfold(w)
-        total, weight, squares = np.zeros(len(u)), np.zeros(()), 0.0
+        total, squares = Weighted(len(records), self.features), Sum(len(records))
         for block in records.blocks(self.features):
             with np.errstate(over="ignore", invalid="ignore"):
                 residual = block.y - block.margins(u, constant + self.origin)
                 sizes = np.abs(residual) * block.norm
             factors = ClipNorm(self.clip).factors(sizes)
             kept = factors > 0
-            part, sum_ = block.weighted(np.where(kept, residual, 0.0) * factors)
-            total, weight = total + part, weight + sum_
-            squares += np.square(np.minimum(sizes[kept] / (2 * self.rms), 1.0)).sum() - kept.sum() / 2
-        return np.append(self.features.gather(total, weight), squares)
+            total.add(block, np.where(kept, residual, 0.0) * factors)
+            shares = np.square(np.minimum(sizes[kept] / (2 * self.rms), 1.0)) - 0.5
+            squares.add(shares.sum(), len(shares))
+        return np.append(total.value, squares.value)

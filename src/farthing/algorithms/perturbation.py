@@ -66,11 +66,12 @@ from farthing.mechanisms import Gaussian
 from farthing.noise import Stream
 from farthing.query import Query, Step, until_spent
 from farthing.samplers import Everyone
+from farthing.summing import Sum
 from farthing.tables import Features, Table
 
 Array = NDArray[np.float64]
 
-_TOLERANCE = 2.0**-36  # of the sum's largest gradient: float64 sums by blocks are a hundred times closer
+_TOLERANCE = 2.0**-34  # of the largest gradient: half of it covers 2^18 roundings a term, and there are fewer
 _FLOAT_SLACK = 1 + 2.0**-20  # on the noise, for the rounding of a record's own gradient
 _NEWTON_STEPS = 100
 _BITS = 40  # b is drawn on a lattice of σ 2^-40
@@ -303,7 +304,7 @@ class _Behind:
         raise FarthingError("the objective was not minimised; charged, and nothing is released")
 
     def _look(self, loss: Loss, linear: Array, penalty: float, w: Array) -> tuple[float, Array, Array]:
-        value, gradient = penalty / 2 * float(w @ w) + float(linear @ w), linear + penalty * w
+        value, gradient = penalty / 2 * float(w @ w) + float(linear @ w), Sum(len(self.records), w.shape)
         hessian = penalty * np.eye(len(w))
         for block in self.records.blocks(self.features):
             y = (np.asarray(block.y) > 0.5).astype(np.float64)  # whatever the labels, a residual has one sign
@@ -311,9 +312,9 @@ class _Behind:
             margins = z @ w  # of bounded rows: finite whatever the record
             residual = loss.residual(margins, y)
             value += float(loss.value(margins, y).sum())
-            gradient += z.T @ residual
+            gradient.add(z.T @ residual, len(z))
             hessian += z.T @ (z * _second(loss, np.abs(residual))[:, None])
-        return value, gradient, hessian
+        return value, gradient.value + (linear + penalty * w), hessian
 
 
 def _second(loss: Loss, size: Array) -> Array:

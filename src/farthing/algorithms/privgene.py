@@ -49,6 +49,7 @@ from farthing.mechanisms import NoisyMax
 from farthing.noise import SeededStream, Stream
 from farthing.query import Query, Step, until_spent
 from farthing.samplers import Everyone
+from farthing.summing import Sum
 from farthing.tables import Features, Table
 
 Array = NDArray[np.float64]
@@ -129,12 +130,13 @@ class Advantages:
 
     def bounded_sum(self, records: Table, w: Array, bound: ClipValue) -> Array:
         u, constant = self.features.unfold(w)
-        total = np.zeros(w.shape[1])
+        total = Sum(len(records), w.shape[1:])
         for block in records.blocks(self.features):
             with np.errstate(over="ignore", invalid="ignore"):
                 losses = self.loss.value(block.margins(u, constant), block.y)
-                total += bound.apply(losses.max(axis=1, keepdims=True) - losses).sum(axis=0)
-        return total
+                worse = bound.apply(losses.max(axis=1, keepdims=True) - losses)
+            total.add(worse.sum(axis=0), len(worse))
+        return total.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,6 @@ class NoisyTop:
         scores = np.asarray(total, dtype=np.float64)
         if scores.ndim != 1 or scores.size < self.count or not np.isfinite(scores).all():
             raise InvalidValue(f"at least {self.count} finite scores are needed, got shape {scores.shape}")
-        cell = self.noise * bound.norm() * (1 + 2.0**-20) * 2.0**-_BITS  # as NoisyMax has it
+        cell = NoisyMax(self.noise).cell(bound, _BITS)
         noisy = np.rint(scores / cell).astype(np.int64) + lattice.gumbel(stream, scores.size, _BITS)
         return np.argsort(-noisy, kind="stable")[: self.count]

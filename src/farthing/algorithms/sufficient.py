@@ -33,6 +33,7 @@ from farthing.bounds import ClipOuter
 from farthing.ledger import Ledger
 from farthing.mechanisms import SymmetricGaussian
 from farthing.query import Step, until_spent
+from farthing.summing import Sum
 from farthing.tables import Features, Table
 
 Array = NDArray[np.float64]
@@ -64,10 +65,10 @@ class Statistics:
     stretch: float
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipOuter) -> Array:
-        total = np.zeros((self.features.size + 1, self.features.size + 1))
+        total = Sum(len(records), (self.features.size + 1, self.features.size + 1))
         for block in records.blocks(self.features):
             with np.errstate(over="ignore"):
                 target = self.stretch * (block.y - self.origin)
             rows = bound.apply(np.column_stack([block.rows(self.features), target]))
-            total += rows.T @ rows
-        return total
+            total.add(rows.T @ rows, len(rows))
+        return total.value

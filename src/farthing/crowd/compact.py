@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from farthing import validate
+from farthing import summing, validate
 from farthing.errors import InvalidValue, Unsupported
 from farthing.samplers import Indices
 from farthing.tables import Features
@@ -40,8 +40,8 @@ class PlacesBlock(NamedTuple):
         inner = _times(known[self.places].sum(axis=1), self.unit) + constant
         return _times(inner, self.shrink)
 
-    def weighted(self, v: Array) -> tuple[Array, Array]:
-        """Σ v x and Σ v."""
+    def weighted(self, v: Array, rows: int) -> tuple[Array, Array]:
+        """Σ v x and Σ v; blocks have at most ``rows``."""
         v = _times(v, self.shrink)
         scaled, places = _times(v, self.unit), self.places.ravel()
         columns = scaled.reshape(len(v), math.prod(v.shape[1:])).T
@@ -118,8 +118,9 @@ class Indicators:
         ones = np.append(squares * np.ones(self.width), 0.0)
         crossed = np.append(squares * centre * np.ones(self.width), 0.0)
         rest = float(np.sum(squares * np.square(centre))) + features.intercept**2
-        for start in range(0, max(len(self), 1), _BLOCK):  # one empty block for nobody
-            places = self.places[start : start + _BLOCK]
+        step = min(_BLOCK, summing.chain(len(self), features.spread) // 2)
+        for start in range(0, max(len(self), 1), step):  # one empty block for nobody
+            places = self.places[start : start + step]
             if self._unit:
                 unit = 1 / np.sqrt(np.maximum(np.count_nonzero(places < self.width, axis=1), 1))
             else:
@@ -128,8 +129,11 @@ class Indicators:
             if centre.any():
                 square = square - 2 * unit * crossed[places].sum(axis=1)
             norm = np.sqrt(np.maximum(square, 0.0))
+            if features.spread > 1:  # near the centre squares cancel, and so do sums: see Features.at_least
+                length = unit * np.sqrt(ones[places].sum(axis=1)) + math.sqrt(rest)
+                norm = np.maximum(norm, length / features.spread)
             shrink = np.ones_like(norm)
             if features.radius is not None:
                 shrink = features.radius / np.maximum(norm, features.radius)
-            y = None if self.y is None else self.y[start : start + _BLOCK]
+            y = None if self.y is None else self.y[start : start + step]
             yield PlacesBlock(places, y, unit, shrink, norm * shrink, self.width)
