@@ -120,7 +120,10 @@ def test_one_row_that_overflows_among_many_blocks(monkeypatch):
     assert len(blocks) > 2
     shrink = np.concatenate([block.shrink for block in blocks])
     np.testing.assert_array_equal(np.flatnonzero(shrink == 0), [150])
-    assert sum(block.weighted(np.ones(len(block.x)))[1] for block in blocks) == 299
+    total = Weighted(300, Features(2))
+    for block in blocks:
+        total.add(block, np.ones(len(block.x)))
+    assert total.value.tolist() == [299.0] * 3
 
 
 @pytest.mark.parametrize("value", [1e200, -1e308, 5e-324])

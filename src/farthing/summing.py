@@ -43,9 +43,8 @@ Array = NDArray[np.float64]
 MOST = 2**30  # terms of a sum
 SLACK = 2.0**-14  # of one term's bound
 _ROUNDINGS = 2**37  # h n spread: 2⁻¹⁶ / u
+_AT_ONCE = 2**18  # rows that may be one part, for _AT_ONCE² < _ROUNDINGS
 _AFTER = 6  # roundings of a term besides additions of parts: its product, the two-sum, what follows a sum
-_FEWEST = 64
-_ENTRIES = 2**15  # of rows that are bounded at once: they stay in the cache
 
 
 def checked(records: int) -> int:
@@ -70,13 +69,14 @@ class Sum:
     ``spread`` bounds the absolute values that are added up, in units of the terms' bound.
     """
 
-    __slots__ = ("_high", "_longest", "_low", "_most", "_part", "_parts")
+    __slots__ = ("_high", "_longest", "_low", "_most", "_part", "_parts", "_shape")
 
     def __init__(self, records: int, shape: tuple[int, ...] = (), *, spread: float = 1.0) -> None:
         self._most = chain(records, spread) - _AFTER
-        self._high: Array | None = None
-        self._low = self._part = np.zeros(shape)
-        self._longest = self._parts = 0
+        self._high: Any = None
+        self._low: Any = 0.0
+        self._part: Any = None
+        self._shape, self._longest, self._parts = shape, 0, 0
 
     @property
     def rows(self) -> int:
@@ -84,47 +84,45 @@ class Sum:
         return self._most - 1
 
     def add(self, part: Any, rows: int) -> None:
-        """Adds a part, the sum of so many terms."""
-        longest = max(self._longest, rows)
-        if longest + self._parts >= self._most and self._parts:
-            self._settle()
-            longest = rows
-        if longest >= self._most:
+        """Adds a part, the sum of so many terms, which must be nobody else's."""
+        if rows >= self._most:
             raise InvalidValue("a part of a sum has more terms than its rounding allows for")
-        if self._parts:
-            self._part += part
+        if max(self._longest, rows) + self._parts >= self._most:
+            self._settle()
+        if self._part is None:
+            self._part, self._longest, self._parts = part, rows, 1
         else:
-            self._part = np.zeros_like(self._low) + part
-        self._longest, self._parts = longest, self._parts + 1
+            self._part += part
+            self._longest, self._parts = max(self._longest, rows), self._parts + 1
 
     def _settle(self) -> None:
         """Moves what was added into the total: Knuth's two-sum, and the sum of its errors."""
         if self._high is None:
             self._high = self._part
-        else:
+        elif self._part is not None:
             high = self._high + self._part
             back = high - self._high
             self._low = self._low + ((self._high - (high - back)) + (self._part - back))
             self._high = high
-        self._part, self._longest, self._parts = np.zeros_like(self._low), 0, 0
+        self._part, self._longest, self._parts = None, 0, 0
 
     @property
     def value(self) -> Array:
         """The sum."""
         if self._high is None:
-            return self._part
-        self._settle()
-        return self._high + self._low
+            return np.zeros(self._shape) if self._part is None else np.asarray(self._part)
+        if self._part is not None:
+            self._settle()
+        return np.asarray(self._high + self._low)
 
 
 def summed(bounded: Callable[[Array], Array], rows: ArrayLike) -> Array:
-    """Σ bounded(rows) over all rows, some of them at a time; ``bounded`` refuses what is no table."""
+    """Σ bounded(rows) over all rows, as many at a time as may be; ``bounded`` refuses what is no table."""
     rows = np.asarray(rows, dtype=np.float64)
-    if rows.ndim != 2:
+    if rows.ndim != 2 or len(rows) <= _AT_ONCE:
         return np.asarray(bounded(rows).sum(axis=0))
     total = Sum(len(rows), rows.shape[1:])
-    step = min(total.rows, max(_FEWEST, _ENTRIES // max(1, rows.shape[1])))
-    for start in range(0, max(1, len(rows)), step):
-        some = bounded(rows[start : start + step])
+    for start in range(0, max(1, len(rows)), total.rows):
+        some = bounded(rows[start : start + total.rows])
         total.add(some.sum(axis=0), len(some))
     return total.value

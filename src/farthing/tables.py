@@ -25,6 +25,7 @@ from farthing.errors import InvalidValue
 from farthing.samplers import Indices
 
 Array = NDArray[np.float64]
+Parts = list[tuple[Array, Array]]  # sums of v x and of v
 Factors = tuple[Array | None, Array | None, Array]  # of rows: g and h (None where all are 1), and |z|
 
 _BLOCK = 2**17  # entries of a block: a megabyte of float64, so that both products find it in the cache
@@ -178,15 +179,14 @@ class Block(NamedTuple):
         inner += constant
         return _rowwise(inner, self.shrink)
 
-    def weighted(self, v: Array, rows: int) -> tuple[Array, Array]:
-        """Σ v x and Σ v, which `Features.gather` makes into Σ v z; ``rows`` at a time (see `Weighted`)."""
+    def weighted(self, v: Array, rows: int) -> Parts:
+        """Σ v x and Σ v of at most so many rows each, which `Features.gather` makes into Σ v z."""
         v = _rowwise(v, self.shrink)
         scaled = _rowwise(v, self.unit)
         if len(v) <= rows:
-            return self.x.T @ scaled, v.sum(axis=0)
-        pieces = range(0, len(v), rows)
-        parts = [(self.x[i : i + rows].T @ scaled[i : i + rows], v[i : i + rows].sum(axis=0)) for i in pieces]
-        return sum(part for part, _ in parts), sum(weight for _, weight in parts)
+            return [(self.x.T @ scaled, v.sum(axis=0))]
+        places = [slice(start, start + rows) for start in range(0, len(v), rows)]
+        return [(self.x[place].T @ scaled[place], v[place].sum(axis=0)) for place in places]
 
     def rows(self, features: Features) -> Array:
         """The z themselves."""
@@ -213,11 +213,10 @@ class Weighted:
         if self._long:
             self._total.add(block.rows(self._features).T @ v, len(v))
             return
-        rows = self._total.rows // 2
-        part, weight = block.weighted(v, rows)
-        depth = min(len(v), rows) + -(-len(v) // rows)
-        self._total.add(part, depth)
-        self._weight.add(weight, depth)
+        rows = self._total.rows // 2  # so that parts need not go into a total one by one
+        for part, weight in block.weighted(v, rows):
+            self._total.add(part, min(rows, len(v)))
+            self._weight.add(weight, min(rows, len(v)))
 
     @property
     def value(self) -> Array:

@@ -42,7 +42,7 @@ def _in_chains(terms):
 def test_a_total_without_its_compensation_is_noticed(monkeypatch):
     def settle(self):
         self._high = (0.0 if self._high is None else self._high) + self._part
-        self._part, self._longest, self._parts = np.zeros_like(self._low), 0, 0
+        self._part, self._longest, self._parts = None, 0, 0
 
     terms = rounding.badly_rounded(2**13)
     assert abs(rounding.moved(_in_chains, terms) - 1) < 2.0**-34

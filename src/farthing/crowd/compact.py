@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from farthing import summing, validate
 from farthing.errors import InvalidValue, Unsupported
 from farthing.samplers import Indices
-from farthing.tables import Features
+from farthing.tables import Features, Parts
 
 Array = NDArray[np.float64]
 
@@ -40,15 +40,15 @@ class PlacesBlock(NamedTuple):
         inner = _times(known[self.places].sum(axis=1), self.unit) + constant
         return _times(inner, self.shrink)
 
-    def weighted(self, v: Array, rows: int) -> tuple[Array, Array]:
-        """Σ v x and Σ v; blocks have at most ``rows``."""
+    def weighted(self, v: Array, rows: int) -> Parts:
+        """Σ v x and Σ v; no block has more rows than a part may have."""
         v = _times(v, self.shrink)
         scaled, places = _times(v, self.unit), self.places.ravel()
         columns = scaled.reshape(len(v), math.prod(v.shape[1:])).T
         times = self.places.shape[1]
         sums = [np.bincount(places, np.repeat(column, times), self.width + 1) for column in columns]
         total = np.stack(sums, axis=-1, dtype=np.float64)[: self.width]
-        return total.reshape(self.width, *v.shape[1:]), v.sum(axis=0)
+        return [(total.reshape(self.width, *v.shape[1:]), v.sum(axis=0))]
 
     def rows(self, features: Features) -> Array:
         """The z themselves."""
@@ -118,7 +118,7 @@ class Indicators:
         ones = np.append(squares * np.ones(self.width), 0.0)
         crossed = np.append(squares * centre * np.ones(self.width), 0.0)
         rest = float(np.sum(squares * np.square(centre))) + features.intercept**2
-        step = min(_BLOCK, summing.chain(len(self), features.spread) // 2)
+        step = max(2**5, min(_BLOCK, summing.chain(len(self), features.spread) // 4))
         for start in range(0, max(len(self), 1), step):  # one empty block for nobody
             places = self.places[start : start + step]
             if self._unit:
