@@ -1,6 +1,5 @@
 """Planted bugs in sums: each way to let rounding through is noticed by the law of sums."""
 
-import numpy as np
 import pytest
 
 from farthing import native, summing, tables

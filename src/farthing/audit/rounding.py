@@ -6,6 +6,7 @@
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,5 +68,5 @@ def _cancelling(stream: Stream, records: int = 2**12) -> list[str]:
     X, y = centre + words[: 3 * records].reshape(-1, 3) * 1e-6, words[3 * records :] * 1e10
     gradient = Gradient(squared, Features(3, centre, intercept=0.0))
     ends = [gradient.bounded_sum(Table(X[i:], y[i:]), np.zeros(3), ClipNorm(1.0)) for i in range(8)]
-    apart = max(float(np.linalg.norm(a - b)) for a, b in zip(ends, ends[1:], strict=False))
+    apart = max(float(np.linalg.norm(a - b)) for a, b in pairwise(ends))
     return ["a sum of rows near their centre moves by more than its bound"] if apart > 1 + _MOST else []
