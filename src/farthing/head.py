@@ -6,8 +6,10 @@ A SQLite file that was cut off or put back to an earlier state is whole in itsel
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 import sqlite3
+import stat
 import struct
 from collections.abc import Callable, Iterator
 
@@ -15,6 +17,9 @@ from farthing.errors import LedgerLocked
 
 FAILED = "Nothing is released: see that the files are writable, with room on their disk, and try again"
 
+log = logging.getLogger("farthing.ledger")
+
+_OWNER_ONLY = 0o600
 _sync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 
 
@@ -26,6 +31,34 @@ def failing_closed(path: str | None) -> Iterator[None]:
         raise LedgerLocked(f"journal {path}: {error}. {FAILED}") from error
 
 
+def narrow(path: str) -> None:
+    """Sees to it that only its owner reads and writes a file, if it is there; whatever the umask was.
+
+    By its name, not by opening it: closing a file of a database lets go of all locks of the process on it.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        mode = stat.S_IMODE(os.stat(path).st_mode)
+        if mode & 0o777 & ~_OWNER_ONLY:
+            try:
+                os.chmod(path, _OWNER_ONLY)
+                log.warning("%s could be opened by others (mode %o): it is its owner's now", path, mode)
+            except PermissionError:
+                log.warning("%s can be opened by others (mode %o), and is not ours to change", path, mode)
+
+
+def create_private(path: str) -> None:
+    """An empty file that only its owner reads and writes; one that is there is narrowed."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, _OWNER_ONLY)
+    except FileExistsError:
+        narrow(path)
+        return
+    try:
+        os.fchmod(file, _OWNER_ONLY)
+    finally:
+        os.close(file)
+
+
 class Head:
     """Number and hash of the newest row, in two slots written in turn: a torn write spares the other one."""
 
@@ -34,7 +67,11 @@ class Head:
 
     def __init__(self, path: str, *, create: bool) -> None:
         self.path = path
-        self.file = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
+        if create:
+            create_private(path)
+        else:
+            narrow(path)
+        self.file = os.open(path, os.O_RDWR)
 
     def __enter__(self) -> None:
         with failing_closed(self.path):

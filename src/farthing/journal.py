@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO, TypeAlias
 
 from farthing.errors import InvalidValue, LedgerLocked, NotReleased, Unsupported
-from farthing.head import FAILED, Head, failing_closed
+from farthing.head import FAILED, Head, create_private, failing_closed, narrow
 
 KINDS = ("promise", "charge", "refund", "release", "close", "note")  # row 0 alone is of kind "open"
 
@@ -362,6 +362,7 @@ class Journal:
             self._head = Head(self.path + ".head", create=first is not None)
             place = f"{Path(self.path).as_uri()}?mode={'rw' if first is None else 'rwc'}"
         with self._head or contextlib.nullcontext():
+            self._narrow(create=first is not None)
             connection = sqlite3.connect(
                 place, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
@@ -381,6 +382,13 @@ class Journal:
                 self._create(first)
         self._files = self._identify()
         return connection
+
+    def _narrow(self, *, create: bool) -> None:
+        """Only their owner opens these files; SQLite gives a write-ahead log the mode of its database."""
+        if self.path is not None:
+            (create_private if create else narrow)(self.path)
+            for suffix in ("-wal", "-shm"):
+                narrow(self.path + suffix)
 
     def _create(self, first: _Record) -> None:
         for statement in ("BEGIN IMMEDIATE", *_SCHEMA):

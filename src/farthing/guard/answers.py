@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from farthing.errors import InvalidValue, LedgerLocked
-from farthing.head import failing_closed
+from farthing.head import create_private, failing_closed
 
 _FIRST = "0" * 64
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
@@ -29,7 +29,8 @@ class AnswerLog:
         if not Path(self.path).parent.is_dir():
             raise InvalidValue(f"answers must be logged in an existing directory, got {self.path!r}")
         with failing_closed(self.path):
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            create_private(self.path)
+            self._file = os.open(self.path, os.O_RDWR | os.O_APPEND)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
