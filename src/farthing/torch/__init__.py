@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from farthing.torch.bookkeeping import Gradient
     from farthing.torch.checkpoint import restore, save
     from farthing.torch.clipping import Automatic, ClipLayers
+    from farthing.torch.collating import Padded
     from farthing.torch.dpopt import DpOpt
     from farthing.torch.evaluation import evaluate, progress
     from farthing.torch.flat import Layout
@@ -39,6 +40,7 @@ __all__ = [
     "Gradient",
     "Layout",
     "Lot",
+    "Padded",
     "Plan",
     "Quantile",
     "Scattering",
@@ -58,6 +60,7 @@ _HOMES = {
     "flat": ("Layout",),
     "checkpoint": ("restore", "save"),
     "clipping": ("Automatic", "ClipLayers"),
+    "collating": ("Padded",),
     "dpopt": ("DpOpt",),
     "evaluation": ("evaluate", "progress"),
     "noise": ("FloatGaussian", "Gaussian"),

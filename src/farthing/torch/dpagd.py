@@ -44,8 +44,10 @@ from farthing.torch.bookkeeping import Gradient
 from farthing.torch.flat import Layout
 from farthing.torch.isolation import Isolation
 from farthing.torch.noise import Gaussian
+from farthing.torch.preparation import checked
 from farthing.torch.randomness import OwnRandomness, apart
 from farthing.torch.records import Examples, Lot
+from farthing.torch.traces import Wall
 
 Array = NDArray[np.float64]
 
@@ -69,8 +71,12 @@ class RayLosses:
     physical: int | None = None
     isolated: Isolation | None = None
 
-    @torch.no_grad()
     def bounded_sum(self, records: Lot, w: Ray, bound: ClipValue) -> Array:
+        with Wall(self.model, self.loss):
+            return self._sum(records, w, bound)
+
+    @torch.no_grad()
+    def _sum(self, records: Lot, w: Ray, bound: ClipValue) -> Array:
         weights = dict(self.model.named_parameters())
         device = next(iter(weights.values())).device
         direction = torch.as_tensor(w.direction, dtype=torch.float32, device=device)
@@ -136,12 +142,12 @@ def dpagd(
             f"(farthing.accounting.filters), not {type(ledger.filter).__name__}"
         )
     device = next(model.parameters()).device
-    door, rule = ledger.over(examples.on(device)), ledger.filter
-    each = _ROUNDED * rule.rho / validate.positive(splits=splits)
-    exactness, search_price = (1 - search) * each, validate.positive(search=search) * each
     sums = Gradient(model, loss, physical=physical, isolate=isolate)
     with apart(device):
-        sums.check(*examples.on(device).batch(np.zeros(1, dtype=np.int64)))  # of this only shapes are used
+        examples = checked(sums, examples.on(device))
+    door, rule = ledger.over(examples), ledger.filter
+    each = _ROUNDED * rule.rho / validate.positive(splits=splits)
+    exactness, search_price = (1 - search) * each, validate.positive(search=search) * each
     gradient = Query(Everyone(), OwnRandomness(sums, device), ClipNorm(clip), Gaussian(1.0))
     low = ClipValue(-validate.positive(objective_clip=objective_clip), 0.0)
     losses = OwnRandomness(RayLosses(model, loss, sums.layout, physical, sums.isolation), device)

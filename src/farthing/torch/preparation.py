@@ -1,11 +1,13 @@
 """What is settled before a run begins: its examples, ledger, plan and promise. Nothing is charged here."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from farthing.bounds import Bound
 from farthing.budget import Budget, Unit
@@ -15,12 +17,18 @@ from farthing.ledger import Ledger
 from farthing.query import Query
 from farthing.samplers import Poisson
 from farthing.torch import plan as plans
+from farthing.torch.bookkeeping import Gradient
 from farthing.torch.flat import Layout
 from farthing.torch.noise import Gaussian
 from farthing.torch.plan import Noise, Plan
+from farthing.torch.probe import Source
 from farthing.torch.randomness import OwnRandomness
 from farthing.torch.records import Examples
 from farthing.torch.schedules import Bounds
+from farthing.torch.vmapped import call
+
+FIRST = np.zeros(1, dtype=np.int64)  # the record whose shape stands for all
+_IGNORED = -100, -1  # what losses leave out, if they do
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +65,49 @@ def examples_of(
     if users is not None or records_per_user is not None or augment is not None or views != 1:
         raise InvalidValue("users, records_per_user, augment and views belong to Examples, which is given")
     return data.on(device)
+
+
+def checked(gradient: Gradient, examples: Examples, public: tuple[Any, Any] | None = None) -> Examples:
+    """The examples of a model that was checked, with targets that its loss can take.
+
+    Of the first example only its shape is used. Where the loss takes whole numbers below the number of
+    outputs, as the made-up ones show, targets out of that range are refused, or count as zero
+    (`Examples.within`): the loss would say which one it was, and on a GPU nothing would work any more.
+    """
+    first = examples.batch(FIRST)
+    assert first is not None
+    gradient.check(*first)
+    source = Source(*examples.plain(FIRST)) if public is None else Source(*public, public=True)
+    found = target_range(gradient.model, gradient.loss, source)
+    return examples if found is None else examples.within(*found)
+
+
+@torch.no_grad()
+def target_range(
+    model: nn.Module, loss: Callable[[Any, Any], Tensor], source: Source
+) -> tuple[int, tuple[int, ...]] | None:
+    """The number of classes that a loss takes, and which negative numbers; None where it is not like that."""
+    inputs, targets = source.batch(1)
+    if not isinstance(targets, Tensor) or targets.dtype not in (torch.uint8, torch.int32, torch.int64):
+        return None
+    outputs = call(model, inputs)
+    if not isinstance(outputs, Tensor) or outputs.ndim < 2 or not outputs.is_floating_point():
+        return None
+    own = copy.deepcopy(loss).cpu() if isinstance(loss, nn.Module) else loss
+    given, asked = outputs.float().cpu(), targets.cpu()
+
+    def takes(value: int) -> bool:
+        try:  # on a CPU: a GPU does not come back from a number out of range
+            own(given, torch.full_like(asked, value))
+        except Exception:
+            return False
+        return True
+
+    for classes in (given.shape[1], given.shape[-1]):
+        if takes(0) and takes(classes - 1) and not takes(classes):
+            others = () if targets.dtype is torch.uint8 else _IGNORED
+            return classes, tuple(value for value in others if takes(value))
+    return None
 
 
 def ledger_of(ledger: Ledger | None, epsilon: float | None, delta: float | None, unit: Unit) -> Ledger:

@@ -29,12 +29,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import IterableDataset, TensorDataset
 
 from farthing import validate
 from farthing.budget import Unit
 from farthing.errors import InvalidValue, Unsupported
 from farthing.samplers import Indices
+from farthing.torch.collating import Collate, Reader
 
 Integers = NDArray[np.int64]
 Inputs = Tensor | tuple[Any, ...]
@@ -46,7 +47,9 @@ class Examples:
 
     ``augment`` maps a batch of inputs to another view of it, drawn afresh ``views`` times for every lot; the
     views of an example count as one (their mean gradient is clipped). It must treat examples one by one.
-    ``collate`` makes a batch of a list of records, by default torch's; ``workers`` threads read ahead.
+    ``collate`` makes a batch of a list of records, by default torch's, and is given one record at a time;
+    `Padded` makes sequences alike. ``workers`` threads read ahead. Of a dataset the first record's shape is
+    taken for that of all: a record of another shape, or one that cannot be read, counts as zero.
     """
 
     def __init__(
@@ -58,16 +61,18 @@ class Examples:
         augment: Callable[[Any], Any] | None = None,
         views: int = 1,
         device: torch.device | str | None = None,
-        collate: Callable[[list[Any]], Any] | None = None,
+        collate: Collate | None = None,
         workers: int = 0,
     ) -> None:
-        self.tensors, self.dataset, self.records = _source(data)
+        self.data = data
+        self.tensors, dataset, self.records = _source(data)
+        self._reader = None if dataset is None else Reader(dataset, collate)
+        self._targets: tuple[int, tuple[int, ...]] | None = None
         self._places = _places(users, records_per_user, self.records)
         self.views, self.augment = validate.count(views=views), augment
         if self.views > 1 and augment is None:
             raise InvalidValue(f"{views} views of one record are all the same without augment")
         self.device = torch.device(device) if device is not None else None
-        self._collate = collate if collate is not None else default_collate
         if workers:
             validate.count(workers=workers)
         self._workers = workers
@@ -96,15 +101,45 @@ class Examples:
         places = np.arange(len(self))[indices] if isinstance(indices, slice) else indices
         return Lot(self, np.asarray(places, dtype=np.int64))
 
-    def batch(self, places: Integers) -> Batch:
-        """The examples at ``places``, on the device: inputs, targets, weights."""
+    def within(self, classes: int, others: tuple[int, ...] = ()) -> "Examples":
+        """The same examples; targets are whole numbers below ``classes``, or among ``others``.
+
+        Tensors are looked at now, all of them, and refused if one is not; a record of a dataset whose target
+        is not in the range counts as zero.
+        """
+        limited = copy.copy(self)
+        limited._targets = classes, others
+        if self.tensors is not None and not limited._fit(self.tensors[-1]).all():
+            raise InvalidValue(
+                f"targets must be whole numbers from 0 to {classes - 1}, as the model has {classes} outputs, "
+                "and some are not"
+            )
+        return limited
+
+    def _fit(self, targets: Tensor) -> Tensor:
+        """Whether each record's targets are in the range."""
+        assert self._targets is not None
+        classes, others = self._targets
+        fit = (targets >= 0) & (targets < classes)
+        for other in others:
+            fit |= targets == other
+        return fit.flatten(1).all(1) if fit.ndim > 1 else fit
+
+    def batch(self, places: Integers) -> Batch | None:
+        """The examples at ``places``, on the device: inputs, targets, weights; None where nothing counts."""
         if self._places is None:
-            inputs, targets = self.plain(places)
+            (inputs, targets), good = self._read(places)
+            if good is not None and not good.any():
+                return None
             weights = None
         else:
             chosen = self._places[places]
             there = chosen >= 0
-            inputs, targets = self.plain(chosen[there])
+            (inputs, targets), good = self._read(chosen[there])
+            if good is not None:
+                there[there] = good
+            if not there.any():
+                return None
             mask = torch.from_numpy(there)
             inputs, targets = (_map(part, lambda rows: _spread(rows, mask)) for part in (inputs, targets))
             weights = self._moved(mask.to(torch.float32))
@@ -131,24 +166,32 @@ class Examples:
 
     def plain(self, places: Integers) -> tuple[Any, Any]:
         """The records at ``places`` as they are, (inputs, targets)."""
+        return self._read(places)[0]
+
+    def _read(self, places: Integers) -> tuple[tuple[Any, Any], NDArray[np.bool_] | None]:
+        """The records at ``places``, and which of them count; None where all do."""
+        good: NDArray[np.bool_] | None = None
         if self.tensors is not None:
             rows = torch.from_numpy(places)
             columns = tuple(tensor.index_select(0, rows.to(tensor.device)) for tensor in self.tensors)
         else:
-            columns = self._collated(places.tolist())
-        *inputs, targets = (self._moved(column) for column in columns)
-        return (inputs[0] if len(inputs) == 1 else tuple(inputs)), targets
+            assert self._reader is not None
+            columns, good = self._reader.read(places.tolist())
+            if columns is None:
+                return (None, None), good
+            columns = self._limited(columns, good)
+        *inputs, targets = (self._moved(_map(column, Tensor.detach)) for column in columns)
+        return ((inputs[0] if len(inputs) == 1 else tuple(inputs)), targets), good
 
-    def _collated(self, places: list[int]) -> tuple[Any, ...]:
-        assert self.dataset is not None
-        many = getattr(self.dataset, "__getitems__", None)
-        batch = self._collate(many(places) if many else [self.dataset[place] for place in places])
-        if not isinstance(batch, list | tuple) or len(batch) < 2:
-            raise InvalidValue(
-                f"a record must be a tuple (inputs…, target), a batch of them is a {type(batch).__name__}; "
-                "give collate=, a function from a list of records to (inputs…, targets)"
-            )
-        return tuple(batch)
+    def _limited(self, columns: tuple[Any, ...], good: NDArray[np.bool_]) -> tuple[Any, ...]:
+        """Without the records whose targets are not in the range; ``good`` is told."""
+        if self._targets is None or not isinstance(columns[-1], Tensor):
+            return columns
+        fit = self._fit(columns[-1]).cpu()
+        if fit.all():
+            return columns
+        good[good] = fit.numpy()
+        return tuple(_map(column, lambda rows: rows[fit.to(rows.device)]) for column in columns)
 
     def _moved(self, value: Any) -> Any:
         if self.device is None:
@@ -174,16 +217,18 @@ class Lot:
         """Batches of at most ``physical`` rows (a user or a set of views is never cut), evenly filled."""
         size = len(self) if physical is None else max(1, physical // self.examples.width)
         if len(self) <= size:  # all at once, or nobody
-            if len(self):
-                yield self.examples.batch(self.indices)
-            return
-        parts = np.array_split(self.indices, -(-len(self) // size))
+            parts = [self.indices] if len(self) else []
+        else:
+            parts = np.array_split(self.indices, -(-len(self) // size))
+        yield from (batch for batch in self._read(parts) if batch is not None)
+
+    def _read(self, parts: list[Integers]) -> Iterator[Batch | None]:
         workers = self.examples._workers
-        if not workers:
+        if not workers or len(parts) < 2:
             yield from map(self.examples.batch, parts)
             return
         with ThreadPoolExecutor(workers) as pool:
-            waiting = deque[Future[Batch]]()
+            waiting = deque[Future[Batch | None]]()
             for part in parts:
                 waiting.append(pool.submit(self.examples.batch, part))
                 if len(waiting) > workers:
@@ -192,12 +237,12 @@ class Lot:
                 yield waiting.popleft().result()
 
 
-def _source(data: Any) -> tuple[tuple[Tensor, ...] | None, Dataset[Any] | None, int]:
+def _source(data: Any) -> tuple[tuple[Tensor, ...] | None, Any, int]:
     """Tensors or a dataset, and how many records."""
     if isinstance(data, TensorDataset):
         data = data.tensors
     if isinstance(data, list | tuple) and data and all(isinstance(x, Tensor | np.ndarray) for x in data):
-        tensors = tuple(torch.as_tensor(column) for column in data)
+        tensors = tuple(torch.as_tensor(column).detach() for column in data)
         lengths = {len(tensor) if tensor.ndim else 0 for tensor in tensors}
         if len(tensors) < 2 or len(lengths) != 1:
             raise InvalidValue(

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -41,7 +40,9 @@ from farthing.torch.noise import Gaussian, beside
 from farthing.torch.optim import chosen
 from farthing.torch.plan import Noise, Plan
 from farthing.torch.preparation import (
+    FIRST,
     Kind,
+    checked,
     examples_of,
     ledger_of,
     planned_on,
@@ -160,9 +161,9 @@ def train(
         tuple(callbacks),
     )
     if examples.augment is not None:
-        one_by_one(examples.augment, examples.plain(np.zeros(1, dtype=np.int64))[0], device)
+        one_by_one(examples.augment, examples.plain(FIRST)[0], device)
     with apart(device):
-        gradient.check(*examples.batch(np.zeros(1, dtype=np.int64)))  # of this example only its shape is used
+        examples = checked(gradient, examples, example)
     kind = Kind(OwnRandomness(gradient, device), gradient.layout, mechanism)
     together = distributed.ranks(device, group)
     if together is not None and together.rank > 0:

@@ -1,0 +1,205 @@
+"""From the records of a dataset to the rows of a batch, one record at a time.
+
+A function that makes a batch of a list of records can let them meet: one that pads to the longest of the
+list changes the others' inputs with the one that comes or goes, and a bound on each gradient then bounds
+nothing. So a collate function is called with one record, and rows are put together here. For that they need
+one public shape: that of the first record, which is looked at once. A record of another shape, or one that
+cannot be read, counts as zero; an error would tell on it.
+
+`Padded` makes sequences of different lengths alike, by a public length.
+
+>>> texts = [([5, 3, 8], 1), ([7], 0), ([1, 2, 3, 4, 5, 6], 1)]
+>>> (tokens, targets), there = Reader(texts, Padded(4)).read([0, 1, 2])
+>>> tokens.tolist(), targets.tolist(), there.tolist()
+([[5, 3, 8, 0], [7, 0, 0, 0], [1, 2, 3, 4]], [1, 0, 1], [True, True, True])
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from farthing import validate
+from farthing.errors import InvalidValue
+
+Collate = Callable[[list[Any]], Any]
+Mask = NDArray[np.bool_]
+
+_UNREAD = object()  # in place of a record that cannot be read
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """Makes every sequence ``length`` long: what is longer is cut, what is shorter filled with ``value``.
+
+    For records (sequences…, target); the length is public, so choose it without looking at the records.
+    ``targets`` is what targets are filled with where they are sequences as well (one label a token).
+    """
+
+    length: int
+    value: float = 0
+    targets: float | None = None
+
+    def __post_init__(self) -> None:
+        validate.count(length=self.length)
+
+    def __call__(self, records: list[Any]) -> tuple[Tensor, ...]:
+        """The batch of these records: each of them by itself."""
+        rows = [self._row(record) for record in records]
+        return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+
+    def _row(self, record: Any) -> list[Tensor]:
+        *inputs, target = record
+        fill = self.targets
+        last = torch.as_tensor(target) if fill is None else self._long(target, fill)
+        return [*(self._long(sequence, self.value) for sequence in inputs), last]
+
+    def _long(self, sequence: Any, value: float) -> Tensor:
+        found = torch.as_tensor(sequence)[: self.length]
+        filled = found.new_full((self.length, *found.shape[1:]), value)
+        filled[: len(found)] = found
+        return filled
+
+
+class Reader:
+    """Reads records by number; `form` is what every one of them looks like, taken from the first."""
+
+    def __init__(self, dataset: Any, collate: Collate | None = None) -> None:
+        self._dataset, self._collate = dataset, default_collate if collate is None else collate
+        self._plain = self._collate is default_collate
+        self._found: tuple[Any, Any] | None = None
+
+    @property
+    def form(self) -> Any:
+        """Shapes and dtypes of a record's parts."""
+        return self._first()[0]
+
+    def _first(self) -> tuple[Any, Any]:
+        """The form of a row, and the kind of the record that it was made of."""
+        if self._found is None:
+            try:
+                record = self._dataset[0]
+                row = self._collate([record])
+            except Exception as error:  # what it says may quote the record
+                raise InvalidValue(
+                    f"the first record cannot be read or collated ({type(error).__name__}): a record must be "
+                    "a tuple (inputs…, target) of tensors, arrays or numbers; for anything else give collate="
+                ) from None
+            if not self._plain:
+                self._refuse_padding(record)
+            self._found = _form(_columns(row)), _kind(record)
+        return self._found
+
+    def _refuse_padding(self, record: Any) -> None:
+        """Refuses a function whose row for a record grows with a longer one beside it: on made-up records."""
+        try:
+            short, long = _made_up(record, 1), _made_up(record, 2)
+            alone, together = self._collate([short]), self._collate([short, long])
+            same = all(a.shape[1:] == b.shape[1:] for a, b in zip(alone, together, strict=True))
+        except Exception:  # it needs records of one shape
+            return
+        if not same:
+            raise InvalidValue(
+                "collate pads to the longest record of a batch, so that one record changes the others' rows; "
+                "make every row as long as a public number says, by collate=ft.torch.Padded(length) or alike"
+            )
+
+    def read(self, places: Sequence[int]) -> tuple[Any, Mask]:
+        """The records that have the form, as columns (inputs…, targets), and which of ``places`` they are."""
+        form, kind = self._first()
+        records = [self._record(place) for place in places]
+        if self._plain and kind is not None:
+            there = np.array([_kind(record) == kind for record in records], dtype=bool)
+            return self._together([r for r, good in zip(records, there, strict=True) if good]), there
+        rows = [self._row(record, form) for record in records]
+        there = np.array([row is not None for row in rows], dtype=bool)
+        return _joined([row for row in rows if row is not None]), there
+
+    def _record(self, place: int) -> Any:
+        try:
+            return self._dataset[place]
+        except Exception:
+            return _UNREAD
+
+    def _together(self, records: list[Any]) -> Any:
+        """Torch's own function stacks records that are alike, each by itself."""
+        return _columns(default_collate(records)) if records else None
+
+    def _row(self, record: Any, form: Any) -> Any:
+        if record is _UNREAD:
+            return None
+        try:
+            row = _columns(self._collate([record]))
+            return row if _form(row) == form else None
+        except Exception:
+            return None
+
+
+def _columns(row: Any) -> tuple[Any, ...]:
+    if not isinstance(row, list | tuple) or len(row) < 2:
+        raise InvalidValue(
+            f"a record must be a tuple (inputs…, target), a batch of them is a {type(row).__name__}; "
+            "give collate=, a function from a list of records to (inputs…, targets)"
+        )
+    return tuple(row)
+
+
+def _form(row: Any) -> Any:
+    """Shapes and dtypes in a batch of one."""
+    if type(row) is tuple or isinstance(row, list | tuple):
+        return [_form(part) for part in row]
+    if type(row) is not Tensor and not isinstance(row, Tensor):
+        raise InvalidValue(f"a batch must be made of tensors, got a {type(row).__name__}; give collate=")
+    shape = row.shape
+    if shape[:1] != (1,):
+        raise InvalidValue(
+            f"collate must make one row of one record, got shape {tuple(shape)}: it is called with a "
+            "list of one record, so that records cannot meet"
+        )
+    return shape, row.dtype
+
+
+def _made_up(record: Any, times: int) -> Any:
+    """Something like a record, of the same length or so many times as long."""
+    match record:
+        case Tensor() | np.ndarray() if record.ndim:
+            zeros = torch.zeros if isinstance(record, Tensor) else np.zeros
+            return zeros((times * len(record), *record.shape[1:]), dtype=record.dtype)
+        case str():
+            return " ".join(["word"] * times * max(1, len(record.split())))
+        case list() if all(isinstance(part, int | float) for part in record):
+            return [0] * times * len(record)
+        case list() | tuple():
+            return type(record)(_made_up(part, times) for part in record)
+        case dict():
+            return {key: _made_up(part, times) for key, part in record.items()}
+    return record
+
+
+def _kind(record: Any) -> Any:
+    """What torch's collate function goes by; None where that is not known here."""
+    kind = type(record)  # by type, which is quick: this is asked of every record
+    if kind is Tensor:
+        return record.shape, record.dtype, record.device, record.layout
+    if kind in (int, float, bool):
+        return kind
+    if kind in (list, tuple):
+        kinds = [_kind(part) for part in record]
+        return None if None in kinds else (kind, kinds)
+    if kind is np.ndarray:
+        return record.shape, record.dtype
+    return record.dtype if isinstance(record, np.generic) else None
+
+
+def _joined(rows: list[Any]) -> Any:
+    """Batches of one as one batch."""
+    if not rows:
+        return None
+    if isinstance(rows[0], list | tuple):
+        return tuple(_joined(list(parts)) for parts in zip(*rows, strict=True))
+    return torch.cat(rows)
