@@ -14,7 +14,7 @@ SOURCE = Path(ft.__file__).parent
 # Imports point down only: a module may import those on lines above its own.
 LAYERS = [
     "errors validate summing native halfnormal streams noise",
-    "accounting.gaussian accounting.zcdp accounting.composition",
+    "accounting.tolerance accounting.gaussian accounting.zcdp accounting.composition",
     "budget events",
     "accounting.moments accounting.sampling accounting.rdp",
     "accounting.pairs accounting.transform accounting.inversion accounting.grid accounting.pld",

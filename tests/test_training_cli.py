@@ -59,6 +59,24 @@ def test_train_and_predict(run: Any) -> None:
 
 
 @pytest.mark.usefixtures("people")
+@pytest.mark.parametrize(
+    ("epsilon", "delta"), [("1", "1e-6"), ("4", "1e-5"), ("0.4", "1e-5"), ("10", "1e-6")]
+)
+def test_the_whole_budget_is_trained_on_whatever_its_size(run: Any, epsilon: str, delta: str) -> None:
+    given = ("--epsilon", epsilon, "--delta", delta)
+    trained = ("train", "people.csv", *given, "--target", "rich", "--schema", "schema.json")
+    assert run(*trained, "--out", "fit", "--ledger", "new.ledger").code == 0
+    for kind in ("gdp", "basic"):
+        assert run("ledger", "create", f"{kind}.ledger", *given, "--filter", kind).code == 0
+        done = run(*trained, "--out", kind, "--ledger", f"{kind}.ledger")
+        assert (done.code, "100.000%" in done.err) == (0, False), done.err
+        shown = run("ledger", "show", f"{kind}.ledger", "--json").json
+        assert shown["spent"]["epsilon"] <= float(epsilon)
+        assert run("ledger", "verify", f"{kind}.ledger").code == 0
+        assert run(*trained, "--out", "again", "--ledger", f"{kind}.ledger").code == 3
+
+
+@pytest.mark.usefixtures("people")
 def test_the_summary_is_prose(run: Any) -> None:
     shutil.copy("people.csv", "test.csv")
     done = run(*TRAIN, "--test", "test.csv")

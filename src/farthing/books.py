@@ -155,6 +155,8 @@ class Books:
         plan = self._plan(state)
         if not plan:
             epsilon = self.rule.epsilon(self._totals(state))
+            if self.rule.fits(self._totals(state)):  # the last bits of what fits are not beyond the budget
+                epsilon = min(epsilon, self.rule.budget.epsilon)
             return self._statement(epsilon, self.rule.name, self.rule.theorem, _STOPPING)
         budget = self.rule.budget
         done = [
@@ -168,7 +170,8 @@ class Books:
         state = self._state(self.journal.last())
         plan = self._plan(state)
         if not plan:
-            return self.rule.share(self._totals(state))
+            share = self.rule.share(self._totals(state))
+            return min(share, 1.0) if self.rule.fits(self._totals(state)) else share
         return sum(self._counts(state)) / sum(times for _, times in plan)
 
     def rest(self) -> Budget:
@@ -222,8 +225,8 @@ class Books:
         def decide(last: Row) -> tuple[dict[str, Any], Totals]:
             before = self._state(last)
             after = self._add(before, event, -count)
-            if not self._plan(before):  # rounding must not give back more than was taken
-                after = [min(b, a + math.ulp(b)) for b, a in zip(before, after, strict=True)]
+            if not self._plan(before):  # totals are rounded up, so no more is given back than was taken
+                after = [min(b, a) for b, a in zip(before, after, strict=True)]
             return {"event": encode(event), "count": count, "of": held.row.seq}, after
 
         self.journal.append("refund", decide)
@@ -254,7 +257,7 @@ class Books:
         plan = self._plan(state)
         if not plan:
             after = self.rule.add(state, event, count)
-            return [total if math.isfinite(total) else _DEAD for total in after]
+            return [total if abs(total) < _DEAD else _DEAD for total in after]  # and where it is NaN
         place = len(self.rule.start()) + (_place(event, plan) or 0)
         return [value + count if i == place else value for i, value in enumerate(state)]
 

@@ -33,6 +33,7 @@ import numpy as np
 
 from farthing import failsafe, validate
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, ZcdpFilter
+from farthing.accounting.tolerance import DEPTH
 from farthing.books import FLOATS, SEEDED, SOUND, Books, Countdown, header_of, rule_of
 from farthing.budget import Adjacency, Budget, Guarantee
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
@@ -80,6 +81,7 @@ class Ledger:
         self._books = Books(rule, Journal(journal, header_of(rule, noise)), noise, size)
         self._records: Records | None = None
         self._ready: _Ready | None = None
+        self._depth = 0  # a part of a part of ...
 
     @classmethod
     def open(cls, journal: str | os.PathLike[str], *, block: int | None = None) -> "Ledger":
@@ -107,6 +109,7 @@ class Ledger:
         """The same ledger (the same balance) as a door to these records."""
         door = object.__new__(Ledger)
         door._stream, door._books, door._records, door._ready = self._stream, self._books, records, None
+        door._depth = self._depth
         return door
 
     def ask(self, query: Query, w: Any = None, *, key: str | None = None) -> Answer:
@@ -210,6 +213,8 @@ class Ledger:
         what that lets through in all: μ-GDP or ρ-zCDP. Without ``epsilon`` and ``delta`` it is all that is
         left (`rest`). The part lives in memory, since this ledger's journal already holds its cost.
         """
+        if self._depth == DEPTH:
+            raise Unsupported(f"a part of a part ... {DEPTH} times over cannot be divided further")
         if epsilon is None and delta is None:
             budget = self.rest
         elif epsilon is None or delta is None:
@@ -227,7 +232,7 @@ class Ledger:
             wanted, left = f"({budget.epsilon:g}, {budget.delta:g})", max(0.0, 1 - self.share)
             raise BudgetSpent(f"a part {wanted} does not fit: {left:.3%} is left of {self.budget}") from None
         part._books.plans = isinstance(whole, ApproximateEvent)
-        part._records = self._records
+        part._records, part._depth = self._records, self._depth + 1
         return part
 
     @property

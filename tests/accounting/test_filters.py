@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from farthing.accounting import gaussian, rdp, zcdp
 from farthing.accounting.filters import BasicFilter, GdpFilter, Individual, RdpFilter, ZcdpFilter
+from farthing.accounting.tolerance import TOLERANCE, plus, within
 from farthing.budget import Adjacency, Budget
 from farthing.errors import InvalidValue, Unsupported
 from farthing.events import (
@@ -210,11 +211,11 @@ def test_individual_is_a_loop_over_users(users, seed):
         costs = rng.uniform(0.0, 0.7, users)
         paying = group.charge(costs)
         for user in range(users):
-            pays = spent[user] + costs[user] <= limits[user]
-            spent[user] += costs[user] if pays else 0.0
+            pays = within(plus(spent[user], costs[user]), limits[user])
+            spent[user] = plus(spent[user], costs[user]) if pays else spent[user]
             assert paying[user] == pays
     assert list(group.spent) == spent
-    assert (group.spent <= group.limits).all()
+    assert (group.spent <= group.limits * (1 + TOLERANCE)).all()
     assert group.affords(0.0).all()
 
 

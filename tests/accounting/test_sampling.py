@@ -31,7 +31,7 @@ def test_the_papers_settings(epsilon, noise, rounds):
 def test_figure_3_calibrates_each_step_by_itself():
     # (.1, 1e-5) is per iteration there, neither divided over T = 10 nor amplified by p = .1.
     noise = gaussian.noise(0.1, 1e-5)
-    assert noise == pytest.approx(30.74956613, abs=5e-9)
+    assert noise == pytest.approx(30.74956613, rel=1e-9)
     epsilon, delta = composition.advanced(0.1, 1e-5, 10, slack=1e-5)
     assert sampling.delta(noise, 0.1, 10, epsilon) < 1e-9 * delta
 

@@ -1,7 +1,8 @@
 """Noise for a budget, steps for a budget, ε for a plan: conservative by construction.
 
 Every search ends on the side where the certified bound of `pld` holds, so an error of the search can
-only cost a little utility, never privacy.
+only cost a little utility, never privacy. What fits a budget is inside it by the margin of
+`accounting.tolerance`, and noise that is chosen here by twice as much, so that it fits on every processor.
 
 >>> from farthing.budget import Budget
 >>> from farthing.events import GaussianEvent, PoissonEvent, RepeatedEvent
@@ -22,6 +23,7 @@ from farthing import validate
 from farthing.accounting import gaussian, pld
 from farthing.accounting.inversion import Line, log_factor, smallest
 from farthing.accounting.pairs import Pair
+from farthing.accounting.tolerance import inner
 from farthing.accounting.transform import Contour
 from farthing.budget import Budget
 from farthing.errors import InvalidValue
@@ -42,8 +44,10 @@ def epsilon(event: Event, budget: Budget) -> float:
 
 def noise(plan: Callable[[float], Event], budget: Budget, tolerance: float = 1e-9) -> float:
     """The smallest noise σ for which ``plan(σ)`` fits the budget; ``plan`` must get cheaper in σ."""
-    goal = math.log(validate.probability(delta=budget.delta))
+    validate.probability(delta=budget.delta)
     validate.positive(tolerance=tolerance)
+    budget = _inner(budget, 2)
+    goal = math.log(budget.delta)
     guess = _central_limit(plan, budget)
 
     @cache
@@ -78,6 +82,12 @@ def noise(plan: Callable[[float], Event], budget: Budget, tolerance: float = 1e-
             more *= 4
         found = smallest(shown, found, high, 0.0, max(tolerance, more / 8))
     return math.exp(found)
+
+
+def _inner(budget: Budget, times: int = 1) -> Budget:
+    """The budget less so many margins; numbers too small to be lowered stay as they are."""
+    epsilon, delta = (inner(part, times) or part for part in (budget.epsilon, budget.delta))
+    return budget.with_(epsilon, delta)
 
 
 def _least(excess: Callable[[float], float], guess: float, budget: Budget, tolerance: float) -> float:
@@ -161,7 +171,9 @@ def _central_limit(plan: Callable[[float], Event], budget: Budget) -> float:
 
 def steps(event: Event, budget: Budget, before: Event | None = None) -> int:
     """How often ``event`` fits the budget, after everything in ``before``; 0 if not even once."""
-    goal = math.log(validate.probability(delta=budget.delta))
+    validate.probability(delta=budget.delta)
+    budget = _inner(budget)
+    goal = math.log(budget.delta)
     spent = before if before is not None else ComposedEvent(())
     ways = zip(
         pld.directions(ComposedEvent((event, spent)), budget.adjacency),
@@ -180,7 +192,7 @@ def _counts(event: Event, spent: Event, budget: Budget) -> list[int]:
 def _steps(event: pld.Steps, spent: pld.Steps, epsilon: float, goal: float) -> int:
     each, so_far = pld.gaussian_part(event), pld.gaussian_part(spent)
     if each is not None and so_far is not None:
-        left = gaussian.mu(epsilon, math.exp(goal)) ** 2 - so_far**2
+        left = gaussian.largest_mu(epsilon, math.exp(goal)) ** 2 - so_far**2
         root = math.sqrt(max(left, 0.0)) / each * (1 + 1e-15)
         count = math.floor(min(root * root, MOST_STEPS))
         while count and gaussian.log_delta(math.hypot(math.sqrt(count) * each, so_far), epsilon) > goal:
@@ -264,6 +276,7 @@ def _line(once: Line, base: Line, contour: Contour, count: int) -> Line:
 
 def affordable(event: Event, budget: Budget) -> bool:
     """Whether ``event`` as a whole fits the budget."""
-    ways = pld.directions(event, budget.adjacency)
-    goal = math.log(validate.probability(delta=budget.delta))
+    validate.probability(delta=budget.delta)
+    ways, budget = pld.directions(event, budget.adjacency), _inner(budget)
+    goal = math.log(budget.delta)
     return all(_shown(way, budget.epsilon, goal) <= goal for way in ways)

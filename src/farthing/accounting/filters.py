@@ -5,7 +5,8 @@ from earlier answers. Each one here turns an event into a vector of costs that a
 theorem that allows stopping at a fixed total. A tight (PLD) price is not of that kind: it is only
 offered for a plan fixed ahead (`Countdown`), and asking a filter to use one raises.
 
-The totals live in the ledger's journal, so a filter is a frozen description without state.
+The totals live in the ledger's journal, so a filter is a frozen description without state. They are rounded
+up, and compared with limits that are rounded down (`accounting.tolerance`).
 
 >>> from farthing.budget import Budget
 >>> from farthing.events import GaussianEvent
@@ -26,6 +27,7 @@ from scipy.special import ndtri_exp
 
 from farthing import validate
 from farthing.accounting import gaussian, pairs, transform, zcdp
+from farthing.accounting.tolerance import MARGIN, TOLERANCE, inner, plus, times, within
 from farthing.budget import Adjacency, Budget
 from farthing.errors import InvalidValue, Unsupported
 from farthing.events import (
@@ -81,15 +83,16 @@ class _Additive(ABC):
         """What one simple event adds."""
 
     def add(self, total: Totals, event: Event, count: int = 1) -> Totals:
-        """The totals after ``count`` more of ``event`` (a negative count takes back a reservation)."""
+        """The totals after ``count`` more of ``event`` (negative: a reservation taken back), rounded up."""
         try:
             count = operator.index(count)
         except TypeError:
             raise InvalidValue(f"count must be a whole number, got {count!r}") from None
-        for part, times in flatten(event):
-            if abs(times * count) >= 2**62:
-                raise InvalidValue(f"count must be below 2**62 in all, got {times * count} of {part}")
-            total = [t + times * count * c for t, c in zip(total, self.cost(part), strict=True)]
+        for part, each in flatten(event):
+            if abs(each * count) >= 2**62:
+                raise InvalidValue(f"count must be below 2**62 in all, got {each * count} of {part}")
+            costs = zip(total, self.cost(part), strict=True)
+            total = [plus(before, times(each * count, cost)) for before, cost in costs]
         return total
 
 
@@ -105,7 +108,8 @@ def _no_theorem(event: Event, name: str, instead: str) -> Unsupported:
 class BasicFilter(_Additive):
     """Σε and Σδ: basic composition with adaptively chosen parameters.
 
-    Rogers, Roth, Ullman & Vadhan 2016 (sums of ε and of δ are a valid filter). Costs: (ε, δ).
+    Rogers, Roth, Ullman & Vadhan 2016 (sums of ε and of δ are a valid filter). Costs: (ε, δ). The budget
+    itself is the limit: what is charged is true to less, by more than the tolerance (`tolerance`).
     """
 
     budget: Budget
@@ -126,7 +130,7 @@ class BasicFilter(_Additive):
         raise _no_theorem(event, self.name, "it is not ε-DP for any ε; use the GDP or RDP filter")
 
     def fits(self, total: Totals) -> bool:
-        return total[0] <= self.budget.epsilon and total[1] <= self.budget.delta
+        return within(total[0], self.budget.epsilon) and within(total[1], self.budget.delta)
 
     def share(self, total: Totals) -> float:
         parts = [total[0] / self.budget.epsilon]
@@ -135,7 +139,7 @@ class BasicFilter(_Additive):
         return max(parts)
 
     def epsilon(self, total: Totals) -> float:
-        return total[0] if total[1] <= self.budget.delta else math.inf
+        return total[0] if within(total[1], self.budget.delta) else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +162,8 @@ class ZcdpFilter(_Additive):
             raise InvalidValue(
                 f"approximate must be below the budget's delta {self.budget.delta:g}, got {reserve:g}"
             )
-        object.__setattr__(self, "rho", zcdp.rho_tight(self.budget.epsilon, self.budget.delta - reserve))
+        rest = self.budget.delta - reserve * (1 + 2 * MARGIN)  # which fills up by the tolerance, too
+        object.__setattr__(self, "rho", zcdp.rho_tight(self.budget.epsilon, rest) if rest > 0 else 0.0)
 
     def start(self) -> Totals:
         return [0.0, 0.0]
@@ -181,7 +186,7 @@ class ZcdpFilter(_Additive):
         )
 
     def fits(self, total: Totals) -> bool:
-        return total[0] <= self.rho and total[1] <= self.approximate
+        return within(total[0], self.rho) and within(total[1], self.approximate)
 
     def share(self, total: Totals) -> float:
         rho = total[0] / self.rho if self.rho else math.inf
@@ -230,7 +235,7 @@ class GdpFilter(_Additive):
         )
 
     def fits(self, total: Totals) -> bool:
-        return math.sqrt(total[0]) <= self.mu
+        return within(total[0], self.mu * self.mu)
 
     def share(self, total: Totals) -> float:
         return total[0] / self.mu**2
@@ -269,9 +274,9 @@ class RdpFilter(_Additive):
         validate.probability(delta=self.budget.delta)
         if not self.orders or not all(_is_order(order) for order in self.orders):
             raise InvalidValue(f"orders must be finite numbers > 1, got {self.orders}")
-        goal = math.log(self.budget.delta) - math.log(len(self.orders))
-        limits = [self.budget.epsilon - (_log_c(order) - goal) / (order - 1) for order in self.orders]
-        object.__setattr__(self, "limits", tuple(limits))
+        goal = math.log(inner(self.budget.delta)) - math.log(len(self.orders))
+        converted = [_converted(order, goal) for order in self.orders]
+        object.__setattr__(self, "limits", tuple(inner(self.budget.epsilon, 2) - size for size in converted))
 
     def start(self) -> Totals:
         return [0.0] * len(self.orders)
@@ -288,7 +293,7 @@ class RdpFilter(_Additive):
         ]
 
     def fits(self, total: Totals) -> bool:
-        return any(spent <= limit for spent, limit in zip(total, self.limits, strict=True))
+        return any(within(spent, limit) for spent, limit in zip(total, self.limits, strict=True) if limit > 0)
 
     def share(self, total: Totals) -> float:
         parts = zip(total, self.limits, strict=True)
@@ -299,7 +304,13 @@ class RdpFilter(_Additive):
             return 0.0
         goal = math.log(self.budget.delta)
         parts = zip(total, self.orders, strict=True)
-        return max(0.0, min(spent + (_log_c(order) - goal) / (order - 1) for spent, order in parts))
+        return max(0.0, min(spent + _converted(order, goal) for spent, order in parts))
+
+
+def _converted(order: float, goal: float) -> float:
+    """What the conversion to (ε, e^goal) adds to Rényi DP at an order, rounded up."""
+    size = abs(_log_c(order)) + abs(goal)
+    return (_log_c(order) - goal + 1e-15 * size) / (order - 1)
 
 
 def _is_order(order: float) -> bool:
@@ -321,7 +332,7 @@ class Individual:
 
     Feldman & Zrnic 2021 applied to each user's own filter (its individual cost may depend on the
     answers so far, as long as a user whose filter is full contributes nothing any more). ``limits`` and costs
-    are in any one additive currency: ρ, μ², or ε of pure DP.
+    are in any one additive currency: ρ, μ², or ε of pure DP, which totals may pass by `tolerance.TOLERANCE`.
     """
 
     def __init__(self, limits: np.ndarray) -> None:
@@ -343,14 +354,23 @@ class Individual:
         bad = np.flatnonzero(~(np.isfinite(costs) & (costs >= 0)))
         if bad.size:
             raise InvalidValue(f"costs must be finite and >= 0, got {costs.flat[bad[0]]} for user {bad[0]}")
-        affords: np.ndarray = self.spent + costs <= self.limits
+        affords: np.ndarray = _plus(self.spent, costs) <= self.limits * (1 + TOLERANCE)
         return affords
 
     def charge(self, costs: np.ndarray | float) -> np.ndarray:
         """Charge everybody who can pay; returns who did. The others are left as they were."""
         paying = self.affords(costs)
-        self.spent += np.where(paying, _numbers("costs", costs), 0.0)
+        self.spent = np.where(paying, _plus(self.spent, _numbers("costs", costs)), self.spent)
         return paying
+
+
+def _plus(total: np.ndarray, more: np.ndarray) -> np.ndarray:
+    """Rounded up, as `tolerance.plus` does it."""
+    added = total + more
+    back = added - total
+    lost = (total - (added - back)) + (more - back)
+    rounded: np.ndarray = np.where(lost > 0, np.nextafter(added, np.inf), added)
+    return rounded
 
 
 def _numbers(name: str, values: np.ndarray | float) -> np.ndarray:

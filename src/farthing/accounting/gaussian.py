@@ -9,7 +9,8 @@ for whatever adjacency the sensitivity was taken under, against anyone who sees 
 
 With a = ε/μ − μ/2, b = ε/μ + μ/2 and Mills' ratio R(x) = Φ(−x)/φ(x) the right side is
 φ(a) (R(a) − R(b)), because e^ε φ(b) = φ(a): no overflow, and no cancellation once R(a) − R(b) is
-integrated from −R'(x) = 1 − x R(x). Every δ, ε and noise is rounded up, every μ down.
+integrated from −R'(x) = 1 − x R(x). Every δ and ε is rounded up. A μ or a noise for a budget is rounded
+inward by the margin of `accounting.tolerance`, so that it fits that budget on every processor.
 
 >>> round(noise(1.0, 1e-5), 6)
 3.730632
@@ -17,6 +18,7 @@ integrated from −R'(x) = 1 − x R(x). Every δ, ε and noise is rounded up, e
 
 import math
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, overload
 
 import numpy as np
@@ -24,6 +26,7 @@ import numpy.typing as npt
 from scipy.special import erfcx, ndtr
 
 from farthing import validate
+from farthing.accounting.tolerance import inner
 from farthing.errors import InvalidValue
 
 Array = npt.NDArray[np.float64]
@@ -152,8 +155,22 @@ def epsilon(mu: float, delta: float) -> float:
 
 
 def mu(epsilon: float, delta: float) -> float:
-    """The largest μ that is (ε, δ)-DP, rounded down."""
-    epsilon, goal = validate.non_negative(epsilon=epsilon), _log(delta)
+    """The largest μ that is (ε, δ)-DP, rounded down by the margin: what fits, and what may be offered."""
+    return inner(largest_mu(inner(validate.non_negative(epsilon=epsilon)), _inner_delta(delta)))
+
+
+def _inner_delta(delta: float) -> float:
+    _log(delta)
+    return inner(float(delta)) or float(delta)
+
+
+def largest_mu(epsilon: float, delta: float) -> float:
+    """The largest μ that is (ε, δ)-DP, rounded down by what its own arithmetic may err, and no more."""
+    return _largest_mu(validate.non_negative(epsilon=epsilon), _log(delta), float(delta))
+
+
+@lru_cache(maxsize=1024)  # a budget and its parts ask for the same few
+def _largest_mu(epsilon: float, goal: float, delta: float) -> float:
     safe = 0.999 * math.sqrt(2) * epsilon / (math.sqrt(epsilon - goal) + math.sqrt(-goal))
     safe = max(safe, 2.5 * delta)  # δ_μ(ε) <= δ_μ(0) <= μ/√(2π)
     unsafe = 2 * safe

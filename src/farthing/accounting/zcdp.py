@@ -9,11 +9,13 @@ order gives a true bound, so an imperfect search for the best order costs tightn
 """
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
 from farthing import validate
 from farthing.accounting.gaussian import safe_root
+from farthing.accounting.tolerance import inner
 from farthing.errors import InvalidValue
 
 
@@ -113,8 +115,17 @@ def rho(epsilon: float, delta: float) -> float:
 
 
 def rho_tight(epsilon: float, delta: float) -> float:
-    """The largest ρ whose :func:`delta` at this ε stays within δ, rounded down; at least :func:`rho`."""
-    safe, goal = rho(validate.positive(epsilon=epsilon), delta), math.log(delta)
+    """The largest ρ whose :func:`delta` at this ε stays within δ, rounded down by `tolerance.MARGIN`.
+
+    At least :func:`rho` but for that margin.
+    """
+    _inner(delta, 0.0)
+    return inner(_largest_rho(inner(validate.positive(epsilon=epsilon)), inner(delta) or delta))
+
+
+@lru_cache(maxsize=1024)  # a budget and its parts ask for the same few
+def _largest_rho(epsilon: float, delta: float) -> float:
+    safe, goal = rho(epsilon, delta), math.log(delta)
     unsafe = 2 * safe
     if unsafe == 0:
         return 0.0

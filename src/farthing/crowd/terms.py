@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from farthing import validate
 from farthing.accounting import calibrate, composition, gaussian, sampling
+from farthing.accounting.tolerance import inner
 from farthing.books import TIGHT
 from farthing.bounds import Bound, ClipNorm
 from farthing.budget import Adjacency, Budget, Observer, Unit
@@ -362,13 +363,13 @@ def noise_for(by: Accountant, rounds: int, budget: Budget, sampler: Sampler) -> 
             return shift * sampling.addp_noise(epsilon, delta, rounds, delta / 2)
         case Accountant.AMPLIFIED:
             each, missed = composition.advanced_epsilon_iter(epsilon, delta, rounds, delta / 2)
-            inner = math.log1p(math.expm1(each) / rate) * (1 - 1e-14)
-            return shift * gaussian.noise(inner, missed / rate * (1 - 1e-15))
+            unsampled = math.log1p(math.expm1(each) / rate) * (1 - 1e-14)
+            return shift * gaussian.noise(unsampled, missed / rate * (1 - 1e-15))
         case Accountant.SAMPLING:
             safe = gaussian.noise(epsilon, delta) * math.sqrt(rounds) * (1 + 1e-12)
 
             def excess(noise: float) -> float:
-                return math.log(sampling.delta(noise, rate, rounds, epsilon) / delta)
+                return math.log(sampling.delta(noise, rate, rounds, epsilon) / inner(delta))
 
             unsafe = safe
             while unsafe > 1e-3 and excess(unsafe) <= 0:
