@@ -209,23 +209,20 @@ def test_labels_are_positions_in_the_targets_vocabulary() -> None:
     assert PEOPLE.encode_target({"rich": ["yes", "no", "yes"]}).tolist() == [1, 0, 1]
 
 
-def test_unknown_label_is_refused_without_showing_it() -> None:
-    with pytest.raises(
-        InvalidValue, match=r"column 'rich' must hold only values of \('no', 'yes'\)"
-    ) as caught:
-        PEOPLE.encode_target({"rich": ["yes", "secret"]})
-    assert "secret" not in str(caught.value)
+def test_an_unknown_label_is_none_of_them() -> None:
+    assert PEOPLE.encode_target({"rich": ["yes", "secret"]}).tolist() == [1, -1]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), None, "secret", 10**400, 1j])
-def test_unusable_number_is_refused_without_showing_it(value: object) -> None:
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), -float("inf"), None, "secret", 10**400, 1j, []]
+)
+def test_what_is_no_finite_number_becomes_nan_and_others_stay(value: object) -> None:
     age = np.empty(2, dtype=object)
     age[:] = [41.5, value]
-    with pytest.raises(InvalidValue, match="column 'age' must hold finite numbers") as caught:
-        PEOPLE.encode({"age": age, "sex": ["Male"] * 2})
-    assert "41.5" not in str(caught.value)
-    assert "secret" not in str(caught.value)
-    assert caught.value.__context__ is None
+    encoded = PEOPLE.encode({"age": age, "sex": ["Male"] * 2})
+    assert np.isnan(encoded[1, 0])
+    assert np.isfinite(encoded[0]).all()
+    assert not PEOPLE.columns[0].holds(age)
 
 
 @pytest.mark.parametrize("dtype", ["complex128", "datetime64[D]"])
@@ -238,7 +235,7 @@ def test_column_that_holds_no_numbers_is_refused(dtype: str) -> None:
     ("table", "message"),
     [
         ({"age": [1]}, "no column 'sex'"),
-        ({"age": [1, 2], "sex": ["Male"]}, "equally long: 'sex' has 1 rows, 'age' has 2"),
+        ({"age": [1, 2], "sex": ["Male"]}, "equally long: 'sex' and 'age' are not"),
         ({"age": [[1]], "sex": ["Male"]}, "'age' must be one-dimensional, got 2"),
     ],
 )
@@ -385,6 +382,4 @@ def test_text_that_is_no_schema_is_refused(text: str, message: str) -> None:
 def test_a_numeric_target_is_clipped_in_its_own_unit() -> None:
     y = HOURS.encode_target({"hours": ["0", "40", "168"]})
     assert y.tolist() == [1.5, 40.0, 99.0]
-    with pytest.raises(InvalidValue, match="column 'hours' must hold finite numbers") as caught:
-        HOURS.encode_target({"hours": ["40", "secret"]})
-    assert "secret" not in str(caught.value)
+    assert np.isnan(HOURS.encode_target({"hours": ["40", "secret"]})[1])

@@ -2,7 +2,9 @@
 
 import copy
 import pickle
+import traceback
 import warnings
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 import farthing as ft
 from farthing.accounting.filters import BasicFilter
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, LedgerLocked, Unsupported
-from farthing.estimators import CLASSIFIERS, REGRESSORS
+from farthing.estimators import CLASSIFIERS, PUBLIC_SIZE, REGRESSORS
 
 BUDGET = {"epsilon": 2.0, "delta": 1e-5}
 X, Y = make_classification(3000, 5, n_informative=4, n_redundant=0, class_sep=2.0, random_state=0)
@@ -55,6 +57,13 @@ ESTIMATORS = [
 ]
 
 
+def wants_a_row_refused(model, check):
+    """One that is not finite, which counts as nothing: an error would tell of it."""
+    name = getattr(check, "func", check).__name__
+    labels = name == "check_supervised_y_no_nan" and isinstance(model, ft.LinearRegression)
+    return labels or name == "check_estimators_nan_inf"
+
+
 # As a list: pytest takes no generator any more, and `parametrize_with_checks` handed it one before 1.8.
 @pytest.mark.parametrize(
     ("estimator", "check"),
@@ -64,7 +73,9 @@ ESTIMATORS = [
 def test_scikit_learns_own_checks(estimator, check):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some checks warn on purpose
-        check(estimator)
+        refused = pytest.raises(AssertionError) if wants_a_row_refused(estimator, check) else nullcontext()
+        with refused:
+            check(estimator)
 
 
 def test_a_budget_is_all_it_needs():
@@ -215,40 +226,46 @@ class TestOneBalance:
         assert ledger.share == 1.0
 
 
+def odd(value, place=7):
+    return np.where(np.arange(X.size).reshape(X.shape) == place, value, X)
+
+
 BAD_X = {
-    "nan": np.where(np.arange(X.size).reshape(X.shape) == 7, np.nan, X),
-    "inf": np.where(np.arange(X.size).reshape(X.shape) == 7, np.inf, X),
     "text": np.full(X.shape, "a"),
-    "missing": np.where(np.arange(X.size).reshape(X.shape) == 7, None, X.astype(object)),
+    "a text among objects": odd("a private word").astype(object),
     "no rows": X[:0],
     "no columns": X[:, :0],
     "one dimension": X[:, 0],
     "complex": X + 1j,
+    "dates": np.full(X.shape, "2020-01-01", dtype="datetime64[D]"),
+    "ragged": [[1.0, 2.0], [3.0]],
 }
 
 
 @pytest.mark.parametrize("kind", [ft.LogisticRegression, ft.LinearSVC, ft.LinearRegression, ft.PCA])
 @pytest.mark.parametrize("case", BAD_X)
-def test_bad_rows_are_refused_before_any_charge(kind, case):
+def test_the_form_of_rows_is_refused_before_any_charge(kind, case):
     ledger = ft.Ledger(ft.Budget(1.0, 1e-5))
     options = {"target_bounds": (0, 1)} if kind is ft.LinearRegression else {}
     target = Y[: len(BAD_X[case])]
-    with pytest.raises(InvalidValue):
+    with pytest.raises(InvalidValue) as caught:
         kind(ledger=ledger, **options).fit(BAD_X[case], target)
     assert ledger.share == 0
+    assert "private" not in "".join(traceback.format_exception(caught.value))
+    assert caught.value.__context__ is None
 
 
 @pytest.mark.parametrize(
     ("options", "y"),
     [
-        ({}, Y + 1),  # a label that is not declared
         ({"classes": (0, 1, 2)}, np.where(Y == 1, "a", "b")),
         ({"classes": (0,)}, Y * 0),
         ({"classes": ()}, Y),
         ({"classes": 3}, Y),
-        ({}, Y + 0.5),
+        ({"classes": (0.5, 1.5)}, Y + 0.5),
+        ({"classes": (0, 1, np.nan)}, Y),
         ({}, Y[:-1]),
-        ({}, np.where(np.arange(len(Y)) == 3, np.nan, Y)),
+        ({}, Y + 1j),
         ({"bounds": (1, 0)}, Y),
         ({"bounds": (0, np.nan)}, Y),
         ({"bounds": ([0, 0], 1)}, Y),
@@ -269,23 +286,90 @@ def test_bad_options_are_refused_before_any_charge(options, y):
     assert ledger.share == 0
 
 
-def test_labels_do_not_appear_in_messages():
-    labels = np.where(np.arange(len(Y)) == 17, "the only one", np.where(Y == 1, "a", "b"))
-    with pytest.raises(InvalidValue) as caught:
-        ft.LogisticRegression(**BUDGET, classes=("a", "b")).fit(X, labels)
-    assert "the only one" not in str(caught.value)
+BLANK_X = [np.nan, np.inf, -np.inf, None]
+BLANK_Y = [9, -1, np.nan, np.inf, 0.5, 2**70, "the only one", None, [], b"x", 1j]
 
 
-@pytest.mark.parametrize("place", ["feature", "target"])
-def test_cells_do_not_appear_in_messages(place):
-    rows, target = XR.astype(object), YR.astype(object)
-    (rows[17] if place == "feature" else target)[1] = "a private word"
-    with pytest.raises(InvalidValue) as caught:
-        ft.LinearRegression(**BUDGET, target_bounds=RANGE).fit(rows, target)
-    assert "private word" not in str(caught.value)
-    with pytest.raises(InvalidValue) as caught:
-        ft.LinearRegression(**BUDGET, target_bounds=RANGE).fit(XR, target.astype(str))
-    assert "private word" not in str(caught.value)
+@pytest.mark.parametrize("kind", [ft.LogisticRegression, ft.LinearSVC])
+@pytest.mark.parametrize("solver", sorted(CLASSIFIERS))
+@pytest.mark.parametrize("several", [False, True])
+def test_a_label_that_is_not_declared_counts_as_nothing(kind, solver, several):
+    if several and (
+        solver in ("objective", "output", "privgene") or (solver == "dpagd" and kind is ft.LinearSVC)
+    ):
+        pytest.skip("for two classes")
+    rows, labels, k = (X3, Y3, (0, 1, 2)) if several else (X, Y, (0, 1))
+    fitted = []
+    for odd_label in (9, 2**40, -3):  # which one makes no difference
+        mixed = np.append(labels[:400], odd_label)
+        model = kind(50.0, 1e-3, classes=k, solver=solver, records=400, random_state=1)
+        fitted.append(model.fit(rows[:401], mixed).coef_)
+        assert np.isfinite(fitted[-1]).all()
+    np.testing.assert_array_equal(fitted[0], fitted[1])
+    np.testing.assert_array_equal(fitted[0], fitted[2])
+
+
+@pytest.mark.parametrize("label", BLANK_Y)
+def test_no_label_is_refused(label):
+    labels = Y[:300].astype(object)
+    labels[17] = label
+    given = labels if label in (None, [], b"x", 1j, "the only one", 2**70) else labels.astype(float)
+    assert np.isfinite(ft.LogisticRegression(**BUDGET).fit(X[:300], given).coef_).all()
+
+
+@pytest.mark.parametrize("value", BLANK_X)
+@pytest.mark.parametrize("bounds", [None, (-1, 1)])
+@pytest.mark.parametrize("storage", [np.asarray, sparse.csr_array, np.float32])
+def test_a_row_that_is_not_finite_counts_as_nothing(value, bounds, storage):
+    if storage is sparse.csr_array and bounds is not None:
+        bounds = (0, 1)
+    rows = odd(value).astype(float)[:300]
+    blank = rows.copy()
+    blank[7 // X.shape[1]] = np.nan
+    options = {"bounds": bounds, "records": 300, "random_state": 1}
+    fits = [ft.LogisticRegression(**BUDGET, **options).fit(storage(x), Y[:300]) for x in (rows, blank)]
+    np.testing.assert_array_equal(fits[0].coef_, fits[1].coef_)
+    assert np.isfinite(fits[0].coef_).all()
+
+
+@pytest.mark.parametrize("solver", sorted(REGRESSORS))
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_target_that_is_not_finite_counts_as_nothing(solver, value):
+    target = YR[:400].copy()
+    target[3] = value
+    options = {"target_bounds": RANGE, "bounds": (0, 1), "solver": solver, "records": 400, "random_state": 1}
+    fits = []
+    for other in (0.0, 0.9):  # the row does not matter either
+        rows = XR[:400].copy()
+        rows[3] = other
+        fits.append(ft.LinearRegression(5.0, 1e-3, **options).fit(rows, target))
+    np.testing.assert_allclose(fits[0].coef_, fits[1].coef_, rtol=1e-9)
+    assert np.isfinite(fits[0].coef_).all()
+
+
+def test_no_rows_at_all_are_noise_where_their_number_is_private():
+    model = ft.LogisticRegression(**BUDGET, records=1000).fit(X[:0], Y[:0])
+    assert np.isfinite(model.coef_).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_rows_to_predict_must_be_finite(value):
+    model = ft.LogisticRegression(**BUDGET).fit(X, Y)
+    with pytest.raises(InvalidValue, match="must hold finite numbers"):
+        model.predict(odd(value))
+
+
+def test_that_the_number_of_records_was_taken_as_public_reaches_the_ledger(tmp_path):
+    for journal in (None, tmp_path / "a.ledger"):
+        ledger = ft.Ledger(ft.Budget(1.0, 1e-5), journal=journal)
+        ft.LogisticRegression(0.1, 1e-5, ledger=ledger, records=3000).fit(X, Y)
+        assert "public" not in ledger.guarantee.note
+        for _ in range(2):
+            ft.LogisticRegression(0.1, 1e-5, ledger=ledger).fit(X, Y)
+        assert ledger.guarantee.note == ledger.spent.note.split("; ")[-1] == PUBLIC_SIZE
+        ledger.journal.verify()
+    ledger.close()
+    assert ft.Ledger.open(journal).guarantee.note == PUBLIC_SIZE
 
 
 @pytest.mark.parametrize("options", [{}, {"epsilon": 1.0}, {"delta": 1e-5}, {"epsilon": 1.0, "delta": 0.0}])

@@ -13,7 +13,7 @@ SOURCE = Path(ft.__file__).parent
 
 # Imports point down only: a module may import those on lines above its own.
 LAYERS = [
-    "errors validate summing native halfnormal streams noise",
+    "errors arrays validate summing native halfnormal streams noise",
     "accounting.tolerance accounting.gaussian accounting.zcdp accounting.composition",
     "budget events",
     "accounting.moments accounting.sampling accounting.rdp",
@@ -46,7 +46,7 @@ LAYERS = [
     "audit.groups audit.as_published audit.adaptive audit.overheard audit.steps audit.targets",
     "audit.deep",
     "audit.methods",
-    "audit.laws audit.prices audit.charges audit.contributions audit.rounding audit.adapters",
+    "audit.laws audit.prices audit.charges audit.contributions audit.entrances audit.rounding audit.adapters",
     "report.words report.scales report.drawing report.subject report.spending report.statement",
     "report.pictures report.table report.style report.document report.reading",
     "progress csvfile parquetfile tablefile drafting modelfile exporting following training",

@@ -6,8 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
+import farthing as ft
 from farthing import tables
 from farthing.errors import InvalidValue
+from farthing.losses import Gradient, logistic
 from farthing.tables import Features, Table, Weighted
 
 RNG = np.random.default_rng(0)
@@ -148,12 +150,12 @@ def test_what_lies_outside_the_bounds_counts_as_the_bound():
 @pytest.mark.parametrize(
     ("X", "options", "message"),
     [
-        (np.array([[np.nan]]), {}, "finite"),
-        (np.array([[1.0], [np.inf]]), {}, "finite"),
-        (sparse.csr_matrix([[np.nan, 0.0]]), {}, "finite"),
         (np.array([["a"]]), {}, "real numbers"),
         (np.array([[1j]]), {}, "real numbers"),
-        (np.zeros(3), {}, "real numbers"),
+        (np.zeros(3), {}, "a table, rows by columns"),
+        ([[1.0], [2.0, 3.0]], {}, "rows of equal width"),
+        (np.zeros((2, 1)), {"y": ["a", "b"]}, "targets must be real numbers"),
+        (np.zeros((2, 1)), {"y": [[0.0], [1.0]]}, "one number a row"),
         (np.zeros((2, 1)), {"y": np.zeros(3)}, "one target a row"),
         (np.zeros((2, 1)), {"bounds": (1, 0)}, "low < high"),
         (np.zeros((2, 1)), {"bounds": (0, np.inf)}, "low < high"),
@@ -165,6 +167,31 @@ def test_what_lies_outside_the_bounds_counts_as_the_bound():
 def test_refusals(X, options, message):
     with pytest.raises(InvalidValue, match=message):
         Table(X, **options)
+
+
+@pytest.mark.parametrize("storage", [np.asarray, sparse.csr_array])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("bounds", "unit"), [(None, False), (None, True), ((0, 2), False)])
+@pytest.mark.parametrize("intercept", [0.0, 1.0])
+def test_a_row_that_is_not_finite_is_blank_and_stays_in_its_place(storage, value, bounds, unit, intercept):
+    rows = np.array([[1.0, 0.5], [0.25, 1.0], [0.5, 2.0]])
+    odd = rows.copy()
+    odd[1, 0] = value
+    features = Features(2, centre=0.25, intercept=intercept)
+    by_feature = Table(storage(odd), [1.0, 0.0, 1.0], bounds=bounds, unit=unit)
+    by_target = Table(storage(rows), [1.0, np.nan, 1.0], bounds=bounds, unit=unit)
+    whole = Table(storage(rows[[0, 2]]), [1.0, 1.0], bounds=bounds, unit=unit)
+    (expected,) = whole.blocks(features)
+    for table in (by_feature, by_target, by_feature.take(np.arange(3)), by_target.take(slice(0, 3))):
+        assert len(table) == 3
+        (block,) = table.blocks(features)
+        np.testing.assert_array_equal(block.norm, [expected.norm[0], 0.0, expected.norm[1]])
+        np.testing.assert_array_equal(block.rows(features)[1], np.zeros(features.size))
+        np.testing.assert_array_equal(block.rows(features)[[0, 2]], expected.rows(features))
+        assert np.isnan(block.y[1])
+        gradient = Gradient(logistic, features).bounded_sum(table, np.ones(features.size), ft.ClipNorm(1.0))
+        alone = Gradient(logistic, features).bounded_sum(whole, np.ones(features.size), ft.ClipNorm(1.0))
+        np.testing.assert_allclose(gradient, alone, rtol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_a_new_ledger_holds_the_budget_and_is_spent(job: Job, tmp_path: Path) ->
         assert ledger.share == pytest.approx(1)
     with pytest.raises(BudgetSpent):
         train(replace(job, ledger=path, force=True))
-    assert rows(path) == ["open", "charge"]
+    assert rows(path) == ["open", "charge", "note"]
 
 
 def test_parts_of_one_ledger(job: Job, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_what_a_method_refuses_is_not_charged(job: Job, tmp_path: Path) -> None:
 def test_a_plan_in_a_ledger_of_its_own_or_a_part_by_basic_composition(job: Job, tmp_path: Path) -> None:
     told = train(replace(job, ledger=tmp_path / "own.ledger", method="planned"))
     assert (told["accountant"], told["steps"]) == ("pld", 5)
-    assert rows(tmp_path / "own.ledger")[:3] == ["open", "promise", "charge"]
+    assert rows(tmp_path / "own.ledger")[:4] == ["open", "note", "promise", "charge"]
     path = tmp_path / "basic.ledger"
     ft.Ledger(ft.Budget(300.0, 1e-3), journal=path, filter=BasicFilter).close()
     told = train(replace(job, ledger=path, method="planned", force=True))

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from farthing import validate
-from farthing.audit import charges, contributions, laws, methods, prices, rounding
+from farthing.audit import charges, contributions, entrances, laws, methods, prices, rounding
 from farthing.audit.methods import Finding
 from farthing.errors import InvalidValue
 from farthing.noise import Stream
@@ -78,6 +78,7 @@ def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[s
         "copies": charges.copies(words),
         "contributions": contributions.contributions(words),
         "sums": rounding.sums(words),
+        "entrances": entrances.refusals(),
         "perturbation": contributions.objectives(words) + contributions.minimisers(words),
         "crowds": charges.crowds(words) + charges.shares(words) + charges.uploads(words),
     }

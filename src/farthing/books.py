@@ -76,6 +76,7 @@ class Books:
     def __init__(self, rule: Filter, journal: Journal, noise: str, block: int) -> None:
         self.rule, self.journal, self.noise = rule, journal, noise
         self._block = block
+        self.parent: Books | None = None  # the books that paid for these
         self.plans = True  # whether promises may be made; not where only the filter's own total was paid for
         self._known: Plan = []
         self._reserved: dict[Event, _Reservation] = {}
@@ -94,6 +95,18 @@ class Books:
             if row.body["count"] > 1:
                 self._reserved[event] = _Reservation(row, row.body["count"] - 1)
             return Receipt(row.seq, row.hash, event)
+
+    def note(self, text: str) -> None:
+        """Keeps what a charge takes for granted, once, here and where this part of a budget came from."""
+        if self.parent is not None:
+            self.parent.note(text)
+        with self._lock:
+            if text not in self.notes():
+                self.journal.append("note", lambda last: ({"note": text}, list(last.state)))
+
+    def notes(self) -> list[str]:
+        """What was taken for granted until now; every statement says it."""
+        return [row.body["note"] for row in self.journal.rows() if row.kind == "note" and "note" in row.body]
 
     def reserve(self, event: Event, count: int) -> None:
         """``count`` answers charged ahead."""
@@ -301,7 +314,7 @@ class Books:
             note = f"{note}; {FLOATS}" if note else FLOATS
         return Guarantee(
             epsilon, budget.delta, budget.adjacency, budget.unit, budget.observer, accountant, theorem, note
-        )
+        ).noted(*self.notes())
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,11 @@ class Guarantee:
     theorem: str = ""
     note: str = ""
 
+    def noted(self, *notes: str) -> Self:
+        """The same with further notes, each once."""
+        said = [self.note, *(note for note in notes if note not in self.note)]
+        return replace(self, note="; ".join(filter(None, said)))
+
     def __str__(self) -> str:
         size = "no guarantee" if math.isinf(self.epsilon) else f"({self.epsilon:.6g}, {self.delta:g})-DP"
         text = f"{size}, {self.adjacency}, per {self.unit}, against {self.observer}, by {self.accountant}"

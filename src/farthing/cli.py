@@ -7,6 +7,7 @@ interrupted.
 Everything heavy is imported inside the commands, so that ``farthing --help`` answers at once.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -70,9 +71,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         return say(str(error), SPENT)
     except FarthingError as error:
         return say(str(error), FAILED)
-    except ArithmeticError as error:
-        return say(f"these values are too extreme to compute with ({error})", WRONG)
+    except ArithmeticError:
+        return say("these values are too extreme to compute with", WRONG)
+    except Exception as error:  # a mistake of ours or of another library: its text may quote a record
+        if os.environ.get("FARTHING_DEBUG"):
+            raise
+        return say(_unexpected(error), FAILED)
     return code or 0
+
+
+def _unexpected(error: Exception) -> str:
+    """Where it happened, and nothing of what it says."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    frame = None if trace is None else trace.tb_frame
+    place = "" if frame is None or trace is None else f", {frame.f_globals.get('__name__')}:{trace.tb_lineno}"
+    return (
+        f"an unexpected {type(error).__name__}{place}; what it says may quote a record, so it is not shown: "
+        "where nobody else looks, FARTHING_DEBUG=1 shows it"
+    )
 
 
 def _version(wanted: bool) -> None:

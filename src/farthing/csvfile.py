@@ -54,8 +54,7 @@ def _rows(path: str, lines: Any, width: int) -> Iterator[list[str]]:
     for row in lines:
         if row and len(row) != width:
             raise InvalidValue(
-                f"{path!r} is not a CSV table: the record that ends on line {lines.line_num} has "
-                f"{len(row)} cells, the header {width}"
+                f"{path!r} is not a CSV table: not every record has as many cells as the header, {width}"
             )
         if row:  # not an empty line
             yield row

@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from farthing import arrays
 from farthing.errors import InvalidValue
 from farthing.validate import finite
 
@@ -48,7 +49,11 @@ _DRAFTED = "read from private records; covered by no guarantee: check every line
 
 @dataclass(frozen=True)
 class Numeric:
-    """A number with public bounds: values beyond them are clipped, then [low, high] is mapped onto [0, 1]."""
+    """A number with public bounds: values beyond them are clipped, then [low, high] is mapped onto [0, 1].
+
+    What is no finite number becomes NaN, and its record counts as nothing (`farthing.tables.Table`): an error
+    would tell of a record for which nobody has paid.
+    """
 
     name: str
     low: float
@@ -74,19 +79,18 @@ class Numeric:
         out[:, 0] = (self.targets(values) - low) / (high - low)
 
     def targets(self, values: ArrayLike) -> NDArray[np.float64]:
-        """The values themselves, clipped: what a regression learns to predict."""
-        numbers = _numbers(values)
-        # The message must not show a record, and neither must the exception it would be chained to.
-        if numbers is None or not np.isfinite(numbers).all():
-            raise InvalidValue(
-                f"column {self.name!r} must hold finite numbers; replace missing values by a public constant"
-            )
-        return np.clip(numbers, float(self.low), float(self.high))
+        """The values themselves, clipped: what a regression learns to predict; NaN for what is no number."""
+        numbers = _numbers(self.name, values)
+        return np.where(np.isfinite(numbers), np.clip(numbers, float(self.low), float(self.high)), np.nan)
+
+    def known(self, values: ArrayLike) -> bool:
+        """Whether every value is a finite number."""
+        return bool(np.isfinite(_numbers(self.name, values)).all())
 
     def holds(self, values: ArrayLike) -> bool:
-        """Whether nothing would be clipped."""
-        numbers = _numbers(values)
-        return numbers is None or not ((numbers < self.low) | (numbers > self.high)).any()
+        """Whether every value is a number between the bounds."""
+        numbers = _numbers(self.name, values)
+        return bool(((numbers >= self.low) & (numbers <= self.high)).all())
 
 
 @dataclass(frozen=True)
@@ -122,11 +126,10 @@ class Categorical:
         return bool((self.codes(values) >= 0).all())
 
     def targets(self, values: ArrayLike) -> NDArray[np.int64]:
-        """The codes of labels, which must all be in the vocabulary: what a classifier learns to predict."""
-        codes = self.codes(values)
-        if (codes < 0).any():
-            raise InvalidValue(f"column {self.name!r} must hold only values of {self.values!r}")
-        return codes
+        """The codes of labels, -1 for one outside the vocabulary: what a classifier learns to predict."""
+        return self.codes(values)
+
+    known = holds
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,10 @@ class Schema:
         return len(self.feature_names)
 
     def encode(self, table: Table) -> NDArray[np.float64]:
-        """Features of shape (rows, width) in [0, 1]; columns that the schema does not name are left out."""
+        """Features of shape (rows, width) in [0, 1], NaN for what is no number where one is declared.
+
+        Columns that the schema does not name are left out.
+        """
         rows = len(_column(table, self.columns[0].name))
         features = np.zeros((rows, self.width))
         start = 0
@@ -192,8 +198,7 @@ class Schema:
             values = _column(table, column.name)
             if len(values) != rows:
                 raise InvalidValue(
-                    f"columns must be equally long: {column.name!r} has {len(values)} rows, "
-                    f"{self.columns[0].name!r} has {rows}"
+                    f"columns must be equally long: {column.name!r} and {self.columns[0].name!r} are not"
                 )
             stop = start + len(column.feature_names)
             column.encode(values, features[:, start:stop])
@@ -201,7 +206,10 @@ class Schema:
         return features
 
     def encode_target(self, table: Table) -> NDArray[Any]:
-        """Each record's label as its position in `target.values`, or its number, clipped to the bounds."""
+        """Each record's label as its position in `target.values`, or its number, clipped to the bounds.
+
+        -1 stands for a label that is not among them, NaN for what is no number.
+        """
         return self.target.targets(_column(table, self.target.name))
 
 
@@ -404,18 +412,26 @@ def find(name: str) -> Path | None:
 def _column(table: Table, name: str) -> NDArray[Any]:
     if name not in table:
         raise InvalidValue(f"the table has no column {name!r}")
-    values = np.asarray(table[name])
+    values = arrays.attempt(np.asarray, table[name], said=f"column {name!r} must hold one value a record")
     if values.ndim != 1:
         raise InvalidValue(f"column {name!r} must be one-dimensional, got {values.ndim} dimensions")
     return values
 
 
-def _numbers(values: ArrayLike) -> NDArray[np.float64] | None:
-    raw = np.asarray(values)
+def _numbers(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    """Numbers, NaN for a cell that is none; refused where the type of the column is not one of numbers."""
+    raw = arrays.attempt(np.asarray, values, said=f"column {name!r} must hold one value a record")
     # A date or a complex number would turn into a float without complaint.
     if raw.dtype.kind not in "biufOUS":
-        return None
+        raise InvalidValue(f"column {name!r} must hold numbers, got {raw.dtype.type.__name__}")
     try:
-        return raw.astype(np.float64)
-    except (TypeError, ValueError, OverflowError):
-        return None
+        return np.asarray(raw, dtype=np.float64)
+    except Exception:  # some cell: which one, and what it says, is not told
+        return np.array([_number(cell) for cell in raw.tolist()], dtype=np.float64)
+
+
+def _number(cell: Any) -> float:
+    try:
+        return math.nan if isinstance(cell, complex) else float(cell)
+    except Exception:
+        return math.nan

@@ -10,7 +10,10 @@
 (1, 1e-06)-DP, add-remove, per record, against anyone, by gdp [the number of records is taken as public]
 
 What must be known beforehand is declared, never learnt from the records: the classes, the bounds of features
-and target, the number of records (``records``; by default the table's own length, taken as public).
+and target, the number of records (``records``; by default the table's own length, taken as public). The form
+of the arrays is checked (type, width), their values are not: a row with a missing value, or with a label that
+is not declared, counts as nothing, because an error would tell of a record for which nobody has paid. Check
+``np.isfinite(X).all()`` and ``np.isin(y, classes).all()`` yourself where nobody else sees what comes out.
 
 With ``ledger`` a fit takes a part of that ledger's budget: (``epsilon``, ``delta``) of it, or what is left.
 `clone`, `GridSearchCV` and `joblib` copy the estimator but never a balance: all copies spend from one
@@ -18,7 +21,7 @@ ledger, and a fit that does not fit raises `BudgetSpent`. Scores on held-out fol
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -35,10 +38,9 @@ from sklearn.base import (
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import Normalizer, normalize
 from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from farthing import losses, validate
+from farthing import arrays, losses, validate
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, ZcdpFilter
 from farthing.algorithms.adassp import adassp
 from farthing.algorithms.baselines import majority, nonprivate
@@ -54,7 +56,7 @@ from farthing.algorithms.privgene import privgene
 from farthing.algorithms.problem import Problem
 from farthing.algorithms.sufficient import sufficient
 from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
-from farthing.errors import BudgetSpent, InvalidValue, Unsupported
+from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.ledger import Ledger
 from farthing.losses import Loss
 from farthing.noise import SeededStream
@@ -118,14 +120,35 @@ class _Private(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.sparse = True
         return tags
 
-    def _checked(self, X: Any, **options: Any) -> Any:
-        """scikit-learn's checks; what they refuse is an `InvalidValue`."""
+    def _checked(self, X: Any, *, reset: bool = True) -> Any:
+        """A table of real numbers as wide as (``reset``: from now on as wide as) that of `fit`."""
+        table = arrays.features(X)
+        if table.shape[1] == 0:
+            raise InvalidValue("features: found 0 feature(s) (shape=(, 0)) while a minimum of 1 is required.")
+        if reset and table.shape[0] == 0 and self.records is None:
+            raise InvalidValue("features: found 0 sample(s), and their number is taken as public")
+        if not reset and not np.isfinite(table.data if hasattr(table, "indptr") else table).all():
+            raise InvalidValue("rows to predict must hold finite numbers only, without NaN or infinity")
+        refused: FarthingError
         try:
-            return validate_data(self, X, accept_sparse="csr", dtype="numeric", **options)
+            validate_data(self, X, reset=reset, skip_check_array=True)  # width and names of columns
+            return table
         except ValueError as error:
-            if "could not convert" in str(error):  # that message goes on with a record's own cell
-                raise InvalidValue("features and targets must be numbers; encode text beforehand") from None
-            raise InvalidValue(str(error)) from None
+            refused = InvalidValue(str(error))
+        except TypeError as error:
+            refused = Unsupported(str(error))
+        raise refused
+
+    def _supervised(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
+        """A table and one target, of whatever kind, a row."""
+        table = self._checked(X)
+        if y is None:
+            raise InvalidValue(f"{type(self).__name__} requires y to be passed, but the target y is None")
+        said = "targets must be one number or label a row"
+        values = arrays.attempt(lambda: column_or_1d(y, warn=True), said=said)
+        if len(values) != table.shape[0]:
+            raise InvalidValue(said)  # how many there are is no one's business
+        return table, np.asarray(values)
 
     def _door(self, shared: Ledger | None, filter: Callable[[Budget], Filter] | None = GdpFilter) -> Ledger:
         """The ledger that this fit may spend to its end. A part of a ``shared`` one is charged here.
@@ -207,16 +230,18 @@ class _PrivateLinear(_Private):
             blank = Table(np.zeros((2, problem.width)), np.zeros(2), unit=problem.unit)
             next(iter(method.algorithm(self._door(like, method.filter).over(blank), problem)), None)
         ledger = self._door(self.ledger, method.filter)
+        if self.records is None:
+            ledger.note(PUBLIC_SIZE)
         self.history_ = tuple(method.algorithm(ledger.over(table), problem))
         if not self.history_:
             raise BudgetSpent(f"{ledger.budget} does not allow a single step of {self.solver!r}")
-        self.privacy_ = _noted(ledger.guarantee, self.records)
+        self.privacy_ = ledger.guarantee
 
     def _rows(self, X: Any) -> Any:
         """Features ready for the weights."""
         check_is_fitted(self)
         X = self._checked(X, reset=False)
-        return normalize(X) if self._unit else X
+        return normalize(X) if self._unit and X.shape[0] else X
 
     def _exported(self, model: Any) -> Any:
         """``model`` with the learnt weights; behind a `Normalizer` where rows are divided by their norms."""
@@ -280,11 +305,7 @@ class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
         """Checks everything, charges the budget, and trains until it is spent."""
         classes = _declared(self.classes)
         method = self._method(CLASSIFIERS)
-        X, y = self._checked(X, y=y)
-        try:
-            check_classification_targets(y)
-        except ValueError as error:
-            raise InvalidValue(str(error)) from None
+        X, y = self._supervised(X, y)
         codes = _codes(y, classes)
         several = len(classes) > 2
         u, constant = self._train(X, codes, self._losses[several], len(classes) if several else 0, method)
@@ -379,10 +400,9 @@ class LinearRegression(RegressorMixin, _PrivateLinear):  # type: ignore[misc]
         """Checks everything, charges the budget, and trains until it is spent."""
         low, high = _target_bounds(self.target_bounds)
         method, penalty = self._method(REGRESSORS), validate.non_negative(alpha=self.alpha)
-        X, y = self._checked(X, y=y, y_numeric=True)
-        if y.dtype.kind not in "biuf":
-            raise InvalidValue(f"the target must be numbers, got an array of {y.dtype}")
-        scaled = (np.clip(np.asarray(y, dtype=np.float64), low, high) - low) / (high - low)
+        X, y = self._supervised(X, y)
+        numbers = np.asarray(arrays.target(y), dtype=np.float64)
+        scaled = np.where(np.isfinite(numbers), (np.clip(numbers, low, high) - low) / (high - low), np.nan)
         u, constant = self._train(X, scaled, losses.squared, 0, method, penalty)
         self.coef_, self.intercept_ = u * (high - low), float(constant * (high - low) + low)
         return self
@@ -451,13 +471,15 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Private):  # type:
         clip = validate.positive(clip=self.clip)
         size = len(table) if self.records is None else validate.count(records=self.records)
         ledger = self._door(self.ledger)
+        if self.records is None:
+            ledger.note(PUBLIC_SIZE)
         self.history_ = tuple(dppca(ledger.over(table), features, clip=clip, records=size))
         if not self.history_:
             raise BudgetSpent(f"nothing is left of {ledger.budget}")
         self.moments_ = self.history_[-1].w
         self.explained_, self.components_ = components(self.moments_, count)
         self.mean_, self.n_components_ = features.centre, count
-        self.privacy_ = _noted(ledger.guarantee, self.records)
+        self.privacy_ = ledger.guarantee
         return self
 
     @property
@@ -486,32 +508,35 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Private):  # type:
         return model
 
 
-def _noted(said: Guarantee, records: int | None) -> Guarantee:
-    """A guarantee that says so where the table's own length was taken as public."""
-    note = PUBLIC_SIZE if records is None else ""
-    return replace(said, note="; ".join(filter(None, (said.note, note))))
-
-
 def _declared(classes: ArrayLike) -> NDArray[Any]:
     """The declared classes, sorted."""
     known = np.unique(np.asarray(classes))
     if np.ndim(classes) != 1 or known.size < 2:
         raise InvalidValue(f"classes must list two labels or more, not one class or none; got {classes!r}")
+    if known.dtype.kind == "f" and not (np.isfinite(known) & (known == np.rint(known))).all():
+        raise InvalidValue("Unknown label type: classes must be whole numbers or texts, these are continuous")
     return known
 
 
 def _codes(y: NDArray[Any], classes: NDArray[Any]) -> Array:
-    """The place of every label among the classes; the message must not show a record's label."""
-    try:
-        places = np.searchsorted(classes, y).clip(0, len(classes) - 1)
-        known = bool((classes[places] == y).all())
-    except TypeError:  # text against numbers
-        known = False
-    if not known:
+    """The place of every label among the classes, NaN for one that is not declared."""
+    if "O" in (y.dtype.kind, classes.dtype.kind):
+        known = {label: place for place, label in enumerate(classes.tolist())}
+        return np.array([_place(label, known) for label in y.tolist()], dtype=np.float64)
+    texts = [values.dtype.kind in "US" for values in (y, classes)]
+    if texts[0] != texts[1] or y.dtype.kind not in "biufUS":
         raise InvalidValue(
-            f"y holds labels that are not declared: list them all in classes={classes.tolist()}"
+            f"y must hold labels of the kind of classes={classes.tolist()}, got {y.dtype.type.__name__}"
         )
-    return places.astype(np.float64)
+    places = np.searchsorted(classes, y).clip(0, len(classes) - 1)
+    return np.where(classes[places] == y, places, np.nan)
+
+
+def _place(label: Any, known: dict[Any, int]) -> float:
+    try:
+        return float(known.get(label, np.nan))
+    except TypeError:  # nothing that could be looked up
+        return float("nan")
 
 
 def _target_bounds(bounds: tuple[float, float] | None) -> tuple[float, float]:

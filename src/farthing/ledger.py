@@ -231,7 +231,7 @@ class Ledger:
         except BudgetSpent:
             wanted, left = f"({budget.epsilon:g}, {budget.delta:g})", max(0.0, 1 - self.share)
             raise BudgetSpent(f"a part {wanted} does not fit: {left:.3%} is left of {self.budget}") from None
-        part._books.plans = isinstance(whole, ApproximateEvent)
+        part._books.plans, part._books.parent = isinstance(whole, ApproximateEvent), self._books
         part._records, part._depth = self._records, self._depth + 1
         return part
 
@@ -243,6 +243,13 @@ class Ledger:
         do. Raises `Unsupported` where what is left is not a budget (a plan, an RDP filter that was asked).
         """
         return self._books.rest()
+
+    def note(self, text: str) -> None:
+        """Writes down what is taken for granted, that a count is public for instance; `guarantee` says it.
+
+        On a part of a budget (`allot`) it is written down in the ledger that paid for it as well.
+        """
+        self._books.note(text)
 
     @property
     def guarantee(self) -> Guarantee:

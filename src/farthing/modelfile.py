@@ -37,8 +37,8 @@ class Model:
 
     def predictions(self, table: str) -> Iterator[str | float]:
         """One for every record of a table, which need not have the target."""
-        for block in tablefile.blocks(table, self.schema, target=False, test=True):
-            yield from self.predict(self.schema.encode(block))
+        for X in tablefile.decoded(table, self.schema):
+            yield from self.predict(X)
 
     def to_bytes(self, privacy: str) -> bytes:
         """The model with its guarantee as .npz: numbers and texts only, so that reading it runs no code."""

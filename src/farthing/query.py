@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from farthing.arrays import length, rows
 from farthing.bounds import Bound
 from farthing.budget import Budget
 from farthing.errors import BudgetSpent, InvalidValue
@@ -92,10 +93,10 @@ class Rows:
     __slots__ = ("arrays",)
 
     def __init__(self, *arrays: Any) -> None:
-        lengths = {array.shape[0] for array in arrays}
-        if len(lengths) != 1:
-            raise InvalidValue(f"arrays must have one row a record each, got lengths {sorted(lengths)}")
-        checked(arrays[0].shape[0])
+        arrays = tuple(array if hasattr(array, "shape") else rows(array) for array in arrays)
+        if not arrays or len({length(array) for array in arrays}) != 1:
+            raise InvalidValue("arrays must have one row a record each")  # how many is no one's business
+        checked(length(arrays[0]))
         self.arrays = arrays
 
     def __len__(self) -> int:

@@ -14,7 +14,7 @@ models does best, for one price however many there are.
 >>> ledger = ft.Ledger(ft.Budget(2.0, 1e-5))
 >>> part = equal_part(ledger, 2 * 3 * 2 + 1)  # 2 candidates, 3 folds, a fit and a score each; the last fit
 >>> model = ft.LogisticRegression(part.epsilon, part.delta, ledger=ledger)
->>> score = Score(ledger, part.epsilon, part.delta)
+>>> score = Score(ledger, part.epsilon, part.delta, records=2000 // 3)  # a public number
 >>> search = GridSearchCV(model, {"bounds": [None, (0, 1)]}, cv=Folds(3), scoring=score, error_score="raise")
 >>> _ = search.fit(X, y)
 >>> print(f"{ledger.share:.4f}")
@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from farthing import validate
+from farthing import arrays, validate
 from farthing.accounting import gaussian, zcdp
 from farthing.accounting.filters import BasicFilter, GdpFilter, ZcdpFilter
 from farthing.algorithms.spending import choice_epsilon, gaussian_mu, noise_of
@@ -100,11 +100,11 @@ class Folds:
         self, X: Any, y: Any = None, groups: Any = None
     ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
         """The places of training and held-out rows; records with the same ``groups`` stay together."""
-        count = X.shape[0] if hasattr(X, "shape") else len(X)
         if groups is None:
-            fold = self.stream.uniform_below(self.splits, count)
+            fold = self.stream.uniform_below(self.splits, arrays.length(X))
         else:
-            names, member = np.unique(np.asarray(groups), return_inverse=True)
+            said = "groups must be names of one kind, one a row"
+            names, member = arrays.attempt(lambda: np.unique(groups, return_inverse=True), said=said)
             fold = self.stream.uniform_below(self.splits, len(names))[member]
         for place in range(self.splits):
             yield np.flatnonzero(fold != place), np.flatnonzero(fold == place)
@@ -116,22 +116,23 @@ class Score:
 
     Every call takes the part (``epsilon``, ``delta``) of ``ledger``, or raises `BudgetSpent`. ``value`` may
     give another number in [0, 1] a record (values beyond are clipped), from true targets and predictions.
-    The sum is divided by ``records``, or by the number of held-out rows, which is then taken as public. The
-    noise may carry a score below 0 or above 1; it is left so, since the mean of several is then unbiased.
+    The sum is divided by ``records``, a public number of held-out rows (of N rows in k folds, N/k): the real
+    one is private, and a score divided by it would tell it. The noise may carry a score below 0 or above 1;
+    it is left so, since the mean of several is then unbiased.
     """
 
     ledger: Ledger
     epsilon: float
     delta: float
     value: Value | None = None
-    records: int | None = None
+    records: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        validate.count(records=self.records)
 
     def __call__(self, estimator: Any, X: Any, y: Any) -> float:
         """The noisy score of a fitted model."""
         rows = _Held(X, y)
-        size = len(rows) if self.records is None else validate.count(records=self.records)
-        if size == 0:
-            raise InvalidValue("there are no held-out rows to score")
         part = _part(self.ledger, self.epsilon, self.delta)
         relation = part.budget.adjacency
         noise: Mechanism
@@ -140,7 +141,7 @@ class Score:
         else:
             noise = Gaussian(noise_of(_ONE, relation, gaussian_mu(part)))
         query = Query(Everyone(), _Values((estimator,), self.value), _ONE, noise)
-        return float(part.over(rows).ask(query).value.item()) / size
+        return float(part.over(rows).ask(query).value.item()) / self.records
 
 
 def choose(
@@ -188,9 +189,9 @@ class _Held:
     """Held-out rows of any kind that scikit-learn takes, as records."""
 
     def __init__(self, X: Any, y: Any) -> None:
-        self.X, self.y = X, np.asarray(y)
-        count = X.shape[0] if hasattr(X, "shape") else len(X)
-        if self.y.ndim != 1 or len(self.y) != count:
+        self.X = arrays.indexed(X)
+        self.y = arrays.attempt(np.asarray, y, said="targets must be one number or label a row")
+        if self.y.ndim != 1 or self.y.dtype.kind == "V" or len(self.y) != arrays.length(self.X):
             raise InvalidValue("targets must be one number or label a row")  # how many is no one's business
 
     def __len__(self) -> int:

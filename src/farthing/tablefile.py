@@ -6,7 +6,7 @@ Messages name files, columns and what was declared, never a cell of a table.
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from farthing.errors import InvalidValue
 EMBEDDED = "adult"  # in place of a file: the data and the schema that come with farthing
 
 Array = NDArray[np.float64]
+T = TypeVar("T", bound=NDArray[Any] | int)
 
 
 # --- schemas
@@ -100,12 +101,19 @@ def count(table: str, schema: Schema) -> int:
     """How many records there are, once the header has all columns of the schema. No cell is looked at."""
     if table == EMBEDDED:
         return data.load_adult().split
-    return _filled(table, int(_reader(table).count(table, _names(schema))))
+    return int(_reader(table).count(table, _names(schema)))
 
 
 def columns(table: str, names: Iterable[str]) -> Iterator[dict[str, NDArray[Any]]]:
     """The named columns of a file, some thousand records at a time."""
     yield from _reader(table).columns(table, names)
+
+
+def decoded(table: str, schema: Schema) -> Iterator[Array]:
+    """Features of records that are not protected, to predict; refused where a number is none."""
+    for block in blocks(table, schema, target=False, test=True):
+        _decoded(table, schema, block, target=False)
+        yield schema.encode(block)
 
 
 def blocks(table: str, schema: Schema, *, target: bool = True, test: bool = False) -> Iterator[data.Table]:
@@ -123,18 +131,24 @@ def blocks(table: str, schema: Schema, *, target: bool = True, test: bool = Fals
 def read(
     table: str, schema: Schema, *, test: bool = False, strict: bool = False
 ) -> tuple[Array, NDArray[Any]]:
-    """Features in [0, 1] and targets of all records of a table.
+    """Features in [0, 1] and targets of all records of a table, which may have none.
 
     Numbers beyond the schema's bounds are clipped, and a feature's value outside its vocabulary counts as
-    none of it; ``strict`` refuses both.
+    none of it. A cell that is no number where one is declared, or a label that is not declared, is NaN: its
+    record counts as nothing. ``strict`` refuses all of that, which tells of records for which nobody has
+    paid; so does ``test``, of records that are not protected, where labels must be declared and numbers
+    numbers.
     """
-    parts = []
+    X, y = [np.zeros((0, schema.width))], [np.zeros(0, np.int64 if test else np.float64)]
     for block in blocks(table, schema, test=test):
-        parts.append((schema.encode(block), schema.encode_target(block)))
+        if test:
+            _decoded(table, schema, block)
         if strict:
             _inside(table, schema, block)
-    _filled(table, len(parts))
-    return np.concatenate([X for X, _ in parts]), np.concatenate([y for _, y in parts])
+        X.append(schema.encode(block))
+        codes = schema.encode_target(block)
+        y.append(codes if test or codes.dtype.kind == "f" else np.where(codes < 0, np.nan, codes))
+    return np.concatenate(X), filled(table, np.concatenate(y)) if test else np.concatenate(y)
 
 
 def held_out(test: str | None, table: str, schema: Schema) -> tuple[Array, NDArray[Any]] | None:
@@ -157,10 +171,21 @@ def _names(schema: Schema, target: bool = True) -> list[str]:
     return [column.name for column in (schema.columns + (schema.target,) * target)]
 
 
-def _filled(table: str, records: int) -> int:
-    if not records:
+def filled(table: str, records: T) -> T:
+    """Records, refused if there are none: where their number is public."""
+    if (records if isinstance(records, int) else len(records)) == 0:
         raise InvalidValue(f"{table!r} has no records")
     return records
+
+
+def _decoded(table: str, schema: Schema, block: data.Table, target: bool = True) -> None:
+    for column in schema.columns + (schema.target,) * target:
+        if isinstance(column, Numeric) and not column.known(block[column.name]):
+            raise InvalidValue(f"column {column.name!r} of {table!r} must hold finite numbers")
+    if target and not schema.target.known(block[schema.target.name]):
+        raise InvalidValue(
+            f"column {schema.target.name!r} of {table!r} must hold only values that the schema lists"
+        )
 
 
 def _inside(table: str, schema: Schema, block: data.Table) -> None:

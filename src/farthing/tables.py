@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from farthing import summing, validate
+from farthing import arrays, summing, validate
 from farthing.errors import InvalidValue
 from farthing.samplers import Indices
 
@@ -237,26 +237,37 @@ class Table:
 
     ``bounds`` (low, high), numbers or one a feature, are public: a value beyond them is clipped, and
     [low, high] is mapped onto [0, 1] (in a sparse table low must be 0, so that zeros stay zeros). With
-    ``unit`` each row is then divided by its norm. NaN and infinity are refused, before anything is charged.
+    ``unit`` each row is then divided by its norm.
+
+    A row with a feature or a target that is not a finite number is *blank*: it stays where it is, so that no
+    other row is drawn differently, its z is zero and its target NaN, which every contribution counts as zero.
+    An error instead would tell that there is such a record, for which nobody has paid.
     """
 
-    __slots__ = ("_X", "_factors", "_length", "_lie", "_map", "_unit", "_whole", "_y")
+    __slots__ = ("_X", "_blank", "_factors", "_length", "_lie", "_map", "_sound", "_unit", "_whole", "_y")
 
     def __init__(self, X: Any, y: Any = None, *, bounds: Any = None, unit: bool = False) -> None:
-        X = X.tocsr() if sparse.issparse(X) else np.asanyarray(X)
-        if X.ndim != 2 or X.dtype.kind not in "biuf":
-            raise InvalidValue(f"features must be a table of real numbers, got {X.dtype} of shape {X.shape}")
+        X, y = arrays.features(X), None if y is None else arrays.target(y)
         if y is not None and len(y) != X.shape[0]:
-            raise InvalidValue(f"there must be one target a row, got {len(y)} for {X.shape[0]} rows")
+            raise InvalidValue("there must be one target a row")  # how many there are is no one's business
         self._X, self._y, self._unit = X, y, unit
         self._length = summing.checked(int(X.shape[0]))
+        self._blank: NDArray[np.bool_] | None = None
         self._map: tuple[Array, Array] | None = None
         self._factors: dict[Features, Factors] = {}
         self._lie: tuple[Any, ...] | None = None  # how it lies in memory; empty where kernels cannot read it
         self._whole: tuple[Table, Indices] | None = None  # the table this one is a lot of
         limits = None if bounds is None else _limits(bounds, X)
-        if self._outside(limits) or (limits is not None and (np.any(limits[0]) or np.any(limits[1] != 1))):
+        broken = np.zeros(self._length, np.bool_)
+        if self._outside(limits, broken) or (
+            limits is not None and (np.any(limits[0]) or np.any(limits[1] != 1))
+        ):
             self._map = limits
+        self._sound = not broken.any()  # whether a kernel may read the features as they are
+        blank = broken if y is None else broken | ~np.isfinite(y)
+        if blank.any():
+            self._blank = blank
+            self._y = None if y is None else np.where(blank, np.nan, y)
 
     @property
     def X(self) -> Any:
@@ -274,18 +285,14 @@ class Table:
             self._y = self._whole[0].y[self._whole[1]]
         return self._y
 
-    @y.setter
-    def y(self, y: Any) -> None:
-        self._y, self._lie = y, None
-
-    def _outside(self, limits: tuple[Array, Array] | None) -> bool:
-        """Whether anything lies outside the bounds; refuses what is not finite. One pass."""
+    def _outside(self, limits: tuple[Array, Array] | None, broken: NDArray[np.bool_]) -> bool:
+        """Whether anything lies outside the bounds; marks rows with what is not finite. One pass."""
         outside = False
         for place in self._places():
             x = self.X[place]
             values = x.data if sparse.issparse(x) else x
             if values.size and not (np.isfinite(values.min()) and np.isfinite(values.max())):
-                raise InvalidValue("features must be finite; replace missing values by a public constant")
+                broken[place] = _broken(x)
             if limits is not None and not outside:
                 low, high = (limit[x.indices] for limit in limits) if sparse.issparse(x) else limits
                 outside = bool((values < low).any() or (values > high).any())
@@ -301,7 +308,7 @@ class Table:
     def raw(self, features: Features) -> Raw | None:
         """What a kernel reads of these rows; None where it cannot, or where their factors are not kept."""
         whole, places = (self, None) if self._whole is None or self._X is not None else self._whole
-        if isinstance(places, slice) or whole._X is None or self._map is not None:
+        if isinstance(places, slice) or whole._X is None or self._map is not None or not self._sound:
             return None
         if whole._lie is None:
             whole._lie = _lie(whole._X, whole.y)
@@ -312,9 +319,11 @@ class Table:
         return Raw(kind, address, whole._length, stride, places, self._length, y, known)
 
     def _read(self, place: slice) -> Any:
-        """Some rows in float64, clipped and mapped by the bounds."""
+        """Some rows in float64, clipped and mapped by the bounds; blank ones are zeros."""
         x: Any = self.X[place]
         x = x.astype(np.float64) if sparse.issparse(x) else np.asarray(x, dtype=np.float64)
+        if self._blank is not None:
+            x = _without(x, self._blank[place])
         if self._map is None:
             return x
         low, high = self._map
@@ -334,6 +343,7 @@ class Table:
         table._X, table._y = None if lazy else self.X[indices], None
         table._length = len(cast(Any, indices)) if lazy else int(table._X.shape[0])
         table._map, table._unit = self._map, self._unit
+        table._blank, table._sound = None if self._blank is None else self._blank[indices], self._sound
         table._factors, table._lie, table._whole = {}, None, (self, indices)
         if table._length == 0:  # on its own: nothing of the others is measured for nobody
             table._X, table._y = self.X[:0], None if self.y is None else self.y[:0]
@@ -345,7 +355,7 @@ class Table:
         known = self._known(features)
         for place in self._places():
             x = self._read(place)
-            parts = self._measure(x, features) if known is None else _at(known, place)
+            parts = self._measure(x, features, place) if known is None else _at(known, place)
             yield Block(x, None if self.y is None else np.asarray(self.y[place], dtype=np.float64), *parts)
 
     def _known(self, features: Features) -> Factors | None:
@@ -355,15 +365,15 @@ class Table:
             known = whole._known(features)
             return None if known is None else _at(known, indices)
         if features not in self._factors and len(self) <= _REMEMBERED:
-            parts = [self._measure(self._read(place), features) for place in self._places()]
+            parts = [self._measure(self._read(place), features, place) for place in self._places()]
             norms = [norm for _, _, norm in parts]
             unit = _joined([part[0] for part in parts], norms)
             shrink = _joined([part[1] for part in parts], norms)
             self._factors = {features: (unit, shrink, np.concatenate([np.empty(0), *norms]))}
         return self._factors.get(features)
 
-    def _measure(self, x: Any, features: Features) -> Factors:
-        """g, h and |z| of some rows. A row whose norm is not finite counts as zero: its h is 0."""
+    def _measure(self, x: Any, features: Features, place: slice) -> Factors:
+        """g, h and |z| of some rows. A blank one, or one whose norm is not finite, is zero: its h is 0."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             unit = None
             if self._unit:
@@ -371,6 +381,8 @@ class Table:
                 unit[~np.isfinite(unit)] = 0.0
             size = np.sqrt(features.squared_norms(x, unit))
             norm = features.at_least(size, x, unit)
+            if self._blank is not None:
+                norm[self._blank[place]] = np.inf
             if features.radius is None and np.isfinite(norm).all():
                 return unit, None, norm
             radius = np.inf if features.radius is None else features.radius
@@ -379,10 +391,29 @@ class Table:
         return unit, shrink, norm
 
 
+def _broken(x: Any) -> NDArray[np.bool_]:
+    """Which rows hold what is not finite."""
+    if not sparse.issparse(x):
+        return np.asarray(~np.isfinite(x).all(axis=1))
+    return np.asarray(np.bincount(_stored(x)[~np.isfinite(x.data)], minlength=x.shape[0]) > 0)
+
+
+def _without(x: Any, blank: NDArray[np.bool_]) -> Any:
+    """A copy whose blank rows are zeros."""
+    if not sparse.issparse(x):
+        return np.where(blank[:, None], 0.0, x)
+    return sparse.csr_array((np.where(blank[_stored(x)], 0.0, x.data), x.indices, x.indptr), x.shape)
+
+
+def _stored(x: Any) -> NDArray[np.intp]:
+    """The row of every stored entry."""
+    return np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
+
+
 def _lie(X: Any, y: Any) -> tuple[Any, ...]:
     """Kind, address, stride and float64 targets of a table that kernels can read; else nothing."""
     kind = _KERNELS.get(X.dtype.char) if isinstance(X, np.ndarray) else None
-    y = np.ascontiguousarray(y, dtype=np.float64) if y is not None else None
+    y = np.nan_to_num(np.ascontiguousarray(y, dtype=np.float64)) if y is not None else None
     if kind is None or y is None or y.ndim != 1 or not X.dtype.isnative or not X.flags.aligned:
         return ()
     stride, odd = divmod(X.strides[0], X.itemsize)

@@ -120,7 +120,8 @@ def train(
         tuple(formats or ()),
     )
     if dry_run:
-        fields = training.rehearse(job, tablefile.count(table, known))
+        count = tablefile.count(table, known)  # which reads the header too
+        fields = training.rehearse(job, records or tablefile.filled(table, count))
     else:
         fields = training.train(job, partial(_followed, quiet=as_json))
     if as_json:

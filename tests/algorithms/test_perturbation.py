@@ -165,8 +165,7 @@ def test_the_minimiser_is_scipys(loss):
 
 def test_labels_other_than_0_and_1_are_read_as_one_of_them():
     features = Features(3, radius=1.0)
-    odd = table()
-    odd.y = np.where(odd.y > 0, 40.0, np.nan)
+    odd = Table(table().X, np.where(table().y > 0, 40.0, -7.0))
     found, expected = (behind(t, features).minimise(logistic, np.zeros(4), 3.0) for t in (odd, table()))
     assert found == pytest.approx(expected, abs=1e-8)
 

@@ -366,7 +366,7 @@ def test_a_seed_makes_a_run_again():
         (lambda: personal([1.0, 1.0], [1e-6] * 3), "epsilon must be one number"),
         (lambda: Simulated.gather([], ft.Budget(1.0, 1e-6)), "at least one user"),
         (lambda: Simulated.gather([(X, Y), (X[:, :1], Y)], ft.Budget(1, 1e-6)), "user 1 .* width 2"),
-        (lambda: Simulated.gather([(X, Y), (X, Y[:3])], ft.Budget(1, 1e-6)), "user 1 .* 3 for 60"),
+        (lambda: Simulated.gather([(X, Y), (X, Y[:3])], ft.Budget(1, 1e-6)), "user 1 .* one target a row"),
         (lambda: Simulated(Table(X, Y), [0, 50], ft.Budget(1, 1e-6)), "offsets"),
         (lambda: Simulated(Table(X, Y), [0, 30, 20, 60], ft.Budget(1, 1e-6)), "offsets"),
         (lambda: Simulated(Table(X, Y), [0, 60], ft.Budget(1, 1e-6), sizes=[0]), "records of user 0"),
@@ -379,15 +379,19 @@ def test_bad_input_is_named(make, what):
 
 
 @pytest.mark.parametrize("storage", [np.asarray, sparse.csr_array])
-def test_what_is_not_finite_is_named_with_its_user(storage):
-    bad = X.copy()
-    bad[37, 1] = math.inf
-    with pytest.raises(InvalidValue, match=r"user 3 has a feature that is not finite, .*inf"):
-        Simulated.split(storage(bad), Y, records=10, budgets=ft.Budget(1.0, 1e-6))
-    wrong = Y.copy()
-    wrong[0] = math.nan
-    with pytest.raises(InvalidValue, match="user 0 has a target that is not finite"):
-        Simulated.split(storage(X), wrong, records=10, budgets=ft.Budget(1.0, 1e-6))
+@pytest.mark.parametrize("noise", ["sum", "each"])
+def test_what_is_not_finite_counts_as_nothing_and_names_nobody(storage, noise):
+    bad, wrong = X.copy(), Y.copy()
+    bad[37, 1], wrong[0] = math.inf, math.nan
+    values = []
+    for other in (0.0, 5.0):
+        bad[[0, 37], 0] = other
+        options = {"records": 10, "budgets": ft.Budget(1.0, 1e-6), "noise": noise, "stream": SeededStream(1)}
+        crowd = Simulated.split(storage(bad), wrong, **options)
+        crowd.invite(Invitation(clip=1.0, rounds=5))
+        values.append(crowd.ask(Gradient(logistic, Features(2)), np.zeros(3)).mean)
+    np.testing.assert_array_equal(*values)
+    assert np.isfinite(values[0]).all()
 
 
 def test_a_crowd_is_invited_once_and_before_it_is_asked():

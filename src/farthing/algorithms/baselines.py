@@ -100,6 +100,7 @@ def _value_and_gradient(table: Table, loss: Loss, features: Features, w: Array) 
     value, total = 0.0, Weighted(len(table), features, u.shape[1:])
     for block in table.blocks(features):
         margins = block.margins(u, constant)
-        value += float(loss.value(margins, block.y).sum())
-        total.add(block, loss.residual(margins, block.y))
+        y = np.nan_to_num(block.y)  # of a blank row, whose z is zero
+        value += float(loss.value(margins, y).sum())
+        total.add(block, loss.residual(margins, y))
     return value, total.value

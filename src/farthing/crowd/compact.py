@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from farthing import summing, validate
+from farthing import arrays, summing, validate
 from farthing.errors import InvalidValue, Unsupported
 from farthing.samplers import Indices
 from farthing.tables import Features, Parts
@@ -71,25 +71,25 @@ class Indicators:
     __slots__ = ("_unit", "places", "width", "y")
 
     def __init__(self, places: Any, width: int, y: Any = None, *, unit: bool = False) -> None:
-        places = np.asanyarray(places)
+        places = arrays.attempt(np.asanyarray, places, said="places must be a table of integers")
         if places.ndim != 2 or places.dtype.kind not in "iu":
-            raise InvalidValue(
-                f"places must be a table of integers, got {places.dtype} of shape {places.shape}"
-            )
+            raise InvalidValue(f"places must be a table of integers, got {places.dtype.type.__name__}")
         validate.count(width=width)
         for start in range(0, len(places), _BLOCK):
             part = places[start : start + _BLOCK]
             if part.size and not 0 <= part.min() <= part.max() <= width:
-                raise InvalidValue(f"places must lie between 0 and width={width}, got {part.max()}")
+                raise InvalidValue(f"places must lie between 0 and width={width}")
+        y = None if y is None else arrays.target(y)
         if y is not None and len(y) != len(places):
-            raise InvalidValue(f"there must be one target a row, got {len(y)} for {len(places)} rows")
+            raise InvalidValue("there must be one target a row")
         self.places, self.width, self.y, self._unit = places, width, y, unit
 
     @classmethod
     def of(cls, X: Any, y: Any = None, *, unit: bool = False) -> "Indicators":
         """From a dense table of zeros and ones."""
-        X = np.asarray(X)
-        if X.ndim != 2 or not np.isin(X, (0, 1)).all():
+        X = arrays.features(X)
+        X = X.toarray() if hasattr(X, "indptr") else X
+        if not np.isin(X, (0, 1)).all():
             raise InvalidValue("indicators must be a table of zeros and ones")
         width, counts = X.shape[1], np.count_nonzero(X, axis=1)
         kind = np.uint8 if width < 2**8 else np.uint16 if width < 2**16 else np.uint32

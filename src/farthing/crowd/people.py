@@ -1,11 +1,11 @@
-"""Who is in a crowd: budgets, public numbers of records, clips; bad input is named with its user.
+"""Who is in a crowd: budgets, public numbers of records, clips; bad ones are named with their user.
 
 >>> personal([0.5, 1.0, 0.5], 1e-8)[1].epsilon
 1.0
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -117,20 +117,3 @@ def dealt(n: int, users: int | None, records: ArrayLike | None) -> Integers:
             raise InvalidValue(f"{n} rows, {each} each, make {needed} users, not {users}")
         return np.minimum(np.arange(needed + 1) * each, n)
     return np.arange(validate.count(users=users) + 1) * n // (users or 1)
-
-
-def refuse_nonfinite(X: Any, y: Any, offsets: Integers) -> None:
-    """Names the user who holds what is not finite."""
-    for name, values in (("feature", X.data if hasattr(X, "indptr") else X), ("target", y)):
-        if values is None or np.isfinite(np.asarray(values)).all():
-            continue
-        if name == "feature" and hasattr(X, "indptr"):
-            place = np.flatnonzero(~np.isfinite(X.data))[0]
-            row, value = int(np.searchsorted(X.indptr, place, side="right")) - 1, X.data[place]
-        else:
-            found = np.argwhere(~np.isfinite(np.asarray(values)))[0]
-            row, value = int(found[0]), np.asarray(values)[tuple(found)]
-        user = int(np.searchsorted(offsets, row, side="right")) - 1
-        raise InvalidValue(
-            f"user {user} has a {name} that is not finite, {float(value)!r}; nothing was charged"
-        )

@@ -29,7 +29,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from farthing import failsafe
+from farthing import arrays, failsafe
 from farthing import noise as lattice
 from farthing.accounting import pld
 from farthing.books import SEEDED, TIGHT
@@ -37,7 +37,7 @@ from farthing.bounds import ClipNorm
 from farthing.budget import Budget, Guarantee, Observer, Unit
 from farthing.crowd.compact import Indicators
 from farthing.crowd.draws import Users, exactly, present, ranges
-from farthing.crowd.people import Budgets, dealt, per_user, personal, public_sizes, refuse_nonfinite
+from farthing.crowd.people import Budgets, dealt, per_user, personal, public_sizes
 from farthing.crowd.protocol import (
     NOT_INVITED,
     Answers,
@@ -125,11 +125,9 @@ class Simulated:
     ) -> "Simulated":
         """Deals rows out in order: ``records`` each (the last user may have fewer, or a list of numbers), or
         evenly among ``users``. X may be dense, sparse, a `Table` or `Indicators`."""
-        n = len(X) if isinstance(X, Table | Indicators) else int(X.shape[0])
-        offsets = dealt(n, users, records)
         if not isinstance(X, Table | Indicators):
-            refuse_nonfinite(X, y, offsets)
-            X = Table(X, None if y is None else np.asarray(y), unit=unit)
+            X = Table(X, y, unit=unit)
+        offsets = dealt(len(X), users, records)
         return cls(X, offsets, budgets, clip=clip, noise=noise, stream=stream)
 
     @classmethod
@@ -146,16 +144,19 @@ class Simulated:
         """From one (X, y) a user; an empty X is a user without records."""
         if not parts:
             raise InvalidValue("a crowd needs at least one user")
-        tables = [np.asarray(X) for X, _ in parts]
+        tables = [arrays.rows(X) for X, _ in parts]
         widths = [X.shape[1] if X.ndim == 2 else -1 for X in tables]
         for user, ((_, y), X) in enumerate(zip(parts, tables, strict=True)):
             if X.ndim != 2 or X.shape[1] != widths[0]:
-                raise InvalidValue(f"user {user} must have rows of width {widths[0]}, got shape {X.shape}")
-            if len(y) != len(X):
-                raise InvalidValue(f"user {user} must have one target a row, got {len(y)} for {len(X)} rows")
+                raise InvalidValue(f"user {user} must have rows of width {widths[0]}")
+            if arrays.length(y) != len(X):
+                raise InvalidValue(f"user {user} must have one target a row")
         offsets = np.concatenate([[0], np.cumsum([len(X) for X in tables])])
-        X, y = np.concatenate(tables), np.concatenate([np.asarray(y) for _, y in parts])
-        refuse_nonfinite(X, y, offsets)
+        said = "all users must have rows and targets of one kind"
+        X, y = (
+            arrays.attempt(np.concatenate, parts, said=said)
+            for parts in (tables, [arrays.rows(y) for _, y in parts])
+        )
         return cls(Table(X, y, unit=unit), offsets, budgets, clip=clip, noise=noise, stream=stream)
 
     @property
@@ -210,8 +211,7 @@ class Simulated:
         more = np.flatnonzero(self._counts > self._sizes)
         if len(more) and any(budget.unit is not Unit.RECORD for budget in known):  # their sums have no bound
             raise InvalidValue(
-                f"user {more[0]} is to be protected as a whole and has {self._counts[more[0]]} records, more "
-                f"than its public {self._sizes[more[0]]}"
+                "users to be protected as a whole must not have more records than their public number"
             )
         terms = [invitation.terms(known[int(b)], int(size), float(clip)) for b, size, clip in distinct.T]
         return terms, which, Budgets(known, self._budgets.which)
