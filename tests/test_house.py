@@ -53,6 +53,7 @@ LAYERS = [
     "crowd.messages crowd.forms crowd.transport crowd.post crowd.shamir crowd.secagg crowd.sessions",
     "crowd.members crowd.checkpoint crowd.coordinator",
     "guard.policy guard.pricing guard.answers guard.masking guard.keeper guard.server guard.command",
+    "audit.guards",
     "simulating",
     "auditing",
     "processes tomlfile page keyring",

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from farthing import validate
-from farthing.audit import charges, contributions, entrances, laws, methods, prices, rounding
+from farthing.audit import charges, contributions, entrances, guards, laws, methods, prices, rounding
 from farthing.audit.methods import Finding
 from farthing.errors import InvalidValue
 from farthing.noise import Stream
@@ -84,6 +84,7 @@ def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[s
     }
     with tempfile.TemporaryDirectory() as folder:
         told["refunds"] = charges.refunds(words, folder)
+        told["guards"] = guards.replies(folder)
     return told
 
 

@@ -113,7 +113,7 @@ class Guard:
             opened = unseal(data, self.policy.coordinators, self.largest)
             about = opened.digest
             self._price(opened)
-            with self._lock:
+            with self._lock, np.errstate(all="ignore"):  # a warning, or what it turns into, would tell
                 return self._reply(opened)
         except Refused as refusal:
             return self.refusal(refusal, about)

@@ -1,0 +1,245 @@
+"""A law of guards: what a guard replies has a kind, a size and public numbers that no record decides.
+
+Guards over neighbouring records hear the same conversation, every kind of message that a guard knows and some
+that it does not: hello, proposals, questions about every loss at usual, extreme and ill-shaped weights,
+questions asked twice, and a session of secure aggregation step by step. Records that differ in one (gone,
+another label, a label of no class, NaN, values that overflow) must get replies that are alike but for the
+noise in them, and none may be `internal`.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing.bounds import ClipNorm
+from farthing.budget import Budget
+from farthing.crowd import forms
+from farthing.crowd.forms import LOSSES, Question, Turn
+from farthing.crowd.messages import (
+    Kind,
+    Opened,
+    Reason,
+    Signer,
+    digest,
+    pack_numbers,
+    pack_table,
+    seal,
+    unpack_table,
+    unseal,
+)
+from farthing.crowd.secagg import SEALED, Member, session_of
+from farthing.crowd.terms import Draw, Exactly, Invitation, Trust
+from farthing.guard.keeper import Guard
+from farthing.guard.policy import Limits, Policy
+from farthing.losses import Gradient, multinomial
+from farthing.samplers import Everyone, Poisson
+from farthing.tables import Features, Table
+
+Array = NDArray[np.float64]
+Neighbour = tuple[str, Array, Array]
+
+_WIDTH, _CLASSES, _NOISE = 2, 3, 500.0
+_DRAWS: tuple[Draw, ...] = (Everyone(), Poisson(0.5), Exactly(1))
+_ALL, _FEW = "all", 3  # of neighbours, for other draws and for sessions
+_LARGEST = 10**6
+_NOT_PUBLIC = ("about", "update", "weights", "head")  # digests of noise, and hashes that hold the time
+
+
+def neighbours() -> Iterator[Neighbour]:
+    """Records, and then others that differ from them in one record."""
+    X = np.linspace(0.0, 1.0, 16).reshape(8, _WIDTH)
+    y = np.array([0.0, 1.0, 2.0, 1.0, 0.0, 2.0, 1.0, 0.0])
+    yield "as they are", X, y
+    yield "one record is gone", X[:-1], y[:-1]
+    for label in (77.0, np.nan, 1.0, 2.0, -1.0, 0.5, np.inf, 1e308):
+        yield f"label {label:g}", X, np.append(y[:-1], label)
+    for value in (1e308, -1e200, 5e-324):
+        yield f"features {value:g}", np.vstack([X[:-1], np.full((1, _WIDTH), value)]), y
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What anybody sees of a reply without looking at noise."""
+
+    what: str
+    kind: Kind
+    reason: str
+    size: int
+    numbers: str
+
+
+@dataclass(eq=False)
+class Conversation:
+    """One coordinator with one guard; what came back is noted in ``replies``."""
+
+    guard: Guard
+    coordinator: Signer
+    replies: list[Reply] = field(default_factory=list)
+
+    def ask(self, what: str, kind: Kind, header: dict[str, Any], body: bytes = b"") -> Opened:
+        return self.send(what, seal(kind, header, body, self.coordinator))
+
+    def send(self, what: str, message: bytes) -> Opened:
+        data = self.guard.answer(message)
+        found = unseal(data, {self.guard.public}, _LARGEST)
+        told = {name: value for name, value in found.fields().plain().items() if name not in _NOT_PUBLIC}
+        told["row"] = told["row"][0] if "row" in told else None
+        reason = str(told.get("reason", ""))
+        self.replies.append(Reply(what, found.kind, reason, len(data), repr(sorted(told.items(), key=str))))
+        return found
+
+
+Script = Callable[[Conversation], None]
+
+
+def _header(number: int, kind: str, draw: Draw = _DRAWS[0], w: Array | None = None, **more: Any) -> Any:
+    """Header and body of a question."""
+    w = np.zeros(_WIDTH + 1) if w is None else w
+    features = Features(_WIDTH, intercept=more.pop("intercept", 1.0), radius=more.pop("radius", None))
+    invitation = Invitation(1.0, draw, 1000, noise=_NOISE, **more)
+    turn = Turn("run", number, f"{number:032x}")
+    return Question(turn, "d", invitation, Gradient(LOSSES[kind], features), w.shape).header(), pack_numbers(
+        w
+    )
+
+
+def plain_talk(draw: Draw) -> Script:
+    """Everything that is said under local noise, with one draw."""
+
+    def talk(to: Conversation) -> None:
+        start = {"run": "run", "round": 0, "nonce": "0" * 32, "dataset": "d"}
+        to.ask("hello", Kind.HELLO, start)
+        terms = forms.invitation(Invitation(1.0, draw, 1000, noise=_NOISE))
+        to.ask("a proposal", Kind.PROPOSAL, start | {"invitation": terms})
+        number = 0
+        for kind in LOSSES:
+            shape = (_WIDTH + 1, _CLASSES) if kind == "multinomial" else (_WIDTH + 1,)
+            for size in (0.0, 1e300):
+                number += 1
+                to.ask(
+                    f"{kind} at {size:g}", Kind.QUESTION, *_header(number, kind, draw, np.full(shape, size))
+                )
+            for other in ((_WIDTH + 1, 2), (_WIDTH + 1, 1), (_WIDTH + 1,), (_WIDTH,), (_WIDTH, _CLASSES)):
+                if other != shape and (kind == "multinomial" or len(other) == 1):
+                    number += 1
+                    w = np.zeros(other)
+                    to.ask(f"{kind} with {other}", Kind.QUESTION, *_header(number, kind, draw, w))
+        more = _header(number + 1, "logistic", draw, np.ones(_WIDTH + 1), radius=1.0)
+        to.ask("within a radius", Kind.QUESTION, *more)
+        to.ask("the same again", Kind.QUESTION, *more)
+        to.ask("a conflict", Kind.QUESTION, *_header(number + 1, "logistic", draw))
+        to.ask("an old round", Kind.QUESTION, *_header(1, "squared", draw))
+        for kind_ in Kind:
+            to.ask(f"an empty {kind_.name}", kind_, {})
+        to.send("nonsense", b"?" * 99)
+
+    return talk
+
+
+def session_talk(to: Conversation, others: dict[str, Signer], enrolled: dict[str, bytes]) -> None:
+    """A session of secure aggregation with two other parties, and what is refused on its way."""
+    weights = pack_numbers(np.zeros(_WIDTH + 1))
+    header = _header(1, "logistic", trust=Trust.DISTRIBUTED, survivors=2)[0] | {"weights": digest(weights)}
+    turn = {name: header[name] for name in ("run", "round", "nonce")}
+    session, count = session_of(header), len(enrolled)
+    members = {
+        name: Member(session, name, signer, enrolled, survivors=2, colluding=0)
+        for name, signer in others.items()
+    }
+    adverts = {name: member.advertise() for name, member in members.items()}
+    adverts["p0"] = to.ask("an opening", Kind.OPENING, header).body
+    threshold = turn | {"threshold": count}
+    to.ask("a roster without us", Kind.ROSTER, threshold, pack_table({"p1": adverts["p1"]}))
+    sealed = to.ask("a roster", Kind.ROSTER, threshold, pack_table(adverts)).body
+    boxes = {name: member.share(adverts, count) for name, member in members.items()}
+    table = pack_table({name: given["p0"] for name, given in boxes.items()})
+    asked = turn | {"table": len(table), "each": 8}
+    to.ask("other weights", Kind.MASKED_QUESTION, asked, table + pack_numbers(np.ones(_WIDTH + 1)))
+    to.ask("a masked question", Kind.MASKED_QUESTION, asked, table + weights)
+    ours = unpack_table(sealed, count, (SEALED,))
+    for name, member in members.items():
+        given = {other: box[name] for other, box in boxes.items() if other != name} | {"p0": ours[name]}
+        member.mask(given, _WIDTH + 1)
+    to.ask("too few survivors", Kind.SURVIVORS, turn, pack_table({"p0": b""}))
+    signed = to.ask("survivors", Kind.SURVIVORS, turn, pack_table(dict.fromkeys(enrolled, b""))).body
+    consents = {name: member.consent(list(enrolled)) for name, member in members.items()} | {"p0": signed}
+    to.ask("too few consents", Kind.REVEAL, turn, pack_table({"p0": signed}))
+    to.ask("consents", Kind.REVEAL, turn, pack_table(consents))
+    to.ask("the same round again", Kind.OPENING, header | {"seen": [0, "0" * 64]})
+
+
+def heard(
+    folder: Path, records: Neighbour, script: Script, trust: Trust, keys: dict[str, Signer]
+) -> list[Reply]:
+    """What a guard over such records replies, with a ledger of its own."""
+    _, X, y = records
+    limits = Limits(0.5, 3.0, 1000, _DRAWS, tuple(LOSSES), _WIDTH, _CLASSES, trust)
+    parties = {name: key.public for name, key in keys.items() if name != "coordinator"}
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        place = Path(own)
+        policy = Policy(
+            *("d", place / "records", 8, place / "ledger", place / "socket", place / "key"),
+            (keys["coordinator"].public,),
+            Budget(1.0, 1e-6, observer=trust.observer),
+            limits,
+            parties=parties,
+        )
+        guard = Guard(policy, Table(X, y), keys["p0"])
+        try:
+            conversation = Conversation(guard, keys["coordinator"])
+            script(conversation)
+            guard._ledger.journal.verify()
+        finally:
+            guard.close()
+    return conversation.replies
+
+
+def replies(folder: str) -> list[str]:
+    """What is wrong: replies that differ between neighbours, and failures."""
+    keys = {name: Signer.new() for name in ("coordinator", "p0", "p1", "p2")}
+    enrolled = {name: keys[name].public for name in ("p0", "p1", "p2")}
+    others = {name: keys[name] for name in ("p1", "p2")}
+    scripts: list[tuple[str, Script, Trust]] = [
+        (forms.draw(draw), plain_talk(draw), Trust.LOCAL) for draw in _DRAWS
+    ]
+    scripts.append(("a session", lambda to: session_talk(to, others, enrolled), Trust.DISTRIBUTED))
+    complaints = []
+    for name, script, trust in scripts:
+        first, *rest = neighbours()
+        rest = rest if name == _ALL else rest[:_FEW]  # which draw it was decides nothing about a label
+        expected = heard(Path(folder), first, script, trust, keys)
+        bad = [reply.what for reply in expected if reply.reason == Reason.INTERNAL]
+        complaints += [f"{name}: {what} fails" for what in bad]
+        for records in rest:
+            found = heard(Path(folder), records, script, trust, keys)
+            pairs = zip(expected, found, strict=True)
+            told = [one.what for one, other in pairs if one != other]
+            complaints += [f"{name}: the reply to {what} tells of {records[0]}" for what in told]
+    return complaints + _classes()
+
+
+def _classes() -> list[str]:
+    """A record of no class contributes nothing, and weights with a column too few are not allowed."""
+    complaints = []
+    gradient, bound, w = (
+        Gradient(multinomial, Features(_WIDTH)),
+        ClipNorm(1.0),
+        np.zeros((_WIDTH + 1, _CLASSES)),
+    )
+    for label in (77.0, -1.0, 0.5, np.nan):
+        try:
+            alone = gradient.bounded_sum(Table(np.ones((1, _WIDTH)), np.array([label])), w, bound)
+        except Exception as error:
+            complaints.append(f"a label of no class raises {type(error).__name__}")
+            continue
+        if alone.any():
+            complaints.append("a label of no class contributes")
+    limits = Limits(0.5, 3.0, 1000, _DRAWS, tuple(LOSSES), _WIDTH, _CLASSES)
+    if limits.allows_shape(multinomial, _WIDTH + 1, (_WIDTH + 1, _CLASSES - 1)):
+        complaints.append("weights without a column for every class are allowed")
+    return complaints
