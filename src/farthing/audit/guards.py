@@ -173,23 +173,25 @@ def session_talk(to: Conversation, others: dict[str, Signer], enrolled: dict[str
     to.ask("the same round again", Kind.OPENING, header | {"seen": [0, "0" * 64]})
 
 
+def kept(folder: Path, records: Neighbour, trust: Trust, keys: dict[str, Signer]) -> Guard:
+    """A guard over such records, with a ledger in this folder."""
+    _, X, y = records
+    policy = Policy(
+        *("d", folder / "records", 8, folder / "ledger", folder / "socket", folder / "key"),
+        (keys["coordinator"].public,),
+        Budget(1.0, 1e-6, observer=trust.observer),
+        Limits(0.5, 3.0, 1000, _DRAWS, tuple(LOSSES), _WIDTH, _CLASSES, trust),
+        parties={name: key.public for name, key in keys.items() if name != "coordinator"},
+    )
+    return Guard(policy, Table(X, y), keys["p0"])
+
+
 def heard(
     folder: Path, records: Neighbour, script: Script, trust: Trust, keys: dict[str, Signer]
 ) -> list[Reply]:
     """What a guard over such records replies, with a ledger of its own."""
-    _, X, y = records
-    limits = Limits(0.5, 3.0, 1000, _DRAWS, tuple(LOSSES), _WIDTH, _CLASSES, trust)
-    parties = {name: key.public for name, key in keys.items() if name != "coordinator"}
     with tempfile.TemporaryDirectory(dir=folder) as own:
-        place = Path(own)
-        policy = Policy(
-            *("d", place / "records", 8, place / "ledger", place / "socket", place / "key"),
-            (keys["coordinator"].public,),
-            Budget(1.0, 1e-6, observer=trust.observer),
-            limits,
-            parties=parties,
-        )
-        guard = Guard(policy, Table(X, y), keys["p0"])
+        guard = kept(Path(own), records, trust, keys)
         try:
             conversation = Conversation(guard, keys["coordinator"])
             script(conversation)
