@@ -106,7 +106,13 @@ def test_nothing_in_the_house_uses_the_global_generators():
 def test_exports_are_curated():
     assert ft.__all__ == sorted(ft.__all__, key=lambda name: (not name.isupper(), name[0].islower(), name))
     assert all(hasattr(ft, name) for name in ft.__all__)
-    assert len(ft.__all__) <= 40
+    assert len(ft.__all__) <= 48
+
+
+def test_every_error_that_people_catch_is_exported():
+    raised = {name for name, kind in vars(ft.errors).items() if isinstance(kind, type)}
+    assert raised <= {*ft.__all__}
+    assert ft.BudgetSpent is ft.errors.BudgetSpent
 
 
 def test_opening_is_light():

@@ -467,6 +467,54 @@ def test_a_changed_answer_stops_charges_too(written: Path) -> None:
             charge(journal)
 
 
+def test_a_middle_row_rewritten_with_a_hash_of_its_own_breaks_the_chain(written: Path) -> None:
+    seq, time, kind, body, _, previous, _ = sql(written, "SELECT * FROM chain WHERE seq = 1")[0]
+    forged = (seq, time, kind, body, "[0.0]", previous)
+    digest = module._digest(*forged)
+    sql(written, "UPDATE chain SET state = ?, hash = ? WHERE seq = 1", "[0.0]", digest)
+    with pytest.raises(LedgerLocked, match="row 2 does not follow row 1"):
+        Journal(written).verify()
+
+
+def test_a_row_that_another_process_adds_has_to_follow_the_last_one(path: Path) -> None:
+    with Journal(path, {"epsilon": 1.0}) as journal:
+        last = charge(journal)
+        fields = (last.seq + 1, last.time, "charge", "{}", "[0.0]", "f" * 64)
+        sql(path, "INSERT INTO chain VALUES (?, ?, ?, ?, ?, ?, ?)", *fields, module._digest(*fields))
+        with pytest.raises(LedgerLocked, match="does not follow"):
+            charge(journal)
+
+
+@pytest.mark.parametrize("room", [0, 1, 60, 4095, 4096, 4200, 8192, 8250, 12_000, 20_000, 30_000])
+def test_a_disk_that_was_full_when_a_ledger_was_begun_leaves_nothing_in_the_way(
+    room: int, path: Path
+) -> None:
+    code = """
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+    try:
+        Journal(sys.argv[1], {"epsilon": 1.0})
+        print("begun")
+    except LedgerLocked as error:
+        print("room on their disk" in str(error))
+    """
+    said = script(code, path, room).split()
+    assert said in (["True"], ["begun"])
+    assert said == ["begun"] or not Journal.exists(path) or Journal(path).last().seq == 0
+    with Journal(path, {"epsilon": 1.0}) as journal:  # once there is room
+        charge(journal)
+        assert journal.verify().seq == 1
+    assert Journal.exists(path)
+
+
+def test_a_head_that_was_written_is_never_taken_for_a_beginning(written: Path) -> None:
+    for name in (str(written), f"{written}-wal", f"{written}-shm"):
+        Path(name).unlink(missing_ok=True)
+    assert Journal.exists(written)
+    with pytest.raises(LedgerLocked):
+        Journal(written, {"epsilon": 1.0})
+
+
 def test_not_a_database(path: Path) -> None:
     path.write_text("my notes\n" * 100)
     with pytest.raises(LedgerLocked, match="not a database"):

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -369,6 +370,42 @@ def test_noise_only_depends_on_public_numbers():
     ]
     assert np.linalg.norm(values[1] - values[0]) <= 1 + 1e-3
     np.testing.assert_array_equal(values[2], values[0])
+
+
+@pytest.mark.parametrize("kind", [GdpFilter, ZcdpFilter, BasicFilter])
+def test_a_refund_gives_back_no_more_than_was_reserved_and_not_used(kind):
+    """In exact arithmetic: what stays charged is at least what was used, and at most a hair more."""
+    event = PureEvent(0.05) if kind is BasicFilter else GaussianEvent(30.0)
+    books = ft.Ledger(BUDGET, filter=kind)._books
+    each = [Fraction(cost) for cost in books.rule.cost(event)]
+    used = 0
+    for count, asked in [(7, 3), (1, 1), (5, 0), (4, 2), (3, 3)]:
+        books.reserve(event, count)
+        for _ in range(asked):
+            books.take(event)
+        used += asked
+        books.reserve(event, 1)  # gives back what was left
+        used += 1
+        books.take(event)
+        for charged, cost in zip(books.journal.last().state, each, strict=True):
+            assert used * cost <= Fraction(charged) <= used * cost * (1 + Fraction(1, 10**12))
+
+
+def test_a_method_that_cannot_make_its_first_step_says_so():
+    @ft.until_spent
+    def twice(ledger):
+        for t in (1, 2):
+            answer = ledger.ask(full(), W)
+            yield ft.Step(t, answer.value, (answer.receipt,))
+
+    ledger = ft.Ledger(BUDGET)
+    ledger.allot()
+    with pytest.raises(ft.BudgetSpent, match="does not fit"):
+        list(twice(ledger.over(ROWS)))
+    almost = ft.Ledger(BUDGET)
+    while almost.affords(full(), 2):
+        almost.over(ROWS).ask(full(), W)
+    assert len(list(twice(almost.over(ROWS)))) == 1
 
 
 def test_algorithms_end_by_themselves():

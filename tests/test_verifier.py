@@ -223,6 +223,49 @@ def test_a_cost_beyond_all_numbers_closes_its_order_for_good():
     assert verify(exported(ledger)).code == 0
 
 
+@pytest.mark.parametrize("kind", [GdpFilter, ZcdpFilter, BasicFilter])
+@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-6), (4.0, 1e-5), (0.4, 1e-5), (10.0, 1e-6)])
+def test_the_whole_budget_is_in_order_and_never_more_than_itself(kind, epsilon, delta):
+    ledger = ft.Ledger(ft.Budget(epsilon, delta), filter=kind)
+    ledger.allot(epsilon, delta)
+    verdict = verify(exported(ledger))
+    assert verdict.code == 0, verdict.reason
+    assert f"{epsilon:.6g} to {epsilon:.6g}" in str(verdict)
+    assert verdict.spent[1] <= epsilon * (1 + 2e-9)
+
+
+def test_a_total_beyond_the_tolerance_is_overspent_for_the_verifier_too():
+    ledger = ft.Ledger(ft.Budget(1.0, 1e-6), filter=BasicFilter)
+    ledger._books.rule = BasicFilter(ft.Budget(1.1, 1e-6))
+    ledger._books.take(ApproximateEvent(1.0 * (1 + 1e-10), 0.0))
+    assert "overspent" in verify(exported(ledger)).reason
+    ledger = ft.Ledger(ft.Budget(1.0, 1e-6))
+    ledger._books.rule = GdpFilter(ft.Budget(1.1, 1e-6))
+    ledger._books.take(GaussianEvent(1 / (ft.Budget(1.0, 1e-6).mu * (1 + 1e-8))))
+    assert "overspent" in verify(exported(ledger)).reason
+
+
+@pytest.mark.parametrize("promised", [True, False])
+def test_what_is_taken_on_trust_about_refunds_is_said(promised):
+    ledger = ft.Ledger(ft.Budget(1.0, 1e-5))
+    step = query(ft.Gaussian(40.0))
+    if promised:
+        ledger.promise(step, 60)
+    ledger.reserve(step, 8)
+    ledger.reserve(step, 2)  # gives eight back
+    verdict = verify(exported(ledger))
+    assert verdict.code == 0, verdict.reason
+    assert sum(verdict.refunded.values()) == 8
+    assert sum(verdict.charged.values()) == 2
+    whole = ft.epsilon(ft.Gaussian(40.0), steps=10, delta=1e-5)
+    assert verdict.unrefunded[0] * (1 - 1e-5) <= whole <= verdict.unrefunded[1] * (1 + 1e-5)
+    assert verdict.spent[1] < verdict.unrefunded[0]
+    assert "8 answers were given back as never released; had all of them been, epsilon is" in str(verdict)
+    untouched = ft.Ledger(ft.Budget(1.0, 1e-5))
+    untouched.reserve(step, 2)
+    assert "trusted" not in str(verify(exported(untouched)))
+
+
 # --- what is not
 
 

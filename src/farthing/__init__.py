@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from farthing.audit.auditing import audit
     from farthing.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
     from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
-    from farthing.errors import FarthingError
+    from farthing.errors import (
+        BudgetSpent,
+        FarthingError,
+        InvalidValue,
+        LedgerLocked,
+        NotReleased,
+        OutOfMemory,
+        PromiseBroken,
+        Unsupported,
+    )
     from farthing.estimators import PCA, LinearRegression, LinearSVC, LogisticRegression
     from farthing.facade import delta, epsilon, noise_for, steps_for
     from farthing.ledger import Ledger
@@ -33,6 +42,7 @@ __all__ = [
     "PCA",
     "Adjacency",
     "Budget",
+    "BudgetSpent",
     "ClipCoordinates",
     "ClipNorm",
     "ClipOuter",
@@ -42,22 +52,28 @@ __all__ = [
     "FixedSize",
     "Gaussian",
     "Guarantee",
+    "InvalidValue",
     "Laplace",
     "Ledger",
+    "LedgerLocked",
     "LinearRegression",
     "LinearSVC",
     "LogisticRegression",
     "NoisyMax",
+    "NotReleased",
     "Observer",
     "OneRecord",
+    "OutOfMemory",
     "PerExample",
     "Poisson",
+    "PromiseBroken",
     "Query",
     "Rows",
     "Run",
     "Step",
     "SymmetricGaussian",
     "Unit",
+    "Unsupported",
     "audit",
     "crowd",
     "delta",
@@ -73,7 +89,16 @@ __all__ = [
 _HOMES = {
     "bounds": ("ClipCoordinates", "ClipNorm", "ClipOuter", "ClipValue"),
     "budget": ("Adjacency", "Budget", "Guarantee", "Observer", "Unit"),
-    "errors": ("FarthingError",),
+    "errors": (
+        "BudgetSpent",
+        "FarthingError",
+        "InvalidValue",
+        "LedgerLocked",
+        "NotReleased",
+        "OutOfMemory",
+        "PromiseBroken",
+        "Unsupported",
+    ),
     "estimators": ("LinearRegression", "LinearSVC", "LogisticRegression", "PCA"),
     "facade": ("delta", "epsilon", "noise_for", "steps_for"),
     "ledger": ("Ledger",),

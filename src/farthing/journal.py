@@ -89,6 +89,20 @@ def _record(last: _Record, kind: str, body: dict[str, Any], state: Sequence[floa
     return *fields, _digest(*fields)
 
 
+def _never_begun(place: str) -> bool:
+    """Whether files lie here in which no row and no head was ever written."""
+    try:
+        head = Path(place + ".head")
+        if head.exists() and any(head.read_bytes()):
+            return False
+        if not os.path.exists(place) or os.path.getsize(place) == 0:
+            return True
+        with contextlib.closing(sqlite3.connect(f"{Path(place).as_uri()}?mode=rw", uri=True)) as database:
+            return not database.execute("SELECT name FROM sqlite_master").fetchall()
+    except (OSError, sqlite3.Error):  # whatever it is, it is there
+        return False
+
+
 class Journal:
     """An append-only record in a SQLite file, or in memory when ``path`` is None.
 
@@ -124,8 +138,13 @@ class Journal:
 
     @staticmethod
     def exists(path: str | os.PathLike[str]) -> bool:
-        """Whether a journal, or the head of one that is gone, is at this path."""
-        return any(os.path.exists(os.path.realpath(path) + suffix) for suffix in ("", ".head"))
+        """Whether a journal, or the head of one that is gone, is at this path.
+
+        Files that were left when one could not be begun (a full disk) hold nothing and do not count.
+        """
+        place = os.path.realpath(path)
+        found = any(os.path.exists(place + suffix) for suffix in ("", ".head"))
+        return found and not _never_begun(place)
 
     @property
     def header(self) -> dict[str, Any]:

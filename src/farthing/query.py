@@ -156,14 +156,21 @@ class Run:
 
 
 def until_spent(algorithm: Callable[P, Iterator[Step]]) -> Callable[P, Iterator[Step]]:
-    """Makes an algorithm that asks forever end by itself when the budget is spent."""
+    """Makes an algorithm that asks forever end by itself when the budget is spent.
+
+    Where not even its first step fits, `BudgetSpent` is passed on: nothing was learnt, and that is no end.
+    """
 
     @functools.wraps(algorithm)
     def ends(*args: P.args, **kwargs: P.kwargs) -> Iterator[Step]:
+        made = False
         try:
-            yield from algorithm(*args, **kwargs)
+            for step in algorithm(*args, **kwargs):
+                made = True
+                yield step
         except BudgetSpent:
-            return
+            if not made:
+                raise
 
     return ends
 

@@ -233,6 +233,7 @@ def verification(file: Path) -> dict[str, Any]:
         "charged": [f"{count} x {event}" for event, count in found.charged.items()],
         "spent": _finite(found.spent),
         "plan": _finite(found.plan),
+        **({"refunded": found.trust, "unrefunded": _finite(found.unrefunded)} if found.refunded else {}),
     }
 
 
@@ -242,7 +243,10 @@ def _finite(interval: tuple[float, float] | None) -> list[float | None] | None:
 
 def verification_lines(fields: dict[str, Any]) -> dict[str, Any]:
     """What `verification` found, in words."""
-    words = {name: value for name, value in fields.items() if name not in ("ok", "verdict")}
+    apart = ("ok", "verdict", "refunded", "unrefunded")
+    words = {name: value for name, value in fields.items() if name not in apart}
+    if "refunded" in fields:
+        words["trusted"] = fields["refunded"]
     for name in ("spent", "plan"):
         if words.get(name) is not None:
             low, high = ("infinite" if end is None else f"{end:.6g}" for end in words[name])

@@ -5,6 +5,10 @@
 It recomputes the hash chain, every state and the spend (of a promised plan, by composing its losses on grids)
 and exits with 0 (in order), 1 (not, and why) or 2 (unreadable). A chain shows that rows belong together, not
 that they are the first ones written: if the HASH of the newest row was kept elsewhere, pass it too.
+
+What it takes on trust: a refund gives back answers that were reserved and not used. It checks that no row
+gives back more than it holds, nor an answer that was kept under a key; that the rest were never released no
+row can show. So it says how many were given back, and what was spent at most had all of them been released.
 """
 
 import hashlib
@@ -23,7 +27,9 @@ Event = dict[str, Any]
 FIELDS = ("previous", "seq", "time", "kind", "body", "state")  # in the order in which they are hashed
 SOUND = "lattice noise from a cryptographic stream"
 SHIFTS = {"add-remove": 1.0, "zero-out": 1.0, "replace-one": 2.0}  # how far a sum moves, in contributions
-SLACK = 1e-5  # relative, of states and of what a filter spent
+SLACK = 1e-5  # relative, of states, and of what an RDP filter spent
+FINE = 1e-9  # of what the others spent; ledgers round inward by more than the TOLERANCE that totals may take
+TOLERANCE = 2.0**-39  # of Σε and Σδ, which are only added: twice what a ledger allows them
 CELLS, PANELS = 2**16, 2**15  # of the coarser grid of losses, and of the integral over a density
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)  # within each panel
 TILTS = np.geomspace(1e-3, 1e6, 40)
@@ -32,14 +38,19 @@ _text = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 @dataclass
 class Verdict:
-    """What was found; ``spent`` and ``plan`` (of promises) enclose ε at the budget's δ."""
+    """What was found; ``spent`` and ``plan`` (of promises) enclose ε at the budget's δ.
+
+    ``spent`` takes refunds on trust; ``unrefunded`` is what was spent had nothing been given back.
+    """
 
     code: int = 0
     reason: str = "in order: all of it follows from its rows"
     budget: str = "unknown"
     rule: str = "unknown"
     charged: dict[str, int] = field(default_factory=dict)  # by event, less what was given back
+    refunded: dict[str, int] = field(default_factory=dict)  # by event: taken on trust
     spent: tuple[float, float] | None = None
+    unrefunded: tuple[float, float] | None = None
     plan: tuple[float, float] | None = None
     rows: int = 0
     head: str = "0" * 64
@@ -49,7 +60,18 @@ class Verdict:
         lines += [f"charged  {count} x {event}" for event, count in self.charged.items()]
         for name, found in (("spent", self.spent), ("plan", self.plan)):
             lines += [f"{name:8} epsilon from {found[0]:.6g} to {found[1]:.6g}"] if found else []
+        lines += [f"trusted  {self.trust}"] if self.refunded else []
         return "\n".join([*lines, f"head     {self.head}, {self.rows} rows", f"verdict  {self.reason}"])
+
+    @property
+    def trust(self) -> str:
+        """What no row can show, in words; empty where nothing was given back."""
+        if not self.refunded:
+            return ""
+        most = (
+            f"; had all of them been, epsilon is {self.unrefunded[1]:.6g} at most" if self.unrefunded else ""
+        )
+        return f"{sum(self.refunded.values())} answers were given back as never released{most}"
 
 
 def verify(lines: Iterable[str], head: str | None = None) -> Verdict:
@@ -128,6 +150,7 @@ class _Audit:
             event, left = self.charges.get(body["of"], ("", 0))
             _must(kind == "refund" and event == name, f"{kind} of what row {body['of']} did not charge")
             _must(count <= left, f"{count} are given back of {left} that row {body['of']} holds")
+            self.found.refunded[name] = self.found.refunded.get(name, 0) + count
             self.charges[body["of"]], count = (name, left - count), -count
         self.found.charged[name] = total = self.found.charged.get(name, 0) + count
         if self.promised:
@@ -136,8 +159,12 @@ class _Audit:
             self.costs[name] = sum((n * self._cost(part) for part, n in _flat(json.loads(name))), np.zeros(1))
         self.totals = self.totals + count * self.costs[name]
         most = {"basic": self.delta, "zcdp": self.aside}.get(self.rule, math.inf)
-        found = self._epsilon(self.delta / max(len(self.orders), 1) - self.aside)  # orders share δ
-        fits = found <= self.epsilon * (1 + SLACK) and self.totals[-1] <= most * (1 + SLACK)
+        found = self._epsilon(
+            self.delta / max(len(self.orders), 1) - self.aside, self.totals
+        )  # orders share δ
+        fits = found <= self.epsilon * (1 + self._slack(self.totals)) and self.totals[-1] <= most * (
+            1 + TOLERANCE
+        )
         return _must(fits, f"overspent: {count} x {name} does not fit by {self.found.rule}")
 
     def _open(self, noise: str, budget: Event, name: str, approximate: float = 0.0, orders: Any = ()) -> None:
@@ -167,30 +194,46 @@ class _Audit:
         _must(known, f"not recomputed: {self.found.rule} has no price for {_text(event)}")
         return np.array(prices[self.rule])
 
-    def _epsilon(self, delta: float) -> float:
-        """ε of the totals at δ, as the filter converts them."""
-        total, orders, spent = float(self.totals[0]), self.orders, self.totals
-        if self.rule == "basic" or not self.totals.any():
-            return total
+    def _epsilon(self, delta: float, totals: Array) -> float:
+        """ε of totals at δ, as the filter converts them."""
+        total, orders, spent = float(totals[0]), self.orders, totals
+        if self.rule == "basic" or not totals.any() or delta <= 0:
+            return total if self.rule == "basic" or delta > 0 else math.inf
         if self.rule == "gdp":
             return _first(
                 lambda epsilon: _gaussian_delta(total**0.5, epsilon) <= delta, total + 40 * total**0.5
             )
         if self.rule == "zcdp":
-            orders = 1 + math.sqrt(-math.log(delta) / total) * np.geomspace(0.02, 50, 2**12)
-            spent = total * orders
-        logs = (orders - 1) * np.log1p(-1 / orders) - np.log(orders) - math.log(delta)
-        return max(0.0, float(np.min(spent + logs / (orders - 1))))
+            best, wide = math.sqrt(-math.log(delta) / total), 50.0
+            for _ in range(3):  # on finer and finer grids around the best order
+                orders = 1 + best * np.geomspace(1 / wide, wide, 2**10)
+                spent = total * orders
+                best, wide = float(orders[np.argmin(_converted(spent, orders, delta))]) - 1, wide ** (1 / 64)
+        return max(0.0, float(np.min(_converted(spent, orders, delta))))
 
     def spend(self) -> None:
         """What was spent and promised in all, which has to be within the budget."""
-        found, size = self.found, self._epsilon(self.delta - (self.totals[1] if self.rule == "zcdp" else 0.0))
-        found.spent = size * (1 - SLACK), size * (1 + SLACK)
+        found, back = self.found, self.found.refunded
         if self.promised:
-            ends = [[self._enclose(plan, side) for side in (0, 1)] for plan in (found.charged, self.promised)]
-            found.spent, found.plan = ((low, high) for low, high in np.max(ends, axis=1).tolist())
+            gross = {name: n + back.get(name, 0) for name, n in found.charged.items()}
+            plans = [found.charged, self.promised, *([gross] if back else [])]
+            ends = [[self._enclose(plan, side) for side in (0, 1)] for plan in plans]
+            found.spent, found.plan, *more = ((low, high) for low, high in np.max(ends, axis=1).tolist())
+        else:
+            given = sum((n * self.costs[name] for name, n in back.items()), np.zeros(1))
+            found.spent, *more = (self._between(total) for total in (self.totals, self.totals + given))
+        found.unrefunded = more[0] if back else found.spent
         lower = max(found.spent[0], (found.plan or found.spent)[0])
         _must(lower <= self.epsilon, f"overspent: epsilon is {lower:.6g} or more, of {self.epsilon:g}")
+
+    def _between(self, totals: Array) -> tuple[float, float]:
+        size = self._epsilon(self.delta - (totals[1] if self.rule == "zcdp" else 0.0), totals)
+        return size * (1 - self._slack(totals)), size * (1 + self._slack(totals))
+
+    def _slack(self, totals: Array) -> float:
+        """What the arithmetic here may err by; differences of two tails lose digits where μ is tiny."""
+        tiny = 1e-14 / math.sqrt(max(float(totals[0]), 1e-28)) if self.rule == "gdp" else 0.0
+        return {"basic": TOLERANCE, "rdp": SLACK}.get(self.rule, FINE) + tiny
 
     def _sampled(self, event: Event) -> tuple[float, float]:
         """How often a record takes part, and ε where the event is ε-DP, else 0."""
@@ -277,6 +320,12 @@ def _flat(event: Event, times: int = 1) -> list[tuple[Event, int]]:
 def _first(holds: Callable[[float], bool], high: float) -> float:
     """The smallest number from 0 to ``high`` from which on it holds."""
     return bisect_left(range(2**50), True, key=lambda k: holds(high * k / 2**50)) * high / 2**50
+
+
+def _converted(spent: Array, orders: Array, delta: float) -> Array:
+    """ε at δ of Rényi DP at orders (Canonne, Kamath & Steinke 2020, Prop. 12)."""
+    logs = (orders - 1) * np.log1p(-1 / orders) - np.log(orders) - math.log(delta)
+    return np.asarray(spent + logs / (orders - 1))
 
 
 def _gaussian_delta(mu: float, epsilon: float) -> float:

@@ -202,6 +202,17 @@ def test_pure_budget_has_no_gaussian_filter():
             kind(Budget(1.0, 0.0))
 
 
+def test_basic_composition_counts_the_deltas_as_well():
+    rule = BasicFilter(Budget(1.0, 1e-5))
+    assert rule.fits([0.1, 1e-5])
+    assert not rule.fits([0.1, 1.1e-5])
+    assert rule.epsilon([0.1, 1.1e-5]) == math.inf
+    total = rule.start()
+    for _ in range(4):
+        total = rule.add(total, ApproximateEvent(0.01, 3e-6))
+    assert not rule.fits(total)
+
+
 @given(st.integers(1, 40), st.integers(0, 2**32))
 def test_individual_is_a_loop_over_users(users, seed):
     rng = np.random.default_rng(seed)

@@ -54,6 +54,14 @@ def brute_force(noise, rate, rounds, epsilon):
         return total
 
 
+@pytest.mark.parametrize("tails", [0.5, 2.0, 6.0])
+def test_what_is_not_added_up_is_bounded_and_added(monkeypatch, tails):
+    monkeypatch.setattr(sampling, "_TAILS", tails)
+    for noise, rate, rounds, epsilon in [(5.0, 0.3, 200, 2.0), (20.0, 0.3, 200, 0.0), (1.0, 0.5, 60, 30.0)]:
+        exact = brute_force(noise, rate, rounds, epsilon)
+        assert exact <= sampling.delta(noise, rate, rounds, epsilon) <= 1
+
+
 @pytest.mark.parametrize(
     ("noise", "rate", "rounds", "epsilon"),
     [

@@ -1,5 +1,6 @@
 """Objective and output perturbation: the theorem against brute force, the solver, and the charges."""
 
+import itertools
 import math
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import ndtr
+from scipy.stats import norm
 
 import farthing as ft
 from farthing.accounting import gaussian
@@ -252,6 +254,49 @@ def test_the_noise_of_objective_perturbation_is_that_of_the_linear_term():
     stream = SeededStream(0)
     draws = np.array([mechanism.release(total, Convex(logistic, 1.5), stream) for _ in range(700)])
     assert draws.std() == pytest.approx(mechanism.noise * 1.5 / (4.0 * 1.5**2), rel=0.06)
+
+
+@pytest.mark.parametrize("noise", [1.5, 2.0, 6.0])
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("loss", [logistic, huber_hinge])
+def test_a_replaced_record_is_charged_for_every_corner_of_its_residuals(loss, noise, epsilon):
+    """Each of two residuals is at 0 or at its largest: three corners but the origin, and |Δ| is their sum."""
+
+    def curve(mu, at):  # P(L > ε) - e^ε P'(L > ε) for the Gaussian loss L, from its two tails
+        return norm.sf(at / mu - mu / 2) - math.exp(at) * norm.sf(at / mu + mu / 2)
+
+    penalty = 4 / epsilon
+    corners = [sum(corner) / noise for corner in itertools.product((0, 1), repeat=2) if any(corner)]
+    room = epsilon - math.log1p(loss.curvature / penalty)
+    expected = sum(curve(mu, room) for mu in corners)
+    if loss is logistic:  # one of the two single corners may meet the Jacobian, the other two corners do not
+        free = sum(curve(mu, epsilon) for mu in (2 / noise, 1 / noise)) + curve(
+            1 / noise, epsilon - 1 / penalty
+        )
+        expected = min(expected, free)
+    found = delta_of(loss, noise, penalty, epsilon, REPLACE)
+    assert found == pytest.approx(min(1.0, expected), rel=1e-9)
+    assert found > curve(2 / noise, epsilon) + curve(1 / noise, epsilon)
+
+
+def test_the_tolerance_of_the_minimiser_is_priced_and_covered_by_noise_around_it():
+    bound, budget = Convex(logistic, 1.0), ft.Budget(1.0, 1e-6, REPLACE)
+    mechanism = perturbation._calibrate(bound, 9.0, budget)
+    event = mechanism.event(bound, REPLACE, False)
+    inner = delta_of(logistic, mechanism.noise, 9.0, 0.995, REPLACE)
+    mu = 1 / mechanism.rest  # twice the tolerance over its noise
+    outer = norm.sf(0.005 / mu - mu / 2) - math.exp(0.005) * norm.sf(0.005 / mu + mu / 2)
+    assert outer == pytest.approx(1e-8, rel=1e-3)
+    assert event.delta == pytest.approx(inner + outer, rel=1e-9)
+
+    class Found:  # a solver that is off by a tolerance of 100
+        features, tolerance = Features(2000, intercept=0.0), 100.0
+
+        def minimise(self, loss, linear, penalty):
+            return np.zeros(2000)
+
+    released = mechanism.release(Found(), bound, SeededStream(1))
+    assert released.std() == pytest.approx(mechanism.rest * 2 * 100.0 / 9.0, rel=0.1)
 
 
 @pytest.mark.parametrize("method", [objective, output])

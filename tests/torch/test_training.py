@@ -160,7 +160,10 @@ def test_it_ends_when_the_promise_is_used_up_and_not_before():
     assert len(steps) == ft.steps_for(event, BUDGET)
     assert [step.left for step in steps] == list(range(len(steps)))[::-1]
     assert steps[-1].share == ledger.share == 1.0
-    assert list(train(model, LOSS, data(100), ledger, rate=0.2, noise=3.0)) == []
+    weights = flat(model)
+    with pytest.raises(ft.BudgetSpent, match="spent before"):
+        next(train(model, LOSS, data(100), ledger, rate=0.2, noise=3.0))
+    assert (flat(model) == weights).all()
     with pytest.raises(BudgetSpent):
         ft.run(train(model, LOSS, data(100), ledger))
 

@@ -27,6 +27,7 @@ from farthing.accounting import composition, gaussian
 from farthing.accounting.gaussian import Array
 
 _MOST_TERMS = 2**16
+_TAILS = 40.0  # what lies beyond e^-40 of the sum is not added up but bounded, by Chernoff, and added whole
 _LARGEST_COUNT = 2**62 - 1
 
 
@@ -103,8 +104,8 @@ def _delta(noise: float, rate: float, rounds: int, epsilon: float) -> float:
 
     typical = np.array([min(k, max(1.0, math.floor(k * rate)))])
     size = float(log_binomial(typical, k, rate)[0] + log_price(typical)[0])
-    low = max(1.0, _window_end(k, rate, 0.0, 40.0))
-    high = max(low, _window_end(k, rate, k, 40.0 - max(size, -750.0)))
+    low = max(1.0, _window_end(k, rate, 0.0, _TAILS))
+    high = max(low, _window_end(k, rate, k, _TAILS - max(size, -750.0)))
     # The summand varies on the scale of the binomial and of one unit of √i/noise. A stride of an
     # eighth of that makes the trapezoidal rule exact to e^−600: it is a sum of near-Gaussian bumps.
     scale = min(math.sqrt(k * rate * (1 - rate)), 2 * math.sqrt(low) * noise)

@@ -250,6 +250,10 @@ class Training:
                 held = []
         if held:
             yield self._update(held, self.steps)
+        if not self.t:  # those that a state was loaded from count
+            raise BudgetSpent(
+                f"no lot of {self.steps} is left: the ledger was spent before this training made a step"
+            )
 
     def _query(self, place: int, noise: float) -> Query:
         """The query of this lot; the one before it where nothing changed, so that it is priced once."""
