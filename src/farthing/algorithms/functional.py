@@ -39,6 +39,7 @@ from numpy.typing import NDArray
 
 from farthing.algorithms.problem import Problem
 from farthing.algorithms.regression import Space, ridge
+from farthing.algorithms.spending import refuse_remainder
 from farthing.bounds import ClipNorm
 from farthing.errors import BudgetSpent
 from farthing.ledger import Ledger
@@ -94,6 +95,7 @@ def _mechanism(ledger: Ledger, contribution: "Coefficients", bound: ClipNorm) ->
     def laplace(epsilon: float) -> Laplace:
         return Laplace(bound.sensitivity(ledger.budget.adjacency, 1) / (bound.norm(1) * epsilon))
 
+    refuse_remainder(ledger, "a Laplace answer")
     low = high = ledger.budget.epsilon * _ROUNDED
     while not fits(low):
         low /= 2

@@ -21,6 +21,13 @@ from farthing.ledger import Ledger
 
 _ROUNDED = 1 - 1e-9  # so that parts, added up in floats, still fit
 _HALVINGS = 40
+_REMAINDER = 2.0**-27  # what rounding leaves of a budget that is spent
+
+
+def refuse_remainder(ledger: Ledger, kind: str) -> None:
+    """Raises `BudgetSpent` where only what rounding leaves is left."""
+    if 1 - ledger.share < _REMAINDER:
+        raise BudgetSpent(f"nothing that {kind} could use is left of {ledger.budget}")
 
 
 def gaussian_mu(ledger: Ledger) -> float:
@@ -30,6 +37,7 @@ def gaussian_mu(ledger: Ledger) -> float:
     def fits(mu: float) -> bool:
         return ledger.affords(GaussianEvent(shift / mu))
 
+    refuse_remainder(ledger, "a Gaussian answer")
     high = ledger.budget.mu
     if fits(high):
         return high * _ROUNDED
@@ -55,6 +63,7 @@ def choice_epsilon(ledger: Ledger, choices: int = 1) -> float:
     def fits(epsilon: float) -> bool:
         return ledger.affords(BoundedRangeEvent(epsilon), choices)
 
+    refuse_remainder(ledger, "a choice")
     low = high = 8 * ledger.budget.epsilon
     while not fits(low):
         low, high = low / 2, low
