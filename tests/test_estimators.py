@@ -483,3 +483,50 @@ def test_what_a_method_refuses_costs_nothing(kind, solver, several, filter):
     with pytest.raises(Unsupported):
         model.fit(X3 if several else X, Y3 if several else Y)
     assert ledger.share == 0
+
+
+FAR = np.vstack([X[:50], 1e6 * X[:50], np.full((1, 5), 1e300), -np.full((1, 5), 1e12), X[:20] + 3])
+
+
+@pytest.mark.parametrize("bounds", [(-1.0, 1.0), (np.full(5, -2.0), np.arange(1.0, 6.0)), None])
+@pytest.mark.parametrize("storage", [np.asarray, sparse.csr_array])
+def test_rows_are_clipped_alike_by_fit_predict_and_exports(bounds, storage):
+    """What lies beyond the bounds is answered as what lies on them."""
+    several = LogisticRegression(5.0, 1e-5, classes=(0, 1, 2), bounds=bounds).fit(X3, Y3)
+    models = [
+        ft.LogisticRegression(5.0, 1e-5, bounds=bounds).fit(X, Y),
+        ft.LinearSVC(5.0, 1e-5, bounds=bounds).fit(X, Y),
+        several,
+    ]
+    within = FAR if bounds is None else np.clip(FAR, *bounds)
+    for model in models:
+        scores = model.decision_function(storage(FAR))
+        np.testing.assert_allclose(scores, model.decision_function(within), rtol=1e-12)
+        np.testing.assert_array_equal(model.predict(storage(FAR)), model.predict(within))
+        plain = model.to_sklearn()
+        np.testing.assert_allclose(plain.decision_function(FAR), scores, rtol=1e-9, atol=1e-9)
+        np.testing.assert_array_equal(plain.predict(FAR), model.predict(FAR))
+        if hasattr(model, "predict_proba"):
+            np.testing.assert_allclose(plain.predict_proba(FAR), model.predict_proba(FAR), atol=1e-9)
+
+
+@pytest.mark.parametrize("bounds", [(0, 1), None])
+def test_a_regression_stays_within_its_bounds(bounds):
+    model = ft.LinearRegression(5.0, 1e-5, bounds=bounds, target_bounds=(-50, 60)).fit(XR, YR)
+    far = np.vstack([XR[:50], 1e9 * XR[:50], -1e9 * XR[:50], XR[:50] - 1])
+    found = model.predict(far)
+    assert found.min() >= -50
+    assert found.max() <= 60
+    assert found.std() > 1
+    np.testing.assert_allclose(
+        found, model.predict(far if bounds is None else np.clip(far, 0, 1)), rtol=1e-12
+    )
+    np.testing.assert_allclose(model.to_sklearn().predict(far), found, rtol=1e-9)
+    assert pickle.loads(pickle.dumps(model.to_sklearn())).predict(far).shape == found.shape
+
+
+def test_one_row_far_out_does_not_ruin_a_score():
+    rows, target = XR.copy(), YR.copy()
+    rows[0] = 1e9
+    model = ft.LinearRegression(20.0, 1e-5, bounds=(0, 1), target_bounds=RANGE).fit(rows, target)
+    assert model.score(rows, target) > 0.8

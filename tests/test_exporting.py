@@ -22,6 +22,7 @@ KINDS = [
     (LABELS, "logistic"),
     (LABELS, "svm"),
     (Numeric("hours", 0, 60), "linear"),
+    (Numeric("hours", 20, 25), "linear"),  # what is predicted lies beyond
 ]
 
 

@@ -35,8 +35,9 @@ from sklearn.base import (
     RegressorMixin,
     TransformerMixin,
 )
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.pipeline import Pipeline
-from sklearn.preprocessing import Normalizer, normalize
+from sklearn.preprocessing import MinMaxScaler, Normalizer, QuantileTransformer, normalize
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
@@ -210,16 +211,16 @@ class _PrivateLinear(_Private):
         table = Table(X, y, bounds=self.bounds, unit=unit)
         size = len(table) if self.records is None else validate.count(records=self.records)
         problem = Problem(loss, size, X.shape[1], outputs, bool(self.fit_intercept), unit, penalty)
-        self._unit = unit
+        self._limits = None if unit else _limits(self.bounds, X.shape[1])
         if method.algorithm is nonprivate:
             self.history_, self.privacy_ = (nonprivate(table, problem),), _NO_PRIVACY
         else:
             self._spend(table, problem, method)
         self.n_iter_ = self.history_[-1].t
         u, constant = self.history_[-1].w
-        if unit:
+        if self._limits is None:
             return u, constant
-        low, high = (np.broadcast_to(np.asarray(bound, dtype=np.float64), len(u)) for bound in self.bounds)
+        low, high = self._limits
         u = (u.T / (high - low)).T
         return u, constant - low @ u
 
@@ -238,19 +239,30 @@ class _PrivateLinear(_Private):
         self.privacy_ = ledger.guarantee
 
     def _rows(self, X: Any) -> Any:
-        """Features ready for the weights."""
+        """Features ready for the weights: divided by their norms or clipped, as `fit` does with its own."""
         check_is_fitted(self)
         X = self._checked(X, reset=False)
-        return normalize(X) if self._unit and X.shape[0] else X
+        if self._limits is not None:
+            return _clipped(X, *self._limits)
+        return normalize(X) if X.shape[0] else X
 
-    def _exported(self, model: Any) -> Any:
-        """``model`` with the learnt weights; behind a `Normalizer` where rows are divided by their norms."""
+    def _exported(self, model: Any, coef: Array, intercept: Any) -> Pipeline:
+        """``model`` with weights on rows as `fit` sees them, behind what makes such rows of others.
+
+        Bounds are mapped onto [0, 1], and beyond them is clipped (`MinMaxScaler`, which takes dense rows).
+        """
         check_is_fitted(self)
-        names = ("coef_", "intercept_", "classes_", "n_features_in_", "feature_names_in_", "n_iter_")
-        for name in names:
+        if self._limits is None:
+            rows = Normalizer().fit(np.atleast_2d(self.coef_))
+        else:
+            low, high = self._limits
+            rows = MinMaxScaler(clip=True).fit(np.stack([low, high]))
+            coef, intercept = coef * (high - low), intercept + coef @ low
+        model.coef_, model.intercept_, model.n_features_in_ = coef, intercept, self.n_features_in_
+        for owner, name in ((model, "classes_"), (model, "n_iter_"), (rows, "feature_names_in_")):
             if hasattr(self, name):
-                setattr(model, name, getattr(self, name))
-        return Pipeline([("rows", Normalizer().fit(self.coef_)), ("model", model)]) if self._unit else model
+                setattr(owner, name, getattr(self, name))
+        return Pipeline([("rows", rows), ("model", model)])
 
 
 class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
@@ -345,7 +357,7 @@ class LogisticRegression(_PrivateClassifier):
 
     def to_sklearn(self) -> Any:
         """The same model as scikit-learn's own, ready to predict."""
-        return self._exported(linear_model.LogisticRegression())
+        return self._exported(linear_model.LogisticRegression(), self.coef_, self.intercept_)
 
 
 class LinearSVC(_PrivateClassifier):
@@ -357,7 +369,7 @@ class LinearSVC(_PrivateClassifier):
 
     def to_sklearn(self) -> Any:
         """The same model as scikit-learn's own, ready to predict."""
-        return self._exported(svm.LinearSVC())
+        return self._exported(svm.LinearSVC(), self.coef_, self.intercept_)
 
 
 class LinearRegression(RegressorMixin, _PrivateLinear):  # type: ignore[misc]
@@ -405,15 +417,28 @@ class LinearRegression(RegressorMixin, _PrivateLinear):  # type: ignore[misc]
         scaled = np.where(np.isfinite(numbers), (np.clip(numbers, low, high) - low) / (high - low), np.nan)
         u, constant = self._train(X, scaled, losses.squared, 0, method, penalty)
         self.coef_, self.intercept_ = u * (high - low), float(constant * (high - low) + low)
+        self._range = low, high
         return self
 
     def predict(self, X: Any) -> Array:
-        """The expected target of every row."""
-        return np.asarray(self._rows(X) @ self.coef_ + self.intercept_)
+        """The expected target of every row, within ``target_bounds``."""
+        return np.asarray(np.clip(self._rows(X) @ self.coef_ + self.intercept_, *self._range))
 
     def to_sklearn(self) -> Any:
-        """The same model as scikit-learn's own, ready to predict."""
-        return self._exported(linear_model.LinearRegression())
+        """The same model as scikit-learn's own, ready to predict: a `TransformedTargetRegressor`.
+
+        Its linear model tells where between the target's bounds a row lies, from 0 to 1; two quantiles make a
+        number of that, and of what is beyond them the bound.
+        """
+        check_is_fitted(self)
+        low, high = self._range
+        inner = self._exported(
+            linear_model.LinearRegression(), self.coef_ / (high - low), (self.intercept_ - low) / (high - low)
+        )
+        bounds = QuantileTransformer(n_quantiles=2).fit([[low], [high]])
+        model = TransformedTargetRegressor(inner, transformer=bounds, check_inverse=False)
+        model.regressor_, model.transformer_, model._training_dim = inner, bounds, 1
+        return model
 
 
 class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Private):  # type: ignore[misc]
@@ -506,6 +531,23 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Private):  # type:
         model.explained_variance_ = self.explained_
         model.n_features_in_ = self.n_features_in_
         return model
+
+
+def _limits(bounds: Any, width: int) -> tuple[Array, Array]:
+    """Bounds that a table took, one number a feature each."""
+    low, high = (np.broadcast_to(np.asarray(bound, dtype=np.float64), width) for bound in bounds)
+    return low, high
+
+
+def _clipped(X: Any, low: Array, high: Array) -> Any:
+    """Rows between their bounds; zeros that are not stored stay so where they are."""
+    if not hasattr(X, "indptr"):
+        return np.clip(X, low, high)
+    if (low > 0).any() or (high < 0).any():
+        return np.clip(X.toarray(), low, high)
+    X = X.astype(np.float64)
+    X.data = np.clip(X.data, low[X.indices], high[X.indices])
+    return X
 
 
 def _declared(classes: ArrayLike) -> NDArray[Any]:

@@ -31,7 +31,8 @@ class Model:
         """A label, or a number, for every row of features."""
         scores = X @ self.coef.T + self.intercept
         if isinstance(self.schema.target, Numeric):
-            return [float(score) for score in scores[:, 0]]
+            within = np.clip(scores[:, 0], float(self.schema.target.low), float(self.schema.target.high))
+            return [float(score) for score in within]
         places = scores.argmax(axis=1) if scores.shape[1] > 1 else (scores[:, 0] > 0).astype(int)
         return [self.schema.target.values[place] for place in places]
 
