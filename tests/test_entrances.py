@@ -137,7 +137,7 @@ SHAPES = [
     sparse.csr_array(WHOLE * 1e290),
     sparse.dok_array((6, 2)),
     np.ma.masked_equal(WHOLE, 3),
-    np.matrix(WHOLE),
+    WHOLE.view(np.matrix),
     memoryview(WHOLE),
     [Worse()] * 6,
     np.full((6, 2), Odd()),
