@@ -12,6 +12,7 @@ from typing import Any
 from farthing import validate
 from farthing.audit import charges, contributions, entrances, guards, laws, methods, prices, rounding
 from farthing.audit.methods import Finding
+from farthing.audit.verdict import ATTACKED_AS, attacks
 from farthing.errors import InvalidValue
 from farthing.noise import Stream
 from farthing.progress import progress
@@ -31,11 +32,11 @@ def audited(
 ) -> list[Finding]:
     """The verdicts on one method or on all; ``confidence`` is that of all of them together."""
     if everything == (method is not None):
-        known = ", ".join([*methods.names(), LAWS, *methods.published()])
+        known = ", ".join([*ATTACKED_AS, *methods.names(), LAWS, *methods.published()])
         raise InvalidValue(f"give either METHOD or --all; METHOD is one of {known}")
     validate.positive(**{"--effort": effort})
     validate.probability(**{"--confidence": confidence})
-    names = methods.names() if method is None else [method] if method != LAWS else []
+    names = methods.names() if method is None else [*attacks(method)] if method != LAWS else []
     each = 1 - (1 - confidence) / max(1, len(names))
     found: list[Finding] = []
     for done, name in enumerate(names):

@@ -9,8 +9,8 @@ import farthing as ft
 from farthing.audit.verdict import Verdict
 from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
 from farthing.events import ApproximateEvent, DrawnEvent, FixedSizeEvent, GaussianEvent
-from farthing.report import Subject
-from farthing.report.statement import Tone, downwards, guess, headline, statement, upwards
+from farthing.report import Subject, page
+from farthing.report.statement import Tone, band, downwards, guess, headline, statement, upwards
 from farthing.report.subject import Charge
 
 ORDER = [
@@ -50,7 +50,7 @@ def test_what_epsilon_means_for_one_person(full):
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "word", "tone"), [(0.5, "strong", "calm"), (4, "usual", "calm"), (20, "weak", "care")]
+    ("epsilon", "word", "tone"), [(0.5, "strong", "calm"), (4, "usual", "care"), (20, "weak", "weak")]
 )
 def test_large_budgets_are_called_what_they_are(full, epsilon, word, tone):
     found = item(replace(full, guarantee=replace(full.guarantee, epsilon=epsilon)), ORDER[2])
@@ -60,7 +60,7 @@ def test_large_budgets_are_called_what_they_are(full, epsilon, word, tone):
 
 def test_a_delta_that_lets_a_record_out_is_warned_of(full):
     found = item(replace(full, guarantee=replace(full.guarantee, delta=1e-3)), ORDER[2])
-    assert found.tone is Tone.CARE
+    assert found.tone is Tone.WEAK
     assert "is 33." in " ".join(found.meaning)
 
 
@@ -168,11 +168,60 @@ def test_the_strongest_attack_is_told_rounded_down(full):
 
 def test_a_broken_claim_is_no_guarantee(full):
     verdict = Verdict(math.inf, Budget(1.0, 1e-5), 100, 0.99, "a canary")
-    broken = replace(full, audit=(*full.audit, ("bad", verdict)))
+    broken = replace(full, audit=(*full.audit, ("descent", verdict)))
     assert not broken.guaranteed
     assert item(broken, ORDER[9]).tone is Tone.ALARM
     assert "BROKEN" in said(broken, ORDER[9])
     assert item(broken, ORDER[2]).tone is Tone.ALARM
+
+
+def test_only_attacks_on_this_method_speak_of_it(full):
+    fine, broken = (Verdict(low, Budget(1.0, 1e-5), 100, 0.99, "a canary") for low in (0.3, math.inf))
+    other = replace(full, method="dpagd", audit=(("descent", fine), ("adadp-as-published", broken)))
+    assert other.guaranteed
+    assert item(other, ORDER[9]).value == "Not run on this method"
+    assert "say nothing of this one: descent, adadp-as-published" in said(other, ORDER[9])
+    for method, name in (
+        ("auto", "descent"),
+        ("auto", "least-squares"),
+        ("sgd-ma", "dpsgd-step"),
+        ("dpagd", "dpagd"),
+    ):
+        one = replace(full, method=method, audit=((name, fine), ("pca", broken)))
+        assert item(one, ORDER[9]).value == "Not refuted"
+        assert "1 attacks were tried" in said(one, ORDER[9])
+        assert not replace(one, audit=((name, broken),)).guaranteed
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "tone", "factor"),
+    [
+        (0.5, "calm", "1.65"),
+        (1.0, "calm", "2.72"),
+        (1.1, "care", "3"),
+        (10.0, "care", "22,026"),
+        (10.1, "weak", "24,343"),
+        (1000.0, "weak", "1.97 × 10⁴³⁴"),
+        (700.0, "weak", "1.01 × 10³⁰⁴"),
+        (800.0, "weak", "2.73 × 10³⁴⁷"),
+    ],
+)
+def test_a_banner_has_the_colour_of_its_epsilon(full, epsilon, tone, factor):
+    large = replace(full, guarantee=replace(full.guarantee, epsilon=epsilon))
+    assert item(large, ORDER[2]).tone == tone
+    assert f"e^ε = {factor} times" in said(large, ORDER[2])
+    first = page(large).split('class="banner ')[1]
+    assert first.startswith(f'{tone}"')
+    assert band(epsilon)[1].split(":")[0] in first
+
+
+def test_a_ledger_in_memory_is_not_said_to_be_on_disk(full, tmp_path):
+    assert not full.durable
+    assert "on disk" not in page(full)
+    assert "kept in memory" in page(full)
+    with ft.Ledger(Budget(1.0, 1e-5), journal=tmp_path / "a.ledger") as ledger:
+        kept = page(Subject.of(ledger, title="t", method="m"))
+    assert "a charge is on disk before its answer is computed" in kept
 
 
 def test_what_else_the_ledger_holds_is_told(full):

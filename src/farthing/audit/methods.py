@@ -45,7 +45,7 @@ from farthing.audit.targets import (
     Together,
     Trained,
 )
-from farthing.audit.verdict import Verdict
+from farthing.audit.verdict import ATTACKED_AS, Verdict
 from farthing.bounds import ClipNorm, ClipValue
 from farthing.budget import Adjacency, Budget, Observer
 from farthing.crowd.protocol import Accountant
@@ -279,7 +279,8 @@ def attack(
     if target is None and name in names():
         target = models()[name]
     if target is None:
-        raise InvalidValue(f"METHOD must be one of {[*names(), *published()]}, got {name!r}")
+        known = [*ATTACKED_AS, *names(), *published()]
+        raise InvalidValue(f"METHOD must be one of {known}, got {name!r}")
     validate.positive(effort=scale), validate.probability(confidence=confidence)
     each = 1 - (1 - confidence) / 2
     found = target.verdicts(scale, each, Stream() if stream is None else stream, tick)

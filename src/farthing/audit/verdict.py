@@ -15,6 +15,17 @@ from typing import Any
 
 from farthing.budget import Budget
 
+ATTACKED_AS = {"auto": ("descent", "least-squares"), "sgd-ma": ("dpsgd",)}  # of labels, and of numbers
+
+
+def attacks(method: str) -> tuple[str, ...]:
+    """The names under which an audit attacks what `farthing train` and the estimators call ``method``.
+
+    >>> attacks("auto"), attacks("dpagd")
+    (('descent', 'least-squares'), ('dpagd',))
+    """
+    return ATTACKED_AS.get(method, (method,))
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import farthing
 from farthing.report import pictures
 from farthing.report.pictures import Picture
-from farthing.report.statement import Item, Tone, headline, statement, upwards
+from farthing.report.statement import Item, Tone, band, headline, statement, upwards
 from farthing.report.style import STYLE
 from farthing.report.subject import Crowd, Subject
 from farthing.report.table import table
@@ -20,7 +20,7 @@ from farthing.report.words import escape, number, percent, plain
 
 _HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 _POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'"
-_WARNINGS = {Tone.CALM: "", Tone.CARE: "read this", Tone.ALARM: "no privacy"}
+_WARNINGS = {Tone.CALM: "", Tone.CARE: "read this", Tone.WEAK: "weak", Tone.ALARM: "no privacy"}
 
 
 def page(subject: Subject) -> str:
@@ -93,7 +93,8 @@ def _banner(subject: Subject) -> str:
         return _box(Tone.ALARM, "NO PRIVACY GUARANTEE", why)
     size = f"({upwards(said.epsilon)}, {number(said.delta)})-differential privacy"
     whom = f"{said.adjacency}, per {said.unit}, against {said.observer}"
-    boxes = _box(Tone.CALM, size, f"Holds under {whom}: read below what each word means.")
+    tone, reason = band(said.epsilon)
+    boxes = _box(tone, size, f"{reason} It holds under {whom}: read below what each word means.")
     if subject.floats:
         boxes += _box(Tone.CARE, "Float noise", "True of real numbers; the low bits of floats may tell more.")
     if subject.partial:
@@ -208,9 +209,17 @@ def _ledger(subject: Subject) -> str:
     return (
         "<h2>The ledger</h2><p class='lead'>"
         f"{len(subject.rows):,} rows. Each carries the hash of the one before it, so that none can be "
-        "changed or taken out unnoticed; a charge is on disk before its answer is computed. "
-        f"{escape(subject.verified, 600)}</p>"
+        f"changed or taken out unnoticed; {_written(subject)} {escape(subject.verified, 600)}</p>"
         f"{table(subject.rows)}<p>Newest hash: <code>{escape(last.hash)}</code></p>"
+    )
+
+
+def _written(subject: Subject) -> str:
+    if subject.durable:
+        return "a charge is on disk before its answer is computed."
+    return (
+        "a charge is written before its answer is computed. This ledger was kept in memory: with its process "
+        "it is gone, and nothing but this page tells what it charged."
     )
 
 

@@ -21,7 +21,7 @@ from farthing.events import (
     ZcdpEvent,
 )
 from farthing.report.subject import Subject
-from farthing.report.words import number, percent, plain
+from farthing.report.words import exponential, number, percent, plain
 
 
 class Tone(StrEnum):
@@ -29,6 +29,7 @@ class Tone(StrEnum):
 
     CALM = "calm"
     CARE = "care"  # it holds, but read it
+    WEAK = "weak"  # it holds, and says next to nothing
     ALARM = "alarm"  # it does not hold
 
 
@@ -72,6 +73,15 @@ def upwards(epsilon: float) -> str:
         return number(epsilon)
     unit = 10.0 ** (math.floor(math.log10(epsilon)) - 3)
     return number(math.ceil(epsilon / unit * (1 - 1e-12)) * unit)
+
+
+def band(epsilon: float) -> tuple[Tone, str]:
+    """How strong an ε is by common practice, and why (Ponomareva et al. 2023: tiers at 1 and 10)."""
+    if epsilon <= 1:
+        return Tone.CALM, "That is strong protection by common practice (ε up to 1; Ponomareva et al. 2023)."
+    if epsilon <= 10:
+        return Tone.CARE, "That is a usual size in practice (ε from 1 to 10), and not strong."
+    return Tone.WEAK, "That is weak: beyond ε = 10 the bound says little about what is hidden."
 
 
 def guess(said: Guarantee) -> float:
@@ -166,7 +176,7 @@ def _size(subject: Subject) -> Item:
             else "ε is infinite: what was released may tell everything."
         )
         return Item(name, "No guarantee: ε is infinite", (why,), Tone.ALARM)
-    epsilon, factor = upwards(said.epsilon), number(math.exp(min(said.epsilon, 700.0)), 3)
+    epsilon, factor = upwards(said.epsilon), exponential(said.epsilon)
     other, question = _OTHERWISE[said.adjacency]
     meaning = [
         f"Whatever is released is at most e^ε = {factor} times as likely with one {unit} as {other}"
@@ -174,17 +184,11 @@ def _size(subject: Subject) -> Item:
         + f" Who guesses at even odds {question.format(unit=unit)} is right at most "
         f"{percent(guess(said))} of the time, however clever the guess."
     ]
-    care = said.epsilon > 10
-    meaning.append(
-        "That is strong protection by common practice (ε up to 1; Ponomareva et al. 2023)."
-        if said.epsilon <= 1
-        else "That is a usual size in practice (ε from 1 to 10), and not strong."
-        if said.epsilon <= 10
-        else "That is weak: beyond ε = 10 the bound says little about what is hidden."
-    )
+    tone, reason = band(said.epsilon)
+    meaning.append(reason)
     if said.delta and subject.records:
         share = said.delta * subject.records
-        care = care or share >= 1
+        tone = Tone.WEAK if share >= 1 else tone
         meaning.append(
             f"δ times the number of records is {number(share, 2)}. It has to be below 1: from there on "
             "publishing one record as it is would be allowed."
@@ -199,7 +203,7 @@ def _size(subject: Subject) -> Item:
             "The run was interrupted. The guarantee covers what was released and all that was left."
         )
     delta = f", δ = {number(said.delta)}" if said.delta else ", δ = 0"
-    return Item(name, f"ε = {epsilon}{delta}", tuple(meaning), Tone.CARE if care else Tone.CALM)
+    return Item(name, f"ε = {epsilon}{delta}", tuple(meaning), tone)
 
 
 def _trust(subject: Subject) -> Item:
@@ -323,22 +327,32 @@ def _audit(subject: Subject) -> Item:
     name = "Audit"
     if not subject.audit:
         return Item(name, "Not run", ("No attack was tried: what is claimed rests on the theorem above.",))
-    broken = [what for what, verdict in subject.audit if verdict.broken]
+    own = subject.own_audit
+    others = ", ".join(
+        dict.fromkeys(plain(what, 60) for what, verdict in subject.audit if (what, verdict) not in own)
+    )
+    apart = (
+        f"Attacks on other methods are in the table and say nothing of this one: {others}." if others else ""
+    )
+    if not own:
+        return Item(name, "Not run on this method", (apart, "What is claimed rests on the theorem above."))
+    broken = [what for what, verdict in own if verdict.broken]
     if broken:
         names = ", ".join(dict.fromkeys(plain(what, 60) for what in broken))
         return Item(
             name, "BROKEN", (f"An attack refuted the claim for: {names}. Do not rely on it.",), Tone.ALARM
         )
-    most = max(subject.audit, key=lambda found: found[1].eps_lower / found[1].claim.epsilon)[1]
+    most = max(own, key=lambda found: found[1].eps_lower / found[1].claim.epsilon)[1]
     return Item(
         name,
         "Not refuted",
         (
-            f"{len(subject.audit):,} attacks were tried. The strongest shows ε of at least "
+            f"{len(own):,} attacks were tried. The strongest shows ε of at least "
             f"{downwards(most.eps_lower)} where {number(most.claim.epsilon)} is claimed, with "
             f"{percent(most.confidence)} confidence. That is no proof; it is what an attack could not do.",
             "Attacks were on the method, over and over on small tables made for the purpose, and not on this "
             "run.",
+            *filter(None, (apart,)),
         ),
     )
 

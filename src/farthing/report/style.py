@@ -22,7 +22,7 @@ p{margin:.3rem 0}
 .banner{margin:1.3rem 0 0;padding:.9rem 1.2rem;border-radius:.6rem;border:1px solid;border-left-width:.4rem}
 .banner p{margin:0;max-width:50rem}.banner strong{display:block;font-size:1.15rem}
 .calm{color:var(--good);background:var(--goodback)}.care{color:var(--care);background:var(--careback)}
-.alarm{color:var(--bad);background:var(--badback)}
+.alarm,.weak{color:var(--bad);background:var(--badback)}
 .banner.alarm{border-width:3px;border-left-width:1rem}.banner.alarm strong{font-size:1.5rem}
 .banner p{color:var(--ink)}
 .void{border-top:1rem solid var(--bad)}.void .over{color:var(--bad);font-weight:700}

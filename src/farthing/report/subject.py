@@ -98,6 +98,7 @@ class Subject:
     crowd: Crowd | None = None
     audit: tuple[tuple[str, "Verdict"], ...] = ()
     verified: str = ""  # what an independent check of the ledger found
+    durable: bool = True  # whether the ledger is a file, rather than memory
 
     @property
     def guaranteed(self) -> bool:
@@ -106,8 +107,18 @@ class Subject:
 
     @property
     def refuted(self) -> bool:
-        """Whether an audit broke the claim."""
-        return any(verdict.broken for _, verdict in self.audit)
+        """Whether an audit broke the claim of this method."""
+        return any(verdict.broken for _, verdict in self.own_audit)
+
+    @property
+    def own_audit(self) -> tuple[tuple[str, "Verdict"], ...]:
+        """Attacks on the method of this run; those on others say nothing of it."""
+        if not self.audit:
+            return ()
+        from farthing.audit.verdict import attacks
+
+        names = {self.method, *attacks(self.method)}
+        return tuple(one for one in self.audit if one[0].removesuffix("-step") in names)
 
     @property
     def floats(self) -> bool:
@@ -180,6 +191,7 @@ class Subject:
             crowd=crowd,
             audit=tuple(audit),
             verified=verified,
+            durable=journal.path is not None,
         )
 
 

@@ -62,6 +62,19 @@ def number(value: float, digits: int = 4) -> str:
     return raised if factor == "1" else f"{factor} × {raised}"
 
 
+def exponential(exponent: float, digits: int = 3) -> str:
+    """e to some power, by its logarithm where it is too large for a float.
+
+    >>> exponential(1.0), exponential(1000.0)
+    ('2.72', '1.97 × 10⁴³⁴')
+    """
+    if exponent < 700:
+        return number(math.exp(exponent), digits)
+    power, rest = divmod(exponent / math.log(10), 1)
+    factor = f"{10**rest:.{digits - 1}f}"
+    return f"{factor} × 10{str(int(power)).translate(RAISED)}"
+
+
 def percent(value: float) -> str:
     """Of one, with a digit behind the point; never 100 % for what is less.
 
