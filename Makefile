@@ -16,7 +16,7 @@ INSTALL := $(HELD) $(BIN)/python -m pip install -q --disable-pip-version-check
 # One BLAS thread a worker: the workers already fill the cores.
 PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: help demo demo-parties test test-slow test-anywhere newest format lint types bench docs reproduce clean
+.PHONY: help demo demo-parties test test-slow test-anywhere newest mutants format lint types bench docs reproduce clean
 .DELETE_ON_ERROR:
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo "make test-slow  the slow tests"
 	@echo "make test-anywhere  the quick tests as on older processors, and on a busy machine"
 	@echo "make newest     make test with the newest version of everything"
+	@echo "make mutants    one-line bugs planted one by one: does a test notice each of them?"
 	@echo "make format     rewrite the sources in the house style"
 	@echo "make lint       ruff: rules and format"
 	@echo "make types      mypy, strict"
@@ -55,6 +56,8 @@ newest:
 	rm -rf .venv-newest
 	$(MAKE) VENV=.venv-newest CONSTRAINTS=constraints-newest.txt test
 
+mutants: $(VENV)/.dev
+	$(BIN)/python -m tools.mutants --workers $(WORKERS) $(ONLY)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix-only .

@@ -15,7 +15,7 @@ def main() -> int:
     every = [mutant for mutant in load() if given.only in mutant.name and given.file in mutant.file]
     chosen = [mutant for mutant in every if not mutant.equivalent]
     keeper = runner.Keeper(ROOT, ROOT / "build" / "mutants.json")
-    found = [] if given.again else [known for mutant in chosen if (known := keeper.find(mutant))]
+    found = [known for mutant in chosen if (known := keeper.find(mutant)) and not given.again]
     if given.survivors:
         found = [known for known in found if known.verdict != runner.SURVIVED]
     done, begun = {known.mutant for known in found}, time.monotonic()

@@ -124,6 +124,7 @@ class Keeper:
 
     def __init__(self, root: Path, path: Path) -> None:
         self.root, self.path = root, path
+        self._keys: dict[Mutant, str] = {}  # as files were before the run
         self.known: dict[str, list[object]] = json.loads(path.read_text()) if path.exists() else {}
 
     def key(self, mutant: Mutant) -> str:
@@ -135,11 +136,11 @@ class Keeper:
         return digest.hexdigest()
 
     def find(self, mutant: Mutant) -> Outcome | None:
-        found = self.known.get(self.key(mutant))
+        found = self.known.get(self._keys.setdefault(mutant, self.key(mutant)))
         return None if found is None else Outcome(mutant, str(found[0]), float(str(found[1])))
 
     def keep(self, outcome: Outcome) -> None:
-        self.known[self.key(outcome.mutant)] = [outcome.verdict, outcome.seconds, outcome.mutant.name]
+        self.known[self._keys[outcome.mutant]] = [outcome.verdict, outcome.seconds, outcome.mutant.name]
         self.path.parent.mkdir(exist_ok=True)
         self.path.write_text(json.dumps(self.known, indent=0))
 
