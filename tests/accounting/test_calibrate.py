@@ -157,3 +157,14 @@ def test_affordable():
     assert not calibrate.affordable(poisson(0.01, 4.0, 11_060), budget)
     assert calibrate.affordable(poisson(0.01, 4.0, 3), budget)  # ε beyond the largest loss one way
     assert calibrate.epsilon(poisson(0.01, 4.0, 10_000), budget) == pytest.approx(0.946867, abs=1e-6)
+
+
+def test_noise_that_a_line_chosen_on_the_way_lets_through_is_shown_to_fit_in_the_end():
+    """Few steps at tiny rates: the line of the search is short of frequencies where the answer lies."""
+    budget = Budget(0.040556787719280216, 2.7403131148768618e-08, Adjacency.ZERO_OUT)
+
+    def plan(sigma):
+        return RepeatedEvent(FixedSizeEvent(2, 10_000, GaussianEvent(sigma)), 3469)
+
+    found = plan(calibrate.noise(plan, budget))
+    assert pld.delta(found, budget.epsilon, budget.adjacency) <= budget.delta * (1 + 1e-9)

@@ -297,3 +297,36 @@ def test_nobody_beats_the_filters_by_adapting(delta):
         ahead = realised_delta(rule, budget.epsilon, lambda path: 2 if sum(path) * 2 >= len(path) else 0, 9)
         assert ahead <= delta
     assert worst["gdp"] > 0  # the strategies do reach beyond ε
+
+
+def tanh_rho(epsilon):
+    return epsilon * math.tanh(epsilon / 2)
+
+
+@pytest.mark.parametrize(
+    ("rule", "event", "cost"),
+    [
+        (BasicFilter(BUDGET), ApproximateEvent(0.1, 1e-7), [0.1, 1e-7]),
+        (BasicFilter(BUDGET), PureEvent(0.3), [0.3, 0.0]),
+        (BasicFilter(BUDGET), BoundedRangeEvent(0.3), [0.3, 0.0]),
+        (BasicFilter(BUDGET), PoissonEvent(0.1, PureEvent(0.3)), [math.log1p(0.1 * math.expm1(0.3)), 0.0]),
+        (ZcdpFilter(BUDGET), GaussianEvent(4.0), [1 / 32, 0.0]),
+        (ZcdpFilter(REPLACE), GaussianEvent(4.0), [4 / 32, 0.0]),
+        (ZcdpFilter(BUDGET, 1e-6), ZcdpEvent(0.1, 1e-7), [0.1, 1e-7]),
+        (ZcdpFilter(BUDGET), PureEvent(0.3), [tanh_rho(0.3), 0.0]),
+        (ZcdpFilter(BUDGET), LaplaceEvent(4.0), [tanh_rho(0.25), 0.0]),
+        (ZcdpFilter(REPLACE), LaplaceEvent(4.0), [tanh_rho(0.5), 0.0]),
+        (ZcdpFilter(BUDGET), BoundedRangeEvent(0.3), [0.3**2 / 8, 0.0]),
+        (ZcdpFilter(BUDGET), BoundedRangeEvent(40.0), [40.0, 0.0]),
+        (GdpFilter(BUDGET), GaussianEvent(4.0), [1 / 16]),
+        (GdpFilter(REPLACE), GaussianEvent(4.0), [4 / 16]),
+        (RdpFilter(BUDGET, (2.0, 8.0)), ZcdpEvent(0.1), [0.2, 0.8]),
+    ],
+)
+def test_what_every_filter_charges_for_an_event(rule, event, cost):
+    assert rule.cost(event) == pytest.approx(cost, rel=1e-9)
+    assert rule.add(rule.start(), RepeatedEvent(event, 3), 2) == pytest.approx([6 * c for c in cost], rel=1e-9)
+
+
+def test_laplace_noise_under_replace_one_costs_a_pure_event_of_twice_the_epsilon():
+    assert GdpFilter(REPLACE).cost(LaplaceEvent(4.0)) == pytest.approx(GdpFilter(BUDGET).cost(PureEvent(0.5)))

@@ -229,3 +229,8 @@ def test_absurd_noise_is_still_bounded_from_above(noise, rate):
     for bound in (rdp.without_replacement_gaussian, rdp.adadp_theorem_1):
         assert (bound(noise, rate, rdp.WHOLE_ORDERS) >= 0).all()
     assert (rdp.laplace(noise, rdp.ORDERS) >= 0).all()
+
+
+def test_an_exponential_mechanism_costs_an_eighth_of_epsilon_squared():
+    orders = np.array([1.5, 2.0, 8.0])
+    assert rdp.bounded_range(0.1, orders) == pytest.approx(orders * 0.1**2 / 8, rel=1e-9)
