@@ -485,3 +485,54 @@ def test_a_receipt_says_where_its_query_clipped(tmp_path):
         kept = [door.ask(clipped, np.zeros(1), key="kept").receipt for _ in range(2)]
     assert kept[0] == kept[1]
     assert kept[0].clip == 2.0
+
+
+def test_a_part_is_charged_for_all_that_it_lets_through():
+    basic = ft.Ledger(BUDGET, filter=BasicFilter)
+    basic.allot(0.5, 2e-6)
+    assert basic.journal.last().state == pytest.approx([0.5, 2e-6], rel=1e-9)
+    for adjacency in ft.Adjacency:
+        ledger = ft.Ledger(ft.Budget(1.0, 1e-5, adjacency))
+        ledger.allot(0.5, 1e-5)
+        expected = (gaussian.mu(0.5, 1e-5) / gaussian.mu(1.0, 1e-5)) ** 2
+        assert ledger.share == pytest.approx(expected, rel=1e-6)
+    zcdp = ft.Ledger(BUDGET, filter=lambda budget: ZcdpFilter(budget, 1e-6))
+    zcdp.allot(0.5, 5e-6, filter=lambda budget: ZcdpFilter(budget, 2e-7))
+    assert zcdp.journal.last().state[1] == pytest.approx(2e-7)
+
+
+def test_what_is_reserved_is_used_once_and_counts_as_affordable():
+    ledger, question = ft.Ledger(BUDGET), full()
+    ledger.reserve(question, 3)
+    door, reserved = ledger.over(ROWS), ledger.journal.last().seq
+    assert [door.ask(question, W).receipt.seq for _ in range(4)] == [reserved] * 3 + [reserved + 1]
+    most = 1
+    while ledger.affords(question, most + 1):
+        most += 1
+    ledger.reserve(question, most)
+    assert ledger.affords(question, most)
+    assert not ledger.affords(question, most + 1)
+
+
+def test_a_ledger_of_seeded_noise_is_not_opened_again(tmp_path):
+    with ft.Ledger(BUDGET, journal=tmp_path / "a.ledger", stream=SeededStream(0)) as ledger:
+        ledger.over(ROWS).ask(full(), W)
+    with pytest.raises(Unsupported, match="seeded"):
+        ft.Ledger.open(tmp_path / "a.ledger")
+
+
+@pytest.mark.parametrize("adjacency", ft.Adjacency)
+def test_a_plan_guarantees_what_all_its_promises_cost_together(adjacency):
+    budget = ft.Budget(2.0, 1e-5, adjacency)
+    ledger, first, second = ft.Ledger(budget), GaussianEvent(40.0), GaussianEvent(20.0)
+    ledger.promise(first, 10)
+    ledger.promise(second, 5)
+    shift = 2.0 if adjacency is ft.Adjacency.REPLACE_ONE else 1.0
+    mu = shift * (10 / 40**2 + 5 / 20**2) ** 0.5
+    assert ledger.guarantee.epsilon == pytest.approx(gaussian.epsilon(mu, 1e-5), rel=1e-6)
+
+
+def test_what_is_left_of_basic_composition_has_less_of_both():
+    ledger = ft.Ledger(ft.Budget(1.0, 1e-5), filter=BasicFilter)
+    ledger.allot(0.25, 4e-6)
+    assert (ledger.rest.epsilon, ledger.rest.delta) == pytest.approx((0.75, 6e-6), rel=1e-6)

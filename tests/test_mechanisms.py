@@ -43,6 +43,14 @@ def test_noise_follows_each_coordinates_scale():
     np.testing.assert_allclose(values.std(axis=0), 1.5 * math.sqrt(5) * scale, rtol=0.06)
 
 
+def test_laplace_noise_follows_each_coordinates_scale():
+    scale, stream = np.geomspace(1e-3, 1e3, 5), SeededStream(3)
+    values = np.array(
+        [Laplace(1.5).release(np.zeros(5), ClipCoordinates(scale), stream) for _ in range(4000)]
+    )
+    np.testing.assert_allclose(np.abs(values).mean(axis=0), 1.5 * 5 * scale, rtol=0.08)
+
+
 def test_symmetric_noise_answers_to_a_frobenius_bound():
     """Twice the variance on the diagonal of what lies off it, so that every unit direction sees one size."""
     total = np.ones((300, 300))

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-
 from tools.mutants import runner
 from tools.mutants.catalog import ROOT, SOURCE, load
 
@@ -49,7 +48,9 @@ def small(tmp_path):
     package = tmp_path / SOURCE
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    (package / "sums.py").write_text("def twice(x):\n    return 2 * x\n\n\ndef thrice(x):\n    return 3 * x\n")
+    (package / "sums.py").write_text(
+        "def twice(x):\n    return 2 * x\n\n\ndef thrice(x):\n    return 3 * x\n"
+    )
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_sums.py").write_text(
         "from farthing.sums import twice\n\n\ndef test_twice():\n    assert twice(2) == 4\n"

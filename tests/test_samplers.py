@@ -60,3 +60,10 @@ def test_missing_records_are_blank_so_that_the_rate_never_rises():
 def test_impossible_samplers_cannot_be_made(make):
     with pytest.raises(InvalidValue):
         make()
+
+
+@pytest.mark.parametrize("rate", [0.5, 0.01, 0.002])
+def test_a_poisson_sample_is_no_larger_than_its_rate_says(rate):
+    records, stream = 400_000, SeededStream(3)
+    drawn = sum(len(Poisson(rate).draw(records, stream)) for _ in range(10))
+    assert stats.binomtest(drawn, 10 * records, rate).pvalue > 1e-4

@@ -325,7 +325,9 @@ def tanh_rho(epsilon):
 )
 def test_what_every_filter_charges_for_an_event(rule, event, cost):
     assert rule.cost(event) == pytest.approx(cost, rel=1e-9)
-    assert rule.add(rule.start(), RepeatedEvent(event, 3), 2) == pytest.approx([6 * c for c in cost], rel=1e-9)
+    assert rule.add(rule.start(), RepeatedEvent(event, 3), 2) == pytest.approx(
+        [6 * c for c in cost], rel=1e-9
+    )
 
 
 def test_laplace_noise_under_replace_one_costs_a_pure_event_of_twice_the_epsilon():

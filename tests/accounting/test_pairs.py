@@ -108,3 +108,10 @@ def test_largest_loss():
     assert pairs.largest_loss(add) == math.inf
     assert pairs.largest_loss(remove) == pytest.approx(-math.log(0.75))
     assert pairs.largest_loss(remove) >= -math.log(0.75)
+
+
+def test_sampled_laplace_noise_moves_twice_as_far_where_a_record_is_replaced():
+    (found,) = of_event(FixedSizeEvent(1, 10, LaplaceEvent(4.0)), ONE)
+    assert found.epsilon == pytest.approx(math.log1p(0.1 * math.expm1(0.5)))
+    (found,) = of_event(PoissonEvent(0.1, LaplaceEvent(4.0)), ADD)
+    assert found.epsilon == pytest.approx(math.log1p(0.1 * math.expm1(0.25)))

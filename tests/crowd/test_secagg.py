@@ -343,3 +343,51 @@ def test_a_masked_release_shows_no_sum_and_its_name_no_mask():
 def test_keys_of_small_order_are_refused():
     with pytest.raises(Refused):
         secagg._shared(X25519PrivateKey.generate(), bytes(32))
+
+
+def test_sessions_and_rosters_of_something_else_have_other_names():
+    about = {"run": "r", "round": 1, "weights": "ab"}
+    assert secagg.session_of(about) == secagg.session_of(about | {"seen": [1, "cd"]})
+    for name in about:
+        assert secagg.session_of(about) != secagg.session_of(about | {name: "other"})
+    adverts = {name: bytes([n]) * ADVERT for n, name in enumerate(("a", "b", "c"))}
+    digests = {
+        secagg.Roster(SESSION, adverts, 2).digest,
+        secagg.Roster(SESSION, adverts, 3).digest,
+        secagg.Roster(bytes(32), adverts, 2).digest,
+        secagg.Roster(SESSION, adverts | {"a": bytes([9]) * ADVERT}, 2).digest,
+        secagg.Roster(SESSION, {"d" if name == "a" else name: a for name, a in adverts.items()}, 2).digest,
+    }
+    assert len(digests) == 5
+
+
+def test_two_parties_with_the_same_keys_are_refused():
+    """Even where each signed them: one of the two would know what the other hides."""
+    run = Run(3)
+    adverts = {name: member.advertise() for name, member in run.members.items()}
+    first, second, third = adverts
+    keys = adverts[second][: 3 * secagg.KEY]
+    content = secagg._ADVERT + SESSION + secagg._listed([third]) + keys
+    forged = adverts | {third: keys + run.signers[third].sign(content)}
+    assert secagg.genuine(SESSION, third, forged[third], run.enrolled[third])
+    assert refused(run.members[first].share, forged, run.threshold) is Reason.MEMBERS
+    assert run.members[first].share(adverts, run.threshold)
+
+
+def test_shares_of_another_length_are_refused():
+    run = Run(3).set_up()
+    first, second, _ = run.members
+    roster, boxes = run.server.roster, dict(run.routed[first])
+    channel = roster.channel(run.members[second]._sealing, first, second, first)
+    short = boxes | {second: channel.encrypt(bytes(12), bytes(shamir.SHARE), roster.digest)}
+    assert refused(run.members[first].mask, short, 4) is Reason.MEMBERS
+    assert run.members[first].mask(boxes, 4).size == 4
+
+
+def test_nobody_consents_to_a_list_without_itself_and_no_vector_is_added_twice():
+    run, given_ = Run(4), vectors(4, 5)
+    run.set_up().upload(given_)
+    first, *others = sorted(given_)
+    assert refused(run.members[first].consent, others) is Reason.MEMBERS
+    assert refused(run.server.add, first, np.zeros(5, np.uint64)) is Reason.MEMBERS
+    np.testing.assert_array_equal(run.finish().view(np.int64), sum(given_.values()))

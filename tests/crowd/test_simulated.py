@@ -14,6 +14,7 @@ from farthing.crowd import Accountant, ClientAgent, Exactly, InTurn, Invitation,
 from farthing.crowd.compact import Indicators
 from farthing.crowd.people import personal
 from farthing.crowd.simulated import Simulated
+from farthing.crowd.terms import Together
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.events import FixedSizeEvent, GaussianEvent, PoissonEvent
 from farthing.losses import Gradient, Scores, logistic, multinomial
@@ -409,3 +410,21 @@ def test_rows_are_dealt_evenly_or_as_told():
     told = split(records=[10, 0, 50], budgets=ft.Budget(1.0, 1e-6))
     assert told.users == 3
     assert len(told.budgets[1:]) == 2
+
+
+def test_all_records_of_a_user_are_priced_and_bounded_together():
+    mechanism, bound = Together(8.0, records=4), ft.ClipNorm(2.0)
+    assert mechanism.unit_event() == GaussianEvent(2.0)
+    for sampled in (False, True):
+        assert mechanism.event(bound, ft.Adjacency.ADD_REMOVE, sampled) == GaussianEvent(2.0)
+    quiet = Together(1e-9, records=4)  # more records than were said: as far as four of norm 2 reach
+    released = quiet.release(np.array([300.0, 400.0]), bound, SeededStream(0))
+    np.testing.assert_allclose(released, [4.8, 6.4], rtol=1e-6)
+    np.testing.assert_allclose(quiet.release(np.array([3.0, 4.0]), bound, SeededStream(0)), [3.0, 4.0])
+
+
+def test_who_clips_lower_adds_as_much_noise_where_all_share_it():
+    invitation = Invitation(3.0, noise=200.0, trust=Trust.TRUSTED)
+    own, lower = (invitation.terms(ft.Budget(1.0, 1e-6), 10, clip=clip) for clip in (3.0, 1.5))
+    assert (lower.mechanism.noise, own.mechanism.noise) == (400.0, 200.0)
+    assert lower.variance == pytest.approx(own.variance) == pytest.approx(600.0**2)
