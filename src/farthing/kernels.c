@@ -443,6 +443,36 @@ i64 factors(const double *restrict squares, i64 n, double clip, double gamma, fl
     return strange;
 }
 
+/* out = sum over b of factor[b] row[b], for rows [n, d], added in float64. */
+i64 weighted_rows(const float *restrict rows, const float *restrict factor, i64 n, i64 d, float *restrict out)
+{
+    enum { PIECE = 512 };
+    for (i64 j = 0; j < d; j += PIECE) {
+        i64 width = d - j < PIECE ? d - j : PIECE, b = 0, k;
+        double sum[PIECE] = {0};
+        for (; b + 4 <= n; b += 4) {
+            const float *row[4];
+            for (int r = 0; r < 4; r++)
+                row[r] = rows + (b + r) * d + j;
+            for (k = 0; k + WIDTH <= width; k += WIDTH) {
+                wide first = load_f8(sum + k);
+                for (int r = 0; r < 4; r++)
+                    first += (double)factor[b + r] * load_f4(row[r] + k);
+                memcpy(sum + k, &first, sizeof first);
+            }
+            for (; k < width; k++)
+                for (int r = 0; r < 4; r++)
+                    sum[k] += (double)factor[b + r] * row[r][k];
+        }
+        for (; b < n; b++)
+            for (k = 0; k < width; k++)
+                sum[k] += (double)factor[b] * rows[b * d + j + k];
+        for (k = 0; k < width; k++)
+            out[j + k] = (float)sum[k];
+    }
+    return 0;
+}
+
 /* ---- Per-coordinate clipping of a layer's per-example gradients ---- */
 
 #define TILE 64

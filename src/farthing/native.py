@@ -50,6 +50,7 @@ _SIGNATURES = {
     **{f"gradient_{kind}": _GRADIENT for kind in ("f8", "f4", "u1")},
     "add_squares": (_P, _P, _P, _I, _I, _I, _D, _D, _P),
     "factors": (_P, _I, _D, _D, _P),
+    "weighted_rows": (_P, _P, _I, _I, _P),
     **{f"clamped_outer_{kind}": _OUTER for kind in ("f8", "f4")},
     "windows": (_P, _P, _P, _P, _I, _I, _I, _I, _I, _I, _I, _I, _I, _P, _P, _P),
 }

@@ -23,14 +23,14 @@ _RECORDS = 2**20
 _MOST = 2.0**-18  # beyond the bound: a sequential sum is 2⁻¹⁵ beyond it at so many records
 
 
-def badly_rounded(records: int, apart: int = 1) -> Array:
+def badly_rounded(records: int, apart: int = 1, bits: int = 52) -> Array:
     """Numbers of at most 1 that add up to a power of two and stay there, every ``apart``-th one rounded.
 
     Sums that begin with 1 instead of 0 stay just above the power and round to twice the cell of those that
-    stay below: they drift away from these by half a cell at every addition.
+    stay below: they drift away from these by half a cell at every addition. Floats have so many ``bits``.
     """
     half = records // 2
-    cell, terms = 2.0**-52 * half, np.zeros(records)
+    cell, terms = 2.0**-bits * half, np.zeros(records)
     terms[1 : half + 1] = 1.0
     rest = terms[half + 1 :][::apart]
     rest[0::2] = -1.0 + cell / 2 + cell / 16

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from farthing import validate
 from farthing.bounds import ClipCoordinates
 from farthing.errors import InvalidValue, OutOfMemory
-from farthing.torch import clipping, isolation, traces, vmapped
+from farthing.torch import clipping, isolation, totals, traces, vmapped
 from farthing.torch.clipping import Automatic, ClipCounted, ClipLayers, Live, TorchBound
 from farthing.torch.flat import Layout
 from farthing.torch.graphs import Graphs
@@ -91,7 +91,7 @@ class Gradient:
     def bounded_sum(self, lot: Any, w: Any, bound: Any) -> Tensor:
         """Σ bounded gradients of the lot's examples, flat; ``w`` is not used, the model holds its weights."""
         try:
-            with self._wall if self._wall is not None else nullcontext():
+            with self._wall if self._wall is not None else nullcontext(), totals.among(len(lot)):
                 return self._summed(lot, bound)
         except torch.OutOfMemoryError:  # how much was asked for would tell how many were drawn
             raise OutOfMemory(
@@ -108,7 +108,7 @@ class Gradient:
         return torch.empty(self.layout.size + clipping.extra(bound), device=self._first.device)
 
     def _summed(self, lot: Any, bound: Any) -> Tensor:
-        total = self._empty(bound)
+        total, parts = self._empty(bound), totals.Parts()
         live: Live | None = None
         empty = True
         if self._checked is not self.model.training:
@@ -116,12 +116,12 @@ class Gradient:
                 self._checked_publicly(inputs, targets, weights)
                 break
         for inputs, targets, weights in lot.batches(self._rows()):
-            if self._quick(inputs, targets, weights, bound, total, empty):
-                empty = False
+            if not empty:
+                parts.put(total)
+            empty = False
+            if self._quick(inputs, targets, weights, bound, total):
                 continue
-            if empty:
-                total.zero_()
-                empty = False
+            total.zero_()
             if self.isolation is not None:
                 rows = self.rows(inputs, targets, weights)
                 present = None if weights is None or weights.ndim == 2 else weights > 0
@@ -129,16 +129,16 @@ class Gradient:
                 continue
             live = Live.of(bound, self.layout.size, total.device) if live is None else live
             self._add(inputs, targets, weights, bound, live, total)
-        return total.zero_() if empty else total
+        return total.zero_() if empty else parts.whole(total)
 
     def _quick(
-        self, inputs: Any, targets: Any, weights: Tensor | None, bound: TorchBound, total: Tensor, empty: bool
+        self, inputs: Any, targets: Any, weights: Tensor | None, bound: TorchBound, total: Tensor
     ) -> bool:
-        """total += (= where it is ``empty``) the sum of a batch by a stack or a graph, if there is one."""
+        """total = the sum of a batch by a stack or a graph, if there is one."""
         stack = self._stack
         if stack is not None and stack.fits(inputs, weights, bound):
-            return stack.add(inputs, targets, self._losses, bound, total, empty)
-        return self.isolation is None and self._graphs.add(inputs, targets, weights, bound, total, empty)
+            return stack.add(inputs, targets, self._losses, bound, total, True)
+        return self.isolation is None and self._graphs.add(inputs, targets, weights, bound, total, True)
 
     def _rows(self) -> int | None:
         """How many rows go through the model at once: on a CPU as many as it can hold without much memory."""

@@ -27,6 +27,7 @@ from farthing import validate
 from farthing.bounds import ClipCoordinates, ClipNorm
 from farthing.budget import Adjacency
 from farthing.errors import InvalidValue, Unsupported
+from farthing.torch import totals
 from farthing.torch.noise import beside
 
 Array = NDArray[np.float64]
@@ -261,19 +262,24 @@ def plain_sum(rows: Tensor, bound: TorchBound, present: Tensor | None = None) ->
     match bound:
         case ClipCoordinates():
             limit = beside(bound.scale, rows.device)
-            return torch.minimum(torch.maximum(rows, -limit), limit).sum(0)
+            clamped = torch.minimum(torch.maximum(rows, -limit), limit)
+            return clamped.sum(0, dtype=torch.float64).float()
         case ClipLayers():
             parts = torch.split(rows, list(bound.sizes), 1)
             clipped = (
-                factors(ClipNorm(c), p.norm(dim=1), c) @ p for c, p in zip(bound.clips, parts, strict=True)
+                totals.weighted(p.contiguous(), factors(ClipNorm(c), p.norm(dim=1), c))
+                for c, p in zip(bound.clips, parts, strict=True)
             )
             return torch.cat(list(clipped))
         case ClipCounted():
             norms = rows.norm(dim=1)
             return torch.cat(
-                [factors(bound, norms, bound.clip) @ rows, count(bound, norms, present, bound.clip)[None]]
+                [
+                    totals.weighted(rows, factors(bound, norms, bound.clip)),
+                    count(bound, norms, present, bound.clip)[None],
+                ]
             )
         case ClipNorm() if not isinstance(bound.scale, float):
             scale = beside(bound.scale, rows.device)
-            return factors(bound, (rows / scale).norm(dim=1), bound.clip) @ rows
-    return factors(bound, rows.norm(dim=1), bound.clip) @ rows
+            return totals.weighted(rows, factors(bound, (rows / scale).norm(dim=1), bound.clip))
+    return totals.weighted(rows, factors(bound, rows.norm(dim=1), bound.clip))

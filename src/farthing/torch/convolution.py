@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from farthing.torch import compiled
+from farthing.torch import compiled, totals
 from farthing.torch.precision import exact
 from farthing.torch.terms import Route, Term, blanked, contracted, norms, part_of, weighted, where
 
@@ -119,7 +119,7 @@ class Windows(Term):
             super().add(factors, out)
             return
         m = self.module
-        found = (self.kept.t() @ factors).view(m.groups, -1, m.out_channels // m.groups)
+        found = totals.weighted(self.kept, factors).view(m.groups, -1, m.out_channels // m.groups)
         out.view(m.groups, -1, found.shape[1]).add_(found.transpose(1, 2))
 
     def largest(self) -> Tensor:

@@ -6,12 +6,15 @@ not give the sum: every coordinate of every example has to be looked at. Here th
 Triton kernel on a GPU and by a C kernel on a CPU, and else in pieces that stay in the cache.
 
 Examples must be finite: who is not is zeroed by the caller, as a whole. A gradient that overflows all the
-same is clamped, and counts as zero where it is not a number.
+same is clamped, and counts as zero where it is not a number. Sums round as `farthing.torch.totals` says.
 
 >>> out = torch.zeros(1, 2)
 >>> clamped_sum(torch.ones(3, 1), torch.tensor([[2.0, -5.0]] * 3), 1.5, out)
 tensor([[ 4.5000, -4.5000]])
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +22,12 @@ from torch import Tensor
 
 from farthing import native
 from farthing.errors import InvalidValue
+from farthing.torch import totals
 from farthing.torch.stock import has_triton
 
 _PIECE = 2**18  # coordinates at a time without a kernel
+_FEWEST = 40  # examples in a piece that is worth its call
+_SHARES = 64  # of the examples at a time on a GPU: each has a sum of its own
 
 
 def clamped_sum(delta: Tensor, a: Tensor, s: float | Tensor, out: Tensor) -> Tensor:
@@ -43,11 +49,10 @@ def clamped_sum(delta: Tensor, a: Tensor, s: float | Tensor, out: Tensor) -> Ten
         from farthing.torch import sums
 
         many = sums.clamped_outer if delta.ndim == 2 else sums.clamped_dots
-        return out.add_(many(delta, a, limit))
+        return _by_kernel(many, (delta, a), limit, out)
     if out.device.type == "cpu" and out.is_contiguous():
         limits = limit.expand(shape).contiguous().numpy()
-        threads = torch.get_num_threads()
-        if native.clamped_outer_sum(delta.numpy(), a.numpy(), limits, out.detach().numpy(), threads=threads):
+        if _compiled(delta.numpy(), a.numpy(), limits, out, threads=torch.get_num_threads()):
             return out
     return _in_pieces(delta, a, limit, out)
 
@@ -63,15 +68,43 @@ def clamped_rows(gradients: Tensor, s: float | Tensor, out: Tensor) -> Tensor:
     if out.is_cuda and has_triton():
         from farthing.torch import sums
 
-        return out.add_(sums.clamped_rows(gradients, limit))
+        return _by_kernel(sums.clamped_rows, (gradients,), limit, out)
     if out.device.type == "cpu" and out.is_contiguous():
         one = np.ones((len(gradients), 1), np.float32)
         limits = limit.expand(out.shape).contiguous().numpy()[None]
-        if native.clamped_outer_sum(one, gradients.numpy(), limits, out.detach().numpy()[None]):
+        if _compiled(one, gradients.numpy(), limits, out[None]):
             return out
+    total = torch.zeros_like(out, dtype=torch.float64)
     for rows in gradients.split(max(1, _PIECE // gradients.shape[1])):
-        out += _clamped(rows, limit).sum(0)
-    return out
+        total += _clamped(rows, limit).sum(0, dtype=torch.float64)
+    return out.add_(total)
+
+
+def _by_kernel(many: Callable[..., Tensor], given: tuple[Tensor, ...], limit: Tensor, out: Tensor) -> Tensor:
+    """out += the sum by a Triton kernel, whose shares have as many examples as may be added in float32."""
+    most = totals.chain(len(given[0]))
+    total = torch.zeros_like(out, dtype=torch.float64)
+    for some in zip(*(part.split(_SHARES * most) for part in given), strict=True):
+        total += many(*some, limit, most)
+    return out.add_(total)
+
+
+def _compiled(delta: Any, a: Any, limits: Any, out: Tensor, threads: int = 1) -> bool:
+    """out += the sum by the kernel in C, in pieces that may be added in float32, or in float64."""
+    most = totals.chain(len(delta))
+    if len(delta) <= most:
+        return native.clamped_outer_sum(delta, a, limits, out.detach().numpy(), threads=threads)
+    total = np.zeros(tuple(out.shape))
+    if most < _FEWEST:
+        done = native.clamped_outer_sum(delta, a, limits, total, threads=threads)
+    else:
+        for start in range(0, len(delta), most):
+            part, some = np.zeros(total.shape, np.float32), slice(start, start + most)
+            done = native.clamped_outer_sum(delta[some], a[some], limits, part, threads=threads)
+            total += part
+    if done:
+        out += torch.from_numpy(total)
+    return done
 
 
 def _in_pieces(delta: Tensor, a: Tensor, limit: Tensor, out: Tensor) -> Tensor:
@@ -81,13 +114,14 @@ def _in_pieces(delta: Tensor, a: Tensor, limit: Tensor, out: Tensor) -> Tensor:
     columns = a.shape[2]
     rows = max(1, min(delta.shape[2], _PIECE // columns))
     examples = max(1, _PIECE // (rows * columns))
+    total = torch.zeros_like(out, dtype=torch.float64)
     for first in range(0, delta.shape[2], rows):
         part = slice(first, first + rows)
         most = limit[part] if limit.ndim else limit
         for some, inputs in zip(delta[:, :, part].split(examples), a.split(examples), strict=True):
             gradients = torch.bmm(some.transpose(1, 2), inputs)
-            out[part] += _clamped(gradients, most).sum(0)
-    return out
+            total[part] += _clamped(gradients, most).sum(0, dtype=torch.float64)
+    return out.add_(total)
 
 
 def _clamped(gradients: Tensor, limit: Tensor) -> Tensor:

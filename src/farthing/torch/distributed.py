@@ -27,6 +27,7 @@ from farthing.errors import BudgetSpent, NotReleased
 from farthing.failsafe import refusal, zero_sum
 from farthing.ledger import Ledger
 from farthing.query import Contribution, Query, Receipt
+from farthing.torch import totals
 from farthing.torch.plan import Plan
 from farthing.torch.records import Examples, Lot
 
@@ -190,11 +191,13 @@ def _part(contribution: Contribution, together: Ranks, lot: Lot, bound: Any) -> 
     """This rank's sum, added to the others'. An error here is told to all before it is raised."""
     part = lot.part(together.rank, together.size)
     try:
-        total: Tensor = contribution.bounded_sum(part, None, bound)
+        with totals.among(len(lot)):
+            total: Tensor = contribution.bounded_sum(part, None, bound)
     except Exception as error:
         together.meet(None, public=refusal(error) is not None)  # raises, with this error as its context
         raise
-    return together.meet(total.to(together.device)).to(total.device)
+    whole = together.meet(total.to(together.device, torch.float64))
+    return whole.to(total.device, total.dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

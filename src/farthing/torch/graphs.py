@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from farthing.bounds import ClipCoordinates
+from farthing.torch import totals
 from farthing.torch.clipping import Automatic, ClipCounted, ClipLayers, Live, TorchBound, extra
 from farthing.torch.vmapped import mapped
 
@@ -119,7 +120,7 @@ class Graphs:
         shapes = tuple((x.shape[1:], x.dtype) for x in given)
         width = None if weights is None or weights.ndim == 1 else weights.shape[1]
         weight = next(self._model.parameters()).data_ptr()
-        kind = shapes, width, kind_of(bound), self._model.training, weight
+        kind = shapes, width, kind_of(bound), self._model.training, weight, totals.level(len(given[0]))
         size = self._size(kind, len(given[0]))
         key = size, *kind
         batch = self._batches.get(key)

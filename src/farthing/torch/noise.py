@@ -2,14 +2,8 @@
 
 `Gaussian` has the event, and so the price, of `farthing.mechanisms.Gaussian`, and releases in the same way:
 the sum is rounded to a grid, integer noise is added, and only then is it turned into floats. Its noise is
-larger by ``slack``, 2⁻¹⁰, because a model's gradients are float32:
-
-* An example's norm and its clipped gradient are float32. Libraries add in blocks, so no term goes through
-  more than some thousand roundings of 2⁻²⁴: the clipped gradient is longer than its clip by less than 2⁻¹¹.
-* The sum over a lot rounds as well, and which way depends on who is in it. An addition moves a coordinate by
-  at most 2⁻²⁴ of its partial sum; k of them move the sum by about √k 2⁻²⁴ |Σ g|, roundings going either way.
-  2⁻¹¹ of the clip covers that while √k |Σ g| is below 8,000 clips: lots of 400 examples that all pull the
-  same way, or of thousands that do not. Give a larger slack for more, or sum parts in float64.
+larger by ``slack``, 2⁻⁷, because a model's gradients are float32: `farthing.torch.totals` has the theorem on
+their sums, and what it takes as given.
 
 Noise is drawn ahead (`stock`), since it does not depend on data.
 
@@ -34,6 +28,7 @@ from farthing.bounds import Bound, ClipValue
 from farthing.errors import InvalidValue, Unsupported
 from farthing.noise import Stream
 from farthing.torch import stock
+from farthing.torch.totals import SLACK
 
 _FEW = 2**14  # coordinates below which drawing ahead does not pay
 
@@ -42,7 +37,7 @@ _FEW = 2**14  # coordinates below which drawing ahead does not pay
 class Gaussian(mechanisms.Gaussian):
     """Gaussian noise of standard deviation ``noise`` · bound on a flat float32 tensor, wherever it lies."""
 
-    slack: float = 2.0**-10
+    slack: float = SLACK
 
     def __post_init__(self) -> None:
         mechanisms.Gaussian.__post_init__(self)

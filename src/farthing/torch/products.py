@@ -7,6 +7,8 @@ sums, to rounding.
 import torch
 from torch import Tensor
 
+from farthing.torch import totals
+
 _NARROW = 16  # columns that fill a vector register
 _SHORT = 64  # columns of a gradient that is better made the other way round
 
@@ -24,8 +26,12 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tenso
     return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
 
 
-def add_product(u: Tensor, v: Tensor, out: Tensor, *, empty: bool = False) -> None:
-    """out += uᵀ v, or out = uᵀ v where it is ``empty``.
+def add_product(
+    u: Tensor, v: Tensor, out: Tensor, *, empty: bool = False, examples: int | None = None
+) -> None:
+    """out += uᵀ v, or out = uᵀ v where it is ``empty``; rounded as `farthing.torch.totals` says.
+
+    A row of both is an example's term, or one of several where there are fewer ``examples`` than rows.
 
     >>> out = torch.empty(2, 1)
     >>> add_product(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0]]), out, empty=True)
@@ -33,13 +39,15 @@ def add_product(u: Tensor, v: Tensor, out: Tensor, *, empty: bool = False) -> No
     tensor([[3.],
             [6.]])
     """
+    examples = len(u) if examples is None else examples
     if out.device.type == "cpu" and out.shape[1] <= _SHORT and len(out) >= 4 * out.shape[1]:
-        found = torch.mm(v.t(), u).t()
+        found = totals.product(v, u, examples).t()
         out.copy_(found) if empty else out.add_(found)
-    elif empty:
+    elif empty and examples == len(u) <= totals.chain(examples):
         torch.mm(u.t(), v, out=out)
     else:
-        out.addmm_(u.t(), v)
+        found = totals.product(u, v, examples)
+        out.copy_(found) if empty else out.add_(found)
 
 
 def scaled_squares(u: Tensor, v: Tensor, inverse: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch.nn.modules import module as modules
 
 from farthing import native
 from farthing.bounds import ClipCoordinates, ClipNorm
-from farthing.torch import clipping
+from farthing.torch import clipping, totals
 from farthing.torch.clipping import Automatic, ClipCounted, Live, TorchBound
 from farthing.torch.coordinates import clamped_rows, clamped_sum
 from farthing.torch.products import add_product, affine, scaled_squares
@@ -113,7 +113,8 @@ class Stack:
                     sides = _weighted(u, inner[n], factors)
                     add_product(*sides, spans[weight].view(module.weight.shape), empty=empty)
                 if bias is not None:
-                    spans[bias].addmv_(u.t(), factors, beta=0 if empty else 1)
+                    found = totals.weighted(u, factors)
+                    spans[bias].copy_(found) if empty else spans[bias].add_(found)
         return True
 
     def _scaled(self, bound: Any, total: Tensor) -> tuple[Tensor | None, tuple[Tensor, ...] | None]:

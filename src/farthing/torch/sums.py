@@ -176,46 +176,46 @@ def _weighted(u, squares, out, width, clip, gamma, AUTOMATIC: tl.constexpr, BLOC
     tl.store(out + example * width + place, x, mask=place < width)
 
 
-def clamped_outer(delta: Tensor, a: Tensor, limit: Tensor) -> Tensor:
+def clamped_outer(delta: Tensor, a: Tensor, limit: Tensor, most: int = 2**31) -> Tensor:
     """Σ_b clamp(delta_b a_bᵀ, ±limit): delta is (B, O), a (B, I), limit (O, I) or one number."""
     (examples, rows), columns = delta.shape, a.shape[1]
     down = min(4, triton.next_power_of_2(triton.cdiv(rows, 16)))
     tiles = triton.cdiv(columns, 64), triton.cdiv(rows, 16 * down)
-    shares, part = _shares(examples, tiles[0] * tiles[1], _RESIDENT * _processors(delta.device))
+    shares, part = _shares(examples, tiles[0] * tiles[1], _RESIDENT * _processors(delta.device), most)
     out = delta.new_empty(shares, rows, columns, dtype=torch.float32)
     args = delta, a, limit, out, examples, rows, columns, part
     with torch.cuda.device_of(delta):
         _outer[(*tiles, shares)](
             *args, MATRIX=limit.numel() > 1, ASM=_asm(delta.device), DOWN=down, ACROSS=8, num_warps=2
         )
-    return out[0] if shares == 1 else out.sum(0)
+    return out[0] if shares == 1 else out.sum(0, dtype=torch.float64)
 
 
-def clamped_dots(delta: Tensor, a: Tensor, limit: Tensor) -> Tensor:
+def clamped_dots(delta: Tensor, a: Tensor, limit: Tensor, most: int = 2**31) -> Tensor:
     """Σ_b clamp(Σ_t delta_bt a_btᵀ, ±limit): delta is (B, T, O), a (B, T, I), limit (O, I) or one number."""
     (examples, positions, rows), columns = delta.shape, a.shape[2]
     tiles = triton.cdiv(columns, 64), triton.cdiv(rows, 64)
-    shares, part = _shares(examples, tiles[0] * tiles[1], _processors(delta.device))
+    shares, part = _shares(examples, tiles[0] * tiles[1], _processors(delta.device), most)
     out = delta.new_empty(shares, rows, columns, dtype=torch.float32)
     args = delta, a, limit, out, examples, positions, rows, columns, part
     tile = {"ROWS": 64, "COLUMNS": 64, "STEP": 16}
     with torch.cuda.device_of(delta):
         _dots[(*tiles, shares)](*args, MATRIX=limit.numel() > 1, ASM=_asm(delta.device), **tile)
-    return out[0] if shares == 1 else out.sum(0)
+    return out[0] if shares == 1 else out.sum(0, dtype=torch.float64)
 
 
-def clamped_rows(gradients: Tensor, limit: Tensor) -> Tensor:
+def clamped_rows(gradients: Tensor, limit: Tensor, most: int = 2**31) -> Tensor:
     """Σ_b clamp(gradients_b, ±limit): gradients are (B, P), limit (P,) or one number."""
     examples, columns = gradients.shape
     tiles = triton.cdiv(columns, 256)
-    shares, part = _shares(examples, tiles, _processors(gradients.device))
+    shares, part = _shares(examples, tiles, _processors(gradients.device), most)
     out = gradients.new_empty(shares, columns, dtype=torch.float32)
     args = gradients, limit, out, examples, columns, part
     with torch.cuda.device_of(gradients):
         _rows[(tiles, shares)](
             *args, VECTOR=limit.numel() > 1, ASM=_asm(gradients.device), BLOCK=256, num_warps=2
         )
-    return out[0] if shares == 1 else out.sum(0)
+    return out[0] if shares == 1 else out.sum(0, dtype=torch.float64)
 
 
 def add_squares(u: Tensor, v: Tensor, squares: Tensor, *, bias: bool, first: bool) -> None:
@@ -240,8 +240,8 @@ def weighted(u: Tensor, squares: Tensor, clip: float, gamma: float | None = None
 
 
 @functools.lru_cache(4096)
-def _shares(examples: int, tiles: int, slots: int) -> tuple[int, int]:
-    """Into how many shares of how many examples to cut the work, of which so many run at once.
+def _shares(examples: int, tiles: int, slots: int, most: int = 2**31) -> tuple[int, int]:
+    """Into how many shares of how many examples (``most``) to cut the work, of which so many run at once.
 
     They come in waves, and one that is not full takes nearly as long; a share costs as much as adding it up.
     """
@@ -249,7 +249,7 @@ def _shares(examples: int, tiles: int, slots: int) -> tuple[int, int]:
     def cost(shares: int) -> float:
         return -(-tiles * shares // slots) / shares + _ADDING * tiles * shares / examples
 
-    part = -(-examples // min(range(1, max(1, min(examples // 8, 128)) + 1), key=cost))
+    part = min(most, -(-examples // min(range(1, max(1, min(examples // 8, 128)) + 1), key=cost)))
     return -(-examples // part), part
 
 

@@ -21,7 +21,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from farthing.torch import compiled
+from farthing.torch import compiled, totals
 from farthing.torch.coordinates import clamped_rows, clamped_sum
 from farthing.torch.precision import coarse, exact
 from farthing.torch.products import add_product, scaled_squares
@@ -185,7 +185,7 @@ class Term(ABC):
     def add(self, factors: Tensor, out: Tensor) -> None:
         """out += Σ factor · gradient."""
         if self.kept is not None:
-            out.addmv_(self.kept.t(), factors)
+            out += totals.weighted(self.kept, factors)
         else:
             self.product(factors, out)
 
@@ -211,7 +211,7 @@ class Rows(Term):
         return self.factor.norms
 
     def product(self, factors: Tensor, out: Tensor) -> None:
-        out.addmv_(self.factor.values.flatten(1).t(), factors)
+        out += totals.weighted(self.factor.values.flatten(1), factors)
 
     def only(self, good: Tensor) -> None:
         self.factor = Factor(where(good, self.factor.values))
@@ -294,7 +294,7 @@ class Outer(Term):
         if self.kept is None or not self.turned:
             super().add(factors, out)
             return
-        found = (self.kept.t() @ factors).view(self.width, self.height)
+        found = totals.weighted(self.kept, factors).view(self.width, self.height)
         out.view(self.height, self.width).add_(found.t())
 
     def add_clamped(self, limit: Tensor, out: Tensor) -> None:
@@ -333,7 +333,7 @@ class Outer(Term):
             u, v = u.squeeze(1), v.squeeze(1)
         else:
             u, v = u.flatten(0, 1), v.flatten(0, 1)
-        add_product(u, v, out.view(self.height, self.width))
+        add_product(u, v, out.view(self.height, self.width), examples=self.examples)
 
     def only(self, good: Tensor) -> None:
         if self.kept is not None:
@@ -390,7 +390,9 @@ class Lookup(Term):
 
     def product(self, factors: Tensor, out: Tensor) -> None:
         values = weighted(self.v.values, factors).flatten(0, 1)
-        out.view(self.height, self.width).index_add_(0, self.ids.flatten(), values)
+        table = out.view(self.height, self.width)
+        wide = torch.zeros_like(table, dtype=torch.float64)
+        table += wide.index_add_(0, self.ids.flatten(), values.double())
 
     def only(self, good: Tensor) -> None:
         self.v = Factor((blanked if self.own else where)(good, self.v.values))
