@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from farthing.torch.terms import contracted
+from farthing.torch.terms import Factor, Outer, Route, contracted
 
 
 def gram(side):
@@ -26,3 +26,20 @@ def test_ordinary_factors_lose_nothing():
     u, v = (torch.randn(5, 6, width, generator=generator) for width in (50, 40))
     true = torch.bmm(u.double().transpose(1, 2), v.double()).flatten(1).norm(dim=1)
     assert torch.allclose(contracted(gram(u), gram(v)).double(), true, rtol=1e-6)
+
+
+@pytest.mark.parametrize("positions", [2, 8, 32])
+def test_norms_of_positions_that_cancel_are_never_too_small(positions):
+    """Half of the positions take back the other half, but for the last bits: rounding must not hide those."""
+    torch.manual_seed(0)
+    half, examples = positions // 2, 200
+    u, v = torch.randn(examples, half, 40), torch.randn(examples, half, 30)
+    u = torch.cat([u, -u * (1 + 2.0**-12 * torch.rand(examples, half, 1))], 1)
+    v = torch.cat([v, v], 1)
+    true = torch.linalg.matrix_norm(u.double().transpose(1, 2) @ v.double())
+    for factors in (1.0, 1e-3, 1e3):
+        found = contracted(gram(factors * u), gram(v)).double() / factors
+        assert (found >= true * (1 - 2.0**-10)).all()
+        term = Outer(Factor(factors * u), Factor(v))
+        term.route = Route.GRAM
+        assert (term.norms().double() / factors >= true * (1 - 2.0**-10)).all()

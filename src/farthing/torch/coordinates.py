@@ -26,7 +26,6 @@ from farthing.torch import totals
 from farthing.torch.stock import has_triton
 
 _PIECE = 2**18  # coordinates at a time without a kernel
-_FEWEST = 40  # examples in a piece that is worth its call
 _SHARES = 64  # of the examples at a time on a GPU: each has a sum of its own
 
 
@@ -90,18 +89,16 @@ def _by_kernel(many: Callable[..., Tensor], given: tuple[Tensor, ...], limit: Te
 
 
 def _compiled(delta: Any, a: Any, limits: Any, out: Tensor, threads: int = 1) -> bool:
-    """out += the sum by the kernel in C, in pieces that may be added in float32, or in float64."""
-    most = totals.chain(len(delta))
-    if len(delta) <= most:
-        return native.clamped_outer_sum(delta, a, limits, out.detach().numpy(), threads=threads)
+    """out += the sum by the kernel in C: in a few pieces that may be added in float32, or in float64."""
+    most, examples = totals.chain(len(delta)), len(delta)
+    if examples <= 6 * most:  # a call adds its examples up, and then all of them to the sum: 6 roundings more
+        target = out.detach().numpy()
+        pieces = [slice(start, start + most) for start in range(0, examples, most)]
+        return all(
+            native.clamped_outer_sum(delta[some], a[some], limits, target, threads=threads) for some in pieces
+        )
     total = np.zeros(tuple(out.shape))
-    if most < _FEWEST:
-        done = native.clamped_outer_sum(delta, a, limits, total, threads=threads)
-    else:
-        for start in range(0, len(delta), most):
-            part, some = np.zeros(total.shape, np.float32), slice(start, start + most)
-            done = native.clamped_outer_sum(delta[some], a[some], limits, part, threads=threads)
-            total += part
+    done = native.clamped_outer_sum(delta, a, limits, total, threads=threads)
     if done:
         out += torch.from_numpy(total)
     return done

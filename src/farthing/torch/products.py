@@ -43,11 +43,10 @@ def add_product(
     if out.device.type == "cpu" and out.shape[1] <= _SHORT and len(out) >= 4 * out.shape[1]:
         found = totals.product(v, u, examples).t()
         out.copy_(found) if empty else out.add_(found)
-    elif empty and examples == len(u) <= totals.chain(examples):
-        torch.mm(u.t(), v, out=out)
+    elif empty:
+        totals.product(u, v, examples, out)
     else:
-        found = totals.product(u, v, examples)
-        out.copy_(found) if empty else out.add_(found)
+        out.add_(totals.product(u, v, examples))
 
 
 def scaled_squares(u: Tensor, v: Tensor, inverse: Tensor) -> Tensor:

@@ -82,21 +82,40 @@ def exact64(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) in _FULL_RATE
 
 
-def product(u: Tensor, v: Tensor, examples: int) -> Tensor:
-    """uᵀ v, a row of both a term, or several of an example."""
+def product(u: Tensor, v: Tensor, examples: int, out: Tensor | None = None) -> Tensor:
+    """uᵀ v, in ``out`` if it is given: a row of both is an example's term, or one of several."""
     several = examples < len(u)
     if coarse(u.device) or (several and not exact64(u.device)):
-        return torch.mm(u.t(), v)
+        return torch.mm(u.t(), v, out=out)
     if several or chain(examples) < _FEWEST:
-        return torch.mm(u.t().double(), v.double())
-    return _tree(u, v, chain(examples))
+        found = torch.mm(u.t().double(), v.double())
+        return found if out is None else out.copy_(found)
+    return _tree(u, v, chain(examples), out)
 
 
-def _tree(u: Tensor, v: Tensor, rows: int) -> Tensor:
-    if len(u) <= rows:
-        return torch.mm(u.t(), v)
-    half = len(u) // 2
-    return _tree(u[:half], v[:half], rows).add_(_tree(u[half:], v[half:], rows))
+def _tree(u: Tensor, v: Tensor, rows: int, out: Tensor | None) -> Tensor:
+    """uᵀ v in pieces of at most so many rows, which a binary tree adds up, in memory that is used again."""
+    pieces = -(-len(u) // rows)
+    if pieces == 1:
+        return torch.mm(u.t(), v, out=out)
+    free = [torch.empty(u.shape[1], v.shape[1], device=u.device) if out is None else out]
+    held: list[tuple[int, Tensor]] = []  # sums of 2^k pieces each, as a binary counter holds them
+    for left, right in zip(u.tensor_split(pieces), v.tensor_split(pieces), strict=True):
+        room = free.pop() if free else torch.empty_like(held[0][1])
+        held.append((0, torch.mm(left.t(), right, out=room)))
+        while len(held) > 1 and held[-1][0] == held[-2][0]:
+            _join(held, free)
+    while len(held) > 1:
+        _join(held, free)
+    return held[0][1]
+
+
+def _join(held: list[tuple[int, Tensor]], free: list[Tensor]) -> None:
+    """Adds the last sum to the one before it."""
+    _, last = held.pop()
+    k, before = held.pop()
+    held.append((k + 1, before.add_(last)))
+    free.append(last)
 
 
 def weighted(rows: Tensor, factors: Tensor) -> Tensor:
