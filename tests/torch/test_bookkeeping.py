@@ -132,6 +132,9 @@ class Padded:
     def __init__(self, x, y, filler):
         self.x, self.y, self.filler = x, y, filler
 
+    def __len__(self):
+        return len(self.y)
+
     def batches(self, physical):
         blank = torch.full((2, *self.x.shape[1:]), self.filler)
         weights = torch.cat([torch.ones(len(self.y)), torch.zeros(2)])

@@ -26,6 +26,7 @@ from farthing.query import Query, Rows  # noqa: E402
 from farthing.samplers import Everyone, Poisson  # noqa: E402
 from farthing.torch import noise, stock  # noqa: E402
 from farthing.torch.noise import FloatGaussian, Gaussian  # noqa: E402
+from farthing.torch.totals import SLACK  # noqa: E402
 
 LARGE = noise._FEW + 100  # drawn ahead
 
@@ -54,10 +55,10 @@ def test_the_price_is_that_of_the_core(adjacency, sampled):
 
 def test_the_grid_is_that_of_the_core_and_the_slack():
     bits, cell = mechanisms.Gaussian(0.7).grid(ClipNorm(3.0), 5000)
-    assert Gaussian(0.7).grid(ClipNorm(3.0), 5000) == (bits, cell * (1 + 2.0**-7))
+    assert Gaussian(0.7).grid(ClipNorm(3.0), 5000) == (bits, cell * (1 + SLACK))
     assert Gaussian(0.7, slack=0.5).grid(ClipNorm(3.0), 5000)[1] == pytest.approx(1.5 * cell)
     # the noise is never below what the price stands for, the grid's own rounding of a sum included
-    assert cell * 2.0**bits * (1 + 2.0**-10) > 0.7 * (3.0 * (1 + 2.0**-10) + cell * math.sqrt(5000))
+    assert cell * 2.0**bits * (1 + SLACK) > 0.7 * (3.0 * (1 + SLACK) + cell * math.sqrt(5000))
 
 
 @pytest.mark.parametrize("size", [500, LARGE])
@@ -73,7 +74,7 @@ def test_released_values_lie_on_the_lattice(size):
 
 @pytest.mark.parametrize("size", [2000, LARGE])
 def test_the_law_is_normal(size):
-    z = (releases(7, size, 5) - 0.25).flatten().double().numpy() / (1.5 * 2.0 * (1 + 2.0**-10))
+    z = (releases(7, size, 5) - 0.25).flatten().double().numpy() / (1.5 * 2.0 * (1 + SLACK))
     assert stats.kstest(z, "norm").pvalue > 1e-3
     assert abs(z.std() - 1) < 5 / math.sqrt(2 * len(z)) + 2.0**-12
 
@@ -99,7 +100,11 @@ def test_noise_follows_the_scale_of_each_coordinate(size, kind):
         def norm(self, order=2):
             return 1.0
 
-    z = (releases(2, size, 40, Gaussian(1.0), Scaled(kind(scale))) - 0.25).double().numpy() / scale
+    z = (
+        (releases(2, size, 40, Gaussian(1.0), Scaled(kind(scale))) - 0.25).double().numpy()
+        / scale
+        / (1 + SLACK)
+    )
     assert stats.kstest(z.ravel(), "norm").pvalue > 1e-3
     assert abs(z[:, : size // 2].std() / z[:, size // 2 :].std() - 1) < 0.05
 
@@ -330,4 +335,4 @@ def test_float_noise_needs_a_ledger_that_says_so(tmp_path):
 
 def test_float_noise_has_the_deviation_of_the_price():
     z = (releases(11, 50_000, 2, FloatGaussian(1.5)) - 0.25).flatten().double().numpy()
-    assert stats.kstest(z / (3.0 * (1 + 2.0**-10)), "norm").pvalue > 1e-3
+    assert stats.kstest(z / (3.0 * (1 + SLACK)), "norm").pvalue > 1e-3

@@ -7,13 +7,15 @@ the one example between neighbours does, 4,096 by a quarter of it.
 more than h roundings of u = 2⁻²⁴ on its way into the sum, in any order. Then the computed sum is within
 γ_h n C of Σ t_i, γ_h = hu / (1 - hu): every coordinate is off by at most γ_h Σ |t_i| there (Higham 2002,
 Section 4.2), and the norm is absolute. With h n <= 3 · 2¹⁴ that is 3 · 2⁻¹⁰ C, for two neighbours 3/4 of
-`SLACK`. The rest, 2⁻⁹, is for the one example's own term: its norm, its factor, and their product. The result
-itself is rounded to float32 once, so that n may be 2¹⁵; for larger batches give noise a slack of n 2⁻²² more.
+`SLACK`. The result itself is rounded to float32 once, so that n may be 2¹⁵; for larger batches give noise a
+slack of n 2⁻²² more. The rest, 2⁻⁹ C, is for the one example's own term, which does not grow with n: its
+norm, measured in float32 in blocks (and rounded up where positions cancel), its factor, and their product.
 
 `chain` gives h for the examples of a batch (all of it, over all parts and ranks). What is summed, and how:
 
-* one product a layer and example (linear layers of plain networks): float32 in pieces of h examples, pieces
-  by a binary tree, which takes log2 of their number more roundings, up to 1,024 examples; beyond in float64;
+* one product a layer and example (linear layers of plain networks): float32 where the batch is no longer than
+  h; else in float64 on GPUs where that is as quick; else float32 in pieces of h examples, pieces by a binary
+  tree, which takes log2 of their number more roundings, up to 1,024 examples, and beyond in float64;
 * rows (biases, norms, convolutions, whatever is kept): by a C kernel that adds in float64, else pieces of h
   examples in float32, and pieces in float64;
 * products over several positions (tokens) and embeddings: in float64, since the terms of one example may
@@ -87,7 +89,8 @@ def product(u: Tensor, v: Tensor, examples: int, out: Tensor | None = None) -> T
     several = examples < len(u)
     if coarse(u.device) or (several and not exact64(u.device)):
         return torch.mm(u.t(), v, out=out)
-    if several or chain(examples) < _FEWEST:
+    whole = len(u) <= chain(examples)
+    if several or chain(examples) < _FEWEST or (u.is_cuda and not whole and exact64(u.device)):
         found = torch.mm(u.t().double(), v.double())
         return found if out is None else out.copy_(found)
     return _tree(u, v, chain(examples), out)
