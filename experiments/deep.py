@@ -26,7 +26,7 @@ from farthing.accounting import calibrate, pld, rdp
 from farthing.accounting.filters import ZcdpFilter
 from farthing.algorithms.dpagd import at_price
 from farthing.algorithms.dppca import Scatter, components
-from farthing.bounds import ClipOuter
+from farthing.bounds import ClipOuter, Kind
 from farthing.events import ComposedEvent, Event, GaussianEvent, PoissonEvent, RepeatedEvent
 from farthing.mechanisms import SymmetricGaussian
 from farthing.query import Query
@@ -215,6 +215,7 @@ class _Known:
     """The exact sum of a contribution, found once: noise is drawn anew for every ledger that asks."""
 
     found: dict[str, Any] = {}  # noqa: RUF012  one for all
+    honours, shape = (Kind.OUTER,), None
 
     def __init__(self, problem: Problem) -> None:
         width = problem.rows.shape[1]

@@ -8,6 +8,7 @@ import pytest
 import farthing as ft
 from farthing import failsafe
 from farthing.accounting.filters import RdpFilter
+from farthing.bounds import Kind
 from farthing.crowd.protocol import Invitation
 from farthing.crowd.simulated import Simulated
 from farthing.errors import InvalidValue, NotReleased, OutOfMemory
@@ -60,6 +61,8 @@ def test_a_record_that_fails_counts_as_zero_and_the_others_stay(numbers, how):
 
 def test_a_sum_that_is_not_finite_counts_the_record_as_zero():
     class Careless:
+        honours, shape = (Kind.NORM,), None
+
         def bounded_sum(self, records, w, bound):
             return np.where((records[1] == 5)[:, None], np.nan, records[0]).sum(axis=0)
 
@@ -77,6 +80,8 @@ def test_what_a_sample_draws_is_what_is_halved():
     drawn = []
 
     class Noted:
+        honours, shape = (Kind.NORM,), None
+
         def bounded_sum(self, records, w, bound):
             drawn.append(set(records[1]))
             if 3 in records[1]:
@@ -91,6 +96,8 @@ def test_what_a_sample_draws_is_what_is_halved():
 
 def test_what_is_no_sum_becomes_noise_on_its_value_for_nobody():
     class Largest:
+        honours, shape = (Kind.NORM,), None
+
         additive = False
 
         def bounded_sum(self, records, w, bound):
@@ -135,6 +142,8 @@ def test_with_a_seeded_stream_errors_are_raised_as_they_are():
 
 def test_errors_that_no_record_decides_are_raised():
     class Refuses:
+        honours, shape = (Kind.NORM,), None
+
         def bounded_sum(self, records, w, bound):
             if len(records):
                 raise NotReleased("a rank is gone")
@@ -146,6 +155,8 @@ def test_errors_that_no_record_decides_are_raised():
 
 def test_without_memory_it_is_refused_without_a_word_of_the_records():
     class Greedy:
+        honours, shape = (Kind.NORM,), None
+
         def bounded_sum(self, records, w, bound):
             if len(records):
                 raise MemoryError("Unable to allocate 4.32 GiB for an array with shape (8, 72351239)")
@@ -160,6 +171,8 @@ def test_without_memory_it_is_refused_without_a_word_of_the_records():
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
 def test_an_interruption_goes_through(stop):
     class Stops:
+        honours, shape = (Kind.NORM,), None
+
         def bounded_sum(self, records, w, bound):
             if len(records):
                 raise stop

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import farthing as ft
 from farthing.accounting import gaussian, pld
 from farthing.accounting.filters import BasicFilter, GdpFilter, RdpFilter, ZcdpFilter
+from farthing.bounds import Kind
 from farthing.errors import (
     BudgetSpent,
     FarthingError,
@@ -65,6 +66,8 @@ class Ill(ft.PerExample):
 
 class Spy:
     """A contribution that notes what the journal held when it was computed."""
+
+    honours, shape = (Kind.NORM,), None
 
     def __init__(self, ledger):
         self.ledger, self.seen = ledger, []

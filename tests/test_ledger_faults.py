@@ -287,7 +287,11 @@ def test_killed_between_charge_and_release(tmp_path):
     process = launch(
         """
         class Killed:
+            honours, shape = ("ClipNorm(clip)",), None
+
             def bounded_sum(self, records, w, bound):
+                if not len(records):
+                    return w
                 os.kill(os.getpid(), signal.SIGKILL)
         ft.Ledger.open(sys.argv[1]).over(rows).ask(query(40.0, contribution=Killed()), w, key="during")
         """,

@@ -16,7 +16,8 @@ array([[0.6, 0.8],
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from enum import StrEnum
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,11 +29,42 @@ from farthing.errors import InvalidValue, Unsupported
 Array = NDArray[np.float64]
 
 _UNSCALED = 1.0
+
+
+class Kind(StrEnum):
+    """What a bound limits of one contribution. A contribution names the kinds that it ``honours``."""
+
+    NORM = "ClipNorm(clip)"
+    SCALED_NORM = "ClipNorm(clip, scale)"
+    L1_NORM = "ClipNorm(clip, order=1)"
+    SCALED_L1_NORM = "ClipNorm(clip, scale, order=1)"
+    COORDINATES = "ClipCoordinates(scale)"
+    VALUE = "ClipValue(low, high)"
+    OUTER = "ClipOuter(clip)"
+
+
+#: What a contribution honours that sends every record's row through ``bound.apply`` and adds the results.
+ROWS = (
+    Kind.NORM,
+    Kind.SCALED_NORM,
+    Kind.L1_NORM,
+    Kind.SCALED_L1_NORM,
+    Kind.COORDINATES,
+    Kind.VALUE,
+)
 _SMALLEST_SQUARED = 1e-130  # a row whose squares underflow is far below any clip above this
 
 
 class Bound(Protocol):
     """A limit on one contribution, in units of ``scale`` (public, one number or one a coordinate)."""
+
+    @property
+    def kind(self) -> str:
+        """What it limits (`Kind`, or a name of its own): contributions honour some kinds and no others."""
+
+    @property
+    def width(self) -> int | None:
+        """How many coordinates it names; None where it holds for any number of them."""
 
     @property
     def scale(self) -> Any:
@@ -49,11 +81,18 @@ def _twice_if_replaced(norm: float, adjacency: Adjacency) -> float:
     return 2 * norm if adjacency is Adjacency.REPLACE_ONE else norm
 
 
-def _rows(contributions: ArrayLike) -> Array:
+def _rows(contributions: ArrayLike, width: int | None = None) -> Array:
     rows = np.asarray(contributions, dtype=np.float64)
     if rows.ndim != 2:
-        raise InvalidValue(f"contributions must have one row a record, got an array of shape {rows.shape}")
+        raise InvalidValue(f"contributions must have one row a record, got {rows.ndim} dimensions")
+    if width not in (None, rows.shape[1]):  # nothing is broadcast: a bound is priced for what it names
+        raise InvalidValue(f"the bound names {width} coordinates, a contribution has {rows.shape[1]}")
     return rows
+
+
+def _width(scale: Any) -> int | None:
+    """How many coordinates a scale names: one number holds for any."""
+    return math.prod(scale.shape) if getattr(scale, "ndim", 0) else None
 
 
 def _public_scale(name: str, scale: Any) -> Any:
@@ -86,6 +125,17 @@ class ClipNorm:
         if self.scale is not _UNSCALED:
             object.__setattr__(self, "scale", _public_scale("scale", self.scale))
 
+    @property
+    def kind(self) -> str:
+        scaled = self.scale is not _UNSCALED
+        if self.order == 1:
+            return Kind.SCALED_L1_NORM if scaled else Kind.L1_NORM
+        return Kind.SCALED_NORM if scaled else Kind.NORM
+
+    @property
+    def width(self) -> int | None:
+        return _width(self.scale)
+
     def norm(self, order: int = 2) -> float:
         if order < self.order:
             raise Unsupported("Laplace noise needs an L1 bound: use ClipNorm(clip, order=1)")
@@ -108,7 +158,7 @@ class ClipNorm:
 
     def apply(self, contributions: ArrayLike) -> Array:
         """Each row clipped. Rows whose squares leave the range of floats take a slower, scaled way."""
-        rows = _rows(contributions)
+        rows = _rows(contributions, self.width)
         with np.errstate(over="ignore", invalid="ignore"):
             scaled = rows if self.scale is _UNSCALED else rows / self.scale
             sizes = np.abs(scaled).sum(axis=1) if self.order == 1 else np.einsum("ij,ij->i", scaled, scaled)
@@ -139,25 +189,33 @@ class ClipCoordinates:
     """Coordinate i is clamped to [-scale_i, scale_i]; noise follows each coordinate's own scale.
 
     In units of scale every coordinate lies in [-1, 1], so the L2 norm is at most √m: Gaussian noise of
-    standard deviation σ √m scale_i satisfies Σ (scale_i/σ_i)² = 1/σ², AdaDP's Lemma 1 with equality.
+    standard deviation σ √m scale_i satisfies Σ (scale_i/σ_i)² = 1/σ², AdaDP's Lemma 1 with equality. The
+    scale names every coordinate, since m follows from it: for all alike, ``np.full(m, scale)``.
     """
 
     scale: Any  # an array or a tensor
+    kind: ClassVar[str] = Kind.COORDINATES
 
     def __post_init__(self) -> None:
-        scale = self.scale if getattr(self.scale, "ndim", 0) else np.atleast_1d(self.scale)
-        object.__setattr__(self, "scale", _public_scale("scale", scale))
+        if np.ndim(self.scale) == 0:
+            raise InvalidValue(
+                f"scale must name every coordinate, got one number, {self.scale!r}: np.full(width, scale)"
+            )
+        object.__setattr__(self, "scale", _public_scale("scale", self.scale))
+
+    @property
+    def width(self) -> int:
+        return math.prod(self.scale.shape)
 
     def norm(self, order: int = 2) -> float:
-        size = math.prod(self.scale.shape)
-        return float(size) if order == 1 else math.sqrt(size)
+        return float(self.width) if order == 1 else math.sqrt(self.width)
 
     def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
         return _twice_if_replaced(self.norm(order), adjacency)
 
     def apply(self, contributions: ArrayLike) -> Array:
         """Each entry clamped; an entry that is not finite counts as zero, and so does its whole row."""
-        rows = _rows(contributions)
+        rows = _rows(contributions, self.width)
         finite = np.isfinite(rows).all(axis=1, keepdims=True)
         clamped: Array = np.clip(np.where(finite, rows, 0.0), -self.scale, self.scale)
         return clamped
@@ -169,6 +227,8 @@ class ClipValue:
 
     low: float
     high: float
+    kind: ClassVar[str] = Kind.VALUE
+    width: ClassVar[int] = 1  # of what noise is added to; `NoisyMax` takes any number of scores
 
     def __post_init__(self) -> None:
         validate.finite(low=self.low)
@@ -178,6 +238,11 @@ class ClipValue:
     @property
     def scale(self) -> float:
         return 1.0
+
+    @property
+    def blank(self) -> float:
+        """What a record counts that fails or is not finite: zero, clamped."""
+        return min(max(0.0, self.low), self.high)
 
     @property
     def one_signed(self) -> bool:
@@ -200,9 +265,15 @@ class ClipValue:
 
 @dataclass(frozen=True, slots=True)
 class ClipOuter:
-    """Contributions x xᵀ of rows shrunk to norm ``clip``: Frobenius norm clip², replaced √2 clip²."""
+    """Contributions x xᵀ of rows shrunk to norm ``clip``: Frobenius norm clip², replaced √2 clip².
+
+    It bounds products, not rows, so it has no ``apply``: a contribution clips its rows by `rows`, then
+    multiplies.
+    """
 
     clip: float
+    kind: ClassVar[str] = Kind.OUTER
+    width: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         validate.positive(clip=self.clip)
@@ -220,6 +291,7 @@ class ClipOuter:
         # |xxᵀ - yyᵀ|² = |x|⁴ + |y|⁴ - 2(x·y)² <= 2 clip⁴
         return self.norm(order) * (math.sqrt(2) if adjacency is Adjacency.REPLACE_ONE else 1.0)
 
-    def apply(self, contributions: ArrayLike) -> Array:
-        """The rows x themselves, clipped."""
-        return ClipNorm(self.clip).apply(contributions)
+    @property
+    def rows(self) -> ClipNorm:
+        """What each x is shrunk by, before it is multiplied with itself."""
+        return ClipNorm(self.clip)

@@ -5,12 +5,12 @@ caused it, with certainty and at any ε. Nor may one record undo the sum of all 
 of noise on a large sum tells as much. So a record on which a contribution fails counts as zero, like one
 whose term is NaN: `without_failing` halves a batch that fails until the records that fail stand alone.
 
-Guarantee. Let h(x) be the bounded term of record x, or 0 where the sum over {x} alone raises, is not finite
-or has another shape. Where a contribution is a sum (every part of a batch has the sum of its terms, or
-fails), what is released is noise on Σ h(x): neighbours differ by one h(x), which is within the bound, and the
-price is the query's, under every adjacency. Contributions that are no sums (an eigenvalue, a minimiser) say
-so, ``additive = False``: where they fail, noise on their sum over no records is released. That hides the
-error, not that the answer is far from what the others would have made.
+Guarantee. Let h(x) be the bounded term of record x, or 0 (clamped, under `ClipValue`) where the sum over {x}
+alone raises, is not finite or has another shape. Where a contribution is a sum (every part of a batch has the
+sum of its terms, or fails), what is released is noise on Σ h(x): neighbours differ by one h(x), which is
+within the bound, and the price is the query's, under every adjacency. Contributions that are no sums (an
+eigenvalue, a minimiser) say so, ``additive = False``: where they fail, noise on their sum over no records is
+released. That hides the error, not that the answer is far from what the others would have made.
 
 How long it takes does depend on how many records fail: see "Timing" in docs/sharp-edges.md.
 
@@ -72,13 +72,13 @@ def released(query: Query, records: Records, drawn: Indices | None, w: Any, stre
         def sums(part: Integers) -> Any:
             return query.contribution.bounded_sum(records.take(part), w, query.bound)
 
-        total = without_failing(sums, places, zero)
+        total = without_failing(sums, places, zero, getattr(query.bound, "blank", 0.0))
     found = _tried(lambda total: query.mechanism.release(total, query.bound, stream), total)
     return query.mechanism.release(zero, query.bound, stream) if found is None else found
 
 
-def without_failing(sums: Callable[[Integers], Any], places: Integers, zero: Any) -> Any:
-    """Σ over ``places``, in which a record that fails counts as zero. ``sums`` adds up some of them."""
+def without_failing(sums: Callable[[Integers], Any], places: Integers, zero: Any, blank: float = 0.0) -> Any:
+    """Σ over ``places``, in which a record that fails counts ``blank``. ``sums`` adds up some of them."""
     total, waiting = zero, [places]
     while waiting:
         part = waiting.pop()
@@ -87,6 +87,8 @@ def without_failing(sums: Callable[[Integers], Any], places: Integers, zero: Any
             total = total + found
         elif len(part) > 1:
             waiting += np.array_split(part, 2)
+        else:
+            total = total + blank * len(part)
     return total
 
 

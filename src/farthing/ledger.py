@@ -156,6 +156,7 @@ class Ledger:
             shape = ready.shape
         else:
             shape = failsafe.shape_of(failsafe.zero_sum(query.contribution, self._records, w, query.bound))
+            query.mechanism.check(query.bound, shape)
         self._ready = ready = _Ready(query, query.price(self.budget), form, shape)
         return ready
 

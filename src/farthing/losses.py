@@ -13,14 +13,14 @@ array([-4.5])
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logsumexp, softmax
 
 from farthing import native, summing
-from farthing.bounds import ClipNorm, ClipOuter
+from farthing.bounds import ROWS, ClipNorm, ClipOuter, Kind
 from farthing.errors import Unsupported
 from farthing.summing import Sum
 from farthing.tables import Block, Features, Table, Weighted
@@ -174,12 +174,10 @@ class Gradient:
 
     loss: Loss
     features: Features
+    honours: ClassVar[tuple[str, ...]] = (Kind.NORM,)
+    shape: ClassVar[None] = None
 
     def bounded_sum(self, records: Table, w: Array, bound: ClipNorm) -> Array:
-        if np.ndim(bound.scale) or bound.scale != 1.0 or bound.order != 2:
-            raise Unsupported(
-                "the gradient of a linear model is clipped by its plain L2 norm: ClipNorm(clip)"
-            )
         u, constant = self.features.unfold(w)
         if (quick := self._quick(records, u, constant, bound)) is not None:
             return self.features.gather(*quick, len(records))
@@ -229,6 +227,8 @@ class Scores:
 
     loss: Loss
     features: Features
+    honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)
+    shape: ClassVar[None] = None
 
     def bounded_sum(self, records: Table, w: Array, bound: Any) -> Array:
         u, constant = self.features.unfold(w)
@@ -245,6 +245,11 @@ class Moments:
     """Σ [z; z²] of a table, the row of both clipped together: feature means and second moments at once."""
 
     features: Features
+    honours: ClassVar[tuple[str, ...]] = ROWS
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (2 * self.features.size,)
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
         total = Sum(len(records), (2 * self.features.size,))
@@ -260,12 +265,20 @@ class Gram:
 
     features: Features
     target: float = 0.0
+    honours: ClassVar[tuple[str, ...]] = (Kind.OUTER,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self._size, self._size)
+
+    @property
+    def _size(self) -> int:
+        return self.features.size + (self.target > 0)
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipOuter) -> Array:
-        size = self.features.size + (self.target > 0)
-        total = Sum(len(records), (size, size))
+        total = Sum(len(records), self.shape)
         for block in records.blocks(self.features):
             z = block.rows(self.features)
-            rows = bound.apply(np.column_stack([z, self.target * block.y]) if self.target else z)
+            rows = bound.rows.apply(np.column_stack([z, self.target * block.y]) if self.target else z)
             total.add(rows.T @ rows, len(rows))
         return total.value

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from farthing import noise as lattice
 from farthing import validate
-from farthing.bounds import Bound, ClipValue
+from farthing.bounds import Bound, ClipValue, Kind
 from farthing.budget import Adjacency
 from farthing.errors import InvalidValue, Unsupported
 from farthing.events import BoundedRangeEvent, Event, GaussianEvent, LaplaceEvent, PureEvent
@@ -41,8 +41,11 @@ class Mechanism(Protocol):
     def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
         """The event for this bound. On a sample, contributions are compared with nothing as well."""
 
+    def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
+        """Refuses a bound or a sum of this shape (None: not known yet) that its noise does not answer to."""
+
     def release(self, total: Any, bound: Any, stream: Stream) -> Any:
-        """The noisy answer."""
+        """The noisy answer; raises for a sum that is not finite."""
 
 
 def _ratio(bound: Bound, adjacency: Adjacency, sampled: bool, order: int) -> float:
@@ -80,15 +83,13 @@ def _enlarged(norm: float, nearest: float) -> float:
     return 1 + SLACK * norm / nearest
 
 
-def _checked(total: ArrayLike, bound: Bound) -> Array:
-    total = np.asarray(total, dtype=np.float64)
-    scale = bound.scale
-    width = scale.size if isinstance(scale, np.ndarray) else 1
-    if isinstance(bound, ClipValue) and total.size != 1:
-        raise InvalidValue(f"ClipValue bounds one number, the sum has {total.size}; use ClipCoordinates")
-    if width not in (1, total.size):
-        raise InvalidValue(f"the bound has {width} coordinates, the sum has {total.size}")
-    return total
+def refuse_width(bound: Bound, size: int) -> None:
+    """A bound that names coordinates bounds exactly those: none more and none fewer."""
+    if bound.width in (None, size):
+        return
+    if bound.kind == Kind.VALUE:
+        raise InvalidValue(f"ClipValue bounds one number, the sum has {size}; use ClipCoordinates")
+    raise InvalidValue(f"the bound has {bound.width} coordinates, the sum has {size}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +117,14 @@ class _Added(ABC):
         """The lattice of a release of ``size`` coordinates: bits and width of a cell, scale 2^bits cells."""
         return _grid(self.noise, bound, self.order, size)
 
+    def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
+        bound.norm(self.order)  # refuses an order that it does not bound
+        if shape is not None:
+            refuse_width(bound, math.prod(shape))
+
     def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:
-        total = _checked(total, bound)
+        total = np.asarray(total, dtype=np.float64)
+        refuse_width(bound, total.size)
         bits, cell = self.grid(bound, total.size)
         return self._noisy(stream, total, bound.scale, cell, bits)
 
@@ -152,15 +159,23 @@ class SymmetricGaussian(Gaussian):
     A symmetric matrix as the vector of its diagonal and √2 times its upper triangle has the same length as
     the Frobenius norm, so plain Gaussian noise on that vector answers to a Frobenius bound. (Dwork et al.
     2014 put the full deviation on every entry: twice the variance off the diagonal, for the same price.)
+    Of a sum that is not symmetric the symmetric part is released: a projection, so its norm is no larger.
     """
+
+    def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
+        Gaussian.check(self, bound, shape)
+        if bound.width is not None:
+            raise Unsupported("symmetric noise is the same in all coordinates: use a bound without a scale")
+        if shape is not None and (len(shape) != 2 or shape[0] != shape[1]):
+            raise InvalidValue(f"a symmetric sum must be a square matrix, got shape {shape}")
 
     def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:
         total = np.asarray(total, dtype=np.float64)
-        if total.ndim != 2 or total.shape[0] != total.shape[1]:
-            raise InvalidValue(f"a symmetric sum must be a square matrix, got shape {total.shape}")
+        self.check(bound, total.shape)
         rows, columns = np.triu_indices(len(total))
         stretch = np.where(rows == columns, 1.0, math.sqrt(2))
-        noisy = Gaussian.release(self, total[rows, columns] * stretch, bound, stream) / stretch
+        upper = (total[rows, columns] + total[columns, rows]) / 2
+        noisy = Gaussian.release(self, upper * stretch, bound, stream) / stretch
         mirrored = np.empty_like(total)
         mirrored[rows, columns] = mirrored[columns, rows] = noisy
         return mirrored
@@ -189,9 +204,15 @@ class NoisyMax:
     def unit_event(self) -> Event:
         return self._priced(1 / self.noise)
 
-    def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
+    def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
         if not isinstance(bound, ClipValue):
             raise Unsupported("NoisyMax needs scores bounded one by one: use ClipValue(low, high)")
+        if shape is not None and (len(shape) != 1 or not shape[0]):
+            raise InvalidValue(f"scores must be a vector, one a candidate, got shape {shape}")
+
+    def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
+        self.check(bound, None)
+        assert isinstance(bound, ClipValue)
         norm = bound.norm()
         if adjacency is Adjacency.REPLACE_ONE:
             gap = 2 * (max(bound.high - bound.low, norm) if sampled else bound.high - bound.low)
@@ -210,8 +231,7 @@ class NoisyMax:
 
     def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> int:
         total = np.asarray(total, dtype=np.float64)
-        if total.ndim != 1 or total.size == 0:
-            raise InvalidValue(f"scores must be a vector, one a candidate, got shape {total.shape}")
+        self.check(bound, total.shape)
         bits = 30
         cell = self.cell(bound, bits)
         draw = lattice.gumbel if self.kind == "gumbel" else lattice.laplace

@@ -13,17 +13,17 @@ PoissonEvent(rate=0.01, event=GaussianEvent(noise=1.1))
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ParamSpec, Protocol
+from typing import Any, ClassVar, ParamSpec, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farthing.arrays import length, rows
-from farthing.bounds import Bound
+from farthing.bounds import ROWS, Bound
 from farthing.budget import Budget
-from farthing.errors import BudgetSpent, InvalidValue
+from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.events import Event
 from farthing.mechanisms import Mechanism
 from farthing.samplers import Everyone, Indices, Sampler
@@ -49,7 +49,21 @@ class Contribution(Protocol):
     ``bounded_sum`` may compute the sum without ever materialising its terms. It must work for no records at
     all, add terms up as `farthing.summing` does, and bound *every* one, NaN and infinity included (they count
     as zero).
+
+    A bound must mean to the contribution what it means to the price, so a contribution says which kinds of
+    bound it ``honours``; a `Query` with any other is refused when it is made. Three more attributes have
+    defaults: ``least``, the norm that a bound must have because terms are not shrunk to it (0); ``additive``,
+    whether the sum over records is the sum over parts of them (true); and ``zero(records, w, bound)``, the
+    sum over nobody where it is not that of an empty batch.
     """
+
+    @property
+    def honours(self) -> Collection[str]:
+        """The kinds of bound (`farthing.bounds.Kind`) that hold for every record's term."""
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of a record's term; None where only ``w`` decides."""
 
     def bounded_sum(self, records: Any, w: Any, bound: Any, /) -> Any:
         """Σ bounded contributions of ``records`` at ``w``, in the form that the mechanism takes."""
@@ -64,6 +78,10 @@ class Query:
     bound: Bound
     mechanism: Mechanism
 
+    def __post_init__(self) -> None:
+        refuse_bound(self.contribution, self.bound)
+        self.mechanism.check(self.bound, self.contribution.shape)
+
     def price(self, budget: Budget) -> Event:
         """The event of one answer under the budget's adjacency, before its observer."""
         sampled = not isinstance(self.sampler, Everyone)
@@ -71,11 +89,33 @@ class Query:
         return self.sampler.amplify(event, budget.observer)
 
 
+def refuse_bound(contribution: Contribution, bound: Bound) -> None:
+    """Refuses a bound that the contribution does not keep its terms within."""
+    name = type(contribution).__name__
+    for attribute, example in (("honours", "farthing.bounds.ROWS"), ("shape", "None")):
+        if not hasattr(contribution, attribute):
+            raise Unsupported(
+                f"{name} must say which bounds it honours and the shape of its sum: it has no {attribute!r}; "
+                f"add {attribute} = {example} if each record's row goes through bound.apply"
+            )
+    kind = getattr(bound, "kind", None)
+    if kind not in contribution.honours:
+        raise Unsupported(
+            f"{name} does not keep its terms within {kind or type(bound).__name__}: it honours "
+            + (", ".join(contribution.honours) or "no bound")
+        )
+    least = getattr(contribution, "least", 0.0)
+    if bound.norm() < least:
+        raise InvalidValue(f"terms of {name} have norms up to {least}, beyond the bound's {bound.norm()}")
+
+
 @dataclass(frozen=True, slots=True)
 class PerExample:
     """The plain contribution: a function from records and ``w`` to one row a record."""
 
     function: Callable[[Any, Any], Any]
+    honours: ClassVar[Collection[str]] = ROWS
+    shape: ClassVar[None] = None
 
     def bounded_sum(self, records: Any, w: Any, bound: Any) -> Array:
         """Every row is computed, clipped by ``bound`` and added."""

@@ -32,7 +32,7 @@ scikit-learn's do.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ from farthing import arrays, validate
 from farthing.accounting import gaussian, zcdp
 from farthing.accounting.filters import BasicFilter, GdpFilter, ZcdpFilter
 from farthing.algorithms.spending import choice_epsilon, gaussian_mu, noise_of
-from farthing.bounds import ClipValue
+from farthing.bounds import ClipValue, Kind
 from farthing.budget import Adjacency, Budget
 from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger import Ledger
@@ -212,6 +212,11 @@ class _Values:
 
     models: tuple[Any, ...]
     value: Value | None
+    honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.models),)
 
     def bounded_sum(self, records: _Held, w: Any, bound: ClipValue) -> Array:
         totals = [self._of(model, records, bound) for model in self.models]

@@ -10,6 +10,7 @@ from scipy import sparse, stats
 
 import farthing as ft
 from farthing.accounting import sampling
+from farthing.bounds import Kind
 from farthing.crowd import Accountant, ClientAgent, Exactly, InTurn, Invitation, Parties, Trust, Weights
 from farthing.crowd.compact import Indicators
 from farthing.crowd.people import personal
@@ -284,6 +285,8 @@ def test_a_user_without_records_uploads_noise_and_stays_as_long_as_others():
 
 def test_the_books_come_before_the_answer():
     class Broken:
+        honours, shape = (Kind.NORM,), None
+
         def bounded_sum(self, records, w, bound):
             if len(records):
                 raise RuntimeError("in the middle of a round")

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from farthing import mechanisms  # noqa: E402
 from farthing import noise as lattice  # noqa: E402
-from farthing.bounds import ClipCoordinates, ClipNorm, ClipValue  # noqa: E402
+from farthing.bounds import ClipCoordinates, ClipNorm, ClipValue, Kind  # noqa: E402
 from farthing.budget import Adjacency, Budget  # noqa: E402
 from farthing.errors import InvalidValue, Unsupported  # noqa: E402
 from farthing.ledger import Ledger  # noqa: E402
@@ -33,6 +33,8 @@ LARGE = noise._FEW + 100  # drawn ahead
 
 class Sum:
     """A contribution whose sum is a tensor."""
+
+    honours, shape = (Kind.NORM, Kind.COORDINATES), None
 
     def bounded_sum(self, records, w, bound):
         return torch.zeros(LARGE)

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from farthing.bounds import Kind
 from farthing.errors import Unsupported
 from farthing.torch.randomness import OwnRandomness, one_by_one
 
@@ -12,6 +13,8 @@ CPU = torch.device("cpu")
 
 
 class Draws:
+    honours, shape = (Kind.NORM,), None
+
     def bounded_sum(self, records, w, bound):
         return torch.rand(records)
 
@@ -30,6 +33,8 @@ def test_every_sum_has_numbers_of_its_own_and_leaves_none_behind():
 
 
 class Breaks:
+    honours, shape = (Kind.NORM,), None
+
     def bounded_sum(self, records, w, bound):
         raise RuntimeError(f"broken after {len(torch.rand(records))}")
 

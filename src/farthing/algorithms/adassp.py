@@ -38,7 +38,8 @@ from farthing import validate
 from farthing.algorithms.problem import Problem
 from farthing.algorithms.purse import Purse
 from farthing.algorithms.regression import Space, ridge
-from farthing.bounds import ClipNorm, ClipOuter, ClipValue
+from farthing.bounds import ClipNorm, ClipOuter, ClipValue, Kind
+from farthing.errors import InvalidValue
 from farthing.ledger import Ledger
 from farthing.losses import Gradient, Gram
 from farthing.mechanisms import SymmetricGaussian
@@ -76,7 +77,14 @@ class Smallest:
 
     features: Features
     additive: ClassVar[bool] = False
+    honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (1,)
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipValue) -> Array:
+        if bound.low > 0:
+            raise InvalidValue(f"an eigenvalue may be 0: low must not be above it, got {bound.low}")
         moments = Gram(self.features).bounded_sum(records, w, ClipOuter(math.sqrt(bound.high)))
         return np.asarray(np.maximum(np.linalg.eigvalsh(moments)[:1], 0.0))

@@ -21,7 +21,7 @@ True
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from farthing import validate
 from farthing.algorithms.problem import Problem
 from farthing.algorithms.spending import choice_epsilon
-from farthing.bounds import ClipValue
+from farthing.bounds import ClipValue, Kind
 from farthing.budget import Adjacency
 from farthing.errors import InvalidValue
 from farthing.ledger import Ledger
@@ -63,6 +63,11 @@ class Counts:
     """How many records each of ``classes`` has; a label that is none of them counts nowhere."""
 
     classes: int
+    honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.classes,)
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipValue) -> Array:
         labels = np.asarray(records.y)[:, None] == np.arange(self.classes)

@@ -30,14 +30,15 @@ True
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farthing.algorithms.problem import Problem
 from farthing.algorithms.purse import Purse
-from farthing.bounds import ClipNorm
+from farthing.bounds import ClipNorm, Kind
+from farthing.errors import InvalidValue
 from farthing.ledger import Ledger
 from farthing.losses import Gradient
 from farthing.mechanisms import Gaussian, SymmetricGaussian
@@ -131,6 +132,11 @@ class Norms:
 
     width: int
     grid: Array
+    honours: ClassVar[tuple[str, ...]] = (Kind.NORM,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.grid),)
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
         counts = np.zeros(len(self.grid))
@@ -146,6 +152,17 @@ class Spread:
 
     features: Features
     gram: bool
+
+    def __post_init__(self) -> None:
+        if self.features.radius is None or self.features.radius > 1 or self.features.intercept:
+            raise InvalidValue("Spread is bounded for rows within the unit ball, without a constant")
+
+    honours: ClassVar[tuple[str, ...]] = (Kind.NORM,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        d = self.features.width
+        return (d + 1, d + 1) if self.gram else (2 * d,)
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
         d = self.features.width

@@ -43,7 +43,7 @@ The defaults are the same numbers for every budget, chosen by held-out accuracy 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,7 @@ from farthing import validate
 from farthing.accounting import zcdp
 from farthing.accounting.filters import ZcdpFilter
 from farthing.algorithms.problem import Problem
-from farthing.bounds import ClipNorm, ClipValue
+from farthing.bounds import ClipNorm, ClipValue, Kind
 from farthing.budget import Budget
 from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger import Ledger
@@ -87,6 +87,8 @@ class RayScores:
 
     loss: Loss
     features: Features
+    honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)
+    shape: ClassVar[None] = None
 
     def bounded_sum(self, records: Table, w: Ray, bound: ClipValue) -> Array:
         start, direction, steps = w
@@ -110,6 +112,11 @@ class Total:
     """Σ z of a table, each z clipped (`ClipNorm`)."""
 
     features: Features
+    honours: ClassVar[tuple[str, ...]] = (Kind.NORM,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.features.size,)
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
         total = Weighted(len(records), self.features)

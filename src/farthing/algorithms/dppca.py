@@ -26,14 +26,14 @@ a tenth) that the mean would drown in it. A mean that turns out shorter than R/4
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farthing import validate
 from farthing.algorithms.purse import Purse
-from farthing.bounds import ClipNorm, ClipOuter
+from farthing.bounds import ClipNorm, ClipOuter, Kind
 from farthing.ledger import Ledger
 from farthing.mechanisms import SymmetricGaussian
 from farthing.query import Step, until_spent
@@ -72,6 +72,11 @@ class Mean:
     """Σ z of a table, each z clipped (`ClipNorm`)."""
 
     features: Features
+    honours: ClassVar[tuple[str, ...]] = (Kind.NORM,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.features.size,)
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
         total = Weighted(len(records), self.features)
@@ -86,11 +91,16 @@ class Scatter:
 
     features: Features
     centre: Array
+    honours: ClassVar[tuple[str, ...]] = (Kind.OUTER,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.features.size, self.features.size)
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipOuter) -> Array:
         total = Sum(len(records), (self.features.size, self.features.size))
         for block in records.blocks(self.features):
-            rows = bound.apply(block.rows(self.features) - self.centre)
+            rows = bound.rows.apply(block.rows(self.features) - self.centre)
             total.add(rows.T @ rows, len(rows))
         return total.value
 

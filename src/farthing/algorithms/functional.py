@@ -32,7 +32,7 @@ basic composition. (Another filter's ledger is spent as well, on the largest ε 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from farthing.algorithms.problem import Problem
 from farthing.algorithms.regression import Space, ridge
 from farthing.algorithms.spending import refuse_remainder
-from farthing.bounds import ClipNorm
+from farthing.bounds import ClipNorm, Kind
 from farthing.errors import BudgetSpent
 from farthing.ledger import Ledger
 from farthing.mechanisms import Laplace
@@ -63,10 +63,8 @@ def functional(
     space = Space.of(problem)
     features, size = space.features, space.features.size
     reach = (math.sqrt(problem.width) if problem.unit else float(problem.width)) + problem.intercept
-    # |z| <= 1 in every entry, so that Σ z² <= Σ|z| <= reach
-    square = (reach**2 + reach) / 2 if triangle else reach**2
-    bound = ClipNorm(square + 2 * reach, order=1)
     contribution = Coefficients(features, reach, 1 - space.most, 1 / space.most, triangle)
+    bound = ClipNorm(contribution.least, order=1)
     mechanism = _mechanism(ledger, contribution, bound)
     answer = ledger.ask(Query(Everyone(), contribution, bound, mechanism))
     a, b = answer.value[:-size], answer.value[-size:]
@@ -127,6 +125,18 @@ class Coefficients:
     origin: float
     stretch: float
     triangle: bool = False
+    honours: ClassVar[tuple[str, ...]] = (Kind.L1_NORM,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        size = self.features.size
+        return (size * (size + 1) // 2 + size if self.triangle else size * size + size,)
+
+    @property
+    def least(self) -> float:
+        """Σ|z_j z_k| and 2 Σ|t z_j|; with |z| <= 1, Σ z² <= Σ|z| <= reach."""
+        square = (self.reach**2 + self.reach) / 2 if self.triangle else self.reach**2
+        return square + 2 * self.reach
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
         size = self.features.size

@@ -39,7 +39,7 @@ adjacency; for a filter of GDP or zCDP. The number of records is public.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,7 +48,8 @@ from farthing import validate
 from farthing.algorithms.problem import Problem
 from farthing.algorithms.purse import Purse
 from farthing.algorithms.regression import Space, ridge
-from farthing.bounds import ClipNorm, ClipOuter, ClipValue
+from farthing.bounds import ClipNorm, ClipOuter, ClipValue, Kind
+from farthing.errors import InvalidValue
 from farthing.ledger import Ledger
 from farthing.mechanisms import SymmetricGaussian
 from farthing.query import Step, until_spent
@@ -194,6 +195,11 @@ class Targets:
     origin: float
     power: int = 1
     middle: float = 0.0
+    honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (1,)
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipValue) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -207,6 +213,11 @@ class Total:
 
     plain: Features
     features: Features
+    honours: ClassVar[tuple[str, ...]] = (Kind.NORM,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.features.size,)
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
         total = Sum(len(records), (self.features.size,))
@@ -222,6 +233,11 @@ class Scatter:
 
     plain: Features
     features: Features
+    honours: ClassVar[tuple[str, ...]] = (Kind.OUTER,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.features.size, self.features.size)
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipOuter) -> Array:
         total = Sum(len(records), (self.features.size, self.features.size))
@@ -252,6 +268,16 @@ class Slope:
     origin: float
     clip: float
     rms: float
+    honours: ClassVar[tuple[str, ...]] = (Kind.SCALED_NORM,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.features.size + 1,)
+
+    @property
+    def least(self) -> float:
+        """Terms are shrunk by ``clip``, not by the bound."""
+        return self.clip / math.sqrt(1 - _SCALE)
 
     @property
     def stretch(self) -> float:
@@ -262,9 +288,11 @@ class Slope:
     def bound(self) -> ClipNorm:
         """What the terms are bounded by: clip² + (1/2 / stretch)²."""
         scale = np.append(np.ones(self.features.size), self.stretch)
-        return ClipNorm(self.clip / math.sqrt(1 - _SCALE), scale)
+        return ClipNorm(self.least, scale)
 
     def bounded_sum(self, records: Table, w: Array, bound: ClipNorm) -> Array:
+        if not np.array_equal(bound.scale, self.bound.scale):
+            raise InvalidValue("the bound must have the scale of Slope.bound")
         u, constant = self.features.unfold(w)
         total, squares = Weighted(len(records), self.features), Sum(len(records))
         for block in records.blocks(self.features):

@@ -56,9 +56,9 @@ from farthing import noise as lattice
 from farthing import validate
 from farthing.accounting import gaussian
 from farthing.algorithms.problem import Problem
-from farthing.bounds import Bound, ClipNorm
+from farthing.bounds import Bound, ClipNorm, Kind
 from farthing.budget import Adjacency, Budget
-from farthing.errors import FarthingError, InvalidValue, Unsupported
+from farthing.errors import FarthingError, Unsupported
 from farthing.events import ApproximateEvent, Event
 from farthing.ledger import Ledger
 from farthing.losses import HuberHinge, Logistic, Loss
@@ -135,12 +135,17 @@ def _radius(features: Features) -> float:
     return features.radius
 
 
+CONVEX = "Convex(loss, radius)"  # a kind of bound of its own
+
+
 @dataclass(frozen=True, slots=True)
 class Convex:
     """A loss of slope 1 on rows of norm at most ``radius``: what one record adds to a gradient."""
 
     loss: Loss
     radius: float
+    kind: ClassVar[str] = CONVEX
+    width: ClassVar[int | None] = None
 
     @property
     def scale(self) -> float:
@@ -170,11 +175,15 @@ class ObjectiveNoise:
     def unit_event(self) -> Event:
         raise Unsupported("objective perturbation is priced with its loss: ask for its event")
 
+    def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
+        if not isinstance(bound, Convex):
+            raise Unsupported("objective perturbation needs the bound Convex(loss, radius)")
+
     def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
-        if sampled or not isinstance(bound, Convex):
-            raise Unsupported(
-                "objective perturbation takes all records, under the bound Convex(loss, radius)"
-            )
+        self.check(bound, None)
+        assert isinstance(bound, Convex)
+        if sampled:
+            raise Unsupported("objective perturbation takes all records: use Everyone()")
         inner = delta_of(bound.loss, self.noise, self.penalty, self.epsilon * (1 - _SHARE), adjacency)
         outer = gaussian.delta(1 / self.rest, self.epsilon * _SHARE)
         return ApproximateEvent(self.epsilon, min(inner + outer, math.nextafter(1.0, 0.0)))
@@ -238,12 +247,15 @@ class Objective:
     features: Features
     tolerance: float
     additive: ClassVar[bool] = False
+    honours: ClassVar[tuple[str, ...]] = (CONVEX,)
+    shape: ClassVar[None] = None  # records, behind the door
+
+    @property
+    def least(self) -> float:
+        """Rows are as long as their features let them be."""
+        return _radius(self.features)
 
     def bounded_sum(self, records: Table, w: Any, bound: Convex) -> Any:
-        if _radius(self.features) > bound.radius:
-            raise InvalidValue(
-                f"rows of norm {self.features.radius} are not within the bound's {bound.radius}"
-            )
         return _Behind(records, self.features, self.tolerance)
 
 
@@ -256,16 +268,22 @@ class Minimiser:
     penalty: float
     tolerance: float
     additive: ClassVar[bool] = False
+    honours: ClassVar[tuple[str, ...]] = (Kind.NORM,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.features.size,)
+
+    @property
+    def least(self) -> float:
+        """It is no sum, and nothing is shrunk."""
+        return self.reach
 
     @property
     def reach(self) -> float:
         return (self.loss.slope * _radius(self.features) + 2 * self.tolerance) / self.penalty
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
-        if bound.norm() < self.reach:
-            raise InvalidValue(
-                f"the minimiser moves by up to {self.reach}, beyond the bound's {bound.norm()}"
-            )
         behind = _Behind(records, self.features, self.tolerance)
         return behind.minimise(self.loss, np.zeros(self.features.size), self.penalty)
 

@@ -31,6 +31,7 @@ the paper's pure ε.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -39,7 +40,7 @@ from farthing import noise as lattice
 from farthing import validate
 from farthing.algorithms.problem import Problem
 from farthing.algorithms.spending import choice_epsilon
-from farthing.bounds import Bound, ClipValue
+from farthing.bounds import Bound, ClipValue, Kind
 from farthing.budget import Adjacency
 from farthing.errors import InvalidValue, Unsupported
 from farthing.events import Event, RepeatedEvent
@@ -127,6 +128,8 @@ class Advantages:
 
     loss: Loss
     features: Features
+    honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)
+    shape: ClassVar[None] = None
 
     def bounded_sum(self, records: Table, w: Array, bound: ClipValue) -> Array:
         u, constant = self.features.unfold(w)
@@ -151,6 +154,11 @@ class NoisyTop:
 
     def unit_event(self) -> Event:
         return RepeatedEvent(NoisyMax(self.noise).unit_event(), self.count)
+
+    def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
+        NoisyMax(self.noise).check(bound, shape)
+        if shape is not None and shape[0] < self.count:
+            raise InvalidValue(f"at least {self.count} scores are needed, got shape {shape}")
 
     def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
         return RepeatedEvent(NoisyMax(self.noise).event(bound, adjacency, sampled), self.count)

@@ -21,7 +21,7 @@ a record comes or goes, √2 clip² when it is replaced); for a filter of GDP or
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from farthing.algorithms.problem import Problem
 from farthing.algorithms.purse import Purse
 from farthing.algorithms.regression import Space, ridge
-from farthing.bounds import ClipOuter
+from farthing.bounds import ClipOuter, Kind
 from farthing.ledger import Ledger
 from farthing.mechanisms import SymmetricGaussian
 from farthing.query import Step, until_spent
@@ -63,12 +63,17 @@ class Statistics:
     features: Features
     origin: float
     stretch: float
+    honours: ClassVar[tuple[str, ...]] = (Kind.OUTER,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.features.size + 1, self.features.size + 1)
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipOuter) -> Array:
         total = Sum(len(records), (self.features.size + 1, self.features.size + 1))
         for block in records.blocks(self.features):
             with np.errstate(over="ignore"):
                 target = self.stretch * (block.y - self.origin)
-            rows = bound.apply(np.column_stack([block.rows(self.features), target]))
+            rows = bound.rows.apply(np.column_stack([block.rows(self.features), target]))
             total.add(rows.T @ rows, len(rows))
         return total.value

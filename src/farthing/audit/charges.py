@@ -12,7 +12,7 @@ from scipy.special import ndtr
 from farthing.accounting import pld
 from farthing.accounting.filters import BasicFilter, GdpFilter
 from farthing.audit.laws import off_law
-from farthing.bounds import ClipNorm
+from farthing.bounds import ROWS, ClipNorm
 from farthing.budget import Adjacency, Budget, Observer, Unit
 from farthing.crowd.protocol import Accountant, Exactly, Invitation, Trust
 from farthing.crowd.simulated import Simulated
@@ -32,6 +32,8 @@ _BUDGET = Budget(1.0, 1e-5)
 
 class _Counted:
     """A contribution that knows how often it was computed."""
+
+    honours, shape = ROWS, None
 
     def __init__(self) -> None:
         self.times = 0
@@ -200,6 +202,8 @@ def failures() -> list[str]:
 
 class _Failing:
     """A contribution that goes wrong where record 5 takes part."""
+
+    honours, shape = ROWS, None
 
     def __init__(self, fails: Callable[[Any], Any]) -> None:
         self.fails = fails

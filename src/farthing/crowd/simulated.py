@@ -61,7 +61,7 @@ from farthing.events import Event, RepeatedEvent
 from farthing.losses import Gradient
 from farthing.mechanisms import Gaussian
 from farthing.noise import Stream
-from farthing.query import Contribution
+from farthing.query import Contribution, refuse_bound
 from farthing.samplers import Poisson
 from farthing.tables import Table
 
@@ -288,6 +288,7 @@ class Simulated:
         known = self._tried
         if known is None or known[0] is not contribution or known[1] != given.shape:
             # the sum over nobody: mistakes of the caller show before anything is charged
+            refuse_bound(contribution, self._terms[0].bound)
             failsafe.zero_sum(contribution, self._table, given, self._terms[0].bound)
             self._tried = contribution, given.shape
         return given

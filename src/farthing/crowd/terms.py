@@ -25,7 +25,7 @@ from farthing import validate
 from farthing.accounting import calibrate, composition, gaussian, sampling
 from farthing.accounting.tolerance import inner
 from farthing.books import TIGHT
-from farthing.bounds import Bound, ClipNorm
+from farthing.bounds import Bound, ClipNorm, Kind
 from farthing.budget import Adjacency, Budget, Observer, Unit
 from farthing.errors import InvalidValue, Unsupported
 from farthing.events import Event, GaussianEvent, RepeatedEvent
@@ -405,6 +405,8 @@ def rounds_for(by: Accountant, noise: float, planned: int, budget: Budget, sampl
 
 
 class _Nothing:
+    honours, shape = (Kind.NORM,), None
+
     def bounded_sum(self, records: Any, w: Any, bound: Any) -> Array:
         raise Unsupported("terms are priced without a contribution and cannot be asked")
 

@@ -59,6 +59,8 @@ class Gradient:
     4.0
     """
 
+    honours = clipping.KINDS
+
     def __init__(
         self,
         model: nn.Module,
@@ -97,6 +99,11 @@ class Gradient:
             raise OutOfMemory(
                 f"there is no memory for a batch of physical={self.physical} rows: give a smaller number"
             ) from None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """One number a trained weight."""
+        return (self.layout.size,)
 
     def zero(self, records: Any, w: Any, bound: Any) -> Tensor:
         """The sum over no examples; refuses a bound that does not fit the model."""

@@ -16,7 +16,7 @@ import functools
 import math
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from farthing import validate
-from farthing.bounds import ClipCoordinates, ClipNorm
+from farthing.bounds import ClipCoordinates, ClipNorm, Kind
 from farthing.budget import Adjacency
 from farthing.errors import InvalidValue, Unsupported
 from farthing.torch import totals
@@ -46,6 +46,7 @@ class ClipLayers:
     clips: tuple[float, ...]
     sizes: tuple[int, ...]
     stretches: tuple[float, ...] | None = None
+    kind: ClassVar[str] = "ClipLayers(clips, sizes)"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clips", tuple(validate.positive(clip=clip) for clip in self.clips))
@@ -59,6 +60,10 @@ class ClipLayers:
                 f"ClipLayers needs one clip, size and stretch a layer, got {len(self.clips)} clips, "
                 f"{len(self.sizes)} sizes and {len(self.stretches or self.sizes)} stretches"
             )
+
+    @property
+    def width(self) -> int:
+        return sum(self.sizes)
 
     @functools.cached_property
     def scale(self) -> float | Array:
@@ -84,6 +89,8 @@ class Automatic:
 
     clip: float = 1.0
     gamma: float = 0.01
+    kind: ClassVar[str] = "Automatic(clip, gamma)"
+    width: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         validate.positive(clip=self.clip)
@@ -119,6 +126,8 @@ class ClipCounted:
 
     clip: float
     share: float = 0.01
+    kind: ClassVar[str] = "ClipCounted(clip, share)"
+    width: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         validate.positive(clip=self.clip)
@@ -147,6 +156,10 @@ class ClipCounted:
 
 
 TorchBound = ClipNorm | ClipCoordinates | ClipLayers | Automatic | ClipCounted
+KINDS = (
+    *(Kind.NORM, Kind.SCALED_NORM, Kind.COORDINATES),
+    *(ClipLayers.kind, Automatic.kind, ClipCounted.kind),
+)
 
 
 def checked(bound: Any, size: int, starts: tuple[int, ...]) -> TorchBound:
@@ -158,10 +171,8 @@ def checked(bound: Any, size: int, starts: tuple[int, ...]) -> TorchBound:
         )
     if isinstance(bound, ClipNorm) and bound.order != 2:
         raise Unsupported("norms of a model's gradients are L2 norms: use ClipNorm(clip), order 2")
-    scale: Any = bound.scale
-    width = sum(bound.sizes) if isinstance(bound, ClipLayers) else math.prod(getattr(scale, "shape", ()))
-    if width not in (1, size) or (isinstance(bound, ClipLayers) and width != size):
-        raise InvalidValue(f"the bound has {width} coordinates, the model {size} trainable ones")
+    if bound.width not in (None, size):
+        raise InvalidValue(f"the bound has {bound.width} coordinates, the model {size} trainable ones")
     if isinstance(bound, ClipLayers) and not {*accumulate(bound.sizes)} <= {*starts, size}:
         raise InvalidValue(f"a layer ends inside a parameter: parameters end at {(*starts[1:], size)}")
     return bound

@@ -13,7 +13,7 @@ the lot stays charged, and every rank raises `NotReleased`. So it is when a rank
 torch.distributed notices.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -181,6 +181,16 @@ class _Parts:
         self.together.tell(_LOT, len(lot))
         self.together.send(torch.from_numpy(lot.indices).to(self.together.device))
         return _part(self.contribution, self.together, lot, bound)
+
+    @property
+    def honours(self) -> Collection[str]:
+        """What the contribution honours."""
+        return self.contribution.honours
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The contribution's."""
+        return self.contribution.shape
 
     def zero(self, records: Any, w: Any, bound: Any) -> Any:
         """Of rank 0 alone: nobody else is asked for nothing."""

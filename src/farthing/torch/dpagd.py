@@ -22,7 +22,7 @@ more rounds than a budget pays for in this way; for them the method is here to b
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from torch.func import functional_call
 from farthing import validate
 from farthing.accounting.filters import ZcdpFilter
 from farthing.algorithms.dpagd import Lengths, at_price
-from farthing.bounds import ClipNorm, ClipValue
+from farthing.bounds import ClipNorm, ClipValue, Kind
 from farthing.errors import InvalidValue
 from farthing.ledger import Ledger
 from farthing.mechanisms import NoisyMax
@@ -70,6 +70,8 @@ class RayLosses:
     layout: Layout
     physical: int | None = None
     isolated: Isolation | None = None
+    honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)
+    shape: ClassVar[None] = None
 
     def bounded_sum(self, records: Lot, w: Ray, bound: ClipValue) -> Array:
         with Wall(self.model, self.loss):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from farthing import mechanisms, validate
 from farthing import noise as lattice
-from farthing.bounds import Bound, ClipValue
+from farthing.bounds import Bound
 from farthing.errors import InvalidValue, Unsupported
 from farthing.noise import Stream
 from farthing.torch import stock
@@ -91,14 +91,10 @@ def _checked(total: Any, bound: Any) -> float | Tensor:
         raise InvalidValue(f"a sum must be a flat float32 tensor, got {kind}; use Gradient for a model's")
     if total.is_cuda and torch.cuda.is_current_stream_capturing():
         raise Unsupported("a CUDA graph would repeat its noise: capture the sum, and release outside of it")
-    if isinstance(bound, ClipValue) and total.numel() != 1:
-        raise InvalidValue(f"ClipValue bounds one number, the sum has {total.numel()}; use ClipCoordinates")
+    mechanisms.refuse_width(bound, total.numel())
     scale = bound.scale
-    width = math.prod(getattr(scale, "shape", ()))
-    if width == 1:
+    if math.prod(getattr(scale, "shape", ())) == 1:
         return float(scale)
-    if width != total.numel():
-        raise InvalidValue(f"the bound has {width} coordinates, the sum has {total.numel()}")
     return beside(scale, total.device)
 
 

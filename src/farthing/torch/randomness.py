@@ -10,7 +10,7 @@ that mixes examples as well: it would move other examples' gradients with the on
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +38,16 @@ class OwnRandomness:
         """The contribution's sum; torch's generators are afterwards as they were."""
         with apart(self.device):
             return self.contribution.bounded_sum(records, w, bound)
+
+    @property
+    def honours(self) -> Collection[str]:
+        """What the contribution honours."""
+        return self.contribution.honours
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The contribution's."""
+        return self.contribution.shape
 
     def zero(self, records: Any, w: Any, bound: Any) -> Any:
         """The contribution's sum over nobody."""

@@ -26,7 +26,7 @@ accounting), under the ledger's adjacency; the map is post-processing. Promise b
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from farthing import validate
-from farthing.bounds import ClipNorm, ClipOuter
+from farthing.bounds import ClipNorm, ClipOuter, Kind
 from farthing.errors import InvalidValue
 from farthing.ledger import Ledger
 from farthing.mechanisms import Gaussian, SymmetricGaussian
@@ -114,6 +114,9 @@ def whitening(
 class _Mean:
     """Σ x."""
 
+    honours: ClassVar[tuple[str, ...]] = (Kind.NORM,)
+    shape: ClassVar[None] = None
+
     def bounded_sum(self, records: Rows, w: Any, bound: ClipNorm) -> NDArray[np.float64]:
         parts = [_unit(block).sum(0) for block in records[0].split(_BLOCK)]
         return np.asarray(torch.stack(parts).sum(0).cpu().numpy()) * min(1.0, bound.clip)
@@ -125,6 +128,8 @@ class _Moments:
 
     mean: NDArray[np.float64]
     axis: int
+    honours: ClassVar[tuple[str, ...]] = (Kind.OUTER,)
+    shape: ClassVar[None] = None
 
     def bounded_sum(self, records: Rows, w: Any, bound: ClipOuter) -> NDArray[np.float64]:
         centre = torch.as_tensor(self.mean, device=records[0].device)
