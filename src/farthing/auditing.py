@@ -77,7 +77,7 @@ def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[s
         "charges": charges.answers(words) + charges.promises(words) + charges.order(words),
         "failures": charges.failures(),
         "copies": charges.copies(words),
-        "contributions": contributions.contributions(words),
+        "contributions": contributions.contributions(words) + contributions.pairs(),
         "sums": rounding.sums(words),
         "entrances": entrances.refusals(),
         "perturbation": contributions.objectives(words) + contributions.minimisers(words),

@@ -178,6 +178,10 @@ class Gradient:
     shape: ClassVar[None] = None
 
     def bounded_sum(self, records: Table, w: Array, bound: ClipNorm) -> Array:
+        if np.ndim(bound.scale) or bound.scale != 1.0 or bound.order != 2:
+            raise Unsupported(
+                "the gradient of a linear model is clipped by its plain L2 norm: ClipNorm(clip)"
+            )
         u, constant = self.features.unfold(w)
         if (quick := self._quick(records, u, constant, bound)) is not None:
             return self.features.gather(*quick, len(records))

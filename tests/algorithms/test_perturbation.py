@@ -332,10 +332,12 @@ def test_a_solver_that_cannot_reach_its_tolerance_releases_nothing():
 
 
 def test_a_bound_that_the_rows_or_the_minimiser_exceed_is_refused():
-    with pytest.raises(InvalidValue, match="not within"):
-        Objective(Features(3, radius=2.0), 1e-9).bounded_sum(table(), None, Convex(logistic, 1.0))
+    noise = perturbation.ObjectiveNoise(2.0, 50.0, 3.0, 1.0)
     with pytest.raises(InvalidValue, match="beyond"):
-        Minimiser(logistic, Features(3, radius=2.0), 4.0, 1e-9).bounded_sum(table(), None, ClipNorm(0.5))
+        ft.Query(ft.Everyone(), Objective(Features(3, radius=2.0), 1e-9), Convex(logistic, 1.0), noise)
+    minimiser = Minimiser(logistic, Features(3, radius=2.0), 4.0, 1e-9)
+    with pytest.raises(InvalidValue, match="beyond"):
+        ft.Query(ft.Everyone(), minimiser, ClipNorm(0.5), ft.Gaussian(1.0))
 
 
 @pytest.mark.parametrize("seed", [61, 526, 1786])

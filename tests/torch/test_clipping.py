@@ -11,8 +11,9 @@ from farthing.budget import Adjacency, Budget
 from farthing.errors import InvalidValue, Unsupported
 from farthing.events import GaussianEvent
 from farthing.mechanisms import Gaussian
-from farthing.query import PerExample, Query
+from farthing.query import Query
 from farthing.samplers import Everyone
+from farthing.torch.bookkeeping import Gradient
 from farthing.torch.clipping import Automatic, ClipCounted, ClipLayers, plain_sum
 
 ROWS = torch.randn(40, 10, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 40)[:, None]
@@ -37,7 +38,8 @@ def test_no_row_is_longer_than_its_bound(bound):
 
 @pytest.mark.parametrize("bound", BOUNDS)
 def test_the_price_is_that_of_the_noise(bound):
-    query = Query(Everyone(), PerExample(lambda rows, w: rows), bound, Gaussian(1.3))
+    gradient = Gradient(torch.nn.Linear(9, 1), torch.nn.MSELoss(reduction="none"))
+    query = Query(Everyone(), gradient, bound, Gaussian(1.3))
     assert query.price(Budget(1.0, 1e-5)) == GaussianEvent(1.3)
     assert bound.sensitivity(Adjacency.REPLACE_ONE) == 2 * bound.sensitivity(Adjacency.ADD_REMOVE)
 

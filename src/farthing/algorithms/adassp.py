@@ -84,7 +84,7 @@ class Smallest:
         return (1,)
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipValue) -> Array:
-        if bound.low > 0:
-            raise InvalidValue(f"an eigenvalue may be 0: low must not be above it, got {bound.low}")
+        if not bound.low <= 0 < bound.high:
+            raise InvalidValue(f"an eigenvalue is 0 or more: low <= 0 < high is needed, got {bound}")
         moments = Gram(self.features).bounded_sum(records, w, ClipOuter(math.sqrt(bound.high)))
         return np.asarray(np.maximum(np.linalg.eigvalsh(moments)[:1], 0.0))

@@ -3,20 +3,25 @@
 `contributions` listens to the methods' own questions and tries records that push the hardest.
 """
 
+import itertools
 from typing import Any
 
 import numpy as np
 from scipy.special import ndtr
 
+from farthing import failsafe
 from farthing.algorithms.perturbation import Convex, Minimiser, Objective, ObjectiveNoise
 from farthing.audit import methods
 from farthing.audit.laws import off_law
 from farthing.audit.targets import Trained
-from farthing.bounds import ClipNorm, ClipValue
+from farthing.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
+from farthing.budget import Adjacency
 from farthing.ledger import Ledger
-from farthing.losses import logistic
+from farthing.losses import Gradient, Gram, Moments, logistic
+from farthing.mechanisms import Gaussian
 from farthing.noise import Stream
-from farthing.query import Query
+from farthing.query import PerExample, Query
+from farthing.samplers import Everyone
 from farthing.tables import Features, Table
 
 _HARD = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.0], [1e-3, 1.0]])
@@ -82,6 +87,33 @@ def _within(query: Query, w: Any, records: list[Table]) -> list[str]:
         together = np.asarray(query.contribution.bounded_sum(both, w, bound))
         if not np.allclose(together, sum(parts[:4]), rtol=1e-9, atol=1e-9):
             complaints.add(f"parts of {kind} do not add up over records")
+    return sorted(complaints)
+
+
+def pairs() -> list[str]:
+    """A bound means to a contribution what it means to the price, or the pair is refused when it is made."""
+    features = Features(3, intercept=0.0)
+    rows = np.vstack([np.zeros((1, 3)), 1e3 * np.eye(3), np.full((2, 3), [[1e6], [-1e6]])])
+    table, w = Table(rows, np.resize([0.0, 1.0], len(rows))), np.array([1.0, -2.0, 0.5])
+    kinds: list[Any] = [PerExample(lambda table, w: table.X), Moments(features), Gram(features)]
+    bounds: list[Any] = [ClipNorm(0.1), ClipNorm(10.0), ClipNorm(1.0, order=1), ClipNorm(1.0, 0.1)]
+    bounds += [ClipOuter(0.1), ClipOuter(10.0), ClipValue(-1.0, 1.0), ClipNorm(1.0, np.ones(1))]
+    bounds += [ClipCoordinates(np.full(size, 0.5)) for size in (1, 3, 6)]
+    complaints = set()
+    for contribution, bound in itertools.product([*kinds, Gradient(logistic, features)], bounds):
+        try:
+            query = Query(Everyone(), contribution, bound, Gaussian(1.0))
+            nobody = failsafe.zero_sum(contribution, table, w, bound)
+            query.mechanism.check(bound, failsafe.shape_of(nobody))
+        except Exception:  # refused before a charge, in whatever words
+            continue
+        sums = [contribution.bounded_sum(table.take(np.array([n])), w, bound) for n in range(len(rows))]
+        terms = np.array(sums).reshape(len(rows), -1) / np.asarray(bound.scale)
+        apart = np.linalg.norm(terms[:, None] - terms[None], axis=-1).max()
+        alone = np.linalg.norm(terms, axis=-1).max()
+        for adjacency, moved in ((Adjacency.ADD_REMOVE, alone), (Adjacency.REPLACE_ONE, apart)):
+            if moved > bound.sensitivity(adjacency) * (1 + 2.0**-20):
+                complaints.add(f"{type(contribution).__name__} moves further than {bound.kind} is priced for")
     return sorted(complaints)
 
 
