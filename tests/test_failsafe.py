@@ -126,7 +126,7 @@ def test_mistakes_of_the_caller_show_before_any_charge():
         with pytest.raises((ValueError, TypeError)) as caught:
             door.ask(query, w)
         assert "nothing is charged" in "".join(caught.value.__notes__)
-    with pytest.raises(TypeError):
+    with pytest.raises(InvalidValue, match="targets"):
         ledger.over(Table(np.eye(3))).ask(query, np.zeros(4))  # no targets
     assert ledger.share == 0
     door.ask(query, np.zeros(4))

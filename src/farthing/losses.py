@@ -21,7 +21,7 @@ from scipy.special import expit, logsumexp, softmax
 
 from farthing import native, summing
 from farthing.bounds import ROWS, ClipNorm, ClipOuter, Kind
-from farthing.errors import Unsupported
+from farthing.errors import InvalidValue, Unsupported
 from farthing.summing import Sum
 from farthing.tables import Block, Features, Table, Weighted
 
@@ -215,6 +215,8 @@ class Gradient:
 
     def factors(self, block: Block, u: Array, constant: Array, bound: ClipNorm) -> Array:
         """What the z of a block's rows are multiplied by: residuals, clipped (u: see `Features.unfold`)."""
+        if block.y is None:
+            raise InvalidValue("a gradient needs a table with targets: Table(X, y)")
         with np.errstate(over="ignore", invalid="ignore"):
             residual = self.loss.residual(block.margins(u, constant), block.y)
             size = np.abs(residual) if residual.ndim == 1 else np.sqrt(np.square(residual).sum(axis=1))
