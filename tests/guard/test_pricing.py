@@ -96,6 +96,18 @@ def test_a_proposal_is_priced_once_with_bounded_work_and_not_under_the_lock(
     assert (found["work", "locked"], found["priced", "locked"]) == (0, 0)
 
 
+def test_under_the_lock_a_plan_is_checked_once_and_with_bounded_work(village, house, told, work):
+    """The first question of a ledger promises its plan, in one transaction with the charge; no other does."""
+    guard = house.open()
+    found, terms = work(guard), Invitation(1.0, Poisson(0.5), 1000, noise=500.0, accountant="sampling")
+    for number in (1, 2, 3):
+        told(guard.answer(village.question(number, invitation=terms)), house)
+        if number == 1:
+            first = found["work", "locked"]
+    assert first <= 1000
+    assert found["work", "locked"] == first
+
+
 @pytest.mark.parametrize("noise", [1e10, 1e200])
 def test_more_noise_than_can_be_drawn_is_refused_before_it_is_priced(noise, village, house, told, work):
     guard = house.open()
