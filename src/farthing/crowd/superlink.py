@@ -50,6 +50,7 @@ clientapp = "farthing.crowd.flower:client"
 """
 
 _UP = 120.0  # seconds that a SuperLink may take to answer
+_EACH = 20.0  # and more for every node that is registered
 _FREE = 20.0  # seconds in which a port may still be held by a SuperLink whose coordinator was killed
 _RELAY = 90.0  # seconds that a relay may take to connect, before another is started
 _LOOK = 0.5
@@ -200,7 +201,7 @@ class SuperLink:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=_UP,
+                timeout=_UP + _EACH * len(arguments),
             )
         except subprocess.TimeoutExpired:
             return []
