@@ -83,7 +83,8 @@ docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -q -E -W --keep-going -b html -d build/docs docs site
 	@echo "site/index.html"
 
-reproduce: $(VENV)/.report
+# Those that train networks need PyTorch.
+reproduce: $(VENV)/$(if $(filter-out adadp-figure-1,$(filter adadp-% %-recipe,$(NAME))),.torch,.report)
 	$(BIN)/python -m experiments $(NAME) $(if $(SMALL),--small)
 
 clean:
@@ -105,6 +106,10 @@ $(VENV)/.flower: $(VENV)/.core Makefile
 
 $(VENV)/.report: $(VENV)/.core Makefile
 	$(INSTALL) -e ".[report]"
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.core Makefile
+	$(INSTALL) -e ".[report,torch]"
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.core Makefile

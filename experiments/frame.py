@@ -21,7 +21,7 @@ import importlib.util
 import io
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -82,9 +82,13 @@ def load(name: str) -> Experiment:
 def write(
     name: str, title: str, rows: list[Row], experiment: Experiment, out: Path, small: bool
 ) -> list[Path]:
-    """NAME.csv, NAME.md and, where matplotlib is installed, NAME.svg."""
+    """NAME.csv, NAME.md and, where matplotlib is installed, NAME.svg; made-up images are called so."""
     out.mkdir(parents=True, exist_ok=True)
     written = [out / f"{name}.csv", out / f"{name}.md"]
+    told = made_up if small else str
+    told_of = f"{experiment.__doc__} {rows}"
+    if told(told_of) != told_of:
+        rows = [{**row, "images": "made up"} for row in rows]
     keys = list(dict.fromkeys(key for row in rows for key in row))
     with written[0].open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, keys, lineterminator="\n")
@@ -95,13 +99,32 @@ def write(
     if importlib.util.find_spec("matplotlib"):
         parts.append(f"![{title}]({name}.svg)")
     parts += [grid.markdown() for grid in experiment.tables(rows)]
-    written[1].write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    if told(told_of) != told_of:
+        parts.insert(1, "Small mode: the images are made up, and no number here is about another data set.")
+    written[1].write_text(told("\n\n".join(parts)) + "\n", encoding="utf-8")
     if importlib.util.find_spec("matplotlib"):
         written.append(out / f"{name}.svg")
-        save(experiment.draw(rows), written[2])
+        save(_told(experiment.draw(rows), told), written[2])
     else:
         say("no figure: matplotlib is not installed (pip install 'farthing[report]')")
     return written
+
+
+def made_up(text: str) -> str:
+    """What small mode says in place of data that it does not read.
+
+    >>> made_up("MNIST, with steps tuned on Fashion-MNIST, and CIFAR-10")
+    'made-up images (not MNIST), with steps tuned on Fashion-MNIST, and made-up images (not CIFAR-10)'
+    """
+    return re.sub(r"(?<![-\w])(MNIST|CIFAR-10)(?![\w])", r"made-up images (not \1)", text)
+
+
+def _told(figure: Any, told: Callable[[str], str]) -> Any:
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_text(told(text.get_text()))
+    return figure
 
 
 def read(path: Path) -> list[Row]:

@@ -3,8 +3,10 @@
 import csv
 import math
 import os
+import re
 import subprocess
 import sys
+from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -161,3 +163,42 @@ def test_sgd1_and_sgd2_have_the_digits_of_their_verdict(tmp_path):
     second = by([row for row in rows if row["claim"] == "SGD2"], "T", "claimed", "method", value="σ")
     assert round(second[100, 1, "least noise"], 2) == 42.25
     assert round(second[100, 1, "noise of the proof"]) == 227
+
+
+def test_made_up_images_are_called_so(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from experiments import frame\n"
+        "class Shown:\n"
+        "    def tables(self, rows):\n"
+        "        return [frame.Grid('MNIST and CIFAR-10', ['data'], [[row['data']] for row in rows])]\n"
+        "    def draw(self, rows):\n"
+        "        figure, axes = frame.canvas(1, 1)\n"
+        "        axes[0, 0].set(title='CIFAR-10, not CIFAR-100')\n"
+        "        return figure\n"
+        "rows = [{'data': 'MNIST', 'x': 1}]\n"
+        "for small in (True, False):\n"
+        "    frame.write('a', 'MNIST', rows, Shown(), Path(sys.argv[1]) / str(small), small)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True, capture_output=True)
+    for small in (True, False):
+        files = {path.suffix: path.read_text() for path in (tmp_path / str(small)).iterdir()}
+        for suffix in (".md", ".svg"):
+            for name in re.findall(r".{0,20}(?:MNIST|CIFAR-10\b)", files.get(suffix, "")):
+                assert ("made-up images (not" in name) == small, name
+        assert ("made up" in files[".csv"]) == small
+
+
+def test_the_makefile_installs_what_an_experiment_needs():
+    made = (ROOT / "Makefile").read_text()
+    left_out, patterns = re.search(r"filter-out ([^,]*),\$\(filter ([^,]*),\$\(NAME\)", made).groups()
+    for name in frame_names():
+        source = (ROOT / "experiments" / f"{name.replace('-', '_')}.py").read_text()
+        deep = bool(
+            re.search(r"^import torch|experiments\.(deep|pictures|adadp\w*|mnist_recipe)\b", source, re.M)
+        )
+        found = any(fnmatch(name, pattern.replace("%", "*")) for pattern in patterns.split())
+        assert deep == (found and name not in left_out.split()), name
+
+
+def frame_names():
+    return [line.split()[0] for line in reproduce().stdout.splitlines()]
