@@ -1,6 +1,7 @@
 """Releases: the noise that was priced, on a lattice, enlarged by what rounding can add."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,11 +13,15 @@ from scipy import stats
 from farthing import mechanisms
 from farthing import noise as lattice
 from farthing.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
-from farthing.budget import Adjacency
+from farthing.budget import Adjacency, Budget
 from farthing.errors import InvalidValue, Unsupported
 from farthing.events import BoundedRangeEvent, GaussianEvent, LaplaceEvent, PureEvent
+from farthing.losses import Gram, Scores, logistic
 from farthing.mechanisms import Gaussian, Laplace, NoisyMax, SymmetricGaussian
 from farthing.noise import SeededStream
+from farthing.query import Query
+from farthing.samplers import Everyone, FixedSize, Poisson
+from farthing.tables import Features
 
 AR, R1, ZO = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE, Adjacency.ZERO_OUT
 
@@ -134,6 +139,46 @@ def test_noisy_max_has_the_law_of_its_noise(kind):
         draws = np.random.default_rng(0).laplace(size=(2_000_000, 3)) + scores
         expected = np.bincount(draws.argmax(axis=1), minlength=3) / len(draws)
     assert stats.chisquare(wins, trials * expected).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["gumbel", "laplace"])
+@pytest.mark.parametrize("noise", [1e-3, 1.0, 513.0, 1e3, 1e6, 4e7])
+def test_the_grid_of_a_choice_follows_its_noise(noise, kind):
+    """Six cells, the most that rounding and ties are worth, are paid for by the enlargement of the noise."""
+    for bound in (ClipValue(0.0, 1.0), ClipValue(-2.0, 1.0), ClipValue(0.0, 1e-9)):
+        bits, cell = NoisyMax(noise, kind).grid(bound)
+        epsilon = NoisyMax(noise, kind).event(bound, AR, sampled=False).epsilon
+        gap = epsilon * noise * bound.norm()
+        assert gap / (cell * 2.0**bits) + 6 * 2.0**-bits <= epsilon * (1 + 1e-12)
+        assert cell * 2.0**bits == pytest.approx(noise * bound.norm(), rel=1e-3)
+
+
+def test_a_choice_that_needs_too_fine_a_grid_is_refused_before_the_charge():
+    with pytest.raises(Unsupported, match="finer than"):
+        NoisyMax(1e9).check(ClipValue(0.0, 1.0), (3,))
+
+
+def test_a_grid_is_as_fine_as_the_smallest_move_of_a_sum():
+    """Replacing a record may move a sum by less than its norm: cells are then as much smaller."""
+    bound = ClipValue(100.0, 101.0)
+    assert bound.sensitivity(R1) == 1.0
+    for mechanism in (Gaussian(1e6), Laplace(1e6)):
+        bits, cell = mechanism.grid(bound, 1)
+        assert cell <= 2.0**-12 * bound.sensitivity(R1)
+        assert bits == 39
+
+
+def test_on_a_sample_a_contribution_is_compared_with_nothing_as_well():
+    """So what a bound knows of two contributions lowers the price only where everybody takes part."""
+    replaced, noise = Budget(1.0, 1e-5, R1), 3.0
+    query = Query(Everyone(), Gram(Features(2)), ClipOuter(1.0), SymmetricGaussian(noise))
+    assert query.price(replaced).noise == pytest.approx(noise * math.sqrt(2))
+    for sampler in (Poisson(0.1), FixedSize(3, 30)):
+        event = replace(query, sampler=sampler).price(replaced)
+        assert event.event == GaussianEvent(noise)
+    scores = Query(Everyone(), Scores(logistic, Features(2)), ClipValue(0.5, 1.0), NoisyMax(2.0))
+    assert scores.price(replaced) == BoundedRangeEvent(0.5)
+    assert replace(scores, sampler=Poisson(0.1)).price(replaced).event == BoundedRangeEvent(1.0)
 
 
 @pytest.mark.slow

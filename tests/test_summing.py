@@ -131,4 +131,5 @@ def test_noise_is_larger_by_the_slack_of_the_norm():
         bits, cell = Gaussian(1.0).grid(bound, 1)
         nearest = min(bound.norm(), bound.sensitivity(Adjacency.REPLACE_ONE))
         assert cell * 2.0**bits >= bound.norm() * (1 + summing.SLACK * bound.norm() / nearest)
-    assert NoisyMax(1.0).cell(ClipValue(100.0, 101.0), 30) * 2.0**30 >= 101 * (1 + 202 * SLACK)
+    bits, cell = NoisyMax(1.0).grid(ClipValue(100.0, 101.0))
+    assert cell * 2.0**bits >= 101 * (1 + 202 * SLACK)

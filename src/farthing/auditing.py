@@ -68,7 +68,7 @@ def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[s
     told = {
         "noise": laws.samplers_of_noise(words),
         "releases": laws.releases(words),
-        "choices": laws.elections(words) + prices.choices(),
+        "choices": laws.elections(words) + prices.choices() + prices.election_grids(),
         "streams": laws.streams(words),
         "clips": laws.clipping(words) + laws.sensitivities(words),
         "draws": laws.draws(words),

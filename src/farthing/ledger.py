@@ -157,6 +157,8 @@ class Ledger:
         else:
             shape = failsafe.shape_of(failsafe.zero_sum(query.contribution, self._records, w, query.bound))
             query.mechanism.check(query.bound, shape)
+            if (grid := getattr(query.mechanism, "grid", None)) is not None:
+                grid(query.bound, math.prod(shape))  # refuses noise that needs too fine a grid
         self._ready = ready = _Ready(query, query.price(self.budget), form, shape)
         return ready
 

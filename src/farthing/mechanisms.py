@@ -30,6 +30,7 @@ Array = NDArray[np.float64]
 
 _GRID_SHARE = 2.0**-12  # how much the grid may enlarge the noise
 _FEWEST_BITS, _MOST_BITS = 20, 40
+_BITS_OF_A_CHOICE, _CELLS_OF_A_CHOICE = 30, 6  # at least; see NoisyMax
 
 
 class Mechanism(Protocol):
@@ -189,8 +190,18 @@ class NoisyMax:
     change (Dwork & Roth 2014, Claim 3.9). Gumbel: the exponential mechanism, whose log-probabilities vary by
     an interval of length ε, so that it costs ε²/8 of zCDP (Dong et al. 2020; Cesar & Rogers 2021). A record
     that can only raise scores (`ClipValue` with low >= 0) changes a gap by one bound when it comes or goes,
-    by 2 (high - low) when it is replaced. Ties on the grid go to the lower place: that shifts a
-    log-probability by at most two cells of 2⁻³⁰, within the enlargement of the noise.
+    by 2 (high - low) when it is replaced.
+
+    On the grid, in cells of which 2^bits are the scale of the noise: a gap of rounded scores changes by at
+    most two cells more. Noise is Nᵢ = round(2^bits Xᵢ), and of equal sums the lower place wins.
+    Laplace: given the others' noise, place i wins if Nᵢ >= T for a whole T, that is if 2^bits Xᵢ >= T - 1/2;
+    so Claim 3.9 holds as it stands, with the rounded gap.
+    Gumbel: if i wins on the grid it wins without a grid when its score is one cell higher, and if it wins
+    without one when its score is one cell lower it wins on the grid, as |Nⱼ - 2^bits Xⱼ| <= 1/2 for all j. A
+    cell multiplies a softmax probability by e^(±2^-bits) at most, so each log-probability is within 2^-bits
+    of the exponential mechanism's, a ratio of two within 2 of them, and the interval is longer by 4.
+    Together 6 cells, of which the noise is enlarged by as much as the smallest gap needs; the bits grow with
+    the noise, so that this is at most 2⁻¹² of it.
     """
 
     noise: float
@@ -207,8 +218,10 @@ class NoisyMax:
     def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
         if not isinstance(bound, ClipValue):
             raise Unsupported("NoisyMax needs scores bounded one by one: use ClipValue(low, high)")
-        if shape is not None and (len(shape) != 1 or not shape[0]):
-            raise InvalidValue(f"scores must be a vector, one a candidate, got shape {shape}")
+        if shape is not None:
+            if len(shape) != 1 or not shape[0]:
+                raise InvalidValue(f"scores must be a vector, one a candidate, got shape {shape}")
+            self.grid(bound)  # refuses noise that needs too fine a grid
 
     def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
         self.check(bound, None)
@@ -223,16 +236,23 @@ class NoisyMax:
     def _priced(self, epsilon: float) -> Event:
         return BoundedRangeEvent(epsilon) if self.kind == "gumbel" else PureEvent(epsilon)
 
-    def cell(self, bound: Bound, bits: int) -> float:
-        """The width of a cell of the grid, of which 2^bits are the scale of the noise."""
+    def grid(self, bound: Bound, size: int = 1) -> tuple[int, float]:
+        """Bits and width of a cell, of which 2^bits are the scale of the noise, however many scores."""
         norm = bound.norm()
         nearest = min(norm, bound.sensitivity(Adjacency.REPLACE_ONE))
-        return self.noise * norm * _enlarged(2 * norm, nearest) * 2.0**-bits  # a gap is one of two sums
+        share = _CELLS_OF_A_CHOICE * self.noise * norm / nearest
+        bits = max(_BITS_OF_A_CHOICE, math.ceil(math.log2(share / _GRID_SHARE)))
+        if bits > _MOST_BITS:
+            raise Unsupported(
+                f"a choice with noise {self.noise:g} needs a grid of 2^-{bits}, finer than 2^-{_MOST_BITS}: "
+                "lower the noise"
+            )
+        enlarged = _enlarged(2 * norm, nearest) / (1 - share * 2.0**-bits)  # a gap is one of two sums
+        return bits, self.noise * norm * enlarged * 2.0**-bits
 
     def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> int:
         total = np.asarray(total, dtype=np.float64)
         self.check(bound, total.shape)
-        bits = 30
-        cell = self.cell(bound, bits)
+        bits, cell = self.grid(bound)
         draw = lattice.gumbel if self.kind == "gumbel" else lattice.laplace
         return int(np.argmax(lattice.on_grid(total, bound.scale, cell) + draw(stream, total.size, bits)))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from farthing import bounds, failsafe, losses, mechanisms, query
-from farthing.audit import charges, contributions
+from farthing.audit import charges, contributions, prices
 
 
 def an_error_after_the_charge(patch):
@@ -43,7 +43,17 @@ def one_number_for_all_coordinates(patch):
     patch(mechanisms, "refuse_width", lambda bound, size: None)
 
 
+def a_choice_on_thirty_bits(patch):
+    """As it was: a grid that does not follow the noise."""
+
+    def grid(self, bound, size=1):
+        return 30, self.noise * bound.norm() * (1 + 2.0**-20) * 2.0**-30
+
+    patch(mechanisms.NoisyMax, "grid", grid)
+
+
 BUGS = [
+    (prices.election_grids, a_choice_on_thirty_bits),
     (charges.failures, an_error_after_the_charge),
     (charges.failures, noise_on_zero_for_all),
     (charges.failures, a_part_that_fails_is_dropped_whole),
@@ -59,6 +69,8 @@ def test_planted_bugs_are_caught(law, bug, monkeypatch):
     assert law()
 
 
-@pytest.mark.parametrize("law", [charges.failures, contributions.pairs], ids=lambda law: law.__name__)
+@pytest.mark.parametrize(
+    "law", [charges.failures, contributions.pairs, prices.election_grids], ids=lambda law: law.__name__
+)
 def test_the_real_code_sets_off_no_alarm(law):
     assert law() == []

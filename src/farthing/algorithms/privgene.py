@@ -8,8 +8,8 @@ elects one candidate.
 * *Enhanced* exponential mechanism: noise answers to how far a record can move the *gap* of two scores. Here a
   record's score for a candidate is how much better it is than the record's worst. It lies in [0, R · diameter
   of the candidates], as losses have slope 1 at most and |z| <= R: when candidates draw together, noise falls.
-* Parents are the ``parents`` largest of scores with one Gumbel noise each, which is the exponential mechanism
-  that many times without replacement (Durfee & Rogers 2019, Lemma 4.2), and needs one pass over the table.
+* Parents are chosen by the exponential mechanism that many times without replacement, from scores of one
+  pass over the table; each choice has noise of its own.
 * Rounds by rule: the paper lets them grow with n ε; so does the default here, with a constant of its own.
 * Children are mixed and mutated with public randomness, an expansion of ``seed``: it is independent of the
   records, and no part of the guarantee, which rests on the ledger's own stream.
@@ -36,7 +36,6 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from farthing import noise as lattice
 from farthing import validate
 from farthing.algorithms.problem import Problem
 from farthing.algorithms.spending import choice_epsilon
@@ -57,7 +56,6 @@ Array = NDArray[np.float64]
 
 _FEWEST_ROUNDS, _MOST_ROUNDS = 8, 64
 _RECORDS_A_CHOICE = 200.0  # n ε over this, and over the parents, is the number of rounds
-_BITS = 30
 
 
 @until_spent
@@ -144,7 +142,7 @@ class Advantages:
 
 @dataclass(frozen=True, slots=True)
 class NoisyTop:
-    """The places of the ``count`` largest of scores with Gumbel noise, best first: `NoisyMax` that often."""
+    """Places of large scores, best first: `NoisyMax` ``count`` times, each among those that are left."""
 
     noise: float
     count: int = 1
@@ -164,9 +162,10 @@ class NoisyTop:
         return RepeatedEvent(NoisyMax(self.noise).event(bound, adjacency, sampled), self.count)
 
     def release(self, total: ArrayLike, bound: ClipValue, stream: Stream) -> NDArray[np.int64]:
-        scores = np.asarray(total, dtype=np.float64)
-        if scores.ndim != 1 or scores.size < self.count or not np.isfinite(scores).all():
-            raise InvalidValue(f"at least {self.count} finite scores are needed, got shape {scores.shape}")
-        cell = NoisyMax(self.noise).cell(bound, _BITS)
-        noisy = np.rint(scores / cell).astype(np.int64) + lattice.gumbel(stream, scores.size, _BITS)
-        return np.argsort(-noisy, kind="stable")[: self.count]
+        scores, choose = np.asarray(total, dtype=np.float64), NoisyMax(self.noise)
+        self.check(bound, scores.shape)
+        left, chosen = np.arange(len(scores)), np.empty(self.count, np.int64)
+        for n in range(self.count):
+            place = choose.release(scores[left], bound, stream)
+            chosen[n], left = left[place], np.delete(left, place)
+        return chosen

@@ -272,13 +272,15 @@ def _drawn(
 
 
 def elections(stream: Stream, rounds: int = 4000) -> list[str]:
-    """Gumbel choices win with the probabilities of the exponential mechanism, the first and the second."""
+    """Gumbel choices win with the probabilities of the exponential mechanism, whatever the noise."""
     scores, bound = np.array([1.0, 0.0, -1.0]), ClipValue(-1.0, 1.0)
     weights = np.exp(scores / 0.8)
     rates = weights / weights.sum()
     complaints = []
     choosers: list[tuple[str, Callable[[], int]]] = [
         ("NoisyMax", lambda: NoisyMax(0.8).release(scores, bound, stream)),
+        ("NoisyMax of noise 1e3", lambda: NoisyMax(1e3).release(scores * 1250, bound, stream)),
+        ("NoisyMax of noise 1e6", lambda: NoisyMax(1e6).release(scores * 1.25e6, bound, stream)),
         ("NoisyTop", lambda: int(NoisyTop(0.8, 2).release(scores, bound, stream)[0])),
     ]
     for name, choose in choosers:
