@@ -50,6 +50,8 @@ def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
         ) from None
     if y.ndim != 1 or y.dtype.kind not in "biuf" or not np.isfinite(y).all():
         raise InvalidValue("targets must be one finite number a record")
+    if X.dtype.kind == "f" and not np.isfinite(X).all():
+        raise InvalidValue("features must be finite; replace missing values by a public constant")
     return X, y
 
 
