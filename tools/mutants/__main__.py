@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -12,6 +13,7 @@ from tools.mutants.catalog import ROOT, Mutant, load
 
 def main() -> int:
     given = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was begun is ended
     every = [mutant for mutant in load() if given.only in mutant.name and given.file in mutant.file]
     chosen = [mutant for mutant in every if not mutant.equivalent]
     keeper = runner.Keeper(ROOT, ROOT / "build" / "mutants.json")
