@@ -905,3 +905,39 @@ def test_forking_while_deciding_charges_nothing(path: Path) -> None:
         path,
     )
     assert out.split() == ["locked", "locked"]
+
+
+def test_a_row_seen_before_that_changes_is_noticed_by_the_next_look(path: Path) -> None:
+    with Journal(path, {"epsilon": 1.0}) as journal:
+        charge(journal)
+        seq, time, kind, body, _, previous, _ = sql(path, "SELECT * FROM chain WHERE seq = 1")[0]
+        digest = module._digest(seq, time, kind, body, "[0.0]", previous)
+        sql(path, "UPDATE chain SET state = ?, hash = ? WHERE seq = 1", "[0.0]", digest)
+        with pytest.raises(LedgerLocked, match="seen before"):
+            journal.last()
+
+
+def test_an_emptied_journal_is_left_as_it_was_found(written: Path) -> None:
+    for name in (str(written), f"{written}-wal", f"{written}-shm"):
+        Path(name).unlink(missing_ok=True)
+    before = Path(f"{written}.head").read_bytes()
+    with pytest.raises(LedgerLocked, match="it is empty"):
+        Journal(written, {"epsilon": 1.0})
+    assert Path(f"{written}.head").read_bytes() == before
+
+
+def test_rows_are_numbered_without_a_gap(path: Path) -> None:
+    """Even where a forger linked and hashed the row after the gap, and wrote a head for it."""
+    with Journal(path, {"epsilon": 1.0}) as journal:
+        last = charge(journal)
+    fields = (last.seq + 5, last.time, "note", "{}", "[1.0]", last.hash)
+    digest = module._digest(*fields)
+    sql(path, "INSERT INTO chain VALUES (?, ?, ?, ?, ?, ?, ?)", *fields, digest)
+    data = struct.pack(">8sQ32s", b"farthing", last.seq + 5, bytes.fromhex(digest))
+    sealed = data + sha256(b"farthing head" + data).digest()[:16]
+    with open(f"{path}.head", "r+b") as file:
+        for place in (0, 4096):
+            file.seek(place)
+            file.write(sealed)
+    with pytest.raises(LedgerLocked, match="does not follow"):
+        Journal(path).verify()

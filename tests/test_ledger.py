@@ -539,3 +539,20 @@ def test_what_is_left_of_basic_composition_has_less_of_both():
     ledger = ft.Ledger(ft.Budget(1.0, 1e-5), filter=BasicFilter)
     ledger.allot(0.25, 4e-6)
     assert (ledger.rest.epsilon, ledger.rest.delta) == pytest.approx((0.75, 6e-6), rel=1e-6)
+
+
+def test_a_second_promise_must_fit_beside_the_first():
+    ledger, first = ft.Ledger(BUDGET), GaussianEvent(40.0)
+    most = ledger.promise(first).times
+    for times in (1, most // 2):
+        with pytest.raises(BudgetSpent, match="beside 1 promises"):
+            ledger.promise(GaussianEvent(20.0), times)
+    assert ft.Ledger(BUDGET).promise(GaussianEvent(20.0), most // 5).times == most // 5  # alone it does
+
+
+def test_an_order_that_prices_no_more_never_fits_again():
+    """At order 10,000 this answer has no price; the other order goes on, and that one stays infinite."""
+    ledger = ft.Ledger(ft.Budget(50.0, 1e-5), filter=lambda budget: RdpFilter(budget, (2.0, 1e4)))
+    for question in (query(0.5), full(), full()):
+        ledger.over(ROWS).ask(question, W)
+        assert ledger.journal.last().state[1] >= 1e300
