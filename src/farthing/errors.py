@@ -9,6 +9,9 @@
     │   └── OutOfMemory (also MemoryError)   charged, and there was no memory for the batch
     └── LedgerLocked                         the journal is damaged, truncated or rolled back
 
+    UserWarning
+    └── NotPrivate                           a value of private records that no charge covers
+
 Nothing is released when one of these is raised, and nothing that was charged is given back. Once a query is
 charged, only errors with a true ``public`` are raised: whatever else goes wrong might depend on a record
 (`farthing.failsafe`).
@@ -49,3 +52,7 @@ class OutOfMemory(NotReleased, MemoryError):
 
 class LedgerLocked(FarthingError):
     """The journal does not agree with its hash chain or with the head kept beside it."""
+
+
+class NotPrivate(UserWarning):
+    """A value was computed from private records without noise or charge: no guarantee covers it."""

@@ -168,6 +168,24 @@ def test_two_ranks_are_one_process_and_fail_together(tmp_path):
     assert found[0][5]["share"] == 0.25
 
 
+def test_ranks_with_shards_of_their_own_are_refused_before_any_charge(tmp_path):
+    found, codes, errors = two(
+        tmp_path,
+        """
+        book = ledger()
+        for part in (slice(150 * rank, 150 * rank + 150), slice(0, 300 - rank)):
+            try:
+                ft.torch.train(network(), LOSS, (x[part], y[part]), book, rate=0.1, noise=3.0, steps=6)
+            except InvalidValue as error:
+                told(error=str(error), share=book.share if book else 0)
+        dist.barrier()
+        """,
+    )
+    assert codes == [0, 0], errors
+    for rank in range(2):
+        assert [("not a shard" in row["error"], row["share"]) for row in found[rank]] == [(True, 0)] * 2
+
+
 def test_a_rank_that_dies_ends_it_charged_and_not_released(tmp_path):
     found, codes, errors = two(
         tmp_path,

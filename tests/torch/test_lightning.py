@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import farthing as ft
-from farthing.errors import InvalidValue, Unsupported
+from farthing.errors import InvalidValue, NotPrivate, Unsupported
 from farthing.noise import SeededStream
 
 pytest.importorskip("lightning", reason="Lightning is not installed: pip install lightning")
@@ -110,7 +110,8 @@ def test_it_trains_until_the_budget_is_spent(tmp_path, optimizer):
     assert trainer.current_epoch == 6
     assert ledger.share == 1.0
     assert module.called == 0
-    assert ft.torch.evaluate(module, (X, Y)) > 0.8
+    with pytest.warns(NotPrivate):
+        assert ft.torch.evaluate(module, (X, Y)) > 0.8
 
 
 def test_the_same_as_the_plain_loop():

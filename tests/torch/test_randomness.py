@@ -55,8 +55,14 @@ def mixed_up(images):
     return share * images + (1 - share) * images[torch.randperm(len(images))]
 
 
+def cropped(images):
+    across = torch.randint(0, 4, (len(images),))
+    padded = torch.nn.functional.pad(images, (2, 2))
+    return torch.stack([image[:, n : n + 8] for image, n in zip(padded, across.tolist(), strict=True)])
+
+
 @pytest.mark.parametrize(
-    "fine", [flipped, lambda x: x + torch.randn_like(x), lambda x: x * torch.rand(1), lambda x: x]
+    "fine", [flipped, cropped, lambda x: x + torch.randn_like(x), lambda x: x * torch.rand(1), lambda x: x]
 )
 def test_transforms_of_single_examples_pass(fine):
     state = torch.get_rng_state()
@@ -72,6 +78,12 @@ def test_transforms_of_single_examples_pass(fine):
         (lambda x: x.roll(1, 0), "mixes examples"),
         (lambda x: x * random.random(), "torch's generators"),
         (lambda x: torch.cat([x, x]), "as many examples"),
+        (lambda x: x / len(x), "mixes examples"),
+        (lambda x: x + torch.rand(len(x), 1, 1) / len(x), "mixes examples"),
+        (lambda x: x / x.max() if x.max() > 1 else x, "mixes examples"),
+        (lambda x: x - x.mean() if len(x) > 32 else x, "mixes examples"),
+        (lambda x: torch.cat([x[:-1], x[-1:] + x[:1]]), "mixes examples"),
+        (lambda x: x - x.min() if x.min() < 0 else x, "mixes examples"),
     ],
 )
 def test_others_are_refused(odd, says):

@@ -27,7 +27,7 @@ from farthing.errors import BudgetSpent, NotReleased
 from farthing.failsafe import refusal, zero_sum
 from farthing.ledger import Ledger
 from farthing.query import Contribution, Query, Receipt
-from farthing.torch import totals
+from farthing.torch import agreement, totals
 from farthing.torch.plan import Plan
 from farthing.torch.records import Examples, Lot
 
@@ -106,6 +106,16 @@ def ranks(device: torch.device, group: Group | None = None) -> Ranks | None:
         return None
     own = dist.get_backend(group) == "nccl"
     return Ranks(group, device if own else torch.device("cpu"))
+
+
+def same_records(together: Ranks, examples: Examples) -> None:
+    """Raises on every rank where the ranks hold different records, before anything is asked."""
+    (key,) = together.tell(agreement.new_key())
+    own = torch.tensor(agreement.digests(examples, key), dtype=torch.int64, device=together.device)
+    found = [torch.empty_like(own) for _ in range(together.size)]
+    with _whole():
+        dist.all_gather(found, own, group=together.group)
+    agreement.refuse_different([tuple(one.tolist()) for one in found])
 
 
 def agree(together: Ranks, model: nn.Module, plan: Plan | None, place: int) -> tuple[Plan, int]:

@@ -39,7 +39,7 @@ from farthing.ledger import Ledger
 from farthing.mechanisms import NoisyMax
 from farthing.query import Query, Step, until_spent
 from farthing.samplers import Everyone
-from farthing.torch import isolation
+from farthing.torch import isolation, overlap
 from farthing.torch.bookkeeping import Gradient
 from farthing.torch.flat import Layout
 from farthing.torch.isolation import Isolation
@@ -147,6 +147,7 @@ def dpagd(
     sums = Gradient(model, loss, physical=physical, isolate=isolate)
     with apart(device):
         examples = checked(sums, examples.on(device))
+    overlap.remember(examples.data)
     door, rule = ledger.over(examples), ledger.filter
     each = _ROUNDED * rule.rho / validate.positive(splits=splits)
     exactness, search_price = (1 - search) * each, validate.positive(search=search) * each

@@ -4,6 +4,7 @@ A loss or an accuracy on training data is a release like any other, and nobody p
 none; `evaluate` is for data outside the guarantee: public, or held out from people who agreed to it.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from farthing import validate
+from farthing.errors import NotPrivate
+from farthing.torch import overlap
 from farthing.torch.records import Examples
 from farthing.torch.training import Step, Training
 from farthing.torch.vmapped import call
@@ -26,6 +29,8 @@ def evaluate(
 ) -> float:
     """The share of right classes on public data, or the mean of a ``loss`` that gives one value a record.
 
+    Warns (`farthing.errors.NotPrivate`) where these are records that a run of this process was trained on.
+
     >>> model = nn.Linear(1, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[-1.0], [1.0]]))
     >>> evaluate(model, (torch.tensor([[1.0], [2.0], [-1.0]]), torch.tensor([1, 1, 1])))
@@ -33,6 +38,13 @@ def evaluate(
     """
     device = next(model.parameters()).device
     examples = public if isinstance(public, Examples) else Examples(public, device=device)
+    if overlap.shared(examples.data):
+        warnings.warn(
+            "these are records that a model was trained on: this value is not private, and no guarantee "
+            "covers it; evaluate on public data, or on records that were held out and may be used so",
+            NotPrivate,
+            stacklevel=3,
+        )
     training, total = model.training, 0.0
     model.eval()
     try:

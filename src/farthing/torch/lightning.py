@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from farthing import validate
 from farthing.errors import InvalidValue, Unsupported
 from farthing.torch.deferred import defer
+from farthing.torch.rehearsal import rehearse
 from farthing.torch.training import Training
 
 try:
@@ -98,8 +98,8 @@ class Private(Callback):  # type: ignore[misc]
                 "Trainer.fit must be given the callback's own lots, trainer.fit(module, private.lots), not a "
                 "loader: what a loader of private records yields goes to hooks and loggers without noise"
             )
-        if any(isinstance(config.scheduler, ReduceLROnPlateau) for config in trainer.lr_scheduler_configs):
-            raise Unsupported("ReduceLROnPlateau needs a metric after every epoch: use a schedule of steps")
+        for config in trainer.lr_scheduler_configs:
+            rehearse(config.scheduler.optimizer, config.scheduler)
         if self._saved and self.training is not None:
             self.training.load_state_dict({**self.training.state_dict(), **self._saved})
 

@@ -90,6 +90,14 @@ class Examples:
         """How many rows of the model's batch an example takes up."""
         return self.views * (1 if self._places is None else self._places.shape[1])
 
+    @property
+    def form(self) -> Any:
+        """Shapes and dtypes of a record's parts, the same for all."""
+        if self.tensors is not None:
+            return [((1, *tensor.shape[1:]), tensor.dtype) for tensor in self.tensors]
+        assert self._reader is not None
+        return self._reader.form
+
     def on(self, device: torch.device) -> "Examples":
         """The same examples, whose batches come on ``device``."""
         moved = copy.copy(self)

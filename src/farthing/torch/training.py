@@ -33,7 +33,7 @@ from farthing.bounds import Bound
 from farthing.errors import BudgetSpent, InvalidValue
 from farthing.ledger import Ledger
 from farthing.query import Query, Receipt
-from farthing.torch import distributed
+from farthing.torch import distributed, overlap
 from farthing.torch.averaging import Average
 from farthing.torch.bookkeeping import Gradient
 from farthing.torch.noise import Gaussian, beside
@@ -51,6 +51,7 @@ from farthing.torch.preparation import (
     refuse_other,
 )
 from farthing.torch.randomness import OwnRandomness, apart, one_by_one
+from farthing.torch.rehearsal import rehearse
 from farthing.torch.schedules import Bounds, Clip
 
 CLIP = 1.0
@@ -151,6 +152,7 @@ def train(
     refuse_nan(model)
     if optimizer is not None:
         refuse_other(optimizer, [parameter for parameter in model.parameters() if parameter.requires_grad])
+        rehearse(optimizer, scheduler)
     elif scheduler is not None:
         raise InvalidValue("a scheduler needs the optimizer it was made for: give optimizer= as well")
     parts = _Parts(
@@ -165,7 +167,10 @@ def train(
     with apart(device):
         examples = checked(gradient, examples, example)
     kind = Kind(OwnRandomness(gradient, device), gradient.layout, mechanism)
+    overlap.remember(examples.data)
     together = distributed.ranks(device, group)
+    if together is not None:
+        distributed.same_records(together, examples)
     if together is not None and together.rank > 0:
         plan, place = distributed.agree(together, model, None, 0)
         follower = distributed.Follower(examples, together)
@@ -174,6 +179,8 @@ def train(
     plan = planned_on(ledger, count, rate, noise, steps)
     door = ledger.over(examples)
     plan, place = promised_on(door, kind, bounds, plan)
+    if optimizer is not None and scheduler is not None:
+        rehearse(optimizer, scheduler, -(-((plan.steps or 1) - place) // parts.accumulate))
     asks: distributed.Asks = distributed.Alone(door)
     if together is not None:
         distributed.agree(together, model, plan, place)
