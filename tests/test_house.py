@@ -45,7 +45,7 @@ LAYERS = [
     "algorithms.together algorithms.addp algorithms.addp_baselines algorithms.sgd1 algorithms.sgd2",
     "audit.statistics audit.canaries audit.curves audit.tells audit.verdict audit.auditing audit.helpers",
     "audit.groups audit.as_published audit.adaptive audit.overheard audit.steps audit.targets",
-    "audit.deep",
+    "audit.deep audit.seams",
     "audit.methods",
     "audit.laws audit.prices audit.charges audit.contributions audit.entrances audit.rounding audit.adapters",
     "report.words report.scales report.drawing report.subject report.spending report.statement",

@@ -7,6 +7,7 @@ draws, prices and books whatever is asked. ``farthing audit laws`` looks at thos
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 from farthing import validate
@@ -81,12 +82,22 @@ def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[s
         "sums": rounding.sums(words),
         "entrances": entrances.refusals(),
         "perturbation": contributions.objectives(words) + contributions.minimisers(words),
+        "models": _models(),
         "crowds": charges.crowds(words) + charges.shares(words) + charges.uploads(words),
     }
     with tempfile.TemporaryDirectory() as folder:
         told["refunds"] = charges.refunds(words, folder)
         told["guards"] = guards.replies(folder)
     return told
+
+
+def _models() -> list[str]:
+    """What models and datasets may not do, where there is torch to bring them to."""
+    if find_spec("torch") is None:
+        return []
+    from farthing.audit import seams
+
+    return seams.brought()
 
 
 def law_lines(told: dict[str, list[str]]) -> str:

@@ -13,6 +13,7 @@ their steps here, on parameters of one element each.
 """
 
 import copy
+import inspect
 import warnings
 from collections import OrderedDict, defaultdict
 from typing import Any
@@ -35,7 +36,7 @@ def rehearse(optimizer: torch.optim.Optimizer, scheduler: Any = None, updates: i
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            type(twin).step(twin)
+            _step(twin)
         except Exception as error:
             raise Unsupported(_unfit(optimizer, error)) from None
         try:
@@ -44,6 +45,15 @@ def rehearse(optimizer: torch.optim.Optimizer, scheduler: Any = None, updates: i
                     following.step()
         except Exception as error:
             raise Unsupported(_ended(scheduler, error, updates)) from None
+
+
+def _step(twin: torch.optim.Optimizer) -> None:
+    """A step of torch's own optimisers; of others, which may do more, only what it asks for is looked at."""
+    kind = type(twin)
+    if kind.__module__.startswith("torch."):
+        kind.step(twin)
+    else:
+        inspect.signature(kind.step).bind(twin)
 
 
 def _twin(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, dict[int, Any]]:
