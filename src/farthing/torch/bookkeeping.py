@@ -229,7 +229,8 @@ class Gradient:
         """Every example's gradient, unbounded: for checks on made-up examples."""
         if self.isolation is not None:
             given = inputs, targets, weights
-            return isolation.per_example(self.isolation, self.model, self.loss, self.layout.names, *given)
+            with without_cudnn(self.model):
+                return isolation.per_example(self.isolation, self.model, self.loss, self.layout.names, *given)
         found: dict[int, Tensor] = {}
 
         def put(slot: int, term: Term) -> None:

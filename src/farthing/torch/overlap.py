@@ -24,7 +24,7 @@ from torch.utils.data import Subset, TensorDataset
 
 Integers = NDArray[np.int64]
 
-_ROWS = 4096  # of a table that are looked at, evenly spread
+_ROWS, _LEAST, _BYTES = 4096, 16, 2**25  # of a table that are looked at, evenly spread
 _RUNS = 64  # that are remembered
 _HALF = 0.5  # of the hits that training records would give: tables share some rows by chance
 _KEY = int.from_bytes(os.urandom(8), "little") | 1
@@ -75,7 +75,9 @@ def _seen(data: Any) -> _Table | _Part:
 
 def _table(columns: list[Tensor]) -> _Table:
     rows = min(len(column) for column in columns)
-    places = np.unique(np.linspace(0, rows - 1, min(rows, _ROWS)).astype(np.int64))
+    each = sum(column[0].numel() * column.element_size() for column in columns)
+    most = min(rows, _ROWS, max(_LEAST, _BYTES // max(1, each)))
+    places = np.unique(np.linspace(0, rows - 1, most).astype(np.int64))
     total = np.zeros(len(places), dtype=np.uint64)
     for n, column in enumerate(columns):
         chosen = column.index_select(0, torch.from_numpy(places).to(column.device)).cpu().contiguous()
