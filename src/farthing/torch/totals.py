@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from farthing import native
-from farthing.torch.precision import coarse
+from farthing.torch.precision import coarse, exact
 
 SLACK = 2.0**-7  # of the clip
 _ROUNDINGS = 3 * 2**14  # h n: two neighbours, 2⁻²⁴ a rounding, three quarters of the slack
@@ -137,7 +137,8 @@ def weighted(rows: Tensor, factors: Tensor) -> Tensor:
         return out
     step = min(chain(len(rows)), 64)
     whole = len(rows) // step * step
-    pieces = torch.bmm(factors[:whole].view(-1, 1, step), rows[:whole].unflatten(0, (-1, step)))
+    with exact(rows.device):
+        pieces = torch.bmm(factors[:whole].view(-1, 1, step), rows[:whole].unflatten(0, (-1, step)))
     total = pieces.sum((0, 1), dtype=torch.float64)
     if whole < len(rows):
         total += torch.mv(rows[whole:].t(), factors[whole:])
