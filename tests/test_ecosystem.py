@@ -1,5 +1,6 @@
 """scikit-learn's and joblib's machinery around private estimators: all of it pays from one ledger."""
 
+import math
 import pickle
 
 import joblib
@@ -8,6 +9,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import make_classification
+from sklearn.ensemble import AdaBoostClassifier, BaggingClassifier
 from sklearn.exceptions import FitFailedWarning
 from sklearn.frozen import FrozenEstimator
 from sklearn.model_selection import GridSearchCV, RandomizedSearchCV, cross_val_score
@@ -48,7 +50,7 @@ def model_of(ledger, fits):
 class TestSearch:
     def test_fits_and_scores_are_all_paid_for(self, ledger, jobs, backend):
         model = model_of(ledger, 3 * 2 * 2 + 1)
-        score = Score(ledger, model.epsilon, model.delta)
+        score = Score(ledger, model.epsilon, model.delta, records=len(Y) // 2)
         search = GridSearchCV(model, GRID, cv=Folds(2), scoring=score, n_jobs=jobs, error_score="raise")
         with joblib.parallel_config(backend):
             search.fit(X, Y)
@@ -95,7 +97,7 @@ class TestSearch:
 
     def test_cross_validation(self, ledger, jobs, backend):
         model = model_of(ledger, 6)
-        score = Score(ledger, model.epsilon, model.delta)
+        score = Score(ledger, model.epsilon, model.delta, records=len(Y) // 2)
         with joblib.parallel_config(backend):
             found = cross_val_score(model, X, Y, cv=Folds(3), scoring=score, n_jobs=jobs, error_score="raise")
         assert np.isfinite(found).all()
@@ -113,7 +115,7 @@ class TestSearch:
 
 def test_a_score_that_is_not_paid_for_is_not_given(ledger):
     model = model_of(ledger, 3)
-    score = Score(ledger, model.epsilon, model.delta)
+    score = Score(ledger, model.epsilon, model.delta, records=len(Y) // 2)
     with pytest.warns(UserWarning, match="Scoring failed"):
         found = cross_val_score(model, X, Y, cv=Folds(2), scoring=score)
     assert np.isnan(found).sum() == 1
@@ -238,3 +240,16 @@ def test_calibration_pays_for_its_fits_and_costs_nothing_on_public_rows(ledger):
     found = CalibratedClassifierCV(FrozenEstimator(fitted)).fit(*public)
     assert charges(ledger) == 3
     np.testing.assert_allclose(found.predict_proba(X).sum(axis=1), 1)
+
+
+def test_ensembles_that_draw_or_weigh_records_are_refused_or_say_that_nothing_is_private(ledger):
+    """What docs/ecosystem.md says of them."""
+    for kind in (BaggingClassifier, AdaBoostClassifier):
+        with pytest.raises(ValueError, match=r"random_state|sample_weight"):
+            kind(ft.LogisticRegression(0.1, 1e-6, ledger=ledger), n_estimators=2).fit(X, Y)
+        assert ledger.share == 0
+    with pytest.raises(ValueError, match="sample_weight"):
+        AdaBoostClassifier(ft.LogisticRegression(0.1, 1e-6), n_estimators=2).fit(X, Y)
+    bagged = BaggingClassifier(ft.LogisticRegression(0.1, 1e-6), n_estimators=2).fit(X, Y)
+    assert all(math.isinf(one.privacy_.epsilon) for one in bagged.estimators_)
+    assert all("seeded noise" in one.privacy_.note for one in bagged.estimators_)
