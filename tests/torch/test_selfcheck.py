@@ -2,6 +2,7 @@
 
 from queue import SimpleQueue
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 import farthing as ft
 from farthing.bounds import ClipNorm
 from farthing.errors import InvalidValue, Unsupported
+from farthing.torch import company
 from farthing.torch.bookkeeping import Gradient
 from farthing.torch.records import Examples
 
@@ -70,7 +72,7 @@ def image(layer):
         (image(nn.InstanceNorm2d(48, track_running_stats=True)), IMAGES, "set track_running_stats=False"),
         (nn.Sequential(nn.Linear(5, 4), Centred(), nn.Linear(4, 3)), X, r"1 \(Centred\) mixes examples"),
         (Reused(), X, r"fc \(Linear\): its parameter fc\.weight \(5, 5\) is used past its module"),
-        (Remembering(), X, "forward writes the buffer mean"),
+        (Remembering(), X, "a pass over the model changes mean"),
         (Noisy(mixes=True), X, "mixes examples"),
         (nn.Embedding(9, 3, max_norm=1.0), X, "set max_norm=None"),
         (nn.Embedding(9, 3, scale_grad_by_freq=True), X, "set scale_grad_by_freq=False"),
@@ -151,7 +153,7 @@ def test_only_shapes_are_looked_at():
 
     Gradient(Seen(), losses).check(torch.full_like(X, 1e9), Y)
     assert not seen.empty()
-    assert max(seen.get() for _ in range(seen.qsize())) < 1
+    assert max(seen.get() for _ in range(seen.qsize())) < 1e5
 
 
 def test_public_examples_for_a_model_that_is_particular():
@@ -188,3 +190,52 @@ def test_weights_used_past_their_module_pass_by_vmap():
     )
     losses(model(X), Y).sum().backward()
     assert torch.allclose(found, torch.cat([p.grad.flatten() for p in model.parameters()]), atol=1e-5)
+
+
+EQUAL = torch.ones(6, 5)
+
+
+@pytest.mark.parametrize("inputs", [X[:1], EQUAL, (X[:1], X[:1]), (EQUAL, EQUAL)])
+def test_an_example_of_one_record_or_of_equal_ones_is_refused(inputs):
+    """On such a batch x - x.mean(0) is zero for everyone, whoever is exchanged."""
+    with pytest.raises(InvalidValue, match=r"at least two records whose inputs differ, got [16]"):
+        Gradient(nn.Linear(5, 3), losses, example=(inputs, Y[:6]))
+
+
+def test_few_public_examples_show_what_mixes():
+    model = nn.Sequential(Centred(), nn.Linear(5, 3))
+    with pytest.raises(Unsupported, match="mixes examples"):
+        Gradient(model, losses, example=(X[:2], Y[:2])).check(X, Y)
+
+
+def test_what_draws_elsewhere_cannot_be_checked():
+    class Elsewhere(nn.Linear):
+        def forward(self, x):
+            return super().forward(x * float(np.random.default_rng().uniform(1, 2)))
+
+    with pytest.raises(Unsupported, match=r"does not repeat itself.*use isolate=True"):
+        Gradient(Elsewhere(5, 3), losses).check(X, Y)
+
+
+def test_the_effort_follows_from_the_model_and_not_from_a_clock(monkeypatch):
+    """A large model is checked on fewer and smaller batches, and the same ones every time."""
+    calls = []
+    monkeypatch.setattr(company, "_exchanged", _noting(company._exchanged, calls))
+    sizes = []
+    for width in (8, 1500):
+        calls.clear()
+        torch.manual_seed(0)
+        Gradient(
+            nn.Sequential(nn.Linear(5, width), nn.Linear(width, width), nn.Linear(width, 3)), losses
+        ).check(X, Y)
+        sizes.append(list(calls))
+    assert max(sizes[0]) == 40
+    assert 0 < len(sizes[1]) < len(sizes[0])
+
+
+def _noting(function, calls):
+    def run(batch, others, away):
+        calls.append(len(away))
+        return function(batch, others, away)
+
+    return run

@@ -24,7 +24,7 @@ from farthing.torch.clipping import Automatic, ClipCounted, ClipLayers, Live, To
 from farthing.torch.flat import Layout
 from farthing.torch.graphs import Graphs
 from farthing.torch.precision import exact, without_cudnn
-from farthing.torch.probe import Source, devices, plan_of
+from farthing.torch.probe import Source, devices, plan_of, refuse_equal
 from farthing.torch.selfcheck import refuse_known, verify, verify_isolated
 from farthing.torch.stack import Stack
 from farthing.torch.tape import Plan, Tape
@@ -80,6 +80,8 @@ class Gradient:
         self._routes: dict[Any, Route] = {}
         self._spaces: dict[int, Tensor] = {}
         self._graphs = Graphs(model, _weakly(self._add), self.layout.size)
+        if example is not None:
+            refuse_equal(example)
         self._example = example
         self._first = next(p for p in model.parameters() if p.requires_grad)
         self._plan: Plan | None = None
@@ -183,11 +185,12 @@ class Gradient:
                     plan = plan_of(self.model, source)
                     other = Gradient(self.model, self.loss)
                     other._plan = plan
-                    verify(self.model, self.loss, source, other.rows)
+                    kept = partial(traces.refuse, self.model, self.loss, partial(other._both, source))
+                    verify(self.model, self.loss, source, other.rows, kept)
                 else:
-                    plan, other = None, self
+                    plan = None
                     verify_isolated(self.isolation, self.model, self.loss, source, self.rows)
-                traces.refuse(self.model, self.loss, partial(other._both, source))
+                    traces.refuse(self.model, self.loss, partial(self._both, source))
             self._plan, self._checked = plan, self.model.training
             self._stack = self._stacked(source)
             wall.accept()

@@ -122,7 +122,8 @@ def norm(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
     def sums(values: Tensor) -> Rows:
         if last:
             return Rows(tape.grouped(values, axis or 0, last).sum(1).flatten(1))
-        return Rows(values.flatten(2).sum(2).view(tape.examples, -1, values.shape[1]).sum(1))
+        each = values.reshape(*values.shape[:2], -1).sum(2)
+        return Rows(each.view(tape.examples, -1, values.shape[1]).sum(1))
 
     def then(delta: Tensor) -> None:
         if plain and fused(delta.device):

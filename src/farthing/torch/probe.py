@@ -1,23 +1,45 @@
 """Made-up examples, and what a model does with them: where its batch axis is.
 
 Made-up inputs have the shapes and dtypes of real ones and nothing else of them: floats between 0.05 and
-0.95, whole numbers 0 or 1. So whatever is found, or refused, tells nothing about private records.
+0.95, whole numbers 0 or 1, and where a model runs on them much wider ones. So whatever is found, or refused,
+tells nothing about private records.
 """
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from farthing.errors import FarthingError, Unsupported
+from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.torch.layers import leaves, rules_of
 from farthing.torch.tape import Plan, Use
 from farthing.torch.vmapped import call, mapped
 
 _SIZES = (2, 3)
+_SCALES = (1e4, 100.0, 3.0)
+_HIGHS = (1000, 100, 10, 3, 2)
+
+
+class Range(NamedTuple):
+    """What made-up values are like: floats up to ``scale`` of either sign and far below, integers < high.
+
+    With a scale of 1 they are mild: between 0.05 and 0.95. ``ignored``: among targets there are some of -100.
+    """
+
+    scale: float = 1.0
+    high: int = 2
+    ignored: bool = False
+
+
+class Ranges(NamedTuple):
+    """Of inputs and of targets."""
+
+    inputs: Range = Range()
+    targets: Range = Range()
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,21 +50,75 @@ class Source:
     targets: Any
     public: bool = False
 
-    def batch(self, size: int, seed: int = 0) -> tuple[Any, Any]:
+    def batch(self, size: int, seed: int = 0, ranges: Ranges = Ranges()) -> tuple[Any, Any]:  # noqa: B008  frozen
         """``size`` examples; others for another seed."""
         generator = torch.Generator().manual_seed(seed)
 
-        def fill(x: Tensor) -> Tensor:
-            if self.public:
+        def fill(x: Tensor, given: Range) -> Tensor:
+            if self.public and given == Range():
                 return x[(torch.arange(size, device=x.device) + seed) % len(x)]
             shape = (size, *x.shape[1:])
-            if x.is_floating_point() or x.is_complex():
+            if self.public:
+                values = _recombined(x.cpu(), size, generator)
+                if not x.is_floating_point():
+                    return values.to(x.device)
+                values = values * (torch.rand(shape, generator=generator) * 0.4 + 0.8)
+            elif x.is_floating_point() or x.is_complex():
                 values = torch.rand(shape, generator=generator) * 0.9 + 0.05
             else:
-                values = torch.randint(0, 2, shape, generator=generator)
-            return values.to(x.device, x.dtype)
+                values = torch.randint(
+                    0, 2 if x.dtype is torch.bool else given.high, shape, generator=generator
+                )
+                if given.ignored:
+                    values[torch.rand(shape, generator=generator) < 0.25] = -100
+                return values.to(x.device, x.dtype)
+            return (values * _factors(size, seed, given.scale, values.ndim)).to(x.device, x.dtype)
 
-        return mapped(self.inputs, fill), mapped(self.targets, fill)
+        return (
+            mapped(self.inputs, lambda x: fill(x, ranges.inputs)),
+            mapped(self.targets, lambda x: fill(x, ranges.targets)),
+        )
+
+    def wildest(self, runs: Callable[[Ranges], bool]) -> Ranges:
+        """The widest ranges on which a model runs; whole numbers are tried on a CPU only.
+
+        (On a GPU an index that is out of range ends the process.)
+        """
+        found = Ranges()
+        for side in ("inputs", "targets"):
+            parts = leaves((getattr(self, side),))
+            whole = any(not x.is_floating_point() and x.dtype is not torch.bool for x in parts)
+            safe = all(x.device.type == "cpu" for x in parts)
+            highs = _HIGHS if whole and safe and not self.public else (2,)
+            tries = [Range(scale, high) for scale in _SCALES for high in highs]
+            found = next((more for each in tries if runs(more := found._replace(**{side: each}))), found)
+            if side == "targets" and len(highs) > 1:
+                more = found._replace(targets=found.targets._replace(ignored=True))
+                found = more if runs(more) else found
+        return found
+
+
+def _recombined(x: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """Records whose values each come from one of the given ones."""
+    rows = torch.randint(0, len(x), (size, *x.shape[1:]), generator=generator)
+    return x.gather(0, rows)
+
+
+def _factors(size: int, seed: int, scale: float, ndim: int) -> Tensor:
+    """Large, ordinary, large and negative, small: by turns."""
+    turns = torch.tensor([1.0] * 4 if scale == 1 else [scale, 1.0, -scale, 1 / scale])
+    return turns[(torch.arange(size) + seed) % 4].view(-1, *(1,) * (ndim - 1))
+
+
+def refuse_equal(example: tuple[Any, Any]) -> None:
+    """Public examples must differ: equal ones are moved by nobody, whatever a model does with them."""
+    parts = leaves((example[0],))
+    records = min((len(x) if x.ndim else 0 for x in parts), default=0)
+    if records < 2 or all(bool((x == x[:1]).all()) for x in parts):
+        raise InvalidValue(
+            f"example must hold at least two records whose inputs differ, got {records}"
+            f"{' that are equal' if records > 1 else ''}: on these a model that mixes examples shows nothing"
+        )
 
 
 def plan_of(model: nn.Module, source: Source) -> Plan:
@@ -88,7 +164,7 @@ def _shapes(plan: Plan, inputs: Any) -> Shapes:
     except Exception as error:
         raise Unsupported(
             f"the model does not run on made-up inputs ({type(error).__name__}: {error}); give public ones, "
-            "Gradient(..., example=(inputs, targets)), with at least two records"
+            "example=(inputs, targets), with at least two different records"
         ) from error
     finally:
         for handle in handles:

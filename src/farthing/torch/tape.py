@@ -211,7 +211,7 @@ class Tape:
         found = torch.autograd.grad(objective, [self.plan.anchor, *leaves], allow_unused=True)
         for (slot, _), gradient in zip(self._copies, found[1:], strict=True):
             if gradient is not None:
-                self._terms[slot].append(Rows(gradient.float().flatten(1)))
+                self._terms[slot].append(Rows(gradient.float().reshape(self.examples, -1)))
 
     def finish(self) -> None:
         """Hands on what is left after the backward pass."""
