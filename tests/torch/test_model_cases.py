@@ -28,7 +28,7 @@ def _cases():
 
 
 RIGHT, WRONG = _cases()
-SOME = [pytest.param(case, marks=pytest.mark.slow) if n % 3 else case for n, case in enumerate(RIGHT)]
+SOME = [pytest.param(case, marks=pytest.mark.slow) if n % 4 else case for n, case in enumerate(RIGHT)]
 
 
 def name_of(case):
@@ -63,6 +63,7 @@ def summed(model, case, inputs, targets, isolate=False, chosen=EVERYBODY, clip=N
     return total, None if rows is None else plain_sum(rows, bound)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("case", SOME, ids=name_of)
 def test_right_models_are_accepted_and_summed_as_one_by_one(case):
     total, expected = summed(*made_for(case))

@@ -203,3 +203,29 @@ def test_no_leaf_anywhere_keeps_a_gradient_but_the_released_one(kind, monkeypatc
     run(model)
     assert all(p.grad is not None for p in model.parameters())  # what was released
     assert [leaf for leaf in other_leaves(model) if id(leaf) not in before] == []
+
+
+def test_a_table_that_makes_what_it_gives_is_left_alone():
+    """Its copy would hold other things than it does, and putting that back would spoil it."""
+
+    class Makes(dict):
+        def __getitem__(self, key):
+            return super().__getitem__(key)()
+
+        def __iter__(self):
+            return super().__iter__()
+
+    table = Makes(relu=nn.ReLU)
+
+    class Chooses(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.table = nn.Linear(5, 3), table
+
+        def forward(self, x):
+            return self.fc(self.table["relu"](x))
+
+    model = Chooses()
+    with traces.Wall(model, None, everything=True):
+        model(torch.randn(2, 5))
+    assert isinstance(table["relu"], nn.ReLU)

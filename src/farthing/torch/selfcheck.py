@@ -72,9 +72,10 @@ def verify(model: nn.Module, loss: Loss, source: Source, rows: Rows, kept: Calla
                 f"book-keeping cannot follow the model ({brief(error)}): use isolate=True, which is slower"
             ) from error
         kept()
-        company = Company(model, loss, source, rows, Effort.of(model, inputs))
-        company.exchanges()
-        company.sizes()
+        with Wall(model, loss, everything=True):  # what made-up examples leave behind is put back
+            company = Company(model, loss, source, rows, Effort.of(model, inputs))
+            company.exchanges()
+            company.sizes()
 
 
 def verify_isolated(how: Isolation, model: nn.Module, loss: Loss, source: Source, rows: Rows) -> None:

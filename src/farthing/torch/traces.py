@@ -187,6 +187,8 @@ def _opaque(thing: Any) -> bool:
         return True
     if isinstance(thing, Tensor):
         return not thing.__dict__
+    if isinstance(thing, dict) and type(thing).__getitem__ is not dict.__getitem__:
+        return True  # it makes what it gives (transformers' table of activations), so that a copy is another
     if isinstance(thing, type):
         return not _foreign(thing)
     if isinstance(thing, types.FunctionType):
