@@ -130,14 +130,15 @@ class Company:
 
     def sizes(self) -> None:
         """An example alone must be what it is in a batch of any size; with random numbers left out."""
-        with calm(self.model, lambda: leaves(call(self.model, self.source.batch(_FIRST)[0]))) as steady:
+        inputs, targets = self.wild
+        wide = Ranges(inputs._replace(scale=min(_WIDE, inputs.scale)), targets._replace(scale=1.0))
+        few, mild, other = (self.source.batch(*of) for of in ((_FIRST,), (_LARGEST, 9), (_LARGEST, 10, wide)))
+        with calm(self.model, lambda: leaves(call(self.model, few[0]))) as steady:  # what is made up is not
             if not steady:
                 return  # random by itself: the exchanges are what can be said of it
-            self._sized(Ranges(), 1e-3)
-            inputs, targets = self.wild
-            wide = Ranges(inputs._replace(scale=min(_WIDE, inputs.scale)), targets._replace(scale=1.0))
+            self._sized(mild, 1e-3, must=True)
             if wide != Ranges() and self.effort.affords(16, _FIRST):
-                self._sized(wide, 0.05)
+                self._sized(other, 0.05, must=False)
 
     def _exchange(
         self, size: int, before: Ranges, after: Ranges, seed: int, digits: int | None = None
@@ -167,11 +168,11 @@ class Company:
                 return self.rows(*batch)
             return losses(self.model, self.loss, *batch)[:, None]
 
-    def _sized(self, ranges: Ranges, tolerance: float) -> None:
-        """Every size that can be afforded."""
+    def _sized(self, whole: tuple[Any, Any], tolerance: float, must: bool) -> None:
+        """Every size that can be afforded; a model ``must`` run on some examples."""
         sizes = [1, min(_FIRST, self.effort.rows)]
         sizes += [size for size in (*_OTHERS, _LARGEST) if self.effort.affords(3, size)]
-        batches = {size: self._first(size, max(sizes), ranges) for size in sizes}
+        batches = {size: _first(whole, size) for size in sizes}
         places = [place for place in _PLACES if place < max(sizes)]
         alone = {place: one(*batches[max(sizes)], place) for place in places}
         size = 0
@@ -189,13 +190,8 @@ class Company:
         except FarthingError:
             raise
         except Exception as error:
-            if ranges == Ranges():
+            if must:
                 raise Unsupported(_fails(size, error)) from error
-
-    def _first(self, size: int, most: int, ranges: Ranges) -> tuple[Any, Any]:
-        """The first of a large batch."""
-        inputs, targets = self.source.batch(most, 9, ranges)
-        return mapped(inputs, lambda x: x[:size]), mapped(targets, lambda x: x[:size])
 
 
 _STATE = (
@@ -213,6 +209,11 @@ def _fails(size: int, error: Exception) -> str:
         f"the model does not run on a batch of {size} made-up inputs ({brief(error)}): a batch may have any "
         "size; or give public inputs, example=(inputs, targets), with at least two different records"
     )
+
+
+def _first(batch: tuple[Any, Any], size: int) -> tuple[Any, Any]:
+    inputs, targets = (mapped(part, lambda x: x[:size]) for part in batch)
+    return inputs, targets
 
 
 def _on_cpu(model: nn.Module) -> bool:
