@@ -35,6 +35,7 @@ for small batches only.
 88
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -50,24 +51,30 @@ _AFTER = 8  # roundings besides those in a piece: a factor, its product, a tree 
 _FEWEST = 40  # examples in a piece of products that is worth its call
 _FULL_RATE = (8, 0), (9, 0), (10, 0)  # GPUs that multiply float64 about as fast as float32
 
-_records = 1
+
+class _Batch(threading.local):
+    """How many examples the batch has that this thread sums a part of."""
+
+    records = 1
+
+
+_batch = _Batch()
 
 
 @contextmanager
 def among(records: int) -> Iterator[None]:
-    """What is summed here is a part of a batch of so many examples."""
-    global _records
-    before = _records
-    _records = max(before, _power(records))
+    """What is summed here, in this thread, is a part of a batch of so many examples."""
+    before = _batch.records
+    _batch.records = level(records)
     try:
         yield
     finally:
-        _records = before
+        _batch.records = before
 
 
 def level(records: int = 1) -> int:
     """The batch's size, rounded up to a power of two: sums of one level are made alike."""
-    return max(_records, _power(records))
+    return max(_batch.records, _power(records))
 
 
 def _power(records: int) -> int:
