@@ -50,6 +50,7 @@ def test_rows_are_as_long_as_the_public_bounds_allow(unit, square):
     class Spy:
         def __init__(self, ledger):
             self.ledger, self.budget, self.affords = ledger, ledger.budget, ledger.affords
+            self.share, self.filter = ledger.share, ledger.filter
 
         def ask(self, query, w=None):
             asked.append(query.bound)

@@ -25,6 +25,7 @@ class Spy:
 
     def __init__(self, ledger):
         self.ledger, self.budget, self.affords = ledger, ledger.budget, ledger.affords
+        self.share, self.filter = ledger.share, ledger.filter
 
     def ask(self, query, w=None):
         self.query = query

@@ -10,6 +10,7 @@ from scipy import sparse, stats
 
 import farthing as ft
 from farthing.accounting import sampling
+from farthing.algorithms.dpagd import Total
 from farthing.bounds import Kind
 from farthing.crowd import Accountant, ClientAgent, Exactly, InTurn, Invitation, Parties, Trust, Weights
 from farthing.crowd.compact import Indicators
@@ -331,11 +332,12 @@ def test_too_few_survivors_end_a_round_of_shares():
 
 
 def test_other_contributions_need_alike_users_or_the_sum():
-    scores = Scores(logistic, Features(2))
     crowd = split(noise="each")
     crowd.invite(Invitation(1.0, rounds=5))
     with pytest.raises(Unsupported, match="noise='sum'"):
-        crowd.ask(scores, np.zeros((3, 4)))
+        crowd.ask(Total(Features(2)), np.zeros(3))
+    with pytest.raises(Unsupported, match=r"honours ClipValue"):
+        crowd.ask(Scores(logistic, Features(2)), np.zeros((3, 4)))
 
 
 def test_a_seed_makes_a_run_again():
