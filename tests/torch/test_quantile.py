@@ -11,6 +11,7 @@ import farthing as ft
 from farthing.errors import InvalidValue
 from farthing.events import GaussianEvent, PoissonEvent
 from farthing.noise import SeededStream
+from farthing.torch.bookkeeping import Gradient
 from farthing.torch.clipping import ClipCounted
 from farthing.torch.quantile import Quantile
 from farthing.torch.training import train
@@ -50,7 +51,8 @@ def test_gradient_and_count_are_one_release_within_one_norm():
         clipped = min(norm, 0.7)
         counted = bound.unit * (0.5 if norm <= 0.7 else -0.5)
         assert math.hypot(clipped, counted) <= bound.norm() * (1 + 1e-12)
-    event = ft.Query(ft.Poisson(0.1), None, bound, ft.Gaussian(2.0)).price(BUDGET)
+    gradient = Gradient(Slope(), lambda outputs, targets: outputs)
+    event = ft.Query(ft.Poisson(0.1), gradient, bound, ft.Gaussian(2.0)).price(BUDGET)
     assert event == PoissonEvent(0.1, GaussianEvent(2.0))
 
 
