@@ -13,12 +13,13 @@ computed and the larger is returned. Valid for a plan whose *prices* are fixed b
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 from scipy.special import log_ndtr
 
 from farthing import validate
-from farthing.accounting import gaussian, grid, sampling
+from farthing.accounting import cells, gaussian, grid, sampling
 from farthing.accounting.inversion import Line, log_factor, smallest
 from farthing.accounting.pairs import Mixture, Pair, SeenShift, Shift, largest_loss, of_event
 from farthing.accounting.transform import Contour, log_moment, rough_log_moment, transform
@@ -37,7 +38,11 @@ _FEW = 512  # steps up to which a grid of dp-accounting's helps where frequencie
 
 def epsilon(event: Event, delta: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
     """The smallest certified ε at ``delta``; infinite beyond ten thousand."""
-    delta = validate.probability(delta=delta)
+    return _tight(event, validate.probability(delta=delta), adjacency)
+
+
+@lru_cache(maxsize=4096)
+def _tight(event: Event, delta: float, adjacency: Adjacency) -> float:
     worst, line, weak = 0.0, None, False
     for steps in directions(event, adjacency):
         if line and compose(steps, line.contour).log_delta(worst) <= math.log(delta):
@@ -47,7 +52,11 @@ def epsilon(event: Event, delta: float, adjacency: Adjacency = Adjacency.ADD_REM
             plain = unsampled(steps)
             found = min(found, math.inf if plain is None else gaussian.epsilon(plain, delta))
         worst, weak = max(worst, found), weak or bool(line and line.is_poor)
-    return min(worst, _epsilon_of_few(event, delta, adjacency, worst)) if weak else worst
+    if not weak:
+        return worst
+    about = worst if worst < math.inf else 1.0
+    found = cells.epsilon(directions(event, adjacency), delta, about)
+    return min(worst, found if found < about else _epsilon_of_few(event, delta, adjacency, worst))
 
 
 def delta(event: Event, epsilon: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:

@@ -1,0 +1,165 @@
+"""Tight accounting where frequencies run out: few steps, or tiny rates, on a grid of privacy losses.
+
+Most steps of such a plan tell nothing, so M(λ + iu) hardly decays and `inversion` has to smooth. Here the
+loss is put on a grid of cells instead ("connect the dots", Doroshenko et al. 2022): the mass of a cell goes
+to its two ends so that P and Q both keep theirs, which can only raise δ(ε), and the grid is convolved by FFT.
+
+What is left out is bounded and added: losses beyond the last cell count as infinite, sums beyond the grid by
+Chernoff; what wraps around from below only adds. The rounding of the masses moves them up a cell, that of the
+transforms is added (`_ROUNDING`, many times what they lose).
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtr
+
+from farthing.accounting.pairs import Mixture, Pair, Piece, SeenShift, Shift
+
+Real = npt.NDArray[np.float64]
+Steps = Sequence[tuple[Pair, int]]
+
+_LONGEST = 2**16
+_SHARE = 1e-5  # of δ, that may lie beyond the grid
+_ROUNDING = 1e-15  # a step, and for every doubling of the grid
+_FINE = 0.05  # the width of a cell, of ε over √(steps · ln 1/δ): it costs about its square of ε
+_TILTS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def epsilon(ways: Sequence[Steps], delta: float, about: float) -> float:
+    """An upper bound on ε(δ), the larger of all directions'; infinite where there is no grid for a step."""
+    if not 0 < about < math.inf or not all(_known(pair) for steps in ways for pair, _ in steps):
+        return math.inf
+    for _ in range(4):  # a first look says how fine the grid has to be
+        last, about = about, min(about, max(_epsilon(steps, delta, about) for steps in ways))
+        if not 0 < about < 0.9 * last:
+            break
+    return about
+
+
+def _known(pair: Pair) -> bool:
+    return isinstance(pair, Mixture | Shift | SeenShift)
+
+
+def _epsilon(steps: Steps, delta: float, about: float) -> float:
+    total = sum(count for _, count in steps)
+    width, top = about * _FINE / math.sqrt(-total * math.log(delta)), 2 * about
+    for _ in range(8):  # until no more than a small part of δ lies beyond the grid
+        width = max(width, 2 * top / _LONGEST)
+        size = 2 ** math.ceil(math.log2(2 * top / width))
+        masses = [_masses(pair, width, size) for pair, _ in steps]
+        losses = width * (np.arange(size) - size // 2)
+        beyond = sum(count * lost for (_, lost), (_, count) in zip(masses, steps, strict=True))
+        tails = [_sums_beyond(masses, steps, losses, side * top) for side in (1, -1)]
+        if max(tails) + beyond <= _SHARE * delta:
+            break
+        top *= 2
+    rest = delta - beyond - tails[0] - _ROUNDING * (total + 16 * math.log2(size))
+    if rest <= 0:
+        return math.inf
+    spectrum = np.ones(size // 2 + 1, complex)
+    for (mass, _), (_, count) in zip(masses, steps, strict=True):
+        spectrum *= np.fft.rfft(np.fft.ifftshift(mass)) ** count
+    slip = 1e-14 * total * (1 + top)  # by which a cut may lie off the loss that it was made at
+    return _crossing(np.fft.fftshift(np.fft.irfft(spectrum, size)), losses, rest) + slip
+
+
+def _crossing(density: Real, losses: Real, delta: float) -> float:
+    """The least ε >= 0 with Σ density (1 - e^(ε - loss))₊ <= δ."""
+    positive = losses > 0
+    mass, at = np.maximum(density[positive], 0.0), losses[positive]
+    above = np.cumsum(mass[::-1])[::-1]
+    below = np.cumsum((mass * np.exp(-at))[::-1])[::-1]
+    deltas = above - np.exp(at) * below  # at every grid point
+    first = int(np.argmax(deltas <= delta)) if deltas[-1] <= delta else len(at) - 1
+    if below[first] == 0 or above[first] <= delta:
+        return float(at[first])
+    found = math.log((above[first] - delta) / below[first]) * (1 + 1e-12)
+    return min(max(found, 0.0), float(at[first]))
+
+
+def _sums_beyond(masses: list[tuple[Real, float]], steps: Steps, losses: Real, top: float) -> float:
+    """Chernoff's bound on the mass of sums above ``top``; below it, where it is negative."""
+    tilted, best = np.exp(losses / top), math.inf
+    for tilt in _TILTS:
+        parts = zip(masses, steps, strict=True)
+        log = sum(count * math.log(float(mass @ tilted)) for (mass, _), (_, count) in parts) - tilt
+        best, tilted = min(best, log), tilted * tilted
+    return math.exp(min(best, 0.0)) * (1 + 1e-9)
+
+
+def _masses(pair: Pair, width: float, size: int) -> tuple[Real, float]:
+    """P's mass at the grid points, rounded up in all δ(ε), and what lies beyond the last one."""
+    mass, beyond = np.zeros(size), 0.0
+    pieces, atom, weight = _pieces(pair)
+    edges: Real = width * (np.arange(size, dtype=np.float64) - size // 2)
+    for piece in pieces:
+        found, more = _piece(piece, edges, width)
+        mass += weight * found
+        beyond += weight * more
+    mass[size // 2] += atom
+    return mass, beyond
+
+
+def _pieces(pair: Pair) -> tuple[tuple[Piece, ...], float, float]:
+    match pair:
+        case Shift(mu):
+            return (Piece(1.0, mu, 0.0, 0.0),), 0.0, 1.0
+        case SeenShift(rate, mu):
+            return (Piece(1.0, mu, 0.0, 0.0),), 1 - rate, rate
+    assert isinstance(pair, Mixture)
+    return pair.pieces, pair.atom, 1.0
+
+
+def _piece(piece: Piece, edges: Real, width: float) -> tuple[Real, float]:
+    """The masses of one piece at the edges, and what has a larger loss than the last edge."""
+    cuts = _where(piece, edges)  # where the loss is that of an edge; falling if B holds the mixture
+    start = -math.inf if piece.start is None else piece.start
+    inside = np.maximum(cuts, start)
+    p, p_error = _between(piece.p, piece.a, inside)
+    q, q_error = _between(piece.r, piece.b, inside)
+    rising = piece.p > 0
+    lowest = _mass(piece.p, piece.a, *((start, inside[0]) if rising else (inside[0], math.inf)))
+    highest = _mass(piece.p, piece.a, *((inside[-1], math.inf) if rising else (start, inside[-1])))
+    scale = np.exp(np.minimum(edges[:-1], 700.0))
+    gap = p - q * scale + p_error + q_error * scale
+    upper = np.clip(gap / -math.expm1(-width), 0.0, p)
+    mass = np.zeros(len(edges))
+    mass[1:] += upper
+    mass[:-1] += p - upper
+    mass[0] += lowest
+    return mass * (1 + 1e-15), highest * (1 + 1e-12)
+
+
+def _mass(weight: float, shift: float, low: float, high: float) -> float:
+    return float(_between(weight, shift, np.array([low, high]))[0][0])
+
+
+def _between(weight: float, shift: float, cuts: Real) -> tuple[Real, Real]:
+    """The mass of (1 - w) N(0) + w N(shift) between cuts, which may fall, and what its rounding may be."""
+    total, error = np.zeros(len(cuts) - 1), np.zeros(len(cuts) - 1)
+    for part, centre in ((1 - weight, 0.0), (weight, shift)):
+        if part > 0:
+            tails = ndtr(-np.abs(cuts - centre))  # the nearer one: no digits are lost but in their difference
+            right = cuts > centre
+            apart = np.abs(np.diff(tails))
+            total += part * np.where(right[1:] == right[:-1], apart, 1 - tails[1:] - tails[:-1])
+            error += 1e-15 * part * np.maximum(tails[1:], tails[:-1])
+    return total, error
+
+
+def _where(piece: Piece, losses: Real) -> Real:
+    """The x at which log A/B is each loss; infinite where it never is."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        if piece.b < 0:  # mirrored: q e^(-a²/2) (w² - e^L) = (1-q) (e^L - 1) w, w = e^(ax)
+            grown, weight = np.expm1(losses), piece.p * math.exp(-piece.a * piece.a / 2)
+            half = (1 - piece.p) * grown / (2 * weight)
+            root = np.hypot(half, np.exp(losses / 2))
+            w = np.where(half >= 0, half + root, np.exp(losses) / (root - half))
+            return np.asarray(np.log(w) / piece.a)
+        rate, shift, sign = (piece.p, piece.a, 1) if piece.p > 0 else (piece.r, piece.b, -1)
+        grown = np.expm1(sign * losses) / rate
+        cuts = (np.log1p(grown) + shift * shift / 2) / shift
+        return np.where(grown > -1, cuts, -math.inf)
