@@ -21,7 +21,8 @@ from farthing.accounting.pairs import Mixture, Pair, Piece, SeenShift, Shift
 Real = npt.NDArray[np.float64]
 Steps = Sequence[tuple[Pair, int]]
 
-_LONGEST = 2**16
+_LONGEST, _HIGHEST = 2**16, 150.0  # cells, and losses: e to them is a number
+_LEAST_RATE, _LEAST_SHIFT, _MOST_SHIFT = 1e-12, 1e-6, 100.0  # beyond, floats give way
 _SHARE = 1e-5  # of δ, that may lie beyond the grid
 _ROUNDING = 1e-15  # a step, and for every doubling of the grid
 _FINE = 0.05  # the width of a cell, of ε over √(steps · ln 1/δ): it costs about its square of ε
@@ -40,13 +41,19 @@ def epsilon(ways: Sequence[Steps], delta: float, about: float) -> float:
 
 
 def _known(pair: Pair) -> bool:
-    return isinstance(pair, Mixture | Shift | SeenShift)
+    if not isinstance(pair, Mixture | Shift | SeenShift):
+        return False
+    pieces, _, weight = _pieces(pair)
+    rates, shifts = zip(*((max(piece.p, piece.r), max(piece.a, piece.b)) for piece in pieces), strict=True)
+    return bool(weight * min(rates) > _LEAST_RATE and _LEAST_SHIFT < min(shifts) <= max(shifts) < _MOST_SHIFT)
 
 
 def _epsilon(steps: Steps, delta: float, about: float) -> float:
     total = sum(count for _, count in steps)
     width, top = about * _FINE / math.sqrt(-total * math.log(delta)), 2 * about
     for _ in range(8):  # until no more than a small part of δ lies beyond the grid
+        if top > _HIGHEST:
+            return math.inf
         width = max(width, 2 * top / _LONGEST)
         size = 2 ** math.ceil(math.log2(2 * top / width))
         masses = [_masses(pair, width, size) for pair, _ in steps]
@@ -72,11 +79,14 @@ def _crossing(density: Real, losses: Real, delta: float) -> float:
     mass, at = np.maximum(density[positive], 0.0), losses[positive]
     above = np.cumsum(mass[::-1])[::-1]
     below = np.cumsum((mass * np.exp(-at))[::-1])[::-1]
-    deltas = above - np.exp(at) * below  # at every grid point
-    first = int(np.argmax(deltas <= delta)) if deltas[-1] <= delta else len(at) - 1
-    if below[first] == 0 or above[first] <= delta:
+    rest = delta - 4e-16 * len(at) * above  # less what the sums may have lost
+    held = above - np.exp(at) * below <= rest  # at every grid point
+    first = int(np.argmax(held))
+    if not held[first]:
+        return math.inf
+    if below[first] == 0 or above[first] <= rest[first]:
         return float(at[first])
-    found = math.log((above[first] - delta) / below[first]) * (1 + 1e-12)
+    found = math.log((above[first] - rest[first]) / below[first]) * (1 + 1e-12)
     return min(max(found, 0.0), float(at[first]))
 
 
