@@ -16,7 +16,15 @@ from farthing.accounting import calibrate, pld
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, RdpFilter, ZcdpFilter
 from farthing.bounds import ClipNorm, ClipValue
 from farthing.budget import Adjacency, Budget, Observer
-from farthing.events import DrawnEvent, Event, GaussianEvent, PureEvent, RepeatedEvent
+from farthing.events import (
+    ApproximateEvent,
+    DrawnEvent,
+    Event,
+    GaussianEvent,
+    PureEvent,
+    RepeatedEvent,
+    ZcdpEvent,
+)
 from farthing.mechanisms import Gaussian, Laplace, Mechanism, NoisyMax
 from farthing.query import PerExample, Query
 from farthing.samplers import Everyone, FixedSize, Poisson, Sampler
@@ -176,6 +184,27 @@ def filters() -> list[str]:
         basic = BasicFilter(Budget(1.0, 0.0, adjacency))
         if _most(basic, PureEvent(0.3)) > 3:
             complaints.append("the basic filter lets more than its ε through")
+        if _most(BasicFilter(budget), ApproximateEvent(0.01, 3e-6)) > 3:
+            complaints.append("the basic filter lets more than its δ through")
+    return complaints + _wholes()
+
+
+def _wholes() -> list[str]:
+    """The whole of a budget fits itself, and a millionth more does not."""
+    complaints = []
+    for epsilon, delta in ((1.0, 1e-6), (4.0, 1e-5), (0.4, 1e-5), (10.0, 1e-6), (0.3, 1e-7)):
+        budget = Budget(epsilon, delta)
+        basic, gdp, zcdp = BasicFilter(budget), GdpFilter(budget), ZcdpFilter(budget)
+        for part in (1.0, 1.0 + 1e-6):
+            fits = {
+                basic.name: basic.fits(basic.add(basic.start(), ApproximateEvent(epsilon * part, delta))),
+                gdp.name: gdp.fits(gdp.add(gdp.start(), GaussianEvent(1 / (gdp.mu * part)))),
+                zcdp.name: zcdp.fits(zcdp.add(zcdp.start(), ZcdpEvent(zcdp.rho * part))),
+            }
+            wrong = [name for name, held in fits.items() if held is not (part == 1.0)]
+            what = "the whole budget" if part == 1.0 else "more than the budget"
+            verb = "refuses" if part == 1.0 else "lets through"
+            complaints += [f"the {name} filter {verb} {what} {budget}" for name in wrong]
     return complaints
 
 
