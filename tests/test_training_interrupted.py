@@ -146,7 +146,7 @@ def test_a_terminated_part_of_a_ledger_is_charged_as_a_whole(begin: Begin, run: 
     assert told["epsilon"] == 1.0
     assert 0 <= told["spent"]["epsilon"] < 0.1  # hardly anything was asked of the part, if at all
     shown = run("ledger", "show", "a.ledger", "--json").json
-    assert shown["kinds"] == {"open": 1, "charge": 1}
+    assert shown["kinds"] == {"open": 1, "charge": 1, "note": 1}
     assert 0.05 < shown["share"] < 0.5
     assert run("ledger", "verify", "a.ledger").code == 0
     assert Model.load(Path("fit")).coef.shape == (1, 1)
