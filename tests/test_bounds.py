@@ -142,3 +142,9 @@ def test_a_tensor_stays_one_and_a_copy_of_its_own():
     for make in (lambda: ClipNorm(3.0, scale), lambda: ClipCoordinates(scale)):
         with pytest.raises(InvalidValue, match="> 0 everywhere"):
             make()
+
+
+@pytest.mark.parametrize("scale", [1.0, np.float64(2.0), np.array(3.0)])
+def test_a_box_names_every_coordinate(scale):
+    with pytest.raises(InvalidValue, match="every coordinate"):
+        ClipCoordinates(scale)

@@ -332,3 +332,18 @@ def test_what_every_filter_charges_for_an_event(rule, event, cost):
 
 def test_laplace_noise_under_replace_one_costs_a_pure_event_of_twice_the_epsilon():
     assert GdpFilter(REPLACE).cost(LaplaceEvent(4.0)) == pytest.approx(GdpFilter(BUDGET).cost(PureEvent(0.5)))
+
+
+def test_no_filter_lets_a_thousandth_more_through_than_its_limit():
+    rdp_rule, gdp_rule = RdpFilter(BUDGET, (4.0,)), GdpFilter(BUDGET)
+    zcdp_rule, basic = ZcdpFilter(BUDGET, 1e-6), BasicFilter(BUDGET)
+    limits = [
+        (rdp_rule, list(rdp_rule.limits)),
+        (gdp_rule, [gdp_rule.mu**2]),
+        (zcdp_rule, [zcdp_rule.rho, 1e-6]),
+        (basic, [2.0, 1e-5]),
+    ]
+    for rule, limit in limits:
+        assert rule.fits(limit)
+        for place in range(len(limit)):
+            assert not rule.fits([x * (1.001 if i == place else 1.0) for i, x in enumerate(limit)])

@@ -106,3 +106,12 @@ def test_a_refused_mask_is_not_a_step(session, village):
         assert session.masked("p0", lie) is Reason.MEMBERS
     assert village.check()["p0"] == (0, 0)
     assert len(session.masked("p0", boxes)) == 24
+
+
+def test_a_threshold_must_keep_secrets_from_those_in_league_with_the_coordinator(village):
+    """With one of three in league, two shares may be both of theirs."""
+    village.settle(3, limits='trust = "distributed"\ncolluding = 1')
+    session = Session(village)
+    adverts = {name: session.open(name) for name in session.guards}
+    assert session.share("p0", adverts, 2) is Reason.MEMBERS
+    assert isinstance(session.share("p0", adverts, 3), bytes)
