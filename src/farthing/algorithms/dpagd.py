@@ -13,10 +13,11 @@ costs 1/(2 noise²), a choice ε²/8 with Gumbel noise or ε²/2 with Laplace; a
 [-C, 0], so it can only lower them and moves a gap between two by at most C. Replace-one costs four times as
 much. Noise is derived from the price, so there a run keeps its rounds and doubles its noise.
 
-Where this differs from the paper (arguments set each of these back but the first two):
+Where this differs from the paper (arguments set each of these back but the first three):
 
 * gradients are averaged un-normalised, as in the public code; the pseudocode would average unit vectors;
 * ρ is the filter's, by the tight conversion, where the paper has the closed form ``budget.rho`` [2];
+* an answer that does not fit what is left is not given [3, 14]; the paper buys it and then takes no step;
 * a choice is made with Gumbel noise instead of Laplace;
 * 10 candidates beside 0 instead of 20: as accurate, and faster;
 * ``opening``, a part of the budget, first buys the mean c of the rows. They are centred at it, and feature j

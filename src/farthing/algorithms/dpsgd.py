@@ -15,10 +15,11 @@ promised T times: it costs a part of the budget, and the rest of it is what the 
 Guarantee: (ε, δ) of the plan promised by `accounting.pld`, for add-remove, zero-out and replace-one alike
 (under the last each of C and 2C is counted, so noise doubles), against anyone who does not see the draws.
 
-Where this differs from the papers, all of it public post-processing: heavy-ball ``momentum``, steps that fall
-linearly to 0 over the T lots, rows of bounded norm (`Problem.rows`). Rules, with s the noise of one pass over
-all records that would count as much (s = noise / (rate √T)): the time Σ step / (1 - momentum) is what makes
-early stopping as strong as a penalty λ = max(1/ε, 2 s² d/n), and lots are as small as leaves noise above 1.5.
+Where this differs from the papers, all of it public: θ₀ is 0 instead of random, heavy-ball ``momentum``,
+steps that fall linearly to 0 over the T lots, rows of bounded norm (`Problem.rows`). Rules, with s the noise
+of one pass over all records that would count as much (s = noise / (rate √T)): the time Σ step / (1 -
+momentum) is what makes early stopping as strong as a penalty λ = max(1/ε, 2 s² d/n), and lots are as small as
+leaves noise above 1.5.
 
 >>> import farthing as ft
 >>> from farthing.losses import logistic

@@ -10,6 +10,7 @@ elects one candidate.
   of the candidates], as losses have slope 1 at most and |z| <= R: when candidates draw together, noise falls.
 * Parents are chosen by the exponential mechanism that many times without replacement, from scores of one
   pass over the table; each choice has noise of its own.
+* Parents stay among the candidates of the next generation, so that what was good is not lost to mutation.
 * Rounds by rule: the paper lets them grow with n ε; so does the default here, with a constant of its own.
 * Children are mixed and mutated with public randomness, an expansion of ``seed``: it is independent of the
   records, and no part of the guarantee, which rests on the ledger's own stream.
