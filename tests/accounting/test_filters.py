@@ -335,7 +335,7 @@ def test_laplace_noise_under_replace_one_costs_a_pure_event_of_twice_the_epsilon
 
 
 def test_no_filter_lets_a_thousandth_more_through_than_its_limit():
-    rdp_rule, gdp_rule = RdpFilter(BUDGET, (4.0,)), GdpFilter(BUDGET)
+    rdp_rule, gdp_rule = RdpFilter(BUDGET, (16.0,)), GdpFilter(BUDGET)
     zcdp_rule, basic = ZcdpFilter(BUDGET, 1e-6), BasicFilter(BUDGET)
     limits = [
         (rdp_rule, list(rdp_rule.limits)),
