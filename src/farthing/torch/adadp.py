@@ -7,8 +7,8 @@ read gradients before the noise is added. Here both read what was released, and 
 * every example's gradient is clipped, one noise vector is added to the sum of a lot;
 * E' ← γ' E' + (1 - γ')(g̃² - σ²), the mean square of released mean gradients less that of their noise, which
   is public (line 23; without σ² the estimate would feed on its own noise and grow without end);
-* s = min(ceiling, β √max(E', floor²)) (line 9), where ceiling and floor are multiples of the layer's own
-  root mean square, so that no coordinate is given up and none takes all;
+* s = min(C, β √E') (line 9; without β for an ellipsoid), E' over 1 - γ'^t and then kept between floor² and
+  ceiling² times the layer's own mean square, so that no coordinate is given up and none takes all;
 * while E' of no parameter stands out of its noise, lots are clipped at the norm C as in DP-SGD (line 7, where
   the paper asks for Var √E' > G); a parameter whose E' does not, counts as what the noise can hide;
 * w ← w - rate · g̃ / √(E + ε₀) (lines 22 to 26), E the mean square of g̃ itself, with a memory of its own.
