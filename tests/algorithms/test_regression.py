@@ -110,6 +110,7 @@ class Spy:
 
     def __init__(self, ledger):
         self.ledger, self.budget, self.affords, self.asked = ledger, ledger.budget, ledger.affords, []
+        self.share = ledger.share
 
     def ask(self, query, w=None):
         self.asked.append((query, w))

@@ -13,6 +13,7 @@ from farthing.bounds import ClipNorm
 from farthing.errors import InvalidValue, Unsupported
 from farthing.torch import company
 from farthing.torch.bookkeeping import Gradient
+from farthing.torch.probe import Source
 from farthing.torch.records import Examples
 
 X, Y = torch.randn(8, 5, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
@@ -239,3 +240,37 @@ def _noting(function, calls):
         return function(batch, others, away)
 
     return run
+
+
+def test_whole_numbers_that_a_model_hardly_ever_meets_are_tried_first():
+    """99 classes: of made-up targets below 100 one in a hundred is out of range, which would end a GPU."""
+    model = nn.Sequential(nn.Embedding(99, 4), nn.Flatten(), nn.Linear(8, 99))
+    source = Source(torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, dtype=torch.long))
+
+    def runs(ranges):
+        try:
+            inputs, targets = source.batch(2, ranges=ranges)
+            nn.functional.cross_entropy(model(inputs), targets)
+        except IndexError:
+            return False
+        return True
+
+    found = source.wildest(runs)
+    assert found.inputs.high == found.targets.high == 10
+
+
+class RandomInPlace(nn.Module):
+    """Random numbers by a method that works in place, which lanes of vmap do not take."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.fc(x) * torch.empty(2).bernoulli_(0.9)
+
+
+def test_random_numbers_that_lanes_do_not_take_are_refused_by_name_of_the_way_out():
+    gradient = Gradient(RandomInPlace(), nn.CrossEntropyLoss(reduction="none"), isolate=True)
+    with pytest.raises(Unsupported, match='isolate="loop"'):
+        gradient.check(torch.zeros(1, 3), torch.zeros(1, dtype=torch.long))

@@ -189,8 +189,8 @@ class Gradient:
                     verify(self.model, self.loss, source, other.rows, kept)
                 else:
                     plan = None
-                    verify_isolated(self.isolation, self.model, self.loss, source, self.rows)
-                    traces.refuse(self.model, self.loss, partial(self._both, source))
+                    kept = partial(traces.refuse, self.model, self.loss, partial(self._both, source))
+                    verify_isolated(self.isolation, self.model, self.loss, source, self.rows, kept)
             self._plan, self._checked = plan, self.model.training
             self._stack = self._stacked(source)
             wall.accept()

@@ -69,6 +69,7 @@ class Source:
                 values = torch.randint(
                     0, 2 if x.dtype is torch.bool else given.high, shape, generator=generator
                 )
+                values.view(-1)[:1] = given.high - 1  # a model that does not take the largest is seen not to
                 if given.ignored:
                     values[torch.rand(shape, generator=generator) < 0.25] = -100
                 return values.to(x.device, x.dtype)

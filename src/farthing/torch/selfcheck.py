@@ -13,7 +13,7 @@ proof; `farthing.torch.isolation` needs none.
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ from farthing.torch.isolation import Isolation
 from farthing.torch.probe import Source, devices
 from farthing.torch.traces import Wall
 from farthing.torch.vmapped import Loss, one
+
+T = TypeVar("T")
 
 _EXAMPLES = 4
 
@@ -78,18 +80,24 @@ def verify(model: nn.Module, loss: Loss, source: Source, rows: Rows, kept: Calla
             company.sizes()
 
 
-def verify_isolated(how: Isolation, model: nn.Module, loss: Loss, source: Source, rows: Rows) -> None:
+def verify_isolated(
+    how: Isolation, model: nn.Module, loss: Loss, source: Source, rows: Rows, kept: Callable[[], None]
+) -> None:
     """Refuses a model that cannot run in isolation, or whose gradients do not come out of it."""
     inputs, targets = source.batch(_EXAMPLES)
 
-    def once() -> list[Tensor]:
+    def tried(part: Callable[[], T]) -> T:
         try:
-            return [rows(inputs, targets)]
+            return part()
         except FarthingError:
             raise
         except Exception as error:
             raise Unsupported(_why(how, error)) from error
 
+    def once() -> list[Tensor]:
+        return tried(lambda: [rows(inputs, targets)])
+
+    tried(kept)  # with its random numbers
     with torch.random.fork_rng(devices(model)), calm(model, once) as steady:
         (found,) = once()
         if not steady:
