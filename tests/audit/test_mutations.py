@@ -385,8 +385,8 @@ def _(original):
 
 @bug("rows not shrunk to their radius", "contributions", tables.Table, "_measure")
 def _(original):
-    def measure(self, x, features):
-        unit, _, norm = original(self, x, features)
+    def measure(self, x, features, place):
+        unit, _, norm = original(self, x, features, place)
         return unit, None, norm
 
     return measure
