@@ -99,7 +99,8 @@ def test_moments_accountant_is_repeated_to_the_byte(tmp_path):
 def test_addp_figure_3(tmp_path):
     rows = small("addp-figure-3", tmp_path)
     for row in rows:
-        assert row["tight"] <= row["sampling"] * (1 + 1e-9)
+        # what is certified counts in its own rounding: where the theorem says 0, some 1e-13
+        assert row["tight"] <= row["sampling"] * (1 + 1e-9) + 1e-12
     plain = [row for row in rows if row["question"] == "δ at ε', plain"]
     assert plain
     assert all(row["sampling"] < row["advanced"] for row in plain)
