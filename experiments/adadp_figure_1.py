@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.frame import COLOURS, Grid, Row, canvas, legend, seed, values
+from experiments.frame import COLOURS, Grid, Row, Size, canvas, legend, seed, values
 
 Array = NDArray[np.float64]
 
@@ -67,11 +67,12 @@ def paths(method: str, rate: float, noise: float, count: int) -> Array:
     return np.stack(path)
 
 
-def measure(small: bool) -> list[Row]:
-    rows = list[Row]()
+def measure(size: Size) -> list[Row]:
+    size.only("repeats")
+    rows, many = list[Row](), size.repeats_or(PATHS, small=20)
     for method, (_, adapts) in METHODS.items():
         for rate in RATES[adapts]:
-            noisy, exact = paths(method, rate, NOISE, 20 if small else PATHS), paths(method, rate, 0.0, 1)
+            noisy, exact = paths(method, rate, NOISE, many), paths(method, rate, 0.0, 1)
             distances = np.linalg.norm(noisy - exact, axis=2).mean(axis=0)
             row: Row = {"what": "distance", "method": method, "rate": rate}
             row |= {"mean": float(distances.mean()), "sd": float(distances.std())}
@@ -79,7 +80,7 @@ def measure(small: bool) -> list[Row]:
                 row[f"{kind} end"] = float(np.linalg.norm(ends - GOAL, axis=1).mean())
             rows.append(row)
         rate = _best(rows, method)
-        noisy, exact = paths(method, rate, NOISE, 20 if small else PATHS), paths(method, rate, 0.0, 1)
+        noisy, exact = paths(method, rate, NOISE, many), paths(method, rate, 0.0, 1)
         typical = np.argsort(np.linalg.norm(noisy - exact, axis=2).mean(axis=0))[noisy.shape[1] // 2]
         for kind, path in (("noisy", noisy[:, typical]), ("no noise", exact[:, 0])):
             place: Row = {"what": "path", "method": method, "rate": rate, "kind": kind}
@@ -87,7 +88,7 @@ def measure(small: bool) -> list[Row]:
     random = np.random.default_rng(seed("cosine"))
     answer = np.array([10.0, 5.0])
     for deviations in COSINES:
-        noisy = answer + random.normal(size=(10_000 if small else 1_000_000, 2)) * deviations
+        noisy = answer + random.normal(size=(10_000 if size.small else 1_000_000, 2)) * deviations
         cosines = noisy @ answer / np.linalg.norm(noisy, axis=1) / np.linalg.norm(answer)
         rows.append({"what": "cosine", "first": deviations[0], "second": deviations[1],
                      "mean": float(cosines.mean())})  # fmt: skip

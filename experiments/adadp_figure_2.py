@@ -25,7 +25,7 @@ from experiments.deep import (
     rows_of,
     shown,
 )
-from experiments.frame import Grid, Row, canvas, values
+from experiments.frame import Grid, Row, Size, canvas, values
 
 DELTA, LOT, CLIP, WITHIN, RUNS = 1e-5, 600, 4.0, 300, 3
 LEVELS = {"high": (0.5, 8.0, 16.0), "medium": (2.0, 4.0, 7.0), "low": (8.0, 2.0, 4.0)}  # ε, σ, σ of DpPCA
@@ -72,17 +72,18 @@ def _lot(problem: pictures.Problem) -> int:
     return min(LOT, len(problem.rows) // 10)
 
 
-def measure(small: bool) -> list[Row]:
-    problem, rows = pictures.mnist(small), list[Row]()
-    for level in ("high",) if small else LEVELS:
-        for run in range(1 if small else RUNS):
+def measure(size: Size) -> list[Row]:
+    size.only("repeats")
+    problem, rows = pictures.mnist(size.small), list[Row]()
+    for level in ("high",) if size.small else LEVELS:
+        for run in range(size.repeats_or(RUNS)):
             for method in TUNED:
-                setting = within(problem, ft.Budget(LEVELS[level][0], DELTA), method, run, small)
+                setting = within(problem, ft.Budget(LEVELS[level][0], DELTA), method, run, size.small)
                 rows += rows_of(problem, setting, level=level, counted="tight")
             for method in PAPER:
                 if method.endswith("examples clipped") and (level != "high" or run > 0):
                     continue
-                setting = paper(problem, level, method, run, small)
+                setting = paper(problem, level, method, run, size.small)
                 rows += rows_of(problem, setting, level=level, counted="Theorem 1")
             rows += agd(problem, level, run)
     return rows

@@ -13,7 +13,7 @@ from typing import Any
 
 from experiments import pictures
 from experiments.deep import CROSS, Setting, key, lines, marked, rows_of, shown
-from experiments.frame import Grid, Row, canvas, values
+from experiments.frame import Grid, Row, Size, canvas, values
 
 DELTA, NOISE, LOT, CLIP, LOTS, RUNS = 1e-5, 6.0, 2000, 3.0, 3236, 3
 STEPS = {
@@ -49,13 +49,14 @@ def setting(
     )  # fmt: skip
 
 
-def measure(small: bool) -> list[Row]:
-    problem = pictures.cifar10(small)
+def measure(size: Size) -> list[Row]:
+    size.only("repeats")
+    problem = pictures.cifar10(size.small)
     return [
         row
-        for run in range(1 if small else RUNS)
+        for run in range(size.repeats_or(RUNS))
         for method in METHODS
-        for row in rows_of(problem, setting(problem, method, run, small))
+        for row in rows_of(problem, setting(problem, method, run, size.small))
     ]
 
 

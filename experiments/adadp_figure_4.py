@@ -16,7 +16,7 @@ import torch
 import farthing as ft
 from experiments import adadp_figure_2, adadp_figure_3, deep, pictures
 from experiments.deep import CROSS, Setting, final, key, lines, marked, rows_of, shown
-from experiments.frame import COLOURS, Grid, Row, canvas, seed, stream, values
+from experiments.frame import COLOURS, Grid, Row, Size, canvas, seed, stream, values
 from experiments.published import published
 from farthing.torch.flat import Layout
 from farthing.torch.training import train
@@ -27,17 +27,18 @@ QUANTILES = (0.1, 0.5, 0.9)
 PLACES = (100, 250, 500, 750, 1000)
 
 
-def measure(small: bool) -> list[Row]:
-    rows, mnist, cifar10 = list[Row](), pictures.mnist(small), pictures.cifar10(small)
-    for run in range(1 if small else 3):
+def measure(size: Size) -> list[Row]:
+    size.only("repeats")
+    rows, mnist, cifar10 = list[Row](), pictures.mnist(size.small), pictures.cifar10(size.small)
+    for run in range(size.repeats_or(3)):
         for method in METHODS:
-            setting = _mnist(mnist, method, run, small)
+            setting = _mnist(mnist, method, run, size.small)
             rows += rows_of(mnist, setting, what="accuracy", data="MNIST")
-    for run in range(1 if small else 2):
+    for run in range(size.repeats_or(2)):
         for method in METHODS:
-            setting = adadp_figure_3.setting(cifar10, method, run, small, lots=100)
+            setting = adadp_figure_3.setting(cifar10, method, run, size.small, lots=100)
             rows += rows_of(cifar10, setting, what="accuracy", data="CIFAR-10")
-    return rows + list(_estimates(mnist, small))
+    return rows + list(_estimates(mnist, size.small))
 
 
 def _mnist(problem: pictures.Problem, method: str, run: int, small: bool) -> Setting:

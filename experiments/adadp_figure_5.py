@@ -6,12 +6,13 @@ ours is beside it where it has the same parameter and Theorem 1 the same lots.
 """
 
 from dataclasses import replace
+from math import isnan
 from typing import Any
 
 from experiments import pictures
 from experiments.adadp_figure_2 import DELTA, paper
 from experiments.deep import CROSS, ORDER, Setting, curve, key, marked, published_lots
-from experiments.frame import COLOURS, Grid, Row, canvas, ticks, values
+from experiments.frame import COLOURS, Grid, Row, Size, canvas, mean, ticks, values
 
 EPSILON = 0.5
 PANELS: dict[str, tuple[float, ...]] = {
@@ -46,15 +47,23 @@ def _changed(setting: Setting, panel: str, value: float, records: int, small: bo
     return setting if small else replace(setting, lots=lots)
 
 
-def measure(small: bool) -> list[Row]:
-    problem, rows = pictures.mnist(small), list[Row]()
+def measure(size: Size) -> list[Row]:
+    size.only("repeats")
+    problem, rows = pictures.mnist(size.small), list[Row]()
     for method, panels in METHODS.items():
-        setting = paper(problem, "high", method, 0, small)
-        for panel in panels[:1] if small else panels:
-            for value in PANELS[panel][:2] if small else PANELS[panel]:
-                one = _changed(setting, panel, value, len(problem.rows), small)
-                row: Row = {"panel": panel, "value": value, "method": method, "lots": one.lots}
-                rows.append(row | {"accuracy": curve(problem, one)[-1][1]})
+        for run in range(size.repeats_or(1)):
+            setting = paper(problem, "high", method, run, size.small)
+            for panel in panels[:1] if size.small else panels:
+                for value in PANELS[panel][:2] if size.small else PANELS[panel]:
+                    one = _changed(setting, panel, value, len(problem.rows), size.small)
+                    row: Row = {
+                        "panel": panel,
+                        "value": value,
+                        "method": method,
+                        "run": run,
+                        "lots": one.lots,
+                    }
+                    rows.append(row | {"accuracy": curve(problem, one)[-1][1]})
     return rows
 
 
@@ -68,14 +77,14 @@ def tables(rows: list[Row]) -> list[Grid]:
             for method in values(mine, "method")
         ]
         head = [panel, *(f"{value:g}" for value in points)]
-        caption = f"Test accuracy by {panel}, % (one run each)"
+        caption = f"Test accuracy by {panel}, % (mean of {len(values(rows, 'run')) or 1} run(s))"
         grids.append(Grid(caption, head, cells, f"The paper: {SAID[panel]}."))
     return [*grids[:-1], replace(grids[-1], note=f"{grids[-1].note} {CROSS}")]
 
 
 def _cell(rows: list[Row], method: str, value: float) -> str:
-    found = [row["accuracy"] for row in rows if row["method"] == method and row["value"] == value]
-    return f"{found[0]:.1f}" if found else ""
+    found = mean(rows, "accuracy", method=method, value=value)
+    return "" if isnan(found) else f"{found:.1f}"
 
 
 def draw(rows: list[Row]) -> Any:
@@ -84,11 +93,9 @@ def draw(rows: list[Row]) -> Any:
     heights = [row["accuracy"] for row in rows]
     for axes, panel in zip(grid[0], panels, strict=True):
         for method in values(rows, "method"):
-            mine = sorted(
-                (row["value"], row["accuracy"])
-                for row in rows
-                if row["panel"] == panel and row["method"] == method
-            )
+            points = {row["value"] for row in rows if row["panel"] == panel and row["method"] == method}
+            where = {"panel": panel, "method": method}
+            mine = [(value, mean(rows, "accuracy", value=value, **where)) for value in sorted(points)]
             if mine:
                 style = "--o" if method != "AdaDP" else "-s"
                 colour = COLOURS[ORDER.index(method)]

@@ -19,7 +19,7 @@ from experiments import adadp_figure_3, pictures
 from experiments.adadp_figure_2 import within
 from experiments.deep import CROSS, Setting, final, lines, marked, rows_of, shown
 from experiments.deep import key as legend
-from experiments.frame import Grid, Row, canvas, values
+from experiments.frame import Grid, Row, Size, canvas, values
 
 DELTA, RUNS, MARKS = 1e-4, 3, 50
 BUDGETS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -32,18 +32,19 @@ LEVELS = {
 }  # fmt: skip
 
 
-def measure(small: bool) -> list[Row]:
+def measure(size: Size) -> list[Row]:
+    size.only("repeats")
     rows = list[Row]()
-    for problem in (pictures.mnist(small), pictures.cifar10(small)):
-        for run in range(1 if small else RUNS):
+    for problem in (pictures.mnist(size.small), pictures.cifar10(size.small)):
+        for run in range(size.repeats_or(RUNS)):
             for method in METHODS:
-                setting = _setting(problem, method, run, small)
+                setting = _setting(problem, method, run, size.small)
                 rows += rows_of(problem, setting, marks=MARKS, data=problem.name)
-    problem = pictures.mnist(small)
-    for epsilon in BUDGETS[:1] if small else BUDGETS:
-        for run in range(1 if small else RUNS):
+    problem = pictures.mnist(size.small)
+    for epsilon in BUDGETS[:1] if size.small else BUDGETS:
+        for run in range(size.repeats_or(RUNS)):
             for method in ("DP-SGD", "AdaDP"):
-                setting = within(problem, ft.Budget(epsilon, DELTA), method, run, small)
+                setting = within(problem, ft.Budget(epsilon, DELTA), method, run, size.small)
                 last = rows_of(problem, setting, data="MNIST within budgets")[-1]
                 rows.append({**last, "budget": epsilon})
     return rows

@@ -14,7 +14,7 @@ import torch
 
 import farthing as ft
 from experiments.deep import LOSS, Setting, method
-from experiments.frame import COLOURS, Grid, Row, canvas, seed, values
+from experiments.frame import COLOURS, Grid, Row, Size, canvas, seed, values
 from experiments.pictures import Problem
 from farthing.accounting.filters import ZcdpFilter
 from farthing.torch.adadp import AdaDP
@@ -31,18 +31,19 @@ SAID = {
 LOTS, REPEATS = 10, 6
 
 
-def measure(small: bool) -> list[Row]:
+def measure(size: Size) -> list[Row]:
+    size.only("repeats")
     rows, threads = list[Row](), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for data, (widths, lot) in SIZES.items():
-            if small:
+            if size.small:
                 widths, lot = (8, 16, 10), 20
             runs = {name: _lots(name, data, widths, lot) for name in METHODS}
             for run in runs.values():
                 for _ in range(LOTS):  # the first lots choose routes and scales
                     next(run)
-            for _ in range(1 if small else REPEATS):
+            for _ in range(size.repeats_or(REPEATS)):
                 for name, run in runs.items():
                     begun = time.perf_counter()
                     for _ in range(LOTS):

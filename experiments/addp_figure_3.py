@@ -21,7 +21,7 @@ integral in high precision shows less than 1e-44, where 7e-14 is certified). Its
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.frame import Grid, Row, canvas, legend, line, values
+from experiments.frame import Grid, Row, Size, canvas, legend, line, values
 from farthing.accounting import composition, gaussian, pld, sampling
 from farthing.budget import Adjacency
 from farthing.events import GaussianEvent, PoissonEvent, RepeatedEvent
@@ -73,11 +73,12 @@ def compare(setting: Setting) -> list[Row]:
     ]
 
 
-def measure(small: bool) -> list[Row]:
+def measure(size: Size) -> list[Row]:
+    size.only()
     return [
         {"varied": name, "value": value, **row}
         for name, found in VARIED.items()
-        for value in (found[::4] if small else found)
+        for value in (found[::4] if size.small else found)
         for row in compare(replace(Setting(), **{name: value}))
     ]
 

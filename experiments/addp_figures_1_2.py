@@ -18,7 +18,21 @@ from typing import Any
 import numpy as np
 
 from experiments.datasets import Array, classification, folds
-from experiments.frame import PLOT, Grid, Row, canvas, legend, level, line, mean, say, stream, ticks, values
+from experiments.frame import (
+    PLOT,
+    Grid,
+    Row,
+    Size,
+    canvas,
+    legend,
+    level,
+    line,
+    mean,
+    say,
+    stream,
+    ticks,
+    values,
+)
 from farthing.algorithms.addp import addp
 from farthing.algorithms.addp_baselines import non_private, sgd_adv, sgd_maj, sgd_pass
 from farthing.algorithms.problem import Problem
@@ -99,15 +113,15 @@ def levels(X: Array, y: Array, tested: tuple[Array, Array], problem: Problem) ->
     ]
 
 
-def measure(small: bool) -> list[Row]:
+def measure(size: Size) -> list[Row]:
     rows = []
-    for name, (X, y) in classification(small).items():
-        for fold, learnt, test in folds(len(y), 1 if small else FOLDS):
+    for name, (X, y) in classification(size.small).items():
+        for fold, learnt, test in folds(len(y), size, FOLDS):
             Xf, yf, tested = X[learnt], y[learnt], (X[test], y[test])
             problem = Problem(logistic, len(yf), X.shape[1], unit=False)
             found = levels(Xf, yf, tested, problem)
             for method, (adjacency, algorithm) in PRIVATE.items():
-                for epsilon in (1.6,) if small else EPSILONS:
+                for epsilon in (1.6,) if size.small else EPSILONS:
                     crowd = Simulated.split(
                         Xf,
                         yf,

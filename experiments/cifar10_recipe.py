@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import farthing as ft
 from experiments import mnist_recipe
 from experiments.deep import LOSS
-from experiments.frame import Grid, Row, say, stream
+from experiments.frame import Grid, Row, Size, say, stream
 from experiments.mnist_recipe import DELTA, mapped
 from experiments.pictures import DEVICE, Images, colours, features, kept
 from farthing.events import GaussianEvent, RepeatedEvent
@@ -125,16 +125,17 @@ def right(model: nn.Module, rows: Tensor, mirrored: Tensor, answers: Tensor) -> 
     return 100 * found / len(answers)
 
 
-def measure(small: bool) -> list[Row]:
-    epsilons, rows, images = EPSILONS[:1] if small else EPSILONS, list[Row](), colours(small)
-    kinds = tuple(HEADS) if small or DEVICE.type == "cuda" else ("linear",)
+def measure(size: Size) -> list[Row]:
+    size.only("repeats")
+    epsilons, rows, images = EPSILONS[:1] if size.small else EPSILONS, list[Row](), colours(size.small)
+    kinds = tuple(HEADS) if size.small or DEVICE.type == "cuda" else ("linear",)
     twice = images.x.flip(-1) if "convolutions" in kinds else images.x[:1]
     mirrored = replace(images, x=twice, test=images.test.flip(-1))
     data, other = (features(one, stretched, opponent) for one in (images, mirrored))
     for kind in kinds:
         for epsilon in epsilons:
-            lots = 10 if small else round(CONSTANTS[epsilon].passes / RATE)
-            for run in range(1 if small else RUNS):
+            lots = 10 if size.small else round(CONSTANTS[epsilon].passes / RATE)
+            for run in range(size.repeats_or(RUNS)):
                 place = (data.name, kind, len(data.x), epsilon, run, lots)
                 make = partial(recipe, (data, other), kind, epsilon, run, lots=lots)
                 found = kept(place, make)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.frame import say
+from experiments.frame import Size, say
 from farthing.data import find, load_adult
 
 Array = NDArray[Any]
@@ -48,8 +48,12 @@ def classification(small: bool) -> dict[str, Data]:
     return found
 
 
-def folds(n: int, used: int, of: int = 5) -> Iterator[tuple[int, Array, Array]]:
-    """The fold's number, rows to learn from and rows to test on, for the first ``used`` folds of ``of``."""
-    order = np.random.default_rng(0).permutation(n)
-    for fold in range(used):
-        yield fold, np.delete(order, np.s_[fold::of]), order[fold::of]
+def folds(n: int, size: Size, full: int, of: int = 5) -> Iterator[tuple[int, Array, Array]]:
+    """The fold's number, rows to learn from and rows to test on: ``full`` of ``of`` folds unless told.
+
+    A repeat shuffles anew and goes on counting: its first fold is number ``of``.
+    """
+    for repeat in range(size.repeats_or(1)):
+        order = np.random.default_rng(repeat).permutation(n)
+        for fold in range(size.folds_or(full)):
+            yield repeat * of + fold, np.delete(order, np.s_[fold::of]), order[fold::of]

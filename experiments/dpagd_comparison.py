@@ -22,7 +22,21 @@ from typing import Any
 import numpy as np
 
 from experiments.datasets import Array, classification, folds
-from experiments.frame import PLOT, Grid, Row, canvas, legend, level, line, mean, say, stream, ticks, values
+from experiments.frame import (
+    PLOT,
+    Grid,
+    Row,
+    Size,
+    canvas,
+    legend,
+    level,
+    line,
+    mean,
+    say,
+    stream,
+    ticks,
+    values,
+)
 from farthing.accounting.filters import ZcdpFilter
 from farthing.algorithms.baselines import nonprivate
 from farthing.algorithms.dpagd import Lengths, dpagd, paper_splits
@@ -112,12 +126,12 @@ def levels(X: Array, y: Array, tested: tuple[Array, Array], problem: Problem) ->
     ]
 
 
-def measure(small: bool) -> list[Row]:
+def measure(size: Size) -> list[Row]:
     rows = []
-    epsilons = (0.4, 1.6) if small else EPSILONS
+    epsilons = (0.4, 1.6) if size.small else EPSILONS
     for model, loss in LOSSES.items():
-        for data, (X, y) in classification(small).items():
-            for fold, learnt, test in folds(len(y), 1 if small else FOLDS):
+        for data, (X, y) in classification(size.small).items():
+            for fold, learnt, test in folds(len(y), size, FOLDS):
                 Xf, yf, tested = X[learnt].astype(np.float32), y[learnt], (X[test], y[test])
                 problem = Problem(loss, len(yf), X.shape[1], unit=False)
                 found = levels(Xf, yf, tested, problem)

@@ -15,7 +15,7 @@ import numpy as np
 
 from experiments.datasets import classification, folds
 from experiments.dpagd_comparison import DELTA, AsPublished, fitted, judged
-from experiments.frame import PLOT, Grid, Row, canvas, legend, line, mean, number, say, ticks, values
+from experiments.frame import PLOT, Grid, Row, Size, canvas, legend, line, mean, number, say, ticks, values
 from farthing.accounting.filters import ZcdpFilter
 from farthing.algorithms.dpagd import dpagd
 from farthing.algorithms.problem import Problem
@@ -50,17 +50,17 @@ def factors(name: str, version: str) -> tuple[float, ...]:
     return FACTORS[:-1] if name == "splits" else FACTORS[::2]
 
 
-def measure(small: bool) -> list[Row]:
-    X, y = next(iter(classification(small).values()))
+def measure(size: Size) -> list[Row]:
+    X, y = next(iter(classification(size.small).values()))
     rows = []
-    for fold, learnt, test in folds(len(y), 1 if small else FOLDS):
+    for fold, learnt, test in folds(len(y), size, FOLDS):
         Xf, yf, tested = X[learnt].astype(np.float32), y[learnt], (X[test], y[test])
         problem = Problem(logistic, len(yf), X.shape[1], unit=False)
         for version, make in ((PUBLISHED, published), (OURS, library)):
-            for epsilon in (0.8,) if small else EPSILONS:
+            for epsilon in (0.8,) if size.small else EPSILONS:
                 known: dict[object, Row] = {}  # the defaults need not be run four times
-                for name in ("splits", "clip") if small else LABELS:
-                    for factor in (0.5, 1.0) if small else factors(name, version):
+                for name in ("splits", "clip") if size.small else LABELS:
+                    for factor in (0.5, 1.0) if size.small else factors(name, version):
                         change = (name, factor) if factor != 1 else None
                         if change not in known:
                             method = Method(make(name, factor), ZcdpFilter)

@@ -2,8 +2,9 @@
 
 An experiment is a module of this package with three functions:
 
-* ``measure(small) -> rows``: the work. A row is a flat dictionary of numbers and texts, one a measurement;
-  ``small`` is a version of seconds that needs no data but what farthing ships.
+* ``measure(size) -> rows``: the work. A row is a flat dictionary of numbers and texts, one a measurement;
+  `Size` says how much of it: a version of seconds that needs no data but what farthing ships, how many folds
+  and how many repeats. An experiment without folds or repeats says so first (`Size.only`).
 * ``tables(rows) -> grids``: what a reader wants to see, ours beside what the paper prints (`Grid`).
 * ``draw(rows) -> figure``: the same as a picture (`canvas`).
 
@@ -42,9 +43,45 @@ INK, PAPER = "#1a1a1a", "#ffffff"
 class Experiment(Protocol):
     """What a module of this package offers."""
 
-    def measure(self, small: bool) -> list[Row]: ...
+    def measure(self, size: "Size") -> list[Row]: ...
     def tables(self, rows: list[Row]) -> list["Grid"]: ...
     def draw(self, rows: list[Row]) -> Any: ...
+
+
+class SizeError(ValueError):
+    """A size that the experiment does not have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much of an experiment is measured; None leaves the number to the experiment.
+
+    >>> Size().folds_or(5), Size(small=True).folds_or(5), Size(folds=2).folds_or(5)
+    (5, 1, 2)
+    >>> Size(folds=5, repeats=20).flags()
+    ' --folds 5 --repeats 20'
+    """
+
+    small: bool = False
+    folds: int | None = None
+    repeats: int | None = None
+
+    def folds_or(self, full: int, small: int = 1) -> int:
+        return self.folds or (small if self.small else full)
+
+    def repeats_or(self, full: int, small: int = 1) -> int:
+        return self.repeats or (small if self.small else full)
+
+    def only(self, *known: str) -> None:
+        """Refuse a number of folds or repeats that an experiment has no use for."""
+        for name in ("folds", "repeats"):
+            if getattr(self, name) is not None and name not in known:
+                raise SizeError(f"it has no {name}; leave --{name} out")
+
+    def flags(self) -> str:
+        """This size as it is typed."""
+        counts = [f" --{name} {n}" for name, n in (("folds", self.folds), ("repeats", self.repeats)) if n]
+        return (" --small" if self.small else "") + "".join(counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +117,12 @@ def load(name: str) -> Experiment:
 
 
 def write(
-    name: str, title: str, rows: list[Row], experiment: Experiment, out: Path, small: bool
+    name: str, title: str, rows: list[Row], experiment: Experiment, out: Path, size: Size
 ) -> list[Path]:
     """NAME.csv, NAME.md and, where matplotlib is installed, NAME.svg; made-up images are called so."""
     out.mkdir(parents=True, exist_ok=True)
     written = [out / f"{name}.csv", out / f"{name}.md"]
-    told = made_up if small else str
+    told = made_up if size.small else str
     told_of = f"{experiment.__doc__} {rows}"
     if told(told_of) != told_of:
         rows = [{**row, "images": "made up"} for row in rows]
@@ -95,7 +132,7 @@ def write(
         writer.writeheader()
         writer.writerows({key: _shown(value) for key, value in row.items()} for row in rows)
     rows = read(written[0])  # so that files made now and files made anew are the same
-    parts = [f"# {title}", f"`python -m experiments {name}{' --small' if small else ''}`"]
+    parts = [f"# {title}", f"`python -m experiments {name}{size.flags()}`"]
     if importlib.util.find_spec("matplotlib"):
         parts.append(f"![{title}]({name}.svg)")
     parts += [grid.markdown() for grid in experiment.tables(rows)]
@@ -163,7 +200,7 @@ def seed(*place: object) -> int:
     return int.from_bytes(hashlib.sha256(repr(place).encode()).digest()[:4], "big") >> 1
 
 
-def mean(rows: Iterable[Row], value: str, **where: object) -> float:
+def mean(rows: Iterable[Row], value: str, /, **where: object) -> float:
     """The mean of a column over the rows with these values in other columns."""
     found = [row[value] for row in rows if all(row.get(key) == wanted for key, wanted in where.items())]
     return sum(found) / len(found) if found else float("nan")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from experiments.datasets import Array, Data
-from experiments.frame import PLOT, Grid, Row, canvas, legend, level, line, say, stream, ticks, values
+from experiments.frame import PLOT, Grid, Row, Size, canvas, legend, level, line, say, stream, ticks, values
 from farthing.accounting.filters import BasicFilter
 from farthing.algorithms.functional import functional
 from farthing.algorithms.problem import Problem
@@ -77,9 +77,10 @@ def loss(X: Array, y: Array, u: Array, constant: float) -> float:
     return float(np.mean(np.square(2 * (y - X @ u - constant))) / 2)
 
 
-def measure(small: bool) -> list[Row]:
+def measure(size: Size) -> list[Row]:
+    size.only("repeats")
     rows = []
-    for data, (X, y) in sets(small).items():
+    for data, (X, y) in sets(size.small).items():
         order = np.random.default_rng(0).permutation(len(y))
         train, test = np.split(order, [int(0.8 * len(y))])
         beside = np.column_stack([X[train], np.ones(len(train))])
@@ -89,9 +90,9 @@ def measure(small: bool) -> list[Row]:
         rows.append({"data": data, "method": MEAN, "J": nothing})
         table, problem = Table(X[train], y[train]), Problem(squared, len(train), X.shape[1], unit=False)
         for name, method in METHODS.items():
-            for epsilon in (0.1, 1.6) if small else EPSILONS:
+            for epsilon in (0.1, 1.6) if size.small else EPSILONS:
                 budget = Budget(epsilon, 0.0 if name in PURE else DELTA, "replace-one")
-                for repeat in range(3 if small else REPEATS):
+                for repeat in range(size.repeats_or(REPEATS, small=3)):
                     ledger = Ledger(budget, filter=method.filter, stream=stream(data, name, epsilon, repeat))
                     model = run(method.algorithm(ledger.over(table), problem))
                     found = loss(X[test], y[test], *model.w)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import farthing as ft
 from experiments.deep import LOSS, right
-from experiments.frame import COLOURS, Grid, Row, canvas, say, stream, ticks, values
+from experiments.frame import COLOURS, Grid, Row, Size, canvas, say, stream, ticks, values
 from experiments.pictures import Images, digits, features, kept
 from farthing.events import GaussianEvent, RepeatedEvent
 from farthing.torch.plan import fitted
@@ -71,18 +71,18 @@ def mapped(white: Any, found: Tensor) -> Tensor:
     return rows
 
 
-def measure(small: bool) -> list[Row]:
-    return rows_of(
-        features(digits(small), normalised), "whitened", EPSILONS[:1] if small else EPSILONS, small
-    )
+def measure(size: Size) -> list[Row]:
+    size.only("repeats")
+    data, epsilons = features(digits(size.small), normalised), EPSILONS[:1] if size.small else EPSILONS
+    return rows_of(data, "whitened", epsilons, size)
 
 
-def rows_of(data: Images, kind: str, epsilons: tuple[float, ...], small: bool) -> list[Row]:
+def rows_of(data: Images, kind: str, epsilons: tuple[float, ...], size: Size) -> list[Row]:
     """Every run of the recipe on these features."""
     rows = list[Row]()
     for epsilon in epsilons:
-        for run in range(1 if small else RUNS):
-            lots = 20 if small else LOTS
+        for run in range(size.repeats_or(RUNS)):
+            lots = 20 if size.small else LOTS
             place = ("recipe", data.name, kind, len(data.x), epsilon, run, lots)
             found = kept(place, lambda e=epsilon, r=run, t=lots: recipe(data, e, r, lots=t))
             say(f"{data.name}, {kind}, ε {epsilon:g}, run {run}: {found:.2f} %")

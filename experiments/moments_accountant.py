@@ -9,7 +9,7 @@ that 10,000 lots need within a given ε.
 
 from typing import Any
 
-from experiments.frame import PLOT, Grid, Row, canvas, legend, line, ticks, values
+from experiments.frame import PLOT, Grid, Row, Size, canvas, legend, line, ticks, values
 from farthing.accounting import calibrate, composition, gaussian, moments, pld, rdp
 from farthing.budget import Budget
 from farthing.events import GaussianEvent, PoissonEvent, RepeatedEvent
@@ -48,15 +48,16 @@ def noise(method: str, limit: float) -> float:
     return gaussian.safe_root(lambda sigma: epsilon(method, sigma, LOTS) - limit, 200.0, 0.5)
 
 
-def measure(small: bool) -> list[Row]:
+def measure(size: Size) -> list[Row]:
+    size.only()
     rows = [
         {"question": "ε", "epochs": epochs, "method": method, "value": epsilon(method, NOISE, epochs * 100)}
-        for epochs in ((1, 100, 400) if small else EPOCHS)
+        for epochs in ((1, 100, 400) if size.small else EPOCHS)
         for method in METHODS
     ]
     return rows + [
         {"question": "noise", "ε": limit, "method": method, "value": noise(method, limit)}
-        for limit in ((1.0,) if small else EPSILONS)
+        for limit in ((1.0,) if size.small else EPSILONS)
         for method in METHODS
     ]
 

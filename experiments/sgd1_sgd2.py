@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from experiments.datasets import classification, folds
-from experiments.frame import Grid, Row, canvas, level, line, say, stream, ticks, values
+from experiments.frame import Grid, Row, Size, canvas, level, line, say, stream, ticks, values
 from farthing.accounting import gaussian
 from farthing.algorithms.problem import Problem
 from farthing.algorithms.sgd1 import sgd1_guarantees, sgd1_noise
@@ -68,16 +68,16 @@ def second(epsilon: float, rounds: int) -> list[Row]:
     return found
 
 
-def third(small: bool) -> list[Row]:
+def third(size: Size) -> list[Row]:
     """Accuracy on Adult, in percent."""
-    X, y = next(iter(classification(small).values()))
+    X, y = next(iter(classification(size.small).values()))
     rows = []
-    for fold, learnt, test in folds(len(y), 1 if small else 3):
+    for fold, learnt, test in folds(len(y), size, 3):
         problem = Problem(logistic, len(learnt), X.shape[1], unit=False)
         likelier = float(np.mean(y[learnt]) > 0.5)
         guess = 100 * float(np.mean(y[test] == likelier))
         rows.append({"claim": "accuracy", "method": MAJORITY, "fold": fold, "accuracy": guess})
-        for epsilon in EPSILONS[1::2] if small else EPSILONS:
+        for epsilon in EPSILONS[1::2] if size.small else EPSILONS:
             for method in (RECIPE, EXACT):
                 crowd = Simulated.split(
                     X[learnt],
@@ -96,10 +96,10 @@ def third(small: bool) -> list[Row]:
     return rows
 
 
-def measure(small: bool) -> list[Row]:
-    rows = [row for n in ((25, 50, 200) if small else RECORDS) for row in first(n)]
+def measure(size: Size) -> list[Row]:
+    rows = [row for n in ((25, 50, 200) if size.small else RECORDS) for row in first(n)]
     rows += [row for T in (10, 100, 1000) for epsilon in (0.1, 1.0) for row in second(epsilon, T)]
-    return rows + third(small)
+    return rows + third(size)
 
 
 def accuracy(rows: list[Row], method: str, epsilon: float | None = None) -> float:

@@ -82,6 +82,38 @@ def test_missing_data_are_one_sentence(tmp_path):
     assert refused.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("moments-accountant", "--folds", "2"), "it has no folds; leave --folds out"),
+        (("addp-figure-3", "--repeats", "2"), "it has no repeats; leave --repeats out"),
+        (("linear-regression", "--folds", "2"), "it has no folds; leave --folds out"),
+        (("dpagd-comparison", "--folds", "6"), "6 is more than the 5 folds that there are"),
+        (("dpagd-comparison", "--repeats", "0"), "'0' is not a whole number from 1"),
+    ],
+)
+def test_folds_and_repeats_that_there_are_not_are_refused(tmp_path, arguments, sentence):
+    refused = reproduce(*arguments, "--small", "--out", str(tmp_path))
+    assert refused.returncode == 2
+    assert sentence in refused.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_repeat_shuffles_anew_and_each_record_is_tested_once_in_it():
+    code = (
+        "from experiments.frame import Size; from experiments.datasets import folds\n"
+        "found = [(fold, sorted(test)) for fold, _, test in folds(50, Size(repeats=2), 5)]\n"
+        "assert [fold for fold, _ in found] == list(range(10))\n"
+        "for half in (found[:5], found[5:]):\n"
+        "    assert sorted(row for _, test in half for row in test) == list(range(50))\n"
+        "assert found[0][1] != found[5][1]\n"
+        "assert [fold for fold, _, _ in folds(50, Size(folds=2, repeats=2), 5)] == [0, 1, 5, 6]\n"
+        "assert len(list(folds(50, Size(small=True), 5))) == 1\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_moments_accountant_is_repeated_to_the_byte(tmp_path):
     found = by(small("moments-accountant", tmp_path), "question", "epochs", "method", value="value")
@@ -126,8 +158,10 @@ def test_dpagd_comparison(tmp_path):
         assert best > guess + 5
         for name in ("DP-AGD", "auto", "SGD-MA", "ObjPert"):
             assert guess + 4 < accuracy[name, 1.6] < best + 1
-        assert accuracy["DP-AGD", 0.4] > accuracy["DP-AGD, as published", 0.4] + 5
+        assert accuracy["DP-AGD", 0.4] > accuracy["DP-AGD, as published", 0.4] + 2
         objective = by(mine, "method", "ε", value="objective")
+        # 0.52 and 0.62; both are 0.70 where a failed search repeats itself instead of buying a gradient again
+        assert objective["DP-AGD, as published", 1.6] < 0.66
         assert min(objective.values()) == objective["non-private", ""]
 
 
@@ -178,7 +212,7 @@ def test_made_up_images_are_called_so(tmp_path):
         "        return figure\n"
         "rows = [{'data': 'MNIST', 'x': 1}]\n"
         "for small in (True, False):\n"
-        "    frame.write('a', 'MNIST', rows, Shown(), Path(sys.argv[1]) / str(small), small)\n"
+        "    frame.write('a', 'MNIST', rows, Shown(), Path(sys.argv[1]) / str(small), frame.Size(small))\n"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True, capture_output=True)
     for small in (True, False):
