@@ -57,7 +57,7 @@ LAYERS = [
     "crowd.members crowd.checkpoint crowd.coordinator",
     "guard.policy guard.pricing guard.answers guard.masking guard.keeper guard.server guard.command",
     "audit.guards",
-    "simulating",
+    "job simulating",
     "auditing",
     "processes tomlfile page keyring",
     "crowd.bridge crowd.flower_control crowd.superlink crowd.flower crowd.flower_link crowd.flower_node",

@@ -220,7 +220,7 @@ def test_an_interruption_before_the_first_round_reaches_nothing(
         raise KeyboardInterrupt
         yield
 
-    monkeypatch.setattr(simulating, "together", interrupted)
+    monkeypatch.setattr("farthing.job.together", interrupted)
     with pytest.raises(KeyboardInterrupt):
         simulate(job)
 

@@ -203,10 +203,20 @@ def simulated_lines(fields: dict[str, Any]) -> dict[str, Any]:
     return {
         **words,
         "guarantee": [*_words(fields), owner],
+        **({"noise": _published_words(fields["holds"])} if "holds" in fields else {}),
         "trust": trust,
         "alive": f"{fields['alive']:,} users, with {fields['left']:.1%} of all rounds left",
         **_test_words(fields),
     }
+
+
+def _published_words(found: list[dict[str, Any]]) -> list[str]:
+    """What published noise gives, a line an observer."""
+    lines = [
+        f"epsilon {one['epsilon']:.4g} against {one['observer']}, {one['adjacency']}: {one['note']}"
+        for one in found
+    ]
+    return ["as published, which really gives", *lines]
 
 
 def verification(file: Path) -> dict[str, Any]:

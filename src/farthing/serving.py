@@ -14,6 +14,7 @@
 
     [method]
     name = "addp"                     # or together, sgd2, sgd1; further options as in `farthing simulate`
+    weights = "plain"                 # --epsilon-iter becomes epsilon_iter, and so on
     most = 200                        # stop after so many rounds, whatever is left
 
     [parties]
@@ -27,6 +28,7 @@ import contextlib
 import json
 import logging
 import math
+import re
 import signal
 import threading
 import time
@@ -50,6 +52,7 @@ from farthing.crowd.terms import Trust
 from farthing.crowd.transport import Transport
 from farthing.data import Categorical, Schema
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue
+from farthing.job import holds
 from farthing.keyring import Card
 from farthing.page import Page, PartyView, View
 from farthing.query import Step
@@ -90,7 +93,8 @@ class Plan:
         try:
             return cls._of(Settings.load(path))
         except InvalidValue as error:
-            raise InvalidValue(f"{path}: {error}".replace("--", "")) from None
+            said = re.sub(r"--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_"), str(error))
+            raise InvalidValue(f"{path}: {said}") from None
 
     @classmethod
     def _of(cls, given: Settings) -> "Plan":
@@ -110,6 +114,14 @@ class Plan:
             clip=method.number("clip", None),
             draw=method.text("draw", None),
             rounds=method.whole("rounds", None),
+            lr=method.number("lr", None),
+            weights=method.text("weights", None),
+            epsilon_iter=method.number("epsilon_iter", None),
+            delta_iter=method.number("delta_iter", None),
+            noise_multiplier=method.number("noise_multiplier", None),
+            radius=method.number("radius", None),
+            convexity=method.number("convexity", None),
+            published_noise=method.flag("published_noise"),
         )
         most = method.whole("most", None)
         plan = cls(
@@ -282,6 +294,9 @@ def _written(
     plan: Plan, crowd: Remote, step: Step, end: str, test: tuple[Array, NDArray[Any]] | None
 ) -> dict[str, Any]:
     """Model and report, on disk when this returns."""
+    widest = int(np.argmax([budget.epsilon for budget in crowd.budgets]))
+    noise = crowd.terms(widest).mechanism.noise
+    really = [asdict(one) for one in holds(plan.job, crowd, noise, widest, step.t)]
     report: dict[str, Any] = {
         "run": plan.run,
         "dataset": plan.dataset,
@@ -292,6 +307,7 @@ def _written(
         "records": int(crowd.records.sum()),
         "features": plan.schema.width,
         "parties": [_told(crowd, place) for place in range(crowd.users)],
+        **({"holds": really} if really else {}),
         "note": "budgets as announced; each is kept by the party's own ledger, whatever a coordinator does",
         "model": str(plan.model),
     }
@@ -433,6 +449,10 @@ def lines(report: dict[str, Any]) -> dict[str, Any]:
         ],
         "note": report["note"],
     }
+    if "holds" in report:
+        words["published noise"] = [
+            f"epsilon {one['epsilon']:.4g} against {one['observer']}" for one in report["holds"]
+        ]
     if "test" in report:
         test = report["test"]
         words["test"] = [

@@ -15,77 +15,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing import losses, tablefile, validate
-from farthing.algorithms.addp import addp
-from farthing.algorithms.addp_baselines import non_private, sgd_adv, sgd_maj, sgd_pass
+from farthing.algorithms.addp_baselines import non_private
 from farthing.algorithms.problem import Problem
-from farthing.algorithms.sgd1 import sgd1
-from farthing.algorithms.sgd2 import sgd2
-from farthing.algorithms.together import learnt_in, together
-from farthing.budget import Adjacency, Unit
-from farthing.crowd.protocol import Accountant, Draw, Exactly, Passing, Trust
+from farthing.algorithms.together import learnt_in
+from farthing.budget import Adjacency
+from farthing.crowd.protocol import Trust
 from farthing.crowd.simulated import Simulated, personal
-from farthing.data import Categorical, Schema
+from farthing.data import Categorical
 from farthing.errors import BudgetSpent, InvalidValue
+from farthing.job import METHODS, Job, Kind, checked, holds, steps
 from farthing.progress import progress
 from farthing.query import Step
-from farthing.samplers import Everyone, Poisson
 from farthing.tables import Features, Table
 from farthing.training import WITHOUT_PRIVACY
 
 Array = NDArray[np.float64]
 
-_PAPER, _MORE = 10, 1000  # rounds to expect: A-DDP's own T, and where tight accounting makes them cheap
+__all__ = [
+    "METHODS",
+    "Job",
+    "Reached",
+    "checked",
+    "epsilons",
+    "measured",
+    "people",
+    "shown",
+    "simulate",
+    "steps",
+]
+
+_MORE = 1000  # rounds without privacy
 _MOST_RECORDS = 1000  # for SGD1, which takes as many iterations as their square
 _SHRUNK = ("sgd1", "sgd2")  # methods that learn from rows shrunk to norm 1
 _MOST_KINDS = 200  # of users that are told apart exactly
 _SHOWN = 0.1  # seconds between two looks at the progress
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What a method leaves open. The first accountant and trust model are its own."""
-
-    accountants: tuple[str, ...]
-    draw: str | None = None  # the only one there is
-    trusts: tuple[Trust, ...] = (Trust.LOCAL,)
-    clip: bool = True
-    rounds: bool = True
-    private: bool = True
-
-
-METHODS = {
-    "together": _Kind(("tight",), "all", tuple(Trust), clip=False, rounds=False),
-    "addp": _Kind(("sampling", "advanced", "tight"), trusts=tuple(Trust)),
-    "sgd2": _Kind(("tight",), "all", tuple(Trust)),
-    "sgd1": _Kind(("tight",), "one", rounds=False),
-    "sgd-adv": _Kind(("advanced",)),
-    "sgd-pass": _Kind(("advanced",), "turn"),
-    "sgd-maj": _Kind(("basic",)),
-    "nonprivate": _Kind(("none",), "all", clip=False, private=False),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Who trains on what, and how; what is left None is the method's own."""
-
-    table: str
-    schema: Schema
-    users: int
-    epsilon: str | None = None  # a number, numbers with commas (dealt out in turn), or FILE:COLUMN
-    delta: float | None = None
-    records: int | None = None  # of each user; all rows, dealt out evenly
-    method: str = "together"
-    accountant: str | None = None
-    trust: str | None = None
-    survivors: int | None = None
-    noise: str = "sum"
-    clip: float | None = None
-    draw: str | None = None
-    rounds: int | None = None
-    adjacency: Adjacency | None = None
-    test: str | None = None
-    unit: Unit = Unit.RECORD
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +93,7 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
         crowd = Simulated.split(table, users=job.users, budgets=budgets, noise=fidelity)
         step, interrupted = _taken(steps(job, crowd, problem), crowd, watch)
         each = [budget.epsilon for budget in budgets]
-        told |= {**_reached(job, crowd, int(np.argmax(each))), "smallest_epsilon": min(each)}
+        told |= {**_reached(job, crowd, step, int(np.argmax(each))), "smallest_epsilon": min(each)}
         if job.trust == Trust.DISTRIBUTED:
             told["survivors"] = job.survivors or job.users
         end = "the budgets allow no further round"
@@ -138,7 +101,7 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
             short = f"{crowd.alive} users are too few to make up the noise of another round"
             end = short if job.trust == Trust.DISTRIBUTED else "all rounds were taken"
     else:
-        rate = 2 / (loss.curvature * (len(job.schema.columns) + 1))  # squared norms are below the last
+        rate = job.lr or 2 / (loss.curvature * (len(job.schema.columns) + 1))  # of the largest squared norm
         step, interrupted = _taken(non_private(table, problem, rounds=job.rounds or _MORE, rate=rate))
         told |= {"epsilon": None, "note": "no noise, no budgets: nothing is promised"}
         end = "all rounds were taken"
@@ -153,67 +116,7 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
     return {**told, "test": {"table": job.test, **measured(said, test[1])}}
 
 
-def checked(job: Job) -> _Kind:
-    """What a job's method leaves open; refuses what contradicts it. Nothing is read yet."""
-    kind = METHODS.get(job.method)
-    if kind is None:
-        raise InvalidValue(f"--method must be one of {list(METHODS)}, got {job.method!r}")
-    validate.count(**{"--users": job.users})
-    if job.noise not in ("sum", "each"):
-        raise InvalidValue(f"--noise must be one of ['sum', 'each'], got {job.noise!r}")
-    for option, value, allowed in (
-        ("accountant", job.accountant, kind.accountants),
-        ("trust", job.trust, tuple(map(str, kind.trusts))),
-        ("draw", job.draw, (job.draw,) if kind.draw is None else (kind.draw,)),
-    ):
-        if value is not None and value not in allowed:
-            raise InvalidValue(
-                f"--{option} must be one of {list(allowed)} with --method {job.method}, got {value!r}"
-            )
-    for option, given, taken in (("clip", job.clip, kind.clip), ("rounds", job.rounds, kind.rounds)):
-        if given is not None and not taken:
-            raise InvalidValue(
-                f"--{option} must be left out with --method {job.method}, which chooses it, got {given!r}"
-            )
-    for option, budget in (("epsilon", job.epsilon), ("delta", job.delta)):
-        if budget is not None and not kind.private:
-            raise InvalidValue(
-                f"--{option} must be left out with --method {job.method}, which promises nothing, got "
-                f"{budget!r}"
-            )
-    if job.clip is not None:
-        validate.positive(**{"--clip": job.clip})
-    for option, number in (("rounds", job.rounds), ("records-per-user", job.records)):
-        if number is not None:
-            validate.count(**{f"--{option}": number})
-    if job.survivors is not None:
-        if job.trust != Trust.DISTRIBUTED:
-            raise InvalidValue("--survivors is for --trust distributed only")
-        if validate.count(**{"--survivors": job.survivors}) > job.users:
-            raise InvalidValue(
-                f"--survivors must be at most the number of users, {job.users}, got {job.survivors}"
-            )
-    if kind.draw is None and job.draw is not None:
-        _draw(job.draw)
-    return kind
-
-
-def _draw(text: str) -> Draw:
-    """``one``, a whole number, ``all``, or ``poisson:P``."""
-    if text in ("one", "all"):
-        return Exactly(1) if text == "one" else Everyone()
-    name, _, rate = text.partition(":")
-    try:
-        if name == "poisson":
-            return Poisson(validate.rate(**{"the rate of --draw": float(rate)}))
-        return Exactly(validate.count(**{"--draw": int(text)}))
-    except InvalidValue:
-        raise
-    except ValueError:
-        raise InvalidValue(f"--draw must be one, a whole number, all, or poisson:P, got {text!r}") from None
-
-
-def _budgets(job: Job, kind: _Kind) -> Any:
+def _budgets(job: Job, kind: Kind) -> Any:
     if not kind.private:
         return []
     if job.epsilon is None or job.delta is None:
@@ -276,49 +179,6 @@ def _rows(job: Job, n: int) -> int:
     return job.users * job.records
 
 
-def steps(job: Job, crowd: Passing, problem: Problem) -> Iterator[Step]:
-    """The method's steps; what was left open is filled in."""
-    draw = Exactly(1) if job.draw is None else _draw(job.draw) if job.draw != "turn" else Everyone()
-    clip, trust = 3.0 if job.clip is None else job.clip, Trust(job.trust or Trust.LOCAL)
-    rounds = _PAPER if job.rounds is None else job.rounds
-    match job.method:
-        case "together":
-            return together(crowd, problem, trust=trust, survivors=job.survivors)
-        case "addp" if job.accountant == "tight":
-            return addp(
-                crowd,
-                problem,
-                clip=clip,
-                draw=draw,
-                rounds=job.rounds or _MORE,
-                calibration=Accountant.TIGHT,
-                accountant=Accountant.TIGHT,
-                trust=trust,
-                survivors=job.survivors,
-            )
-        case "addp":
-            return addp(
-                crowd,
-                problem,
-                clip=clip,
-                draw=draw,
-                rounds=rounds,
-                accountant=Accountant(job.accountant or Accountant.SAMPLING),
-                trust=trust,
-                survivors=job.survivors,
-            )
-        case "sgd2":
-            many = job.rounds or 100
-            return sgd2(crowd, problem, rounds=many, lipschitz=job.clip, trust=trust, survivors=job.survivors)
-        case "sgd1":
-            return sgd1(crowd, problem, lipschitz=job.clip, exact=True)
-        case "sgd-adv":
-            return sgd_adv(crowd, problem, clip=clip, draw=draw, rounds=rounds)
-        case "sgd-maj":
-            return sgd_maj(crowd, problem, clip=clip, draw=draw, rounds=rounds)
-    return sgd_pass(crowd, problem, clip=clip, rounds=rounds)
-
-
 def _taken(
     steps: Iterator[Step], crowd: Simulated | None = None, watch: Watch | None = None
 ) -> tuple[Step, bool]:
@@ -344,10 +204,12 @@ def _left(crowd: Simulated) -> float:
     return left / (left + int(crowd.done.sum()))
 
 
-def _reached(job: Job, crowd: Simulated, user: int) -> dict[str, Any]:
+def _reached(job: Job, crowd: Simulated, step: Step, user: int) -> dict[str, Any]:
     """What holds for all users: the guarantee of one whose ε is the largest (δ is the same for all)."""
     terms = crowd.terms(user)
+    really = [asdict(one) for one in holds(job, crowd, terms.mechanism.noise, user, step.t)]
     return {
+        **({"holds": really} if really else {}),
         **asdict(crowd.guarantee(user)),
         "trust": job.trust or str(Trust.LOCAL),
         "noise": job.noise,

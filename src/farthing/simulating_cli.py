@@ -69,7 +69,26 @@ def simulate(
     draw: Annotated[
         str | None, typer.Option(metavar="DRAW", help="Of a round: one, a number, all, or poisson:P.")
     ] = None,
-    rounds: Annotated[int | None, option(whole, "The rounds that noise is chosen for.")] = None,
+    rounds: Annotated[int | None, option(whole, "The rounds T that noise is chosen for.")] = None,
+    lr: Annotated[float | None, option(number, "The learning rate; by default from public numbers.")] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of uploads, addp and sgd2: plain, precision or records."),
+    ] = None,
+    epsilon_iter: Annotated[
+        float | None, option(number, "Of addp: noise with which one round has this epsilon, ...")
+    ] = None,
+    delta_iter: Annotated[float | None, option(number, "... and this delta, before its draw.")] = None,
+    noise_multiplier: Annotated[
+        float | None, option(number, "Noise over the clip, in place of what a budget asks for.")
+    ] = None,
+    radius: Annotated[float | None, option(number, "Of sgd1, sgd2: the ball that steps stay in.")] = None,
+    convexity: Annotated[
+        float | None, option(number, "Of sgd1, sgd2: make every loss so strongly convex.")
+    ] = None,
+    published_noise: Annotated[
+        bool, typer.Option("--published-noise", help="Of sgd1, sgd2: their text's; says what it gives.")
+    ] = False,
     adjacency: Annotated[
         Adjacency | None, typer.Option(help="When two users' records are neighbours; by default add-remove.")
     ] = None,
@@ -110,6 +129,14 @@ def simulate(
         adjacency,
         test,
         unit,
+        lr,
+        weights,
+        epsilon_iter,
+        delta_iter,
+        noise_multiplier,
+        radius,
+        convexity,
+        published_noise,
     )
     with simulating.shown(quiet=as_json) as watch:
         fields = simulating.simulate(job, watch)

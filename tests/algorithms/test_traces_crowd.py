@@ -231,6 +231,9 @@ def projected(theta, radius):
     return theta if np.linalg.norm(theta) <= radius else theta * radius / np.linalg.norm(theta)
 
 
+RATES = [(0.0, None), (0.8, None), (0.8, lambda t: 0.1 / t)]
+
+
 class Permission:
     """B's sequence π, written down."""
 
@@ -242,16 +245,16 @@ class Permission:
         return [next(self._places)]
 
 
-@pytest.mark.parametrize("convexity", [0.0, 0.8])
+@pytest.mark.parametrize(("convexity", "rate"), RATES)
 @pytest.mark.parametrize("start", [None, (0.1, -0.2, 0.05)])
-def test_sgd1_is_its_six_items_permission_by_permission(convexity, start):
-    """SGD1, items 1-6, with σ of (3), η of (4) or 1/(Δ n t): n² iterations, one owner's one record each."""
+def test_sgd1_is_its_six_items_permission_by_permission(convexity, rate, start):
+    """SGD1, items 1-6, with σ of (3), η of (4), 1/(Δ n t) or B's own: one owner's one record each."""
     n, lipschitz, radius, epsilon, delta = 9, 0.3, 0.4, 0.5, 1e-3
     order = np.random.default_rng(2).integers(9, size=81)  # 1
     crowd, log = agents(
         server(*[epsilon] * 3, delta=delta, adjacency="replace-one"), stream=Permission(order)
     )
-    options = {"lipschitz": lipschitz, "radius": radius, "convexity": convexity, "start": start}
+    options = {"lipschitz": lipschitz, "radius": radius, "convexity": convexity, "rate": rate, "start": start}
     steps = list(sgd1(crowd, Problem(logistic, n, 2, unit=False), **options))
     sigma = 4 * lipschitz * n * math.log(1.25 * n**2 / delta) / epsilon  # (3)
     theta, turns, outside = np.zeros(3) if start is None else np.array(start), [0, 0, 0], 0
@@ -266,6 +269,7 @@ def test_sgd1_is_its_six_items_permission_by_permission(convexity, start):
         eta = 2 * radius / math.sqrt(i * (n**2 * lipschitz**2 + 3 * sigma**2))  # (4)
         if convexity:
             eta = 1 / (convexity * n * i)
+        eta = rate(i) if rate else eta
         outside += np.linalg.norm(theta - eta * noisy) > radius
         theta, turns[owner] = projected(theta - eta * noisy, radius), turns[owner] + 1  # 3, 5
         if i % n == 0:
@@ -274,17 +278,17 @@ def test_sgd1_is_its_six_items_permission_by_permission(convexity, start):
     assert 0 < outside < n * n  # some steps were projected and some were not
 
 
-@pytest.mark.parametrize("convexity", [0.0, 0.8])
+@pytest.mark.parametrize(("convexity", "rate"), RATES)
 @pytest.mark.parametrize("start", [None, (0.1, -0.2, 0.05)])
-def test_sgd2_is_its_five_items_round_by_round(convexity, start):
+def test_sgd2_is_its_five_items_round_by_round(convexity, rate, start):
     """SGD2, items 1-5: sums over all of a party's records, one projected step on their sum, parties leaving.
 
-    η(k) is SGD1's for the n records that came: |C| / √(k (n² L² + p Σσ²)), or 1/(Δ n k).
+    η(k) is SGD1's for the n records that came: |C| / √(k (n² L² + p Σσ²)), 1/(Δ n k), or B's own.
     """
     lipschitz, radius, sigma = 0.3, 0.5, 0.3 * 12.0
     budgets = server(0.6, 1.3, 0.9)
     crowd, log = agents(budgets, whole=True)
-    options = {"lipschitz": lipschitz, "radius": radius, "convexity": convexity, "start": start}
+    options = {"lipschitz": lipschitz, "radius": radius, "convexity": convexity, "rate": rate, "start": start}
     steps = list(sgd2(crowd, Problem(logistic, 9, 2, unit=False), noise=12.0, **options))
     theta, k, asked = np.zeros(3) if start is None else np.array(start), 0, iter(log)
     outside, crowds = 0, set()
@@ -304,6 +308,7 @@ def test_sgd2_is_its_five_items_round_by_round(convexity, start):
         eta = 2 * radius / math.sqrt(k * (n**2 * lipschitz**2 + 3 * len(came) * sigma**2))
         if convexity:
             eta = 1 / (convexity * n * k)
+        eta = rate(k) if rate else eta
         outside += np.linalg.norm(theta - eta * total) > radius
         theta = projected(theta - eta * total, radius)  # 4
         np.testing.assert_allclose(np.append(*steps[k - 1].w), theta, atol=1e-12)

@@ -2,7 +2,8 @@
 
 Cheng, Liu, Wang & Lu 2020, "Adaptive Distributed Differential Privacy with SGD", Algorithm 1. Line 5 (noise
 for an estimated number of rounds T, by advanced composition, analytic Gaussian) is the invitation's
-``calibration``; lines 7-10 (δ_u of the rounds so far) its ``accountant``; lines 11-15 are each user's own.
+``calibration``, or is set by ``epsilon_iter`` and ``delta_iter``; lines 7-10 (δ_u of the rounds so far) its
+``accountant``; lines 11-15 are each user's own; α of line 17 is ``rate``.
 The defaults are the paper's, and every part is an option: local samples up to the whole local gradient
 (``draw``), noise and rounds by advanced composition, the paper's theorem or tight accounting.
 
@@ -34,10 +35,22 @@ other ``trust`` the same holds against who sees sums over users, or what is rele
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from farthing import validate
 from farthing.algorithms.problem import Problem
-from farthing.crowd.protocol import Accountant, Crowd, Draw, Exactly, Invitation, Trust, Weights, under
+from farthing.crowd.protocol import (
+    Accountant,
+    Crowd,
+    Draw,
+    Exactly,
+    Invitation,
+    Trust,
+    Weights,
+    iteration_noise,
+    under,
+)
+from farthing.errors import InvalidValue
 from farthing.losses import Gradient
 from farthing.query import Step, until_spent
 from farthing.tables import Features
@@ -54,6 +67,8 @@ def addp(
     draw: Draw = _ONE,
     rounds: int = 10,
     noise: float | None = None,
+    epsilon_iter: float | None = None,
+    delta_iter: float | None = None,
     calibration: Accountant = Accountant.ADVANCED,
     accountant: Accountant = Accountant.SAMPLING,
     weights: Weights = Weights.PRECISION,
@@ -63,10 +78,16 @@ def addp(
 ) -> Iterator[Step]:
     """Algorithm 1 of A-DDP, for as long as anyone can afford a round. ``noise`` is over the clip.
 
+    ``epsilon_iter`` and ``delta_iter`` set the noise instead: that with which one round is (ε, δ)-DP by the
+    analytic Gaussian mechanism, before its draw. Neither changes what the budget allows in all.
     Under distributed or trusted ``trust`` the sum over users has one noise, the least that all budgets can
     afford; it goes on while ``survivors`` of them (all, unless told) are left.
     """
     invitation = Invitation(clip, draw, rounds, noise, calibration, accountant)
+    if epsilon_iter is not None or delta_iter is not None:
+        if epsilon_iter is None or delta_iter is None or noise is not None:
+            raise InvalidValue("give epsilon_iter and delta_iter, or noise, or leave all three out")
+        invitation = replace(invitation, noise=iteration_noise(crowd, invitation, epsilon_iter, delta_iter))
     return descend(crowd, problem, under(crowd, invitation, trust, survivors), weights, rate)
 
 

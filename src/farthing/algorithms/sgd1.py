@@ -6,8 +6,12 @@ G = n ∇l(θ; d) + z with z ~ N(0, σ²)^p [2, 3], B broadcasts G [4], and all 
 
     σ = 4 L n ln(1.25 n²/δ) / ε  (3),     η(t) = |C| / √(t (n² L² + p σ²))  (4), or 1/(Δ n t).
 
-Here B draws the *owner*, party i with probability n_i/n, and the owner draws among its own n_i records
-(`Passing`): π has the same law, and B knows whose turn it was and no more.
+**Who holds what** differs from the write-up in two ways. There B draws π itself; here B draws the *owner*,
+party i with probability n_i/n, and the owner draws among its own n_i records (`Passing`): π has the same law,
+and B knows whose turn it was and no more. There θ is never sent: every party holds it, makes each step itself
+and gets every G from B; here B makes the steps, and θ goes to one party, with its permission to compute. θ is
+a function of θ₀, η and the G's, so that nobody learns more by it, and a party that is not asked learns less.
+In the end both have B return θ.
 
 **The guarantee depends on who looks** (`sgd1_guarantees`). The printed proof gives (ε, δ + δ^(1/3)), and its
 constant is too small for the 2nL by which replacing a record moves G. What holds, when a record is replaced:
@@ -53,7 +57,7 @@ anyone 0.0368
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -86,11 +90,14 @@ def sgd1(
     radius: float = 1.0,
     convexity: float = 0.0,
     exact: bool = False,
+    noise: float | None = None,
+    rate: Callable[[int], float] | None = None,
     seen: bool = False,
     start: ArrayLike | None = None,
 ) -> Iterator[Step]:
     """n² iterations on one record each. ``radius`` is that of C, ``convexity`` Δ, ``lipschitz`` L.
 
+    ``noise`` is σ/(nL), in place of (3) or of the least; ``rate`` is η(t), in place of (4) or 1/(Δ n t).
     Raises `BudgetSpent` before the first where a party cannot afford its part of them. With ``seen`` every
     budget holds even before who knows the records that were drawn.
     """
@@ -98,7 +105,7 @@ def sgd1(
     clip = lipschitz_of(problem, features, lipschitz)
     convexity = validate.non_negative(convexity=convexity)
     w = ball.start(start, problem.zeros(features.size))
-    n, invitation = int(crowd.records.sum()), _invitation(crowd, clip, exact, seen)
+    n, invitation = int(crowd.records.sum()), _invitation(crowd, clip, exact, noise, seen)
     crowd.invite(invitation)
     assert invitation.noise is not None
     square = (n * clip) ** 2 * (1 + w.size * invitation.noise**2)
@@ -110,15 +117,16 @@ def sgd1(
         for t in range(1, n * n + 1):
             got = crowd.pass_to(crowd.pick(), gradient, theta)
             moved = n * (got.mean + convexity * theta)
-            theta = ball.project(theta - ball.length(t, square, convexity * n) * moved)
+            length = rate(t) if rate else ball.length(t, square, convexity * n)
+            theta = ball.project(theta - validate.positive(rate=length) * moved)
             if t % n == 0:
                 yield Step(t, features.unfold(theta))
 
     yield from iterations()
 
 
-def _invitation(crowd: Passing, clip: float, exact: bool, seen: bool) -> Invitation:
-    """One noise for all: that of (3), or the least with which all parties afford their turns."""
+def _invitation(crowd: Passing, clip: float, exact: bool, noise: float | None, seen: bool) -> Invitation:
+    """One noise for all: the one given, that of (3), or the least with which all afford their turns."""
     n, local = int(crowd.records.sum()), Invitation(clip, _ONE, seen=seen)
     failure = _SET_ASIDE * min(budget.delta for budget in crowd.budgets) / crowd.users
     kinds = {
@@ -126,7 +134,9 @@ def _invitation(crowd: Passing, clip: float, exact: bool, seen: bool) -> Invitat
         for budget, size in zip(crowd.budgets, crowd.records.tolist(), strict=True)
     }
     turns = {size: _at_most(n * n, size / n, failure)[0] for _, size in kinds}
-    if exact:
+    if noise is not None:
+        noises = [validate.positive(noise=noise)]
+    elif exact:
         noises = [least_noise(replace(local, rounds=turns[size]), budget, size) for budget, size in kinds]
     else:
         noises = [sgd1_noise(n, clip, budget.epsilon, budget.delta) / (n * clip) for budget, _ in kinds]
@@ -144,7 +154,9 @@ def sgd1_noise(n: int, lipschitz: float, epsilon: float, delta: float) -> float:
     """σ by (3), stated for 0 < ε < 1 and δ < 1/n³."""
     n, lipschitz = validate.count(n=n), validate.positive(lipschitz=lipschitz)
     if not validate.positive(epsilon=epsilon) < 1:
-        raise InvalidValue(f"epsilon must be below 1 for SGD1's noise, got {epsilon!r}: use exact=True")
+        raise InvalidValue(
+            f"epsilon must be below 1 for SGD1's noise, got {epsilon!r}: take the least noise (exact=True)"
+        )
     if not validate.probability(delta=delta) < 1 / n**3:
         raise InvalidValue(f"delta must be below 1/n³ = {1 / n**3:g} for SGD1's noise, got {delta!r}")
     return 4 * lipschitz * n * math.log(1.25 * n * n / delta) / epsilon

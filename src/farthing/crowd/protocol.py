@@ -49,6 +49,7 @@ from farthing.crowd.terms import (
     Weights,
     least_noise,
     noise_for,
+    noise_of_round,
     rounds_for,
 )
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
@@ -75,10 +76,12 @@ __all__ = [
     "Together",
     "Trust",
     "Weights",
+    "iteration_noise",
     "least_noise",
     "noise_for",
     "rounds_for",
     "under",
+    "weights_under",
 ]
 
 Array = NDArray[np.float64]
@@ -365,14 +368,26 @@ def under(crowd: Crowd, invitation: Invitation, trust: Trust, survivors: int | N
         return invitation
     noise = invitation.noise
     if noise is None:
-        kinds = {
-            (id(budget), size): budget
-            for budget, size in zip(crowd.budgets, crowd.records.tolist(), strict=True)
-        }
-        known = {(replace(budget, observer=trust.observer), size) for (_, size), budget in kinds.items()}
+        known = {(replace(budget, observer=trust.observer), size) for budget, size in _kinds(crowd)}
         noise = max(least_noise(invitation, budget, size) for budget, size in known)
     least = crowd.users if survivors is None else validate.count(survivors=survivors)
     return replace(invitation, noise=noise, trust=trust, survivors=least if trust is Trust.DISTRIBUTED else 1)
+
+
+def iteration_noise(crowd: Crowd, invitation: Invitation, epsilon: float, delta: float) -> float:
+    """The noise, over the clip, with which one round is (``epsilon``, ``delta``)-DP for every user.
+
+    A-DDP's eps_iter and δ_iter: they choose the noise of one round, and how many of them fit a budget remains
+    the accountant's to say.
+    """
+    epsilon, delta = validate.positive(epsilon_iter=epsilon), validate.probability(delta_iter=delta)
+    return max(noise_of_round(invitation, budget, size, epsilon, delta) for budget, size in _kinds(crowd))
+
+
+def _kinds(crowd: Crowd) -> set[tuple[Budget, int]]:
+    """Budgets and numbers of records, each pair once."""
+    pairs = zip(crowd.budgets, crowd.records.tolist(), strict=True)
+    return {(budget, size) for budget, size in {(id(own), size): (own, size) for own, size in pairs}.values()}
 
 
 def weights_under(trust: Trust, weights: Weights) -> Weights:

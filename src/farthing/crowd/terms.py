@@ -316,6 +316,19 @@ def least_noise(invitation: Invitation, budget: Budget, records: int) -> float:
     return noise_for(invitation.calibration, invitation.rounds, budget, priced) * (most or 1)
 
 
+def noise_of_round(
+    invitation: Invitation, budget: Budget, records: int, epsilon: float, delta: float
+) -> float:
+    """The least noise, over the clip, with which one round without its draw is (``epsilon``, ``delta``)-DP.
+
+    The analytic Gaussian mechanism (Balle & Wang 2018, Thm. 8) for what a record, or the whole of such a user
+    where that is protected, does to an upload.
+    """
+    most = _drawn(invitation, budget, records)
+    priced = Everyone() if most else sampler_of(invitation.draw, records)
+    return _shift(priced, budget) * gaussian.noise(epsilon, delta) * (most or 1)
+
+
 def sampler_of(draw: Draw, records: int) -> Sampler:
     """The draw among a user's records, whose number is public."""
     if isinstance(draw, Exactly):
