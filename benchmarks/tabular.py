@@ -27,7 +27,7 @@ from sklearn.preprocessing import Normalizer
 
 import farthing as ft
 from farthing.data import find
-from farthing.estimators import CLASSIFIERS, REGRESSORS
+from farthing.solvers import CLASSIFIERS, REGRESSORS
 
 EPSILONS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 DELTA = 1e-8

@@ -35,7 +35,7 @@ python_use_unqualified_type_names = True
 add_module_names = False
 
 # Docstrings are plain sentences: |x|, coef_ and a * b mean themselves, not reStructuredText.
-_LITERAL = re.compile(r"(``.+?``|`[^`]+`|\*\w+\*)")
+_LITERAL = re.compile(r"(^ *\* |``.+?``|`[^`]+`|\*\*[\w .,]+\*\*|\*\w+\*)")  # the first: an item of a list
 # Aliases, as they come out when they are written out.
 _ALIASES = {
     r"~[\w.]*GaussianEvent \| .*?ComposedEvent": "Event",

@@ -25,10 +25,10 @@ from farthing.algorithms.functional import functional
 from farthing.algorithms.problem import Problem
 from farthing.budget import Budget
 from farthing.data import find, load_adult
-from farthing.estimators import REGRESSORS, Method
 from farthing.ledger import Ledger
 from farthing.losses import squared
 from farthing.query import run
+from farthing.solvers import REGRESSORS, Method
 from farthing.tables import Table
 
 EPSILONS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)

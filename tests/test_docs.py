@@ -10,6 +10,7 @@ before a block, which readers do not see, says what else is to be done with it:
     <!-- exit: 2 -->                          the code with which the shell ends
 """
 
+import ast
 import json
 import os
 import re
@@ -211,7 +212,7 @@ def test_every_page_is_once_in_the_navigation():
 @pytest.mark.parametrize(
     ("module", "pages"),
     [
-        ("farthing", ["core", "estimators"]),
+        ("farthing", ["core", "estimators", "algorithms"]),
         ("farthing.torch", ["torch"]),
         ("farthing.crowd", ["crowd"]),
         ("farthing.audit", ["audit"]),
@@ -222,3 +223,28 @@ def test_every_public_name_is_in_the_reference(module, pages):
     texts = [text_of(ROOT / "docs" / "api" / f"{page}.rst") for page in pages]
     shown = {name for text in texts for name in re.findall(r"^\.\. auto\w+:: (\w+)$", text, re.MULTILINE)}
     assert {*import_module(module).__all__} - {"audit", "crowd", "torch"} <= shown
+
+
+def test_every_algorithm_is_in_the_reference():
+    """A public function that yields steps, of `farthing.algorithms` and of `farthing.torch`."""
+    shown = text_of(ROOT / "docs" / "api" / "algorithms.rst")
+    source = ROOT / "src" / "farthing"
+    for path in [*(source / "algorithms").glob("*.py"), *(source / "torch").glob("*.py")]:
+        tree = ast.parse(text_of(path))
+        yielding = [
+            node.name
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and _yields_steps(node)
+        ]
+        if not yielding:
+            continue
+        module = ".".join(("farthing", path.parent.name, path.stem))
+        found = re.search(rf"^\.\. automodule:: {re.escape(module)}\n   :members: (.*)$", shown, re.MULTILINE)
+        assert found, f"docs/api/algorithms.rst lacks {module}"
+        assert {*yielding} <= {*found[1].split(", ")}, module
+        said = ast.get_docstring(tree)
+        assert re.search("[Gg]uarantee|-G?DP", said), f"{module} does not say what it guarantees"
+
+
+def _yields_steps(node):
+    return node.returns is not None and ast.unparse(node.returns).endswith("Iterator[Step]")

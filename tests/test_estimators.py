@@ -19,7 +19,8 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 import farthing as ft
 from farthing.accounting.filters import BasicFilter
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, LedgerLocked, Unsupported
-from farthing.estimators import CLASSIFIERS, PUBLIC_SIZE, REGRESSORS
+from farthing.estimators import PUBLIC_SIZE
+from farthing.solvers import CLASSIFIERS, REGRESSORS
 
 BUDGET = {"epsilon": 2.0, "delta": 1e-5}
 X, Y = make_classification(3000, 5, n_informative=4, n_redundant=0, class_sep=2.0, random_state=0)

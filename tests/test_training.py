@@ -16,8 +16,8 @@ from farthing.accounting.filters import BasicFilter, ZcdpFilter
 from farthing.algorithms.problem import Problem
 from farthing.data import Categorical, Numeric, Schema
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
-from farthing.estimators import CLASSIFIERS, Method
 from farthing.modelfile import Model
+from farthing.solvers import CLASSIFIERS, Method
 from farthing.training import Job, train
 
 SCHEMA = Schema(

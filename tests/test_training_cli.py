@@ -141,6 +141,20 @@ WRONG_TRAINING: list[tuple[tuple[str, ...], str]] = [
     (("--bounds", "age=0:100"), "either --schema or --bounds and --values"),
     (("--method", "magic"), "--method must be one of .*'auto'.*, got 'magic'"),
     (("--method", "../auto"), "--method must be one of .*, got '../auto'"),
+    (
+        ("--method", "dpagd", "--set", "gama=1"),
+        "--method dpagd has no setting 'gama': it has averaging, .*growth",
+    ),
+    (("--method", "dpagd", "--set", "gamma"), "--set must be NAME=VALUE, got 'gamma'"),
+    (("--method", "dpagd", "--set", "gamma=much"), "--set gamma must be a number, got 'much'"),
+    (("--method", "dpagd", "--set", "gamma=-1"), "growth must be a finite number > 0, got -1"),
+    (("--method", "dpagd", "--set", "gamma=nan"), "growth must be a finite number > 0, got nan"),
+    (("--method", "dpagd", "--set", "noise=loud"), "--set noise must be 'gumbel' or 'laplace', got 'loud'"),
+    (("--method", "dpagd", "--set", "m=2.5"), "--set m must be a whole number, got '2.5'"),
+    (("--method", "dpagd", "--set", "m=0"), "count must be a whole number from 1"),
+    (("--method", "dpagd", "--set", "grid=20"), "no setting 'grid': it has .*grid.count"),
+    (("--method", "privgene", "--set", "rounds=0"), "rounds must be a whole number from 1"),
+    (("--set", "gamma=1"), "--method auto has no setting 'gamma': it has none"),
     (("--model", "linear"), "--model must be one of .*'svm'.*, got 'linear'"),
     (("--model", "../logistic"), "--model must be one of .*, got '../logistic'"),
     (("--format", "pickle"), "--format must be one of .*'onnx'.*, got 'pickle'"),
@@ -182,6 +196,22 @@ def test_wrong_training_is_one_sentence(
     assert re.search(message, done.err)
     assert "secret" not in done.err
     assert contents(people) == before  # no new ledger, no model, and no byte of the old one changed
+
+
+@pytest.mark.usefixtures("people")
+def test_settings_reach_the_method_and_what_is_written(run: Any) -> None:
+    given = ("--method", "dpagd", "--set", "gamma=0.2", "--set", "splits=4", "--set", "m=20")
+    plan = run(*TRAIN, *given, "--dry-run")
+    assert "dpagd, growth=0.2, splits=4.0, grid.count=20, " in plan.out
+    done = run(*TRAIN, *given, "--out", "fit", "--json")
+    assert (done.code, done.err) == (0, "")
+    assert done.json["settings"] == {"growth": 0.2, "splits": 4.0, "grid.count": 20}
+    assert done.json["steps"] <= 4 < run(*TRAIN, *given[:2], "--out", "plain", "--json").json["steps"]
+    with np.load("fit/model.npz") as model:
+        assert json.loads(str(model["privacy"]))["settings"] == done.json["settings"]
+    assert "dpagd, gamma=0.2, splits=4, m=20" in Path("fit/report.html").read_text()
+    twice = run(*TRAIN, *given, "--set", "growth=1", "--out", "again")
+    assert (twice.code, "--set growth=1: 'growth' was set before" in twice.err) == (2, True)
 
 
 WRONG_TABLES: list[tuple[bytes | None, str]] = [

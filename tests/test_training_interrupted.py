@@ -18,8 +18,8 @@ import pytest
 import farthing as ft
 from farthing.algorithms.descent import descent
 from farthing.algorithms.problem import Problem
-from farthing.estimators import CLASSIFIERS, Method
 from farthing.modelfile import Model
+from farthing.solvers import CLASSIFIERS, Method
 
 SECONDS = 300  # the most that anything here may take; it takes one or two
 
@@ -28,7 +28,7 @@ ENDLESS = """
 import itertools, sys
 import farthing as ft
 from farthing import cli, losses
-from farthing.estimators import CLASSIFIERS, Method
+from farthing.solvers import CLASSIFIERS, Method
 from farthing.tables import Features
 
 

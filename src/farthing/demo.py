@@ -26,7 +26,6 @@ from farthing.budget import Adjacency, Budget, Guarantee, Unit
 from farthing.crowd.protocol import Accountant
 from farthing.crowd.simulated import Simulated, personal
 from farthing.data import Dataset, load_adult
-from farthing.estimators import CLASSIFIERS
 from farthing.ledger import Ledger
 from farthing.losses import logistic
 from farthing.modelfile import Model, write
@@ -36,6 +35,7 @@ from farthing.report.statement import downwards
 from farthing.report.subject import Crowd, Score, Subject, Users
 from farthing.samplers import Poisson
 from farthing.simulating import people
+from farthing.solvers import CLASSIFIERS
 from farthing.tables import Features, Table
 
 FOLDER = "farthing-demo"

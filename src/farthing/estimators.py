@@ -21,7 +21,6 @@ ledger, and a fit that does not fit raises `BudgetSpent`. Scores on held-out fol
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -42,26 +41,16 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from farthing import arrays, losses, validate
-from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, ZcdpFilter
-from farthing.algorithms.adassp import adassp
-from farthing.algorithms.baselines import majority, nonprivate
-from farthing.algorithms.descent import descent
-from farthing.algorithms.dpagd import dpagd
+from farthing.accounting.filters import BasicFilter, Filter, GdpFilter
 from farthing.algorithms.dppca import components, dppca
-from farthing.algorithms.dpsgd import dpsgd, sgd_adv
-from farthing.algorithms.functional import functional
-from farthing.algorithms.gradient import noisy_gradient
-from farthing.algorithms.leastsquares import least_squares
-from farthing.algorithms.perturbation import objective, output
-from farthing.algorithms.privgene import privgene
 from farthing.algorithms.problem import Problem
-from farthing.algorithms.sufficient import sufficient
 from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.ledger import Ledger
 from farthing.losses import Loss
 from farthing.noise import SeededStream
 from farthing.query import Step
+from farthing.solvers import CLASSIFIERS, REGRESSORS, Method, Solver
 from farthing.tables import Features, Table
 
 Array = NDArray[np.float64]
@@ -77,34 +66,6 @@ _NO_PRIVACY = Guarantee(
     note="fitted on the records themselves: no privacy at all",
 )
 PUBLIC_SIZE = "the number of records is taken as public"
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """An algorithm and how it likes to spend: by a filter, or (None) by promising a plan."""
-
-    algorithm: Any  # an `Algorithm`, but for `nonprivate`, which takes the table itself
-    filter: Callable[[Budget], Filter] | None = GdpFilter
-
-
-CLASSIFIERS: dict[str, Method] = {
-    "auto": Method(descent),
-    "dpagd": Method(dpagd, ZcdpFilter),
-    "sgd-ma": Method(dpsgd, None),
-    "sgd-adv": Method(sgd_adv, None),
-    "objective": Method(objective, BasicFilter),
-    "output": Method(output, None),
-    "privgene": Method(privgene, ZcdpFilter),
-    "majority": Method(majority),
-    "nonprivate": Method(nonprivate, None),
-}
-REGRESSORS: dict[str, Method] = {
-    "auto": Method(least_squares),
-    "adassp": Method(adassp),
-    "sufficient": Method(sufficient),
-    "functional": Method(functional, BasicFilter),
-    "gradient": Method(noisy_gradient),
-}
 
 
 class _Private(BaseEstimator):  # type: ignore[misc]
@@ -190,17 +151,24 @@ class _PrivateLinear(_Private):
     """What the linear models share: the public problem, a method's steps, and weights on raw rows."""
 
     bounds: Any
-    solver: str | Algorithm | Method
+    solver: str | Solver | Algorithm | Method
     fit_intercept: bool
     records: int | None
 
     def _method(self, known: dict[str, Method]) -> Method:
         if isinstance(self.solver, Method):
             return self.solver
+        if isinstance(self.solver, Solver):
+            return self.solver.method
+        if isinstance(self.solver, type) and issubclass(self.solver, Solver):
+            raise InvalidValue(f"solver must be an object: {self.solver.__name__}(), not the class itself")
         if callable(self.solver):
             return Method(self.solver)
         if self.solver not in known:
-            raise InvalidValue(f"solver must be one of {sorted(known)} or a function, got {self.solver!r}")
+            raise InvalidValue(
+                f"solver must be one of {sorted(known)}, an object of farthing.solvers or a function, got "
+                f"{self.solver!r}"
+            )
         return known[self.solver]
 
     def _train(
@@ -212,8 +180,8 @@ class _PrivateLinear(_Private):
         size = len(table) if self.records is None else validate.count(records=self.records)
         problem = Problem(loss, size, X.shape[1], outputs, bool(self.fit_intercept), unit, penalty)
         self._limits = None if unit else _limits(self.bounds, X.shape[1])
-        if method.algorithm is nonprivate:
-            self.history_, self.privacy_ = (nonprivate(table, problem),), _NO_PRIVACY
+        if not method.private:
+            self.history_, self.privacy_ = (method.algorithm(table, problem),), _NO_PRIVACY
         else:
             self._spend(table, problem, method)
         self.n_iter_ = self.history_[-1].t
@@ -274,7 +242,8 @@ class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
     classes : every label that may occur. Declared, because a label that occurs once names a record.
     bounds : (low, high) of the features, numbers or one a feature; values beyond are clipped. None: rows
         are divided by their norms instead, which needs no bounds.
-    solver : "auto", the name of another method, a function (ledger, problem) -> steps, or a `Method`.
+    solver : "auto", the name of another method, an object that has its settings, `DPAGD` (growth=0.2) for
+        instance, a function (ledger, problem) -> steps, or a `Method`.
     fit_intercept : whether to learn a constant as well.
     ledger : a `Ledger` to spend from, shared with whatever else asks it.
     adjacency : "add-remove" (None), "replace-one" or "zero-out"; with a ledger, the ledger's.
@@ -295,7 +264,7 @@ class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
         *,
         classes: ArrayLike = (0, 1),
         bounds: Any = None,
-        solver: str | Algorithm | Method = "auto",
+        solver: str | Solver | Algorithm | Method = "auto",
         fit_intercept: bool = True,
         ledger: Ledger | None = None,
         adjacency: str | None = None,
@@ -389,7 +358,7 @@ class LinearRegression(RegressorMixin, _PrivateLinear):  # type: ignore[misc]
         target_bounds: tuple[float, float] | None = None,
         bounds: Any = None,
         alpha: float = 0.0,
-        solver: str | Algorithm | Method = "auto",
+        solver: str | Solver | Algorithm | Method = "auto",
         fit_intercept: bool = True,
         ledger: Ledger | None = None,
         adjacency: str | None = None,

@@ -138,7 +138,7 @@ def trained_lines(fields: dict[str, Any]) -> dict[str, Any]:
         "model": [fields["model"], *(fields[form] for form in ("skops", "onnx") if form in fields)],
         "guarantee": list(_words(fields)),
         "spent": "",
-        "method": f"{fields['method']}, {fields['steps']:,} steps",
+        "method": f"{_method(fields)}, {fields['steps']:,} steps",
         "records": f"{fields['records']:,}, of {fields['features']:,} features",
         "ledger": fields["ledger"],
         "report": fields.get("report"),
@@ -155,12 +155,17 @@ def rehearsed_lines(fields: dict[str, Any]) -> dict[str, Any]:
     answers = sum(part["times"] for part in fields["answers"])
     return {
         "price": list(_words(fields)),
-        "method": f"{fields['method']}, {fields['steps']:,} steps, {answers:,} answers",
+        "method": f"{_method(fields)}, {fields['steps']:,} steps, {answers:,} answers",
         "records": f"{fields['records']:,}, of {fields['features']:,} features",
         "ledger": f"{fields['ledger'] or 'in memory'}: {before:.2%} spent before, {after:.2%} after",
         "noise": [*map(_noise_words, fields["answers"]), f"({fields['expected']})"],
         "nothing": "spent, written or learnt: only the header and the number of records were looked at",
     }
+
+
+def _method(fields: dict[str, Any]) -> str:
+    """A method with what was set of it."""
+    return ", ".join((fields["method"], *(f"{name}={value}" for name, value in fields["settings"].items())))
 
 
 def _noise_words(part: dict[str, Any]) -> str:

@@ -20,26 +20,18 @@ from sklearn.metrics import roc_auc_score
 
 from farthing import exporting, tablefile, validate
 from farthing.accounting.filters import BasicFilter, RdpFilter
-from farthing.algorithms.baselines import nonprivate
 from farthing.books import rule_of
 from farthing.budget import Adjacency, Budget, Unit
 from farthing.data import Categorical, Schema
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
-from farthing.estimators import (
-    CLASSIFIERS,
-    PUBLIC_SIZE,
-    REGRESSORS,
-    LinearRegression,
-    LinearSVC,
-    LogisticRegression,
-    Method,
-)
+from farthing.estimators import PUBLIC_SIZE, LinearRegression, LinearSVC, LogisticRegression
 from farthing.following import Followed, Watch
 from farthing.journal import Journal, Row
 from farthing.ledger import Ledger
 from farthing.modelfile import Model, check_writable, write
 from farthing.report.document import page
 from farthing.report.subject import Score, Subject
+from farthing.solvers import CLASSIFIERS, REGRESSORS, Method, Settings
 
 WITHOUT_PRIVACY = "computed on this table itself, without noise: the guarantee does not cover these figures"
 STRICT = "that every value lies within the schema was checked without paying for it (--strict)"
@@ -68,6 +60,7 @@ class Job:
     test: str | None = None
     strict: bool = False  # refuse values that the schema does not have
     formats: tuple[str, ...] = ()  # besides .npz
+    settings: tuple[str, ...] = ()  # of the method, as NAME=VALUE
 
 
 def train(job: Job, follow: Follow = nullcontext) -> dict[str, Any]:
@@ -75,7 +68,7 @@ def train(job: Job, follow: Follow = nullcontext) -> dict[str, Any]:
 
     ``follow`` may show how it goes, and end it early: the model is then that of the last step.
     """
-    estimator, method, followed = _prepared(job)
+    estimator, method, followed, settings = _prepared(job)
     X, y = tablefile.read(job.table, job.schema, strict=job.strict)
     if job.records is None:
         tablefile.filled(job.table, y)
@@ -93,6 +86,7 @@ def train(job: Job, follow: Follow = nullcontext) -> dict[str, Any]:
         told = {
             **asdict(estimator.privacy_),
             "method": job.method,
+            "settings": settings,
             "steps": estimator.n_iter_,
             "records": len(X) if job.records is None else job.records,  # a private number stays private
             "features": job.schema.width,
@@ -120,7 +114,7 @@ def rehearse(job: Job, records: int, *, whole: bool = True) -> dict[str, Any]:
 
     What a method refuses, and what does not fit the budget, it refuses here. Returns the price and the noise.
     """
-    actor, method, followed = _prepared(job)
+    actor, method, followed, settings = _prepared(job)
     followed.watch = None if whole else lambda *_: True
     actor.set_params(records=job.records or records)
     with _ledger(job, method, rehearsal=True) as ledger:
@@ -134,6 +128,7 @@ def rehearse(job: Job, records: int, *, whole: bool = True) -> dict[str, Any]:
         **asdict(actor.privacy_),
         **({"note": PUBLIC_SIZE} if job.records is None else {}),
         "method": job.method,
+        "settings": settings,
         "steps": actor.n_iter_,
         "records": job.records or records,
         "features": job.schema.width,
@@ -147,8 +142,8 @@ def rehearse(job: Job, records: int, *, whole: bool = True) -> dict[str, Any]:
     }
 
 
-def _prepared(job: Job) -> tuple[Estimator, Method, Followed]:
-    """The estimator a job asks for, its method, and the steps of that, followed; nothing is read yet."""
+def _prepared(job: Job) -> tuple[Estimator, Method, Followed, Settings]:
+    """The estimator a job asks for, its method, the steps of that, followed, and its settings."""
     target = job.schema.target
     made: dict[str, Callable[[], Estimator]] = {}
     if isinstance(target, Categorical):
@@ -161,7 +156,7 @@ def _prepared(job: Job) -> tuple[Estimator, Method, Followed]:
     kind = next(iter(made)) if job.model is None else job.model
     if kind not in made:
         raise InvalidValue(f"--model must be one of {list(made)} for target {target.name!r}, got {kind!r}")
-    private = sorted(name for name, method in known.items() if method.algorithm is not nonprivate)
+    private = sorted(name for name, method in known.items() if method.private)
     if job.method not in private:  # a fit without privacy is a baseline, and for Python only
         raise InvalidValue(f"--method must be one of {private}, got {job.method!r}")
     if job.delta == 0 and known[job.method].filter is not BasicFilter:
@@ -171,8 +166,11 @@ def _prepared(job: Job) -> tuple[Estimator, Method, Followed]:
     for form in job.formats:
         if form not in exporting.FORMATS:
             raise InvalidValue(f"--format must be one of {list(exporting.FORMATS)}, got {form!r}")
-    followed = Followed(job.method, known[job.method].algorithm)
-    method = replace(known[job.method], algorithm=followed)
+    plain = known[job.method]
+    settings = plain.parsed(job.settings, job.method)
+    chosen = plain.with_(settings)
+    followed = Followed(job.method, chosen.algorithm)
+    method = replace(chosen, algorithm=followed)
     estimator = made[kind]().set_params(
         epsilon=job.epsilon,
         delta=job.delta,
@@ -181,7 +179,7 @@ def _prepared(job: Job) -> tuple[Estimator, Method, Followed]:
         adjacency=job.adjacency,
         records=job.records,
     )
-    return estimator, method, followed
+    return estimator, method, followed, settings
 
 
 def _ledger(job: Job, method: Method, *, rehearsal: bool = False) -> Ledger:
@@ -245,7 +243,7 @@ def _reported(
     subject = Subject.of(
         ledger,
         title=f"{job.schema.target.name} of {Path(job.table).name}",
-        method=job.method,
+        method=", ".join((job.method, *job.settings)),
         steps=told["steps"],
         guarantee=estimator.privacy_,
         history=estimator.history_,

@@ -60,6 +60,14 @@ def train(
     method: Annotated[
         str, typer.Option(metavar="NAME", help="The solver; a wrong name lists those there are.")
     ] = "auto",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting of the method; a wrong name lists those there are. Repeatable.",
+        ),
+    ] = None,
     book: Annotated[
         Path | None,
         typer.Option("--ledger", metavar="FILE", help="Spend from this ledger; a new one holds this budget."),
@@ -118,6 +126,7 @@ def train(
         test,
         strict,
         tuple(formats or ()),
+        tuple(settings or ()),
     )
     if dry_run:
         count = tablefile.count(table, known)  # which reads the header too
