@@ -98,7 +98,18 @@ def test_what_is_told(job: Job) -> None:
     told = train(job)
     assert list(told) == [
         *("epsilon", "delta", "adjacency", "unit", "observer", "accountant", "theorem", "note"),
-        *("method", "steps", "records", "features", "partial", "spent", "ledger", "model", "report"),
+        *(
+            "method",
+            "settings",
+            "steps",
+            "records",
+            "features",
+            "partial",
+            "spent",
+            "ledger",
+            "model",
+            "report",
+        ),
     ]
     assert (told["records"], told["features"], told["ledger"]) == (600, 3, None)
     assert "taken as public" in told["note"]
