@@ -1,12 +1,14 @@
 """AdaDP, Figure 4: what each half of it is worth, and how well E' tells a gradient (Xu et al. 2020).
 
 (a) MNIST and (b) CIFAR-10: adaptive noise alone (AdaN), adaptive steps alone (AdaL), both (AdaDP), at the
-settings of `adadp_figure_2`, high privacy, and `adadp_figure_3`. (c) |g| and its estimate √E', and (d) the
-deviations σ_i of noise, at lots 100 to 1,000 on MNIST. Published AdaDP reads gradients before noise; ours
-estimates the same from released gradients, of which a coordinate's value is a hundredth of its noise, pooled
-over rows and columns. Where a gate is closed (line 7), noise is that of the clip, and ours has no estimate.
+paper's settings of figures 2(a) and 3(a): 1,635 lots (`adadp_figure_2`) and 854 (`adadp_figure_3`). (c) |g|
+and its estimate √E', and (d) the deviations σ_i of noise, at lots 100 to 1,000 on MNIST. Published AdaDP
+reads gradients before noise; ours estimates the same from released gradients, of which a coordinate's value
+is a hundredth of its noise, pooled over rows and columns. Where a gate is closed (line 7), noise is that of
+the clip, and ours has no estimate.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 
 import farthing as ft
 from experiments import adadp_figure_2, adadp_figure_3, deep, pictures
-from experiments.deep import CROSS, Setting, final, key, lines, marked, rows_of, shown
+from experiments.deep import CROSS, MARKS, Run, Setting, final, key, lines, marked, measured, shown
 from experiments.frame import COLOURS, Grid, Row, Size, canvas, seed, stream, values
 from experiments.published import published
 from farthing.torch.flat import Layout
@@ -25,20 +27,24 @@ METHODS = ("DP-SGD", "AdaL", "AdaN", "AdaDP", "published AdaN", "published AdaDP
 STEPS = {"AdaL": 0.001, "AdaN": 0.1, "published AdaN": 0.1}  # the paper's, where `adadp_figure_2` has none
 QUANTILES = (0.1, 0.5, 0.9)
 PLACES = (100, 250, 500, 750, 1000)
+RUNS = 3
 
 
 def measure(size: Size) -> list[Row]:
     size.only("repeats")
-    rows, mnist, cifar10 = list[Row](), pictures.mnist(size.small), pictures.cifar10(size.small)
-    for run in range(size.repeats_or(3)):
+    mnist, cifar10 = pictures.mnist(size.small), pictures.cifar10(size.small)
+    rows = [row for problem in (mnist, cifar10) for row in measured(problem, runs(problem, size))]
+    return rows + _estimates(mnist, size.small)
+
+
+def runs(problem: pictures.Problem, size: Size) -> Iterator[Run]:
+    for run in range(size.repeats_or(RUNS)):
         for method in METHODS:
-            setting = _mnist(mnist, method, run, size.small)
-            rows += rows_of(mnist, setting, what="accuracy", data="MNIST")
-    for run in range(size.repeats_or(2)):
-        for method in METHODS:
-            setting = adadp_figure_3.setting(cifar10, method, run, size.small, lots=100)
-            rows += rows_of(cifar10, setting, what="accuracy", data="CIFAR-10")
-    return rows + list(_estimates(mnist, size.small))
+            if problem.name == "MNIST":
+                setting = _mnist(problem, method, run, size.small)
+            else:
+                setting = adadp_figure_3.paper(problem, method, run, size.small, high=True)
+            yield setting, MARKS, {"what": "accuracy", "data": problem.name}
 
 
 def _mnist(problem: pictures.Problem, method: str, run: int, small: bool) -> Setting:

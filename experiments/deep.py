@@ -8,11 +8,12 @@ Costs: `published_epsilon` counts as the paper does (its Theorem 1, orders 2 to 
 is tight and counts DpPCA as well, add-remove, against anyone who does not see who is in a lot.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,13 +27,14 @@ from farthing.accounting import calibrate, pld, rdp
 from farthing.accounting.filters import ZcdpFilter
 from farthing.algorithms.dpagd import at_price
 from farthing.algorithms.dppca import Scatter, components
-from farthing.bounds import ClipOuter, Kind
+from farthing.bounds import Bound, ClipOuter, Kind
 from farthing.events import ComposedEvent, Event, GaussianEvent, PoissonEvent, RepeatedEvent
 from farthing.mechanisms import SymmetricGaussian
 from farthing.query import Query
 from farthing.samplers import Everyone
 from farthing.tables import Features, Table
 from farthing.torch.adadp import AdaDP, AdaL
+from farthing.torch.clipping import ClipLayers
 from farthing.torch.dpagd import dpagd
 from farthing.torch.dpopt import DpOpt
 from farthing.torch.records import Examples
@@ -44,12 +46,21 @@ PART = 0.05  # of DP-AGD's budget for DpPCA
 ROUNDS = 20  # of DP-AGD, if no gradient is bought again
 MARKS = 16  # looks at the test images along a run
 
+Marks = int | tuple[int, ...]  # so many looks or a few more, or the batches after which to look
+
+
+class Exponential(NamedTuple):
+    """A learning rate that falls by the same factor after every batch, to ``to`` in the end."""
+
+    to: float
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """One run: ``noise`` over the clip and ``pca`` over 1 are standard deviations, ``step`` a learning rate.
 
-    ``falls`` is what the rate falls to along the first ten epochs, ``factor`` β.
+    ``clip`` is a norm of the whole gradient, or one norm a layer. ``falls`` is what the rate falls to,
+    linearly along the first ten epochs where it is a number; ``factor`` is β.
     """
 
     method: str
@@ -58,24 +69,32 @@ class Setting:
     noise: float
     lot: int
     lots: int
-    clip: float
+    clip: float | tuple[float, ...]
     step: float
     pca: float | None = None
-    falls: float | None = None
+    falls: float | Exponential | None = None
     momentum: float = 0.0
     factor: float = 1.2
     run: int = 0
 
 
-def curve(problem: Problem, setting: Setting, marks: int = MARKS) -> list[tuple[int, float]]:
-    """(lots so far, test accuracy in percent) along one run, at so many places or a few more."""
+Run = tuple[Setting, Marks, Row]  # what else its rows say
+
+
+def measured(problem: Problem, runs: Iterable[Run]) -> list[Row]:
+    """The rows of all runs."""
+    return [row for setting, marks, more in runs for row in rows_of(problem, setting, marks, **more)]
+
+
+def curve(problem: Problem, setting: Setting, marks: Marks = MARKS) -> list[tuple[int, float]]:
+    """(lots so far, test accuracy in percent) along one run."""
     place = (problem.name, problem.widths, len(problem.rows), setting, *(() if marks == MARKS else (marks,)))
     found = kept(place, lambda: list(_curve(problem, setting, marks)))
     say(f"{problem.name}, {setting.method}, ε {setting.epsilon:g}, run {setting.run}: {found[-1][1]:.2f} %")
     return [(int(t), float(right)) for t, right in found]
 
 
-def rows_of(problem: Problem, setting: Setting, marks: int = MARKS, **more: object) -> list[Row]:
+def rows_of(problem: Problem, setting: Setting, marks: Marks = MARKS, **more: object) -> list[Row]:
     """A curve as rows, with what it had cost: by the paper's count, and truly where there is a guarantee."""
     rate, rows = setting.lot / len(problem.rows), list[Row]()
     for t, accuracy in curve(problem, setting, marks):
@@ -110,6 +129,7 @@ def epsilon(noise: float, rate: float, lots: int, delta: float, pca: float | Non
     return pld.epsilon(_plan(noise, rate, lots, pca), delta)
 
 
+@lru_cache
 def fitting(rate: float, lots: int, budget: ft.Budget, pca: float | None) -> float:
     """The noise with which so many lots, and DpPCA before them, spend the budget, by tight accounting."""
     return calibrate.noise(lambda noise: _plan(noise, rate, lots, pca), budget)
@@ -120,7 +140,7 @@ def _plan(noise: float, rate: float, lots: int, pca: float | None) -> Event:
     return steps if pca is None else ComposedEvent((GaussianEvent(pca), steps))
 
 
-def _curve(problem: Problem, setting: Setting, marks: int) -> Iterator[tuple[int, float]]:
+def _curve(problem: Problem, setting: Setting, marks: Marks) -> Iterator[tuple[int, float]]:
     model = problem.network(setting.run)
     if setting.method == "not private":
         rows, held = _seen(problem, None, setting)
@@ -135,7 +155,7 @@ def _curve(problem: Problem, setting: Setting, marks: int) -> Iterator[tuple[int
 
 
 def _private(
-    model: nn.Sequential, problem: Problem, setting: Setting, marks: int
+    model: nn.Sequential, problem: Problem, setting: Setting, marks: Marks
 ) -> Iterator[tuple[int, float]]:
     budget, noise = ft.Budget(setting.epsilon, setting.delta), stream(problem.name, repr(setting))
     if setting.method == "DP-AGD":
@@ -156,38 +176,63 @@ def _private(
         ledger.promise(ft.Poisson(rate).amplify(ft.Gaussian(setting.noise)), setting.lots)
     rows, held = _seen(problem, ledger, setting)
     optimizer = method(model, setting)
-    follows = isinstance(optimizer, AdaDP)
     falling = None
     if setting.falls is not None:
-        ten, end = 10 / rate, setting.falls / setting.step
-        falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 - (1 - end) * min(1.0, t / ten))
+        falling = torch.optim.lr_scheduler.LambdaLR(optimizer, _falling(setting, rate))
     for step in train(
         model, LOSS, (rows, problem.labels), ledger, rate=rate, steps=setting.lots, noise=setting.noise,
-        clip=optimizer.bound if follows else setting.clip, optimizer=optimizer, scheduler=falling,
+        clip=clipping(model, optimizer, setting), optimizer=optimizer, scheduler=falling,
         physical=4096 if DEVICE.type == "cuda" else None,
     ):  # fmt: skip
         if _mark(step.t, setting.lots, marks):
             yield step.t, right(model, held, problem.answers)
 
 
+def _falling(setting: Setting, rate: float) -> Callable[[int], float]:
+    """The learning rate after t batches, over the first."""
+    if isinstance(setting.falls, Exponential):
+        factor = (setting.falls.to / setting.step) ** (1 / setting.lots)
+        return lambda t: factor**t
+    ten, end = 10 / rate, (setting.falls or 0.0) / setting.step
+    return lambda t: 1 - (1 - end) * min(1.0, t / ten)
+
+
 def method(model: nn.Module, setting: Setting) -> Any:
     """The optimiser of a method; those that are an `AdaDP` bring a clip of their own."""
+    clip = setting.clip if isinstance(setting.clip, float) else math.hypot(*setting.clip)
     match setting.method:
         case "AdaL":
-            return AdaL(model, setting.step, clip=setting.clip)
+            return AdaL(model, setting.step, clip=clip)
         case "AdaN":
-            return AdaDP(
-                model, setting.step, clip=setting.clip, rate=False, momentum=setting.momentum, period=5
-            )
+            return AdaDP(model, setting.step, clip=clip, rate=False, momentum=setting.momentum, period=5)
         case "AdaDP":
-            return AdaDP(model, setting.step, clip=setting.clip, period=5)
+            return AdaDP(model, setting.step, clip=clip, period=5)
         case "DpOpt":
-            return DpOpt(model, setting.step, clip=setting.clip, momentum=setting.momentum, period=5)
+            return DpOpt(model, setting.step, clip=clip, momentum=setting.momentum, period=5)
     return torch.optim.SGD(model.parameters(), setting.step, momentum=setting.momentum)
 
 
+def clipping(model: nn.Sequential, optimizer: Any, setting: Setting) -> Any:
+    """What `train` clips by; a method that follows scales does so by layer until it has some.
+
+    With a norm C_l for each of k layers the noise of layer l has deviation σ √k C_l: the price of σ, as for
+    one norm of all. An ellipsoid that follows has the norm √ΣC_l² in their place.
+    """
+    own = getattr(optimizer, "bound", None)
+    if isinstance(setting.clip, float):
+        return setting.clip if own is None else own
+    sizes = tuple(sum(p.numel() for p in layer.parameters()) for layer in model if list(layer.parameters()))
+    layers = ClipLayers(setting.clip, sizes, setting.clip)
+
+    def bound(t: int) -> Bound:
+        found: Bound = layers if own is None else own(t)
+        return layers if isinstance(found.scale, float) else found
+
+    return bound
+
+
 def _plain(
-    model: nn.Sequential, rows: Tensor, problem: Problem, held: Tensor, setting: Setting, marks: int
+    model: nn.Sequential, rows: Tensor, problem: Problem, held: Tensor, setting: Setting, marks: Marks
 ) -> Iterator[tuple[int, float]]:
     """RMSprop on lots of the same kind, nothing clipped and no noise."""
     optimizer, random = torch.optim.RMSprop(model.parameters(), setting.step), np.random.default_rng(0)
@@ -207,8 +252,8 @@ def right(model: nn.Module, rows: Tensor, answers: Tensor) -> float:
     return 100 * sum(int((model(part).argmax(1) == y).sum()) for part, y in parts) / len(answers)
 
 
-def _mark(t: int, lots: int, marks: int) -> bool:
-    return t == lots or t % max(1, lots // marks) == 0
+def _mark(t: int, lots: int, marks: Marks) -> bool:
+    return t == lots or (t in marks if isinstance(marks, tuple) else t % max(1, lots // marks) == 0)
 
 
 class _Known:

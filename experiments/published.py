@@ -13,7 +13,7 @@ s being as large as a *mean* gradient was. Both readings are here:
   far more than means do, so most of the gradient is lost.
 
 In both, noise is divided by the lot's size L before the two mean squares are formed, so that line 26 is a
-step of RMSprop with rate η.
+step of RMSprop with rate η. Where there is a C for each layer, global clipping is by layer (lines 16, 18).
 """
 
 from collections.abc import Callable, Iterator
@@ -63,7 +63,9 @@ def published(
             deviations = [setting.noise * size**0.5 * part for part in limits]  # line 12
         else:
             clipped = _global(pairs, setting.clip, setting.lot)  # line 16
-            deviations = [torch.full_like(p, setting.clip * setting.noise) for p in weights]
+            clips = (setting.clip,) * len(pairs) if isinstance(setting.clip, float) else setting.clip
+            each = zip(weights, (clip for clip in clips for _ in range(2)), strict=True)
+            deviations = [torch.full_like(p, clip * setting.noise) for p, clip in each]  # line 18
         if watch is not None:
             watch(t, known, [mean.abs() for mean in means], deviations)
         with torch.no_grad():
@@ -109,7 +111,14 @@ def _examples(pairs: list[Pair], limits: list[Tensor], lot: int) -> list[Tensor]
     return [part / lot for part in sums]
 
 
-def _global(pairs: list[Pair], clip: float, lot: int) -> list[Tensor]:
-    norms = torch.stack([delta.square().sum(1) * (1 + a.square().sum(1)) for delta, a in pairs]).sum(0).sqrt()
-    factors = (clip / norms.clamp_min(1e-30)).clamp(max=1)[:, None] / lot
-    return [part for delta, a in pairs for part in ((factors * delta).T @ a, (factors * delta).sum(0))]
+def _global(pairs: list[Pair], clip: float | tuple[float, ...], lot: int) -> list[Tensor]:
+    """Each example's gradient within a norm, or each layer of it within its own, over the lot's size."""
+    squares = torch.stack([delta.square().sum(1) * (1 + a.square().sum(1)) for delta, a in pairs])
+    norms = (squares.sum(0, keepdim=True) if isinstance(clip, float) else squares).sqrt()
+    limits = torch.tensor([clip] if isinstance(clip, float) else clip, device=norms.device)[:, None]
+    factors = ((limits / norms.clamp_min(1e-30)).clamp(max=1)[:, :, None] / lot).expand(len(pairs), -1, 1)
+    return [
+        part
+        for (delta, a), factor in zip(pairs, factors, strict=True)
+        for part in ((factor * delta).T @ a, (factor * delta).sum(0))
+    ]
