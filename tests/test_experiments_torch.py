@@ -135,3 +135,36 @@ print(json.dumps(worst))
     worst = run(code)
     assert len(worst) == 3
     assert max(worst.values()) < 1e-5, worst
+
+
+@needs_torch
+def test_clips_by_layer_are_those_of_single_examples_at_the_price_of_the_noise():
+    code = """
+import json
+import torch
+from torch import nn
+from experiments import published
+from experiments.deep import LOSS, Setting, clipping, method
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+rows, labels, clips = torch.randn(7, 5), torch.randint(2, (7,)), (.3, .2, .1)
+pairs = published._pairs(model, [layer for layer in model if isinstance(layer, nn.Linear)], LOSS, rows, labels)
+found, expected = published._global(pairs, clips, 10), [torch.zeros_like(p) for p in model.parameters()]
+for x, y in zip(rows, labels):
+    each = torch.autograd.grad(LOSS(model(x[None]), y[None]).sum(), list(model.parameters()))
+    for layer, clip in enumerate(clips):
+        part = each[2 * layer : 2 * layer + 2]
+        norm = torch.cat([p.flatten() for p in part]).norm()
+        for total, p in zip(expected[2 * layer : 2 * layer + 2], part):
+            total += p * min(1.0, clip / float(norm)) / 10
+worst = max(float((a - b).abs().max()) for a, b in zip(found, expected))
+setting = Setting(method="AdaDP", epsilon=1.0, delta=1e-5, noise=6.0, lot=10, lots=9, clip=clips, step=.1)
+bound = clipping(model, method(model, setting), setting)(1)
+deviations = [6.0 * bound.norm() * float(bound.scale[place]) for place in (0, 24, -1)]
+print(json.dumps([worst, deviations]))
+"""
+    worst, deviations = run(code)
+    assert worst < 1e-7
+    # the Gaussian of each layer costs (clip / deviation)², and all of them what noise 6 costs
+    costs = [(clip / deviation) ** 2 for clip, deviation in zip((0.3, 0.2, 0.1), deviations, strict=True)]
+    assert costs == pytest.approx([1 / 6**2 / 3] * 3)
