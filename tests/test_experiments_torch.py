@@ -148,7 +148,8 @@ from experiments.deep import LOSS, Setting, clipping, method
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
 rows, labels, clips = torch.randn(7, 5), torch.randint(2, (7,)), (.3, .2, .1)
-pairs = published._pairs(model, [layer for layer in model if isinstance(layer, nn.Linear)], LOSS, rows, labels)
+linears = [layer for layer in model if isinstance(layer, nn.Linear)]
+pairs = published._pairs(model, linears, LOSS, rows, labels)
 found, expected = published._global(pairs, clips, 10), [torch.zeros_like(p) for p in model.parameters()]
 for x, y in zip(rows, labels):
     each = torch.autograd.grad(LOSS(model(x[None]), y[None]).sum(), list(model.parameters()))
