@@ -14,6 +14,7 @@ only sums are seen. Only the last changes whom a user trusts. The row with a ✗
 one record and noise for C, outside of any ledger: `experiments.published_addp` says what its claim is worth.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,8 @@ from farthing.losses import logistic
 from farthing.query import run
 from farthing.samplers import Everyone, Poisson
 from farthing.tables import Table
+
+Learnt = tuple[Array, Array, tuple[Array, Array]]  # X, y, and what is tested on
 
 EPSILONS = (0.1, 0.4, 0.8, 1.6)
 DELTA, CLIP, EACH, PLANNED, MORE = 1e-8, 3.0, 100, 10, 1000
@@ -117,32 +120,37 @@ def levels(X: Array, y: Array, tested: tuple[Array, Array], problem: Problem) ->
     ]
 
 
+def cell(name: str, fold: int, data: Learnt, method: str, epsilons: Sequence[float]) -> list[Row]:
+    """What one method comes to on one fold, at each ε."""
+    X, y, tested = data
+    problem = Problem(logistic, len(y), X.shape[1], unit=False)
+    if method == PRINTED:
+        printed = published(X, y, epsilons, DELTA, (name, fold))
+        return [
+            {"method": method, "ε": epsilon, **judged((u, constant), X, y, tested), "rounds": rounds}
+            for epsilon, (u, constant, rounds) in zip(epsilons, printed, strict=True)
+        ]
+    adjacency, algorithm = PRIVATE[method]
+    found = []
+    for epsilon in epsilons:
+        budget, noise = Budget(epsilon, DELTA, adjacency), stream(name, fold, method, epsilon)
+        crowd = Simulated.split(X, y, records=EACH, budgets=budget, stream=noise)
+        trained = run(algorithm(crowd, problem))
+        trust = SHRUNK.get(method)
+        shrunk = learnt_in(crowd, problem, trust=trust).intercept if trust else 0.0
+        result = judged(trained.w, X, y, tested, shrunk)
+        found.append({"method": method, "ε": epsilon, **result, "rounds": trained.steps})
+    return found
+
+
 def measure(size: Size) -> list[Row]:
-    rows = []
+    rows, epsilons = [], (1.6,) if size.small else EPSILONS
     for name, (X, y) in classification(size.small).items():
         for fold, learnt, test in folds(len(y), size, FOLDS):
-            Xf, yf, tested = X[learnt], y[learnt], (X[test], y[test])
-            problem = Problem(logistic, len(yf), X.shape[1], unit=False)
-            found = levels(Xf, yf, tested, problem)
-            for method, (adjacency, algorithm) in PRIVATE.items():
-                for epsilon in (1.6,) if size.small else EPSILONS:
-                    crowd = Simulated.split(
-                        Xf,
-                        yf,
-                        records=EACH,
-                        budgets=Budget(epsilon, DELTA, adjacency),
-                        stream=stream(name, fold, method, epsilon),
-                    )
-                    trained = run(algorithm(crowd, problem))
-                    trust = SHRUNK.get(method)
-                    shrunk = learnt_in(crowd, problem, trust=trust).intercept if trust else 0.0
-                    result = judged(trained.w, Xf, yf, tested, shrunk)
-                    found.append({"method": method, "ε": epsilon, **result, "rounds": trained.steps})
-            budgets = (1.6,) if size.small else EPSILONS
-            printed = published(Xf, yf, budgets, DELTA, (name, fold))
-            for epsilon, (u, constant, rounds) in zip(budgets, printed, strict=True):
-                result = judged((u, constant), Xf, yf, tested)
-                found.append({"method": PRINTED, "ε": epsilon, **result, "rounds": rounds})
+            data = X[learnt], y[learnt], (X[test], y[test])
+            found = levels(*data, Problem(logistic, len(learnt), X.shape[1], unit=False))
+            for method in (*PRIVATE, PRINTED):
+                found += cell(name, fold, data, method, epsilons)
             rows += [{"data": name, "fold": fold, **row} for row in found]
             say(f"{name}: fold {fold + 1} done")
     return rows

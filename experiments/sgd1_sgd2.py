@@ -1,7 +1,7 @@
 """SGD1 and SGD2: what the write-up promises, what holds and before whom, and the noise that is enough.
 
-"Multi-party DP Write-up 2: Stochastic Gradient Descent" is theory: it measures nothing. Its two claims can be
-checked all the same.
+"Multi-party DP Write-up 2: Stochastic Gradient Descent" is theory: it measures nothing. Its two claims of
+privacy and its two theorems on utility (`experiments.excess_risk`) can be checked all the same.
 
 SGD1 is said to be (ε, δ)-private with σ = 4 L n ln(1.25 n²/δ) / ε after n² iterations. By tight accounting
 (`algorithms.sgd1`) with ε = .5 and δ = 1/(2 n³), when a record is replaced: far better than claimed before
@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from experiments import excess_risk
 from experiments.datasets import classification, folds
 from experiments.frame import Grid, Row, Size, canvas, level, line, say, stream, ticks, values
 from farthing.accounting import gaussian
 from farthing.algorithms.problem import Problem
 from farthing.algorithms.sgd1 import sgd1_guarantees, sgd1_noise
-from farthing.algorithms.sgd2 import sgd2, sgd2_noise
+from farthing.algorithms.sgd2 import sgd2, sgd2_noise, sgd2_published_noise
 from farthing.budget import Budget
 from farthing.crowd.simulated import Simulated
 from farthing.losses import logistic
@@ -47,18 +48,12 @@ def first(n: int) -> list[Row]:
     ]
 
 
-def recipe(epsilon: float, delta: float, rounds: int) -> float:
-    """σ/Δ of the proof of Theorem 3, by the classic Gaussian mechanism it cites."""
-    each = epsilon / math.sqrt(rounds * math.log(1 / delta))
-    return math.sqrt(2 * math.log(1.25 * rounds / delta)) / each
-
-
 def second(epsilon: float, rounds: int) -> list[Row]:
     """σ/Δ of SGD2 both ways, and the ε that it really has."""
     found = []
     for method in (RECIPE, EXACT):
         if method == RECIPE:
-            noise = recipe(epsilon, SGD2_DELTA, rounds)
+            noise = sgd2_published_noise(Budget(epsilon, SGD2_DELTA), rounds)
         else:
             noise = sgd2_noise(Budget(epsilon, SGD2_DELTA), rounds)
         true = gaussian.epsilon(math.sqrt(rounds) / noise, SGD2_DELTA)
@@ -86,7 +81,8 @@ def third(size: Size) -> list[Row]:
                     budgets=Budget(epsilon, SGD2_DELTA),
                     stream=stream(fold, epsilon, method),
                 )
-                noise = recipe(epsilon, SGD2_DELTA, SGD2_ROUNDS) if method == RECIPE else None
+                budget = Budget(epsilon, SGD2_DELTA)
+                noise = sgd2_published_noise(budget, SGD2_ROUNDS) if method == RECIPE else None
                 steps = sgd2(crowd, problem, rounds=SGD2_ROUNDS, noise=noise)
                 u, constant = run(step for _, step in zip(range(SGD2_ROUNDS), steps, strict=False)).w
                 accuracy = 100 * float(np.mean((X[test] @ u + constant > 0) == y[test]))
@@ -99,7 +95,7 @@ def third(size: Size) -> list[Row]:
 def measure(size: Size) -> list[Row]:
     rows = [row for n in ((25, 50, 200) if size.small else RECORDS) for row in first(n)]
     rows += [row for T in (10, 100, 1000) for epsilon in (0.1, 1.0) for row in second(epsilon, T)]
-    return rows + third(size)
+    return [*rows, *third(size), *excess_risk.measured(size)]
 
 
 def accuracy(rows: list[Row], method: str, epsilon: float | None = None) -> float:
@@ -130,11 +126,12 @@ def tables(rows: list[Row]) -> list[Grid]:
     cells = [[m, *(f"{accuracy(rows, m, epsilon):.1f}" for epsilon in epsilons)] for m in (RECIPE, EXACT)]
     cells.append([MAJORITY, *[f"{accuracy(rows, MAJORITY):.1f}"] * len(epsilons)])
     head = ["ε claimed", *(f"{epsilon:g}" for epsilon in epsilons)]
-    return [*grids, Grid("SGD2 on Adult, ten parties: accuracy in percent", head, cells)]
+    grids.append(Grid("SGD2 on Adult, ten parties: accuracy in percent", head, cells))
+    return [*grids, excess_risk.sgd1_grid(rows), excess_risk.sgd2_grid(rows)]
 
 
 def draw(rows: list[Row]) -> Any:
-    figure, ((left, right),) = canvas(1, 2)
+    figure, ((left, right), (below, beside)) = canvas(2, 2)
     one = [row for row in rows if row["claim"] == "SGD1"]
     for place, observer in enumerate(values(one, "observer")):
         mine = [row for row in one if row["observer"] == observer]
@@ -152,4 +149,6 @@ def draw(rows: list[Row]) -> Any:
     right.set(xlabel="ε claimed", ylabel="accuracy, %", title="SGD2 on Adult, ten parties")
     ticks(right, epsilons)
     right.legend(frameon=False, loc="lower right")
+    excess_risk.draw_sgd1(below, rows)
+    excess_risk.draw_sgd2(beside, rows)
     return figure

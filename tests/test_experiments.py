@@ -219,6 +219,48 @@ def test_sgd1_and_sgd2_have_the_digits_of_their_verdict(tmp_path):
     second = by([row for row in rows if row["claim"] == "SGD2"], "T", "claimed", "method", value="σ")
     assert round(second[100, 1, "least noise"], 2) == 42.25
     assert round(second[100, 1, "noise of the proof"]) == 227
+    risks = [row for row in rows if row["claim"].startswith("risk")]
+    assert len(risks) == 9
+    assert all(row["excess"] > -1e-9 for row in risks)  # of the mean of what was run, over the least there is
+    learnt = by([row for row in risks if row["claim"] == "risk of SGD2"], "method", value="excess")
+    assert learnt["least σ",] < learnt["θ₀",]
+
+
+def test_the_bounds_on_excess_risk_are_those_of_the_text():
+    from experiments import excess_risk as r
+
+    n, m, T, sigma, L, convexity, diameter = 1000, 10, 200, 50.0, 2.0, 1.0, 2.0
+    assert r.theorem_4(n, m, T, sigma) * n == pytest.approx(
+        8 * m * 7 * (sigma**2 + n**2 * L**2) / (n * convexity * T)  # (11)
+    )
+    log = math.log(1.25 * n**2 / 1e-10)
+    found = [n * r.theorem_2(case, n, 0.5, 1e-10) for case in (r.LIPSCHITZ, r.STRONG)]
+    assert found[0] == pytest.approx(1.0 * diameter * log**2 * math.sqrt(7) / 0.5)  # (9)
+    assert found[1] == pytest.approx(L**2 * log**3 * 7 / (n * convexity * 0.5**2))  # (10)
+    assert r.trivial(r.STRONG) == L * diameter
+    first = r.from_n(r.STRONG, 0.9)
+    assert r.theorem_2(r.STRONG, first, 0.9, 1 / (2 * first**3)) < L * diameter
+    assert r.theorem_2(r.STRONG, first // 2, 0.9, 1 / (2 * (first // 2) ** 3)) > L * diameter
+
+
+@pytest.mark.parametrize("convexity", [0.0, 0.05, 1.0])
+def test_excess_risk_is_measured_from_the_minimum_over_the_ball(convexity):
+    from experiments import excess_risk as r
+
+    X, y = r.problem_of(300)
+    z = r.rows_of(X)
+    assert np.linalg.norm(z, axis=1).max() <= 1 + 1e-12  # so that the loss is 1-Lipschitz
+    best = r.minimum(z, y, convexity)
+    assert np.linalg.norm(best) <= r.RADIUS + 1e-9
+    gradient = z.T @ (1 / (1 + np.exp(-z @ best)) - y) / 300 + convexity * best
+    if convexity == 1.0:
+        assert np.linalg.norm(gradient) < 1e-8
+    else:  # on the sphere, where the loss falls outwards only
+        assert np.linalg.norm(best) == pytest.approx(r.RADIUS)
+        assert gradient @ best == pytest.approx(-np.linalg.norm(gradient), rel=1e-6)
+    random = np.random.default_rng(3).normal(size=(200, 7))
+    inside = random / np.maximum(1.0, np.linalg.norm(random, axis=1))[:, None]
+    assert all(r.risk(theta, z, y, convexity) > r.risk(best, z, y, convexity) for theta in inside)
 
 
 def test_made_up_images_are_called_so(tmp_path):
