@@ -25,8 +25,8 @@ from experiments.pictures import DEVICE, LENGTH, Problem, kept
 from experiments.published import UNSOUND, published
 from farthing.accounting import calibrate, pld, rdp
 from farthing.accounting.filters import ZcdpFilter
-from farthing.algorithms.dpagd import at_price
 from farthing.algorithms.dppca import Scatter, components
+from farthing.algorithms.pricing import at_price
 from farthing.bounds import Bound, ClipOuter, Kind
 from farthing.events import ComposedEvent, Event, GaussianEvent, PoissonEvent, RepeatedEvent
 from farthing.mechanisms import SymmetricGaussian

@@ -29,6 +29,7 @@ LAYERS = [
     "algorithms.descent",
     "algorithms.leastsquares algorithms.adassp algorithms.sufficient",
     "algorithms.functional algorithms.gradient",
+    "algorithms.pricing",
     "algorithms.dpsgd algorithms.dpagd algorithms.perturbation algorithms.privgene algorithms.baselines",
     "algorithms.ball",
     "solvers estimators selection",

@@ -347,3 +347,40 @@ def test_no_filter_lets_a_thousandth_more_through_than_its_limit():
         assert rule.fits(limit)
         for place in range(len(limit)):
             assert not rule.fits([x * (1.001 if i == place else 1.0) for i, x in enumerate(limit)])
+
+
+def choice_on_a_batch(scores, mine, rate, scale):
+    """How often each candidate wins by Gumbel noise on a Poisson batch, with and without a record."""
+    without, joined = np.zeros(len(mine)), np.zeros(len(mine))
+    for drawn in itertools.product((False, True), repeat=len(scores)):
+        chance = math.prod(rate if one else 1 - rate for one in drawn)
+        others = scores[np.array(drawn)].sum(axis=0)
+        alone, beside = (np.exp((total - total.max()) / scale) for total in (others, others + mine))
+        without += chance * alone / alone.sum()
+        joined += chance * (rate * beside / beside.sum() + (1 - rate) * alone / alone.sum())
+    return joined, without
+
+
+def test_a_choice_on_a_batch_costs_no_less_than_the_exact_divergence_and_less_than_a_pure_answer():
+    """Every subset of five other records is summed up; the record's scores lie in [-1, 0]."""
+    rng, closest = np.random.default_rng(0), 0.0
+    for _ in range(300):
+        rate, epsilon = rng.uniform(0.02, 0.9), rng.uniform(0.05, 4.0)
+        rule = RdpFilter(Budget(1.0, 1e-6), orders=(1.5, 2.0, 4.0, 16.0, 64.0))
+        cost = rule.cost(PoissonEvent(rate, BoundedRangeEvent(epsilon)))
+        pure = rule.cost(PoissonEvent(rate, PureEvent(epsilon)))
+        assert all(a <= b * (1 + 1e-12) for a, b in zip(cost, pure, strict=True))
+        scores = -rng.integers(0, 2, size=(5, 3)).astype(float) * rng.choice([1.0, 40.0])
+        mine = -rng.integers(0, 2, size=3).astype(float)
+        p, q = choice_on_a_batch(scores, mine, rate, 1 / epsilon)
+        for order, limit in zip(rule.orders, cost, strict=True):
+            for one, other in ((p, q), (q, p)):
+                exact = math.log(np.sum(one**order * other ** (1 - order))) / (order - 1)
+                assert exact <= limit * (1 + 1e-9) + 1e-12
+                closest = max(closest, exact / limit)
+    assert closest > 0.5  # so that it would be noticed if the price were half as much
+    small = RdpFilter(Budget(1.0, 1e-6), orders=(2.0,))
+    price, pure = (small.cost(PoissonEvent(0.1, kind(0.05)))[0] for kind in (BoundedRangeEvent, PureEvent))
+    assert price == pytest.approx(pure / 4, rel=1e-3)
+    with pytest.raises(Unsupported):
+        RdpFilter(Budget(1.0, 1e-6, "replace-one")).cost(PoissonEvent(0.1, BoundedRangeEvent(0.5)))

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import farthing as ft
-from farthing.accounting.filters import ZcdpFilter
+from farthing.accounting import zcdp
+from farthing.accounting.filters import RdpFilter, ZcdpFilter
 from farthing.algorithms.dpagd import Lengths, Ray, RayScores, Total, dpagd, paper_splits
 from farthing.algorithms.problem import Problem
 from farthing.bounds import ClipNorm, ClipValue
@@ -285,6 +286,60 @@ def test_the_papers_prices():
     assert (1 - search) * rho / splits == pytest.approx(1 / (2 * sigma**2))
 
 
+def test_the_tight_rho_is_up_to_1_6_times_that_of_equation_5():
+    ratios = [zcdp.rho_tight(epsilon, 1e-8) / zcdp.rho(epsilon, 1e-8) for epsilon in (0.05, 0.4, 0.8, 1.6)]
+    assert [round(ratio, 2) for ratio in ratios] == [1.63, 1.39, 1.32, 1.26]
+    budget = ft.Budget(0.4, 1e-8)
+    tight, closed = paper_splits(budget, 60), paper_splits(budget, 60, budget.rho)
+    assert tight[0] / closed[0] == pytest.approx(ratios[1])  # the same prices, so many more rounds
+    assert tight[1] == closed[1]
+
+
+def test_batches_need_another_adjacency_than_replace_one_and_an_rdp_filter():
+    X, y = rows(50, 2)
+    for budget, rule in ((ft.Budget(1.0, 1e-6, REPLACE), RdpFilter), (ft.Budget(1.0, 1e-6), ZcdpFilter)):
+        ledger = ft.Ledger(budget, filter=rule)
+        with pytest.raises(Unsupported):
+            next(dpagd(ledger.over(Table(X, y)), Problem(logistic, 50, 2), rate=0.2, opening=0))
+        assert ledger.share == 0
+
+
+@pytest.mark.parametrize("adjacency", [ADD, ZERO])
+@pytest.mark.parametrize("noise", ["gumbel", "laplace"])
+def test_it_learns_on_batches_and_no_round_is_lost_to_rounding(adjacency, noise):
+    X, y = rows(3000, 4)
+    ledger = ft.Ledger(ft.Budget(2.0, 1e-6, adjacency), filter=RdpFilter, stream=SeededStream(2))
+    door, problem = ledger.over(Table(X, y)), Problem(logistic, 3000, 4, unit=False)
+
+    def ask(query, w=None):
+        """Steps are always taken, so that as many rounds as asked for must fit."""
+        answer = door.ask(query, w)
+        return (
+            Answer(max(answer.value, 1), answer.receipt) if isinstance(query.mechanism, NoisyMax) else answer
+        )
+
+    willing = SimpleNamespace(budget=ledger.budget, ask=ask)
+    run = ft.run(dpagd(willing, problem, rate=0.2, splits=12, noise=noise))
+    assert run.steps == 12
+    assert 0.99 < ledger.share <= 1
+    assert np.mean((X @ run.w[0] + run.w[1] > 0) == y) > 0.85
+
+
+def test_a_penalty_shortens_the_weights_and_costs_nothing():
+    X, y = rows(4000, 3)
+    found = {}
+    for penalty in (0.0, 0.5):
+        ledger = ledger_of(ft.Budget(4.0, 1e-6))
+        steps = dpagd(ledger.over(Table(X, y)), Problem(logistic, 4000, 3, unit=False), penalty=penalty)
+        first = next(steps)
+        found[penalty] = (
+            float(np.linalg.norm(ft.run(steps).w[0])),
+            [receipt.event for receipt in first.receipts],
+        )
+    assert found[0.5][0] < 0.5 * found[0.0][0]
+    assert found[0.5][1] == found[0.0][1]
+
+
 @pytest.mark.parametrize("unit", [True, False])
 @pytest.mark.parametrize(("loss", "classes"), [(logistic, 0), (huber_hinge, 0), (multinomial, 3)])
 def test_it_learns(loss, classes, unit):
@@ -349,6 +404,12 @@ def test_the_noise_decides_and_nothing_else():
         {"momentum": 1.0},
         {"averaging": -1},
         {"radius": 0},
+        {"rate": 0.0},
+        {"rate": 1.5},
+        {"penalty": -1.0},
+        {"rho": 0.0},
+        {"rho": 1.0},
+        {"rho": 0.001, "rate": 0.5},
     ],
     ids=str,
 )

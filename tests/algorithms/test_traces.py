@@ -13,14 +13,14 @@ from scipy.special import expit
 
 import farthing as ft
 from farthing.accounting import pld
-from farthing.accounting.filters import ZcdpFilter
+from farthing.accounting.filters import RdpFilter, ZcdpFilter
 from farthing.algorithms.dpagd import Lengths, Ray, dpagd
 from farthing.algorithms.dpsgd import dpsgd
 from farthing.algorithms.functional import functional
 from farthing.algorithms.privgene import NoisyTop, privgene
 from farthing.algorithms.problem import Problem
 from farthing.errors import BudgetSpent
-from farthing.events import RepeatedEvent
+from farthing.events import BoundedRangeEvent, GaussianEvent, PoissonEvent, RepeatedEvent
 from farthing.losses import logistic, squared
 from farthing.mechanisms import Gaussian, NoisyMax
 from farthing.noise import SeededStream
@@ -80,14 +80,20 @@ class Watched:
         return answer
 
 
-def algorithm_2(script, rho, options, kind, rounds=1000):
+def algorithm_2(script, rho, options, kind, rounds=1000, batches=None, shrinks=0.0):
     """Lines 1-29, with the line's number beside it; line 2's ρ is given.
 
-    Line 14's check stands before every answer here: one that does not fit is not given.
+    Line 14's check stands before every answer here: one that does not fit is not given. ``batches`` are the
+    records of each answer in turn (all 60 if there are none), ``shrinks`` is the public code's reg_coeff, of
+    the sum of a batch.
     """
     rho_nmax, rho_ng, gamma, c_grad, c_obj = options
-    rows, trace, draws, races = np.column_stack([X, np.ones(60)]), [], 0, 0
+    everyone, trace, draws, races = np.column_stack([X, np.ones(60)]), [], 0, 0
     w, longest, recent, t = np.zeros(3), 2.0, [], 0  # 1, 2
+
+    def batch():
+        drawn = np.arange(60) if batches is None else batches[len(trace)]
+        return everyone[drawn], Y[drawn]
 
     def noisy(price):
         nonlocal draws, rho
@@ -95,7 +101,7 @@ def algorithm_2(script, rho, options, kind, rounds=1000):
             raise BudgetSpent
         rho -= price  # 7, 19
         draws += 1
-        value = gradient(w, rows, Y, c_grad)  # 5
+        value = gradient(w, *batch(), c_grad)  # 5
         value = value + c_grad / math.sqrt(2 * price) * script.normal(draws - 1, 3)  # 6, 26
         trace.append(("gradient", price, w, value))
         return value
@@ -106,8 +112,10 @@ def algorithm_2(script, rho, options, kind, rounds=1000):
             known = noisy(rho_ng)
             phi = np.linspace(0, longest, 21)
             while i == 0:  # 9
-                direction = known / np.linalg.norm(known)  # 8, and again after 18
-                scores = [-objective(w - alpha * direction, rows, Y, c_obj) for alpha in phi]  # 10
+                direction = known + shrinks * w
+                direction = direction / np.linalg.norm(direction)  # 8, and again after 18
+                points, some = [w - alpha * direction for alpha in phi], batch()
+                scores = [-objective(p, *some, c_obj) - shrinks / 2 * p @ p for p in points]  # 10
                 # 12: ε' = √(2 ρ_nmax) for Laplace noise; Gumbel noise costs ε'²/8, so ε' = √(8 ρ_nmax)
                 epsilon = math.sqrt((2 if kind == "laplace" else 8) * rho_nmax)
                 cost = rho_nmax if kind == "gumbel" else epsilon * math.tanh(epsilon / 2)
@@ -188,6 +196,72 @@ def test_dpagd_is_algorithm_2_to_its_last_farthing(monkeypatch, kind, search):
     assert failures[-1] > 20
     tops = {round(float(ask.w.steps[-1]), 9) for ask in watched.asked if isinstance(ask.w, Ray)}
     assert len(tops) > 1
+
+
+def test_dpagd_on_batches_is_algorithm_2_on_the_records_that_were_drawn(monkeypatch):
+    """DP-AGD, lines 4-22 with a batch of its own for each gradient, choice and GradAvg, and a penalty.
+
+    The fifth batch is empty. What is charged is the answer on a batch, whatever noise was chosen on the way.
+    """
+    script, drawn, some = Script(seed=4), {"normal": 0, "race": 0}, np.random.default_rng(8)
+    batches = [np.flatnonzero(row < 0.4) for row in some.random((400, 60))]
+    batches[4], taken = np.empty(0, np.int64), iter(batches)
+
+    def release(self, total, bound, stream):
+        drawn["normal"] += 1
+        return total + self.noise * bound.clip * script.normal(drawn["normal"] - 1, 3)
+
+    def choose(self, total, bound, stream):
+        drawn["race"] += 1
+        return int(np.argmax(total + self.noise * bound.norm() * script.race(drawn["race"] - 1, 21)))
+
+    monkeypatch.setattr(Gaussian, "release", release)
+    monkeypatch.setattr(NoisyMax, "release", choose)
+    monkeypatch.setattr(Poisson, "draw", lambda self, records, stream: next(taken))
+    ledger = ft.Ledger(ft.Budget(40.0, 1e-6), filter=RdpFilter, stream=SeededStream(0))
+    watched = Watched(ledger.over(Table(X, Y)))
+    problem = Problem(logistic, 60, 2, unit=False)
+    options = {"grid": Lengths(20), "opening": 0, "momentum": 0, "averaging": None, "radius": None}
+    options |= {"splits": 30, "search": 0.4, "growth": 0.1, "clip": 0.4, "objective_clip": 1.5}
+    steps = list(dpagd(watched, problem, rate=0.4, penalty=0.05, **options))
+    each = 1 / (2 * watched.asked[0].query.mechanism.noise ** 2) / 0.6
+    prices, shrinks = (0.4 * each, 0.6 * each, 0.1, 0.4, 1.5), 0.05 * 60 * 0.4
+    w, rounds, trace = algorithm_2(script, math.inf, prices, "gumbel", len(steps), batches, shrinks)
+    assert rounds == len(steps) > 10
+    for ask, (what, price, at, value) in zip(watched.asked, trace, strict=False):
+        scale = 1 / math.sqrt((8 if what == "choice" else 2) * price)
+        assert ask.query.mechanism.noise == pytest.approx(scale, rel=1e-5)
+        inner = BoundedRangeEvent if what == "choice" else GaussianEvent
+        event = ask.query.price(ledger.budget)
+        assert isinstance(event, PoissonEvent)
+        assert event.rate == 0.4
+        assert isinstance(event.event, inner)
+        np.testing.assert_allclose(ask.w.w if what == "choice" else ask.w, at, atol=1e-9)
+        np.testing.assert_allclose(ask.value, value, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(np.append(*steps[-1].w), w, atol=1e-6)
+    failures = [n for n, line in enumerate(trace) if line[0] == "choice" and line[3] == 0]
+    assert failures
+    assert failures[-1] > 20
+    assert ledger.share <= 1
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_dpagd_ends_at_the_rho_that_it_was_given(closed):
+    """DP-AGD, lines 2, 3 and 14 with (5) as printed, ε = ρ + 2√(ρ ln(1/δ)), and with the tight ρ."""
+    budget = ft.Budget(0.8, 1e-8)
+    rho = (math.sqrt(math.log(1e8) + 0.8) - math.sqrt(math.log(1e8))) ** 2  # (5), solved for ρ
+    ledger = ft.Ledger(budget, filter=ZcdpFilter, stream=SeededStream(3))
+    given = {"rho": budget.rho} if closed else {}
+    assert budget.rho == pytest.approx(rho)
+    watched = Watched(ledger.over(Table(X, Y)))
+    problem = Problem(logistic, 60, 2, unit=False)
+    steps = list(dpagd(watched, problem, splits=25, opening=0, momentum=0, averaging=None, **given))
+    spent = sum(ledger.filter.cost(ask.query.price(budget))[0] for ask in watched.asked)
+    limit = rho if closed else ledger.filter.rho
+    assert 0.9 * limit < spent <= limit * (1 + 1e-9)
+    assert 1 <= len(steps) <= 25
+    first = ledger.filter.cost(watched.asked[0].query.price(budget))[0]
+    assert first == pytest.approx(0.8 * limit / 25, rel=1e-6)
 
 
 # DP-SGD, Algorithm 1 of Abadi et al. 2016

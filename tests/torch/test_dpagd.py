@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import farthing as ft
-from farthing.accounting.filters import ZcdpFilter
+from farthing.accounting.filters import RdpFilter, ZcdpFilter
 from farthing.algorithms.dpagd import Lengths
 from farthing.bounds import ClipValue
 from farthing.errors import BudgetSpent, InvalidValue
@@ -120,3 +120,27 @@ def test_in_later_rounds_a_failed_search_buys_a_better_gradient(momentum, asked)
     script = Scripted(gradients, [1, 0, 0, 1, 0])
     list(dpagd(script, model, LOSS, Examples((x, y)), momentum=momentum))
     assert "".join(script.asked)[: len(asked)] == asked
+
+
+def test_on_batches_it_learns_within_the_budget_of_an_rdp_filter():
+    model, x, y = problem(3000)
+    door = ft.Ledger(ft.Budget(4.0, 1e-5), filter=RdpFilter, stream=SeededStream(1))
+    options = {"rate": 0.1, "splits": 25, "grid": Lengths(6, 1.0)}
+    steps = list(dpagd(door, model, LOSS, Examples((x, y)), **options))
+    assert {type(receipt.event).__name__ for step in steps for receipt in step.receipts} == {"PoissonEvent"}
+    assert door.share <= 1
+    assert (model(x).argmax(1) == y).float().mean() > 0.6
+
+
+def test_what_batches_and_penalties_need_is_said_before_anything_is_charged():
+    model, x, y = problem(50)
+    for options, rule, words in (
+        ({"rate": 0.1}, ZcdpFilter, "filter=RdpFilter"),
+        ({}, RdpFilter, "filter=ZcdpFilter"),
+        ({"penalty": 0.1}, ZcdpFilter, "public number"),
+        ({"noise_multiplier": 0.0}, ZcdpFilter, "noise_multiplier"),
+    ):
+        door = ft.Ledger(ft.Budget(1.0, 1e-5), filter=rule)
+        with pytest.raises(InvalidValue, match=words):
+            next(dpagd(door, model, LOSS, Examples((x, y)), **options))
+        assert door.share == 0

@@ -1,4 +1,4 @@
-"""DP-SGD and AdaDP of torch against their pseudocode: lots and noise are scripted, the rest is real.
+"""DP-SGD, AdaDP and DP-AGD of torch against their pseudocode: lots and noise are scripted, the rest is real.
 
 A reference is the paper's lines in plain numpy, one example after the other, for a linear model under half
 the squared error, whose gradients are (w·x - y) x.
@@ -13,11 +13,16 @@ import torch
 from torch import nn
 
 import farthing as ft
+from farthing.accounting.filters import RdpFilter
+from farthing.algorithms.dpagd import Lengths
 from farthing.audit import as_published
+from farthing.mechanisms import NoisyMax
 from farthing.noise import SeededStream
 from farthing.samplers import Poisson
 from farthing.torch.adadp import AdaDP
+from farthing.torch.dpagd import dpagd
 from farthing.torch.noise import Gaussian
+from farthing.torch.records import Examples
 from farthing.torch.training import train
 
 RNG = np.random.default_rng(6)
@@ -195,3 +200,75 @@ def test_adadp_as_published_is_its_lines_as_printed(monkeypatch, learning):
         theta = theta - 0.5 / lot * move  # 26
         np.testing.assert_allclose(path[t + 1], theta, atol=1e-12)
     assert set(gates) == {True, False}
+
+
+def test_dpagd_of_a_model_on_batches_is_algorithm_2_on_the_examples_that_were_drawn(monkeypatch):
+    """DP-AGD, lines 4-22 of later rounds too, each answer on a batch of its own, with momentum and a penalty.
+
+    Where no step helps (15), momentum is dropped before GradAvg (16-19, 25-29); the third batch is empty.
+    """
+    some, taken, asked = np.random.default_rng(2), [], []
+    normals, races = some.normal(size=(200, 3)), some.gumbel(size=(200, 5))
+
+    def draw(self, records, stream):
+        rows = np.empty(0, np.int64) if len(taken) == 2 else np.flatnonzero(some.random(records) < self.rate)
+        taken.append(rows)
+        return rows
+
+    def release(self, total, bound, stream):
+        asked.append(("gradient", self.noise))
+        return total + self.noise * bound.norm() * torch.from_numpy(normals[len(asked) - 1]).float()
+
+    def choose(self, total, bound, stream):
+        noisy = total + self.noise * bound.norm() * races[len(asked)]
+        asked.append(("choice", int(np.argmax(noisy))))
+        return asked[-1][1]
+
+    monkeypatch.setattr(Poisson, "draw", draw)
+    monkeypatch.setattr(Gaussian, "release", release)
+    monkeypatch.setattr(NoisyMax, "release", choose)
+    model, start = linear(), weights_of(linear())
+    ledger = ft.Ledger(ft.Budget(30.0, 1e-5), filter=RdpFilter, stream=SeededStream(0))
+    data = Examples((torch.from_numpy(X), torch.from_numpy(Y)))
+    options = {"search": 0.4, "growth": 0.5, "clip": 0.5, "objective_clip": 1.5, "momentum": 0.5}
+    run = dpagd(ledger, model, half_square, data, **options, grid=Lengths(4, longest=0.8), rate=RATE,
+                penalty=0.3, records=RECORDS, noise_multiplier=1.2)  # fmt: skip
+    path = [weights_of(model) for _ in run]
+    shrinks, price, turn = 0.3 * RECORDS * RATE, 1 / (2 * 1.2**2), iter(range(200))
+    rho_nmax, w, memory, chosen, again = 0.4 / 0.6 * price, start, np.zeros(3), [], 0
+
+    def gradient(rho):  # 5, 6, 26
+        t = next(turn)
+        rows = [(w @ X[place] - Y[place]) * X[place] for place in taken[t]]
+        total = sum((g / max(1.0, np.linalg.norm(g) / 0.5) for g in rows), np.zeros(3))
+        assert asked[t] == ("gradient", pytest.approx(1 / math.sqrt(2 * rho), rel=1e-5))
+        return total + 0.5 / math.sqrt(2 * rho) * normals[t]
+
+    def choice(points):  # 10-12
+        t = next(turn)
+        losses = [np.minimum((X[taken[t]] @ p - Y[taken[t]]) ** 2 / 2, 1.5).sum() for p in points]
+        scores = np.array([-a - shrinks / 2 * p @ p for a, p in zip(losses, points, strict=True)])
+        found = int(np.argmax(scores + 1.5 / math.sqrt(8 * rho_nmax) * races[t]))
+        assert asked[t] == ("choice", found)
+        return found
+
+    for found in path:
+        known, i = gradient(price), 0  # 4-7
+        longest = Lengths(4, longest=0.8).after(chosen)
+        while i == 0:  # 9
+            direction = known + memory + shrinks * w
+            unit = direction / np.linalg.norm(direction)  # 8
+            i = choice([w - step * unit for step in longest])
+            if i == 0 and memory.any():
+                memory = np.zeros(3)
+            elif i == 0:  # 15-19
+                again += 1
+                second = gradient(0.5 * price)
+                known = (known + 0.5 * second) / 1.5  # 27
+                price *= 1.5
+        w, memory = w - longest[i] * unit, 0.5 * direction  # 14
+        chosen.append(longest[i])
+        np.testing.assert_allclose(found, w, atol=1e-5)
+    assert len(path) > 5
+    assert again > 1
+    assert ledger.share <= 1

@@ -262,6 +262,12 @@ class RdpFilter(_Additive):
     ΣwX, and if Σε(α) <= ε - log(c_α / (w δ)) / (α-1) for some α when the asking ends, then
     (1 - e^(ε-L))₊ <= c_α e^((α-1)(L-ε)) <= δ w X_α, so its mean, which is δ(ε), is at most δ. The choice of
     α may depend on everything: that is what the weights (log of their number, over α-1) pay for.
+
+    A choice of bounded range ε on a Poisson batch of rate q (add-remove, zero-out): given who else is in the
+    batch, its losses are log(1 - q + q e^L), or minus that, with L in an interval [t - ε, t] that holds 0.
+    They lie in an interval no longer than ε' = log(1 + q(e^ε - 1)), the length at t = ε, and cost ε'²/8 times
+    α (`zcdp.rho_of_bounded_range`). Not to know who else is there costs nothing more: Rényi divergence is
+    jointly quasi-convex (van Erven & Harremoës 2014, Thm. 13).
     """
 
     budget: Budget
@@ -284,13 +290,15 @@ class RdpFilter(_Additive):
     def cost(self, event: Event) -> Totals:
         if isinstance(event, ZcdpEvent) and event.delta == 0.0:
             return [event.rho * order for order in self.orders]
-        if isinstance(event, BoundedRangeEvent):
-            pure = self.cost(PureEvent(event.epsilon))
-            return [min(p, event.epsilon**2 / 8 * a) for p, a in zip(pure, self.orders, strict=True)]
         ways = pairs.of_event(event, self.budget.adjacency)
-        return [
+        costs = [
             max(transform.log_moment(way, order - 1) for way in ways) / (order - 1) for order in self.orders
         ]
+        if _has_bounded_range(event):
+            (pure,) = ways
+            rho = zcdp.rho_of_bounded_range(pairs.largest_loss(pure))
+            return [min(cost, rho * order) for cost, order in zip(costs, self.orders, strict=True)]
+        return costs
 
     def fits(self, total: Totals) -> bool:
         return any(within(spent, limit) for spent, limit in zip(total, self.limits, strict=True) if limit > 0)
@@ -311,6 +319,10 @@ def _converted(order: float, goal: float) -> float:
     """What the conversion to (ε, e^goal) adds to Rényi DP at an order, rounded up."""
     size = abs(_log_c(order)) + abs(goal)
     return (_log_c(order) - goal + 1e-15 * size) / (order - 1)
+
+
+def _has_bounded_range(event: Event) -> bool:
+    return isinstance(event.event if isinstance(event, PoissonEvent) else event, BoundedRangeEvent)
 
 
 def _is_order(order: float) -> bool:

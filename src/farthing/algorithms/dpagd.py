@@ -13,10 +13,17 @@ costs 1/(2 noise²), a choice ε²/8 with Gumbel noise or ε²/2 with Laplace; a
 [-C, 0], so it can only lower them and moves a gap between two by at most C. Replace-one costs four times as
 much. Noise is derived from the price, so there a run keeps its rounds and doubles its noise.
 
-Where this differs from the paper (arguments set each of these back but the first three):
+On batches (``rate``; the public code's ``batch_size``): every gradient and every choice has a Poisson batch
+of its own. ρ sets the noise as if everybody were asked; what is charged is the answer on the batch, through
+an `RdpFilter`, whose orders are fixed ahead (Feldman & Zrnic 2021), so that noise may be chosen on the way
+there too. A gradient is a subsampled Gaussian (Zhu et al. 2022, Thm. 11), for a choice see `RdpFilter`.
+Add-remove and zero-out only: no price of a choice on a batch is known here for replace-one.
+
+Where this differs from the paper (arguments set each of these back but the first two):
 
 * gradients are averaged un-normalised, as in the public code; the pseudocode would average unit vectors;
-* ρ is the filter's, by the tight conversion, where the paper has the closed form ``budget.rho`` [2];
+* ρ is the filter's, by the tight conversion, which is 1.3 to 1.6 times the closed form of the paper's (5) [2]
+  (``rho=budget.rho`` is that);
 * an answer that does not fit what is left is not given [3, 14]; the paper buys it and then takes no step;
 * a choice is made with Gumbel noise instead of Laplace;
 * 10 candidates beside 0 instead of 20: as accurate, and faster;
@@ -25,6 +32,8 @@ Where this differs from the paper (arguments set each of these back but the firs
   every line search stops short for its sake. τ is .003, or half the standard deviation of c if that is more;
 * a direction is the gradient plus ``momentum`` times the last direction (heavy ball). Where no step helps,
   that memory is dropped first, and only then is a gradient bought again;
+* ``penalty`` is a term of the objective, in gradients and in the scores of steps alike, where the public code
+  adds reg_coeff · w to a gradient of norm 1. It is of public numbers only and costs nothing;
 * the weights handed out are an average of iterates that favours late ones (Shamir & Zhang 2013, Section 4).
 
 The defaults are the same numbers for every budget, chosen by held-out accuracy on Adult, BANK and IPUMS-BR at
@@ -51,7 +60,7 @@ from numpy.typing import NDArray
 
 from farthing import validate
 from farthing.accounting import zcdp
-from farthing.accounting.filters import ZcdpFilter
+from farthing.algorithms.pricing import Limited, Pricing, at_price
 from farthing.algorithms.problem import Problem
 from farthing.bounds import ClipNorm, ClipValue, Kind
 from farthing.budget import Budget
@@ -66,9 +75,6 @@ from farthing.tables import Features, Table, Weighted
 
 Array = NDArray[np.float64]
 
-_ROUNDED = 1 - 1e-9  # so that rounds, added up in floats, still fit
-_REFERENCE = 1e6  # noise at which a price is read off: there it falls with the square of the noise, exactly
-
 
 class Ray(NamedTuple):
     """Candidates w - step · direction, one a step."""
@@ -80,7 +86,7 @@ class Ray(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RayScores:
-    """-Σ loss at the candidates of a `Ray`, each term clipped (`ClipValue`).
+    """-Σ loss at the candidates of a `Ray`, each term clipped (`ClipValue`), less ``penalty`` |w|²/2, public.
 
     Margins along a ray are those at its start less step times those of its direction: one reading of the
     table serves all candidates.
@@ -88,6 +94,7 @@ class RayScores:
 
     loss: Loss
     features: Features
+    penalty: float = 0.0
     honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)
     shape: ClassVar[None] = None
 
@@ -105,7 +112,11 @@ class RayScores:
                     moved = [self.loss.value(here - step * along, block.y) for step in steps]
                     values = np.column_stack(moved)
                 total.add(bound.apply(-values).sum(axis=0), len(values))
-        return total.value
+        if not self.penalty:
+            return total.value
+        return total.value - self.penalty / 2 * np.array(
+            [np.sum((start - s * direction) ** 2) for s in steps]
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +164,11 @@ class Lengths:
         return np.linspace(0.0, longest, self.count + 1)
 
 
-def paper_splits(budget: Budget, splits: int = 60) -> tuple[float, float]:
+def paper_splits(budget: Budget, splits: int = 60, rho: float | None = None) -> tuple[float, float]:
     """``splits`` and ``search`` of `dpagd` for the paper's prices: ε' = ε/(2 splits) a gradient and a choice.
 
     A choice then costs ε'²/2 and a gradient ε'²/(4 ln(1.25/δ)), that of noise √(2 ln(1.25/δ)) C/ε', so that
-    its 60 splits are some 600 rounds, and 97 % of the budget goes into choices.
+    its 60 splits are some 600 rounds, and 97 % of the budget goes into choices. ``rho`` is that of `dpagd`.
 
     >>> splits, search = paper_splits(Budget(0.1, 1e-8))
     >>> round(splits), round(search, 3)
@@ -165,7 +176,7 @@ def paper_splits(budget: Budget, splits: int = 60) -> tuple[float, float]:
     """
     part = budget.epsilon / (2 * validate.count(splits=splits))
     choice, gradient = part**2 / 2, part**2 / (4 * math.log(1.25 / budget.delta))
-    rho = zcdp.rho_tight(budget.epsilon, budget.delta)
+    rho = zcdp.rho_tight(budget.epsilon, budget.delta) if rho is None else validate.positive(rho=rho)
     return rho / (choice + gradient), choice / (choice + gradient)
 
 
@@ -185,6 +196,9 @@ def dpagd(
     momentum: float = 0.7,
     averaging: float | None = 3.0,
     radius: float | None = math.sqrt(2),
+    rate: float | None = None,
+    penalty: float = 0.0,
+    rho: float | None = None,
 ) -> Iterator[Step]:
     """Steps until the budget is spent; ``splits`` is how many rounds it pays for if nothing is bought again.
 
@@ -193,6 +207,11 @@ def dpagd(
     ``objective_clip`` is C_obj, by default 4 + ln(K/2) for K classes. The paper's own settings:
     ``splits, search = paper_splits(budget)``, ``grid=Lengths(20)``, ``noise="laplace"``, ``opening=0``,
     ``momentum=0``, ``averaging=None``, ``radius=None``, ``clip=3``, ``objective_clip=3``.
+
+    ``rate`` is the sampling rate of Poisson batches, by default everybody is asked; the ledger then needs an
+    `RdpFilter`. ``penalty`` is λ of mean loss + λ|w|²/2, over the weights on z, that of the constant included
+    (on x itself with ``opening=0``). ``rho`` is what the run may use of zCDP, by default all that the budget
+    allows; ``rho=ledger.budget.rho`` is the paper's (5).
     """
     loss, constant = problem.loss, float(problem.intercept)
     longest = math.hypot(problem.radius, constant) if radius is None else validate.positive(radius=radius)
@@ -208,22 +227,28 @@ def dpagd(
     # everything is checked before the opening is charged
     short = ClipNorm(loss.slope * longest / 2 if clip is None else clip)
     low, chooser = ClipValue(-validate.positive(objective_clip=objective_clip), 0.0), NoisyMax(1.0, noise)
-    rule, growth = ZcdpFilter(ledger.budget), validate.positive(growth=growth)
-    each = (1 - opening) * _ROUNDED * rule.rho / validate.positive(splits=splits)
-    exactness, search_price = (1 - search) * each, validate.positive(search=search) * each  # rho_ng, rho_nmax
-    features, receipts = _features(ledger, problem, rule, opening, radius)
-    gradient = Query(Everyone(), Gradient(loss, features), short, Gaussian(1.0))
-    choice = at_price(Query(Everyone(), RayScores(loss, features), low, chooser), search_price, rule)
+    pricing, growth = Pricing.of(ledger.budget, rate, rho), validate.positive(growth=growth)
+    shrinks = validate.non_negative(penalty=penalty) * problem.records * (1.0 if rate is None else rate)
+    door, total = Limited(ledger, pricing), _total(problem, pricing, opening)
+    plain = Features(problem.width, intercept=constant, radius=radius)
+    gradient = Query(Everyone(), Gradient(loss, plain), short, Gaussian(1.0))
+    choice = Query(Everyone(), RayScores(loss, plain, shrinks), low, chooser)
+    parts = [(gradient, 1 - search), (choice, validate.positive(search=search))]
+    each = pricing.each(parts, splits, total)
+    exactness, search_price = (1 - search) * each, search * each  # rho_ng, rho_nmax
+    features, receipts = (plain, []) if total is None else _features(door, problem, total, radius)
+    gradient = replace(gradient, contribution=Gradient(loss, features))
+    choice = pricing.query(replace(choice, contribution=RayScores(loss, features, shrinks)), search_price)
     w = problem.zeros(features.size)
     average, memory, chosen = w, np.zeros_like(w), list[float]()
     while True:
-        answer = ledger.ask(at_price(gradient, exactness, rule), w)  # [5-7]
+        answer = door.ask(pricing.query(gradient, exactness), w)  # [5-7]
         known, receipts = answer.value, [*receipts, answer.receipt]
         while True:
-            direction = known + memory
+            direction = known + shrinks * w + memory
             unit = direction / max(float(np.linalg.norm(direction)), 1e-300)  # [8]
             steps = grid.after(chosen)
-            picked = ledger.ask(choice, Ray(w, unit, steps))  # [10-12]
+            picked = door.ask(choice, Ray(w, unit, steps))  # [10-12]
             receipts.append(picked.receipt)
             if picked.value > 0:
                 break
@@ -231,7 +256,7 @@ def dpagd(
                 memory = np.zeros_like(memory)
                 continue
             more = growth * exactness  # [16-19]
-            again = ledger.ask(at_price(gradient, more, rule), w)
+            again = door.ask(pricing.query(gradient, more), w)
             receipts.append(again.receipt)
             known = (exactness * known + more * again.value) / (exactness + more)
             exactness += more
@@ -244,33 +269,26 @@ def dpagd(
         receipts = []
 
 
-def _features(
-    ledger: Ledger, problem: Problem, rule: ZcdpFilter, opening: float, radius: float | None
-) -> tuple[Features, list[Receipt]]:
-    """The map of rows to work in: centred and scaled by a mean that ``opening`` buys, of norm ``radius``."""
-    d, constant = problem.width, float(problem.intercept)
+def _total(problem: Problem, pricing: Pricing, opening: float) -> Query | None:
+    """The question that ``opening`` pays for: the sum of the rows of everybody."""
     if opening == 0:
-        return Features(d, intercept=constant, radius=radius), []
+        return None
     # rows that need not have norm 1 are shrunk to it, and a constant beside them tells by how much
-    plain = Features(d, intercept=0.0 if problem.unit else 1.0, radius=1.0)
-    query = at_price(Query(Everyone(), Total(plain), ClipNorm(1.0), Gaussian(1.0)), opening * rule.rho, rule)
-    answer = ledger.ask(query)
+    plain = Features(problem.width, intercept=0.0 if problem.unit else 1.0, radius=1.0)
+    query = Query(Everyone(), Total(plain), ClipNorm(1.0), Gaussian(1.0))
+    return at_price(query, opening * pricing.rho, pricing.rule)
+
+
+def _features(
+    door: Limited, problem: Problem, total: Query, radius: float | None
+) -> tuple[Features, list[Receipt]]:
+    """The map of rows to work in: centred and scaled by the mean that ``total`` buys, of norm ``radius``."""
+    d, constant, answer = problem.width, float(problem.intercept), door.ask(total)
     rows = problem.records if problem.unit else max(answer.value[-1], 1.0)
     mean = np.clip(answer.value[:d] / rows, 0.0, 1.0)
-    spread = mean * (1 - mean) + max(0.003, 0.5 * _noise(query) / rows)
+    spread = mean * (1 - mean) + max(0.003, 0.5 * _noise(total) / rows)
     scale = np.sqrt(spread.mean() / spread)
     return Features(d, mean if problem.intercept else 0.0, scale, constant, radius), [answer.receipt]
-
-
-def at_price(query: Query, rho: float, rule: ZcdpFilter) -> Query:
-    """The query with the noise at which it costs ``rho`` under the budget's adjacency."""
-    faint = _with_noise(query, _REFERENCE)
-    return _with_noise(query, _REFERENCE * math.sqrt(rule.cost(faint.price(rule.budget))[0] / rho))
-
-
-def _with_noise(query: Query, noise: float) -> Query:
-    mechanism: Any = query.mechanism
-    return replace(query, mechanism=replace(mechanism, noise=noise))
 
 
 def _noise(query: Query) -> float:

@@ -7,10 +7,14 @@ part γ of its price and averaged with the first.
 
 Guarantee: zCDP composes fully adaptively up to a ρ fixed ahead (Whitehouse et al. 2023, Theorem 1), so a run
 is (ε, δ)-DP whatever it chose on the way, under the ledger's adjacency. The ledger must have a `ZcdpFilter`.
-Every gradient and every choice is that of all examples: nobody is drawn, and nothing amplified. Networks want
-more rounds than a budget pays for in this way; for them the method is here to be compared with.
+Without a ``rate`` every gradient and every choice is that of all examples: nobody is drawn, and nothing
+amplified. Networks want more rounds than a budget pays for in this way. With one each has a Poisson batch of
+its own, through an `RdpFilter`, as `farthing.algorithms.dpagd` says; AdaDP's authors compare with that kind
+(Xu et al. 2020, Section V), by a theorem that leaves the choices out. For networks it is here to be compared
+with.
 
 >>> import farthing as ft
+>>> from farthing.accounting.filters import ZcdpFilter
 >>> from farthing.torch.records import Examples
 >>> model = torch.nn.Linear(2, 2)
 >>> examples = Examples((torch.randn(2000, 2), torch.randint(2, (2000,))))
@@ -31,8 +35,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from farthing import validate
-from farthing.accounting.filters import ZcdpFilter
-from farthing.algorithms.dpagd import Lengths, at_price
+from farthing.algorithms.dpagd import Lengths
+from farthing.algorithms.pricing import Limited, Pricing
 from farthing.bounds import ClipNorm, ClipValue, Kind
 from farthing.errors import InvalidValue
 from farthing.ledger import Ledger
@@ -51,8 +55,6 @@ from farthing.torch.traces import Wall
 
 Array = NDArray[np.float64]
 
-_ROUNDED = 1 - 1e-9  # so that rounds, added up in floats, still fit
-
 
 class Ray(NamedTuple):
     """Candidates w - step · direction, w being the model's own weights."""
@@ -63,13 +65,17 @@ class Ray(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RayLosses:
-    """-Σ loss at the candidates of a `Ray`, each term clipped (`ClipValue`): a batch is read once for all."""
+    """-Σ loss at the candidates of a `Ray`, each term clipped (`ClipValue`), less ``penalty`` |w|²/2, public.
+
+    A batch is read once for all candidates.
+    """
 
     model: nn.Module
     loss: Callable[[Any, Any], Tensor]
     layout: Layout
     physical: int | None = None
     isolated: Isolation | None = None
+    penalty: float = 0.0
     honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)
     shape: ClassVar[None] = None
 
@@ -92,6 +98,9 @@ class RayLosses:
                 }
                 scores.append(self._losses(moved, inputs, targets, present))
             total += bound.apply(-torch.stack(scores, 1).double().cpu().numpy()).sum(axis=0)
+        if self.penalty:
+            start = _weights(self.model, self.layout)
+            total -= self.penalty / 2 * np.array([np.sum((start - s * w.direction) ** 2) for s in w.steps])
         return total
 
     def _losses(
@@ -128,19 +137,32 @@ def dpagd(
     momentum: float = 0.7,
     physical: int | None = 512,
     isolate: bool | str = False,
+    rate: float | None = None,
+    penalty: float = 0.0,
+    records: int | None = None,
+    rho: float | None = None,
+    noise_multiplier: float | None = None,
 ) -> Iterator[Step]:
     """Steps until the budget is spent; ``splits`` is how many rounds it pays for if nothing is bought again.
 
     ``search`` is the part of a round that pays for choosing the step, ``growth`` is γ, ``clip`` C_grad and
     ``objective_clip`` C_obj. ``isolate`` as for `farthing.torch.train`. The step's ``w`` is the model,
-    moved in place.
+    moved in place. ``rate``, ``penalty`` and ``rho`` are those of `farthing.algorithms.dpagd`; a penalty is
+    on everything that is trained and needs ``records``, a public number of examples in place of the true
+    one. ``noise_multiplier`` is the noise of the first gradient over ``clip``, in place of ``splits``.
     """
     for name, part in (("momentum", momentum), ("search", search)):
         if not validate.non_negative(**{name: part}) < 1:
             raise InvalidValue(f"{name} must be below 1, got {part!r}")
-    if not isinstance(ledger.filter, ZcdpFilter):
+    if validate.non_negative(penalty=penalty) and records is None:
         raise InvalidValue(
-            "DP-AGD chooses its prices on the way: open the ledger with filter=ZcdpFilter "
+            "a penalty needs records, a public number of examples: how many there are is private"
+        )
+    shrinks = penalty * validate.count(records=records or 1) * (1.0 if rate is None else rate)
+    pricing = Pricing.of(ledger.budget, rate, rho)
+    if not isinstance(ledger.filter, pricing.filter):
+        raise InvalidValue(
+            f"DP-AGD chooses its prices on the way: open the ledger with filter={pricing.filter.__name__} "
             f"(farthing.accounting.filters), not {type(ledger.filter).__name__}"
         )
     device = next(model.parameters()).device
@@ -148,22 +170,27 @@ def dpagd(
     with apart(device):
         examples = checked(sums, examples.on(device))
     overlap.remember(examples.data)
-    door, rule = ledger.over(examples), ledger.filter
-    each = _ROUNDED * rule.rho / validate.positive(splits=splits)
-    exactness, search_price = (1 - search) * each, validate.positive(search=search) * each
+    door = Limited(ledger.over(examples), pricing)
     gradient = Query(Everyone(), OwnRandomness(sums, device), ClipNorm(clip), Gaussian(1.0))
     low = ClipValue(-validate.positive(objective_clip=objective_clip), 0.0)
-    losses = OwnRandomness(RayLosses(model, loss, sums.layout, physical, sums.isolation), device)
-    choice = at_price(Query(Everyone(), losses, low, NoisyMax(1.0)), search_price, rule)
+    losses = OwnRandomness(RayLosses(model, loss, sums.layout, physical, sums.isolation, shrinks), device)
+    choice = Query(Everyone(), losses, low, NoisyMax(1.0))
+    if noise_multiplier is None:
+        each = pricing.each([(gradient, 1 - search), (choice, validate.positive(search=search))], splits)
+    else:
+        each = pricing.rho_of(gradient, noise_multiplier) / (1 - search)
+    exactness, choice = (1 - search) * each, pricing.query(choice, search * each)
     growth = validate.positive(growth=growth)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     memory, chosen, receipts = np.zeros(sums.layout.size), list[float](), []
     while True:
-        answer = door.ask(at_price(gradient, exactness, rule))
+        answer = door.ask(pricing.query(gradient, exactness))
         known = answer.value.double().cpu().numpy()
         receipts.append(answer.receipt)
         while True:
             direction = known + memory
+            if shrinks:
+                direction = direction + shrinks * _weights(model, sums.layout)
             unit = direction / max(float(np.linalg.norm(direction)), 1e-300)
             steps = grid.after(chosen)
             picked = door.ask(choice, Ray(unit, steps))
@@ -174,7 +201,7 @@ def dpagd(
                 memory = np.zeros_like(memory)
                 continue
             more = growth * exactness
-            again = door.ask(at_price(gradient, more, rule))
+            again = door.ask(pricing.query(gradient, more))
             receipts.append(again.receipt)
             known = (exactness * known + more * again.value.double().cpu().numpy()) / (exactness + more)
             exactness += more
@@ -186,6 +213,13 @@ def dpagd(
         memory = momentum * direction
         yield Step(len(chosen), model, tuple(receipts))
         receipts = []
+
+
+def _weights(model: nn.Module, layout: Layout) -> Array:
+    """What is trained, end to end."""
+    named = dict(model.named_parameters())
+    flat = torch.cat([named[name].detach().flatten().double().cpu() for name in layout.names])
+    return np.asarray(flat.numpy())
 
 
 def _called(inputs: Any) -> tuple[Any, ...]:
