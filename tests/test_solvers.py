@@ -82,6 +82,12 @@ def test_the_settings_reach_the_algorithm() -> None:
     assert fits[2].privacy_.accountant == "zcdp"
 
 
+def test_batches_of_dpagd_are_charged_by_another_filter() -> None:
+    model = ft.LogisticRegression(2.0, 1e-6, solver=ft.DPAGD(rate=0.3, splits=8.0)).fit(X, Y)
+    assert model.privacy_.accountant == "rdp"
+    assert model.privacy_.epsilon <= 2.0
+
+
 @pytest.mark.parametrize("solver", [ft.NonPrivate(penalty=1e6), ft.OutputPerturbation(penalty=1e6)])
 def test_a_large_penalty_makes_small_weights(solver: Solver) -> None:
     model = ft.LogisticRegression(1.0, 1e-6, solver=solver).fit(X, Y)

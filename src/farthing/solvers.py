@@ -28,7 +28,7 @@ from typing import Any, ClassVar, Literal
 
 from sklearn.base import BaseEstimator
 
-from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, ZcdpFilter
+from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, RdpFilter, ZcdpFilter
 from farthing.algorithms.adassp import adassp
 from farthing.algorithms.baselines import majority, nonprivate
 from farthing.algorithms.descent import descent
@@ -54,6 +54,7 @@ class Method:
     filter: Callable[[Budget], Filter] | None = GdpFilter
     private: bool = True
     aliases: Mapping[str, str] = field(default_factory=dict)  # the papers' symbols
+    batches: Callable[[Budget], Filter] | None = None  # the filter, if another one, where ``rate`` is set
 
     @property
     def settings(self) -> Settings:
@@ -100,7 +101,10 @@ class Method:
     def with_(self, settings: Mapping[str, Any]) -> "Method":
         """The same method with other settings."""
         chosen = self.resolved(settings)
-        return replace(self, algorithm=partial(self.algorithm, **chosen)) if chosen else self
+        if not chosen:
+            return self
+        rule = self.batches if self.batches and chosen.get("rate") is not None else self.filter
+        return replace(self, algorithm=partial(self.algorithm, **chosen), filter=rule)
 
     def _offer(self) -> str:
         return f"it has {', '.join(sorted(self.settings))}" if self.settings else "it has none"
@@ -117,13 +121,14 @@ _DPAGD = {  # Lee & Kifer 2018, Algorithm 2, its public code and its Figure 1
     "alpha_max": "grid.longest",
     "eta": "grid.growth",
     "tau": "grid.period",
+    "reg_coeff": "penalty",
 }
 _DPSGD = {"sigma": "noise", "C": "clip", "q": "rate", "eta": "step"}  # Abadi et al. 2016, Algorithm 1
 _SGD_ADV = {"C": "clip", "q": "rate", "eta": "step", "T": "steps"}
 
 CLASSIFIERS: dict[str, Method] = {
     "auto": Method(descent),
-    "dpagd": Method(dpagd, ZcdpFilter, aliases=_DPAGD),
+    "dpagd": Method(dpagd, ZcdpFilter, aliases=_DPAGD, batches=RdpFilter),
     "sgd-ma": Method(dpsgd, None, aliases=_DPSGD),
     "sgd-adv": Method(sgd_adv, None, aliases=_SGD_ADV),
     "objective": Method(objective, BasicFilter),
@@ -223,7 +228,7 @@ class Descent(Solver, known=CLASSIFIERS["auto"]):
 
 
 class DPAGD(Solver, known=CLASSIFIERS["dpagd"]):
-    """``"dpagd"``, Lee & Kifer 2018: `farthing.algorithms.dpagd`; (ε, δ)-DP by a zCDP filter."""
+    """``"dpagd"``, Lee & Kifer 2018: `farthing.algorithms.dpagd`; (ε, δ)-DP by a zCDP or Rényi filter."""
 
 
 class DPSGD(Solver, known=CLASSIFIERS["sgd-ma"]):
