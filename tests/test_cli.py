@@ -92,6 +92,16 @@ def test_delta_at_epsilon(run: Any) -> None:
         assert done.json["epsilon"] == epsilon
 
 
+def test_theorem_1_of_adadp_does_not_say_what_its_paper_says_of_it(run: Any) -> None:
+    """Its example, 1800 steps at noise 0.9 and rate 0.01: 4.0 by the exact moments, 6.92 by it."""
+    plan = ("account", "--sigma", "0.9", "--rate", "0.01", "--steps", "1800", "--delta", "1e-5", "--json")
+    told = run(*plan, "--accountant", "adadp").json
+    assert told["epsilon"] == pytest.approx(6.92141, abs=1e-5)
+    assert (told["valid"], told["adjacency"], told["observer"]) == (True, "add-remove", "anyone")
+    assert "Thm. 1" in told["theorem"]
+    assert run(*plan, "--accountant", "moments").json["epsilon"] == pytest.approx(4.0, abs=0.02)
+
+
 @pytest.mark.parametrize(("steps", "fits"), [(37_849, True), (37_850, False)])
 def test_the_sampling_theorem_counts_to_the_last_round(run: Any, steps: int, fits: bool) -> None:
     done = run(*SAMPLED, "--steps", steps, "--adjacency", "zero-out", "--json")
@@ -183,6 +193,8 @@ def test_more_noise_never_costs_more() -> None:
         (("advanced", "--sampler", "fixed", "--records", "1000"), "pld"),
         (("strong", "--adjacency", "replace-one"), "pld"),
         (("sampling",), "replace-one or zero-out"),
+        (("adadp", "--adjacency", "replace-one"), "pld or rdp"),
+        (("adadp", "--sampler", "fixed", "--records", "1000"), "pld or rdp"),
     ],
 )
 def test_what_has_no_theorem_is_refused(run: Any, arguments: tuple[str, ...], instead: str) -> None:

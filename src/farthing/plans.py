@@ -37,6 +37,7 @@ class Accountant(StrEnum):
     ADVANCED = "advanced"
     STRONG = "strong"
     SAMPLING = "sampling"
+    ADADP = "adadp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,8 @@ def curve(plan: Plan, accountant: Accountant) -> Curve:
             return _strong(plan)
         case Accountant.SAMPLING:
             return _sampling(plan)
+        case Accountant.ADADP:
+            return _adadp(plan)
 
 
 def _pld(plan: Plan) -> Curve:
@@ -263,6 +266,24 @@ def _sampling(plan: Plan) -> Curve:
         lambda epsilon: sampling.delta(noise, plan.drawn, plan.steps, epsilon),
         "Cheng, Liu, Wang & Lu 2020, Thm. 1",
         Observer.COORDINATOR,
+    )
+
+
+def _adadp(plan: Plan) -> Curve:
+    import numpy as np
+
+    from farthing.accounting import rdp
+
+    other = Adjacency.REPLACE_ONE if plan.records is None else Adjacency.ADD_REMOVE
+    if plan.drawn < 1 and plan.adjacency is other:
+        raise _no_theorem(Accountant.ADADP, plan, "use pld or rdp")
+    orders = np.arange(2.0, 65.0)  # those that the paper takes
+    with np.errstate(over="ignore"):
+        total = plan.steps * rdp.adadp_theorem_1(plan.noise, plan.drawn, orders)
+    return Curve(
+        lambda delta: rdp.classic_epsilon(total, orders, delta)[0],
+        lambda epsilon: rdp.classic_delta(total, orders, epsilon),
+        "Xu, Shi, Liu, Zhao & Chen 2020, Thm. 1; conversion: Mironov 2017, Prop. 3",
     )
 
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from farthing.accounting import gaussian, rdp
 from farthing.errors import InvalidValue
+from farthing.plans import Accountant, Plan
+from farthing.plans import curve as curve_of
 
 SOME = np.array([1.001, 1.01, 1.3, 2, 2.5, 7, 33, 100.5, 1024, 5000, 1e5])
 
@@ -32,6 +34,57 @@ def test_adadp_example():
     epsilon, order = rdp.classic_epsilon(1800 * poisson, rdp.WHOLE_ORDERS, 1e-5)
     assert epsilon == pytest.approx(4.0152593, abs=5e-8)
     assert order == 6
+
+
+def printed(noise, rate, steps, delta):
+    """Equation (7) of AdaDP's Theorem 1, letter by letter, in 60 digits: the least ε and its order."""
+    with mpmath.workdps(60):
+        sigma, q = mpmath.mpf(noise), mpmath.mpf(rate)
+        e = mpmath.exp(1 / sigma**2)
+
+        def b(n):
+            parts = (mpmath.exp(mpmath.mpf((i - 1) * i) / (2 * sigma**2)) for i in range(n + 1))
+            return sum((-1) ** i * mpmath.binomial(n, i) * part for i, part in enumerate(parts))
+
+        moments = {n: b(n) for n in range(2, 66, 2)}
+
+        def cost(a):
+            later = (
+                q**j * mpmath.binomial(a, j) * mpmath.sqrt(moments[2 * -(-j // 2)] * moments[2 * (j // 2)])
+                for j in range(3, a + 1)
+            )
+            inside = 1 + q**2 * mpmath.binomial(a, 2) * min(4 * (e - 1), 2 * e) + 4 * sum(later)
+            return (steps * mpmath.log(inside) + mpmath.log(1 / mpmath.mpf(delta))) / (a - 1)
+
+        costs = {a: cost(a) for a in range(2, 65)}
+        best = min(costs, key=costs.get)
+        return float(costs[best]), best
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate", "steps", "delta"),
+    [(0.9, 0.01, 1800, 1e-5), (8.0, 0.01, 1000, 1e-5), (4.0, 0.01, 10_000, 1e-5), (3.0, 0.1, 50, 1e-4)],
+)
+def test_theorem_1_of_adadp_is_an_accountant(noise, rate, steps, delta):
+    epsilon, order = printed(noise, rate, steps, delta)
+    plan = Plan(noise, rate, steps)
+    found = curve_of(plan, Accountant.ADADP)
+    assert found.epsilon(delta) == pytest.approx(epsilon, rel=1e-8)
+    assert found.delta(epsilon) == pytest.approx(delta, rel=1e-6)
+    orders = np.arange(2.0, 65.0)
+    theorem = steps * rdp.adadp_theorem_1(noise, rate, orders)
+    assert rdp.classic_epsilon(theorem, orders, delta)[1] == order
+    assert found.epsilon(delta) > curve_of(plan, Accountant.MOMENTS).epsilon(delta)
+    assert found.epsilon(delta) > 2 * curve_of(plan, Accountant.PLD).epsilon(delta)
+
+
+@pytest.mark.parametrize("noise", [0.5, 0.9, 4.0, 20.0])
+@pytest.mark.parametrize("rate", [0.001, 0.01, 0.3, 1.0])
+def test_theorem_1_of_adadp_holds_for_poisson_samples(noise, rate):
+    """It is never below the exact Rényi divergence, which is dp-accounting's."""
+    orders = np.arange(2.0, 65.0)
+    exact = oracle._compute_rdp_poisson_subsampled_gaussian(rate, noise, orders)
+    assert (rdp.adadp_theorem_1(noise, rate, orders) >= exact * (1 - 1e-9)).all()
 
 
 @pytest.mark.parametrize("noise", [0.5, 0.9, 4.0, 20.0])
