@@ -134,6 +134,31 @@ def test_the_gate_stays_closed_on_noise_and_opens_on_a_signal():
             assert bound.norm() == 2.0
 
 
+def test_the_papers_gate_asks_for_the_variance_of_the_estimates():
+    """Line 7, Var √E' > G, of what was released: without noise √E' is the gradient itself."""
+    row = torch.tensor([[0.0, 1.0, 1.0, 3.0]])
+    spread = float(np.var(row.numpy()))
+    for threshold, opens in ((0.9 * spread, True), (1.1 * spread, False)):
+        method = AdaDP(nn.Linear(4, 1, bias=False), clip=2.0, period=1, threshold=threshold)
+        feed(method, [[row]] * 3, 0.0)
+        assert (np.ndim(method.bound(4).scale) > 0) is opens
+
+
+def test_a_factor_is_refused_where_it_would_do_nothing():
+    with pytest.raises(InvalidValue, match=r"factor multiplies the sides of a box, .*'ellipsoid'.*1\.5"):
+        AdaDP(network(), factor=1.5)
+    with pytest.raises(InvalidValue, match="shape='box'"):
+        AdaN(network(), factor=1.2)
+    row = [[torch.tensor([[0.5, 1.0, 1.0, 2.0]])]] * 3
+    scales = []
+    for factor in (None, 1.2, 2.4):
+        method = AdaDP(nn.Linear(4, 1, bias=False), shape="box", clip=100.0, factor=factor, period=1)
+        feed(method, row, 0.0)
+        scales.append(method.bound(4).scale)
+    assert torch.equal(scales[0], scales[1])
+    assert torch.allclose(scales[2], 2 * scales[1])
+
+
 def test_without_the_noises_share_the_estimate_would_feed_on_noise():
     """Noise in proportion to the scale, and no gradient at all: E' must not grow (it did 2.7-fold a step)."""
     model = nn.Linear(30, 30, bias=False)
@@ -216,6 +241,8 @@ def test_halves():
         {"period": 0},
         {"estimate": "guess"},
         {"shape": "egg"},
+        {"factor": 0.0, "shape": "box"},
+        {"threshold": -1.0},
         {"lr": -1.0},
     ],
 )

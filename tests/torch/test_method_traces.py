@@ -132,7 +132,8 @@ def test_adadp_is_its_lines_on_released_values(seen, shape, period):
     settings = SimpleNamespace(memory=0.8, floor=0.3, ceiling=2.0, factor=1.3, clip=0.9)
     model, noise, lot = linear(), 0.4, RATE * RECORDS
     theta = weights_of(model)
-    method = AdaDP(model, 0.05, **vars(settings), rate_memory=0.7, estimate="coordinate", shape=shape,
+    given = {name: value for name, value in vars(settings).items() if name != "factor" or shape == "box"}
+    method = AdaDP(model, 0.05, **given, rate_memory=0.7, estimate="coordinate", shape=shape,
                    period=period, eps=1e-6)  # fmt: skip
     path = trained(model, seen, clip=method.bound, noise=noise, steps=10, optimizer=method)
     state = SimpleNamespace(signal=np.zeros(3), clutter=0.0, square=np.zeros(3))

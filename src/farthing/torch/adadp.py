@@ -10,7 +10,8 @@ read gradients before the noise is added. Here both read what was released, and 
 * s = min(C, β √E') (line 9; without β for an ellipsoid), E' over 1 - γ'^t and then kept between floor² and
   ceiling² times the layer's own mean square, so that no coordinate is given up and none takes all;
 * while E' of no parameter stands out of its noise, lots are clipped at the norm C as in DP-SGD (line 7, where
-  the paper asks for Var √E' > G); a parameter whose E' does not, counts as what the noise can hide;
+  the paper asks for Var √E' > G: ``threshold`` is that G, of released values, and noise alone may pass it);
+  a parameter whose E' does not, counts as what the noise can hide;
 * w ← w - rate · g̃ / √(E + ε₀) (lines 22 to 26), E the mean square of g̃ itself, with a memory of its own.
 
 Guarantee: a bound that follows from released values keeps its price (`ClipNorm` and `ClipCoordinates` are
@@ -55,6 +56,7 @@ from farthing.torch.graphs import Recorded
 from farthing.torch.optim import DPAdam
 from farthing.torch.stock import has_triton
 
+_FACTOR = 1.2  # β of the paper's figures
 _TINY = 1e-30  # a square that stands for no gradient and no noise
 
 
@@ -76,10 +78,11 @@ class Shape(StrEnum):
 class AdaDP(DPAdam):
     """An optimiser of ``model``, and in `bound` the clip that goes with it.
 
-    ``clip`` is C, ``factor`` β, ``memory`` γ' and ``rate_memory`` 1 - γ, the decays of the two mean squares;
-    ``floor`` and ``ceiling`` are multiples of a layer's root mean square, ``period`` the lots between two
-    scales. ``noise`` and ``rate`` switch the two adaptive halves. ``momentum`` is that of released
-    gradients.
+    ``lr`` is η, ``clip`` C, ``factor`` β (of a box, 1.2 by default), ``memory`` γ' and ``rate_memory`` 1 - γ,
+    the decays of the two mean squares, ``threshold`` G, ``eps`` ε₀; ``floor`` and ``ceiling`` are multiples
+    of a layer's root mean square, ``period`` the lots between two scales. ``noise`` and ``rate`` switch the
+    two adaptive halves. ``momentum`` is that of released gradients. σ_*, L and T are arguments of `train`:
+    its noise, its rate L/N and its steps.
     """
 
     def __init__(
@@ -88,9 +91,10 @@ class AdaDP(DPAdam):
         lr: float = 0.01,
         *,
         clip: float = 1.0,
-        factor: float = 1.2,
+        factor: float | None = None,
         memory: float = 0.99,
         rate_memory: float = 0.99,
+        threshold: float | None = None,
         floor: float = 0.1,
         ceiling: float = 10.0,
         period: int = 10,
@@ -108,13 +112,19 @@ class AdaDP(DPAdam):
         super().__init__(trained, lr, betas=(momentum, rate_memory), floor=0.0, eps=eps)
         self._layout = Layout.of(model)
         self._clip = ClipNorm(validate.positive(clip=clip))
-        self._factor, self._memory = validate.positive(factor=factor), memory
+        self._shape, self._memory = validate.choice(Shape, shape=shape), memory
+        if factor is not None and self._shape is not Shape.BOX:
+            raise InvalidValue(
+                f"factor multiplies the sides of a box, and the shape is {str(self._shape)!r}: leave "
+                f"factor={factor!r} out, or give shape='box'"
+            )
+        self._factor = validate.positive(factor=_FACTOR if factor is None else factor)
+        self._threshold = threshold if threshold is None else validate.non_negative(threshold=threshold)
         self._floor, self._ceiling = validate.positive(floor=floor), validate.positive(ceiling=ceiling)
         if floor > 1 or ceiling < 1:
             raise InvalidValue(f"floor <= 1 <= ceiling must hold, got {floor!r} and {ceiling!r}")
         self._period = validate.count(period=period)
         self._estimate = validate.choice(Estimate, estimate=estimate)
-        self._shape = validate.choice(Shape, shape=shape)
         self._follows, self._adapts = noise, rate
         self._bound: tuple[int, Bound] | None = None
         self._kept: _Held | None = None
@@ -169,7 +179,11 @@ class AdaDP(DPAdam):
         each = zip(squares, least, most, signals, strict=True)
         root = torch.cat([torch.clamp(*one).expand(signal.shape).flatten() for *one, signal in each]).sqrt_()
         scale, clip = self._shaped(root)
-        return root, scale, torch.stack([stands.any().double(), clip])
+        gate = stands.any()
+        if self._threshold is not None:
+            known = torch.cat([signal.flatten() for signal in signals]).clamp_min(0).sqrt_()
+            gate = torch.var(known, correction=0) > self._threshold
+        return root, scale, torch.stack([gate.double(), clip])
 
     def _shaped(self, root: Tensor) -> tuple[Tensor, Tensor]:
         """The scale that goes with √E', and the clip in its units."""
@@ -249,9 +263,14 @@ class _Held:
         return tuple(self.flat.layout.views(adapted(released, self._variance, mean, signal, square, rates)))
 
 
-def AdaL(model: nn.Module, lr: float = 0.01, *, clip: float = 1.0, rate_memory: float = 0.99) -> AdaDP:
-    """Adaptive rate, plain noise: DP-SGD whose released gradients are divided by their root mean square."""
-    return AdaDP(model, lr, clip=clip, rate_memory=rate_memory, noise=False)
+def AdaL(
+    model: nn.Module, lr: float = 0.01, *, clip: float = 1.0, rate_memory: float = 0.99, eps: float = 1e-8
+) -> AdaDP:
+    """Adaptive rate, plain noise: DP-SGD whose released gradients are divided by their root mean square.
+
+    It costs what DP-SGD costs: the rate is made of released values.
+    """
+    return AdaDP(model, lr, clip=clip, rate_memory=rate_memory, eps=eps, noise=False)
 
 
 def AdaN(
@@ -259,12 +278,24 @@ def AdaN(
     lr: float = 0.1,
     *,
     clip: float = 1.0,
-    factor: float = 1.2,
+    factor: float | None = None,
+    memory: float = 0.99,
+    threshold: float | None = None,
     estimate: Estimate | str = Estimate.FACTORED,
     shape: Shape | str = Shape.ELLIPSOID,
 ) -> AdaDP:
-    """Adaptive noise, plain steps."""
-    return AdaDP(model, lr, clip=clip, factor=factor, estimate=estimate, shape=shape, rate=False)
+    """Adaptive noise, plain steps, for the price of DP-SGD; arguments as in `AdaDP`."""
+    return AdaDP(
+        model,
+        lr,
+        clip=clip,
+        factor=factor,
+        memory=memory,
+        threshold=threshold,
+        estimate=estimate,
+        shape=shape,
+        rate=False,
+    )
 
 
 def mean(values: Tensor) -> Tensor:
