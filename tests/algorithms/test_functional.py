@@ -51,6 +51,22 @@ def test_noise_is_the_papers_under_replace_one(width):
     assert ledger.guarantee.delta == 0.0
 
 
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
+@pytest.mark.parametrize("triangle", [False, True])
+def test_the_two_budgets_of_the_text_can_be_set(share, triangle):
+    """Laplace of scale Δ₁/ε₁ on a and Δ₂/ε₂ on b; together they cost ε, in the corners of the cube too."""
+    width, size = 3, 4
+    query, _, ledger = asked(width=width, quadratic_share=share, triangle=triangle)
+    scale, louder = query.mechanism.noise * query.bound.norm(1), query.contribution.louder
+    first = size * (size + 1) if triangle else 2 * size**2  # Δ₁
+    assert scale == pytest.approx(first / (share * 1.5))
+    assert scale / louder == pytest.approx(4 * size / ((1 - share) * 1.5))
+    assert ledger.share == pytest.approx(1.0)
+    corner = Table(np.ones((1, width)), np.ones(1))
+    term = query.contribution.bounded_sum(corner, None, query.bound)
+    assert np.abs(term).sum() / scale == pytest.approx(1.5 / 2)  # half of ε, as one record comes or goes
+
+
 def test_a_record_that_comes_or_goes_costs_half():
     replaced, added = (asked(adjacency)[0].mechanism.noise for adjacency in ("replace-one", "add-remove"))
     assert replaced == pytest.approx(2 * added)
@@ -98,7 +114,8 @@ def test_the_coefficients_are_those_of_the_loss():
 
 
 @pytest.mark.parametrize(
-    "options", [{"repair": False}, {"triangle": True}, {"repair": False, "triangle": True}]
+    "options",
+    [{"repair": False}, {"triangle": True}, {"repair": False, "triangle": True}, {"quadratic_share": 0.3}],
 )
 def test_every_variant_finds_the_minimum_with_a_large_budget(options):
     ledger = ft.Ledger(ft.Budget(1e7, 0.0))

@@ -3,9 +3,11 @@
 Jiang, "Deep learning with differential privacy", Sections 4.2.1 and 4.2.2, after Zhang, Zhang, Xiao, Yang &
 Winslett 2012 ("Functional mechanism", Algorithm 1): Σ (y - x·θ)² = θᵀa θ + b·θ + c over rows x
 of d + 1 entries (x₀ = 1), features and target in [-1, 1]. Laplace noise goes on a = Σ x xᵀ, whose entries
-(j, k) move by 2 (d+1)² in all when a record is replaced, and on b = -2 Σ y x, which moves by 4 (d+1). ε is
-divided in that proportion, which gives both the same noise, so they are one answer here, whose sensitivity is
-the sum. What minimises the noisy quadratic is post-processing; c does not matter for it and is not released.
+(j, k) move by 2 (d+1)² in all when a record is replaced, and on b = -2 Σ y x, which moves by 4 (d+1): of
+scales Δ₁/ε₁ and Δ₂/ε₂, where ε₁ + ε₂ = ε. By default ε is divided in proportion to Δ₁ and Δ₂, which gives
+both the same noise (ε₁/ε is (d+1)/(d+3)); ``quadratic_share`` sets ε₁/ε. They are one answer here, b louder
+or quieter by a public factor, whose sensitivity is the sum. What minimises the noisy quadratic is
+post-processing; c does not matter for it and is not released.
 
 Each (j, k) has noise of its own, as in the paper. With ``triangle`` only j <= k is released, whose
 sensitivity is half of (d+1)² + d + 1, and mirrored; the two are never mixed. A noisy a need not be positive
@@ -31,12 +33,13 @@ basic composition. (Another filter's ledger is spent as well, on the largest ε 
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from farthing import validate
 from farthing.algorithms.problem import Problem
 from farthing.algorithms.regression import Space, ridge
 from farthing.algorithms.spending import refuse_remainder
@@ -57,17 +60,29 @@ _HALVINGS = 40
 
 @until_spent
 def functional(
-    ledger: Ledger, problem: Problem, *, repair: bool = True, triangle: bool = False
+    ledger: Ledger,
+    problem: Problem,
+    *,
+    quadratic_share: float | None = None,
+    repair: bool = True,
+    triangle: bool = False,
 ) -> Iterator[Step]:
-    """One step: both coefficients, and what minimises the quadratic that they make."""
+    """One step: both coefficients, and what minimises the quadratic that they make.
+
+    ``quadratic_share`` is the part ε₁/ε of the budget that pays for a; the rest, ε₂, pays for b.
+    """
     space = Space.of(problem)
     features, size = space.features, space.features.size
     reach = (math.sqrt(problem.width) if problem.unit else float(problem.width)) + problem.intercept
     contribution = Coefficients(features, reach, 1 - space.most, 1 / space.most, triangle)
+    if quadratic_share is not None:
+        share = validate.probability(quadratic_share=quadratic_share)
+        louder = contribution.square * (1 - share) / (2 * reach * share)
+        contribution = replace(contribution, louder=louder)
     bound = ClipNorm(contribution.least, order=1)
     mechanism = _mechanism(ledger, contribution, bound)
     answer = ledger.ask(Query(Everyone(), contribution, bound, mechanism))
-    a, b = answer.value[:-size], answer.value[-size:]
+    a, b = answer.value[:-size], answer.value[-size:] / contribution.louder
     deviation = math.sqrt(2) * mechanism.noise * bound.norm(1)
     if triangle:
         a = _mirrored(a, size)
@@ -115,7 +130,7 @@ def _mirrored(entries: Array, size: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """Σ [z zᵀ; -2 t z] in a row, with |z| <= 1 in every entry and ``reach`` in all, and |t| <= 1.
+    """Σ [z zᵀ; -2 louder t z] in a row, with |z| <= 1 in every entry and ``reach`` in all, and |t| <= 1.
 
     t is stretch (y - origin). With ``triangle`` only the upper triangle of z zᵀ, row by row.
     """
@@ -125,6 +140,7 @@ class Coefficients:
     origin: float
     stretch: float
     triangle: bool = False
+    louder: float = 1.0
     honours: ClassVar[tuple[str, ...]] = (Kind.L1_NORM,)
 
     @property
@@ -133,10 +149,14 @@ class Coefficients:
         return (size * (size + 1) // 2 + size if self.triangle else size * size + size,)
 
     @property
+    def square(self) -> float:
+        """Σ|z_j z_k|; with |z| <= 1, Σ z² <= Σ|z| <= reach."""
+        return (self.reach**2 + self.reach) / 2 if self.triangle else self.reach**2
+
+    @property
     def least(self) -> float:
-        """Σ|z_j z_k| and 2 Σ|t z_j|; with |z| <= 1, Σ z² <= Σ|z| <= reach."""
-        square = (self.reach**2 + self.reach) / 2 if self.triangle else self.reach**2
-        return square + 2 * self.reach
+        """That and 2 louder Σ|t z_j|."""
+        return self.square + self.louder * 2 * self.reach
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
         size = self.features.size
@@ -150,4 +170,4 @@ class Coefficients:
             linear.add(-2 * target @ rows, len(rows))
         square = squares.value
         entries = square[np.triu_indices(len(square))] if self.triangle else square.ravel()
-        return np.concatenate([entries, linear.value])
+        return np.concatenate([entries, self.louder * linear.value])
