@@ -28,6 +28,24 @@ def test_the_papers_settings(epsilon, noise, rounds):
     assert sampling.epsilon(found, 0.01, rounds, 1e-8) <= epsilon
 
 
+def test_noise_grows_with_the_root_of_t_and_sampling_saves_of_it():
+    """The text's bound for fixed T: σ₁ <= σ₃ = α H √T / √(2ε), α free of T; advanced composition has more."""
+    epsilon, delta, alone = 0.5, 1e-6, gaussian.noise(0.5, 1e-6)
+    for rounds in (10, 1000, 100_000):
+        whole = math.sqrt(rounds) * alone  # σ₃: every record in every round
+        assert sampling.delta(whole, 1.0, rounds, epsilon) == pytest.approx(delta, rel=1e-6)
+        assert sampling.delta(whole, 0.1, rounds, epsilon) < delta  # so σ₁ is smaller
+        assert whole < sampling.addp_noise(epsilon, delta, rounds, delta / 2)
+    few, many = (sampling.addp_noise(epsilon, delta, T, delta / 2) / math.sqrt(T) for T in (10, 100_000))
+    assert many > 1.2 * few  # √(T log T)
+
+
+def test_the_papers_amplification_is_a_little_too_much():
+    """(pε, pδ) a step, as the text has it: ln(1 + p(e^ε - 1)) is what holds, and is more."""
+    for epsilon, p in ((0.1, 0.01), (1.0, 0.1)):
+        assert composition.amplify_poisson(epsilon, 1e-5, p)[0] > p * epsilon
+
+
 def test_figure_3_calibrates_each_step_by_itself():
     # (.1, 1e-5) is per iteration there, neither divided over T = 10 nor amplified by p = .1.
     noise = gaussian.noise(0.1, 1e-5)

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.special import ndtr
 
 import farthing as ft
 from farthing.algorithms.addp import addp
@@ -135,6 +136,32 @@ def test_classes():
 def test_nonsense_is_refused(option):
     with pytest.raises(InvalidValue, match=next(iter(option))):
         next(addp(crowd(), PROBLEM, **option))
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"epsilon_iter": 0.1},
+        {"delta_iter": 1e-6},
+        {"epsilon_iter": 0.1, "delta_iter": 1e-6, "noise": 9.0},
+        {"epsilon_iter": 0.0, "delta_iter": 1e-6},
+        {"delta_iter": 1.0, "epsilon_iter": 0.1},
+    ],
+)
+def test_half_of_an_iterations_budget_is_refused(option):
+    with pytest.raises(InvalidValue, match=next(iter(option))):
+        next(addp(crowd(), PROBLEM, **option))
+
+
+@pytest.mark.parametrize("unit", ["record", "user"])
+def test_an_iterations_budget_is_that_of_what_is_protected(unit):
+    """eps_iter and δ_iter (line 14): σ of (4) for one record, or for all that an upload holds."""
+    budget = ft.Budget(1.0, 1e-6, "replace-one", unit=unit)
+    users = Simulated.split(np.ones((20, 1)), np.ones(20), records=5, budgets=budget)
+    next(addp(users, Problem(logistic, 20, 1), draw=Everyone(), epsilon_iter=0.3, delta_iter=1e-7))
+    mu = 2 * (5 if unit == "user" else 1) / users.terms(0).mechanism.noise
+    tail = ndtr(mu / 2 - 0.3 / mu) - math.exp(0.3) * ndtr(-mu / 2 - 0.3 / mu)
+    assert tail == pytest.approx(1e-7, rel=1e-6)
 
 
 @pytest.mark.parametrize("trust", ["distributed", "trusted"])

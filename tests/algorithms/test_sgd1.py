@@ -8,7 +8,7 @@ from scipy.special import expit
 from scipy.stats import binom, chisquare, ks_2samp, norm
 
 import farthing as ft
-from farthing.accounting import pld
+from farthing.accounting import composition, pld
 from farthing.algorithms.problem import Problem
 from farthing.algorithms.sgd1 import sgd1, sgd1_guarantees, sgd1_noise
 from farthing.budget import Adjacency, Observer
@@ -53,6 +53,19 @@ def simulated(sizes=(5, 4, 3), given=None, stream=None):
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     given = given or budget(sum(sizes), observer="anyone")
     return Simulated(table(sum(sizes)), offsets, given, stream=stream)
+
+
+@pytest.mark.parametrize("n", [10, 100, 1000])
+def test_the_proof_of_theorem_1_gives_more_delta_than_it_claims(n):
+    """Equations (5) and (6): strong composition (Lemma 1) with δ' = δ^(1/3) keeps ε and loses δ."""
+    epsilon, delta = 0.5, small(n)
+    each = epsilon / (n * math.sqrt(math.log(1 / delta)))
+    total, failure = composition.strong(each, delta / n**2, n**2, delta ** (1 / 3))
+    assert total == pytest.approx(epsilon * (epsilon / math.log(1 / delta) + math.sqrt(2 / 3)), rel=1e-9)
+    assert total < epsilon
+    exact = 1 - (1 - delta / n**2) ** (n**2) * (1 - delta ** (1 / 3))
+    assert failure == pytest.approx(exact, rel=1e-2)
+    assert failure > delta ** (1 / 3) > 100 * delta
 
 
 def test_noise_is_equation_3():
@@ -353,6 +366,8 @@ def test_classes():
         ({"lipschitz": -1.0}, "lipschitz"),
         ({"convexity": math.nan}, "convexity"),
         ({"start": [1.0]}, "start"),
+        ({"noise": 0.0}, "noise"),
+        ({"rate": lambda t: -1.0}, "rate"),
     ],
 )
 def test_bad_options(options, named):

@@ -13,7 +13,7 @@ from scipy.stats import norm
 import farthing as ft
 from farthing.accounting import gaussian
 from farthing.algorithms.problem import Problem
-from farthing.algorithms.sgd2 import sgd2, sgd2_noise
+from farthing.algorithms.sgd2 import sgd2, sgd2_epsilon, sgd2_noise, sgd2_published_noise
 from farthing.budget import Adjacency, Unit
 from farthing.crowd.protocol import ClientAgent, Invitation, Parties, Together, Trust, Weights
 from farthing.crowd.simulated import Simulated
@@ -57,9 +57,20 @@ def test_the_noise_that_the_write_up_leaves_open():
 
 def test_the_write_ups_recipe_adds_five_times_as_much():
     each, missed = 1 / math.sqrt(100 * math.log(1e6)), 1e-6 / 100
-    recipe = gaussian.classic_noise(each, missed)
+    recipe = sgd2_published_noise(budget(), 100)  # Theorem 3, step 4, by Lemma 2
+    assert recipe == pytest.approx(math.sqrt(2 * math.log(1.25 / missed)) / each, rel=1e-12)
     assert round(recipe) == 227
-    assert round(gaussian.epsilon(math.sqrt(100) / recipe, 1e-6), 3) == 0.165
+    assert round(sgd2_epsilon(budget(), recipe, 100), 3) == 0.165
+    assert plain_delta(math.sqrt(100) / recipe, sgd2_epsilon(budget(), recipe, 100)) == pytest.approx(
+        1e-6, rel=1e-5
+    )
+    whole = budget(unit="party", adjacency="replace-one")
+    assert sgd2_published_noise(whole, 100, 3.0, records=7) == pytest.approx(2 * 7 * 3 * recipe)
+    assert sgd2_epsilon(whole, 2 * 7 * recipe, 100, records=7) == pytest.approx(
+        sgd2_epsilon(budget(), recipe, 100)
+    )
+    with pytest.raises(InvalidValue, match=r"epsilon must be below 37\.17 for SGD2's noise"):
+        sgd2_published_noise(budget(epsilon=40.0), 100)
 
 
 def plain_delta(mu, epsilon):
@@ -305,6 +316,7 @@ def test_precision_can_be_weighed():
         ({"rounds": 0}, "rounds"),
         ({"noise": math.nan}, "noise"),
         ({"weights": "loud"}, "weights"),
+        ({"rate": lambda t: 0.1, "weights": "plain"}, "rate is that of a plain sum"),
     ],
 )
 def test_bad_options(options, named):
@@ -312,6 +324,13 @@ def test_bad_options(options, named):
     with pytest.raises(InvalidValue, match=named):
         ft.run(sgd2(crowd, Problem(logistic, 3, 3), **options))
     assert crowd.alive == 0
+
+
+def test_a_bad_learning_rate_costs_nothing():
+    crowd = parties([3], [budget()])
+    with pytest.raises(InvalidValue, match="rate must be a finite number > 0, got nan"):
+        next(sgd2(crowd, Problem(logistic, 3, 3), rate=lambda t: math.nan))
+    assert crowd._agents[0]._ledger.share == 0
 
 
 def test_bad_noise_requests():

@@ -115,10 +115,10 @@ def sgd1(
     def iterations() -> Iterator[Step]:
         theta = w
         for t in range(1, n * n + 1):
+            length = validate.positive(rate=rate(t)) if rate else ball.length(t, square, convexity * n)
             got = crowd.pass_to(crowd.pick(), gradient, theta)
             moved = n * (got.mean + convexity * theta)
-            length = rate(t) if rate else ball.length(t, square, convexity * n)
-            theta = ball.project(theta - validate.positive(rate=length) * moved)
+            theta = ball.project(theta - length * moved)
             if t % n == 0:
                 yield Step(t, features.unfold(theta))
 

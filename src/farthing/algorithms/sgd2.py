@@ -94,10 +94,10 @@ def sgd2(
     crowd.invite(under(crowd, Invitation(clip, rounds=rounds, noise=noise), trust, survivors), weights)
     gradient = Gradient(problem.loss, features)
     for t in itertools.count(1):
+        given = validate.positive(rate=rate(t)) if rate else None
         got = crowd.ask(gradient, w)
         length = ball.length(t, clip**2 + w.size * got.variance, convexity)
-        if rate:
-            length = validate.positive(rate=rate(t)) * got.divisor
+        length = length if given is None else given * got.divisor
         w = ball.project(w - length * (got.mean + convexity * w))
         yield Step(t, features.unfold(w), got.receipts)
 
