@@ -10,7 +10,7 @@ from sklearn.model_selection import GridSearchCV
 
 import farthing as ft
 from farthing import solvers
-from farthing.accounting.filters import BasicFilter
+from farthing.accounting.filters import BasicFilter, RdpFilter
 from farthing.algorithms.dpagd import Lengths, dpagd
 from farthing.selection import Folds, Score
 from farthing.solvers import CLASSIFIERS, REGRESSORS, Method, Solver
@@ -107,6 +107,20 @@ def test_scikit_learn_copies_them_and_looks_into_them() -> None:
     search = GridSearchCV(model, grid, cv=Folds(2), scoring=score, error_score="raise").fit(X, Y)
     assert search.best_estimator_.solver.momentum == search.best_params_["solver__momentum"]
     assert ledger.spent.epsilon == pytest.approx(5 * 0.3 + 4 * 0.1)
+
+
+def test_batches_are_spent_by_the_filter_that_prices_them() -> None:
+    batches = ft.DPAGD(rate=0.2, splits=4)
+    model = ft.LogisticRegression(1.0, 1e-6, solver=batches).fit(X, Y)
+    assert model.privacy_.accountant == "rdp"
+    ledger = ft.Ledger(ft.Budget(1.0, 1e-6), filter=RdpFilter)
+    assert ft.LogisticRegression(ledger=ledger, solver=batches).fit(X, Y).privacy_.accountant == "rdp"
+    assert 0 < ledger.share <= 1
+    basic = ft.Ledger(ft.Budget(1.0, 1e-6), filter=BasicFilter)
+    ft.LogisticRegression(0.5, 1e-7, ledger=basic, solver=batches).fit(X, Y)
+    assert basic.spent.epsilon == pytest.approx(0.5)
+    with pytest.raises(ft.Unsupported, match="asks batches: give it a fresh ledger with filter=RdpFilter"):
+        ft.LogisticRegression(ledger=ft.Ledger(ft.Budget(1.0, 1e-6)), solver=batches).fit(X, Y)
 
 
 def numbers() -> list[tuple[str, str, Method]]:

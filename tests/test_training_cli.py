@@ -199,6 +199,19 @@ def test_wrong_training_is_one_sentence(
 
 
 @pytest.mark.usefixtures("people")
+def test_batches_have_a_ledger_of_their_own(run: Any) -> None:
+    given = (*TRAIN, "--method", "dpagd", "--set", "rate=0.2", "--set", "splits=4", "--ledger", "new.ledger")
+    done = run(*given, "--out", "fit", "--json")
+    assert (done.code, done.json["accountant"]) == (0, "rdp")
+    assert run("ledger", "verify", "new.ledger").code == 0
+    again = run(*given, "--out", "again")
+    assert (again.code, again.err.count("\n")) == (2, 1)
+    assert run("ledger", "create", "a.ledger", *SPEND).code == 0
+    shared = run(*given[:-1], "a.ledger", "--out", "again")
+    assert (shared.code, "asks batches" in shared.err) == (2, True)
+
+
+@pytest.mark.usefixtures("people")
 def test_settings_reach_the_method_and_what_is_written(run: Any) -> None:
     given = ("--method", "dpagd", "--set", "gamma=0.2", "--set", "splits=4", "--set", "m=20")
     plan = run(*TRAIN, *given, "--dry-run")

@@ -41,7 +41,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from farthing import arrays, losses, validate
-from farthing.accounting.filters import BasicFilter, Filter, GdpFilter
+from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, RdpFilter
 from farthing.algorithms.dppca import components, dppca
 from farthing.algorithms.problem import Problem
 from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
@@ -131,12 +131,17 @@ class _Private(BaseEstimator):  # type: ignore[misc]
             )
         if isinstance(shared.filter, BasicFilter):
             return shared.allot(self.epsilon, self.delta, filter=filter)
-        if filter is None:  # a plan needs a ledger of its own, and this one will do if nobody used it
-            if self.epsilon is None and self.delta is None and shared.share == 0:
+        if (
+            filter is None or filter is RdpFilter
+        ):  # these need a ledger of their own: this one, if it is unused
+            fits = filter is None or isinstance(shared.filter, RdpFilter)
+            if fits and self.epsilon is None and self.delta is None and shared.share == 0:
                 return shared
+            kind = "promises a plan" if filter is None else "asks batches"
+            unused = "a fresh ledger" + ("" if filter is None else " with filter=RdpFilter")
             raise Unsupported(
-                f"solver {self.solver!r} promises a plan: give it a fresh ledger and no epsilon, or a ledger "
-                "with filter=BasicFilter"
+                f"solver {self.solver!r} {kind}: give it {unused} and no epsilon, or a ledger with "
+                "filter=BasicFilter"
             )
         return shared.allot(self.epsilon, self.delta)
 

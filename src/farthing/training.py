@@ -269,7 +269,7 @@ def _spending(estimator: Estimator, method: Method, ledger: Ledger, job: Job) ->
             f"--ledger holds the plan of another training, of which {1 - ledger.share:.3%} is left: no other "
             "can spend it, so take a new ledger"
         )
-    if isinstance(ledger.filter, RdpFilter):
+    if isinstance(ledger.filter, RdpFilter) and (method.filter is not RdpFilter or ledger.share):
         raise Unsupported(
             "--ledger is spent by an RDP filter, which hands out no parts: create one with --filter gdp, "
             "zcdp or basic"
@@ -277,10 +277,11 @@ def _spending(estimator: Estimator, method: Method, ledger: Ledger, job: Job) ->
     estimator.set_params(ledger=ledger)
     if ledger.share == 0 and ledger.budget == ledger.budget.with_(job.epsilon, job.delta):
         estimator.set_params(epsilon=None, delta=None)
-    elif method.filter is None and not isinstance(ledger.filter, BasicFilter):
+    elif method.filter in (None, RdpFilter) and not isinstance(ledger.filter, BasicFilter):
+        kind = "promises a plan" if method.filter is None else "asks batches"
         raise Unsupported(
-            f"--method {job.method} promises a plan: it takes a new ledger, or a part of one created "
-            "with --filter basic"
+            f"--method {job.method} {kind}: it takes a new ledger, or a part of one created with "
+            "--filter basic"
         )
     return estimator
 

@@ -186,7 +186,9 @@ class _Audit:
             mu = _first(lambda mu: math.erfc(mu / math.sqrt(8)) <= 2 / (1 + math.exp(pure)), 100.0)
             rho = min(pure * math.tanh(pure / 2), pure**2 / 8 if kind == "bounded-range" else math.inf)
         if self.rule == "rdp" and not delta:
-            bound, up = self.orders * (rho if kind in ("zcdp", "bounded-range") else np.inf), self.orders - 1
+            ranged = pure and (event["event"] if kind == "poisson" else event)["kind"] == "bounded-range"
+            rho = pure**2 / 8 if ranged else rho  # on a batch the range shrinks as a pure ε does
+            bound, up = self.orders * (rho if kind == "zcdp" or ranged else np.inf), self.orders - 1
             costs = [_moments(self._pair(event, side, max(up)), up) / up for side in (0, 1) if kind != "zcdp"]
             return np.asarray(np.minimum(bound, np.max(costs or [bound], axis=0)))
         prices = {"zcdp": [rho, delta], "gdp": [mu**2], "basic": [pure or event.get("epsilon", 0.0), delta]}
