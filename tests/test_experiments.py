@@ -263,6 +263,27 @@ def test_excess_risk_is_measured_from_the_minimum_over_the_ball(convexity):
     assert all(r.risk(theta, z, y, convexity) > r.risk(best, z, y, convexity) for theta in inside)
 
 
+def test_test_functions_have_their_minima_and_gradients():
+    code = (
+        "import numpy as np; from experiments.surfaces import SURFACES\n"
+        "random = np.random.default_rng(0)\n"
+        "for name, surface in SURFACES.items():\n"
+        "    points = np.array(surface.minima[0]) + random.normal(size=(500, 2))\n"
+        "    slopes, h = [], 1e-6\n"
+        "    for step in ((h, 0.0), (0.0, h)):\n"
+        "        ends = [surface.value(*(points + sign * np.array(step)).T) for sign in (1, -1)]\n"
+        "        slopes.append((ends[0] - ends[1]) / (2 * h))\n"
+        "    found = surface.gradient(points)\n"
+        "    assert np.allclose(found.T, slopes, rtol=1e-4, atol=1e-4 * np.abs(found).max()), name\n"
+        "    for minimum in surface.minima:\n"
+        "        # no wider than what rounded coordinates of minima leave\n"
+        "        near = np.array(minimum) + random.uniform(-0.2, 0.2, size=(500, 2))\n"
+        "        assert surface.value(*minimum) <= surface.value(*near.T).min() + 1e-6, name\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_made_up_images_are_called_so(tmp_path):
     code = (
         "import sys; from pathlib import Path; from experiments import frame\n"
