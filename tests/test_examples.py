@@ -31,3 +31,11 @@ def test_hugging_face(tmp_path, capsys):
     assert not {"loss", "train_loss"} & logged
     assert (tmp_path / "checkpoint-10").is_dir()
     assert "(8, 1e-05)-DP" in capsys.readouterr().out
+
+
+def test_principal_components_and_a_network_share_one_budget(capsys):
+    example = runpy.run_path(str(EXAMPLES / "dppca_network.py"))
+    right, ledger = example["main"](epsilon=4.0, steps=40, kept=12, units=50)
+    assert right > 0.5  # a guess has 0.1
+    assert ledger.share == 1.0
+    assert "(4, 1e-05)-DP" in capsys.readouterr().out
