@@ -104,6 +104,16 @@ def test_it_ends_when_nobody_can_afford_a_round(tmp_path, guards, method):
         assert main(["ledger", "verify", str(tmp_path / "b" / "b.ledger")]) == 0
 
 
+def test_published_noise_takes_its_rounds_and_the_report_says_what_they_give(tmp_path, guards):
+    plan = plan_of(tmp_path, method='name = "sgd2"\nrounds = 3\npublished_noise = true\nradius = 2')
+    report = coordinated(plan, guards(tmp_path))
+    assert report["rounds"] == 3
+    assert [party["state"] for party in report["parties"]] == ["here"] * 3  # budgets would allow more
+    (really,) = report["holds"]
+    assert 0 < really["epsilon"] < 4.0 / 2
+    assert serving.lines(report)["published noise"] == [f"epsilon {really['epsilon']:.4g} against server"]
+
+
 def test_one_party_at_a_time(tmp_path, guards):
     plan = plan_of(
         tmp_path,
