@@ -11,6 +11,8 @@ by Newton's method. All numbers are divided by n: excess risk of a record.
   2|C|₂G(2 + ln T)/√T and 17 G²(1 + ln T)/(nΔT).
 * (11), Theorem 4: explicit, 8mp(σ² + n²L²)/(nΔT), for an η(t) that the text does not name. "Lemma" is the
   same Theorem 1 for the steps 1/(Δnk) that are taken here, with G² = n²L² + mpσ².
+* (12), a step of Theorem 4's sketch, for a constant η: |θ₀ - θ*|²/(2kη) + ησ². The sum of m gradients
+  has noise of variance mpσ², which (11) counts and (12) does not.
 
 Any θ of C at all is within L|C|₂ a record: a bound of so much or more says nothing, and is marked "vacuous".
 """
@@ -41,7 +43,7 @@ RADIUS, CONVEXITY, DELTA = 1.0, 1.0, 1e-6
 DIAMETER, P = 2 * RADIUS, 7
 PUBLISHED, LEAST, START = "published σ", "least σ", "θ₀"
 LIPSCHITZ, STRONG = "Lipschitz, (9)", "strongly convex, (10)"
-ONE, TWO = "risk of SGD1", "risk of SGD2"
+ONE, TWO, SKETCH = "risk of SGD1", "risk of SGD2", "risk of SGD2, constant η"
 SGD1 = [*((n, 0.5) for n in (25, 50, 100, 200)), (100, 0.1), (100, 0.9)]  # n, ε
 LARGE = (650, 0.9, "strongly convex, (10)")  # where (10) says something: 422,500 iterations
 BASE = {"n": 10_000, "ε": 0.5, "m": 10, "T": 100}
@@ -180,6 +182,24 @@ def second(n: int, epsilon: float, m: int, T: int, method: str, repeats: int) ->
     return found
 
 
+def sketched(n: int, epsilon: float, m: int, T: int, repeats: int) -> list[Row]:
+    """SGD2 with a constant η, half of what the curvature of the sum allows, and the least noise."""
+    X, y = problem_of(n)
+    z, budget, eta = rows_of(X), Budget(epsilon, DELTA), 0.5 / (n * (0.25 + CONVEXITY))
+    star = minimum(z, y, CONVEXITY)
+    noise, found = sgd2_noise(budget, T), []
+    for repeat in range(repeats):
+        place = stream(SKETCH, n, epsilon, m, T, repeat)
+        crowd = Simulated.split(X, y, users=m, budgets=budget, stream=place)
+        problem = Problem(logistic, n, X.shape[1], unit=False)
+        options = {"radius": RADIUS, "convexity": CONVEXITY}
+        steps = sgd2(crowd, problem, rounds=T, rate=lambda t: eta, **options)
+        excess = risk(_learnt(steps, T), z, y, CONVEXITY) - risk(star, z, y, CONVEXITY)
+        where = {"claim": SKETCH, "n": n, "claimed": epsilon, "m": m, "T": T, "method": LEAST}
+        found.append({**where, "σ": noise, "η": eta, "distance": float(star @ star), "excess": excess})
+    return found
+
+
 def cells(small: bool) -> list[tuple[Any, ...]]:
     """The arguments of all measurements but the repeats: four of `first`, five of `second`."""
     one = [(n, epsilon, case) for n, epsilon in (SGD1[:1] if small else SGD1) for case in (LIPSCHITZ, STRONG)]
@@ -196,6 +216,8 @@ def measured(size: Size) -> list[Row]:
     for place in cells(size.small):
         rows += (first if len(place) == 4 else second)(*place, repeats)
         say(f"excess risk: {', '.join(map(str, place))} done")
+    for m in (1, 10):
+        rows += sketched(1000, 0.5, m, 100, 4 * repeats)
     return rows
 
 
@@ -277,6 +299,19 @@ def sgd2_grid(rows: list[Row]) -> Grid:
         f"here {least:.0f} m, whatever n is."
     )
     return Grid("SGD2: excess risk of a record beside Theorem 4, (11)", head, cells, note)
+
+
+def sketch_grid(rows: list[Row]) -> Grid:
+    cells = []
+    for m in values([row for row in rows if row["claim"] == SKETCH], "m"):
+        here = [row for row in rows if row["claim"] == SKETCH and row["m"] == m]
+        n, T, sigma, eta, distance = (here[0][key] for key in ("n", "T", "σ", "η", "distance"))
+        first = distance / (2 * T * eta)
+        bounds = [(first + eta * variance) / n for variance in (sigma**2, m * P * sigma**2)]
+        cells.append([f"{m:g}", f"{n:g}", f"{T:g}", _over(here, LEAST), *(f"{one:.4f}" for one in bounds)])
+    head = ["m", "n", "T", "measured", "(12) as printed", "(12) with mpσ²"]
+    note = "ε = 0.5, η = 1/(2n(1/4 + Δ)), least σ; else as above. The sum of m noisy gradients has mpσ²."
+    return Grid("SGD2 with a constant η: excess risk of a record beside (12)", head, cells, note)
 
 
 def draw_sgd1(axes: Any, rows: list[Row]) -> None:

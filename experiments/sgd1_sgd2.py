@@ -127,7 +127,7 @@ def tables(rows: list[Row]) -> list[Grid]:
     cells.append([MAJORITY, *[f"{accuracy(rows, MAJORITY):.1f}"] * len(epsilons)])
     head = ["ε claimed", *(f"{epsilon:g}" for epsilon in epsilons)]
     grids.append(Grid("SGD2 on Adult, ten parties: accuracy in percent", head, cells))
-    return [*grids, excess_risk.sgd1_grid(rows), excess_risk.sgd2_grid(rows)]
+    return [*grids, excess_risk.sgd1_grid(rows), excess_risk.sgd2_grid(rows), excess_risk.sketch_grid(rows)]
 
 
 def draw(rows: list[Row]) -> Any:

@@ -220,7 +220,7 @@ def test_sgd1_and_sgd2_have_the_digits_of_their_verdict(tmp_path):
     assert round(second[100, 1, "least noise"], 2) == 42.25
     assert round(second[100, 1, "noise of the proof"]) == 227
     risks = [row for row in rows if row["claim"].startswith("risk")]
-    assert len(risks) == 9
+    assert len(risks) == 9 + 8
     assert all(row["excess"] > -1e-9 for row in risks)  # of the mean of what was run, over the least there is
     learnt = by([row for row in risks if row["claim"] == "risk of SGD2"], "method", value="excess")
     assert learnt["least σ",] < learnt["θ₀",]
