@@ -119,7 +119,6 @@ _DPAGD = {  # Lee & Kifer 2018, Algorithm 2, its public code and its Figure 1
     "steps": "splits",
     "m": "grid.count",
     "alpha_max": "grid.longest",
-    "eta": "grid.growth",
     "tau": "grid.period",
     "reg_coeff": "penalty",
 }
