@@ -32,7 +32,8 @@ class Spy:
         return self.ledger.ask(query, w)
 
 
-def asked(adjacency="replace-one", width=2, unit=False, **options):
+def asked(adjacency="replace-one", width=2, unit=False, quadratic_share=None, **options):
+    options["quadratic_share"] = quadratic_share
     X = RNG.uniform(size=(50, width))
     spy = Spy(ft.Ledger(ft.Budget(1.5, 0.0, adjacency)).over(Table(X, X[:, 0], unit=unit)))
     (step,) = functional(spy, Problem(squared, 50, width, unit=unit), **options)

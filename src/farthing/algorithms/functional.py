@@ -4,10 +4,12 @@ Jiang, "Deep learning with differential privacy", Sections 4.2.1 and 4.2.2, afte
 Winslett 2012 ("Functional mechanism", Algorithm 1): Σ (y - x·θ)² = θᵀa θ + b·θ + c over rows x
 of d + 1 entries (x₀ = 1), features and target in [-1, 1]. Laplace noise goes on a = Σ x xᵀ, whose entries
 (j, k) move by 2 (d+1)² in all when a record is replaced, and on b = -2 Σ y x, which moves by 4 (d+1): of
-scales Δ₁/ε₁ and Δ₂/ε₂, where ε₁ + ε₂ = ε. By default ε is divided in proportion to Δ₁ and Δ₂, which gives
-both the same noise (ε₁/ε is (d+1)/(d+3)); ``quadratic_share`` sets ε₁/ε. They are one answer here, b louder
-or quieter by a public factor, whose sensitivity is the sum. What minimises the noisy quadratic is
-post-processing; c does not matter for it and is not released.
+scales Δ₁/ε₁ and Δ₂/ε₂, where ε₁ + ε₂ = ε. ``quadratic_share`` is ε₁/ε; None divides ε in proportion to Δ₁ and
+Δ₂, which gives both the same noise, ε₁/ε = (d+1)/(d+3). The paper asks for ε₁ >= ε₂ and names no numbers. The
+default, 0.7, did better than that proportion on four of five tables and as well on one: of many features it
+leaves little for b, which decides the answer all the same. Both are one answer here, b louder or quieter by a
+public factor, whose sensitivity is the sum. What minimises the noisy quadratic is post-processing; c does
+not matter for it and is not released.
 
 Each (j, k) has noise of its own, as in the paper. With ``triangle`` only j <= k is released, whose
 sensitivity is half of (d+1)² + d + 1, and mirrored; the two are never mixed. A noisy a need not be positive
@@ -63,13 +65,15 @@ def functional(
     ledger: Ledger,
     problem: Problem,
     *,
-    quadratic_share: float | None = None,
+    quadratic_share: float | None = 0.7,
     repair: bool = True,
     triangle: bool = False,
 ) -> Iterator[Step]:
     """One step: both coefficients, and what minimises the quadratic that they make.
 
-    ``quadratic_share`` is the part ε₁/ε of the budget that pays for a; the rest, ε₂, pays for b.
+    ``quadratic_share`` is the part ε₁/ε of the budget that pays for a; the rest, ε₂, pays for b. None: in
+    proportion to their sensitivities. ``repair=False`` takes the stationary point of a quadratic without a
+    minimum, as printed; ``triangle`` releases each pair of coefficients (j, k) and (k, j) once.
     """
     space = Space.of(problem)
     features, size = space.features, space.features.size
