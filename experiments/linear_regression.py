@@ -12,7 +12,7 @@ column c49, by its range weekly hours of work, from the 51 others.
 
 The text divides ε between the quadratic and the linear coefficients so that ε₁ >= ε₂, the more sensitive
 having the larger part, and names no numbers: "as published" is in proportion, ε₁ : ε₂ = (d+1) : 2. Equal
-parts and the library's own, ε₁ = .7 ε, are shown beside it.
+parts and the library's own, ε₁ = 0.7 ε, are shown beside it.
 
 `auto`, `adassp` and `sufficient` are the library's, at the same ε with δ = 1e-8 instead of 0, when a record
 is replaced.
@@ -40,8 +40,8 @@ PURE = {
     "as published": FUNCTIONAL.with_({"quadratic_share": None, "repair": False}),
     "repaired": FUNCTIONAL.with_({"quadratic_share": None}),
     "repaired, ε₁ = ε₂": FUNCTIONAL.with_({"quadratic_share": 0.5}),
-    "repaired, ε₁ = .7 ε": FUNCTIONAL,
-    "repaired, ε₁ = .7 ε, triangle": FUNCTIONAL.with_({"triangle": True}),
+    "repaired, ε₁ = 0.7 ε": FUNCTIONAL,
+    "repaired, ε₁ = 0.7 ε, triangle": FUNCTIONAL.with_({"triangle": True}),
 }
 WITH_DELTA = {name: REGRESSORS[name] for name in ("adassp", "sufficient", "auto")}
 METHODS = PURE | WITH_DELTA

@@ -128,3 +128,11 @@ def test_pure_privacy_is_refused_in_words():
         gaussian.mu(1.0, 0.0)
     with pytest.raises(InvalidValue, match="mu must hold"):
         gaussian.delta(np.array([1.0, math.nan]), 1.0)
+
+
+@pytest.mark.parametrize("delta", [1e-8, 1e-5, 1e-2, 0.1])
+def test_the_textbook_with_four_fifths_holds_below_one(delta):
+    """δ >= 4/5 exp(-(σε)²/2), as Abadi et al. 2016 print it: 1.25 in the textbook. Both are far above δ."""
+    for epsilon in np.linspace(0.01, 0.999, 30):
+        noise = math.sqrt(2 * math.log(0.8 / delta)) / epsilon
+        assert gaussian.delta(1 / noise, float(epsilon)) <= 0.07 * delta
