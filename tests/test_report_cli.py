@@ -91,7 +91,7 @@ def test_a_page_and_an_untouched_ledger(ledger: Path, run: Any) -> None:
 @pytest.mark.usefixtures("ledger")
 def test_what_other_commands_printed(run: Any) -> None:
     for name, told in (
-        ("privacy.json", {**PRIVACY, "test": TEST, "partial": True}),
+        ("privacy.json", {**PRIVACY, "settings": {"growth": 0.2}, "test": TEST, "partial": True}),
         ("simulated.json", SIMULATED),
         ("audit.json", {"verdicts": [VERDICT]}),
     ):
@@ -102,7 +102,11 @@ def test_what_other_commands_printed(run: Any) -> None:
     assert done.json == {"report": "report.html", "ok": True, "guaranteed": True}
     said = _said()
     for text in (
-        *("Method auto · 40 steps · 300 records · 3 features", "Partial run", "Paid from this ledger"),
+        *(
+            "Method auto, growth=0.2 · 40 steps · 300 records · 3 features",
+            "Partial run",
+            "Paid from this ledger",
+        ),
         *("9 users", "30 of 100 rounds left", "a canary", "auto", "addp, 9 users", "guessing: 70 %"),
         "computed without noise",
     ):
@@ -209,6 +213,7 @@ def test_what_is_refused(run: Any, arguments: tuple[str, ...], reason: str) -> N
         ("--simulated", {**SIMULATED, "observer": "nobody"}),
         ("--simulated", {key: value for key, value in SIMULATED.items() if key != "people"}),
         ("--privacy", {**PRIVACY, "steps": 1.5}),
+        ("--privacy", {**PRIVACY, "settings": "none"}),
         ("--privacy", {**PRIVACY, "test": {"accuracy": "high", "guessing": 0.1, "table": "t", "note": ""}}),
         ("--audit", {"verdicts": [{**VERDICT, "trials": 1e400}]}),
     ],

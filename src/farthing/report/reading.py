@@ -51,8 +51,9 @@ def read(option: str, file: Path, take: Callable[[dict[str, Any]], T]) -> T:
 def told(said: dict[str, Any]) -> Told:
     """What ``farthing train`` wrote as privacy.json, or printed with ``--json``."""
     method, test = str(said["method"]), said.get("test")
+    settings = said.get("settings", {}).items()
     return Told(
-        method,
+        ", ".join((method, *(f"{name}={value}" for name, value in settings))),
         _count(said["steps"]),
         _count(said["records"]),
         _count(said["features"]) if "features" in said else None,
