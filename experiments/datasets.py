@@ -4,7 +4,7 @@ A data set is X, features in [0, 1], and y. Folders are as `farthing.data.find` 
 everything is Adult as farthing encodes it, the first few thousand records, so that it runs anywhere.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,12 @@ Array = NDArray[Any]
 Data = tuple[Array, Array]
 
 CLASSIFY = {"Adult": "adult_a9a.npz", "BANK": "bank.npz", "IPUMS-BR": "ipums_br.npz"}
+KDD = "KDDCup99"  # its 10 %, attacks against normal connections
+FILES = {**CLASSIFY, KDD: "kddcup99_10pct.npz"}
 SMALL, FEW = "Adult, 5,000 records", 5000
 
 
-def classification(small: bool) -> dict[str, Data]:
+def classification(small: bool, names: Iterable[str] = tuple(CLASSIFY)) -> dict[str, Data]:
     """The three tables of A-DDP and DP-AGD (Adult as LIBSVM's a9a has it), as far as they are there.
 
     Without its file Adult is farthing's own encoding of the same records.
@@ -29,8 +31,8 @@ def classification(small: bool) -> dict[str, Data]:
         adult = load_adult()
         return {SMALL: (adult.X[:FEW], adult.y[:FEW].astype(np.float64))}
     found = {}
-    for name, file in CLASSIFY.items():
-        path = find(file)
+    for name in names:
+        path = find(file := FILES[name])
         if path is not None:
             with np.load(path) as data:
                 if "X" in data:
