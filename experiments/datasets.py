@@ -19,6 +19,8 @@ Data = tuple[Array, Array]
 CLASSIFY = {"Adult": "adult_a9a.npz", "BANK": "bank.npz", "IPUMS-BR": "ipums_br.npz"}
 KDD = "KDDCup99"  # its 10 %, attacks against normal connections
 FILES = {**CLASSIFY, KDD: "kddcup99_10pct.npz"}
+CENSUS = "census income"
+_ALL = {**FILES, CENSUS: "census_income_kdd.npz"}
 SMALL, FEW = "Adult, 5,000 records", 5000
 
 
@@ -32,7 +34,7 @@ def classification(small: bool, names: Iterable[str] = tuple(CLASSIFY)) -> dict[
         return {SMALL: (adult.X[:FEW], adult.y[:FEW].astype(np.float64))}
     found = {}
     for name in names:
-        path = find(file := FILES[name])
+        path = find(file := _ALL[name])
         if path is not None:
             with np.load(path) as data:
                 if "X" in data:

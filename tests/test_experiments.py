@@ -198,6 +198,15 @@ def test_dpagd_parameters(tmp_path):
 
 
 @pytest.mark.slow
+def test_dpagd_adapting(tmp_path):
+    rows = small("dpagd-adapting", tmp_path)
+    assert len(rows) == 5
+    for row in rows:
+        assert row["accuracy"] > 80
+        assert row["gradients"] > row["again"] >= 0
+
+
+@pytest.mark.slow
 def test_linear_regression(tmp_path):
     rows = small("linear-regression", tmp_path)
     levels = by([row for row in rows if row["ε"] == ""], "method", value="J")

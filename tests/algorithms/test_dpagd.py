@@ -223,6 +223,16 @@ def test_in_later_rounds_too_a_failed_search_buys_a_better_gradient_at_once():
     assert len(steps) == 3
 
 
+def test_without_growth_a_failed_search_takes_a_fresh_gradient_at_the_same_price():
+    g = [np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.0, 0.0]), np.array([0.0, 0.0, 2.0])]
+    ledger = Scripted(g, [0, 0, 1])
+    steps = list(dpagd(ledger, Problem(logistic, 100, 2), opening=0, growth=None, averaging=None))
+    assert [isinstance(ask.w, Ray) for ask in ledger.asked[:6]] == [False, True] * 3
+    assert len({round(ask.rho, 9) for ask in ledger.asked if not isinstance(ask.w, Ray)}) == 1
+    np.testing.assert_allclose(ledger.asked[5].w.direction, [0, 0, 1])
+    assert len(steps) == 1
+
+
 def test_memory_is_dropped_before_anything_is_bought_again():
     g = [np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.0, 0.0]), np.array([0.0, 0.0, 1.0])]
     ledger = Scripted(g, [1, 0, 1, 0])

@@ -187,7 +187,7 @@ def dpagd(
     *,
     splits: float = 18.0,
     search: float = 0.2,
-    growth: float = 0.1,
+    growth: float | None = 0.1,
     clip: float | None = None,
     objective_clip: float | None = None,
     grid: Lengths = Lengths(),  # noqa: B008  frozen
@@ -202,7 +202,8 @@ def dpagd(
 ) -> Iterator[Step]:
     """Steps until the budget is spent; ``splits`` is how many rounds it pays for if nothing is bought again.
 
-    ``search`` is the part of a round that pays for choosing the step, ``growth`` is γ. Rows z longer than
+    ``search`` is the part of a round that pays for choosing the step, ``growth`` is γ; None never buys a
+    better gradient but takes a fresh one, at the same price, where no step helps. Rows z longer than
     ``radius`` are shrunk to it. ``clip`` is C_grad, by default half of what a row could reach, and
     ``objective_clip`` is C_obj, by default 4 + ln(K/2) for K classes. The paper's own settings:
     ``splits, search = paper_splits(budget)``, ``grid=Lengths(20)``, ``noise="laplace"``, ``opening=0``,
@@ -227,7 +228,10 @@ def dpagd(
     # everything is checked before the opening is charged
     short = ClipNorm(loss.slope * longest / 2 if clip is None else clip)
     low, chooser = ClipValue(-validate.positive(objective_clip=objective_clip), 0.0), NoisyMax(1.0, noise)
-    pricing, growth = Pricing.of(ledger.budget, rate, rho), validate.positive(growth=growth)
+    pricing, growth = (
+        Pricing.of(ledger.budget, rate, rho),
+        None if growth is None else validate.positive(growth=growth),
+    )
     shrinks = validate.non_negative(penalty=penalty) * problem.records * (1.0 if rate is None else rate)
     door, total = Limited(ledger, pricing), _total(problem, pricing, opening)
     plain = Features(problem.width, intercept=constant, radius=radius)
@@ -255,9 +259,12 @@ def dpagd(
             if np.any(memory):
                 memory = np.zeros_like(memory)
                 continue
-            more = growth * exactness  # [16-19]
+            more = exactness if growth is None else growth * exactness  # [16-19]
             again = door.ask(pricing.query(gradient, more), w)
             receipts.append(again.receipt)
+            if growth is None:
+                known = again.value
+                continue
             known = (exactness * known + more * again.value) / (exactness + more)
             exactness += more
         chosen.append(float(steps[picked.value]))

@@ -130,7 +130,7 @@ def dpagd(
     *,
     splits: float = 30.0,
     search: float = 0.2,
-    growth: float = 0.1,
+    growth: float | None = 0.1,
     clip: float = 1.0,
     objective_clip: float = 4.0,
     grid: Lengths = Lengths(),  # noqa: B008  frozen
@@ -180,7 +180,7 @@ def dpagd(
     else:
         each = pricing.rho_of(gradient, noise_multiplier) / (1 - search)
     exactness, choice = (1 - search) * each, pricing.query(choice, search * each)
-    growth = validate.positive(growth=growth)
+    growth = None if growth is None else validate.positive(growth=growth)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     memory, chosen, receipts = np.zeros(sums.layout.size), list[float](), []
     while True:
@@ -200,10 +200,14 @@ def dpagd(
             if np.any(memory):
                 memory = np.zeros_like(memory)
                 continue
-            more = growth * exactness
+            more = exactness if growth is None else growth * exactness
             again = door.ask(pricing.query(gradient, more))
             receipts.append(again.receipt)
-            known = (exactness * known + more * again.value.double().cpu().numpy()) / (exactness + more)
+            fresh = again.value.double().cpu().numpy()
+            if growth is None:
+                known = fresh
+                continue
+            known = (exactness * known + more * fresh) / (exactness + more)
             exactness += more
         chosen.append(float(steps[picked.value]))
         moves = torch.as_tensor(chosen[-1] * unit, dtype=torch.float32, device=device)
