@@ -384,25 +384,28 @@ class Laplaced:
 
 @pytest.mark.parametrize("repair", [False, True])
 @pytest.mark.parametrize("triangle", [False, True])
-def test_linear_regression_minimises_the_noisy_quadratic(repair, triangle):
+@pytest.mark.parametrize("share", [None, 0.5, 0.7])
+def test_linear_regression_minimises_the_noisy_quadratic(repair, triangle, share):
     """Section 4.2.1: rows and targets in [-1, 1], a = Σ x xᵀ, b = -2 Σ y x, Laplace noise on both, -b̂/(2â).
 
-    ε is divided as Δ₁ = 2 (d+1)² is to Δ₂ = 4 (d+1), so that both have noise of scale (Δ₁ + Δ₂)/ε; Δ₁ of a
-    triangle is (d+1)² + d + 1.
+    Noise of scale Δ₁/ε₁ on a and Δ₂/ε₂ on b, Δ₁ = 2 (d+1)² and Δ₂ = 4 (d+1); Δ₁ of a triangle is
+    (d+1)² + d + 1. Without a share ε is divided in proportion to them.
     """
     target = 0.2 + X @ [0.5, 0.1]
     noise = np.random.default_rng(4).laplace(size=20)
     ledger = Laplaced(ft.Budget(3.0, 0.0, "replace-one"), Table(X, target), noise)
     problem = Problem(squared, 60, 2, unit=False)
-    (step,) = functional(ledger, problem, repair=repair, triangle=triangle)
-    scale = ((9 + 3 if triangle else 2 * 9) + 4 * 3) / 3.0
+    (step,) = functional(ledger, problem, repair=repair, triangle=triangle, quadratic_share=share)
+    first, second = 9 + 3 if triangle else 2 * 9, 4 * 3
+    part = first / (first + second) if share is None else share
+    scale, other = first / (3.0 * part), second / (3.0 * (1 - part))
     places = [(j, k) for j in range(3) for k in range(3) if j <= k or not triangle]
     rows, y = np.column_stack([2 * X - 1, np.ones(60)]), 2 * target - 1
     a, b = np.zeros((3, 3)), np.zeros(3)
     for draw, (j, k) in zip(noise, places, strict=False):
         a[j, k] = sum(rows[:, j] * rows[:, k]) + scale * draw
     for j in range(3):
-        b[j] = -2 * sum(y * rows[:, j]) + scale * noise[len(places) + j]
+        b[j] = -2 * sum(y * rows[:, j]) + other * noise[len(places) + j]
     a = np.triu(a) + np.triu(a, 1).T if triangle else (a + a.T) / 2
     if repair:
         deviation = math.sqrt(2) * scale / (1 if triangle else math.sqrt(2))
