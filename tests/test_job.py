@@ -273,7 +273,15 @@ def test_a_rate_moves_weights_as_the_text_says() -> None:
     crowd = Simulated.split(x, y, users=4, budgets=Budget(1e4, 1e-3))
     schema = load_adult().schema
     given = jobs.Job(
-        "", schema, 4, method="addp", lr=0.5, weights="plain", draw="all", clip=1.5, noise_multiplier=0.02
+        table="",
+        schema=schema,
+        users=4,
+        method="addp",
+        lr=0.5,
+        weights="plain",
+        draw="all",
+        clip=1.5,
+        noise_multiplier=0.02,
     )
     step = next(jobs.steps(given, crowd, Problem(logistic, 40, 1, unit=False)))
     gradient = np.column_stack([x, np.ones(40)]).T @ (0.5 - y) / 40

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from farthing import cli, simulating
+from farthing import cli, simulating, simulating_cli
 from farthing.accounting import gaussian
 from farthing.algorithms.together import ROUNDS
 from farthing.budget import Adjacency, Unit
@@ -56,7 +56,9 @@ def write_table(path: Path, rows: int) -> str:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    return Job(write_table(tmp_path / "people.csv", 600), SCHEMA, users=6, epsilon="50", delta=1e-5)
+    return Job(
+        table=write_table(tmp_path / "people.csv", 600), schema=SCHEMA, users=6, epsilon="50", delta=1e-5
+    )
 
 
 @pytest.fixture
@@ -251,16 +253,16 @@ def test_progress_is_shown_on_terminals_only(monkeypatch: pytest.MonkeyPatch) ->
     terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with simulating.shown(quiet=True) as watch:
+    with simulating_cli.shown(quiet=True) as watch:
         assert watch is None
     assert terminal.getvalue() == ""
-    with simulating.shown(quiet=False) as watch:
+    with simulating_cli.shown(quiet=False) as watch:
         assert watch is not None
         watch(Reached(1234, 5, 6, 0.25))
     assert "round 1,234" in terminal.getvalue()
     assert "5 of 6 users, 25% of budgets left" in terminal.getvalue()
     monkeypatch.setattr("sys.stderr", io.StringIO())
-    with simulating.shown(quiet=False) as watch:
+    with simulating_cli.shown(quiet=False) as watch:
         assert watch is None
 
 
@@ -407,7 +409,7 @@ def test_people_are_told_in_groups(job: Job) -> None:
 def test_many_kinds_of_people_are_told_in_few_lines(tmp_path: Path) -> None:
     table = write_table(tmp_path / "people.csv", 600)
     given = ",".join(str(40 + user / 100) for user in range(300))
-    told = simulate(Job(table, SCHEMA, users=300, epsilon=given, delta=1e-5))["people"]
+    told = simulate(Job(table=table, schema=SCHEMA, users=300, epsilon=given, delta=1e-5))["people"]
     assert len(told) < 20
     assert sum(group["users"] for group in told) == 300
     assert all(group["done"] <= group["rounds"] for group in told)

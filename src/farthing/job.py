@@ -64,7 +64,7 @@ METHODS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """Who trains on what, and how; what is left None is the method's own."""
 

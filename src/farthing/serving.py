@@ -104,9 +104,9 @@ class Plan:
         found = tablefile.schema_of(name if name == tablefile.EMBEDDED else str(given.beside(name)), None)
         test = given.text("test", None)
         job = simulating.Job(
-            "",
-            found,
-            max(1, len(parties)),
+            table="",
+            schema=found,
+            users=max(1, len(parties)),
             method=method.text("name"),
             accountant=method.text("accountant", None),
             trust=method.text("trust", None),

@@ -7,7 +7,6 @@ round. Budgets are public, so that messages may show them; of a table they never
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -24,10 +23,8 @@ from farthing.crowd.simulated import Simulated, personal
 from farthing.data import Categorical
 from farthing.errors import BudgetSpent, InvalidValue
 from farthing.job import METHODS, Job, Kind, checked, holds, steps
-from farthing.progress import progress
 from farthing.query import Step
 from farthing.tables import Features, Table
-from farthing.training import WITHOUT_PRIVACY
 
 Array = NDArray[np.float64]
 
@@ -39,7 +36,6 @@ __all__ = [
     "epsilons",
     "measured",
     "people",
-    "shown",
     "simulate",
     "steps",
 ]
@@ -252,12 +248,5 @@ def measured(said: Array, y: NDArray[Any]) -> dict[str, Any]:
         "accuracy": float(np.mean(each.argmax(axis=1) == y)),
         "guessing": float(np.bincount(y).max() / len(y)),
         "log-loss": float(-np.mean(np.log(np.maximum(true, 1e-300)))),
-        "note": WITHOUT_PRIVACY,
+        "note": tablefile.WITHOUT_PRIVACY,
     }
-
-
-@contextmanager
-def shown(quiet: bool) -> Iterator[Watch | None]:
-    """A line on standard error that follows a simulation, where that is a terminal."""
-    with progress(quiet, "settling everybody's terms") as show:
-        yield show and (lambda now: show(str(now), 1 - now.left))

@@ -1,6 +1,8 @@
 """The command ``farthing simulate``."""
 
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,7 +26,11 @@ from farthing.options import (
     say,
     whole,
 )
+from farthing.progress import progress
 from farthing.reporting import aligned, simulated_lines
+
+if TYPE_CHECKING:
+    from farthing.simulating import Watch
 
 
 def simulate(
@@ -112,33 +118,33 @@ def simulate(
     if known is None:
         raise InvalidValue("give --schema FILE; `farthing schema TABLE --target COLUMN` drafts one")
     job = simulating.Job(
-        table,
-        known,
-        users,
-        epsilon,
-        delta,
-        records,
-        method,
-        accountant,
-        trust,
-        survivors,
-        noise,
-        clip,
-        draw,
-        rounds,
-        adjacency,
-        test,
-        unit,
-        lr,
-        weights,
-        epsilon_iter,
-        delta_iter,
-        noise_multiplier,
-        radius,
-        convexity,
-        published_noise,
+        table=table,
+        schema=known,
+        users=users,
+        epsilon=epsilon,
+        delta=delta,
+        records=records,
+        method=method,
+        accountant=accountant,
+        trust=trust,
+        survivors=survivors,
+        noise=noise,
+        clip=clip,
+        draw=draw,
+        rounds=rounds,
+        adjacency=adjacency,
+        test=test,
+        unit=unit,
+        lr=lr,
+        weights=weights,
+        epsilon_iter=epsilon_iter,
+        delta_iter=delta_iter,
+        noise_multiplier=noise_multiplier,
+        radius=radius,
+        convexity=convexity,
+        published_noise=published_noise,
     )
-    with simulating.shown(quiet=as_json) as watch:
+    with shown(quiet=as_json) as watch:
         fields = simulating.simulate(job, watch)
     if as_json:
         emit_json(fields)
@@ -147,3 +153,10 @@ def simulate(
     if fields["stopped"] == "interrupted":
         return say("interrupted: this is what was reached", INTERRUPTED)
     return 0 if fields["epsilon"] is not None else say(f"{method} gives no guarantee", FAILED)
+
+
+@contextmanager
+def shown(quiet: bool) -> Iterator["Watch | None"]:
+    """A line on standard error that follows a simulation, where that is a terminal."""
+    with progress(quiet, "settling everybody's terms") as show:
+        yield show and (lambda now: show(str(now), 1 - now.left))

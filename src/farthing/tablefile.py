@@ -15,6 +15,7 @@ from farthing import csvfile, data, parquetfile
 from farthing.data import ADULT, Categorical, Numeric, Schema
 from farthing.errors import InvalidValue
 
+WITHOUT_PRIVACY = "computed on this table itself, without noise: the guarantee does not cover these figures"
 EMBEDDED = "adult"  # in place of a file: the data and the schema that come with farthing
 
 Array = NDArray[np.float64]

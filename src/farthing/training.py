@@ -33,7 +33,6 @@ from farthing.report.document import page
 from farthing.report.subject import Score, Subject
 from farthing.solvers import CLASSIFIERS, REGRESSORS, Method, Settings
 
-WITHOUT_PRIVACY = "computed on this table itself, without noise: the guarantee does not cover these figures"
 STRICT = "that every value lies within the schema was checked without paying for it (--strict)"
 REHEARSED = "as on made-up rows: a method that adapts to its answers may choose otherwise"
 
@@ -235,7 +234,7 @@ def _reported(
     if measured is not None:
         measure = "rmse" if "rmse" in measured else measure
         baseline = "guessing" if measure == "accuracy" else "rmse of the mean"
-        released = [f"{measure} on {measured['table']}, {WITHOUT_PRIVACY}"]
+        released = [f"{measure} on {measured['table']}, {tablefile.WITHOUT_PRIVACY}"]
         scores = [
             Score(label=job.method, epsilon=estimator.privacy_.epsilon, value=measured[measure]),
             Score(label=baseline, epsilon=None, value=measured[baseline]),
@@ -294,7 +293,7 @@ def _made_up(schema: Schema) -> tuple[Array, ArrayLike]:
 
 def _measured(estimator: Estimator, X: Array, y: NDArray[Any]) -> dict[str, Any]:
     """How well a model does on another table. Not private, and said so."""
-    told: dict[str, Any] = {"records": len(y), "note": WITHOUT_PRIVACY}
+    told: dict[str, Any] = {"records": len(y), "note": tablefile.WITHOUT_PRIVACY}
     found = estimator.predict(X)
     if isinstance(estimator, LinearRegression):
         told["rmse"] = float(np.sqrt(np.mean(np.square(found - y))))
