@@ -73,7 +73,7 @@ class Method:
         for given, value in settings.items():
             known = self.aliases.get(given, given)
             if known not in defaults:
-                raise InvalidValue(f"{name} has no setting {given!r}: {self._offer()}")
+                raise InvalidValue(f"{name} has no setting {given!r}: {_offer(defaults)}")
             outer, _, inner = known.partition(".")
             if inner:
                 whole: Any = found.get(outer, defaults[outer])
@@ -86,13 +86,14 @@ class Method:
     def parsed(self, texts: Iterable[str], name: str) -> Settings:
         """Settings of NAME=VALUE, each value read as the algorithm's annotation says."""
         found: Settings = {}
+        names = [each for each, default in self.settings.items() if not dataclasses.is_dataclass(default)]
         for text in texts:
             given, equals, value = text.partition("=")
             known = self.aliases.get(given, given)
             if not equals:
                 raise InvalidValue(f"--set must be NAME=VALUE, got {text!r}")
-            if known not in self.settings or dataclasses.is_dataclass(self.settings[known]):
-                raise InvalidValue(f"--method {name} has no setting {given!r}: {self._offer()}")
+            if known not in names:
+                raise InvalidValue(f"--method {name} has no setting {given!r}: {_offer(names)}")
             if known in found:
                 raise InvalidValue(f"--set {given}={value}: {known!r} was set before")
             found[known] = _read(_annotation(self.algorithm, known), value, f"--set {given}")
@@ -106,8 +107,9 @@ class Method:
         rule = self.batches if self.batches and chosen.get("rate") is not None else self.filter
         return replace(self, algorithm=partial(self.algorithm, **chosen), filter=rule)
 
-    def _offer(self) -> str:
-        return f"it has {', '.join(sorted(self.settings))}" if self.settings else "it has none"
+
+def _offer(names: Iterable[str]) -> str:
+    return f"it has {', '.join(sorted(names)) or 'none'}"
 
 
 _DPAGD = {  # Lee & Kifer 2018, Algorithm 2, its public code and its Figure 1
