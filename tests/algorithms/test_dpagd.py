@@ -1,5 +1,6 @@
 """DP-AGD: contributions against plain sums, prices against formulas, rounds against a scripted ledger."""
 
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -294,6 +295,22 @@ def test_the_papers_prices():
     sigma = math.sqrt(2 * math.log(1.25 / 1e-8)) / part
     assert search * rho / splits == pytest.approx(part**2 / 2)
     assert (1 - search) * rho / splits == pytest.approx(1 / (2 * sigma**2))
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_the_papers_splits_set_both_numbers(closed):
+    budget = ft.Budget(0.4, 1e-8)
+    rho = budget.rho if closed else None
+    splits, search = paper_splits(budget, 10, rho)
+    X = np.random.default_rng(0).uniform(size=(200, 2))
+    found = []
+    for given_splits in ({"published_splits": 10}, {"splits": splits, "search": search}):
+        ledger = ft.Ledger(budget, filter=ZcdpFilter, stream=SeededStream(1)).over(Table(X, X[:, 0] > 0.5))
+        steps = dpagd(ledger, Problem(logistic, 200, 2), rho=rho, opening=0, **given_splits)
+        found.append([(step.w[0].tolist(), step.receipts[0].event) for step in itertools.islice(steps, 3)])
+    assert found[0] == found[1]
+    with pytest.raises(InvalidValue, match="leave published_splits or rate out"):
+        next(dpagd(ledger, Problem(logistic, 200, 2), published_splits=10, rate=0.1))
 
 
 def test_the_tight_rho_is_up_to_1_6_times_that_of_equation_5():

@@ -199,6 +199,7 @@ def dpagd(
     rate: float | None = None,
     penalty: float = 0.0,
     rho: float | None = None,
+    published_splits: int | None = None,
 ) -> Iterator[Step]:
     """Steps until the budget is spent; ``splits`` is how many rounds it pays for if nothing is bought again.
 
@@ -206,14 +207,19 @@ def dpagd(
     better gradient but takes a fresh one, at the same price, where no step helps. Rows z longer than
     ``radius`` are shrunk to it. ``clip`` is C_grad, by default half of what a row could reach, and
     ``objective_clip`` is C_obj, by default 4 + ln(K/2) for K classes. The paper's own settings:
-    ``splits, search = paper_splits(budget)``, ``grid=Lengths(20)``, ``noise="laplace"``, ``opening=0``,
-    ``momentum=0``, ``averaging=None``, ``radius=None``, ``clip=3``, ``objective_clip=3``.
+    ``published_splits=60``, which sets ``splits`` and ``search`` to the paper's prices (`paper_splits`),
+    ``grid=Lengths(20)``, ``noise="laplace"``, ``opening=0``, ``momentum=0``, ``averaging=None``,
+    ``radius=None``, ``clip=3``, ``objective_clip=3``.
 
     ``rate`` is the sampling rate of Poisson batches, by default everybody is asked; the ledger then needs an
     `RdpFilter`. ``penalty`` is λ of mean loss + λ|w|²/2, over the weights on z, that of the constant included
     (on x itself with ``opening=0``). ``rho`` is what the run may use of zCDP, by default all that the budget
     allows; ``rho=ledger.budget.rho`` is the paper's (5).
     """
+    if published_splits is not None and rate is not None:
+        raise InvalidValue("published_splits are prices of everybody: leave published_splits or rate out")
+    if published_splits is not None:
+        splits, search = paper_splits(ledger.budget, published_splits, rho)
     loss, constant = problem.loss, float(problem.intercept)
     longest = math.hypot(problem.radius, constant) if radius is None else validate.positive(radius=radius)
     if math.isinf(loss.slope) and clip is None:
