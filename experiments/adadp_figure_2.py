@@ -25,6 +25,7 @@ from experiments.deep import (
     MARKS,
     Run,
     Setting,
+    ends,
     final,
     fitting,
     key,
@@ -156,8 +157,10 @@ def draw(rows: list[Row]) -> Any:
     figure, grid = canvas(2, len(levels))
     for axes, counted in zip(grid, ("Theorem 1", "tight"), strict=True):
         for cell, level in zip(axes, levels, strict=True):
-            shown_here = (counted, "RDP") if counted == "Theorem 1" else (counted,)
-            lines(cell, [row for row in rows if row["level"] == level and row["counted"] in shown_here])
+            mine = [row for row in rows if row["level"] == level]
+            lines(cell, [row for row in mine if row["counted"] == counted])
+            if counted == "Theorem 1":
+                ends(cell, mine)
             rounds = final(rows, level=level, method="DP-AGD", counted="zCDP")
             if rounds:
                 cell.axhline(fmean(rounds), color="#666666", linestyle=":", label="DP-AGD, at its end")

@@ -31,6 +31,7 @@ from experiments.deep import (
     Marks,
     Run,
     Setting,
+    ends,
     final,
     key,
     lines,
@@ -183,6 +184,7 @@ def draw(rows: list[Row]) -> Any:
         grid[0], (("paper", "the paper's settings"), ("tuned", "tuned")), strict=True
     ):
         lines(axes, [row for row in rows if row["settings"] == settings and row["level"] == "low"])
+        ends(axes, rows)
         last = max(row["lots"] for row in rows)
         for _, lots in LEVELS.values():
             if lots <= last:

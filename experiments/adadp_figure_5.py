@@ -8,12 +8,11 @@ parameter (an ellipsoid has no β).
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import isnan
 from typing import Any
 
 from experiments import pictures
 from experiments.adadp_figure_2 import DELTA, paper
-from experiments.deep import CROSS, MARKS, ORDER, Run, Setting, curve, key, marked, published_lots
+from experiments.deep import CROSS, MARKS, ORDER, Run, Setting, curve, key, marked, published_lots, shown
 from experiments.frame import COLOURS, Grid, Row, Size, canvas, mean, ticks, values
 
 EPSILON, RUNS = 0.5, 3
@@ -79,14 +78,13 @@ def tables(rows: list[Row]) -> list[Grid]:
             for method in values(mine, "method")
         ]
         head = [panel, *(f"{value:g}" for value in points)]
-        caption = f"Test accuracy by {panel}, % (mean of {len(values(rows, 'run')) or 1} run(s))"
+        caption = f"Test accuracy by {panel}, % ({len(values(rows, 'run')) or 1} run(s))"
         grids.append(Grid(caption, head, cells, f"The paper: {SAID[panel]}."))
     return [*grids[:-1], replace(grids[-1], note=f"{grids[-1].note} {CROSS}")]
 
 
 def _cell(rows: list[Row], method: str, value: float) -> str:
-    found = mean(rows, "accuracy", method=method, value=value)
-    return "" if isnan(found) else f"{found:.1f}"
+    return shown([row["accuracy"] for row in rows if row["method"] == method and row["value"] == value])
 
 
 def draw(rows: list[Row]) -> Any:
@@ -104,6 +102,7 @@ def draw(rows: list[Row]) -> Any:
                 axes.plot(*zip(*mine, strict=True), style, color=colour, label=marked(method))
         axes.set(title=panel)
         ticks(axes, PANELS[panel])
+        axes.set_xticks(PANELS[panel], [f"{value:g}" for value in PANELS[panel]], rotation=90)
         axes.set_ylim(min(heights) - 2, max(heights) + 2)
     grid[0, 0].set(ylabel="test accuracy, %")
     key(figure, grid, 2)

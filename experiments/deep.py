@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import farthing as ft
-from experiments.frame import COLOURS, Row, say, stream, values
+from experiments.frame import COLOURS, INK, Row, say, stream, values
 from experiments.pictures import DEVICE, LENGTH, Problem, kept
 from experiments.published import UNSOUND, published
 from farthing.accounting import calibrate, pld, rdp
@@ -353,7 +353,6 @@ ORDER = (
     "AdaL",
     "AdaN",
     "published AdaN",
-    *AGD,
 )
 
 
@@ -363,9 +362,15 @@ def lines(axes: Any, rows: list[Row]) -> None:
         mine = [row for row in rows if row["method"] == method]
         lots = values(mine, "lots")
         heights = [fmean(row["accuracy"] for row in mine if row["lots"] == t) for t in lots]
-        style = "--" if method in UNSOUND else "-." if method in AGD else "-"
-        colour = COLOURS[ORDER.index(method) % len(COLOURS)]
+        style, colour = "--" if method in UNSOUND else "-", COLOURS[ORDER.index(method)]
         axes.plot(lots, heights, style, color=colour, label=marked(method))
+
+
+def ends(axes: Any, rows: list[Row]) -> None:
+    """A cross where each run of DP-AGD on batches ended, as its budget did."""
+    found = {(row["level"], row["run"]): row for row in rows if row["method"] == BATCHES}
+    places = [(row["lots"], row["accuracy"]) for row in found.values()]
+    axes.plot(*zip(*places, strict=True), "x", color=INK, label=f"{BATCHES}, where a budget ends")
 
 
 def key(figure: Any, grid: Any, columns: int) -> None:
