@@ -9,7 +9,7 @@ released (`farthing.torch.adadp`), and Δ is public and the same for all coordin
 
 A gradient is clipped in the units of this noise, |g/s| <= C' with s_i² ∝ 1/√E'_i, so the price is that of
 `ClipNorm`: a run costs what DP-SGD costs at this noise. This is the opposite of what AdaDP does with the same
-estimate, and it does worse; it is here to be compared with.
+estimate; it is here to be compared with (docs/deep-results.md).
 
 >>> DpOpt(nn.Linear(3, 2), 0.1, clip=4.0).bound(1).norm()
 4.0
