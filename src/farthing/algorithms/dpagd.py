@@ -37,8 +37,7 @@ Where this differs from the paper (arguments set each of these back but the firs
 * the weights handed out are an average of iterates that favours late ones (Shamir & Zhang 2013, Section 4).
 
 Buying again does not earn its place with these defaults: it happens in 0 to 3 of some 17 rounds, and
-``growth=None``, which never does it, is as accurate on five tables (docs/methods.md has the digits). It helps
-where there are far too many rounds, as with the paper's own settings.
+``growth=None``, which never does it, is as accurate on five tables (docs/methods.md has the digits).
 
 The defaults are the same numbers for every budget, chosen by held-out accuracy on Adult, BANK and IPUMS-BR at
 ε from .05 to 1.6, where it is flat around them.
