@@ -6,10 +6,10 @@ of d + 1 entries (x₀ = 1), features and target in [-1, 1]. Laplace noise goes 
 (j, k) move by 2 (d+1)² in all when a record is replaced, and on b = -2 Σ y x, which moves by 4 (d+1): of
 scales Δ₁/ε₁ and Δ₂/ε₂, where ε₁ + ε₂ = ε. ``quadratic_share`` is ε₁/ε; None divides ε in proportion to Δ₁ and
 Δ₂, which gives both the same noise, ε₁/ε = (d+1)/(d+3). The paper asks for ε₁ >= ε₂ and names no numbers. The
-default, 0.7, did better than that proportion on four of five tables and as well on one: of many features it
-leaves little for b, which decides the answer all the same. Both are one answer here, b louder or quieter by a
-public factor, whose sensitivity is the sum. What minimises the noisy quadratic is post-processing; c does
-not matter for it and is not released.
+default, 0.7, was chosen on the tables of `docs/reproduction.md`, among few others: with many features the
+proportion leaves little for b, which decides the answer all the same. Both are one answer here, b louder or
+quieter by a public factor, whose sensitivity is the sum. What minimises the noisy quadratic is
+post-processing; c does not matter for it and is not released.
 
 Each (j, k) has noise of its own, as in the paper. With ``triangle`` only j <= k is released, whose
 sensitivity is half of (d+1)² + d + 1, and mirrored; the two are never mixed. A noisy a need not be positive
