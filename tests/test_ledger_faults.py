@@ -356,6 +356,31 @@ def test_a_forked_child_never_uses_its_parents_tickets(tmp_path):
     assert (verdict.code, list(verdict.charged.values())) == (0, [15])
 
 
+def test_a_process_that_no_hook_told_of_its_fork_has_no_tickets(tmp_path, monkeypatch):
+    with ft.Ledger(BUDGET, journal=tmp_path / "my.ledger", block=6) as ledger:
+        ledger.promise(query(60.0))
+        ledger.over(ROWS).ask(query(60.0), W)
+        assert ledger._books._own()
+        parent = os.getpid()
+        monkeypatch.setattr(os, "getpid", lambda: parent + 1)
+        assert not ledger._books._own()
+        monkeypatch.undo()
+
+
+def test_a_clean_end_without_a_close_gives_back_what_was_reserved(tmp_path):
+    path = tmp_path / "my.ledger"
+    script(
+        """
+        ledger, question = ft.Ledger(ft.Budget(1.0, 1e-5), journal=sys.argv[1], block=6), query(60.0)
+        ledger.promise(question)
+        ledger.over(rows).ask(question, w)
+        """,
+        path,
+    )
+    verdict = verify(read(path))
+    assert (verdict.code, list(verdict.charged.values())) == (0, [1])
+
+
 def test_a_fork_while_other_threads_ask(tmp_path):
     path, world = tmp_path / "my.ledger", tmp_path / "world"
     script(
