@@ -154,6 +154,8 @@ def tables(rows: list[Row]) -> list[Grid]:
         for data in values(rows, "data"):
             mine = [row for row in rows if (row["model"], row["data"]) == (model, data)]
             epsilons = sorted(values(mine, "ε"))
+            if not epsilons:
+                continue
             for measured, form in (("accuracy", ".1f"), ("objective", ".3f")):
                 cells = []
                 for method in (*PRIVATE, *LEVELS):
@@ -189,6 +191,9 @@ def draw(rows: list[Row]) -> Any:
         for axes, name in zip(axes_row, data, strict=True):
             mine = [row for row in rows if (row["model"], row["data"]) == (model, name)]
             epsilons = sorted(values(mine, "ε"))
+            if not epsilons:
+                axes.set_axis_off()
+                continue
             for place, method in enumerate(PRIVATE):
                 heights = {epsilon: mean(mine, "accuracy", method=method, ε=epsilon) for epsilon in epsilons}
                 known = [epsilon for epsilon in epsilons if not np.isnan(heights[epsilon])]
