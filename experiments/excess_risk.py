@@ -230,7 +230,7 @@ def _shown(value: float, case: str) -> str:
 
 def _over(rows: Iterable[Row], method: str) -> str:
     found = [row["excess"] for row in rows if row["method"] == method]
-    return f"{np.mean(found):.4f}" + (f" ± {np.std(found, ddof=1):.4f}" if len(found) > 1 else "")
+    return f"{np.mean(found):.2g}" + (f" ± {np.std(found, ddof=1):.1g}" if len(found) > 1 else "")
 
 
 def sgd1_grid(rows: list[Row]) -> Grid:
@@ -247,7 +247,7 @@ def sgd1_grid(rows: list[Row]) -> Grid:
                     *(case, f"{n:g}", f"{epsilon:g}"),
                     f"{noise[PUBLISHED]:.1f}, {noise[LEAST]:.1f}",
                     *(_over(here, method) for method in (PUBLISHED, LEAST)),
-                    f"{mean(here, 'excess', method=START):.4f}",
+                    f"{mean(here, 'excess', method=START):.2g}",
                     _shown(theorem_2(case, n, epsilon, delta), case),
                     *(_shown(one, case) for one in proven),
                 ]
@@ -284,7 +284,7 @@ def sgd2_grid(rows: list[Row]) -> Grid:
                 *(f"{n:,.0f}", f"{epsilon:g}", f"{m:g}", f"{T:,.0f}"),
                 f"{noise[PUBLISHED]:.0f}, {noise[LEAST]:.0f}",
                 *(_over(here, method) for method in (PUBLISHED, LEAST)),
-                f"{mean(here, 'excess', method=START):.4f}",
+                f"{mean(here, 'excess', method=START):.2g}",
                 *(_shown(theorem_4(n, m, T, one), STRONG) for one in noise.values()),
                 _shown(lemma(STRONG, n, T, m * P * noise[LEAST] ** 2), STRONG),
             ]
@@ -308,7 +308,7 @@ def sketch_grid(rows: list[Row]) -> Grid:
         n, T, sigma, eta, distance = (here[0][key] for key in ("n", "T", "σ", "η", "distance"))
         first = distance / (2 * T * eta)
         bounds = [(first + eta * variance) / n for variance in (sigma**2, m * P * sigma**2)]
-        cells.append([f"{m:g}", f"{n:g}", f"{T:g}", _over(here, LEAST), *(f"{one:.4f}" for one in bounds)])
+        cells.append([f"{m:g}", f"{n:g}", f"{T:g}", _over(here, LEAST), *(f"{one:.2g}" for one in bounds)])
     head = ["m", "n", "T", "measured", "(12) as printed", "(12) with mpσ²"]
     note = "ε = 0.5, η = 1/(2n(1/4 + Δ)), least σ; else as above. The sum of m noisy gradients has mpσ²."
     return Grid("SGD2 with a constant η: excess risk of a record beside (12)", head, cells, note)
@@ -342,4 +342,4 @@ def _finish(axes: Any, places: list[float], label: str, title: str) -> None:
     level(axes, trivial(STRONG), "any θ of C")
     axes.set(yscale="log", xlabel=label, ylabel="excess risk of a record", title=title)
     ticks(axes, places)
-    axes.legend(frameon=False, fontsize=7)
+    axes.legend(frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=3)
