@@ -449,6 +449,63 @@ def test_an_overspending_charge_with_the_right_state_and_hashes(plan, spending):
     assert "overspent" in verdict.reason
 
 
+# each of these is in order but for the one thing that its reason names
+
+
+def hashed(row):
+    fields = [row[name] for name in ("previous", "seq", "time", "kind", "body", "state")]
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def test_a_row_in_the_middle_rewritten_with_a_hash_of_its_own(spending):
+    spending[1]["time"] = spending[0]["time"]
+    spending[1]["hash"] = hashed(spending[1])
+    verdict = verify(lines(spending))
+    assert (verdict.code, verdict.rows) == (1, 3)
+    assert "does not follow" in verdict.reason
+
+
+def appended(rows, kind, body, state):
+    return sealed([*rows, {**rows[-1], "kind": kind, "body": body, "state": state}])
+
+
+def test_a_negative_charge_with_the_right_state(spending):
+    body, total = {"event": encode(GaussianEvent(20.0)), "count": -1}, spending[-1]["state"][0]
+    assert "there cannot be -1" in verify(appended(spending, "charge", body, [total - 1 / 400])).reason
+
+
+def test_a_refund_of_another_event_with_the_right_state(spending):
+    held = find(spending, "charge", 3)
+    assert held["body"]["count"] == 1
+    body, total = (
+        {"event": encode(GaussianEvent(20.0)), "count": 1, "of": held["seq"]},
+        spending[-1]["state"][0],
+    )
+    verdict = verify(appended(spending, "refund", body, [total - 1 / 400]))
+    assert f"refund of what row {held['seq']} did not charge" in verdict.reason
+
+
+def test_a_key_charged_twice_with_the_right_state(plan):
+    charge = find(plan, "charge", 2)
+    state = [*plan[-1]["state"][:-1], plan[-1]["state"][-1] + 1]
+    assert "a key is charged once" in verify(appended(plan, "charge", charge["body"], state)).reason
+
+
+def test_draws_hide_nobody_from_who_sees_them():
+    ledger = ft.Ledger(ft.Budget(4.0, 1e-5, observer="coordinator"), filter=RdpFilter)
+    ledger._books.take(PoissonEvent(0.02, GaussianEvent(2.0)))
+    assert "sees who is drawn" in verify(exported(ledger)).reason
+
+
+def test_a_charge_that_does_not_fit_is_overspent_even_if_it_is_given_back(spending):
+    total, event = spending[-1]["state"][0], encode(GaussianEvent(2.0))
+    over = {**spending[-1], "kind": "charge", "body": {"event": event, "count": 3}, "state": [total + 3 / 4]}
+    back = {"event": event, "count": 3, "of": len(spending)}
+    verdict = verify(appended([*spending, over], "refund", back, [total]))
+    assert (verdict.code, verdict.rows) == (1, len(spending) + 1)
+    assert "overspent" in verdict.reason
+
+
 def test_an_overspending_plan(plan):
     """Nothing else is wrong with it: only recomputing the plan's own price shows that it does not fit."""
     times = find(plan, "promise")["body"]["times"]
