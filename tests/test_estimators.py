@@ -104,6 +104,14 @@ def test_regression():
     assert model.score(XR, YR) > 0.9
 
 
+def test_a_target_beyond_its_bounds_counts_as_the_nearest():
+    y = X @ np.arange(1.0, X.shape[1] + 1)
+    low, high = float(np.quantile(y, 0.2)), float(np.quantile(y, 0.8))
+    options = {**BUDGET, "target_bounds": (low, high), "random_state": 3}
+    beyond, at = (ft.LinearRegression(**options).fit(X, given) for given in (y, np.clip(y, low, high)))
+    np.testing.assert_array_equal(beyond.coef_, at.coef_)
+
+
 def test_probabilities_are_those_of_the_scores():
     model = ft.LogisticRegression(**BUDGET).fit(X, Y)
     p = model.predict_proba(X)

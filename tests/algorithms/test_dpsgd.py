@@ -140,3 +140,10 @@ def test_sgd_adv_makes_as_many_steps_as_it_was_told(epsilon):
 def test_bad_options_are_named(method, options):
     with pytest.raises(InvalidValue, match=next(iter(options))):
         list(method(door(), Problem(logistic, 3000, 3), **options))
+
+
+def test_advanced_composition_has_twice_the_noise_where_a_record_is_replaced():
+    alone, other = (
+        advanced_noise(0.1, 20, ft.Budget(0.7, 1e-6, kind)) for kind in ("add-remove", "replace-one")
+    )
+    assert other == pytest.approx(2 * alone, rel=2e-3)
