@@ -618,3 +618,9 @@ class TestArguments:
         with pytest.raises(InvalidValue, match=f"^{name} must be") as caught:
             call(SeededStream(0))
         assert isinstance(caught.value, FarthingError)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_sum_that_is_not_finite_is_never_put_on_the_grid(bad):
+    with pytest.raises(InvalidValue):
+        noise.on_grid(np.array([1.0, bad]), 1.0, 2.0**-20)
