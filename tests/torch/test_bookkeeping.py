@@ -335,3 +335,9 @@ def test_without_memory_nothing_is_said_of_the_lot(monkeypatch):
     with pytest.raises(OutOfMemory, match="no memory for a batch of physical=7 rows") as caught:
         gradient.bounded_sum(lot, None, ClipNorm(1.0))
     assert "GiB" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_loss_that_is_a_mean_is_refused_where_it_is_computed():
+    gradient = Gradient(nn.Linear(2, 1), lambda outputs, targets: (outputs[:, 0] - targets).square().mean())
+    with pytest.raises(InvalidValue, match="one value a record"):
+        gradient._losses(torch.zeros(4, 1), torch.zeros(4), 4)

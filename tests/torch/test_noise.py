@@ -338,3 +338,11 @@ def test_float_noise_needs_a_ledger_that_says_so(tmp_path):
 def test_float_noise_has_the_deviation_of_the_price():
     z = (releases(11, 50_000, 2, FloatGaussian(1.5)) - 0.25).flatten().double().numpy()
     assert stats.kstest(z / (3.0 * (1 + SLACK)), "norm").pvalue > 1e-3
+
+
+def test_a_scale_that_was_changed_in_place_gets_no_noise():
+    scale = torch.ones(3)
+    assert torch.equal(noise.beside(scale, scale.device), scale)
+    scale.mul_(2.0)
+    with pytest.raises(InvalidValue, match="changed in place"):
+        noise.beside(scale, scale.device)
