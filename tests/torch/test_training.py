@@ -538,14 +538,6 @@ def test_an_optimiser_is_told_the_deviation_of_the_noise_it_gets(scale, lots):
     assert torch.corrcoef(torch.stack([normal.std(0), torch.linspace(1, 2, 44)]))[0, 1].abs() < 0.5
 
 
-def test_a_gradient_that_was_there_before_moves_no_frozen_parameter():
-    model = network()
-    frozen = model[0].weight.requires_grad_(False)
-    before, frozen.grad = frozen.clone(), torch.ones_like(frozen)
-    list(train(model, LOSS, data(), seeded(), rate=0.2, noise=3.0, steps=2, optimizer=sgd(model)))
-    assert torch.equal(frozen, before)
-
-
 def test_without_an_optimizer_the_learning_rate_falls_linearly():
     training = train(network(), LOSS, data(), seeded(), rate=0.2, noise=3.0, steps=4)
     rates = [training.optimizer.param_groups[0]["lr"] for _ in training]
