@@ -182,6 +182,15 @@ class TestOneBalance:
         assert ledger.spent.epsilon <= 1.0
         assert ledger.share <= 1.0
 
+    def test_who_promises_a_plan_has_a_fresh_ledger_or_a_part_of_one(self):
+        fresh, used = ft.Ledger(ft.Budget(2.0, 1e-5)), ft.Ledger(ft.Budget(2.0, 1e-5))
+        ft.LogisticRegression(ledger=used, solver="majority", epsilon=0.1, delta=1e-6).fit(X, Y)
+        spent = used.share
+        for ledger, part in ((used, {}), (fresh, {"epsilon": 1.0, "delta": 1e-6})):
+            with pytest.raises(Unsupported, match="give it a fresh ledger"):
+                ft.LogisticRegression(ledger=ledger, solver="sgd-ma", **part).fit(X, Y)
+        assert (fresh.share, used.share) == (0.0, spent)
+
     def test_the_rest_goes_to_who_names_no_part(self):
         ledger = ft.Ledger(ft.Budget(1.0, 1e-5))
         ft.LogisticRegression(0.3, 1e-5, ledger=ledger).fit(X, Y)
