@@ -103,8 +103,10 @@ class Line:
             phase += smoothing * (top + tilt + 1) ** 2
             log_beyond += 0.5 * smoothing * (tilt * (tilt + 1) - top * top)
         scale = float(exponent[0].real)
-        terms = np.exp(exponent - scale) * kernel
-        total = float(terms.real.sum())
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = float((np.exp(exponent - scale) * kernel).real.sum())
+        if not math.isfinite(total):  # errors beyond all numbers: this line says nothing
+            return 0.0, 0.0, 1.0
         relative = self.error + (2 * phase + 64 + len(s)) * ROUNDING
         slack = weight * (math.expm1(relative) if relative < 1 else math.inf)
         beyond = log_beyond - scale - math.log(math.pi * spacing * max(self.contour.count, 0.5))
