@@ -253,3 +253,14 @@ def test_halving_reads_each_good_record_once_in_the_sum():
     total = failsafe.without_failing(sums, np.arange(16), np.zeros(16))
     assert np.flatnonzero(total == 0).tolist() == [2, 3, 9]
     assert total.max() == 1
+
+
+def test_a_public_term_counts_once_however_often_a_batch_is_split():
+    def sums(part):
+        if 3 in part:
+            raise ValueError
+        return np.array([len(part) - 7.0])  # each record 1, and a penalty of 7
+
+    whole = failsafe.without_failing(lambda part: np.array([len(part) - 7.0]), np.arange(8), np.array([-7.0]))
+    split = failsafe.without_failing(sums, np.arange(8), np.array([-7.0]))
+    assert (whole[0], split[0]) == (1.0, 0.0)
