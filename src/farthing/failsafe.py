@@ -84,9 +84,7 @@ def without_failing(sums: Callable[[Integers], Any], places: Integers, zero: Any
         part = waiting.pop()
         found = _tried(sums, part)
         if found is not None and shape_of(found) == shape_of(zero) and bool((found - found == 0).all()):
-            total = total + (
-                found - zero
-            )  # so that a public term, such as a penalty, counts once
+            total = total + (found - zero)  # so that a public term, such as a penalty, counts once
         elif len(part) > 1:
             waiting += np.array_split(part, 2)
         else:
