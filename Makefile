@@ -36,10 +36,10 @@ help:
 	@echo "make clean      remove everything built here"
 
 demo: $(VENV)/.core
-	$(BIN)/python -m farthing.demo
+	$(BIN)/python -m farthing.cli.demo
 
 demo-parties: $(VENV)/.flower
-	$(BIN)/python -m farthing.demo_parties
+	$(BIN)/python -m farthing.cli.demo_parties
 
 test: lint types
 	$(PYTEST) $(WORKERS) -m "not slow"

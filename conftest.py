@@ -1,7 +1,7 @@
 """What holds for all tests.
 
 Property tests try the same examples every time and have no deadline: a busy machine is no failure. Set
-FARTHING_EXPLORE=1 to try new ones. Without PyTorch, Triton, Lightning or Flower the rooms that need
+FARTHING_EXPLORE=1 to try new ones. Without PyTorch, Triton, Lightning or Flower the modules that need
 them are left out.
 """
 
@@ -16,13 +16,13 @@ settings.load_profile("house")
 _ROOMS = {
     "torch": ["src/farthing/torch/*.py", "tests/torch/*.py"],
     "triton": [
-        "src/farthing/torch/kernels.py",
-        "src/farthing/torch/sums.py",
-        "src/farthing/torch/grams.py",
-        "src/farthing/torch/updates.py",
-        "tests/torch/kernel_cases.py",
+        "src/farthing/torch/kernels/lattice_noise.py",
+        "src/farthing/torch/kernels/clamped_sums.py",
+        "src/farthing/torch/kernels/grams.py",
+        "src/farthing/torch/kernels/updates.py",
+        "tests/torch/kernels/kernel_cases.py",
     ],
-    "lightning": ["src/farthing/torch/lightning.py"],
-    "flwr": ["src/farthing/crowd/flower*.py", "tests/crowd/test_flower*.py"],
+    "lightning": ["src/farthing/torch/integrations/lightning.py"],
+    "flwr": ["src/farthing/deploy/flower/*.py", "tests/deploy/flower/*.py"],
 }
 collect_ignore_glob = [glob for name, globs in _ROOMS.items() if find_spec(name) is None for glob in globs]

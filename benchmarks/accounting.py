@@ -20,7 +20,7 @@ import numpy as np
 from farthing.accounting import calibrate, inversion, pairs, pld, transform
 from farthing.accounting.online import OnlineAccountant
 from farthing.budget import Budget
-from farthing.events import GaussianEvent, PoissonEvent, RepeatedEvent
+from farthing.queries.events import GaussianEvent, PoissonEvent, RepeatedEvent
 
 # rate, noise, steps, ε at δ = 1e-5, ε at δ = 1e-8
 GRID = [

@@ -20,11 +20,11 @@ from collections.abc import Callable
 import numpy as np
 
 from farthing.budget import Budget
-from farthing.crowd import Exactly, Invitation
-from farthing.crowd.compact import Indicators
-from farthing.crowd.simulated import Simulated
-from farthing.losses import Gradient, logistic
-from farthing.tables import Features
+from farthing.data.tables import Features
+from farthing.federated import Exactly, Invitation
+from farthing.federated.compact import Indicators
+from farthing.federated.simulated import Simulated
+from farthing.linear.losses import Gradient, logistic
 
 RECORDS, WIDTH, ONES, CLIP = 100, 123, 14, 3.0
 

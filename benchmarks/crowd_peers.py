@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from farthing.algorithms.addp import addp
-from farthing.algorithms.problem import Problem
 from farthing.budget import Budget
-from farthing.crowd.simulated import Simulated
-from farthing.losses import logistic
+from farthing.federated.methods.addp import addp
+from farthing.federated.simulated import Simulated
+from farthing.linear.losses import logistic
+from farthing.linear.problem import Problem
 
 RECORDS, FEATURES = 100, 123  # and a constant
 SCRIPTS = Path(__file__).parent / "peers"

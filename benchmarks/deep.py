@@ -34,13 +34,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 import farthing as ft
-from farthing.bounds import ClipNorm
-from farthing.query import Query
-from farthing.samplers import Poisson
-from farthing.torch.adadp import AdaDP
-from farthing.torch.bookkeeping import Gradient
-from farthing.torch.noise import Gaussian
-from farthing.torch.records import Examples
+from farthing.queries.bounds import ClipNorm
+from farthing.queries.query import Query
+from farthing.queries.samplers import Poisson
+from farthing.torch.gradients.bookkeeping import Gradient
+from farthing.torch.kernels.noise import Gaussian
+from farthing.torch.methods.adadp import AdaDP
+from farthing.torch.training.records import Examples
 
 TARGETS = {"mlp": 1.10, "cnn": 1.25, "cifar": 1.15, "transformer": 1.15}
 CLIP, NOISE, LEARNING_RATE = 1.0, 1.1, 0.1

@@ -24,19 +24,19 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from farthing import keyring
-from farthing.algorithms.addp import addp
-from farthing.crowd.coordinator import Remote
-from farthing.crowd.messages import Kind, Signer, seal
-from farthing.crowd.superlink import Place, SuperLink, environment
-from farthing.crowd.transport import Transport, UnixSockets
-from farthing.demo_parties import set_up
-from farthing.joining import listening
-from farthing.processes import Child
-from farthing.samplers import Poisson
-from farthing.serving import Plan
+from farthing.cli.demo_parties import set_up
+from farthing.deploy import keys as keyring
+from farthing.deploy.coordinator import Remote
+from farthing.deploy.flower.superlink import Place, SuperLink, environment
+from farthing.deploy.join import listening
+from farthing.deploy.messages.signed import Kind, Signer, seal
+from farthing.deploy.messages.transport import Transport, UnixSockets
+from farthing.deploy.processes import Child
+from farthing.deploy.serve import Plan
+from farthing.federated.methods.addp import addp
+from farthing.queries.samplers import Poisson
 
-GUARD = "import sys; from farthing.cli import main; main(sys.argv[1:])"
+GUARD = "import sys; from farthing.cli.main import main; main(sys.argv[1:])"
 OUT = "FARTHING_BENCH_OUT"
 APP = """[project]
 name = "bare"
@@ -83,7 +83,7 @@ def main(grid, context):
 
 
 def node(folder: Path, name: str, plan: Plan, *flags: str) -> Child:
-    command = [sys.executable, "-m", "farthing.crowd.flower_node", str(plan.listen)]
+    command = [sys.executable, "-m", "farthing.deploy.flower.node", str(plan.listen)]
     command += [str(plan.keys / "ca.pem"), str(folder / "keys" / name / "node.key")]
     command += [str(folder / name / "guard.sock"), *flags]
     home = environment(folder / f"home-{name}")

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from farthing.bounds import ClipNorm
 from farthing.errors import FarthingError
-from farthing.torch.bookkeeping import Gradient
-from farthing.torch.calm import Calm
-from farthing.torch.clipping import plain_sum
-from farthing.torch.company import gradient
-from farthing.torch.records import Examples
-from farthing.torch.vmapped import one
+from farthing.queries.bounds import ClipNorm
+from farthing.torch.checks.deterministic import Calm
+from farthing.torch.checks.independence import gradient
+from farthing.torch.gradients.bookkeeping import Gradient
+from farthing.torch.gradients.calls import one
+from farthing.torch.gradients.clipping import plain_sum
+from farthing.torch.training.records import Examples
 
 N, VOCABULARY, LENGTH, CLASSES = 5, 40, 7, 3
 TEXT = {

@@ -270,12 +270,12 @@ def private(torch: Any, model: Any, x: Any, y: Any, kind: str) -> Step:
     """
     import numpy as np
 
-    from farthing.bounds import ClipCoordinates, ClipNorm
-    from farthing.noise import Stream
-    from farthing.torch import isolation
-    from farthing.torch.bookkeeping import Gradient
-    from farthing.torch.clipping import plain_sum
-    from farthing.torch.noise import FloatGaussian, Gaussian
+    from farthing.noise.lattice import Stream
+    from farthing.queries.bounds import ClipCoordinates, ClipNorm
+    from farthing.torch.gradients import isolation
+    from farthing.torch.gradients.bookkeeping import Gradient
+    from farthing.torch.gradients.clipping import plain_sum
+    from farthing.torch.kernels.noise import FloatGaussian, Gaussian
 
     kind, graph = kind.removesuffix(" graphed"), kind.endswith(" graphed")
     stream, lot = Stream(), OneLot(x, y)
@@ -330,8 +330,8 @@ def mover(torch: Any, model: Any, layout: Any, optimizer: Any, size: int) -> Cal
 
 def adadp(torch: Any, model: Any, gradient: Any, lot: Any, mechanism: Any, stream: Any, shape: str) -> Step:
     """One lot of AdaDP as `train` runs it, the ledger left out as it is for the others."""
-    from farthing.torch.adadp import AdaDP
-    from farthing.torch.noise import beside
+    from farthing.torch.kernels.noise import beside
+    from farthing.torch.methods.adadp import AdaDP
 
     method, t = AdaDP(model, 0.01, shape=shape), 0
     moved = mover(torch, model, gradient.layout, method, len(lot))
@@ -355,7 +355,7 @@ def adadp(torch: Any, model: Any, gradient: Any, lot: Any, mechanism: Any, strea
 def trained(torch: Any, model: Any, x: Any, kind: str) -> Step:
     """A lot of `train`, drawn from a hundred lots of records: all of it, the ledger too."""
     import farthing as ft
-    from farthing.torch.adadp import AdaDP
+    from farthing.torch.methods.adadp import AdaDP
 
     model.train()
     shape = kind.removeprefix("AdaDP ")
@@ -493,13 +493,15 @@ def exact(key: bytes, size: int, bits: int, block_of: Any) -> Any:
     import numpy as np
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-    from farthing import noise as lattice
-    from farthing.torch import kernels
+    from farthing.noise import lattice
+    from farthing.torch.kernels import lattice_noise
 
-    blocks = -(-size // (8 * kernels.LANES)) * kernels.LANES
+    blocks = -(-size // (8 * lattice_noise.LANES)) * lattice_noise.LANES
     stream = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor().update(bytes(64 * blocks))
-    words = np.frombuffer(stream, "<u8").reshape(-1, kernels.LANES, 8).transpose(0, 2, 1).reshape(-1)[:size]
-    for place in (0, 1, kernels.LANES, size - 1):
+    words = (
+        np.frombuffer(stream, "<u8").reshape(-1, lattice_noise.LANES, 8).transpose(0, 2, 1).reshape(-1)[:size]
+    )
+    for place in (0, 1, lattice_noise.LANES, size - 1):
         block, word = block_of(place)
         assert words[place] == np.frombuffer(stream, "<u8")[8 * block + word]
     signed = words.view(np.int64)
@@ -510,13 +512,14 @@ def exact(key: bytes, size: int, bits: int, block_of: Any) -> Any:
 def check_kernels(torch: Any, report: Report, device: Any, small: bool) -> bool:
     import numpy as np
 
-    from farthing.torch import grams, kernels, noise, stock, sums
+    from farthing.torch.kernels import clamped_sums as sums
+    from farthing.torch.kernels import grams, lattice_noise, noise, noise_pool
 
     draw = torch.Generator(device).manual_seed(1)
 
     def cipher() -> str:
         key, nonce = bytes(range(32)), bytes.fromhex("000000090000004a00000000")
-        found = kernels.blocks(key, 1, nonce, 16, device).cpu().numpy()
+        found = lattice_noise.blocks(key, 1, nonce, 16, device).cpu().numpy()
         assert found[0].tobytes().hex().startswith("10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c0680304")
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
@@ -528,8 +531,8 @@ def check_kernels(torch: Any, report: Report, device: Any, small: bool) -> bool:
         def run() -> str:
             size = 5000 if small else 2**20 + 77
             key = os.urandom(32)
-            got, places = kernels.gaussian(key, size, bits, device)
-            wanted = exact(key, size, bits, kernels.block_of)
+            got, places = lattice_noise.gaussian(key, size, bits, device)
+            wanted = exact(key, size, bits, lattice_noise.block_of)
             places = places.tolist()
             open_ = sorted(places[1 : 1 + places[0]])
             assert len(open_) == places[0], "more open than room"
@@ -539,7 +542,7 @@ def check_kernels(torch: Any, report: Report, device: Any, small: bool) -> bool:
             assert all(int(i) in undecided for i in wrong), (
                 f"{len(wrong)} samples differ, {len(open_)} are open"
             )
-            settled = stock.settle(noise.Stream(), key, open_[:200], bits, kernels.block_of)
+            settled = noise_pool.settle(noise.Stream(), key, open_[:200], bits, lattice_noise.block_of)
             assert (settled == wanted[open_[:200]]).all()
             return f"{size} samples, {len(open_)} open of which {len(wrong)} would be wrong"
 
@@ -555,7 +558,7 @@ def check_kernels(torch: Any, report: Report, device: Any, small: bool) -> bool:
         for each in (None, scale):
             units = torch.ones_like(total) if each is None else each
             wanted = (torch.round(total.double() / units / cell) + drawn) * cell * units.double()
-            got = kernels.release(total, drawn, each, cell).double()
+            got = lattice_noise.release(total, drawn, each, cell).double()
             error = (got - wanted).abs() - 2.0**-24 * wanted.abs()  # beyond that of the last rounding
             worst = max(worst, float((error / (cell * units)).max()))
         assert worst < 1.5, worst  # one at a tie
@@ -628,8 +631,8 @@ def check_kernels(torch: Any, report: Report, device: Any, small: bool) -> bool:
         return "relative error " + "; ".join(said)
 
     def whole() -> str:
-        from farthing.bounds import ClipNorm
-        from farthing.torch import totals
+        from farthing.queries.bounds import ClipNorm
+        from farthing.torch.kernels import totals
 
         size = 20_000 if small else 2 * 10**6
         mechanism, stream = noise.Gaussian(1.5), noise.Stream()
@@ -662,17 +665,18 @@ def check_kernels(torch: Any, report: Report, device: Any, small: bool) -> bool:
 
 
 def time_kernels(torch: Any, report: Report, clock: Clock, small: bool, tune: bool) -> None:
-    from farthing.torch import kernels, sums
+    from farthing.torch.kernels import clamped_sums as sums
+    from farthing.torch.kernels import lattice_noise
 
     device = clock.device
     key = os.urandom(32)
     for size in (5000,) if small else (795_010, 85_000_000):
         bits = 22 if size < 10**7 else 26
         total = torch.randn(size, device=device)
-        noise = kernels.gaussian(key, size, bits, device)[0]
+        noise = lattice_noise.gaussian(key, size, bits, device)[0]
         timed = {
-            "gaussian": lambda size=size, bits=bits: kernels.gaussian(key, size, bits, device),
-            "release": lambda total=total, noise=noise: kernels.release(total, noise, None, 1e-6),
+            "gaussian": lambda size=size, bits=bits: lattice_noise.gaussian(key, size, bits, device),
+            "release": lambda total=total, noise=noise: lattice_noise.release(total, noise, None, 1e-6),
             "torch.randn": lambda size=size: torch.randn(size, device=device),
             "torch.randn, added": lambda total=total: total + torch.randn_like(total) * 0.5,
             "copy": lambda total=total: total.clone(),
@@ -744,15 +748,15 @@ def time_kernels(torch: Any, report: Report, clock: Clock, small: bool, tune: bo
             report.add("norms of an mlp", name, None, why=last_lines())
     if tune and device.type == "cuda":
         size = 8 * 10**6
-        out, places = kernels.gaussian(key, size, 22, device)
+        out, places = lattice_noise.gaussian(key, size, 22, device)
         words = struct.unpack("<8i", key)
         for lanes in (128, 256, 512):
             for warps in (2, 4, 8):
                 grid = (-(-size // (8 * lanes)),)
 
                 def call(grid: Any = grid, lanes: int = lanes, warps: int = warps) -> None:
-                    args = out, places, size, kernels.bits_of(2.0**22), 64, *words
-                    kernels._gaussian[grid](*args, LANES=lanes, num_warps=warps)
+                    args = out, places, size, lattice_noise.bits_of(2.0**22), 64, *words
+                    lattice_noise._gaussian[grid](*args, LANES=lanes, num_warps=warps)
 
                 try:
                     ms = clock.kernel(call)

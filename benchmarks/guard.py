@@ -23,14 +23,14 @@ from pathlib import Path
 import numpy as np
 
 from farthing.budget import Budget
-from farthing.crowd.forms import Question, Turn
-from farthing.crowd.messages import Kind as Message
-from farthing.crowd.messages import Signer, pack_numbers, seal
-from farthing.crowd.terms import Invitation
-from farthing.crowd.transport import call
-from farthing.ledger import Ledger
-from farthing.losses import Gradient, logistic
-from farthing.tables import Features, Table
+from farthing.data.tables import Features, Table
+from farthing.deploy.messages.forms import Question, Turn
+from farthing.deploy.messages.signed import Kind as Message
+from farthing.deploy.messages.signed import Signer, pack_numbers, seal
+from farthing.deploy.messages.transport import call
+from farthing.federated.terms import Invitation
+from farthing.ledger.ledger import Ledger
+from farthing.linear.losses import Gradient, logistic
 
 WIDTH = 108
 
@@ -53,7 +53,7 @@ def settle(folder: Path, records: int, coordinator: Signer) -> tuple[np.ndarray,
 @contextlib.contextmanager
 def guarded(folder: Path) -> Iterator[None]:
     """A guard at work."""
-    command = [sys.executable, "-m", "farthing.cli", "guard", str(folder / "policy.toml")]
+    command = [sys.executable, "-m", "farthing.cli.main", "guard", str(folder / "policy.toml")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
         process.stdout.readline()

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from farthing.journal import Journal, Row
+from farthing.ledger.journal import Journal, Row
 
 BODY = {"query": "gradient", "event": {"kind": "gaussian", "noise": 1.1}, "cost": 0.001}
 

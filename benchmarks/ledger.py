@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 import farthing as ft
-from farthing.events import GaussianEvent
-from farthing.ledger import Ledger
+from farthing.ledger.ledger import Ledger
+from farthing.queries.events import GaussianEvent
 
 NOISE = 1e4  # so cheap an answer that no run exhausts the budget
 RECORDS = ft.Rows(np.random.default_rng(0).normal(size=(100, 10)))

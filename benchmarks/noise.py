@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from farthing import native, noise
+from farthing.noise import lattice as noise
+from farthing.noise import native
 
 BITS = 20
 Draw = Callable[[], object]

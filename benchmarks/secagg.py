@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from farthing.crowd.messages import Kind, Signer, pack_table, seal
-from farthing.crowd.secagg import (
+from farthing.deploy.messages.signed import Kind, Signer, pack_table, seal
+from farthing.deploy.secagg.protocol import (
     Aggregator,
     Member,
     least_threshold,

@@ -26,8 +26,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer
 
 import farthing as ft
-from farthing.data import find
-from farthing.solvers import CLASSIFIERS, REGRESSORS
+from farthing.data.schema import find
+from farthing.linear.solvers import CLASSIFIERS, REGRESSORS
 
 EPSILONS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 DELTA = 1e-8
@@ -266,8 +266,8 @@ def speed() -> None:
 
 def hundred_steps(X: Any, y: Any) -> None:
     """Full-batch steps through the door, over the two products they need."""
-    from farthing.losses import Gradient, logistic
-    from farthing.tables import Features, Table
+    from farthing.data.tables import Features, Table
+    from farthing.linear.losses import Gradient, logistic
 
     features = Features(X.shape[1])
     query = ft.Query(ft.Everyone(), Gradient(logistic, features), ft.ClipNorm(1.0), ft.Gaussian(1e3))
@@ -289,8 +289,8 @@ def hundred_steps(X: Any, y: Any) -> None:
 
 def lots(X: Any, y: Any, lot: int, steps: int = 1500, repeats: int = 3) -> None:
     """The same number of Poisson lots of DP-SGD, ours and Opacus's."""
-    from farthing.losses import Gradient, logistic
-    from farthing.tables import Features, Table
+    from farthing.data.tables import Features, Table
+    from farthing.linear.losses import Gradient, logistic
 
     rate = lot / len(X)
     features = Features(X.shape[1])

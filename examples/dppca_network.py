@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 import farthing as ft
-from farthing.algorithms.dppca import Scatter, components
-from farthing.events import GaussianEvent
-from farthing.tables import Features, Table
+from farthing.data import Features, Table
+from farthing.linear.methods.dppca import Scatter, components
+from farthing.queries.events import GaussianEvent
 
 PART = 0.05  # of μ², for DpPCA
 LENGTH = 8.0  # what rows are stretched to before the network sees them

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import farthing as ft
 from farthing.data import load_adult
-from farthing.torch.lightning import Private
+from farthing.torch.integrations.lightning import Private
 
 loss = nn.CrossEntropyLoss(reduction="none")
 

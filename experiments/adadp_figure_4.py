@@ -20,8 +20,8 @@ from experiments import adadp_figure_2, adadp_figure_3, deep, pictures
 from experiments.deep import CROSS, MARKS, Run, Setting, final, key, lines, marked, measured, shown
 from experiments.frame import COLOURS, Grid, Row, Size, canvas, seed, stream, values
 from experiments.published import published
-from farthing.torch.flat import Layout
-from farthing.torch.training import train
+from farthing.torch.training.flat import Layout
+from farthing.torch.training.loop import train
 
 METHODS = ("DP-SGD", "AdaL", "AdaN", "AdaDP", "published AdaN", "published AdaDP")
 STEPS = {"AdaL": 0.001, "AdaN": 0.1, "published AdaN": 0.1}  # the paper's, where `adadp_figure_2` has none

@@ -17,10 +17,10 @@ from experiments.deep import LOSS, Setting, method
 from experiments.frame import COLOURS, Grid, Row, Size, canvas, seed, values
 from experiments.pictures import Problem
 from farthing.accounting.filters import ZcdpFilter
-from farthing.torch.adadp import AdaDP
-from farthing.torch.dpagd import dpagd
-from farthing.torch.records import Examples
-from farthing.torch.training import train
+from farthing.torch.methods.adadp import AdaDP
+from farthing.torch.methods.dpagd import dpagd
+from farthing.torch.training.loop import train
+from farthing.torch.training.records import Examples
 
 SIZES = {"MNIST": ((60, 1000, 10), 120), "CIFAR-10": ((4096, 384, 192, 10), 32)}
 METHODS = ("ordinary", "DP-SGD", "AdaDP", "DpOpt", "DP-AGD")

@@ -24,7 +24,7 @@ from typing import Any
 from experiments.frame import Grid, Row, Size, canvas, legend, line, values
 from farthing.accounting import composition, gaussian, pld, sampling
 from farthing.budget import Adjacency
-from farthing.events import GaussianEvent, PoissonEvent, RepeatedEvent
+from farthing.queries.events import GaussianEvent, PoissonEvent, RepeatedEvent
 
 CURVES = ("advanced", "sampling", "tight")
 PLAIN, AMPLIFIED, SPENT = "δ at ε', plain", "δ at ε', amplified", "ε at that δ, amplified"

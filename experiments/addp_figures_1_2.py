@@ -36,17 +36,17 @@ from experiments.frame import (
     values,
 )
 from experiments.published_addp import published, really
-from farthing.algorithms.addp import addp
-from farthing.algorithms.addp_baselines import non_private, sgd_adv, sgd_maj, sgd_pass
-from farthing.algorithms.problem import Problem
-from farthing.algorithms.together import learnt_in, together
 from farthing.budget import Adjacency, Budget
-from farthing.crowd.protocol import Accountant, Trust, Weights
-from farthing.crowd.simulated import Simulated
-from farthing.losses import logistic
-from farthing.query import run
-from farthing.samplers import Everyone, Poisson
-from farthing.tables import Table
+from farthing.data.tables import Table
+from farthing.federated.methods.addp import addp
+from farthing.federated.methods.addp_baselines import non_private, sgd_adv, sgd_maj, sgd_pass
+from farthing.federated.methods.federated_descent import learnt_in, together
+from farthing.federated.protocol import Accountant, Trust, Weights
+from farthing.federated.simulated import Simulated
+from farthing.linear.losses import logistic
+from farthing.linear.problem import Problem
+from farthing.queries.query import run
+from farthing.queries.samplers import Everyone, Poisson
 
 Learnt = tuple[Array, Array, tuple[Array, Array]]  # X, y, and what is tested on
 

@@ -1,11 +1,11 @@
 """CIFAR-10 from scratch within a budget: a small head on scattering features, accuracy against ε.
 
 Images in opponent colours, by public constants; scattering features of each colour
-(`farthing.torch.scattering`), those of first and second order stretched by public factors; channels whitened
-by two noisy answers; and by DP-SGD a head of two convolutions, or a linear one. One ledger pays for all of
-it; no public images, nothing pre-trained; δ = 1e-5, add-remove, per record, against anyone who does not see
-who is in a lot. Constants were chosen on 10,000 of the training images, with the rest to train on. On a GPU a
-run takes seconds; without one only the linear head is trained, some minutes a run.
+(`farthing.torch.features.scattering`), those of first and second order stretched by public factors; channels
+whitened by two noisy answers; and by DP-SGD a head of two convolutions, or a linear one. One ledger pays for
+all of it; no public images, nothing pre-trained; δ = 1e-5, add-remove, per record, against anyone who does
+not see who is in a lot. Constants were chosen on 10,000 of the training images, with the rest to train on. On
+a GPU a run takes seconds; without one only the linear head is trained, some minutes a run.
 """
 
 import math
@@ -22,10 +22,10 @@ from experiments.deep import LOSS
 from experiments.frame import Grid, Row, Size, say, stream
 from experiments.mnist_recipe import DELTA, mapped
 from experiments.pictures import DEVICE, Images, colours, features, kept
-from farthing.events import GaussianEvent, RepeatedEvent
-from farthing.torch.plan import fitted
-from farthing.torch.training import train
-from farthing.torch.whitening import promised, whitening
+from farthing.queries.events import GaussianEvent, RepeatedEvent
+from farthing.torch.features.whitening import promised, whitening
+from farthing.torch.training.loop import train
+from farthing.torch.training.plan import fitted
 
 EPSILONS, RUNS = (1.0, 2.0, 3.0, 8.0), 3
 MEANS, DEVIATIONS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # as usual for photographs

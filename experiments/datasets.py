@@ -1,7 +1,8 @@
 """Tables for experiments: those of the papers where they are at hand, and Adult, which farthing ships.
 
-A data set is X, features in [0, 1], and y. Folders are as `farthing.data.find` looks for them. In small mode
-everything is Adult as farthing encodes it, the first few thousand records, so that it runs anywhere.
+A data set is X, features in [0, 1], and y. Folders are as `farthing.data.schema.find` looks for them. In
+small mode everything is Adult as farthing encodes it, the first few thousand records, so that it runs
+anywhere.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.frame import Size, say
-from farthing.data import find, load_adult
+from farthing.data.schema import find, load_adult
 
 Array = NDArray[Any]
 Data = tuple[Array, Array]

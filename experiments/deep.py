@@ -25,20 +25,20 @@ from experiments.pictures import DEVICE, LENGTH, Problem, kept
 from experiments.published import UNSOUND, published
 from farthing.accounting import calibrate, pld, rdp
 from farthing.accounting.filters import RdpFilter, ZcdpFilter
-from farthing.algorithms.dppca import Scatter, components
-from farthing.algorithms.pricing import at_price
-from farthing.bounds import Bound, ClipOuter, Kind
-from farthing.events import ComposedEvent, Event, GaussianEvent, PoissonEvent, RepeatedEvent
-from farthing.mechanisms import SymmetricGaussian
-from farthing.query import Query
-from farthing.samplers import Everyone
-from farthing.tables import Features, Table
-from farthing.torch.adadp import AdaDP, AdaL
-from farthing.torch.clipping import ClipLayers
-from farthing.torch.dpagd import dpagd
-from farthing.torch.dpopt import DpOpt
-from farthing.torch.records import Examples
-from farthing.torch.training import train
+from farthing.data.tables import Features, Table
+from farthing.linear.methods.dppca import Scatter, components
+from farthing.linear.pricing import at_price
+from farthing.queries.bounds import Bound, ClipOuter, Kind
+from farthing.queries.events import ComposedEvent, Event, GaussianEvent, PoissonEvent, RepeatedEvent
+from farthing.queries.mechanisms import SymmetricGaussian
+from farthing.queries.query import Query
+from farthing.queries.samplers import Everyone
+from farthing.torch.gradients.clipping import ClipLayers
+from farthing.torch.methods.adadp import AdaDP, AdaL
+from farthing.torch.methods.dpagd import dpagd
+from farthing.torch.methods.dpopt import DpOpt
+from farthing.torch.training.loop import train
+from farthing.torch.training.records import Examples
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 ORDERS = np.arange(2.0, 65.0)

@@ -15,13 +15,13 @@ from experiments.datasets import CENSUS, FILES, classification, folds
 from experiments.dpagd_comparison import DELTA, judged
 from experiments.frame import Grid, Row, Size, canvas, legend, line, mean, say, stream, values
 from farthing.accounting.filters import ZcdpFilter
-from farthing.algorithms.dpagd import Ray, dpagd
-from farthing.algorithms.problem import Problem
 from farthing.budget import Budget
-from farthing.ledger import Ledger
-from farthing.losses import logistic
-from farthing.query import Answer, Query, run
-from farthing.tables import Table
+from farthing.data.tables import Table
+from farthing.ledger.ledger import Ledger
+from farthing.linear.losses import logistic
+from farthing.linear.methods.dpagd import Ray, dpagd
+from farthing.linear.problem import Problem
+from farthing.queries.query import Answer, Query, run
 
 NEVER, DEFAULT = "never again", "γ = 0.1, the default"
 VERSIONS: dict[str, dict[str, Any]] = {

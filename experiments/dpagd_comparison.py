@@ -39,15 +39,15 @@ from experiments.frame import (
     values,
 )
 from farthing.accounting.filters import ZcdpFilter
-from farthing.algorithms.baselines import nonprivate
-from farthing.algorithms.dpagd import Lengths, dpagd, paper_splits
-from farthing.algorithms.problem import Problem
 from farthing.budget import Budget
-from farthing.estimators import CLASSIFIERS, Method
-from farthing.ledger import Ledger
-from farthing.losses import Loss, huber_hinge, logistic
-from farthing.query import Step, run
-from farthing.tables import Table
+from farthing.data.tables import Table
+from farthing.ledger.ledger import Ledger
+from farthing.linear.estimators import CLASSIFIERS, Method
+from farthing.linear.losses import Loss, huber_hinge, logistic
+from farthing.linear.methods.baselines import nonprivate
+from farthing.linear.methods.dpagd import Lengths, dpagd, paper_splits
+from farthing.linear.problem import Problem
+from farthing.queries.query import Step, run
 
 EPSILONS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 FEWER = (0.1, 0.4, 1.6)  # on KDD Cup 99, whose fits take ten times as long

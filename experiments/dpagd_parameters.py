@@ -17,11 +17,11 @@ from experiments.datasets import classification, folds
 from experiments.dpagd_comparison import DELTA, AsPublished, fitted, judged
 from experiments.frame import PLOT, Grid, Row, Size, canvas, legend, line, mean, number, say, ticks, values
 from farthing.accounting.filters import ZcdpFilter
-from farthing.algorithms.dpagd import dpagd
-from farthing.algorithms.problem import Problem
 from farthing.budget import Budget
-from farthing.estimators import Method
-from farthing.losses import logistic
+from farthing.linear.estimators import Method
+from farthing.linear.losses import logistic
+from farthing.linear.methods.dpagd import dpagd
+from farthing.linear.problem import Problem
 
 EPSILONS, FOLDS = (0.1, 0.8), 5
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)

@@ -28,14 +28,14 @@ from scipy.optimize import brentq
 from scipy.special import expit
 
 from experiments.frame import Grid, Row, Size, level, line, mean, say, stream, ticks, values
-from farthing.algorithms.problem import Problem
-from farthing.algorithms.sgd1 import sgd1
-from farthing.algorithms.sgd2 import sgd2, sgd2_noise, sgd2_published_noise
 from farthing.budget import Budget
-from farthing.crowd.simulated import Simulated
-from farthing.data import load_adult
-from farthing.losses import logistic
-from farthing.query import run
+from farthing.data.schema import load_adult
+from farthing.federated.methods.sgd1 import sgd1
+from farthing.federated.methods.sgd2 import sgd2, sgd2_noise, sgd2_published_noise
+from farthing.federated.simulated import Simulated
+from farthing.linear.losses import logistic
+from farthing.linear.problem import Problem
+from farthing.queries.query import run
 
 Array = NDArray[np.float64]
 

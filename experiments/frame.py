@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from farthing.noise import SeededStream
+from farthing.noise.lattice import SeededStream
 
 Row = dict[str, Any]
 

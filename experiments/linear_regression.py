@@ -24,14 +24,14 @@ import numpy as np
 
 from experiments.datasets import Array, Data
 from experiments.frame import PLOT, Grid, Row, Size, canvas, legend, level, line, say, stream, ticks, values
-from farthing.algorithms.problem import Problem
 from farthing.budget import Budget
-from farthing.data import find, load_adult
-from farthing.ledger import Ledger
-from farthing.losses import squared
-from farthing.query import run
-from farthing.solvers import REGRESSORS
-from farthing.tables import Table
+from farthing.data.schema import find, load_adult
+from farthing.data.tables import Table
+from farthing.ledger.ledger import Ledger
+from farthing.linear.losses import squared
+from farthing.linear.problem import Problem
+from farthing.linear.solvers import REGRESSORS
+from farthing.queries.query import run
 
 EPSILONS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 DELTA, REPEATS = 1e-8, 10

@@ -18,7 +18,7 @@ from typing import Any
 from experiments.frame import PLOT, Grid, Row, Size, canvas, legend, line, ticks, values
 from farthing.accounting import calibrate, composition, gaussian, moments, pld, rdp
 from farthing.budget import Budget
-from farthing.events import GaussianEvent, PoissonEvent, RepeatedEvent
+from farthing.queries.events import GaussianEvent, PoissonEvent, RepeatedEvent
 
 RATE, NOISE, DELTA, LOTS = 0.01, 4.0, 1e-5, 10_000
 EPOCHS = (1, 5, 10, 20, 50, 100, 150, 200, 250, 300, 350, 400)

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from experiments.frame import seed
-from farthing.data import find
-from farthing.torch.scattering import Scattering
+from farthing.data.schema import find
+from farthing.torch.features.scattering import Scattering
 
 CONVOLUTIONS = 64
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -9,7 +9,7 @@ are its own, never through a ledger, and on public data only.
 
 Two more lines are taken literally: δ_u is that of the rounds so far (lines 7-10), so that the round with
 which δ is exceeded is uploaded as well; and the server's mean is plain (line 17). α is not given in the
-paper; it is that of `farthing.algorithms.addp`, from the same public numbers.
+paper; it is that of `farthing.federated.methods.addp`, from the same public numbers.
 
 >>> [round(epsilon, 3) for epsilon in really(0.5, 1e-8)]
 [1.037, 0.093]
@@ -25,9 +25,9 @@ from scipy.special import expit
 
 from experiments.frame import seed
 from farthing.accounting import pld, sampling
-from farthing.algorithms.addp import MARGIN_NOISE
 from farthing.budget import Adjacency
-from farthing.events import FixedSizeEvent, GaussianEvent, RepeatedEvent
+from farthing.federated.methods.addp import MARGIN_NOISE
+from farthing.queries.events import FixedSizeEvent, GaussianEvent, RepeatedEvent
 
 Array = NDArray[Any]
 

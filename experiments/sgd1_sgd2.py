@@ -22,13 +22,13 @@ from experiments import excess_risk
 from experiments.datasets import classification, folds
 from experiments.frame import Grid, Row, Size, canvas, level, line, say, stream, ticks, values
 from farthing.accounting import gaussian
-from farthing.algorithms.problem import Problem
-from farthing.algorithms.sgd1 import sgd1_guarantees, sgd1_noise
-from farthing.algorithms.sgd2 import sgd2, sgd2_noise, sgd2_published_noise
 from farthing.budget import Budget
-from farthing.crowd.simulated import Simulated
-from farthing.losses import logistic
-from farthing.query import run
+from farthing.federated.methods.sgd1 import sgd1_guarantees, sgd1_noise
+from farthing.federated.methods.sgd2 import sgd2, sgd2_noise, sgd2_published_noise
+from farthing.federated.simulated import Simulated
+from farthing.linear.losses import logistic
+from farthing.linear.problem import Problem
+from farthing.queries.query import run
 
 CLAIMED = 0.5
 RECORDS = (25, 50, 100, 132, 200, 400, 1000)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from farthing import cli
+from farthing.cli import main as cli
 
 
 class Done:

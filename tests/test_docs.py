@@ -71,7 +71,9 @@ class Reader:
         self.scope = {"__name__": "document"}
         command = folder.parent / "bin" / "farthing"
         command.parent.mkdir()
-        command.write_text(f"#!{sys.executable}\nfrom farthing.cli import main\n\nraise SystemExit(main())\n")
+        command.write_text(
+            f"#!{sys.executable}\nfrom farthing.cli.main import main\n\nraise SystemExit(main())\n"
+        )
         command.chmod(0o755)
         self.environment = os.environ | {
             "PATH": f"{command.parent}{os.pathsep}{os.environ['PATH']}",
@@ -214,7 +216,7 @@ def test_every_page_is_once_in_the_navigation():
     [
         ("farthing", ["core", "estimators", "algorithms"]),
         ("farthing.torch", ["torch"]),
-        ("farthing.crowd", ["crowd"]),
+        ("farthing.federated", ["crowd"]),
         ("farthing.audit", ["audit"]),
         ("farthing.report", ["report"]),
     ],
@@ -222,28 +224,32 @@ def test_every_page_is_once_in_the_navigation():
 def test_every_public_name_is_in_the_reference(module, pages):
     texts = [text_of(ROOT / "docs" / "api" / f"{page}.rst") for page in pages]
     shown = {name for text in texts for name in re.findall(r"^\.\. auto\w+:: (\w+)$", text, re.MULTILINE)}
-    assert {*import_module(module).__all__} - {"audit", "crowd", "torch"} <= shown
+    assert {*import_module(module).__all__} - {"audit", "federated", "torch"} <= shown
 
 
 def test_every_algorithm_is_in_the_reference():
-    """A public function that yields steps, of `farthing.algorithms` and of `farthing.torch`.
+    """A public function that yields steps, of `farthing.linear.methods` and of `farthing.torch`.
 
     What `farthing.torch` exports is in a page of its own, see above.
     """
     exported = {*import_module("farthing.torch").__all__}
     shown = text_of(ROOT / "docs" / "api" / "algorithms.rst")
     source = ROOT / "src" / "farthing"
-    for path in [*(source / "algorithms").glob("*.py"), *(source / "torch").glob("*.py")]:
+    for path in [
+        *source.glob("linear/methods/*.py"),
+        *source.glob("federated/methods/*.py"),
+        *source.glob("torch/*/*.py"),
+    ]:
         tree = ast.parse(text_of(path))
         yielding = [
             node.name
             for node in tree.body
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and _yields_steps(node)
-            if not (path.parent.name == "torch" and node.name in exported)
+            if not ("torch" in path.parts and node.name in exported)
         ]
         if not yielding:
             continue
-        module = ".".join(("farthing", path.parent.name, path.stem))
+        module = ".".join(("farthing", *path.relative_to(source).with_suffix("").parts))
         found = re.search(rf"^\.\. automodule:: {re.escape(module)}\n   :members: (.*)$", shown, re.MULTILINE)
         assert found, f"docs/api/algorithms.rst lacks {module}"
         assert {*yielding} <= {*found[1].split(", ")}, module

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 USER = """
 import farthing as ft
-from farthing.selection import Folds
+from farthing.linear.selection import Folds
 
 ledger = ft.Ledger(ft.Budget(1.0, 1e-5))
 reveal_type(ledger.share)
@@ -32,7 +32,7 @@ ft.Budget("much", 1e-5)
 
 PROGRAM = """
 import farthing as ft
-from farthing.data import load_adult
+from farthing.data.schema import load_adult
 
 adult = load_adult()
 model = ft.LogisticRegression(1.0, 1e-5, bounds=(0, 1)).fit(adult.X_train, adult.y_train)
@@ -82,7 +82,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
     info = f"farthing-{farthing.__version__}.dist-info"
     assert {name.split("/")[0] for name in names} == {"farthing", info}
     assert {f"{info}/licenses/LICENSE", f"{info}/licenses/NOTICE", f"{info}/entry_points.txt"} <= names
-    assert {"farthing/py.typed", "farthing/kernels.c", "farthing/datasets/adult.xz"} <= names
+    assert {"farthing/py.typed", "farthing/noise/kernels.c", "farthing/data/datasets/adult.xz"} <= names
     modules = {f"farthing/{path.relative_to(SOURCE).as_posix()}" for path in SOURCE.rglob("*.py")}
     assert modules <= names
     assert not [name for name in names if "ledger-" in name or name.endswith((".pyc", ".so", ".ledger"))]
@@ -91,7 +91,14 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
 def test_the_source_archive_holds_what_a_build_and_the_tests_need(built):
     with tarfile.open(built[1]) as archive:
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
-    wanted = {"pyproject.toml", "README.md", "LICENSE", "NOTICE", "constraints.txt", "src/farthing/kernels.c"}
+    wanted = {
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "NOTICE",
+        "constraints.txt",
+        "src/farthing/noise/kernels.c",
+    }
     assert wanted <= names
     assert {"tests/test_packaging.py", "conftest.py", "Makefile"} <= names
     assert not [
@@ -121,10 +128,10 @@ def test_it_works_in_an_empty_folder(installed, tmp_path):
 
 
 def test_its_command_works_in_an_empty_folder(installed, tmp_path):
-    found = run(installed, "-m", "farthing.cli", "--version", cwd=tmp_path)
+    found = run(installed, "-m", "farthing.cli.main", "--version", cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert farthing.__version__ in found.stdout
-    assert run(installed, "-m", "farthing.cli", "--help", cwd=tmp_path).returncode == 0
+    assert run(installed, "-m", "farthing.cli.main", "--help", cwd=tmp_path).returncode == 0
 
 
 def test_a_users_project_sees_the_types(installed, tmp_path):

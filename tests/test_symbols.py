@@ -12,8 +12,8 @@ import pytest
 import typer
 
 import farthing as ft
-from farthing.cli import app
-from farthing.solvers import CLASSIFIERS, REGRESSORS
+from farthing.cli.main import app
+from farthing.linear.solvers import CLASSIFIERS, REGRESSORS
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'farthing[torch]'")
 
@@ -22,8 +22,8 @@ SOURCE = ROOT / "src" / "farthing"
 PAGE = (ROOT / "docs" / "symbols.md").read_text(encoding="utf-8")
 SECTIONS = re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-HOMES = ("farthing", "farthing.crowd", "farthing.torch", "farthing.algorithms.problem")
-TEXTS = ("sgd1", "sgd2", "addp", "addp_baselines", "ball")
+HOMES = ("farthing", "farthing.federated", "farthing.torch", "farthing.linear.problem")
+TEXTS = ("sgd1", "sgd2", "addp", "addp_baselines", "projection")
 
 
 def test_the_five_texts_have_sections() -> None:
@@ -128,7 +128,7 @@ def found(name: str) -> Any:
     if name.startswith("experiments."):
         return (ROOT / (name.replace(".", "/") + ".py")).exists() or pytest.fail(name)
     name = name.removeprefix("ft.")
-    places = [*HOMES, *(f"farthing.algorithms.{text}" for text in TEXTS)]
+    places = [*HOMES, *(f"farthing.federated.methods.{text}" for text in TEXTS)]
     for full in (name, *(f"{place}.{name}" for place in places)):
         parts = full.split(".")
         for cut in range(len(parts), 0, -1):
@@ -147,6 +147,6 @@ def found(name: str) -> Any:
 
 def keys() -> set[str]:
     """The texts that the reader of a run's file knows, and the parts of a budget, which a policy names."""
-    nodes = ast.walk(ast.parse((SOURCE / "serving.py").read_text()))
+    nodes = ast.walk(ast.parse((SOURCE / "deploy" / "serve.py").read_text()))
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     return texts | {*inspect.signature(ft.Budget).parameters}

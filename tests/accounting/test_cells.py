@@ -6,7 +6,7 @@ from dp_accounting.pld import privacy_loss_distribution
 
 from farthing.accounting import cells, gaussian, pld, sampling
 from farthing.budget import Adjacency
-from farthing.events import DrawnEvent, FixedSizeEvent, GaussianEvent, PoissonEvent, RepeatedEvent
+from farthing.queries.events import DrawnEvent, FixedSizeEvent, GaussianEvent, PoissonEvent, RepeatedEvent
 
 ADD, REPLACE, ZERO = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE, Adjacency.ZERO_OUT
 RELATIONS = {
@@ -92,6 +92,6 @@ def test_what_lies_beyond_the_grid_is_counted(monkeypatch):
 
 
 def test_no_grid_is_claimed_for_other_steps():
-    from farthing.events import LaplaceEvent
+    from farthing.queries.events import LaplaceEvent
 
     assert cells.epsilon(pld.directions(LaplaceEvent(2.0), ADD), 1e-5, 1.0) == float("inf")

@@ -14,7 +14,7 @@ from farthing.accounting.filters import BasicFilter, GdpFilter, Individual, RdpF
 from farthing.accounting.tolerance import TOLERANCE, plus, within
 from farthing.budget import Adjacency, Budget
 from farthing.errors import InvalidValue, Unsupported
-from farthing.events import (
+from farthing.queries.events import (
     ApproximateEvent,
     BoundedRangeEvent,
     FixedSizeEvent,

@@ -27,7 +27,7 @@ from farthing.accounting.filters import BasicFilter, GdpFilter, Individual, RdpF
 from farthing.accounting.online import OnlineAccountant
 from farthing.budget import Adjacency, Budget
 from farthing.errors import FarthingError
-from farthing.events import (
+from farthing.queries.events import (
     BoundedRangeEvent,
     ComposedEvent,
     DrawnEvent,

@@ -6,7 +6,7 @@ import pytest
 
 from farthing.accounting import gaussian, grid, pld
 from farthing.budget import Adjacency
-from farthing.events import (
+from farthing.queries.events import (
     ComposedEvent,
     FixedSizeEvent,
     GaussianEvent,

@@ -12,7 +12,7 @@ from farthing.accounting import gaussian, pld
 from farthing.accounting.online import OnlineAccountant
 from farthing.budget import Adjacency
 from farthing.errors import InvalidValue, Unsupported
-from farthing.events import (
+from farthing.queries.events import (
     ComposedEvent,
     FixedSizeEvent,
     GaussianEvent,

@@ -12,7 +12,7 @@ from farthing.accounting.pairs import DoubleExponential, Mixture, Piece, SeenShi
 from farthing.accounting.transform import log_moment
 from farthing.budget import Adjacency
 from farthing.errors import Unsupported
-from farthing.events import (
+from farthing.queries.events import (
     ApproximateEvent,
     BoundedRangeEvent,
     DrawnEvent,

@@ -17,7 +17,7 @@ from farthing.accounting import composition, gaussian, pld, sampling
 from farthing.accounting.online import OnlineAccountant
 from farthing.budget import Adjacency
 from farthing.errors import InvalidValue, Unsupported
-from farthing.events import (
+from farthing.queries.events import (
     ComposedEvent,
     DrawnEvent,
     FixedSizeEvent,

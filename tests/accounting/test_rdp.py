@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farthing.accounting import gaussian, rdp
+from farthing.accounting.plans import Accountant, Plan
+from farthing.accounting.plans import curve as curve_of
 from farthing.errors import InvalidValue
-from farthing.plans import Accountant, Plan
-from farthing.plans import curve as curve_of
 
 SOME = np.array([1.001, 1.01, 1.3, 2, 2.5, 7, 33, 100.5, 1024, 5000, 1e5])
 

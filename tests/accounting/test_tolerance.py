@@ -17,9 +17,9 @@ from farthing.accounting.filters import BasicFilter, GdpFilter, Individual, RdpF
 from farthing.accounting.tolerance import DEPTH, MARGIN, TOLERANCE, inner, plus, times, within
 from farthing.budget import Adjacency, Budget
 from farthing.errors import BudgetSpent, Unsupported
-from farthing.events import ApproximateEvent, GaussianEvent, PureEvent, RepeatedEvent, ZcdpEvent
-from farthing.ledger import Ledger, _whole
-from farthing.selection import equal_part
+from farthing.ledger.ledger import Ledger, _whole
+from farthing.linear.selection import equal_part
+from farthing.queries.events import ApproximateEvent, GaussianEvent, PureEvent, RepeatedEvent, ZcdpEvent
 
 EPSILONS = (0.001, 0.01, 0.03, 0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 1.0, 1.1, 1.25)
 EPSILONS += (1.5, 1.6, 2.0, 2.5, 3.0, 3.2, 4.0, 5.0, 6.0, 6.4, 7.0, 8.0, 9.0, 10.0, 12.0, 12.8, 15.0, 16.0)
@@ -117,7 +117,7 @@ def test_noise_that_the_library_chose_for_a_budget_fits_it(adjacency):
 
 
 def test_noise_chosen_for_a_sampled_plan_fits_it_when_it_is_promised():
-    from farthing.events import PoissonEvent
+    from farthing.queries.events import PoissonEvent
 
     for epsilon, delta in ((1.0, 1e-6), (4.0, 1e-5), (0.4, 1e-5)):
         budget = Budget(epsilon, delta)
@@ -221,8 +221,8 @@ def test_many_users_are_compared_with_the_same_tolerance():
 
 
 def test_rounds_that_noise_was_chosen_for_by_the_sampling_theorem_are_counted():
-    from farthing.crowd.terms import Accountant, noise_for, rounds_for
-    from farthing.samplers import Poisson
+    from farthing.federated.terms import Accountant, noise_for, rounds_for
+    from farthing.queries.samplers import Poisson
 
     for epsilon, delta in GRID[::37]:
         budget = Budget(epsilon, delta, Adjacency.ZERO_OUT)
@@ -256,7 +256,7 @@ def test_the_constants_leave_room_for_what_they_say():
 
 WHOLE = """
 import numpy as np
-from farthing import Budget, Ledger
+from farthing import (Budget, Ledger)
 refused = []
 for epsilon in (0.1, 0.4, 1.0, 2.0, 3.0, 4.0, 8.0, 10.0):
     for delta in (1e-4, 1e-5, 1e-6, 1e-7, 1e-8):

@@ -12,10 +12,10 @@ from farthing.audit import (
     each,
     one_run,
     section,
-    tells,
+    test_statistics,
 )
 from farthing.audit.verdict import Verdict
-from farthing.noise import SeededStream, gaussian
+from farthing.noise.lattice import SeededStream, gaussian
 
 CLAIM = ft.Budget(1.0, 1e-5)
 
@@ -38,7 +38,9 @@ def test_says_broken_or_not_refuted_and_never_proved():
 
 
 def test_a_threshold_fixed_ahead_counts_every_run():
-    verdict = ft.audit(noisy(0.5), (0.0, 1.0), CLAIM, tells.value, threshold=0.5, stream=SeededStream(0))
+    verdict = ft.audit(
+        noisy(0.5), (0.0, 1.0), CLAIM, test_statistics.value, threshold=0.5, stream=SeededStream(0)
+    )
     assert verdict.trials == 10_000
     assert verdict.broken
 
@@ -50,11 +52,18 @@ def test_the_bound_is_valid_over_many_audits():
     exceeded = curved = 0
     for seed in range(150):
         stream = SeededStream(seed)
-        statistics = [tells.value, tells.largest, tells.spread]
+        statistics = [test_statistics.value, test_statistics.largest, test_statistics.spread]
         verdict = ft.audit(noisy(sigma), (0.0, mu), truth, statistics, 400, 0.9, stream=stream)
         exceeded += verdict.broken
         verdict = ft.audit(
-            noisy(sigma), (0.0, mu), truth, tells.value, 400, 0.9, curve=GaussianCurve(), stream=stream
+            noisy(sigma),
+            (0.0, mu),
+            truth,
+            test_statistics.value,
+            400,
+            0.9,
+            curve=GaussianCurve(),
+            stream=stream,
         )
         curved += verdict.broken
     assert exceeded <= 22  # of 15 allowed on average: beyond with probability .03, on fixed seeds
@@ -89,7 +98,7 @@ def test_nan_and_infinity_give_a_record_away():
         return mechanism
 
     for bad in (np.nan, np.inf):
-        for statistic in (tells.largest, tells.value, None):
+        for statistic in (test_statistics.largest, test_statistics.value, None):
             verdict = ft.audit(spoilt(bad), (0, 1), CLAIM, statistic, 2000, stream=SeededStream(8))
             assert verdict.broken, (bad, statistic)
 
@@ -110,7 +119,7 @@ def test_nonsense_is_refused_in_one_sentence():
     with pytest.raises(ft.FarthingError, match="trials must be at least 4"):
         ft.audit(noisy(1.0), (0, 1), CLAIM, trials=2)
     with pytest.raises(ft.FarthingError, match="fixed ahead for one plain function"):
-        ft.audit(noisy(1.0), (0, 1), CLAIM, tells.Projection(), threshold=0.0)
+        ft.audit(noisy(1.0), (0, 1), CLAIM, test_statistics.Projection(), threshold=0.0)
     claim = ft.Budget(1.0, 1e-5, "replace-one")
     with pytest.raises(ft.FarthingError, match="another curve"):
         ft.audit(noisy(1.0), (0, 1), claim, trials=100, curve=SampledCurve(0.1, 5), stream=SeededStream(0))
@@ -157,7 +166,7 @@ def test_bounds_are_rounded_down_in_print():
 
 def test_tells_see_what_they_are_for():
     outputs = np.array([[0.0, 0.5], [0.25, -3.0]])
-    assert tells.frozen(outputs).tolist() == [-1.0, 0.0]
-    assert tells.largest(outputs).tolist() == [0.5, 3.0]
-    assert tells.lowest_bit(outputs).tolist() == [-1.0, -2.0]
-    assert tells.lowest_bit(np.array([[3.0], [2.0**-40 + 1.0]])).tolist() == [0.0, -40.0]
+    assert test_statistics.frozen(outputs).tolist() == [-1.0, 0.0]
+    assert test_statistics.largest(outputs).tolist() == [0.5, 3.0]
+    assert test_statistics.lowest_bit(outputs).tolist() == [-1.0, -2.0]
+    assert test_statistics.lowest_bit(np.array([[3.0], [2.0**-40 + 1.0]])).tolist() == [0.0, -40.0]

@@ -5,8 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from farthing.audit import deep, methods  # noqa: E402
-from farthing.noise import SeededStream  # noqa: E402
-from farthing.torch import noise  # noqa: E402
+from farthing.noise.lattice import SeededStream  # noqa: E402
+from farthing.torch.kernels import noise  # noqa: E402
 
 
 def test_all_are_named():

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import farthing as ft
-from farthing import mechanisms
 from farthing.audit import methods
-from farthing.noise import SeededStream
+from farthing.noise.lattice import SeededStream
+from farthing.queries import mechanisms
 
 EXPLORE = os.environ.get("FARTHING_EXPLORE")
 ALIKE = [

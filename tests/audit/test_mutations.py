@@ -10,18 +10,22 @@ import pytest
 from scipy.special import ndtri
 
 import farthing as ft
-from farthing import books, bounds, ledger, mechanisms, noise, query, samplers, streams, tables
 from farthing.accounting import calibrate, filters, gaussian, pairs, pld
-from farthing.algorithms import descent, functional, perturbation, privgene
-from farthing.audit import charges, contributions, laws, prices, steps, tells
+from farthing.audit import charges, contributions, laws, prices, steps, test_statistics
 from farthing.audit.curves import GaussianCurve
-from farthing.audit.overheard import Overheard
+from farthing.audit.transcripts import Overheard
 from farthing.budget import Adjacency, Observer
-from farthing.crowd import simulated, terms
-from farthing.events import PoissonEvent
-from farthing.losses import Gradient, logistic
-from farthing.noise import SeededStream
-from farthing.tables import Features, Table
+from farthing.data import tables
+from farthing.data.tables import Features, Table
+from farthing.federated import simulated, terms
+from farthing.ledger import books, ledger
+from farthing.linear.losses import Gradient, logistic
+from farthing.linear.methods import descent, functional, perturbation, privgene
+from farthing.noise import lattice as noise
+from farthing.noise import streams
+from farthing.noise.lattice import SeededStream
+from farthing.queries import bounds, mechanisms, query, samplers
+from farthing.queries.events import PoissonEvent
 
 CONFIDENCE = 0.9999  # of each audit here: 20 seeds of some 8 audits must stand
 REPLACED = Adjacency.REPLACE_ONE
@@ -44,7 +48,9 @@ def _canary(sampler, trials, seed):
     # flagged above half of what may be contributed at most, not of what a mutant contributes
     curve = steps.SampledCurve(getattr(sampler, "rate", 1.0), 1)
     worlds = [step(present, trials, SeededStream(seed)) for present in (False, True)]
-    return steps.judge(*worlds, claim, [("canary", tells.value)], CONFIDENCE, threshold=0.1, curve=curve)
+    return steps.judge(
+        *worlds, claim, [("canary", test_statistics.value)], CONFIDENCE, threshold=0.1, curve=curve
+    )
 
 
 def everyone_audit(seed):
@@ -67,7 +73,9 @@ def door_audit(seed, asks=1000):
         values = np.array([door.ask(question).value for _ in range(asks)])
         heard.append(values @ [0.6, 0.8])
     return _said(
-        steps.judge(*heard, claim, [("door", tells.value)], CONFIDENCE, threshold=0.5, curve=GaussianCurve())
+        steps.judge(
+            *heard, claim, [("door", test_statistics.value)], CONFIDENCE, threshold=0.5, curve=GaussianCurve()
+        )
     )
 
 
@@ -76,7 +84,7 @@ def laplace_audit(seed, runs=100_000):
         return ft.Laplace(1.0).release(np.full(runs, data), ft.ClipNorm(1.0, order=1), stream)
 
     verdict = ft.audit(
-        mechanism, (0.0, 1.0), ft.Budget(1.0, 0.0), tells.value, runs, CONFIDENCE, threshold=1.0,
+        mechanism, (0.0, 1.0), ft.Budget(1.0, 0.0), test_statistics.value, runs, CONFIDENCE, threshold=1.0,
         stream=SeededStream(seed),
     )  # fmt: skip
     return _said(verdict)
@@ -91,7 +99,16 @@ def _tied(kind, seed, runs=5000):
     ties = np.zeros(21), np.append(0.0, np.ones(20))
     claim = ft.Budget(1.0, 0.0)
     return _said(
-        ft.audit(choose, ties, claim, tells.value, runs, CONFIDENCE, threshold=0.5, stream=SeededStream(seed))
+        ft.audit(
+            choose,
+            ties,
+            claim,
+            test_statistics.value,
+            runs,
+            CONFIDENCE,
+            threshold=0.5,
+            stream=SeededStream(seed),
+        )
     )
 
 
@@ -110,7 +127,15 @@ def float_audit(seed):
 
     claim = ft.Budget(1.0, 1e-5)
     return _said(
-        ft.audit(mechanism, (0.0, 1.0), claim, tells.lowest_bit, 2000, CONFIDENCE, stream=SeededStream(seed))
+        ft.audit(
+            mechanism,
+            (0.0, 1.0),
+            claim,
+            test_statistics.lowest_bit,
+            2000,
+            CONFIDENCE,
+            stream=SeededStream(seed),
+        )
     )
 
 
@@ -741,7 +766,7 @@ def _forget():
     """Nothing that a mutant computed is remembered."""
     yield
     for name, module in list(sys.modules.items()):
-        if name.startswith(("farthing.accounting", "farthing.crowd", "farthing.mechanisms")):
+        if name.startswith(("farthing.accounting", "farthing.federated", "farthing.queries.mechanisms")):
             for value in list(vars(module).values()):
                 if hasattr(value, "cache_clear") and "targets" not in getattr(value, "__name__", ""):
                     value.cache_clear()

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from farthing import bounds, failsafe, losses, mechanisms, query
 from farthing.audit import charges, contributions, prices
+from farthing.ledger import failsafe
+from farthing.linear import losses
+from farthing.queries import bounds, mechanisms, query
 
 
 def an_error_after_the_charge(patch):

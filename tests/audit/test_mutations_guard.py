@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from farthing import failsafe, losses
 from farthing.audit import guards
-from farthing.crowd.messages import Kind, Reason, refuse
-from farthing.guard.keeper import Guard
-from farthing.guard.policy import Limits
+from farthing.deploy.guard.keeper import Guard
+from farthing.deploy.guard.policy import Limits
+from farthing.deploy.messages.signed import Kind, Reason, refuse
+from farthing.ledger import failsafe
+from farthing.linear import losses
 
 
 @pytest.fixture(autouse=True)
 def quiet(caplog):
-    caplog.set_level(logging.CRITICAL, "farthing.guard")
+    caplog.set_level(logging.CRITICAL, "farthing.deploy.guard")
 
 
 @pytest.fixture

@@ -8,11 +8,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from farthing.bounds import ClipNorm
 from farthing.errors import FarthingError
-from farthing.torch import bookkeeping, company, isolation, probe
-from farthing.torch.bookkeeping import Gradient
-from farthing.torch.records import Examples
+from farthing.queries.bounds import ClipNorm
+from farthing.torch.checks import independence, probe
+from farthing.torch.gradients import bookkeeping, isolation
+from farthing.torch.gradients.bookkeeping import Gradient
+from farthing.torch.training.records import Examples
 
 WIDTH, CLIP = 4, 1e-3
 
@@ -159,11 +160,11 @@ PLANTED = {
     "what a model keeps is not put back": (isolation, "Wall", _nothing, isolated),
     "batching rules by hand run": (isolation, "_without_rules", _nothing, isolated),
     "examples go through together": (bookkeeping.isolation, "per_example", _rows_together, isolated),
-    "nobody is exchanged": (company, "_patterns", lambda *_: iter(()), checked),
-    "only small batches": (company.Effort, "affords", lambda *_: False, checked),
+    "nobody is exchanged": (independence, "_patterns", lambda *_: iter(()), checked),
+    "only small batches": (independence.Effort, "affords", lambda *_: False, checked),
     "only mild values": (probe.Source, "wildest", lambda *_: probe.Ranges(), checked),
-    "no value that is not a number": (company, "_SPOILT", probe.Ranges(), checked),
-    "sizes are not compared": (company.Company, "sizes", lambda *_: None, checked),
+    "no value that is not a number": (independence, "_SPOILT", probe.Ranges(), checked),
+    "sizes are not compared": (independence.Company, "sizes", lambda *_: None, checked),
 }
 
 

@@ -3,9 +3,13 @@
 import numpy as np
 import pytest
 
-from farthing import arrays, books, data, estimators, selection, tables
 from farthing.audit.entrances import refusals
+from farthing.data import schema as data
+from farthing.data import tables
 from farthing.errors import InvalidValue
+from farthing.ledger import books
+from farthing.linear import estimators, selection
+from farthing.queries import arrays
 
 
 def _passed_on(function, *given, said, error=InvalidValue):

@@ -2,9 +2,10 @@
 
 import pytest
 
-from farthing import native, summing, tables
 from farthing.audit import rounding
-from farthing.noise import SeededStream
+from farthing.data import tables
+from farthing.noise import native, summing
+from farthing.noise.lattice import SeededStream
 
 
 def test_the_real_sums_set_off_no_alarm():
@@ -12,7 +13,9 @@ def test_the_real_sums_set_off_no_alarm():
 
 
 def test_rows_summed_one_after_the_other_are_noticed(monkeypatch):
-    monkeypatch.setattr("farthing.query.summed", lambda bounded, rows: bounded(rows).cumsum(axis=0)[-1])
+    monkeypatch.setattr(
+        "farthing.queries.query.summed", lambda bounded, rows: bounded(rows).cumsum(axis=0)[-1]
+    )
     assert any("examples" in told for told in rounding.sums(SeededStream(0)))
 
 

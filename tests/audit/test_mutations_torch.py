@@ -4,9 +4,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from farthing.audit import seams  # noqa: E402
-from farthing.torch import agreement, collating, overlap, preparation, randomness, tape, traces  # noqa: E402
-from farthing.torch import training as runs  # noqa: E402
+from farthing.audit import torch_inputs  # noqa: E402
+from farthing.torch.checks import (  # noqa: E402
+    agreement,
+    leftovers,
+    overlap,
+)
+from farthing.torch.gradients import tape  # noqa: E402
+from farthing.torch.training import (  # noqa: E402
+    collating,
+    preparation,
+    randomness,
+)
+from farthing.torch.training import loop as runs  # noqa: E402
 
 
 def gradients_of_every_leaf(original):
@@ -72,23 +82,23 @@ def no_size(original):
 
 
 BUGS = [
-    (seams.leaves, tape.Tape, "back", gradients_of_every_leaf),
-    (seams.leaves, traces, "_leaves", no_leaves),
-    (seams.attributes, traces, "changes", no_changes),
-    (seams.attributes, traces, "refuse", nothing),
-    (seams.attributes, traces.Wall, "__exit__", a_wall_that_lets_through),
-    (seams.attributes, traces, "_restore", attributes_are_left),
-    (seams.attributes, traces.Wall, "_tensors", tensors_are_left),
-    (seams.collating, collating.Reader, "read", the_whole_batch_is_collated),
-    (seams.collating, collating.Reader, "_refuse_padding", nothing),
-    (seams.refusals, preparation, "target_range", nothing),
-    (seams.refusals, runs, "rehearse", nothing),
-    (seams.refusals, runs, "one_by_one", nothing),
-    (seams.refusals, randomness, "_CASES", no_size),
-    (seams.ranks, agreement, "refuse_different", contents_are_not_compared),
-    (seams.ranks, agreement, "refuse_different", forms_are_not_compared),
-    (seams.ranks, agreement, "refuse_different", nothing),
-    (seams.scores, overlap, "_meet", never),
+    (torch_inputs.leaves, tape.Tape, "back", gradients_of_every_leaf),
+    (torch_inputs.leaves, leftovers, "_leaves", no_leaves),
+    (torch_inputs.attributes, leftovers, "changes", no_changes),
+    (torch_inputs.attributes, leftovers, "refuse", nothing),
+    (torch_inputs.attributes, leftovers.Wall, "__exit__", a_wall_that_lets_through),
+    (torch_inputs.attributes, leftovers, "_restore", attributes_are_left),
+    (torch_inputs.attributes, leftovers.Wall, "_tensors", tensors_are_left),
+    (torch_inputs.collating, collating.Reader, "read", the_whole_batch_is_collated),
+    (torch_inputs.collating, collating.Reader, "_refuse_padding", nothing),
+    (torch_inputs.refusals, preparation, "target_range", nothing),
+    (torch_inputs.refusals, runs, "rehearse", nothing),
+    (torch_inputs.refusals, runs, "one_by_one", nothing),
+    (torch_inputs.refusals, randomness, "_CASES", no_size),
+    (torch_inputs.ranks, agreement, "refuse_different", contents_are_not_compared),
+    (torch_inputs.ranks, agreement, "refuse_different", forms_are_not_compared),
+    (torch_inputs.ranks, agreement, "refuse_different", nothing),
+    (torch_inputs.scores, overlap, "_meet", never),
 ]
 
 
@@ -100,4 +110,4 @@ def test_planted_bugs_are_caught(bug, monkeypatch):
 
 
 def test_the_real_code_sets_off_no_alarm():
-    assert seams.brought() == []
+    assert torch_inputs.brought() == []

@@ -6,9 +6,9 @@ import pytest
 import farthing as ft
 from farthing.audit import SampledCurve, canaries_of, one_run
 from farthing.audit.steps import CanaryStep, canary_table, per_step, train_once
-from farthing.losses import Gradient, logistic
-from farthing.noise import SeededStream
-from farthing.tables import Features, Table
+from farthing.data.tables import Features, Table
+from farthing.linear.losses import Gradient, logistic
+from farthing.noise.lattice import SeededStream
 
 RECORDS, WIDTH, RATE, STEPS, DELTA, CANARIES = 1000, 20, 0.1, 100, 1e-5, 1000
 

@@ -6,7 +6,7 @@ import pytest
 import farthing as ft
 from farthing.audit.verdict import Verdict
 from farthing.budget import Budget, Guarantee
-from farthing.noise import SeededStream
+from farthing.noise.lattice import SeededStream
 from farthing.report import Crowd, Score, Subject, Users
 
 BUDGET = Budget(1.0, 1e-5)

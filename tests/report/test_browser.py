@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from farthing import page as live
-from farthing.journal import Journal
+from farthing.deploy import page as live
+from farthing.ledger.journal import Journal
 from farthing.report import Subject, broken, page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import farthing as ft
 from farthing.accounting.filters import BasicFilter
-from farthing.journal import Journal
+from farthing.ledger.journal import Journal
 from farthing.report import Score, Subject, broken, page
 from farthing.report.statement import statement
 from farthing.report.style import STYLE

@@ -9,7 +9,7 @@ from scipy.stats import norm
 
 import farthing as ft
 from farthing.accounting import filters
-from farthing.events import GaussianEvent
+from farthing.queries.events import GaussianEvent
 from farthing.report import Subject, spending
 from farthing.report.subject import Charge
 
@@ -110,7 +110,7 @@ def test_where_one_pair_is_proven_there_is_no_curve(rule):
 
 
 def test_nothing_is_priced_where_nothing_is_promised(seeded):
-    from farthing.journal import Journal
+    from farthing.ledger.journal import Journal
 
     with Journal(seeded) as journal:
         found = subject(journal)

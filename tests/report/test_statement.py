@@ -8,7 +8,7 @@ import pytest
 import farthing as ft
 from farthing.audit.verdict import Verdict
 from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
-from farthing.events import ApproximateEvent, DrawnEvent, FixedSizeEvent, GaussianEvent
+from farthing.queries.events import ApproximateEvent, DrawnEvent, FixedSizeEvent, GaussianEvent
 from farthing.report import Subject, page
 from farthing.report.statement import Tone, band, downwards, guess, headline, statement, upwards
 from farthing.report.subject import Charge
@@ -138,7 +138,7 @@ def test_float_noise_is_no_calm_matter():
 
 
 def test_a_seed_is_shouted(seeded):
-    from farthing.journal import Journal
+    from farthing.ledger.journal import Journal
 
     with Journal(seeded) as journal:
         subject = Subject.of(journal, title="t", method="m")

@@ -6,7 +6,7 @@ import pytest
 @pytest.fixture(autouse=True)
 def new_records():
     """What other tests were trained on is no secret here."""
-    from farthing.torch import overlap
+    from farthing.torch.checks import overlap
 
     overlap._known.clear()
 

@@ -1,1 +1,5 @@
-"""How much was learnt: every accountant in a small file that cites its theorem."""
+"""How much was learnt: each accountant is a small file that cites its theorem.
+
+`pld` is tight for plans that are fixed ahead, `filters` hold where the next price depends on the last answer,
+and `calibrate` turns a budget into noise or steps. `api` answers the three questions people ask before a run.
+"""

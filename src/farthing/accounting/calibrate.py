@@ -5,7 +5,7 @@ only cost a little utility, never privacy. What fits a budget is inside it by th
 `accounting.tolerance`, and noise that is chosen here by twice as much, so that it fits on every processor.
 
 >>> from farthing.budget import Budget
->>> from farthing.events import GaussianEvent, PoissonEvent, RepeatedEvent
+>>> from farthing.queries.events import (GaussianEvent, PoissonEvent, RepeatedEvent)
 >>> budget = Budget(1.0, 1e-5)
 >>> plan = lambda sigma: RepeatedEvent(PoissonEvent(0.01, GaussianEvent(sigma)), 10_000)
 >>> round(noise(plan, budget), 6)
@@ -27,7 +27,7 @@ from farthing.accounting.tolerance import inner
 from farthing.accounting.transform import Contour
 from farthing.budget import Budget
 from farthing.errors import InvalidValue
-from farthing.events import ComposedEvent, Event
+from farthing.queries.events import ComposedEvent, Event
 
 MOST_STEPS = 2**53  # counts beyond are not told apart in floating point
 

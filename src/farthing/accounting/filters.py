@@ -9,7 +9,7 @@ The totals live in the ledger's journal, so a filter is a frozen description wit
 up, and compared with limits that are rounded down (`accounting.tolerance`).
 
 >>> from farthing.budget import Budget
->>> from farthing.events import GaussianEvent
+>>> from farthing.queries.events import GaussianEvent
 >>> rule = GdpFilter(Budget(1.0, 1e-5))
 >>> total = rule.add(rule.start(), GaussianEvent(10.0), 3)
 >>> rule.fits(total), rule.fits(rule.add(total, GaussianEvent(10.0), 5))
@@ -30,7 +30,7 @@ from farthing.accounting import gaussian, pairs, transform, zcdp
 from farthing.accounting.tolerance import MARGIN, TOLERANCE, inner, plus, times, within
 from farthing.budget import Adjacency, Budget
 from farthing.errors import InvalidValue, Unsupported
-from farthing.events import (
+from farthing.queries.events import (
     ApproximateEvent,
     BoundedRangeEvent,
     Event,

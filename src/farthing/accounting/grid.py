@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from farthing.budget import Adjacency
-from farthing.events import Event, GaussianEvent, LaplaceEvent, PoissonEvent, flatten
+from farthing.queries.events import Event, GaussianEvent, LaplaceEvent, PoissonEvent, flatten
 
 _POINTS = 1000  # grid points between 0 and the ε looked for
 _FINEST, _LONGEST = 5e-5, 100_000  # finer or longer grids take seconds

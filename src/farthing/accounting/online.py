@@ -9,7 +9,7 @@ by one product with a table that all noises share (`transform.Chart`).
 As for every tight price: the *prices* must not depend on the answers. Use it to account for a plan or to
 watch a countdown; spending through prices chosen on the way is what `filters` are for.
 
->>> from farthing.events import GaussianEvent, PoissonEvent
+>>> from farthing.queries.events import (GaussianEvent, PoissonEvent)
 >>> accountant = OnlineAccountant()
 >>> for t in range(10_000):
 ...     accountant.add(PoissonEvent(0.01, GaussianEvent(4.0)))
@@ -42,7 +42,7 @@ from farthing.accounting.transform import (
     transform,
 )
 from farthing.budget import Adjacency
-from farthing.events import ComposedEvent, Event, RepeatedEvent, flatten
+from farthing.queries.events import ComposedEvent, Event, RepeatedEvent, flatten
 
 _LOWEST, _HIGHEST = -3, 24  # lines at λ = 2^_LOWEST ... 2^_HIGHEST
 _VARIANCE_AT = 0.05

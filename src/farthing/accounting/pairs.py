@@ -36,7 +36,7 @@ from functools import lru_cache
 
 from farthing.budget import Adjacency
 from farthing.errors import Unsupported
-from farthing.events import (
+from farthing.queries.events import (
     ApproximateEvent,
     BoundedRangeEvent,
     DrawnEvent,

@@ -5,7 +5,7 @@ profile is the hockey-stick divergence, and `inversion` never under-reports it. 
 computed and the larger is returned. Valid for a plan whose *prices* are fixed before the first answer
 (see `farthing.accounting.filters` for prices chosen on the way).
 
->>> from farthing.events import GaussianEvent, PoissonEvent, RepeatedEvent
+>>> from farthing.queries.events import (GaussianEvent, PoissonEvent, RepeatedEvent)
 >>> event = RepeatedEvent(PoissonEvent(0.01, GaussianEvent(4.0)), 10_000)
 >>> round(epsilon(event, 1e-5), 6)
 0.946867
@@ -24,7 +24,7 @@ from farthing.accounting.inversion import Line, log_factor, smallest
 from farthing.accounting.pairs import Mixture, Pair, SeenShift, Shift, largest_loss, of_event
 from farthing.accounting.transform import Contour, log_moment, rough_log_moment, transform
 from farthing.budget import Adjacency
-from farthing.events import Event, GaussianEvent, PoissonEvent, flatten
+from farthing.queries.events import Event, GaussianEvent, PoissonEvent, flatten
 
 Steps = Sequence[tuple[Pair, int]]
 

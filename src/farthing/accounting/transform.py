@@ -24,15 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from farthing.accounting.pairs import (
-    DoubleExponential,
-    Mixture,
-    Pair,
-    Piece,
-    SeenShift,
-    Shift,
-    TwoPoint,
-)
+from farthing.accounting.pairs import DoubleExponential, Mixture, Pair, Piece, SeenShift, Shift, TwoPoint
 
 Real = npt.NDArray[np.float64]
 Complex = npt.NDArray[np.complex128]

@@ -6,7 +6,7 @@ The package is the function: ``ft.audit(...)`` is `farthing.audit.auditing.audit
 "not refuted"; nothing here proves a guarantee. In a test, `assert_private` takes the same arguments.
 
 >>> import farthing as ft
->>> from farthing.audit import assert_private, each
+>>> from farthing.audit import (assert_private, each)
 >>> @each
 ... def constant(data, stream):
 ...     return 0.0

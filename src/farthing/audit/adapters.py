@@ -20,8 +20,8 @@ from farthing.accounting import pld
 from farthing.audit.auditing import Mechanism
 from farthing.budget import Adjacency, Budget
 from farthing.errors import InvalidValue
-from farthing.events import Event, GaussianEvent, PoissonEvent
-from farthing.noise import Stream
+from farthing.noise.lattice import Stream
+from farthing.queries.events import Event, GaussianEvent, PoissonEvent
 
 Array = NDArray[np.float64]
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing.audit.groups import Groups
-from farthing.bounds import ClipCoordinates, ClipNorm
-from farthing.mechanisms import Gaussian
-from farthing.noise import Stream
+from farthing.noise.lattice import Stream
+from farthing.queries.bounds import ClipCoordinates, ClipNorm
+from farthing.queries.mechanisms import Gaussian
 
 Array = NDArray[np.float64]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from farthing.audit.groups import Groups, binomial, normal, uniform
-from farthing.noise import Stream
+from farthing.noise.lattice import Stream
 
 Array = NDArray[np.float64]
 

@@ -1,7 +1,7 @@
 """`audit`: a mechanism, two neighbouring data sets, a claim; runs both worlds, and says what the runs show.
 
 >>> import numpy as np
->>> from farthing.noise import SeededStream, gaussian
+>>> from farthing.noise.lattice import (SeededStream, gaussian)
 >>> def noisy_count(people, runs, stream):  # all runs at once: fast
 ...     return people + 0.5 * gaussian(stream, runs, 20) / 2**20
 >>> verdict = audit(noisy_count, (100, 101), Budget(1.0, 1e-5), trials=2000, stream=SeededStream(0))
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from farthing import validate
 from farthing.audit.curves import Curve, Unknown
-from farthing.audit.tells import Outcomes, Projection, Scores, Tell, value
+from farthing.audit.test_statistics import Outcomes, Projection, Scores, Tell, value
 from farthing.audit.verdict import Verdict
 from farthing.budget import Budget
 from farthing.errors import InvalidValue
-from farthing.noise import Stream
+from farthing.noise.lattice import Stream
 
 Array = NDArray[np.float64]
 Statistic = Scores | Tell

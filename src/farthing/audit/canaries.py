@@ -33,7 +33,7 @@ from farthing import validate
 from farthing.accounting import pld
 from farthing.budget import Adjacency
 from farthing.errors import InvalidValue
-from farthing.events import GaussianEvent, PoissonEvent, RepeatedEvent
+from farthing.queries.events import GaussianEvent, PoissonEvent, RepeatedEvent
 
 Array = NDArray[np.float64]
 

@@ -12,20 +12,20 @@ from scipy.special import ndtr
 from farthing.accounting import pld
 from farthing.accounting.filters import BasicFilter, GdpFilter
 from farthing.audit.laws import off_law
-from farthing.bounds import ROWS, ClipNorm
 from farthing.budget import Adjacency, Budget, Observer, Unit
-from farthing.crowd.protocol import Accountant, Exactly, Invitation, Trust
-from farthing.crowd.simulated import Simulated
-from farthing.crowd.terms import Together
+from farthing.data.tables import Features
 from farthing.errors import BudgetSpent, FarthingError
-from farthing.events import RepeatedEvent
-from farthing.ledger import Ledger
-from farthing.losses import Gradient, logistic
-from farthing.mechanisms import Gaussian, Laplace
-from farthing.noise import Stream
-from farthing.query import PerExample, Query, Rows
-from farthing.samplers import Everyone, Poisson
-from farthing.tables import Features
+from farthing.federated.protocol import Accountant, Exactly, Invitation, Trust
+from farthing.federated.simulated import Simulated
+from farthing.federated.terms import Together
+from farthing.ledger.ledger import Ledger
+from farthing.linear.losses import Gradient, logistic
+from farthing.noise.lattice import Stream
+from farthing.queries.bounds import ROWS, ClipNorm
+from farthing.queries.events import RepeatedEvent
+from farthing.queries.mechanisms import Gaussian, Laplace
+from farthing.queries.query import PerExample, Query, Rows
+from farthing.queries.samplers import Everyone, Poisson
 
 _BUDGET = Budget(1.0, 1e-5)
 

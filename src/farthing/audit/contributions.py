@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr
 
-from farthing import failsafe
-from farthing.algorithms.perturbation import Convex, Minimiser, Objective, ObjectiveNoise
 from farthing.audit import methods
 from farthing.audit.laws import off_law
 from farthing.audit.targets import Trained
-from farthing.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
 from farthing.budget import Adjacency
-from farthing.ledger import Ledger
-from farthing.losses import Gradient, Gram, Moments, logistic
-from farthing.mechanisms import Gaussian
-from farthing.noise import Stream
-from farthing.query import PerExample, Query
-from farthing.samplers import Everyone
-from farthing.tables import Features, Table
+from farthing.data.tables import Features, Table
+from farthing.ledger import failsafe
+from farthing.ledger.ledger import Ledger
+from farthing.linear.losses import Gradient, Gram, Moments, logistic
+from farthing.linear.methods.perturbation import Convex, Minimiser, Objective, ObjectiveNoise
+from farthing.noise.lattice import Stream
+from farthing.queries.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
+from farthing.queries.mechanisms import Gaussian
+from farthing.queries.query import PerExample, Query
+from farthing.queries.samplers import Everyone
 
 _HARD = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.0], [1e-3, 1.0]])
 

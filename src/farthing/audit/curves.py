@@ -17,7 +17,7 @@ from farthing.accounting import gaussian, pld
 from farthing.audit import statistics
 from farthing.budget import Adjacency, Budget
 from farthing.errors import Unsupported
-from farthing.events import GaussianEvent, PoissonEvent, RepeatedEvent
+from farthing.queries.events import GaussianEvent, PoissonEvent, RepeatedEvent
 
 Array = NDArray[np.float64]
 

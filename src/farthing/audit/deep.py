@@ -13,16 +13,16 @@ from torch import nn
 
 from farthing.accounting import calibrate
 from farthing.accounting.filters import ZcdpFilter
-from farthing.audit.overheard import Overheard
 from farthing.audit.targets import DELTA, Trained
+from farthing.audit.transcripts import Overheard
 from farthing.budget import Budget
-from farthing.events import GaussianEvent, PoissonEvent, RepeatedEvent
-from farthing.query import Step
-from farthing.torch.adadp import AdaDP, AdaL, AdaN
-from farthing.torch.dpagd import dpagd
-from farthing.torch.dpopt import DpOpt
-from farthing.torch.records import Examples
-from farthing.torch.training import train
+from farthing.queries.events import GaussianEvent, PoissonEvent, RepeatedEvent
+from farthing.queries.query import Step
+from farthing.torch.methods.adadp import AdaDP, AdaL, AdaN
+from farthing.torch.methods.dpagd import dpagd
+from farthing.torch.methods.dpopt import DpOpt
+from farthing.torch.training.loop import train
+from farthing.torch.training.records import Examples
 
 _RATE, _STEPS, _CLIP = 0.8, 4, 0.5
 _CLAIM = Budget(4.0, DELTA)

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from farthing.arrays import attempt
 from farthing.budget import Budget
-from farthing.crowd.simulated import Simulated
-from farthing.data import Categorical, Numeric, Schema
+from farthing.data.schema import Categorical, Numeric, Schema
 from farthing.errors import FarthingError
-from farthing.estimators import PCA, LinearRegression, LinearSVC, LogisticRegression
-from farthing.ledger import Ledger
-from farthing.selection import Score
+from farthing.federated.simulated import Simulated
+from farthing.ledger.ledger import Ledger
+from farthing.linear.estimators import PCA, LinearRegression, LinearSVC, LogisticRegression
+from farthing.linear.selection import Score
+from farthing.queries.arrays import attempt
 
 MARK = 918273645  # what no message may hold
 _ROWS, _WIDTH = 12, 3

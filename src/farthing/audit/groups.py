@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr, expit
 
-from farthing.noise import Stream, gaussian
+from farthing.noise.lattice import Stream, gaussian
 
 Array = NDArray[np.float64]
 

@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from farthing.bounds import ClipNorm
 from farthing.budget import Budget
-from farthing.crowd import forms
-from farthing.crowd.forms import LOSSES, Question, Turn
-from farthing.crowd.messages import (
+from farthing.data.tables import Features, Table
+from farthing.deploy.guard.keeper import Guard
+from farthing.deploy.guard.policy import Limits, Policy
+from farthing.deploy.messages import forms
+from farthing.deploy.messages.forms import LOSSES, Question, Turn
+from farthing.deploy.messages.signed import (
     Kind,
     Opened,
     Reason,
@@ -32,13 +34,11 @@ from farthing.crowd.messages import (
     unpack_table,
     unseal,
 )
-from farthing.crowd.secagg import SEALED, Member, session_of
-from farthing.crowd.terms import Draw, Exactly, Invitation, Trust
-from farthing.guard.keeper import Guard
-from farthing.guard.policy import Limits, Policy
-from farthing.losses import Gradient, multinomial
-from farthing.samplers import Everyone, Poisson
-from farthing.tables import Features, Table
+from farthing.deploy.secagg.protocol import SEALED, Member, session_of
+from farthing.federated.terms import Draw, Exactly, Invitation, Trust
+from farthing.linear.losses import Gradient, multinomial
+from farthing.queries.bounds import ClipNorm
+from farthing.queries.samplers import Everyone, Poisson
 
 Array = NDArray[np.float64]
 Neighbour = tuple[str, Array, Array]

@@ -18,7 +18,7 @@ from farthing.audit.curves import Curve, GaussianCurve, SampledCurve
 from farthing.audit.verdict import Verdict
 from farthing.budget import Budget
 from farthing.errors import InvalidValue
-from farthing.noise import Stream
+from farthing.noise.lattice import Stream
 
 
 def assert_private(

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr, bdtrc, ndtr
 
-from farthing import noise as lattice
-from farthing.algorithms.privgene import NoisyTop
-from farthing.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
 from farthing.budget import Adjacency
-from farthing.mechanisms import Gaussian, Laplace, NoisyMax, SymmetricGaussian
-from farthing.noise import Stream
-from farthing.samplers import FixedSize, Poisson, Sampler
+from farthing.linear.methods.privgene import NoisyTop
+from farthing.noise import lattice
+from farthing.noise.lattice import Stream
+from farthing.queries.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
+from farthing.queries.mechanisms import Gaussian, Laplace, NoisyMax, SymmetricGaussian
+from farthing.queries.samplers import FixedSize, Poisson, Sampler
 
 Array = NDArray[np.float64]
 

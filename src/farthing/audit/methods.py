@@ -12,24 +12,7 @@ import numpy as np
 from farthing import validate
 from farthing.accounting import pld
 from farthing.accounting.filters import BasicFilter, GdpFilter, RdpFilter, ZcdpFilter
-from farthing.algorithms.adassp import adassp
-from farthing.algorithms.addp import addp
-from farthing.algorithms.baselines import majority
-from farthing.algorithms.descent import descent
-from farthing.algorithms.dpagd import dpagd
-from farthing.algorithms.dppca import dppca
-from farthing.algorithms.dpsgd import dpsgd, sgd_adv
-from farthing.algorithms.functional import functional
-from farthing.algorithms.gradient import noisy_gradient
-from farthing.algorithms.leastsquares import least_squares
-from farthing.algorithms.perturbation import objective, output
-from farthing.algorithms.privgene import privgene
-from farthing.algorithms.problem import Problem
-from farthing.algorithms.sgd1 import sgd1
-from farthing.algorithms.sgd2 import sgd2
-from farthing.algorithms.sufficient import sufficient
-from farthing.algorithms.together import together
-from farthing.audit import adaptive, as_published, tells
+from farthing.audit import adaptive, as_published, test_statistics
 from farthing.audit.as_published import FarthestMove, WeightMoved
 from farthing.audit.curves import GaussianCurve, Unknown
 from farthing.audit.groups import canary_pair
@@ -46,17 +29,34 @@ from farthing.audit.targets import (
     Trained,
 )
 from farthing.audit.verdict import ATTACKED_AS, Verdict
-from farthing.bounds import ClipNorm, ClipValue
 from farthing.budget import Adjacency, Budget, Observer
-from farthing.crowd.protocol import Accountant
+from farthing.data.tables import Features, Table
 from farthing.errors import InvalidValue
-from farthing.events import GaussianEvent
-from farthing.losses import logistic, squared
-from farthing.mechanisms import Gaussian, Laplace, NoisyMax
-from farthing.noise import Stream
-from farthing.query import PerExample, Query, Rows
-from farthing.samplers import Everyone, FixedSize, Poisson
-from farthing.tables import Features, Table
+from farthing.federated.methods.addp import addp
+from farthing.federated.methods.federated_descent import together
+from farthing.federated.methods.sgd1 import sgd1
+from farthing.federated.methods.sgd2 import sgd2
+from farthing.federated.protocol import Accountant
+from farthing.linear.losses import logistic, squared
+from farthing.linear.methods.adassp import adassp
+from farthing.linear.methods.baselines import majority
+from farthing.linear.methods.descent import descent
+from farthing.linear.methods.dpagd import dpagd
+from farthing.linear.methods.dppca import dppca
+from farthing.linear.methods.dpsgd import dpsgd, sgd_adv
+from farthing.linear.methods.functional import functional
+from farthing.linear.methods.gradient import noisy_gradient
+from farthing.linear.methods.leastsquares import least_squares
+from farthing.linear.methods.perturbation import objective, output
+from farthing.linear.methods.privgene import privgene
+from farthing.linear.methods.sufficient import sufficient
+from farthing.linear.problem import Problem
+from farthing.noise.lattice import Stream
+from farthing.queries.bounds import ClipNorm, ClipValue
+from farthing.queries.events import GaussianEvent
+from farthing.queries.mechanisms import Gaussian, Laplace, NoisyMax
+from farthing.queries.query import PerExample, Query, Rows
+from farthing.queries.samplers import Everyone, FixedSize, Poisson
 
 Finding = tuple[str, Verdict]
 
@@ -195,14 +195,19 @@ def targets() -> dict[str, Target]:
             Budget(pld.epsilon(GaussianEvent(1.0), DELTA), DELTA),
             rule=GdpFilter,
             curve=GaussianCurve(),
-            statistics=(tells.largest, tells.spread, tells.frozen, tells.lowest_bit),
+            statistics=(
+                test_statistics.largest,
+                test_statistics.spread,
+                test_statistics.frozen,
+                test_statistics.lowest_bit,
+            ),
         ),
         "laplace": Asked(
             Query(Everyone(), rows, ClipNorm(1.0, order=1), Laplace(1.0)),
             ones,
             Budget(1.0, 0.0),
             runs=6000,
-            statistics=(tells.largest, tells.lowest_bit),
+            statistics=(test_statistics.largest, test_statistics.lowest_bit),
         ),
         "noisy-max": Asked(
             Query(Everyone(), rows, ClipValue(-1.0, 0.0), NoisyMax(1.0)), ties, Budget(1.0, 0.0), runs=6000
@@ -239,13 +244,20 @@ def published() -> dict[str, Target]:
         ),
         "dpopt-as-published": Published(as_published.DpOpt(), canary_pair(), claim, moves),
         "noisy-min-as-published": Published(
-            as_published.ExponentialNoisyMin(0.5), ties, Budget(0.5, 0.0), (tells.Outcomes(),), 40_000
+            as_published.ExponentialNoisyMin(0.5),
+            ties,
+            Budget(0.5, 0.0),
+            (test_statistics.Outcomes(),),
+            40_000,
         ),
         "realised-lot": Published(
-            as_published.RealisedLot(), (3, 4), Budget(0.1, DELTA), (tells.spread, tells.level)
+            as_published.RealisedLot(),
+            (3, 4),
+            Budget(0.1, DELTA),
+            (test_statistics.spread, test_statistics.level),
         ),
         "float-noise": Published(
-            as_published.FloatGaussian(4.0), (0.0, 1.0), Budget(1.0, DELTA), (tells.lowest_bit,)
+            as_published.FloatGaussian(4.0), (0.0, 1.0), Budget(1.0, DELTA), (test_statistics.lowest_bit,)
         ),
     }
 

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from farthing import noise as lattice
 from farthing.accounting import calibrate, pld
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, RdpFilter, ZcdpFilter
-from farthing.bounds import ClipNorm, ClipValue
 from farthing.budget import Adjacency, Budget, Observer
-from farthing.events import (
+from farthing.noise import lattice
+from farthing.queries.bounds import ClipNorm, ClipValue
+from farthing.queries.events import (
     ApproximateEvent,
     DrawnEvent,
     Event,
@@ -25,9 +25,9 @@ from farthing.events import (
     RepeatedEvent,
     ZcdpEvent,
 )
-from farthing.mechanisms import Gaussian, Laplace, Mechanism, NoisyMax
-from farthing.query import PerExample, Query
-from farthing.samplers import Everyone, FixedSize, Poisson, Sampler
+from farthing.queries.mechanisms import Gaussian, Laplace, Mechanism, NoisyMax
+from farthing.queries.query import PerExample, Query
+from farthing.queries.samplers import Everyone, FixedSize, Poisson, Sampler
 
 Array = NDArray[np.float64]
 

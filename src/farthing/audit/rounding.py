@@ -11,11 +11,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from farthing.bounds import ClipNorm
-from farthing.losses import Gradient, squared
-from farthing.noise import Stream
-from farthing.query import PerExample, Rows
-from farthing.tables import Features, Table
+from farthing.data.tables import Features, Table
+from farthing.linear.losses import Gradient, squared
+from farthing.noise.lattice import Stream
+from farthing.queries.bounds import ClipNorm
+from farthing.queries.query import PerExample, Rows
 
 Array = NDArray[np.float64]
 
@@ -46,7 +46,8 @@ def moved(total: Callable[[Array], Array], terms: Array) -> float:
 
 
 def sums(stream: Stream) -> list[str]:
-    """Sums of examples and of gradients move by one record's bound; `farthing.summing` has the theorem."""
+    """Sums of examples and of gradients move by one record's bound; `farthing.noise.summing` has the
+    theorem."""
     bound, beside = ClipNorm(1.0), np.column_stack([np.ones(_RECORDS), np.zeros(_RECORDS)])
     examples = PerExample(lambda rows, w: rows[0][:, None] * np.array([1.0, 0.0]))
     gradient = Gradient(squared, Features(2, intercept=0.0))

@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 
 from farthing.audit.auditing import judge
 from farthing.audit.curves import Curve, SampledCurve
-from farthing.audit.tells import value
+from farthing.audit.test_statistics import value
 from farthing.audit.verdict import Verdict
-from farthing.bounds import ClipNorm
 from farthing.budget import Budget
+from farthing.data.tables import Features, Table
 from farthing.errors import Unsupported
-from farthing.ledger import Ledger
-from farthing.mechanisms import Gaussian
-from farthing.noise import Stream
-from farthing.query import Query
-from farthing.samplers import FixedSize, Poisson
-from farthing.tables import Features, Table
+from farthing.ledger.ledger import Ledger
+from farthing.noise.lattice import Stream
+from farthing.queries.bounds import ClipNorm
+from farthing.queries.mechanisms import Gaussian
+from farthing.queries.query import Query
+from farthing.queries.samplers import FixedSize, Poisson
 
 Array = NDArray[np.float64]
 

@@ -1,7 +1,7 @@
 """Kinds of things to attack, each with its neighbours, its claim and what to look at.
 
-A method goes through a real ledger with the strongest observer listening (`overheard`), so that a run yields
-two things to look at: the log-likelihood ratio of all answers, and the model that comes out.
+A method goes through a real ledger with the strongest observer listening (`transcripts`), so that a run
+yields two things to look at: the log-likelihood ratio of all answers, and the model that comes out.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,25 +13,25 @@ from numpy.typing import NDArray
 
 from farthing.accounting import pld
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter
-from farthing.audit import adaptive, tells
+from farthing.audit import adaptive, test_statistics
 from farthing.audit.as_published import FarthestMove, WeightMoved
 from farthing.audit.auditing import Mechanism, audit, judge
 from farthing.audit.curves import Curve, GaussianCurve, Unknown
 from farthing.audit.groups import canary_pair
-from farthing.audit.overheard import Overheard
 from farthing.audit.steps import CanaryStep, per_step
+from farthing.audit.transcripts import Overheard
 from farthing.audit.verdict import Verdict
-from farthing.bounds import ClipNorm
 from farthing.budget import Adjacency, Budget, Observer
-from farthing.crowd.protocol import ClientAgent, Parties
-from farthing.events import GaussianEvent, PoissonEvent, RepeatedEvent
-from farthing.ledger import Ledger
-from farthing.losses import Gradient, logistic
-from farthing.mechanisms import Gaussian
-from farthing.noise import Stream
-from farthing.query import Query, Step
-from farthing.samplers import FixedSize, Poisson
-from farthing.tables import Features, Table
+from farthing.data.tables import Features, Table
+from farthing.federated.protocol import ClientAgent, Parties
+from farthing.ledger.ledger import Ledger
+from farthing.linear.losses import Gradient, logistic
+from farthing.noise.lattice import Stream
+from farthing.queries.bounds import ClipNorm
+from farthing.queries.events import GaussianEvent, PoissonEvent, RepeatedEvent
+from farthing.queries.mechanisms import Gaussian
+from farthing.queries.query import Query, Step
+from farthing.queries.samplers import FixedSize, Poisson
 
 Array = NDArray[np.float64]
 Tick = Callable[[], None]
@@ -163,7 +163,7 @@ class Seen:
                     losses[run] += 2 * float(answer[0]) / self.noise**2 if mine else 0.0
                 tick()
             heard.append(losses)
-        named = [("likelihood ratio of every answer, draws seen", tells.value)]
+        named = [("likelihood ratio of every answer, draws seen", test_statistics.value)]
         return [judge(heard[0], heard[1], claim, named, confidence)]
 
 
@@ -207,8 +207,8 @@ class Enacted:
         ]
         sums: list[tuple[str, Any]] = [
             ("mean of the canary's coordinate", lambda part: part[:, :, 1, 2].mean(axis=1)),
-            ("largest entry of it", lambda part: tells.largest(part[:, :, 1, 2])),
-            ("level of its noise", lambda part: tells.level(part[:, :, 1, 2])),
+            ("largest entry of it", lambda part: test_statistics.largest(part[:, :, 1, 2])),
+            ("level of its noise", lambda part: test_statistics.level(part[:, :, 1, 2])),
         ]
         return [
             judge(outputs[0], outputs[1], claim, moved, confidence, attack="frozen coordinate"),
@@ -236,7 +236,7 @@ Target = Trained | Together | Asked | Seen | Stepped | Enacted | Published
 
 
 def _by_ratio(heard: Sequence[Array], claim: Budget, confidence: float, curve: Curve) -> Verdict:
-    named = [(RATIO, tells.value)]
+    named = [(RATIO, test_statistics.value)]
     if isinstance(curve, Unknown):
         return judge(heard[0], heard[1], claim, named, confidence)
     return judge(heard[0], heard[1], claim, named, confidence, threshold=0.0, curve=curve)
@@ -244,9 +244,9 @@ def _by_ratio(heard: Sequence[Array], claim: Budget, confidence: float, curve: C
 
 def _by_model(models: Sequence[Array], claim: Budget, confidence: float) -> Verdict:
     named: list[tuple[str, Any]] = [
-        ("projection on the worst direction", tells.Projection()),
-        ("its largest entry", tells.largest),
-        ("its lowest bit", tells.lowest_bit),
+        ("projection on the worst direction", test_statistics.Projection()),
+        ("its largest entry", test_statistics.largest),
+        ("its lowest bit", test_statistics.lowest_bit),
     ]
     return judge(models[0], models[1], claim, named, confidence, attack=MODEL)
 

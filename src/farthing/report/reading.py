@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from farthing.books import FLOATS, SEEDED
 from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
 from farthing.errors import InvalidValue, LedgerLocked
+from farthing.ledger.books import FLOATS, SEEDED
 from farthing.report.subject import Crowd, Score, Users
 
 if TYPE_CHECKING:

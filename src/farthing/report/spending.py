@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from farthing.accounting import gaussian, pld, zcdp
 from farthing.accounting.filters import GdpFilter, Totals, ZcdpFilter
-from farthing.events import ComposedEvent, Event, RepeatedEvent
+from farthing.queries.events import ComposedEvent, Event, RepeatedEvent
 from farthing.report.subject import Charge, Subject
 
 Points = list[tuple[float, float]]

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from farthing.books import FLOATS, SEEDED
 from farthing.budget import Adjacency, Guarantee, Observer, Unit
-from farthing.events import (
+from farthing.ledger.books import FLOATS, SEEDED
+from farthing.queries.events import (
     ApproximateEvent,
     DrawnEvent,
     Event,

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from farthing.accounting.filters import FILTERS, Filter
-from farthing.books import FLOATS, SEEDED, Books, rule_of
 from farthing.budget import Budget, Guarantee
-from farthing.events import Event, decode
-from farthing.journal import Journal, Row
-from farthing.ledger import Ledger
-from farthing.query import Step
+from farthing.ledger.books import FLOATS, SEEDED, Books, rule_of
+from farthing.ledger.journal import Journal, Row
+from farthing.ledger.ledger import Ledger
+from farthing.queries.events import Event, decode
+from farthing.queries.query import Step
 
 if TYPE_CHECKING:  # the audit opens much, and few reports have one
     from farthing.audit.verdict import Verdict

@@ -7,9 +7,9 @@ A long one shows its first and last rows and folds the rest away; a very long on
 from collections.abc import Iterable, Sequence
 
 from farthing.accounting.filters import Filter
-from farthing.books import rule_of
-from farthing.events import decode
-from farthing.journal import Row
+from farthing.ledger.books import rule_of
+from farthing.ledger.journal import Row
+from farthing.queries.events import decode
 from farthing.report.words import escape, number, percent, priced
 
 _FIRST, _LAST = 10, 6  # rows of a long ledger that are always shown

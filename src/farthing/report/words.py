@@ -10,7 +10,7 @@ import html
 import math
 import unicodedata
 
-from farthing.events import (
+from farthing.queries.events import (
     ApproximateEvent,
     BoundedRangeEvent,
     ComposedEvent,

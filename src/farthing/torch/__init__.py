@@ -10,21 +10,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from farthing.torch.adadp import AdaDP, AdaL, AdaN
-    from farthing.torch.bookkeeping import Gradient
-    from farthing.torch.checkpoint import restore, save
-    from farthing.torch.clipping import Automatic, ClipLayers
-    from farthing.torch.collating import Padded
-    from farthing.torch.dpopt import DpOpt
-    from farthing.torch.evaluation import evaluate, progress
-    from farthing.torch.flat import Layout
-    from farthing.torch.noise import FloatGaussian, Gaussian
-    from farthing.torch.optim import DPAdam
-    from farthing.torch.plan import Plan, fitted
-    from farthing.torch.quantile import Quantile
-    from farthing.torch.records import Examples, Lot
-    from farthing.torch.scattering import Scattering
-    from farthing.torch.training import Step, Training, train
+    from farthing.torch.features.scattering import Scattering
+    from farthing.torch.gradients.bookkeeping import Gradient
+    from farthing.torch.gradients.clipping import Automatic, ClipLayers
+    from farthing.torch.kernels.noise import FloatGaussian, Gaussian
+    from farthing.torch.methods.adadp import AdaDP, AdaL, AdaN
+    from farthing.torch.methods.dpopt import DpOpt
+    from farthing.torch.training.checkpoint import restore, save
+    from farthing.torch.training.collating import Padded
+    from farthing.torch.training.evaluation import evaluate, progress
+    from farthing.torch.training.flat import Layout
+    from farthing.torch.training.loop import Step, Training, train
+    from farthing.torch.training.optim import DPAdam
+    from farthing.torch.training.plan import Plan, fitted
+    from farthing.torch.training.quantile import Quantile
+    from farthing.torch.training.records import Examples, Lot
 
 __all__ = [
     "AdaDP",
@@ -55,21 +55,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "adadp": ("AdaDP", "AdaL", "AdaN"),
-    "bookkeeping": ("Gradient",),
-    "flat": ("Layout",),
-    "checkpoint": ("restore", "save"),
-    "clipping": ("Automatic", "ClipLayers"),
-    "collating": ("Padded",),
-    "dpopt": ("DpOpt",),
-    "evaluation": ("evaluate", "progress"),
-    "noise": ("FloatGaussian", "Gaussian"),
-    "optim": ("DPAdam",),
-    "plan": ("Plan", "fitted"),
-    "quantile": ("Quantile",),
-    "records": ("Examples", "Lot"),
-    "scattering": ("Scattering",),
-    "training": ("Step", "Training", "train"),
+    "methods.adadp": ("AdaDP", "AdaL", "AdaN"),
+    "gradients.bookkeeping": ("Gradient",),
+    "training.flat": ("Layout",),
+    "training.checkpoint": ("restore", "save"),
+    "gradients.clipping": ("Automatic", "ClipLayers"),
+    "training.collating": ("Padded",),
+    "methods.dpopt": ("DpOpt",),
+    "training.evaluation": ("evaluate", "progress"),
+    "kernels.noise": ("FloatGaussian", "Gaussian"),
+    "training.optim": ("DPAdam",),
+    "training.plan": ("Plan", "fitted"),
+    "training.quantile": ("Quantile",),
+    "training.records": ("Examples", "Lot"),
+    "features.scattering": ("Scattering",),
+    "training.loop": ("Step", "Training", "train"),
 }
 _HOME = {name: f"farthing.torch.{home}" for home, names in _HOMES.items() for name in names}
 

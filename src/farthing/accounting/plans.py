@@ -1,0 +1,326 @@
+"""A plan of equal steps, and what each accountant says of it.
+
+One step is Gaussian noise of ``sigma`` times the bound C of one contribution, on everybody or on a sample.
+Where no theorem covers a combination, `curve` raises `Unsupported` and names an accountant that serves.
+
+>>> plan = Plan(sigma=4.0, rate=0.01, steps=10_000)
+>>> round(curve(plan, Accountant.MOMENTS).epsilon(1e-5), 4)
+1.2586
+>>> curve(plan, Accountant.GDP)
+Traceback (most recent call last):
+    ...
+farthing.errors.Unsupported: gdp has no theorem for sampled steps (rate 0.01): use pld or rdp, or rate 1
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from farthing import validate
+from farthing.budget import Adjacency, Observer
+from farthing.errors import Unsupported
+from farthing.queries.events import Event, FixedSizeEvent, GaussianEvent, PoissonEvent, RepeatedEvent
+
+_CONVERSION = "conversion: Canonne, Kamath & Steinke 2020, Prop. 12"
+_UP = 1 + 1e-15
+
+
+class Accountant(StrEnum):
+    """How the steps are added up."""
+
+    PLD = "pld"
+    RDP = "rdp"
+    ZCDP = "zcdp"
+    GDP = "gdp"
+    MOMENTS = "moments"
+    ADVANCED = "advanced"
+    STRONG = "strong"
+    SAMPLING = "sampling"
+    ADADP = "adadp"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``steps`` equal steps. With ``records``, a fixed-size sample of rate · records, rounded up."""
+
+    sigma: float
+    rate: float
+    steps: int
+    adjacency: Adjacency = Adjacency.ADD_REMOVE
+    records: int | None = None
+
+    def __post_init__(self) -> None:
+        validate.positive(sigma=self.sigma)
+        validate.rate(rate=self.rate)
+        validate.count(steps=self.steps)
+        if self.records is not None:
+            validate.count(records=self.records)
+
+    @property
+    def size(self) -> int | None:
+        """How many records a fixed-size sample holds; None for a Poisson sample."""
+        if self.records is None:
+            return None
+        return max(1, min(self.records, math.ceil(self.rate * self.records * (1 - 1e-12))))
+
+    @property
+    def drawn(self) -> float:
+        """The probability that a record is in the sample."""
+        if self.size is None or self.records is None:
+            return self.rate
+        return self.size / self.records
+
+    @property
+    def step(self) -> Event:
+        """The event of one step."""
+        noise = GaussianEvent(self.sigma)
+        if self.size is None or self.records is None:
+            return PoissonEvent(self.rate, noise)
+        return FixedSizeEvent(self.size, self.records, noise)
+
+    @property
+    def event(self) -> RepeatedEvent:
+        """The event of all steps."""
+        return RepeatedEvent(self.step, self.steps)
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation over how far the sum of one step can move.
+
+        That is 2C under replace-one. It is also 2C for a sample of fixed size under add-remove (who enters
+        pushes somebody out), and then under zero-out unless everybody is drawn.
+        """
+        fixed = self.records is not None
+        twice = self.adjacency is Adjacency.REPLACE_ONE or (
+            fixed and (self.adjacency is Adjacency.ADD_REMOVE or self.drawn < 1)
+        )
+        return self.sigma / 2 if twice else self.sigma
+
+    def __str__(self) -> str:
+        draw = "on everybody" if self.drawn == 1 else f"on Poisson samples of rate {self.rate:g}"
+        if self.size is not None:
+            draw = f"on {self.size} of {self.records} records"
+        return f"{self.steps} {'step' if self.steps == 1 else 'steps'} of sigma {self.sigma:g} {draw}"
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """What an accountant says of a plan: ε at a δ, δ at an ε, and by which theorem."""
+
+    epsilon: Callable[[float], float]
+    delta: Callable[[float], float]
+    theorem: str
+    observer: Observer = Observer.ANYONE
+    note: str = ""
+    proven: Callable[[float], bool] = lambda delta: True  # at this δ; only a published curve may not be
+
+
+def curve(plan: Plan, accountant: Accountant) -> Curve:
+    """The plan's curve by ``accountant``; `Unsupported` where no theorem covers the plan."""
+    match accountant:
+        case Accountant.PLD:
+            return _pld(plan)
+        case Accountant.RDP:
+            return _rdp(plan)
+        case Accountant.ZCDP:
+            return _zcdp(plan)
+        case Accountant.GDP:
+            return _gdp(plan)
+        case Accountant.MOMENTS:
+            return _moments(plan)
+        case Accountant.ADVANCED:
+            return _advanced(plan)
+        case Accountant.STRONG:
+            return _strong(plan)
+        case Accountant.SAMPLING:
+            return _sampling(plan)
+        case Accountant.ADADP:
+            return _adadp(plan)
+
+
+def _pld(plan: Plan) -> Curve:
+    from farthing.accounting import pld
+
+    return Curve(
+        lambda delta: pld.epsilon(plan.event, delta, plan.adjacency),
+        lambda epsilon: pld.delta(plan.event, epsilon, plan.adjacency),
+        "Zhu, Dong & Wang 2022, Thm. 10 (dominating pairs compose), certified inversion",
+    )
+
+
+def _rdp(plan: Plan) -> Curve:
+    import numpy as np
+
+    from farthing.accounting import pairs, rdp, transform
+
+    fixed, orders = plan.records is not None, rdp.ORDERS
+    if plan.drawn == 1:
+        each, theorem = rdp.gaussian(plan.noise, orders), "Mironov 2017, Prop. 7"
+    elif not fixed and plan.adjacency is not Adjacency.REPLACE_ONE:
+        each, theorem = rdp.poisson_gaussian(plan.sigma, plan.rate, orders), "Mironov, Talwar & Zhang 2019"
+    elif fixed and plan.adjacency is not Adjacency.ADD_REMOVE:
+        orders = rdp.WHOLE_ORDERS
+        each = rdp.without_replacement_gaussian(plan.noise, plan.drawn, orders)
+        theorem = "Wang, Balle & Kasiviswanathan 2019, Thm. 9"
+    else:
+        ways = pairs.of_event(plan.step, plan.adjacency)
+        moments = [max(transform.log_moment(way, float(order) - 1) for way in ways) for order in orders]
+        each = np.array(moments) / (orders - 1) * _UP
+        theorem = "Rényi divergence of the dominating pair (Zhu, Dong & Wang 2022, Thm. 10)"
+    with np.errstate(over="ignore"):
+        total = plan.steps * each
+    return Curve(
+        lambda delta: rdp.epsilon(total, orders, delta)[0],
+        lambda epsilon: rdp.delta(total, orders, epsilon),
+        f"{theorem}; {_CONVERSION}",
+    )
+
+
+def _zcdp(plan: Plan) -> Curve:
+    from farthing.accounting import zcdp
+
+    _refuse_sampled(plan, Accountant.ZCDP)
+    rho = plan.steps * zcdp.rho_of_gaussian(plan.noise) * _UP
+    known = math.isfinite(rho)
+    return Curve(
+        lambda delta: zcdp.epsilon(rho, delta) if known else math.inf,
+        lambda epsilon: zcdp.delta(rho, epsilon) if known else 1.0,
+        f"Bun & Steinke 2016, Prop. 1.6; {_CONVERSION}",
+    )
+
+
+def _gdp(plan: Plan) -> Curve:
+    from farthing.accounting import gaussian
+
+    _refuse_sampled(plan, Accountant.GDP)
+    mu = math.sqrt(plan.steps) / plan.noise * _UP
+    known = math.isfinite(mu)
+    return Curve(
+        lambda delta: gaussian.epsilon(mu, delta) if known else math.inf,
+        lambda epsilon: gaussian.delta(mu, epsilon) if known else 1.0,
+        "Dong, Roth & Su 2022, Cor. 3.3; conversion: Balle & Wang 2018, Thm. 8",
+    )
+
+
+def _moments(plan: Plan) -> Curve:
+    from farthing.accounting import moments
+
+    fixed = plan.records is not None
+    if plan.drawn < 1 and (fixed or plan.adjacency is Adjacency.REPLACE_ONE):
+        raise _no_theorem(Accountant.MOMENTS, plan, "use pld or rdp")
+    return Curve(
+        lambda delta: moments.epsilon(plan.noise, plan.drawn, plan.steps, delta)[0],
+        lambda epsilon: moments.delta(plan.noise, plan.drawn, plan.steps, epsilon),
+        "Abadi et al. 2016, Thm. 2",
+    )
+
+
+def _advanced(plan: Plan) -> Curve:
+    from farthing.accounting import composition
+
+    _refuse_unamplified(plan, Accountant.ADVANCED)
+
+    def epsilon(delta: float) -> float:
+        return composition.advanced_sampled(plan.noise, plan.drawn, plan.steps, delta)
+
+    theorem = "Dwork & Roth 2014, Thm. 3.20"
+    if plan.drawn < 1:
+        which = "Thm. 8" if plan.records is None else "Thm. 9"
+        theorem += f", after amplification: Balle, Barthe & Gaboardi 2018, {which}"
+    return Curve(epsilon, lambda most: _least_delta(epsilon, most), theorem)
+
+
+def _strong(plan: Plan) -> Curve:
+    from farthing.accounting import composition
+
+    _refuse_unamplified(plan, Accountant.STRONG)
+
+    def published(delta: float) -> tuple[float, bool]:
+        return composition.strong_as_published(plan.noise, plan.drawn, plan.steps, delta)
+
+    def epsilon(delta: float) -> float:
+        return published(delta)[0]
+
+    return Curve(
+        epsilon,
+        lambda most: _least_delta(epsilon, most),
+        "none: the strong-composition curve as Abadi et al. 2016, Figure 2, plot it",
+        note="as published: its amplified epsilon is below the true one, and its Gaussian needs epsilon < 1",
+        proven=lambda delta: published(delta)[1],
+    )
+
+
+def _sampling(plan: Plan) -> Curve:
+    from farthing.accounting import sampling
+
+    if plan.adjacency is Adjacency.ADD_REMOVE:
+        raise Unsupported(
+            f"{Accountant.SAMPLING} has no theorem under {plan.adjacency}, because its observer sees who was "
+            "drawn: use replace-one or zero-out, or pld where draws stay secret"
+        )
+    # Given the draw, which its observer sees, nobody is pushed out: only replacing moves a sum by 2C.
+    noise = replace(plan, records=None).noise
+    return Curve(
+        lambda delta: sampling.epsilon(noise, plan.drawn, plan.steps, delta),
+        lambda epsilon: sampling.delta(noise, plan.drawn, plan.steps, epsilon),
+        "Cheng, Liu, Wang & Lu 2020, Thm. 1",
+        Observer.COORDINATOR,
+    )
+
+
+def _adadp(plan: Plan) -> Curve:
+    import numpy as np
+
+    from farthing.accounting import rdp
+
+    other = Adjacency.REPLACE_ONE if plan.records is None else Adjacency.ADD_REMOVE
+    if plan.drawn < 1 and plan.adjacency is other:
+        raise _no_theorem(Accountant.ADADP, plan, "use pld or rdp")
+    orders = np.arange(2.0, 65.0)  # those that the paper takes
+    with np.errstate(over="ignore"):
+        total = plan.steps * rdp.adadp_theorem_1(plan.noise, plan.drawn, orders)
+    return Curve(
+        lambda delta: rdp.classic_epsilon(total, orders, delta)[0],
+        lambda epsilon: rdp.classic_delta(total, orders, epsilon),
+        "Xu, Shi, Liu, Zhao & Chen 2020, Thm. 1; conversion: Mironov 2017, Prop. 3",
+    )
+
+
+def _no_theorem(accountant: Accountant, plan: Plan, instead: str) -> Unsupported:
+    draw = "Poisson samples" if plan.records is None else "samples of a fixed size"
+    return Unsupported(f"{accountant} has no theorem for {draw} under {plan.adjacency}: {instead}")
+
+
+def _refuse_sampled(plan: Plan, accountant: Accountant) -> None:
+    if plan.drawn < 1:
+        raise Unsupported(
+            f"{accountant} has no theorem for sampled steps (rate {plan.drawn:g}): use pld or rdp, or rate 1"
+        )
+
+
+def _refuse_unamplified(plan: Plan, accountant: Accountant) -> None:
+    """Amplification holds for Poisson under add-remove and for fixed size under replace-one only.
+
+    Zero-out is a case of both: of the first for sums, where contributing zero is not being drawn, and of the
+    second because a record that contributes zero is a record.
+    """
+    other = Adjacency.REPLACE_ONE if plan.records is None else Adjacency.ADD_REMOVE
+    if plan.drawn < 1 and plan.adjacency is other:
+        right = Adjacency.ADD_REMOVE if plan.records is None else Adjacency.REPLACE_ONE
+        raise _no_theorem(accountant, plan, f"they amplify under {right} only, so use that or pld")
+
+
+def _least_delta(epsilon: Callable[[float], float], most: float) -> float:
+    """The least δ found with epsilon(δ) <= ``most``, checked; 1 if there is none."""
+    from farthing.accounting.gaussian import safe_root
+
+    validate.non_negative(epsilon=most)
+
+    def excess(log_delta: float) -> float:
+        return epsilon(math.exp(log_delta)) - most
+
+    low, high = math.log(1e-300), math.log(0.999999)
+    if excess(high) > 0:
+        return 1.0
+    return math.exp(low if excess(low) <= 0 else safe_root(excess, high, low)) * _UP

@@ -1,0 +1,152 @@
+"""A whole run, overheard: every answer that a ledger gives, and what it says for "with" against "without".
+
+The strongest observer a guarantee allows for sees every answer and knows everything but one record.
+`Overheard` is a ledger's door for such an audit: it asks as any door does (charge, compute, add noise,
+release), and adds up the log-likelihood ratio of each answer between the two data sets. Its sum is the best
+statistic there is for answers of known noise (Neyman & Pearson 1933); if the noise is not what it seems, it
+is still a statistic.
+
+Neighbours must differ in their last record only. Where records are drawn, the others must not move the sum
+along the canary's own contribution, or must all be alike (`FixedSize`).
+
+>>> import numpy as np
+>>> import farthing as ft
+>>> without, within = ft.Rows(np.zeros((3, 2))), ft.Rows(np.array([[0.0, 0.0]] * 3 + [[5.0, 0.0]]))
+>>> door = Overheard.door(ft.Ledger(ft.Budget(1.0, 1e-5)), within, (without, within))
+>>> rows = ft.PerExample(lambda rows, w: rows[0])
+>>> query = ft.Query(ft.Everyone(), rows, ft.ClipNorm(1.0), ft.Gaussian(4.0))
+>>> answer = door.ask(query)
+>>> bool(abs(door.loss) < 3), door.asked
+(True, 1)
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from farthing.errors import Unsupported
+from farthing.federated.terms import Share, Together
+from farthing.ledger.ledger import Ledger
+from farthing.linear.methods.perturbation import ObjectiveNoise
+from farthing.linear.methods.privgene import NoisyTop
+from farthing.queries.mechanisms import Gaussian, Laplace, NoisyMax, SymmetricGaussian
+from farthing.queries.query import Answer, Query, Records
+from farthing.queries.samplers import Everyone, FixedSize, Poisson
+
+Array = NDArray[np.float64]
+
+
+class Overheard(Ledger):
+    """A ledger's door that keeps the sum of log-likelihood ratios, ``loss``, of what it ``asked``."""
+
+    _pair: tuple[Any, Any]
+    loss: float
+    asked: int
+
+    @classmethod
+    def door(cls, ledger: Ledger, records: Records, neighbours: tuple[Records, Records]) -> "Overheard":
+        """The same ledger as a door to ``records``, one of the neighbours (without, with)."""
+        plain, door = ledger.over(records), object.__new__(cls)
+        vars(door).update(vars(plain))
+        door._pair, door.loss, door.asked = neighbours, 0.0, 0
+        return door
+
+    def over(self, records: Records) -> "Overheard":
+        """The same door: who opens it again, as `farthing.torch.train` does, is overheard all the same."""
+        self._records = records
+        return self
+
+    def ask(self, query: Query, w: Any = None, *, key: str | None = None) -> Answer:
+        answer = super().ask(query, w, key=key)
+        self.loss += log_ratio(query, w, answer.value, *self._pair)
+        self.asked += 1
+        return answer
+
+
+def log_ratio(query: Query, w: Any, value: Any, without: Any, within: Any) -> float:
+    """ln of how much likelier ``value`` is on ``within`` than on ``without``."""
+
+    def total(records: Any) -> Any:
+        return query.contribution.bounded_sum(records, w, query.bound)
+
+    match query.sampler:
+        case Everyone():
+            whole = slice(None)
+            return _ratio(query, value, total(without.take(whole)), total(within.take(whole)))
+        case Poisson(rate):
+            none = total(within.take(np.empty(0, np.int64)))
+            mine = _ratio(query, value, none, total(_last(within)))
+            theirs = 0.0
+            if len(without) == len(within):
+                theirs = _ratio(query, value, none, total(_last(without)))
+            return _mixed(rate, mine) - _mixed(rate, theirs)
+        case FixedSize(size, of):
+            others = total(within.take(np.arange(min(size, len(without)))))
+            pushed = np.append(np.arange(size - 1), len(within) - 1)
+            return _mixed(size / of, _ratio(query, value, others, total(within.take(pushed))))
+    raise Unsupported(f"nothing is known of the draws of {query.sampler!r}")
+
+
+def _last(records: Any) -> Any:
+    return records.take(np.array([len(records) - 1]))
+
+
+def _mixed(rate: float, loss: float) -> float:
+    """ln (1 - rate + rate e^loss)."""
+    return float(np.logaddexp(math.log1p(-rate), math.log(rate) + loss)) if rate < 1 else loss
+
+
+def _ratio(query: Query, value: Any, without: Any, within: Any) -> float:
+    """The log-likelihood ratio of two totals, under the noise that the mechanism says it adds."""
+    mechanism: Any = query.mechanism
+    match mechanism:
+        case ObjectiveNoise():
+            return _objective(query, mechanism, value, without, within)
+        case SymmetricGaussian():
+            upper = np.triu_indices(len(value))
+            stretch = np.where(upper[0] == upper[1], 1.0, math.sqrt(2))
+            seen, first, second = (np.asarray(part)[upper] * stretch for part in (value, without, within))
+            return _gaussian(seen, first, second, mechanism.noise * query.bound.norm())
+        case Gaussian():
+            deviation = mechanism.noise * query.bound.norm()
+            if isinstance(mechanism, Share | Together):
+                deviation /= math.sqrt(mechanism.survivors)
+            return _gaussian(value, without, within, deviation * np.asarray(query.bound.scale))
+        case Laplace():
+            scale = mechanism.noise * query.bound.norm(1) * np.asarray(query.bound.scale)
+            return float(np.sum((np.abs(value - without) - np.abs(value - within)) / scale))
+        case NoisyMax():
+            return _chosen([int(value)], without, within, mechanism.noise * query.bound.norm())
+        case NoisyTop():
+            return _chosen(list(value), without, within, mechanism.noise * query.bound.norm())
+    raise Unsupported(f"nothing is known of the noise of {mechanism!r}")
+
+
+def _gaussian(value: Any, without: Any, within: Any, deviation: Any) -> float:
+    first, second = ((np.asarray(value) - np.asarray(part)) / deviation for part in (without, within))
+    return float(np.sum(np.square(first) - np.square(second))) / 2
+
+
+def _chosen(places: list[int], without: Any, within: Any, scale: float) -> float:
+    """Of the exponential mechanism, chosen one after the other; near enough for Laplace noise too."""
+    loss, left = 0.0, np.ones(len(without), np.bool_)
+    for place in places:
+        for sign, scores in ((1.0, within), (-1.0, without)):
+            held = np.asarray(scores)[left] / scale
+            loss += sign * (float(scores[place]) / scale - float(logsumexp(held)))
+        left[place] = False
+    return loss
+
+
+def _objective(query: Query, mechanism: ObjectiveNoise, w: Array, without: Any, within: Any) -> float:
+    """w is one to one with the noise in the objective: b = -∇F(w), with the Hessian as the Jacobian."""
+    bound: Any = query.bound
+    penalty, deviation = mechanism.penalty * bound.radius**2, mechanism.noise * bound.radius
+    logs = []
+    for behind in (without, within):
+        _, gradient, hessian = behind._look(bound.loss, np.zeros(len(w)), penalty, np.asarray(w))
+        logs.append(np.linalg.slogdet(hessian)[1] - float(gradient @ gradient) / (2 * deviation**2))
+    return float(logs[1] - logs[0])

@@ -1,0 +1,46 @@
+"""The command ``farthing audit``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farthing.cli.options import FAILED, AsJson, emit, emit_json, number, option, say
+
+
+def audit(
+    method: Annotated[
+        str | None, typer.Argument(metavar="METHOD", help="What to attack; a wrong name lists them.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Attack every method of the library.")] = False,
+    effort: Annotated[
+        float, option(number, "Runs, relative to the usual number; 10 shows more and takes longer.")
+    ] = 1.0,
+    confidence: Annotated[float, option(number, "Of all verdicts together.")] = 0.99,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the table as a section of HTML as well.")
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Attacks a method on neighbouring data, beside what it claims.
+
+    Ends with 1 where a claim is broken. "Not refuted" is no proof.
+    """
+    from farthing.audit.verdict import section
+    from farthing.cli import auditing
+    from farthing.data.model_file import check_writable, write
+
+    if html is not None:
+        check_writable(html, force=False, option="--html")
+    with auditing.shown(as_json, everything) as watch:
+        found = auditing.audited(method, everything, effort, confidence, watch)
+        told = auditing.lawful(method)
+    if html is not None:
+        write(html, section(found).encode())
+    if as_json:
+        emit_json(auditing.fields(found, told, confidence))
+    else:
+        parts = [auditing.table(found)] if found else []
+        emit("\n\n".join([*parts, *([auditing.law_lines(told)] if told else [])]))
+    broken = [name for name, verdict in found if verdict.broken] + [law for law in told if told[law]]
+    return say(f"broken: {', '.join(dict.fromkeys(broken))}", FAILED) if broken else 0

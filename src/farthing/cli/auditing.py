@@ -1,0 +1,140 @@
+"""What ``farthing audit`` does: attacks methods one after the other, and prints what was found as a table.
+
+Beside attacks there are laws (`audit.laws`, `audit.prices`, `audit.charges`): what must hold of noise, clips,
+draws, prices and books whatever is asked. ``farthing audit laws`` looks at those alone, ``--all`` at both.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from farthing import validate
+from farthing.audit import charges, contributions, entrances, guards, laws, methods, prices, rounding
+from farthing.audit.methods import Finding
+from farthing.audit.verdict import ATTACKED_AS, attacks
+from farthing.cli.progress import progress
+from farthing.errors import InvalidValue
+from farthing.noise.lattice import Stream
+
+LAWS = "laws"
+_SHOWN = 25  # runs between two looks at the progress
+Watch = Callable[[str, int, int], None]  # method, runs of it, methods done
+
+
+def audited(
+    method: str | None,
+    everything: bool,
+    effort: float,
+    confidence: float,
+    watch: Watch | None = None,
+    stream: Stream | None = None,
+) -> list[Finding]:
+    """The verdicts on one method or on all; ``confidence`` is that of all of them together."""
+    if everything == (method is not None):
+        known = ", ".join([*ATTACKED_AS, *methods.names(), LAWS, *methods.published()])
+        raise InvalidValue(f"give either METHOD or --all; METHOD is one of {known}")
+    validate.positive(**{"--effort": effort})
+    validate.probability(**{"--confidence": confidence})
+    names = methods.names() if method is None else [*attacks(method)] if method != LAWS else []
+    each = 1 - (1 - confidence) / max(1, len(names))
+    found: list[Finding] = []
+    for done, name in enumerate(names):
+        found += methods.attack(
+            name, scale=effort, confidence=each, stream=stream, tick=_ticks(name, done, watch)
+        )
+    return found
+
+
+def _ticks(name: str, done: int, watch: Watch | None) -> Callable[[], None]:
+    runs = 0
+
+    def tick() -> None:
+        nonlocal runs
+        runs += 1
+        if watch is not None and runs % _SHOWN == 0:
+            watch(name, runs, done)
+
+    if watch is not None:
+        watch(name, 0, done)
+    return tick
+
+
+def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[str]]:
+    """What each law complains of; nothing is looked at where a method was named."""
+    if method not in (None, LAWS):
+        return {}
+    words = Stream() if stream is None else stream
+    told = {
+        "noise": laws.samplers_of_noise(words),
+        "releases": laws.releases(words),
+        "choices": laws.elections(words) + prices.choices() + prices.election_grids(),
+        "streams": laws.streams(words),
+        "clips": laws.clipping(words) + laws.sensitivities(words),
+        "draws": laws.draws(words),
+        "prices": prices.divergences() + prices.gaussians(),
+        "filters": prices.filters() + prices.countdowns(),
+        "charges": charges.answers(words) + charges.promises(words) + charges.order(words),
+        "failures": charges.failures(),
+        "copies": charges.copies(words),
+        "contributions": contributions.contributions(words) + contributions.pairs(),
+        "sums": rounding.sums(words),
+        "entrances": entrances.refusals(),
+        "perturbation": contributions.objectives(words) + contributions.minimisers(words),
+        "models": _models(),
+        "crowds": charges.crowds(words) + charges.shares(words) + charges.uploads(words),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        told["refunds"] = charges.refunds(words, folder)
+        told["guards"] = guards.replies(folder)
+    return told
+
+
+def _models() -> list[str]:
+    """What models and datasets may not do, where there is torch to bring them to."""
+    if find_spec("torch") is None:
+        return []
+    from farthing.audit import torch_inputs
+
+    return torch_inputs.brought()
+
+
+def law_lines(told: dict[str, list[str]]) -> str:
+    """One line a law: it holds, or what is wrong."""
+    width = max(map(len, told)) + 2
+    return "\n".join(f"{name:{width}}{'; '.join(said) or 'holds'}" for name, said in told.items())
+
+
+def fields(found: Sequence[Finding], told: dict[str, list[str]], confidence: float) -> dict[str, Any]:
+    """As plain JSON values."""
+    return {
+        "broken": sum(verdict.broken for _, verdict in found) + sum(bool(said) for said in told.values()),
+        "confidence": confidence,
+        "laws": told,
+        "verdicts": [{"method": name, **verdict.fields()} for name, verdict in found],
+    }
+
+
+def table(found: Sequence[Finding]) -> str:
+    """One line a verdict, in columns."""
+    heads = "method", "verdict", "ε at least", "ε claimed", "trials", "attack"
+    rows = [heads]
+    for name, verdict in found:
+        given = f" ({verdict.assumption})" if verdict.assumption else ""
+        shown = f"{verdict.eps_lower:.3f}", f"{verdict.claim.epsilon:.3f}", f"{verdict.trials:,}"
+        rows.append((name, verdict.word, *shown, verdict.attack + given))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(heads) - 1)]
+    lines = []
+    for row in rows:
+        left = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
+        right = [cell.rjust(width) for cell, width in zip(row[2:5], widths[2:], strict=True)]
+        lines.append("  ".join([*left, *right, row[5]]))
+    return "\n".join(lines)
+
+
+@contextmanager
+def shown(quiet: bool, everything: bool) -> Iterator[Watch | None]:
+    """A line on standard error that follows an audit, where that is a terminal."""
+    with progress(quiet, "preparing", len(methods.names()) if everything else None) as show:
+        yield show and (lambda name, runs, done: show(f"{name}: {runs:,} runs", done))

@@ -1,0 +1,95 @@
+"""Three parties and a coordinator on one machine, each in processes of its own: ``make demo-parties``.
+
+Everything is made from nothing in a new folder: keys, records (a third of the embedded Adult data each),
+policies, the run. Then ``farthing join`` three times and ``farthing serve``, as on four machines.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from farthing.cli.main import main as farthing
+from farthing.data.schema import ADULT, load_adult
+from farthing.deploy import keys as keyring
+from farthing.deploy.processes import Child
+
+PARTIES = ("north", "east", "west")
+_RUN = "import sys; from farthing.cli.main import main; sys.exit(main())"
+
+
+def set_up(
+    folder: Path,
+    parties: Sequence[str] = PARTIES,
+    *,
+    port: int,
+    method: str = 'name = "sgd2"\nrounds = 40',
+    epsilon: float = 1.0,
+    records: int | None = None,
+    limits: str = 'noise = 0.5\nclip = 3.0\nrounds = 1000\ndraws = ["all", "exactly:1", "poisson:0.1"]',
+    settings: str = "",
+) -> Path:
+    """Keys, records and settings of everybody; returns the run's file. ``records`` is for each party."""
+    adult = load_adult()
+    each = len(adult.X_train) // len(parties) if records is None else records
+    keyring.make(folder / "keys", parties, ["localhost"], coordinator=True)
+    asks = (folder / "keys" / "coordinator" / "public.toml").read_text().split('"')[1]
+    for place, name in enumerate(parties):
+        home, rows = folder / name, slice(place * each, (place + 1) * each)
+        home.mkdir()
+        np.savez(home / "records.npz", X=adult.X_train[rows], y=adult.y_train[rows] * 1.0)
+        (home / "policy.toml").write_text(
+            f'dataset = "adult"\nrecords = "records.npz"\nsize = {each}\nledger = "{name}.ledger"\n'
+            f'socket = "guard.sock"\nkey = "../keys/{name}/guard.key"\ncoordinators = ["{asks}"]\n\n'
+            f"[budget]\nepsilon = {epsilon}\ndelta = 1e-6\n\n"
+            f"[limits]\n{limits}\nwidth = {ADULT.width}\n"
+        )
+        (home / "party.toml").write_text(
+            f'coordinator = "localhost:{port}"\nauthority = "../keys/coordinator/ca.pem"\n'
+            f'node = "../keys/{name}/node.key"\npolicy = "policy.toml"\nfolder = "state"\n'
+        )
+    run = folder / "run.toml"
+    cards = "".join(f'{name} = "keys/{name}/public.toml"\n' for name in parties)
+    run.write_text(
+        f'run = "demo"\ndataset = "adult"\nlisten = "127.0.0.1:{port}"\nkeys = "keys/coordinator"\n'
+        f'folder = "run"\nschema = "adult"\ntest = "adult"\n{settings}\n\n'
+        f"[method]\n{method}\n\n[parties]\n{cards}"
+    )
+    return run
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--page", type=int, default=0)
+    parser.add_argument("--port", type=int, default=9092)
+    options = parser.parse_args(arguments)
+    folder, began = Path(tempfile.mkdtemp(prefix="farthing-demo-")), time.monotonic()
+    run = set_up(folder, port=options.port)
+    print(f"in {folder}: keys, policies and records of {', '.join(PARTIES)}", flush=True)
+    homes = [folder / name for name in PARTIES]
+    joined = [
+        Child([sys.executable, "-c", _RUN, "join", str(home / "party.toml")], home / "join.log")
+        for home in homes
+    ]
+    try:
+        for child in joined:
+            child.start()
+        command = [sys.executable, "-c", _RUN, "serve", str(run), "--page", str(options.page)]
+        code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
+    finally:
+        for child in joined:
+            child.stop()
+    for name, home in zip(PARTIES, homes, strict=True):
+        print(f"\nwhat {name}'s own ledger says", flush=True)
+        code = max(code, farthing(["ledger", "verify", str(home / f"{name}.ledger")]))
+    print(f"\n{time.monotonic() - began:.0f} s in all; {folder} may be deleted", flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""The commands for parties on machines of their own: ``farthing guard``, ``keys``, ``serve``, ``join``."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farthing.cli.options import AsJson, emit, emit_json
+from farthing.errors import InvalidValue
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _logged() -> None:
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+
+
+def guard(
+    policy: Annotated[
+        Path, typer.Argument(metavar="POLICY", help="What the party allows, as TOML.", show_default=False)
+    ],
+    check: Annotated[bool, typer.Option("--check", help="See that everything is in order, and end.")] = False,
+    as_json: AsJson = False,
+) -> int:
+    """Keeps a party's records, and answers what its policy allows.
+
+    Its noise and its ledger are kept as well. It listens on a Unix socket.
+    """
+    if as_json and not check:
+        raise InvalidValue("--json goes with --check: a guard that listens prints nothing else")
+    from farthing.deploy.guard.command import guard as keep
+
+    key = keep(policy, check=check)
+    if as_json:
+        emit_json({"policy": str(policy), "ok": True, "public": key})
+    return 0
+
+
+def keys(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Where to: one folder each.", show_default=False)
+    ],
+    parties: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="For these parties, separated by commas.")
+    ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES", help="For a coordinator that is reached under these names, with commas."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> int:
+    """Makes keys and certificates for parties; never overwrites any.
+
+    A private key belongs where it was made: let each party make its own with --parties NAME, and the
+    coordinator with --host. Both in one go are for trying it out on one machine.
+    """
+    from farthing.deploy import keys as keyring
+
+    names = [] if parties is None else [name.strip() for name in parties.split(",")]
+    hosts = [] if host is None else [name.strip() for name in host.split(",")]
+    places = [str(place) for place in keyring.make(folder, names, hosts, coordinator=host is not None)]
+    if as_json:
+        emit_json({"made": places})
+    else:
+        emit("\n".join(places))
+    return 0
+
+
+def serve(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run, as TOML.", show_default=False)],
+    page: Annotated[
+        int | None, typer.Option(metavar="PORT", help="Show a live page on this port; 0 for any.")
+    ] = None,
+    page_host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Of the page; by default this machine only.")
+    ] = "127.0.0.1",
+    as_json: AsJson = False,
+) -> int:
+    """Coordinates parties that train together.
+
+    It goes on until nobody can afford another round. A run that was interrupted goes on where it was when it
+    is started again.
+    """
+    if page is not None and not 0 <= page < 2**16:
+        raise InvalidValue(f"--page must be a port, got {page}")
+    from farthing.cli import ledger_output
+    from farthing.deploy import serve as serving
+
+    _logged()
+    report = serving.serve(serving.Plan.load(run), page=page, host=page_host, say=_say)
+    if as_json:
+        emit_json(report)
+    else:
+        emit(ledger_output.aligned(serving.lines(report)))
+    return 0
+
+
+def join(
+    party: Annotated[Path, typer.Argument(metavar="PARTY", help="The party, as TOML.", show_default=False)],
+) -> int:
+    """Starts a party's guard and its node, and answers a coordinator.
+
+    A guard that runs already is used. It ends when it is told to.
+    """
+    from farthing.deploy import join as joining
+
+    _logged()
+    joining.join(joining.Party.load(party), _say)
+    return 0

@@ -1,0 +1,269 @@
+"""What the command line reads out of a ledger, and how it prints it.
+
+Reading never creates or changes a ledger: where there is no journal with its head, nothing is opened.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from decimal import ROUND_CEILING, Context
+from pathlib import Path
+from typing import Any
+
+from farthing.budget import Budget, Guarantee
+from farthing.errors import InvalidValue, LedgerLocked
+from farthing.ledger.journal import Journal
+from farthing.queries.events import decode
+
+_SQLITE = b"SQLite format 3\0"
+
+
+def aligned(fields: dict[str, Any]) -> str:
+    """Names and values in two columns; a list takes a line for each item, an empty value none."""
+    width = max(map(len, fields)) + 2
+    lines = []
+    for name, value in fields.items():
+        for item in value if isinstance(value, list) else [value]:
+            if item not in ("", None):
+                lines.append(f"{name:{width}}{item}")
+                name = ""
+    return "\n".join(lines)
+
+
+def rounded_up(value: float, digits: int = 6) -> str:
+    """So many significant digits, never less than ``value``.
+
+    >>> rounded_up(0.94686677)
+    '0.946867'
+    >>> rounded_up(1.0000001)
+    '1.00001'
+    """
+    return f"{float(Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(value))):.{digits}g}"
+
+
+def open_journal(file: Path) -> Journal:
+    """The journal at ``file``, verified; refused before anything is created where there is none."""
+    head = Path(f"{file}.head")
+    try:
+        if not file.is_file():
+            if head.exists():
+                raise LedgerLocked(f"the ledger {str(file)!r} is gone and only its head is left")
+            raise InvalidValue(f"FILE must be a ledger, there is no file {str(file)!r}")
+        if not head.is_file():
+            with file.open("rb") as opened:
+                if opened.read(len(_SQLITE)) != _SQLITE:
+                    raise InvalidValue(f"FILE must be a ledger, {str(file)!r} is not one")
+            raise LedgerLocked(
+                f"{str(file)!r} has no {head.name} beside it: no ledger, or one without its head"
+            )
+    except OSError as error:
+        raise InvalidValue(f"FILE must be a readable ledger, got {str(file)!r}: {error}") from None
+    return Journal(file)
+
+
+def ledger(file: Path) -> dict[str, Any]:
+    """Budget, filter, plan, charges, spend, guarantee and rows of the ledger at ``file``."""
+    from farthing.ledger.ledger import Ledger
+
+    open_journal(file).close()
+    with Ledger.open(file) as opened:
+        rows = opened.journal
+        kinds: Counter[str] = Counter()
+        charged: Counter[str] = Counter()
+        promised: dict[str, int] = {}
+        for row in rows.rows():
+            kinds[row.kind] += 1
+            if row.kind == "promise":
+                promised[_key(row.body)] = row.body["times"]
+            elif row.kind in ("charge", "refund"):
+                charged[_key(row.body)] += row.body["count"] * (1 if row.kind == "charge" else -1)
+        return {
+            "file": str(file),
+            "budget": asdict(opened.budget),
+            "filter": rows.header["filter"],
+            "plan": [{"event": json.loads(event), "times": times} for event, times in promised.items()],
+            "charged": [{"event": json.loads(event), "count": count} for event, count in charged.items()],
+            "share": opened.share,
+            "spent": _statement(opened.spent),
+            "guarantee": _statement(opened.guarantee),
+            "rows": sum(kinds.values()),
+            "kinds": dict(kinds),
+            "head": rows.last().hash,
+        }
+
+
+def _key(body: dict[str, Any]) -> str:
+    return json.dumps(body["event"], sort_keys=True)
+
+
+def _statement(guarantee: Guarantee) -> dict[str, Any]:
+    fields = asdict(guarantee)
+    if not math.isfinite(guarantee.epsilon):
+        fields["epsilon"], fields["note"] = None, guarantee.note or "nothing is promised: epsilon is infinite"
+    return fields
+
+
+def ledger_lines(fields: dict[str, Any]) -> dict[str, Any]:
+    """What `ledger` found, in words."""
+    plan, rule = fields["plan"], f"the {fields['filter']['name']} filter"
+    return {
+        "ledger": fields["file"],
+        "budget": str(Budget(**fields["budget"])),
+        "spends by": f"a plan of {len(plan)} promised beforehand" if plan else rule,
+        "promised": [f"{part['times']} x {decode(part['event'])}" for part in plan],
+        "charged": [f"{part['count']} x {decode(part['event'])}" for part in fields["charged"]] or "nothing",
+        "share": f"{fields['share']:.2%}",
+        "spent": list(_words(fields["spent"])),
+        "guarantee": list(_words(fields["guarantee"])),
+        "rows": f"{fields['rows']}: {', '.join(f'{n} {kind}' for kind, n in fields['kinds'].items())}",
+        "head": fields["head"],
+    }
+
+
+def _words(said: dict[str, Any]) -> Iterator[str]:
+    size = "no guarantee"
+    if said["epsilon"] is not None:
+        size = f"({rounded_up(said['epsilon'])}, {said['delta']:g})-DP"
+    whom = f"{said['adjacency']}, per {said['unit']}, against {said['observer']}"
+    yield f"{size}, {whom}, by {said['accountant']}"
+    yield said["theorem"]
+    yield said["note"]
+
+
+def trained_lines(fields: dict[str, Any]) -> dict[str, Any]:
+    """What `farthing.cli.training.train` did, in words."""
+    words = {
+        "model": [fields["model"], *(fields[form] for form in ("skops", "onnx") if form in fields)],
+        "guarantee": list(_words(fields)),
+        "spent": "",
+        "method": f"{_method(fields)}, {fields['steps']:,} steps",
+        "records": f"{fields['records']:,}, of {fields['features']:,} features",
+        "ledger": fields["ledger"],
+        "report": fields.get("report"),
+    }
+    if fields["partial"]:
+        spent = fields["spent"]
+        words["spent"] = [f"epsilon {rounded_up(spent['epsilon'])} until it was stopped", spent["note"]]
+    return words | _test_words(fields)
+
+
+def rehearsed_lines(fields: dict[str, Any]) -> dict[str, Any]:
+    """What `farthing.cli.training.rehearse` found, in words."""
+    before, after = fields["share"]
+    answers = sum(part["times"] for part in fields["answers"])
+    return {
+        "price": list(_words(fields)),
+        "method": f"{_method(fields)}, {fields['steps']:,} steps, {answers:,} answers",
+        "records": f"{fields['records']:,}, of {fields['features']:,} features",
+        "ledger": f"{fields['ledger'] or 'in memory'}: {before:.2%} spent before, {after:.2%} after",
+        "noise": [*map(_noise_words, fields["answers"]), f"({fields['expected']})"],
+        "nothing": "spent, written or learnt: only the header and the number of records were looked at",
+    }
+
+
+def _method(fields: dict[str, Any]) -> str:
+    """A method with what was set of it."""
+    return ", ".join((fields["method"], *(f"{name}={value}" for name, value in fields["settings"].items())))
+
+
+def _noise_words(part: dict[str, Any]) -> str:
+    deviation, noise, clip = (_range(part[name]) for name in ("deviation", "noise", "clip"))
+    amount = f"a standard deviation of {deviation} a coordinate, {noise} x the clip of {clip}"
+    return f"{part['times']:,} x {part['what']} of {part['sampler']}: {amount} ({part['mechanism']})"
+
+
+def _range(ends: Sequence[float]) -> str:
+    low, high = (f"{end:.4g}" for end in ends)
+    return low if low == high else f"{low} to {high}"
+
+
+def _test_words(fields: dict[str, Any]) -> dict[str, Any]:
+    if "test" not in fields:
+        return {}
+    test = dict(fields["test"])
+    name, note = test.pop("table"), test.pop("note")
+    figures = ", ".join(f"{what} {value:.4g}" for what, value in test.items() if what != "records")
+    return {"test": [f"{figures} on the {test['records']:,} records of {name}", f"({note})"]}
+
+
+def simulated_lines(fields: dict[str, Any]) -> dict[str, Any]:
+    """What `farthing.federated.simulation.simulate` reached, in words."""
+    records = f"{fields['records']:,} records of {fields['features']:,} features"
+    words = {
+        "users": f"{fields['users']:,}, with {records}",
+        "method": fields["method"],
+        "rounds": f"{fields['rounds']:,}: {fields['stopped']}",
+    }
+    if fields["epsilon"] is None:
+        words["guarantee"] = f"none: {fields['note']}"
+        return words | _test_words(fields)
+    owner = "for each user"
+    if fields["smallest_epsilon"] < fields["epsilon"]:
+        owner = f"each user has its own, from epsilon {fields['smallest_epsilon']:g} on: this is the largest"
+    trust = f"{fields['trust']} noise of {fields['sigma']:.6g} x clip {fields['clip']:.4g}"
+    if "survivors" in fields:
+        trust += f" in any sum over {fields['survivors']:,} honest users"
+    return {
+        **words,
+        "guarantee": [*_words(fields), owner],
+        **({"noise": _published_words(fields["holds"])} if "holds" in fields else {}),
+        "trust": trust,
+        "alive": f"{fields['alive']:,} users, with {fields['left']:.1%} of all rounds left",
+        **_test_words(fields),
+    }
+
+
+def _published_words(found: list[dict[str, Any]]) -> list[str]:
+    """What published noise gives, a line an observer."""
+    lines = [
+        f"epsilon {one['epsilon']:.4g} against {one['observer']}, {one['adjacency']}: {one['note']}"
+        for one in found
+    ]
+    return ["as published, which really gives", *lines]
+
+
+def verification(file: Path) -> dict[str, Any]:
+    """Whether the ledger's files agree with each other, and its spend with its rows.
+
+    LedgerLocked if the files do not agree. The spend is recomputed by `farthing.ledger.verifier`, which
+    shares no code with the ledger.
+    """
+    with open_journal(file) as rows:
+        last = rows.verify()
+        lines = [json.dumps(asdict(row)) for row in rows.rows() if row.seq <= last.seq]
+    fields: dict[str, Any] = {"file": str(file), "ok": True, "rows": last.seq + 1, "head": last.hash}
+    try:
+        from farthing.ledger import verifier
+    except ImportError:
+        return {**fields, "verdict": "chain, head and answers are in order", "note": "spend not recomputed"}
+    found = verifier.verify(lines, last.hash)
+    return {
+        **fields,
+        "ok": found.code == 0,
+        "verdict": found.reason,
+        "budget": found.budget,
+        "rule": found.rule,
+        "charged": [f"{count} x {event}" for event, count in found.charged.items()],
+        "spent": _finite(found.spent),
+        "plan": _finite(found.plan),
+        **({"refunded": found.trust, "unrefunded": _finite(found.unrefunded)} if found.refunded else {}),
+    }
+
+
+def _finite(interval: tuple[float, float] | None) -> list[float | None] | None:
+    return None if interval is None else [end if math.isfinite(end) else None for end in interval]
+
+
+def verification_lines(fields: dict[str, Any]) -> dict[str, Any]:
+    """What `verification` found, in words."""
+    apart = ("ok", "verdict", "refunded", "unrefunded")
+    words = {name: value for name, value in fields.items() if name not in apart}
+    if "refunded" in fields:
+        words["trusted"] = fields["refunded"]
+    for name in ("spent", "plan"):
+        if words.get(name) is not None:
+            low, high = ("infinite" if end is None else f"{end:.6g}" for end in words[name])
+            words[name] = f"epsilon from {low} to {high}"
+    return {**words, "verdict": fields["verdict"]}

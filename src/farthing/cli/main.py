@@ -1,0 +1,112 @@
+"""The command line: ``farthing train``, ``schema``, ``predict``, ``audit``, ``ledger``, ...
+
+Data goes to standard output, prose and errors to standard error. Exit codes: 0, in order; 1, a check failed
+or what is printed is no guarantee; 2, wrong usage or an invalid value; 3, it does not fit the budget; 130,
+interrupted.
+
+Everything heavy is imported inside the commands, so that ``farthing --help`` answers at once.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import farthing
+from farthing.cli import (
+    account_command,
+    audit_command,
+    deploy_command,
+    ledger_command,
+    report_command,
+    simulate_command,
+    train_command,
+)
+from farthing.cli.options import FAILED, SPENT, WRONG, Command, say
+from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
+
+# typer brings click along, as a dependency or as a copy of its own: both have this class above BadParameter.
+_WrongUsage: type[Exception] = typer.BadParameter.__bases__[0]
+
+app = typer.Typer(
+    help="Differentially private training with adaptive budgets: trains, accounts, reads ledgers.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+books = typer.Typer(help="Begins a ledger, or reads one; never changes it.", rich_markup_mode=None)
+app.add_typer(books, name="ledger")
+
+for _command in (
+    train_command.train,
+    train_command.schema,
+    train_command.predict,
+    simulate_command.simulate,
+    deploy_command.guard,
+    deploy_command.keys,
+    deploy_command.serve,
+    deploy_command.join,
+    audit_command.audit,
+    report_command.report,
+    account_command.account,
+    account_command.calibrate,
+):
+    app.command(cls=Command)(_command)
+for _book in (ledger_command.create, ledger_command.show, ledger_command.verify, ledger_command.export):
+    books.command(cls=Command)(_book)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit code; every expected error ends here as one sentence."""
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    try:
+        code = typer.main.get_command(app).main(arguments, prog_name="farthing", standalone_mode=False)
+    except _WrongUsage as error:
+        return say(error.format_message(), WRONG)  # type: ignore[attr-defined]
+    except (InvalidValue, Unsupported) as error:
+        return say(str(error), WRONG)
+    except BudgetSpent as error:
+        return say(str(error), SPENT)
+    except FarthingError as error:
+        return say(str(error), FAILED)
+    except ArithmeticError:
+        return say("these values are too extreme to compute with", WRONG)
+    except Exception as error:  # a mistake of ours or of another library: its text may quote a record
+        if os.environ.get("FARTHING_DEBUG"):
+            raise
+        return say(_unexpected(error), FAILED)
+    return code or 0
+
+
+def _unexpected(error: Exception) -> str:
+    """Where it happened, and nothing of what it says."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    frame = None if trace is None else trace.tb_frame
+    place = "" if frame is None or trace is None else f", {frame.f_globals.get('__name__')}:{trace.tb_lineno}"
+    return (
+        f"an unexpected {type(error).__name__}{place}; what it says may quote a record, so it is not shown: "
+        "where nobody else looks, FARTHING_DEBUG=1 shows it"
+    )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"farthing {farthing.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""What all commands share: exit codes, options, and how things are said.
+
+Data goes to standard output, prose and errors to standard error.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from farthing.budget import Adjacency
+from farthing.errors import InvalidValue
+
+if TYPE_CHECKING:  # it opens numpy
+    from farthing.data.schema import Schema
+
+FAILED, WRONG, SPENT, INTERRUPTED = 1, 2, 3, 130
+
+
+class Command(typer.core.TyperCommand):
+    """A command that says when it is interrupted, and whose help shows brackets as they are."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            return say("interrupted", INTERRUPTED)
+
+    def get_help(self, ctx: Any) -> str:
+        return super().get_help(ctx).replace("\\[", "[")  # typer before 0.21 escapes brackets for rich
+
+
+def say(sentence: str, code: int = 0) -> int:
+    """One sentence on standard error; returns the exit code."""
+    print(f"farthing: {sentence}", file=sys.stderr, flush=True)
+    return code
+
+
+def emit(text: str) -> None:
+    """Data, on standard output."""
+    print(text, flush=True)  # a reader that went away is noticed here, where typer ends quietly
+
+
+def emit_json(fields: dict[str, Any]) -> None:
+    """One JSON object on one line."""
+    emit(json.dumps(fields, allow_nan=False))
+
+
+def number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"must be a number, got {text!r}") from None
+
+
+def whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"must be a whole number, got {text!r}") from None
+
+
+def option(parser: Callable[[str], float], text: str, *names: str) -> Any:
+    """An option that takes a number; a wrong one is named as it was typed."""
+    metavar = "INTEGER" if parser is whole else "NUMBER"
+    return typer.Option(*names, parser=parser, metavar=metavar, help=text)
+
+
+Relation = Annotated[Adjacency, typer.Option(help="When two data sets are neighbours.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+TableName = Annotated[
+    str,
+    typer.Argument(metavar="TABLE", help="A CSV or Parquet file, or the word adult.", show_default=False),
+]
+TestTable = Annotated[
+    str | None, typer.Option(metavar="TABLE2", help="Measure the model on another table, without privacy.")
+]
+NewFile = Annotated[Path | None, typer.Option("-o", "--out", help="A new file; standard output if left out.")]
+Target = Annotated[str | None, typer.Option(metavar="COLUMN", help="What to predict: the schema's target.")]
+SchemaFile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Public bounds and vocabularies as JSON, or the word adult."),
+]
+Bounds = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=LOW:HIGH", help="Instead of a schema: a column of numbers. Repeatable."),
+]
+Values = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=A,B", help="Instead of a schema: a column of these values. Repeatable."),
+]
+
+
+def declared(
+    table: str, schema: str | None, target: str | None, bounds: list[str], values: list[str]
+) -> "Schema | None":
+    """The schema that these options name or spell out; None where there is none."""
+    from farthing.data import table_files
+
+    if schema is not None and (bounds or values):
+        raise InvalidValue("give either --schema or --bounds and --values, not both")
+    if bounds or values:
+        return table_files.declared(bounds, values, target)
+    if schema is None and table != table_files.EMBEDDED:
+        return None
+    return table_files.schema_of(schema or table_files.EMBEDDED, target)

@@ -1,0 +1,92 @@
+"""The command ``farthing report``: the page of a ledger that is there."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farthing.cli.options import FAILED, AsJson, Force, emit_json, say
+from farthing.errors import LedgerLocked
+
+if TYPE_CHECKING:
+    from farthing.report.subject import Subject
+
+
+def report(
+    ledger: Annotated[
+        Path, typer.Argument(metavar="LEDGER", help="The ledger's journal.", show_default=False)
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The page, a new file.")] = Path("report.html"),
+    title: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="What it is about; the ledger's name if left out.")
+    ] = None,
+    privacy: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The privacy.json of train: method, steps, records."),
+    ] = None,
+    simulated: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="What simulate --json printed: what each user has left."),
+    ] = None,
+    audit: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What audit --json printed: attacks beside the claim.")
+    ] = None,
+    tuning: Annotated[
+        str, typer.Option(metavar="TEXT", help="Whether settings were tried on the records, and who paid.")
+    ] = "",
+    force: Force = False,
+    as_json: AsJson = False,
+) -> int:
+    """Writes what a ledger says as one HTML page: a privacy statement, pictures, every row.
+
+    The ledger is read, never changed. One that is not in order gets a page that says so, and exit code 1.
+    """
+    from farthing.data.model_file import check_writable, write
+    from farthing.report.document import broken, page
+
+    kept = (ledger, f"{ledger}.head", privacy, simulated, audit)
+    check_writable(out, force, kept=kept)
+    name = title or ledger.name
+    try:
+        subject = _subject(ledger, name, privacy, simulated, audit, tuning)
+    except LedgerLocked as error:
+        write(out, broken(name, str(error)).encode())
+        if as_json:
+            emit_json({"report": str(out), "ok": False, "guaranteed": False, "reason": str(error)})
+        return say(f"{error} ({out} says so)", FAILED)
+    write(out, page(subject).encode())
+    if as_json:
+        emit_json({"report": str(out), "ok": True, "guaranteed": subject.guaranteed})
+    if not subject.guaranteed:
+        return say(f"{out} is written, and says that there is no guarantee", FAILED)
+    return 0 if as_json else say(f"{out} is written: {subject.guarantee}")
+
+
+def _subject(
+    ledger: Path, name: str, privacy: Path | None, simulated: Path | None, audit: Path | None, tuning: str
+) -> "Subject":
+    """Everything that the files tell. The guarantee is the ledger's own, whatever they say."""
+    from farthing.cli.ledger_output import open_journal, verification
+    from farthing.report import reading
+    from farthing.report.subject import Subject
+
+    told = reading.Told() if privacy is None else reading.read("--privacy", privacy, reading.told)
+    crowd, scores = (None, []) if simulated is None else reading.read("--simulated", simulated, reading.crowd)
+    verdicts = [] if audit is None else reading.read("--audit", audit, reading.verdicts)
+    verified = reading.verified(verification(ledger))
+    with open_journal(ledger) as journal:
+        return Subject.of(
+            journal,
+            title=name,
+            method=told.method,
+            steps=told.steps,
+            records=told.records,
+            features=told.features,
+            partial=told.partial,
+            scores=[*told.scores, *scores],
+            released=told.released,
+            tuning=tuning,
+            crowd=crowd,
+            audit=verdicts,
+            verified=verified,
+        )

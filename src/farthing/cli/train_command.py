@@ -1,0 +1,242 @@
+"""The commands about tables: ``farthing train``, ``schema`` and ``predict``."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from farthing import validate
+from farthing.budget import Adjacency
+from farthing.cli.ledger_output import aligned, open_journal, rehearsed_lines, trained_lines
+from farthing.cli.options import (
+    INTERRUPTED,
+    WRONG,
+    AsJson,
+    Bounds,
+    Force,
+    NewFile,
+    SchemaFile,
+    TableName,
+    Target,
+    TestTable,
+    Values,
+    declared,
+    emit,
+    emit_json,
+    number,
+    option,
+    say,
+    whole,
+)
+from farthing.cli.progress import progress, stoppable
+from farthing.errors import InvalidValue
+from farthing.ledger.journal import Journal
+
+if TYPE_CHECKING:  # what opens numpy is opened by the commands
+    from farthing.cli.step_recorder import Watch
+    from farthing.ledger.ledger import Ledger
+    from farthing.queries.query import Step
+
+_SHOWN = 0.1  # seconds between two looks at the progress
+
+
+def train(
+    table: TableName,
+    epsilon: Annotated[float, option(number, "The most that may be spent: its epsilon.")],
+    delta: Annotated[float, option(number, "The most that may be spent: its delta.")],
+    target: Target = None,
+    schema: SchemaFile = None,
+    bounds: Bounds = None,
+    values: Values = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="logistic or svm for labels, linear for numbers.")
+    ] = None,
+    method: Annotated[
+        str, typer.Option(metavar="NAME", help="The solver; a wrong name lists those there are.")
+    ] = "auto",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting of the method; a wrong name lists those there are. Repeatable.",
+        ),
+    ] = None,
+    book: Annotated[
+        Path | None,
+        typer.Option("--ledger", metavar="FILE", help="Spend from this ledger; a new one holds this budget."),
+    ] = None,
+    adjacency: Annotated[
+        Adjacency | None,
+        typer.Option(help="When two tables are neighbours; by default the ledger's, or add-remove."),
+    ] = None,
+    records: Annotated[
+        int | None,
+        option(whole, "The public number of records; by default the table's own, taken as public."),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Refuse values outside the schema, instead of clipping them.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print price and noise; spend, write and learn nothing.")
+    ] = False,
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="A folder for model.npz, privacy.json, ..., or NAME.npz.")
+    ] = Path(),
+    formats: Annotated[
+        list[str] | None,
+        typer.Option("--format", metavar="NAME", help="The model as skops or onnx as well. Repeatable."),
+    ] = None,
+    test: TestTable = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> int:
+    """Trains a linear model on a table within a budget.
+
+    Exactly what the budget allows is spent. Bounds and vocabularies are declared, never learnt. Ctrl-C ends
+    it with the model of the last step.
+    """
+    validate.positive(**{"--epsilon": epsilon})
+    validate.delta(**{"--delta": delta})
+    known = declared(table, schema, target, bounds or [], values or [])
+    if known is None:
+        return _skeleton(table, target)
+    from farthing.cli import training
+    from farthing.data import table_files
+
+    if book is not None and Journal.exists(book):
+        open_journal(book).close()
+    job = training.Job(
+        table,
+        known,
+        epsilon,
+        delta,
+        adjacency,
+        model,
+        method,
+        records,
+        book,
+        out,
+        force,
+        test,
+        strict,
+        tuple(formats or ()),
+        tuple(settings or ()),
+    )
+    if dry_run:
+        count = table_files.count(table, known)  # which reads the header too
+        fields = training.rehearse(job, records or table_files.filled(table, count))
+    else:
+        fields = training.train(job, partial(_followed, quiet=as_json))
+    if as_json:
+        emit_json(fields)
+    elif dry_run:
+        emit(aligned(rehearsed_lines(fields)))
+    else:
+        print(aligned(trained_lines(fields)), file=sys.stderr)
+    if fields.get("partial"):
+        return say("interrupted: the model is that of the last step", INTERRUPTED)
+    return 0
+
+
+def _skeleton(table: str, target: str | None) -> int:
+    """A schema to fill in, and why."""
+    from farthing.data import table_files
+
+    if target is None:
+        raise InvalidValue("give --schema FILE; for a skeleton of one, give --target COLUMN instead")
+    emit(table_files.skeleton_of(table, target))
+    return say(
+        "bounds and vocabularies are declared, never learnt from the records: fill in low and high, or "
+        "values, of every column above from public knowledge, and give the file as --schema (farthing schema "
+        "drafts one from the records, for you to check)",
+        WRONG,
+    )
+
+
+@contextmanager
+def _followed(*, quiet: bool) -> "Iterator[Watch]":
+    """Shows how far a training is, and ends it when asked to."""
+    shown = 0.0
+    with progress(quiet, "until the first step") as show, stoppable() as stopped:
+
+        def watch(step: "Step", door: "Ledger") -> bool:
+            nonlocal shown
+            if show is not None and time.monotonic() - shown >= _SHOWN:
+                shown, share = time.monotonic(), door.share
+                show(f"step {step.t:,}: {share:.0%} of the budget spent, {1 - share:.0%} left", share)
+            return stopped()
+
+        yield watch
+
+
+def schema(
+    table: TableName,
+    target: Target = None,
+    out: NewFile = None,
+    force: Force = False,
+) -> int:
+    """Drafts a schema by reading a table, for a person to check.
+
+    What it prints was read from private records, and no guarantee covers it: train refuses a draft until the
+    line that says so is deleted.
+    """
+    from farthing.data import model_file, schema_draft
+    from farthing.data import schema as data
+
+    if out is not None:
+        model_file.check_writable(out, force, kept=[table])
+    text, said = schema_draft.draft(table, target)
+    if out is None:
+        emit(text)
+    else:
+        model_file.write(out, f"{text}\n".encode())
+    for name, what in said.items():
+        say(f"column {name!r} {what}: see to it, or leave it out")
+    if data.DRAFTED not in text:
+        return 0
+    where = "above" if out is None else f"in {out}"
+    return say(
+        f"what is {where} was read from private records, and no guarantee covers it: check every line "
+        f"against public knowledge, then delete {data.DRAFTED!r}"
+    )
+
+
+def predict(
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL", help="What train wrote: the .npz or its folder.", show_default=False),
+    ],
+    table: Annotated[
+        str,
+        typer.Argument(
+            metavar="TABLE", help="A CSV or Parquet file with the schema's columns.", show_default=False
+        ),
+    ],
+    out: NewFile = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> int:
+    """One label or number a row of a table, in its order."""
+    from farthing.data import model_file
+
+    trained = model_file.Model.load(model)
+    if out is not None:
+        model_file.check_writable(out, force, kept=[table, model])
+    found = list(trained.predictions(table))
+    if as_json:
+        text = json.dumps({"target": trained.schema.target.name, "predictions": found}) + "\n"
+    else:
+        text = "".join(f"{value}\n" for value in found)
+    if out is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    else:
+        model_file.write(out, text.encode())
+    return 0

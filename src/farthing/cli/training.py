@@ -1,0 +1,321 @@
+"""What ``farthing train`` does: a table and a public schema in, a private model out.
+
+Everything that can be wrong is looked at before the first charge: the schema, the tables, where the model
+will be written, and, at a rehearsal on made-up rows, the method itself. Messages name files, columns and what
+was declared, never a cell of a table. No record decides whether it is refused: one with a label that is not
+declared, or without a number where one is, counts as nothing. With ``strict`` it does, and `STRICT` says so.
+"""
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.metrics import roc_auc_score
+
+from farthing import validate
+from farthing.accounting.filters import BasicFilter, RdpFilter
+from farthing.budget import Adjacency, Budget, Unit
+from farthing.cli import export
+from farthing.cli.step_recorder import Followed, Watch
+from farthing.data import table_files
+from farthing.data.model_file import Model, check_writable, write
+from farthing.data.schema import Categorical, Schema
+from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
+from farthing.ledger.books import rule_of
+from farthing.ledger.journal import Journal, Row
+from farthing.ledger.ledger import Ledger
+from farthing.linear.estimators import PUBLIC_SIZE, LinearRegression, LinearSVC, LogisticRegression
+from farthing.linear.solvers import CLASSIFIERS, REGRESSORS, Method, Settings
+from farthing.report.document import page
+from farthing.report.subject import Score, Subject
+
+STRICT = "that every value lies within the schema was checked without paying for it (--strict)"
+REHEARSED = "as on made-up rows: a method that adapts to its answers may choose otherwise"
+
+Array = NDArray[np.float64]
+Estimator = LogisticRegression | LinearSVC | LinearRegression
+Follow = Callable[[], AbstractContextManager[Watch | None]]  # entered when the spending begins
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to train on what, and where to put it."""
+
+    table: str
+    schema: Schema
+    epsilon: float
+    delta: float
+    adjacency: Adjacency | None = None  # that of the ledger, or add-remove
+    model: str | None = None  # "logistic", "svm" or "linear"; the first that suits the target
+    method: str = "auto"
+    records: int | None = None
+    ledger: Path | None = None
+    out: Path = Path()
+    force: bool = False
+    test: str | None = None
+    strict: bool = False  # refuse values that the schema does not have
+    formats: tuple[str, ...] = ()  # besides .npz
+    settings: tuple[str, ...] = ()  # of the method, as NAME=VALUE
+
+
+def train(job: Job, follow: Follow = nullcontext) -> dict[str, Any]:
+    """Checks everything, spends the budget, writes the model and its guarantee; returns what may be told.
+
+    ``follow`` may show how it goes, and end it early: the model is then that of the last step.
+    """
+    estimator, method, followed, settings = _prepared(job)
+    X, y = table_files.read(job.table, job.schema, strict=job.strict)
+    if job.records is None:
+        table_files.filled(job.table, y)
+    test = table_files.held_out(job.test, job.table, job.schema)
+    files = _files(job)
+    for path in files.values():
+        check_writable(path, job.force, kept=(job.table, job.test, job.ledger))
+    if job.ledger is not None and not Journal.exists(job.ledger):
+        check_writable(job.ledger, force=False, option="--ledger")
+    rehearse(job, len(X), whole=False)
+    with follow() as followed.watch, _spent(job, estimator, method, X, y) as ledger:
+        measured = None if test is None else {"table": job.test, **_measured(estimator, *test)}
+        if job.strict:
+            estimator.privacy_ = estimator.privacy_.noted(STRICT)
+        told = {
+            **asdict(estimator.privacy_),
+            "method": job.method,
+            "settings": settings,
+            "steps": estimator.n_iter_,
+            "records": len(X) if job.records is None else job.records,  # a private number stays private
+            "features": job.schema.width,
+            "partial": followed.stopped,
+            "spent": _charged(followed, ledger),
+            "ledger": None if job.ledger is None else str(job.ledger),
+            **{kind: str(path) for kind, path in files.items() if kind != "privacy"},
+        }
+        privacy = json.dumps(told, allow_nan=False, indent=1)
+        model = Model(job.schema, np.atleast_2d(estimator.coef_), np.atleast_1d(estimator.intercept_))
+        write(files["model"], model.to_bytes(privacy))
+        write(files["privacy"], (privacy + "\n").encode())
+        for form in job.formats:
+            write(files[form], export.exported(form, job.schema, estimator.to_sklearn()))
+        try:
+            report = _reported(job, estimator, ledger, told, measured)
+        except FarthingError as error:  # nothing is wrong with what was asked for, and it is paid
+            raise FarthingError(f"the model is written, but its report could not be: {error}") from None
+        write(files["report"], report.encode())
+    return told if measured is None else {**told, "test": measured}
+
+
+def rehearse(job: Job, records: int, *, whole: bool = True) -> dict[str, Any]:
+    """The training (or its first step) on made-up rows, charged to a ledger in memory like the real one.
+
+    What a method refuses, and what does not fit the budget, it refuses here. Returns the price and the noise.
+    """
+    actor, method, followed, settings = _prepared(job)
+    followed.watch = None if whole else lambda *_: True
+    actor.set_params(records=job.records or records)
+    with _ledger(job, method, rehearsal=True) as ledger:
+        before = ledger.share
+        _spending(actor, method, ledger, job).fit(*_made_up(job.schema))
+        after = ledger.share
+    for form in job.formats:
+        export.exported(form, job.schema, actor.to_sklearn())
+    return {
+        "dry_run": True,
+        **asdict(actor.privacy_),
+        **({"note": PUBLIC_SIZE} if job.records is None else {}),
+        "method": job.method,
+        "settings": settings,
+        "steps": actor.n_iter_,
+        "records": job.records or records,
+        "features": job.schema.width,
+        "answers": [
+            {"what": what, "sampler": sampler, "mechanism": mechanism, **asdict(asked)}
+            for (what, sampler, mechanism), asked in followed.asked.items()
+        ],
+        "expected": REHEARSED,
+        "ledger": None if job.ledger is None else str(job.ledger),
+        "share": [before, after],
+    }
+
+
+def _prepared(job: Job) -> tuple[Estimator, Method, Followed, Settings]:
+    """The estimator a job asks for, its method, the steps of that, followed, and its settings."""
+    target = job.schema.target
+    made: dict[str, Callable[[], Estimator]] = {}
+    if isinstance(target, Categorical):
+        known, classes = CLASSIFIERS, range(len(target.values))
+        made["logistic"] = lambda: LogisticRegression(classes=classes)
+        made["svm"] = lambda: LinearSVC(classes=classes)
+    else:
+        known, bounds = REGRESSORS, (target.low, target.high)
+        made["linear"] = lambda: LinearRegression(target_bounds=bounds)
+    kind = next(iter(made)) if job.model is None else job.model
+    if kind not in made:
+        raise InvalidValue(f"--model must be one of {list(made)} for target {target.name!r}, got {kind!r}")
+    private = sorted(name for name, method in known.items() if method.private)
+    if job.method not in private:  # a fit without privacy is a baseline, and for Python only
+        raise InvalidValue(f"--method must be one of {private}, got {job.method!r}")
+    if job.delta == 0 and known[job.method].filter is not BasicFilter:
+        raise InvalidValue(f"--delta must be above 0 with --method {job.method}, got {job.delta:g}")
+    if job.records is not None:
+        validate.count(**{"--records": job.records})
+    for form in job.formats:
+        if form not in export.FORMATS:
+            raise InvalidValue(f"--format must be one of {list(export.FORMATS)}, got {form!r}")
+    plain = known[job.method]
+    settings = plain.parsed(job.settings, job.method)
+    chosen = plain.with_(settings)
+    followed = Followed(job.method, chosen.algorithm)
+    method = replace(chosen, algorithm=followed)
+    estimator = made[kind]().set_params(
+        epsilon=job.epsilon,
+        delta=job.delta,
+        bounds=(0.0, 1.0),  # what a schema encodes into
+        solver=method,
+        adjacency=job.adjacency,
+        records=job.records,
+    )
+    return estimator, method, followed, settings
+
+
+def _ledger(job: Job, method: Method, *, rehearsal: bool = False) -> Ledger:
+    """The ledger to spend from, or one in memory that is like it; a new one holds the job's budget."""
+    if job.ledger is None or not Journal.exists(job.ledger):
+        budget = Budget(job.epsilon, job.delta, job.adjacency or Adjacency.ADD_REMOVE)
+        file = None if rehearsal else job.ledger
+        return Ledger(budget, journal=file, filter=method.filter, block=1 if file is None else None)
+    if not rehearsal:
+        return Ledger.open(job.ledger)
+    with Journal(job.ledger) as found:
+        rule, last = rule_of(found.header), found.last()
+        promises = [row for row in found.rows() if row.kind == "promise"]
+    like = Ledger(rule.budget, filter=lambda _: rule)  # with the balance, so that what is spent is noticed
+    for promise in promises:
+        like.journal.append("promise", partial(_as_it_was, promise.body, promise.state))
+    if last.state:
+        like.journal.append("note", partial(_as_it_was, {}, last.state))
+    return like
+
+
+def _as_it_was(body: dict[str, Any], state: list[float], _: Row) -> tuple[dict[str, Any], list[float]]:
+    return body, state
+
+
+def _spent(job: Job, estimator: Estimator, method: Method, X: Array, y: NDArray[Any]) -> Ledger:
+    """Fits; returns the ledger that paid for it, with what was reserved and not used given back."""
+    ledger = _ledger(job, method)
+    try:
+        _spending(estimator, method, ledger, job).fit(X, y)
+    except BaseException:
+        ledger.close()
+        raise
+    if job.ledger is None:
+        return ledger
+    ledger.close()
+    return Ledger.open(job.ledger)
+
+
+def _charged(followed: Followed, ledger: Ledger) -> dict[str, Any]:
+    """What the answers of this training cost, up to where it ended."""
+    assert followed.door is not None
+    door = followed.door if followed.door.journal.path is None else ledger  # a part of it, or all of it
+    spent = door.spent
+    return {"epsilon": spent.epsilon, "delta": spent.delta, "note": spent.note}
+
+
+def _reported(
+    job: Job, estimator: Estimator, ledger: Ledger, told: dict[str, Any], measured: dict[str, Any] | None
+) -> str:
+    """The page that tells of this training."""
+    scores, released, measure = list[Score](), list[str](), "accuracy"
+    if measured is not None:
+        measure = "rmse" if "rmse" in measured else measure
+        baseline = "guessing" if measure == "accuracy" else "rmse of the mean"
+        released = [f"{measure} on {measured['table']}, {table_files.WITHOUT_PRIVACY}"]
+        scores = [
+            Score(label=job.method, epsilon=estimator.privacy_.epsilon, value=measured[measure]),
+            Score(label=baseline, epsilon=None, value=measured[baseline]),
+        ]
+    subject = Subject.of(
+        ledger,
+        title=f"{job.schema.target.name} of {Path(job.table).name}",
+        method=", ".join((job.method, *job.settings)),
+        steps=told["steps"],
+        guarantee=estimator.privacy_,
+        history=estimator.history_,
+        records=told["records"],
+        features=told["features"],
+        scores=scores,
+        measure=measure,
+        released=released,
+        partial=told["partial"],
+    )
+    return page(subject)
+
+
+def _spending(estimator: Estimator, method: Method, ledger: Ledger, job: Job) -> Estimator:
+    """The estimator with a ledger to take ε and δ from; all of it where that is meant and none is spent."""
+    if ledger.budget.unit is not Unit.RECORD:
+        raise InvalidValue(
+            f"--ledger must be one per record, since a row counts as one: its budget is {ledger.budget}"
+        )
+    if ledger.share and any(row.kind == "promise" for row in ledger.journal.rows()):
+        spent = BudgetSpent if ledger.share == 1 else Unsupported
+        raise spent(
+            f"--ledger holds the plan of another training, of which {1 - ledger.share:.3%} is left: no other "
+            "can spend it, so take a new ledger"
+        )
+    if isinstance(ledger.filter, RdpFilter) and (method.filter is not RdpFilter or ledger.share):
+        raise Unsupported(
+            "--ledger is spent by an RDP filter, which hands out no parts: create one with --filter gdp, "
+            "zcdp or basic"
+        )
+    estimator.set_params(ledger=ledger)
+    if ledger.share == 0 and ledger.budget == ledger.budget.with_(job.epsilon, job.delta):
+        estimator.set_params(epsilon=None, delta=None)
+    elif method.filter in (None, RdpFilter) and not isinstance(ledger.filter, BasicFilter):
+        kind = "promises a plan" if method.filter is None else "asks batches"
+        raise Unsupported(
+            f"--method {job.method} {kind}: it takes a new ledger, or a part of one created with "
+            "--filter basic"
+        )
+    return estimator
+
+
+def _made_up(schema: Schema) -> tuple[Array, ArrayLike]:
+    target = schema.target
+    y = range(len(target.values)) if isinstance(target, Categorical) else (target.low, target.high)
+    return np.zeros((len(y), schema.width)), y
+
+
+def _measured(estimator: Estimator, X: Array, y: NDArray[Any]) -> dict[str, Any]:
+    """How well a model does on another table. Not private, and said so."""
+    told: dict[str, Any] = {"records": len(y), "note": table_files.WITHOUT_PRIVACY}
+    found = estimator.predict(X)
+    if isinstance(estimator, LinearRegression):
+        told["rmse"] = float(np.sqrt(np.mean(np.square(found - y))))
+        return {**told, "rmse of the mean": float(np.std(y))}
+    told["accuracy"] = float(np.mean(found == y))
+    told["guessing"] = float(np.bincount(y).max() / len(y))
+    scores = estimator.decision_function(X)
+    if scores.ndim == 1 and 0 < y.sum() < len(y):
+        told["auc"] = float(roc_auc_score(y, scores))
+    if isinstance(estimator, LogisticRegression):
+        told["log_loss"] = -float(np.mean(estimator.predict_log_proba(X)[np.arange(len(y)), y]))
+    return told
+
+
+def _files(job: Job) -> dict[str, Path]:
+    """What goes where: files in a folder, or NAME.npz and others that begin with NAME."""
+    if job.out.suffix == ".npz":
+        folder, model, other = job.out.parent, job.out.stem, f"{job.out.stem}."
+    else:
+        folder, model, other = job.out, "model", ""
+    files = {"model": f"{model}.npz", "privacy": f"{other}privacy.json", "report": f"{other}report.html"}
+    files |= {form: f"{model}.{form}" for form in job.formats}
+    return {kind: folder / name for kind, name in files.items()}

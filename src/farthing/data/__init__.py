@@ -1,0 +1,10 @@
+"""Private tables with public schemas, and the files that they come from.
+
+`schema` declares bounds and vocabularies, which are never learnt from records; `tables` reads private rows in
+blocks; `csv_files`, `parquet_files` and `table_files` read them from disk.
+"""
+
+from farthing.data.schema import Categorical, Dataset, Numeric, Schema, load_adult
+from farthing.data.tables import Features, Table
+
+__all__ = ["Categorical", "Dataset", "Features", "Numeric", "Schema", "Table", "load_adult"]

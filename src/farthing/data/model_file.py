@@ -1,0 +1,114 @@
+"""A linear model on the features of a schema, as it lies in a file, and how files are written at all."""
+
+import io
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing.data import table_files
+from farthing.data.schema import Categorical, Numeric, Schema
+from farthing.errors import FarthingError, InvalidValue
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """Weights on the features of a schema."""
+
+    schema: Schema
+    coef: Array
+    intercept: Array
+
+    def predict(self, X: Array) -> list[str] | list[float]:
+        """A label, or a number, for every row of features."""
+        scores = X @ self.coef.T + self.intercept
+        if isinstance(self.schema.target, Numeric):
+            within = np.clip(scores[:, 0], float(self.schema.target.low), float(self.schema.target.high))
+            return [float(score) for score in within]
+        places = scores.argmax(axis=1) if scores.shape[1] > 1 else (scores[:, 0] > 0).astype(int)
+        return [self.schema.target.values[place] for place in places]
+
+    def predictions(self, table: str) -> Iterator[str | float]:
+        """One for every record of a table, which need not have the target."""
+        for X in table_files.decoded(table, self.schema):
+            yield from self.predict(X)
+
+    def to_bytes(self, privacy: str) -> bytes:
+        """The model with its guarantee as .npz: numbers and texts only, so that reading it runs no code."""
+        target = self.schema.target
+        buffer = io.BytesIO()
+        np.savez(
+            buffer,
+            coef=self.coef,
+            intercept=self.intercept,
+            classes=np.array(target.values if isinstance(target, Categorical) else (), dtype=np.str_),
+            feature_names=np.array(self.schema.feature_names),
+            schema=np.array(self.schema.to_json()),
+            privacy=np.array(privacy),
+        )
+        return buffer.getvalue()
+
+    @classmethod
+    def load(cls, path: Path) -> "Model":
+        """The model at ``path``, or of the folder that `train` filled."""
+        path = path / "model.npz" if path.is_dir() else path
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
+                schema = Schema.from_json(str(found["schema"]))
+                coef, intercept = (np.asarray(found[name], np.float64) for name in ("coef", "intercept"))
+        except FileNotFoundError:
+            raise InvalidValue(f"MODEL must be a file that train wrote, there is no {str(path)!r}") from None
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, zipfile.BadZipFile, EOFError):
+            raise InvalidValue(f"MODEL must be a file that train wrote, {str(path)!r} is not one") from None
+        labels = len(schema.target.values) if isinstance(schema.target, Categorical) else 0
+        outputs = labels if labels > 2 else 1
+        if coef.shape != (outputs, schema.width) or intercept.shape != (outputs,):
+            raise InvalidValue(f"{str(path)!r} holds weights of shape {coef.shape}, not its schema's")
+        return cls(schema, coef, intercept)
+
+
+def check_writable(
+    path: Path, force: bool, kept: Iterable[str | Path | None] = (), option: str = "--out"
+) -> None:
+    """Refused now, before anything is paid for, rather than when there is something to write.
+
+    Files that are ``kept`` (a table, a ledger) are not even replaced by force.
+    """
+    try:
+        if path.is_dir() or (path.exists() and not force):
+            instead = "is a folder" if path.is_dir() else "exists already; --force replaces it"
+            raise InvalidValue(f"{option} must be new: {str(path)!r} {instead}")
+        if os.path.realpath(path) in [os.path.realpath(file) for file in kept if file is not None]:
+            raise InvalidValue(f"{option} must be new: {str(path)!r} is the table, the schema or the ledger")
+        with tempfile.TemporaryFile(dir=path.parent if path.parent.exists() else path.parent.parent):
+            pass
+    except OSError as error:
+        raise InvalidValue(f"{option} must be writable: {_reason(path, error)}") from None
+
+
+def write(path: Path, content: bytes) -> None:
+    """All of it or nothing, on disk when this returns."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with draft.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            draft.unlink()
+        raise FarthingError(f"the result could not be written: {_reason(path, error)}") from None
+
+
+def _reason(path: Path, error: OSError) -> str:
+    return f"{str(path)!r}: {error.strerror or error}"

@@ -1,0 +1,111 @@
+"""Parquet files, read as columns of numbers and text some thousand records at a time, like `csv_files`.
+
+Numbers and booleans come as such; text, and everything else with missing values in it, as text, a missing one
+as "", as it would stand in a CSV file. Messages name the file, a wanted column or a type, never a cell.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing.errors import InvalidValue, Unsupported
+
+_BLOCK = 2**13  # rows held at a time
+_MAGIC = b"PAR1"
+
+
+def claims(path: str) -> bool:
+    """Whether a file looks like Parquet, by its first bytes or by its name."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC or path.endswith((".parquet", ".pq"))
+    except OSError:
+        return False
+
+
+def header(path: str, column: str | None = None) -> list[str]:
+    """The names of all columns; refused unless ``column`` is one."""
+    with _opened(path) as file:
+        names: list[str] = file.schema_arrow.names
+        _places(path, names, [] if column is None else [column])
+    return names
+
+
+def count(path: str, names: Iterable[str]) -> int:
+    """How many records there are; ``names`` must all be columns of a type that can be read."""
+    with _opened(path) as file:
+        _places(path, file.schema_arrow.names, names)
+        for name in names:
+            _kind(path, name, file.schema_arrow.field(name).type)
+        return int(file.metadata.num_rows)
+
+
+def columns(path: str, names: Iterable[str]) -> Iterator[dict[str, NDArray[Any]]]:
+    """The named columns, block by block."""
+    wanted = list(names)
+    count(path, wanted)  # whatever the file's footer tells is refused before a record is read
+    with _opened(path) as file:
+        for batch in file.iter_batches(batch_size=_BLOCK, columns=wanted):
+            yield {name: _values(path, name, batch.column(name)) for name in wanted}
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    """An open file; whatever cannot be read is an `InvalidValue`."""
+    try:
+        import pyarrow as arrow
+        from pyarrow import parquet
+    except ImportError:
+        raise Unsupported(
+            f"{path!r} is a Parquet file, which needs pyarrow: pip install 'farthing[parquet]'"
+        ) from None
+    try:
+        with parquet.ParquetFile(path) as file:
+            yield file
+    except arrow.ArrowException:  # its own text may show a byte of the file
+        raise InvalidValue(f"{path!r} is not a whole Parquet file") from None
+    except OSError as error:
+        raise InvalidValue(f"{path!r} cannot be read: {error.strerror or 'it is damaged'}") from None
+
+
+def _places(path: str, header: list[str], names: Iterable[str]) -> None:
+    for name in names:
+        if header.count(name) != 1:
+            what = "two columns" if name in header else "no column"
+            raise InvalidValue(f"{path!r} has {what} {name!r}: each column must have a name of its own")
+
+
+def _kind(path: str, name: str, kind: Any) -> str:
+    """``text``, ``whole`` (booleans too) or ``number``."""
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if any(is_it(kind) for is_it in (types.is_string, types.is_large_string, types.is_null)):
+        return "text"
+    if types.is_integer(kind) or types.is_boolean(kind):
+        return "whole"
+    if types.is_floating(kind) or types.is_decimal(kind):
+        return "number"
+    raise InvalidValue(
+        f"column {name!r} of {path!r} holds {kind}, which is neither a number, nor text, nor true or false"
+    )
+
+
+def _values(path: str, name: str, column: Any) -> NDArray[Any]:
+    """As the head of this file says; a missing fraction is a NaN."""
+    import pyarrow as arrow
+
+    if arrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    kind = _kind(path, name, column.type)
+    if kind == "number":
+        return np.asarray(column.cast(arrow.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
+    if kind == "whole" and not column.null_count:
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    if kind != "text":
+        column = column.cast(arrow.string())
+    return np.array(column.fill_null("").to_pylist(), dtype=object)

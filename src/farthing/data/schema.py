@@ -1,0 +1,437 @@
+"""Tables with public schemas: bounds and vocabularies are declared, never learnt from the records.
+
+Scaling a column by its own minimum and maximum, or listing the categories that happen to occur, reads the
+private records outside the ledger. A `Schema` is written down beforehand, from a code book, so encoding costs
+no budget:
+
+>>> schema = Schema(
+...     columns=(Numeric("age", 17, 90), Categorical("sex", ("Female", "Male"))),
+...     target=Categorical("income", ("<=50K", ">50K")),
+... )
+>>> schema.feature_names
+('age', 'sex=Female', 'sex=Male')
+>>> schema.encode({"age": [17, 250], "sex": ["Male", "not listed"]})
+array([[0., 0., 1.],
+       [1., 0., 0.]])
+
+UCI Adult comes with the package (48,842 records, 108 features):
+
+>>> adult = load_adult()
+>>> adult.X_train.shape, adult.X_test.shape
+((32561, 108), (16281, 108))
+>>> f"{adult.y.mean():.2%}"
+'23.93%'
+"""
+
+import hashlib
+import json
+import lzma
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from farthing.errors import InvalidValue
+from farthing.queries import arrays
+from farthing.validate import finite
+
+Table = Mapping[str, ArrayLike]
+
+DRAFTED = "drafted_from_private_data"  # the key that a draft carries, and that nothing trains with
+_DRAFTED = "read from private records; covered by no guarantee: check every line, then delete this one"
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """A number with public bounds: values beyond them are clipped, then [low, high] is mapped onto [0, 1].
+
+    What is no finite number becomes NaN, and its record counts as nothing (`farthing.data.tables.Table`): an
+    error would tell of a record for which nobody has paid.
+    """
+
+    name: str
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        low, high = (
+            finite(**{f"{name} of column {self.name!r}": getattr(self, name)}) for name in ("low", "high")
+        )
+        if not 0 < high - low < math.inf:
+            raise InvalidValue(
+                f"column {self.name!r}: low must be below high, got {self.low!r}, {self.high!r}"
+            )
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The one feature this column becomes."""
+        return (self.name,)
+
+    def encode(self, values: ArrayLike, out: NDArray[np.float64]) -> None:
+        """Write the scaled values into `out`, of shape (rows, 1)."""
+        low, high = float(self.low), float(self.high)
+        out[:, 0] = (self.targets(values) - low) / (high - low)
+
+    def targets(self, values: ArrayLike) -> NDArray[np.float64]:
+        """The values themselves, clipped: what a regression learns to predict; NaN for what is no number."""
+        numbers = _numbers(self.name, values)
+        return np.where(np.isfinite(numbers), np.clip(numbers, float(self.low), float(self.high)), np.nan)
+
+    def known(self, values: ArrayLike) -> bool:
+        """Whether every value is a finite number."""
+        return bool(np.isfinite(_numbers(self.name, values)).all())
+
+    def holds(self, values: ArrayLike) -> bool:
+        """Whether every value is a number between the bounds."""
+        numbers = _numbers(self.name, values)
+        return bool(((numbers >= self.low) & (numbers <= self.high)).all())
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """A value from a public vocabulary, encoded one-hot; a value outside it encodes as all zeros."""
+
+    name: str
+    values: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values or len(set(self.values)) < len(self.values):
+            raise InvalidValue(f"column {self.name!r} needs distinct values, got {self.values!r}")
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """One feature for each value of the vocabulary, in its order."""
+        return tuple(f"{self.name}={value}" for value in self.values)
+
+    def codes(self, values: ArrayLike) -> NDArray[np.int64]:
+        """The position of each value in the vocabulary, -1 where it is not in it."""
+        position = {value: code for code, value in enumerate(self.values)}
+        found = [position.get(v, -1) if isinstance(v, str) else -1 for v in np.asarray(values).tolist()]
+        return np.array(found, dtype=np.int64)
+
+    def encode(self, values: ArrayLike, out: NDArray[np.float64]) -> None:
+        """Set the ones in `out`, zeros of shape (rows, len(values))."""
+        codes = self.codes(values)
+        (known,) = np.nonzero(codes >= 0)
+        out[known, codes[known]] = 1.0
+
+    def holds(self, values: ArrayLike) -> bool:
+        """Whether all values are in the vocabulary."""
+        return bool((self.codes(values) >= 0).all())
+
+    def targets(self, values: ArrayLike) -> NDArray[np.int64]:
+        """The codes of labels, -1 for one outside the vocabulary: what a classifier learns to predict."""
+        return self.codes(values)
+
+    known = holds
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What is publicly known about a table: its columns in order, and the target to predict.
+
+    Every feature lies in [0, 1], so a row of `encode` has squared norm at most `len(columns)`. A target with
+    a vocabulary asks for a classifier, one with bounds for a regression.
+    """
+
+    columns: tuple[Numeric | Categorical, ...]
+    target: Numeric | Categorical
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in (*self.columns, self.target)]
+        if len(names) < 2 or len(set(names)) < len(names):
+            raise InvalidValue(f"a schema needs a column, a target and distinct names, got {names!r}")
+        if isinstance(self.target, Categorical) and len(self.target.values) < 2:
+            raise InvalidValue(
+                f"the target {self.target.name!r} needs two values or more, got {self.target.values!r}"
+            )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Schema":
+        """The inverse of `to_json`; the message names the key that is wrong."""
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidValue(f"a schema must be JSON: {error}") from None
+        if isinstance(found, dict) and DRAFTED in found:
+            raise InvalidValue(
+                f"this is a draft that was read from private records: check every bound and value against "
+                f"public knowledge, then delete {DRAFTED!r} from it"
+            )
+        if not isinstance(found, dict) or found.keys() != {"columns", "target"}:
+            keys = sorted(found) if isinstance(found, dict) else type(found).__name__
+            raise InvalidValue(f"a schema must have the keys 'columns' and 'target' and no other, got {keys}")
+        if not isinstance(found["columns"], list):
+            raise InvalidValue(f"'columns' of a schema must be a list, got {found['columns']!r}")
+        columns = [_described(f"columns[{place}]", column) for place, column in enumerate(found["columns"])]
+        return cls(tuple(columns), _described("target", found["target"]))
+
+    def to_json(self) -> str:
+        """A small text of public facts, a line a column."""
+        return _json([asdict(column) for column in self.columns], asdict(self.target))
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The names of the columns of `encode`: 'age', 'sex=Female', and so on."""
+        return tuple(name for column in self.columns for name in column.feature_names)
+
+    @property
+    def width(self) -> int:
+        """How many features `encode` returns for a row."""
+        return len(self.feature_names)
+
+    def encode(self, table: Table) -> NDArray[np.float64]:
+        """Features of shape (rows, width) in [0, 1], NaN for what is no number where one is declared.
+
+        Columns that the schema does not name are left out.
+        """
+        rows = len(_column(table, self.columns[0].name))
+        features = np.zeros((rows, self.width))
+        start = 0
+        for column in self.columns:
+            values = _column(table, column.name)
+            if len(values) != rows:
+                raise InvalidValue(
+                    f"columns must be equally long: {column.name!r} and {self.columns[0].name!r} are not"
+                )
+            stop = start + len(column.feature_names)
+            column.encode(values, features[:, start:stop])
+            start = stop
+        return features
+
+    def encode_target(self, table: Table) -> NDArray[Any]:
+        """Each record's label as its position in `target.values`, or its number, clipped to the bounds.
+
+        -1 stands for a label that is not among them, NaN for what is no number.
+        """
+        return self.target.targets(_column(table, self.target.name))
+
+
+def skeleton(names: Sequence[str], target: str) -> str:
+    """A schema to fill in: for every column either low and high, or values; the rest may stay.
+
+    >>> print(skeleton(["age", "income"], "income"))
+    {"columns": [
+      {"name": "age", "low": null, "high": null, "values": []}
+     ],
+     "target": {"name": "income", "low": null, "high": null, "values": []}}
+    """
+    blank: list[dict[str, Any]] = [
+        {"name": name, "low": None, "high": None, "values": []} for name in (*names, target)
+    ]
+    return _json([column for column in blank[:-1] if column["name"] != target], blank[-1])
+
+
+def draft(columns: list[dict[str, Any]], target: dict[str, Any]) -> str:
+    """A schema whose bounds and values were read from records: refused until a person deletes that line."""
+    return f"{{\n {json.dumps(DRAFTED)}: {json.dumps(_DRAFTED)},\n {_json(columns, target)[1:]}"
+
+
+def _json(columns: list[dict[str, Any]], target: dict[str, Any]) -> str:
+    lines = [json.dumps(column, ensure_ascii=False, default=float) for column in (*columns, target)]
+    return '{"columns": [\n  ' + ",\n  ".join(lines[:-1]) + '\n ],\n "target": ' + lines[-1] + "}"
+
+
+def _described(key: str, found: Any) -> Numeric | Categorical:
+    """A column as JSON describes it. What a skeleton leaves open counts as absent."""
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str) or not found["name"]:
+        raise InvalidValue(f"{key!r} of a schema must be an object with a 'name', got {found!r}")
+    name = found["name"]
+    given = {word: value for word, value in found.items() if value is not None and value != []}
+    if given.keys() == {"name", "low", "high"}:
+        return Numeric(name, given["low"], given["high"])
+    if given.keys() != {"name", "values"}:
+        words = sorted(given.keys() - {"name"})
+        raise InvalidValue(
+            f"{key!r} of a schema must give column {name!r} either 'low' and 'high' or 'values', got {words}"
+        )
+    values = given["values"]
+    if not isinstance(values, list) or not all(type(value) in (str, int) for value in values):
+        raise InvalidValue(
+            f"'values' of column {name!r} must be a list of texts, as they stand in the table, got {values!r}"
+        )
+    return Categorical(name, tuple(map(str, values)))
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A table, its encoding by a public schema, and the standard split: the first `split` rows train."""
+
+    name: str
+    table: Table = field(repr=False)
+    X: NDArray[np.float64] = field(repr=False)
+    y: NDArray[np.int64] = field(repr=False)
+    schema: Schema = field(repr=False)
+    split: int
+
+    @property
+    def X_train(self) -> NDArray[np.float64]:
+        """Features of the training rows."""
+        return self.X[: self.split]
+
+    @property
+    def y_train(self) -> NDArray[np.int64]:
+        """Labels of the training rows."""
+        return self.y[: self.split]
+
+    @property
+    def X_test(self) -> NDArray[np.float64]:
+        """Features of the test rows."""
+        return self.X[self.split :]
+
+    @property
+    def y_test(self) -> NDArray[np.int64]:
+        """Labels of the test rows."""
+        return self.y[self.split :]
+
+
+def _listed(*lines: str) -> tuple[str, ...]:
+    return tuple(", ".join(lines).split(", "))
+
+
+# Vocabularies as listed in UCI's adult.names, with "?" in the three columns UCI says have missing values.
+# The lower bounds of age and hours are UCI's extraction rule (AAGE > 16, HRSWK > 0); 90 years, 99 hours and a
+# gain of 99,999 are taken as the survey's top codes; the remaining bounds are round numbers.
+ADULT = Schema(
+    columns=(
+        Numeric("age", 17, 90),
+        Categorical(
+            "workclass",
+            _listed(
+                "Private, Self-emp-not-inc, Self-emp-inc, Federal-gov, Local-gov, State-gov, Without-pay",
+                "Never-worked, ?",
+            ),
+        ),
+        Numeric("fnlwgt", 0, 1_500_000),
+        Categorical(
+            "education",
+            _listed(
+                "Bachelors, Some-college, 11th, HS-grad, Prof-school, Assoc-acdm, Assoc-voc, 9th, 7th-8th",
+                "12th, Masters, 1st-4th, 10th, Doctorate, 5th-6th, Preschool",
+            ),
+        ),
+        Numeric("education-num", 1, 16),
+        Categorical(
+            "marital-status",
+            _listed(
+                "Married-civ-spouse, Divorced, Never-married, Separated, Widowed, Married-spouse-absent",
+                "Married-AF-spouse",
+            ),
+        ),
+        Categorical(
+            "occupation",
+            _listed(
+                "Tech-support, Craft-repair, Other-service, Sales, Exec-managerial, Prof-specialty",
+                "Handlers-cleaners, Machine-op-inspct, Adm-clerical, Farming-fishing, Transport-moving",
+                "Priv-house-serv, Protective-serv, Armed-Forces, ?",
+            ),
+        ),
+        Categorical(
+            "relationship", _listed("Wife, Own-child, Husband, Not-in-family, Other-relative, Unmarried")
+        ),
+        Categorical("race", _listed("White, Asian-Pac-Islander, Amer-Indian-Eskimo, Other, Black")),
+        Categorical("sex", _listed("Female, Male")),
+        Numeric("capital-gain", 0, 99_999),
+        Numeric("capital-loss", 0, 5_000),
+        Numeric("hours-per-week", 1, 99),
+        Categorical(
+            "native-country",
+            _listed(
+                "United-States, Cambodia, England, Puerto-Rico, Canada, Germany, Outlying-US(Guam-USVI-etc)",
+                "India, Japan, Greece, South, China, Cuba, Iran, Honduras, Philippines, Italy, Poland",
+                "Jamaica, Vietnam, Mexico, Portugal, Ireland, France, Dominican-Republic, Laos, Ecuador",
+                "Taiwan, Haiti, Columbia, Hungary, Guatemala, Nicaragua, Scotland, Thailand, Yugoslavia",
+                "El-Salvador, Trinadad&Tobago, Peru, Hong, Holand-Netherlands, ?",
+            ),
+        ),
+    ),
+    target=Categorical("class", ("<=50K", ">50K")),
+)
+
+# Of the uncompressed bytes.
+ADULT_SHA256 = "223fee11d100db8a286cdffc32c701f73f4b74ad8adcd39fc23a4a6c7ac5a2d3"
+_ADULT_TRAIN = 32_561
+
+
+def load_adult() -> Dataset:
+    """UCI Adult, the 1994 US census extract: does a person earn more than $50,000 a year?
+
+    All 48,842 records with their original values, in UCI's order: the 32,561 of adult.data, then the 16,281
+    of adult.test. `y` is 1 for ">50K". Missing values stay "?". Becker, B. and Kohavi, R. (1996), UCI Machine
+    Learning Repository, https://doi.org/10.24432/C5XW20, CC BY 4.0.
+    """
+    packed = lzma.decompress(files("farthing.data").joinpath("datasets", "adult.xz").read_bytes())
+    if hashlib.sha256(packed).hexdigest() != ADULT_SHA256:
+        raise InvalidValue("datasets/adult.xz does not have the expected checksum; install farthing again")
+    table = unpack(packed, ADULT)
+    return Dataset("adult", table, ADULT.encode(table), ADULT.encode_target(table), ADULT, split=_ADULT_TRAIN)
+
+
+def unpack(packed: bytes, schema: Schema) -> dict[str, NDArray[Any]]:
+    """Read a table of whole numbers and categories from the form tools/build_adult.py writes.
+
+    Columns follow each other, the target last. A column is `byte_planes` runs of one byte a record, the
+    lowest byte first: of the number itself, or of the position in the vocabulary.
+    """
+    columns = (*schema.columns, schema.target)
+    planes = np.frombuffer(packed, dtype=np.uint8).reshape(sum(map(byte_planes, columns)), -1)
+    table: dict[str, NDArray[Any]] = {}
+    start = 0
+    for column in columns:
+        stop = start + byte_planes(column)
+        places = 256 ** np.arange(stop - start, dtype=np.int64)
+        numbers = places @ planes[start:stop].astype(np.int64)
+        table[column.name] = numbers if isinstance(column, Numeric) else np.array(column.values)[numbers]
+        start = stop
+    return table
+
+
+def byte_planes(column: Numeric | Categorical) -> int:
+    """How many bytes hold any whole number up to the column's bound, or any position in its vocabulary."""
+    largest = int(column.high) if isinstance(column, Numeric) else len(column.values) - 1
+    return max(1, (largest.bit_length() + 7) // 8)
+
+
+def find(name: str) -> Path | None:
+    """Where a data set that farthing does not ship lies, or None: for benchmarks and tests only.
+
+    Looks in the folder named by the environment variable FARTHING_DATA; if it is not set, in ../shared/data
+    as seen from a checkout of the project.
+    """
+    folder = os.environ.get("FARTHING_DATA")
+    path = (Path(folder) if folder else Path(__file__).parents[3].parent / "shared" / "data") / name
+    return path if path.exists() else None
+
+
+def _column(table: Table, name: str) -> NDArray[Any]:
+    if name not in table:
+        raise InvalidValue(f"the table has no column {name!r}")
+    values = arrays.attempt(np.asarray, table[name], said=f"column {name!r} must hold one value a record")
+    if values.ndim != 1:
+        raise InvalidValue(f"column {name!r} must be one-dimensional, got {values.ndim} dimensions")
+    return values
+
+
+def _numbers(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    """Numbers, NaN for a cell that is none; refused where the type of the column is not one of numbers."""
+    raw = arrays.attempt(np.asarray, values, said=f"column {name!r} must hold one value a record")
+    # A date or a complex number would turn into a float without complaint.
+    if raw.dtype.kind not in "biufOUS":
+        raise InvalidValue(f"column {name!r} must hold numbers, got {raw.dtype.type.__name__}")
+    try:
+        return np.asarray(raw, dtype=np.float64)
+    except Exception:  # some cell: which one, and what it says, is not told
+        return np.array([_number(cell) for cell in raw.tolist()], dtype=np.float64)
+
+
+def _number(cell: Any) -> float:
+    try:
+        return math.nan if isinstance(cell, complex) else float(cell)
+    except Exception:
+        return math.nan

@@ -1,0 +1,210 @@
+"""Tables as commands take them: CSV or Parquet files with a public schema, or the embedded data.
+
+Messages name files, columns and what was declared, never a cell of a table.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing.data import csv_files, parquet_files
+from farthing.data import schema as data
+from farthing.data.schema import ADULT, Categorical, Numeric, Schema
+from farthing.errors import InvalidValue
+
+WITHOUT_PRIVACY = "computed on this table itself, without noise: the guarantee does not cover these figures"
+EMBEDDED = "adult"  # in place of a file: the data and the schema that come with farthing
+
+Array = NDArray[np.float64]
+T = TypeVar("T", bound=NDArray[Any] | int)
+
+
+# --- schemas
+
+
+def schema_of(name: str, target: str | None) -> Schema:
+    """The schema that ``--schema`` names: a JSON file, or the embedded one."""
+    if name == EMBEDDED:
+        schema = ADULT
+    else:
+        try:
+            schema = Schema.from_json(Path(name).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InvalidValue(f"--schema must be a JSON file, {name!r}: {error.strerror or error}") from None
+        except UnicodeDecodeError:
+            raise InvalidValue(f"--schema must be a JSON file, {name!r} is not UTF-8 text") from None
+        except InvalidValue as error:
+            raise InvalidValue(f"--schema {name}: {error}") from None
+    if target in (None, schema.target.name):
+        return schema
+    feature = any(column.name == target for column in schema.columns)
+    raise InvalidValue(
+        f"--target must be the schema's target {schema.target.name!r}, got {target!r}"
+        + (", which the schema lists among the features" if feature else "")
+    )
+
+
+def declared(bounds: Sequence[str], values: Sequence[str], target: str | None) -> Schema:
+    """A schema from ``--bounds NAME=LOW:HIGH`` and ``--values NAME=A,B``, the target's among them.
+
+    >>> declared(["age=17:90"], ["income=<=50K,>50K"], "income").target
+    Categorical(name='income', values=('<=50K', '>50K'))
+    """
+    given: list[Numeric | Categorical] = [*map(_bounded, bounds), *map(_listed, values)]
+    columns = {column.name: column for column in given}
+    if len(columns) < len(given):
+        raise InvalidValue("--bounds and --values must declare each column once")
+    if target is None:
+        raise InvalidValue("--bounds and --values need --target, which of the columns to predict")
+    if target not in columns:
+        raise InvalidValue(
+            f"--target must be declared as well, by --bounds {target}=LOW:HIGH or --values {target}=A,B"
+        )
+    return Schema(tuple(column for name, column in columns.items() if name != target), columns[target])
+
+
+def _bounded(text: str) -> Numeric:
+    name, _, between = text.partition("=")
+    low, _, high = between.partition(":")
+    try:
+        if name:
+            return Numeric(name, float(low), float(high))
+    except ValueError:
+        pass
+    raise InvalidValue(f"--bounds must be NAME=LOW:HIGH with LOW below HIGH, got {text!r}")
+
+
+def _listed(text: str) -> Categorical:
+    name, _, values = text.partition("=")
+    if not (name and values):
+        raise InvalidValue(f"--values must be NAME=A,B with at least one value, got {text!r}")
+    return Categorical(name, tuple(value.strip() for value in values.split(",")))
+
+
+def skeleton_of(table: str, target: str) -> str:
+    """A schema to fill in, with the names in the table's header."""
+    return data.skeleton(header(table, target), target)
+
+
+# --- records
+
+
+def header(table: str, column: str | None = None) -> list[str]:
+    """The names of a table's columns; refused unless ``column`` is one."""
+    names: list[str] = _reader(table).header(table, column)
+    return names
+
+
+def count(table: str, schema: Schema) -> int:
+    """How many records there are, once the header has all columns of the schema. No cell is looked at."""
+    if table == EMBEDDED:
+        return data.load_adult().split
+    return int(_reader(table).count(table, _names(schema)))
+
+
+def columns(table: str, names: Iterable[str]) -> Iterator[dict[str, NDArray[Any]]]:
+    """The named columns of a file, some thousand records at a time."""
+    yield from _reader(table).columns(table, names)
+
+
+def decoded(table: str, schema: Schema) -> Iterator[Array]:
+    """Features of records that are not protected, to predict; refused where a number is none."""
+    for block in blocks(table, schema, target=False, test=True):
+        _decoded(table, schema, block, target=False)
+        yield schema.encode(block)
+
+
+def blocks(table: str, schema: Schema, *, target: bool = True, test: bool = False) -> Iterator[data.Table]:
+    """The columns that the schema names, some thousand records at a time."""
+    if table == EMBEDDED:
+        adult = data.load_adult()
+        rows = slice(adult.split, None) if test else slice(adult.split)
+        yield {name: np.asarray(values)[rows] for name, values in adult.table.items()}
+        return
+    texts = {column.name for column in (*schema.columns, schema.target) if isinstance(column, Categorical)}
+    for block in columns(table, _names(schema, target)):
+        yield {name: _text(name, block[name]) if name in texts else block[name] for name in block}
+
+
+def read(
+    table: str, schema: Schema, *, test: bool = False, strict: bool = False
+) -> tuple[Array, NDArray[Any]]:
+    """Features in [0, 1] and targets of all records of a table, which may have none.
+
+    Numbers beyond the schema's bounds are clipped, and a feature's value outside its vocabulary counts as
+    none of it. A cell that is no number where one is declared, or a label that is not declared, is NaN: its
+    record counts as nothing. ``strict`` refuses all of that, which tells of records for which nobody has
+    paid; so does ``test``, of records that are not protected, where labels must be declared and numbers
+    numbers.
+    """
+    X, y = [np.zeros((0, schema.width))], [np.zeros(0, np.int64 if test else np.float64)]
+    for block in blocks(table, schema, test=test):
+        if test:
+            _decoded(table, schema, block)
+        if strict:
+            _inside(table, schema, block)
+        X.append(schema.encode(block))
+        codes = schema.encode_target(block)
+        y.append(codes if test or codes.dtype.kind == "f" else np.where(codes < 0, np.nan, codes))
+    return np.concatenate(X), filled(table, np.concatenate(y)) if test else np.concatenate(y)
+
+
+def held_out(test: str | None, table: str, schema: Schema) -> tuple[Array, NDArray[Any]] | None:
+    """What ``--test`` names, if anything; refused where it is the very table that is learnt from."""
+    if test is None:
+        return None
+    if test != EMBEDDED and table != EMBEDDED and os.path.exists(test) and os.path.samefile(test, table):
+        raise InvalidValue(
+            f"--test must be another table, got {test!r} again: a figure about the records that were learnt "
+            "from would not be private"
+        )
+    return read(test, schema, test=True)
+
+
+def _reader(table: str) -> Any:
+    return parquet_files if parquet_files.claims(table) else csv_files
+
+
+def _names(schema: Schema, target: bool = True) -> list[str]:
+    return [column.name for column in (schema.columns + (schema.target,) * target)]
+
+
+def filled(table: str, records: T) -> T:
+    """Records, refused if there are none: where their number is public."""
+    if (records if isinstance(records, int) else len(records)) == 0:
+        raise InvalidValue(f"{table!r} has no records")
+    return records
+
+
+def _decoded(table: str, schema: Schema, block: data.Table, target: bool = True) -> None:
+    for column in schema.columns + (schema.target,) * target:
+        if isinstance(column, Numeric) and not column.known(block[column.name]):
+            raise InvalidValue(f"column {column.name!r} of {table!r} must hold finite numbers")
+    if target and not schema.target.known(block[schema.target.name]):
+        raise InvalidValue(
+            f"column {schema.target.name!r} of {table!r} must hold only values that the schema lists"
+        )
+
+
+def _inside(table: str, schema: Schema, block: data.Table) -> None:
+    for column in (*schema.columns, schema.target):
+        if not column.holds(block[column.name]):
+            raise InvalidValue(
+                f"column {column.name!r} of {table!r} has values that the schema does not list or bound, "
+                "which --strict refuses"
+            )
+
+
+def _text(name: str, values: NDArray[Any]) -> NDArray[Any]:
+    """Whole numbers and booleans as they would stand in a CSV file: what a vocabulary is compared with."""
+    if values.dtype.kind == "b":
+        return np.where(values, "true", "false")
+    if values.dtype.kind == "f":
+        raise InvalidValue(
+            f"column {name!r} holds fractions, which no vocabulary lists: declare low and high, or store text"
+        )
+    return values.astype(np.str_) if values.dtype.kind in "iu" else values

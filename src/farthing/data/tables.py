@@ -1,0 +1,461 @@
+"""A table of private rows, as linear models see it: read in blocks, never copied as a whole.
+
+`Table` is what goes behind the door. Features of any real kind (float64, float32, integers, a memory-mapped
+file, a sparse matrix) stay as they are in memory; a block is widened to float64 when it is read, so that
+margins, norms and sums are safe whatever the input. `Features` is the public map z = h [A (x - c); b] of a
+row x that a method works in: centre c, scales or matrix A, constant b for the intercept, and h, which shrinks
+a row to ``radius``. Nobody materialises z: products with z are products with x.
+
+>>> table = Table(np.array([[3.0, 4.0], [0.0, 0.5]]), np.array([1.0, 0.0]))
+>>> features = Features(2, intercept=0.0, radius=1.0)
+>>> [block.norm.round(9).tolist() for block in table.blocks(features)]
+[[1.0, 0.5]]
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from farthing import validate
+from farthing.errors import InvalidValue
+from farthing.noise import summing
+from farthing.queries import arrays
+from farthing.queries.samplers import Indices
+
+Array = NDArray[np.float64]
+Parts = list[tuple[Array, Array]]  # sums of v x and of v
+Factors = tuple[Array | None, Array | None, Array]  # of rows: g and h (None where all are 1), and |z|
+
+_BLOCK = 2**17  # entries of a block: a megabyte of float64, so that both products find it in the cache
+_SPARSE_BLOCK = 2**25  # of a sparse one, zeros included
+_KERNELS = {"d": "f8", "f": "f4", "B": "u1", "?": "u1"}  # by numpy's letters
+_FEWEST_ROWS = 64
+_REMEMBERED = 2**22  # rows whose factors are kept between passes; beyond, memory would grow with the file
+_SPREAD = 2.0**8  # how far terms of Σ v x may exceed those of Σ v z that are made of them
+_SHORTEST = 2**7  # roundings that a sum of such terms needs; where there are fewer, z is materialised
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Features:
+    """The public map of a row: z = h [A (x - c); b]. All of it must be public or already released.
+
+    ``scale`` is the diagonal of A (one number, or one a feature) or A itself, a square matrix. With
+    ``intercept`` b > 0 a constant b is appended. Rows longer than ``radius`` are shrunk onto it (h < 1).
+    """
+
+    width: int
+    centre: float | Array = 0.0
+    scale: float | Array = 1.0
+    intercept: float = 1.0
+    radius: float | None = None
+    plain: bool = field(init=False, repr=False)  # neither centred nor scaled
+    spread: float = field(
+        init=False, repr=False
+    )  # of `farthing.noise.summing`, for Σ v x and Σ v: see `least`
+
+    def __post_init__(self) -> None:
+        d = validate.count(width=self.width)
+        validate.non_negative(intercept=self.intercept)
+        if self.radius is not None:
+            validate.positive(radius=self.radius)
+        for name, shapes in (("centre", [(), (d,)]), ("scale", [(), (d,), (d, d)])):
+            value = np.asarray(getattr(self, name), dtype=np.float64)
+            if value.shape not in shapes or not np.isfinite(value).all():
+                raise InvalidValue(f"{name} must be finite, of a shape in {shapes}, got shape {value.shape}")
+            object.__setattr__(self, name, value if value.ndim == 2 else np.broadcast_to(value, d))
+        diagonal = np.ndim(self.scale) == 1
+        object.__setattr__(
+            self, "plain", diagonal and not np.any(self.centre) and bool(np.all(self.scale == 1))
+        )
+        spread = _SPREAD if diagonal else 2 * _SPREAD  # half of the roundings are for products with A
+        object.__setattr__(self, "spread", 1.0 if diagonal and not np.any(self.centre) else spread)
+
+    @property
+    def size(self) -> int:
+        """The length of z."""
+        return self.width + (self.intercept > 0)
+
+    def unfold(self, w: Array) -> tuple[Array, Array]:
+        """Weights and constant on x that equal weights ``w`` on z before shrinking: z·w = x·u + constant."""
+        if len(w) != self.size:
+            raise InvalidValue(f"w must have one row a coordinate of z, {self.size}, got {len(w)}")
+        if self.plain:
+            u = w[: self.width]
+            return u, self.intercept * w[-1] if self.intercept else np.zeros(w.shape[1:])
+        u = _apply(np.transpose(self.scale), w[: self.width])
+        constant = self.intercept * w[-1] if self.intercept else np.zeros(w.shape[1:])
+        return u, constant - self.centre @ u
+
+    def gather(self, total: Array, weight: Array, records: int) -> Array:
+        """Σ v z from Σ v x and Σ v of so many records, one column an output."""
+        mapped = total
+        if not self.plain:
+            mapped = self._mapped(total - np.multiply.outer(self.centre, weight), records)
+        return np.concatenate([mapped, (self.intercept * weight)[None]]) if self.intercept else mapped
+
+    def rows(self, x: Any, unit: Array | None) -> Array:
+        """[A (g x - c); b], materialised: for one block at a time."""
+        dense = _rowwise(x.toarray() if sparse.issparse(x) else x, unit) - self.centre
+        rows, d = np.empty((len(dense), self.size)), self.width
+        rows[:, d:] = self.intercept
+        if np.ndim(self.scale) == 2:
+            np.matmul(dense, np.transpose(self.scale), out=rows[:, :d])
+        else:
+            np.multiply(dense, self.scale, out=rows[:, :d])
+        return rows
+
+    def squared_norms(self, x: Any, unit: Array | None) -> Array:
+        """|[A (g x - c); b]|² of every row."""
+        if np.ndim(self.scale) == 2 or np.any(self.centre):  # a difference of squares would cancel
+            rows = self.rows(x, unit)
+            squares: Array = np.einsum("ij,ij->i", rows, rows)
+            return squares
+        inner = _squares(x, self.scale)
+        return (inner if unit is None else np.square(unit) * inner) + self.intercept**2
+
+    def at_least(self, norm: Array, x: Any, unit: Array | None) -> Array:
+        """Norms |z| of rows, raised to 2⁻⁸ of what their terms in Σ v x and Σ v can amount to.
+
+        Those of a row near the centre are longer than v z and cancel. With norms raised like this their
+        length, |A| |v| (|g x| + |c|), is at most 2⁸ clips, as the theorem of `farthing.noise.summing` wants
+        it.
+        """
+        if self.spread == 1:
+            return norm
+        scale: Any = self.scale
+        across, scale = (float(np.linalg.norm(scale, 2)), 1.0) if np.ndim(scale) == 2 else (1.0, scale)
+        inner = np.sqrt(_squares(x, scale))
+        length = (inner if unit is None else unit * inner) + np.linalg.norm(np.asarray(self.centre) * scale)
+        return np.maximum(norm, length * (across / _SPREAD))
+
+    def _mapped(self, columns: Array, records: int) -> Array:
+        """A times sums over so many records; a matrix A in parts that round little."""
+        if np.ndim(self.scale) == 1:
+            return _apply(self.scale, columns)
+        total = summing.Sum(records, columns.shape, spread=self.spread)
+        step = total.rows // 2
+        for part in (slice(start, start + step) for start in range(0, len(columns), step)):
+            total.add(np.asarray(self.scale)[:, part] @ columns[part], step)
+        return total.value
+
+
+def _apply(scale: Any, columns: Array) -> Array:
+    """A times columns, A being a matrix or its diagonal."""
+    if np.ndim(scale) == 2:
+        return np.asarray(scale @ columns)
+    return np.asarray(columns * (scale if columns.ndim == 1 else scale[:, None]))
+
+
+class Raw(NamedTuple):
+    """The rows of a table, or some of them by their places, as they lie in memory: for a kernel.
+
+    ``y`` and ``factors`` are those of all rows; ``stride`` is counted in numbers.
+    """
+
+    kind: str
+    address: int
+    rows: int
+    stride: int
+    places: NDArray[np.int64] | None
+    number: int
+    y: Array
+    factors: Factors
+
+
+class Block(NamedTuple):
+    """Some rows of a table: x in float64, targets, and what makes z of x: z = h [A (g x - c); b].
+
+    ``unit`` is g, ``shrink`` is h and ``norm`` is |z|, one number a row; None where all are 1.
+    """
+
+    x: Any
+    y: Any
+    unit: Array | None
+    shrink: Array | None
+    norm: Array
+
+    def margins(self, u: Array, constant: Array) -> Array:
+        """z·w of every row, for weights that `Features.unfold` turned into weights on x."""
+        inner = _rowwise(self.x @ u, self.unit)
+        inner += constant
+        return _rowwise(inner, self.shrink)
+
+    def weighted(self, v: Array, rows: int) -> Parts:
+        """Σ v x and Σ v of at most so many rows each, which `Features.gather` makes into Σ v z."""
+        v = _rowwise(v, self.shrink)
+        scaled = _rowwise(v, self.unit)
+        if len(v) <= rows:
+            return [(self.x.T @ scaled, v.sum(axis=0))]
+        places = [slice(start, start + rows) for start in range(0, len(v), rows)]
+        return [(self.x[place].T @ scaled[place], v[place].sum(axis=0)) for place in places]
+
+    def rows(self, features: Features) -> Array:
+        """The z themselves."""
+        return _rowwise(features.rows(self.x, self.unit), self.shrink)
+
+
+class Weighted:
+    """Σ v z of a table with so many rows, block by block: as Σ v x and Σ v while their rounding allows.
+
+    Where z is centred or mixed, terms v x may exceed v z by `Features.spread`; a table too long for that has
+    its z materialised.
+    """
+
+    def __init__(self, records: int, features: Features, columns: tuple[int, ...] = ()) -> None:
+        self._features, self._records = features, records
+        self._long = summing.chain(records, features.spread) < _SHORTEST
+        spread = 1.0 if self._long else features.spread
+        size = features.size if self._long else features.width
+        self._total = summing.Sum(records, (size, *columns), spread=spread)
+        self._weight = summing.Sum(records, columns, spread=spread)
+
+    def add(self, block: Any, v: Array) -> None:
+        """Adds the rows of a block, times v."""
+        if self._long:
+            self._total.add(block.rows(self._features).T @ v, len(v))
+            return
+        rows = self._total.rows // 2  # so that parts need not go into a total one by one
+        for part, weight in block.weighted(v, rows):
+            self._total.add(part, min(rows, len(v)))
+            self._weight.add(weight, min(rows, len(v)))
+
+    @property
+    def value(self) -> Array:
+        """The sum."""
+        if self._long:
+            return self._total.value
+        return self._features.gather(self._total.value, self._weight.value, self._records)
+
+
+def _rowwise(values: Array, factors: Array | None) -> Array:
+    if factors is None:
+        return values
+    return values * (factors if values.ndim == 1 else factors[:, None])
+
+
+class Table:
+    """Private rows: features and, where there is one, a target.
+
+    ``bounds`` (low, high), numbers or one a feature, are public: a value beyond them is clipped, and
+    [low, high] is mapped onto [0, 1] (in a sparse table low must be 0, so that zeros stay zeros). With
+    ``unit`` each row is then divided by its norm.
+
+    A row with a feature or a target that is not a finite number is *blank*: it stays where it is, so that no
+    other row is drawn differently, its z is zero and its target NaN, which every contribution counts as zero.
+    An error instead would tell that there is such a record, for which nobody has paid.
+    """
+
+    __slots__ = ("_X", "_blank", "_factors", "_length", "_lie", "_map", "_sound", "_unit", "_whole", "_y")
+
+    def __init__(self, X: Any, y: Any = None, *, bounds: Any = None, unit: bool = False) -> None:
+        X, y = arrays.features(X), None if y is None else arrays.target(y)
+        if y is not None and len(y) != X.shape[0]:
+            raise InvalidValue("there must be one target a row")  # how many there are is no one's business
+        self._X, self._y, self._unit = X, y, unit
+        self._length = summing.checked(int(X.shape[0]))
+        self._blank: NDArray[np.bool_] | None = None
+        self._map: tuple[Array, Array] | None = None
+        self._factors: dict[Features, Factors] = {}
+        self._lie: tuple[Any, ...] | None = None  # how it lies in memory; empty where kernels cannot read it
+        self._whole: tuple[Table, Indices] | None = None  # the table this one is a lot of
+        limits = None if bounds is None else _limits(bounds, X)
+        broken = np.zeros(self._length, np.bool_)
+        if self._outside(limits, broken) or (
+            limits is not None and (np.any(limits[0]) or np.any(limits[1] != 1))
+        ):
+            self._map = limits
+        self._sound = not broken.any()  # whether a kernel may read the features as they are
+        blank = broken if y is None else broken | ~np.isfinite(y)
+        if blank.any():
+            self._blank = blank
+            self._y = None if y is None else np.where(blank, np.nan, y)
+
+    @property
+    def X(self) -> Any:
+        """The features; those of a lot are gathered when they are first asked for."""
+        if self._X is None:
+            assert self._whole is not None
+            whole, indices = self._whole
+            self._X = whole.X[indices]
+        return self._X
+
+    @property
+    def y(self) -> Any:
+        """The targets, likewise."""
+        if self._y is None and self._whole is not None and self._whole[0].y is not None:
+            self._y = self._whole[0].y[self._whole[1]]
+        return self._y
+
+    def _outside(self, limits: tuple[Array, Array] | None, broken: NDArray[np.bool_]) -> bool:
+        """Whether anything lies outside the bounds; marks rows with what is not finite. One pass."""
+        outside = False
+        for place in self._places():
+            x = self.X[place]
+            values = x.data if sparse.issparse(x) else x
+            if values.size and not (np.isfinite(values.min()) and np.isfinite(values.max())):
+                broken[place] = _broken(x)
+            if limits is not None and not outside:
+                low, high = (limit[x.indices] for limit in limits) if sparse.issparse(x) else limits
+                outside = bool((values < low).any() or (values > high).any())
+        return outside
+
+    def _places(self) -> Iterator[slice]:
+        n, d = self.X.shape
+        entries = _SPARSE_BLOCK if sparse.issparse(self.X) else _BLOCK
+        step = min(max(_FEWEST_ROWS, entries // max(1, d)), summing.chain(n) // 2)
+        # for nobody one empty block: what does not fit the columns or the weights fails there as well
+        return (slice(start, min(n, start + step)) for start in range(0, max(n, 1), step))
+
+    def raw(self, features: Features) -> Raw | None:
+        """What a kernel reads of these rows; None where it cannot, or where their factors are not kept."""
+        whole, places = (self, None) if self._whole is None or self._X is not None else self._whole
+        if isinstance(places, slice) or whole._X is None or self._map is not None or not self._sound:
+            return None
+        if whole._lie is None:
+            whole._lie = _lie(whole._X, whole.y)
+        known = whole._known(features) if whole._lie else None
+        if known is None:
+            return None
+        kind, address, stride, y = whole._lie
+        return Raw(kind, address, whole._length, stride, places, self._length, y, known)
+
+    def _read(self, place: slice) -> Any:
+        """Some rows in float64, clipped and mapped by the bounds; blank ones are zeros."""
+        x: Any = self.X[place]
+        x = x.astype(np.float64) if sparse.issparse(x) else np.asarray(x, dtype=np.float64)
+        if self._blank is not None:
+            x = _without(x, self._blank[place])
+        if self._map is None:
+            return x
+        low, high = self._map
+        if sparse.issparse(x):
+            return sparse.csr_array((np.clip(x.data / high[x.indices], 0, 1), x.indices, x.indptr), x.shape)
+        return (np.clip(x, low, high) - low) / (high - low)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def take(self, indices: Indices) -> "Table":
+        """Those at ``indices``; everybody costs no copy."""
+        if isinstance(indices, slice) and indices == slice(None):
+            return self
+        table = object.__new__(Table)
+        lazy = isinstance(indices, np.ndarray) and indices.dtype == np.int64 and indices.ndim == 1
+        table._X, table._y = None if lazy else self.X[indices], None
+        table._length = len(cast(Any, indices)) if lazy else int(table._X.shape[0])
+        table._map, table._unit = self._map, self._unit
+        table._blank, table._sound = None if self._blank is None else self._blank[indices], self._sound
+        table._factors, table._lie, table._whole = {}, None, (self, indices)
+        if table._length == 0:  # on its own: nothing of the others is measured for nobody
+            table._X, table._y = self.X[:0], None if self.y is None else self.y[:0]
+            table._whole = None
+        return table
+
+    def blocks(self, features: Features) -> Iterator[Block]:
+        """All rows, block by block. Factors are remembered, for a lot of a table with those of the table."""
+        known = self._known(features)
+        for place in self._places():
+            x = self._read(place)
+            parts = self._measure(x, features, place) if known is None else _at(known, place)
+            yield Block(x, None if self.y is None else np.asarray(self.y[place], dtype=np.float64), *parts)
+
+    def _known(self, features: Features) -> Factors | None:
+        """g, h and |z| of all rows, measured once; None where the table is too long to remember them."""
+        if self._whole is not None:
+            whole, indices = self._whole
+            known = whole._known(features)
+            return None if known is None else _at(known, indices)
+        if features not in self._factors and len(self) <= _REMEMBERED:
+            parts = [self._measure(self._read(place), features, place) for place in self._places()]
+            norms = [norm for _, _, norm in parts]
+            unit = _joined([part[0] for part in parts], norms)
+            shrink = _joined([part[1] for part in parts], norms)
+            self._factors = {features: (unit, shrink, np.concatenate([np.empty(0), *norms]))}
+        return self._factors.get(features)
+
+    def _measure(self, x: Any, features: Features, place: slice) -> Factors:
+        """g, h and |z| of some rows. A blank one, or one whose norm is not finite, is zero: its h is 0."""
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            unit = None
+            if self._unit:
+                unit = 1 / np.sqrt(_squares(x, 1.0))
+                unit[~np.isfinite(unit)] = 0.0
+            size = np.sqrt(features.squared_norms(x, unit))
+            norm = features.at_least(size, x, unit)
+            if self._blank is not None:
+                norm[self._blank[place]] = np.inf
+            if features.radius is None and np.isfinite(norm).all():
+                return unit, None, norm
+            radius = np.inf if features.radius is None else features.radius
+            shrink = np.where(np.isfinite(norm), np.minimum(1.0, radius / size), 0.0)
+            norm = np.where(shrink > 0, norm * shrink, 0.0)
+        return unit, shrink, norm
+
+
+def _broken(x: Any) -> NDArray[np.bool_]:
+    """Which rows hold what is not finite."""
+    if not sparse.issparse(x):
+        return np.asarray(~np.isfinite(x).all(axis=1))
+    return np.asarray(np.bincount(_stored(x)[~np.isfinite(x.data)], minlength=x.shape[0]) > 0)
+
+
+def _without(x: Any, blank: NDArray[np.bool_]) -> Any:
+    """A copy whose blank rows are zeros."""
+    if not sparse.issparse(x):
+        return np.where(blank[:, None], 0.0, x)
+    return sparse.csr_array((np.where(blank[_stored(x)], 0.0, x.data), x.indices, x.indptr), x.shape)
+
+
+def _stored(x: Any) -> NDArray[np.intp]:
+    """The row of every stored entry."""
+    return np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
+
+
+def _lie(X: Any, y: Any) -> tuple[Any, ...]:
+    """Kind, address, stride and float64 targets of a table that kernels can read; else nothing."""
+    kind = _KERNELS.get(X.dtype.char) if isinstance(X, np.ndarray) else None
+    y = np.nan_to_num(np.ascontiguousarray(y, dtype=np.float64)) if y is not None else None
+    if kind is None or y is None or y.ndim != 1 or not X.dtype.isnative or not X.flags.aligned:
+        return ()
+    stride, odd = divmod(X.strides[0], X.itemsize)
+    return () if odd or X.strides[1] != X.itemsize else (kind, X.ctypes.data, stride, y)
+
+
+def _joined(parts: list[Array | None], norms: list[Array]) -> Array | None:
+    """The factors of all blocks, None where all are 1."""
+    if all(part is None for part in parts):
+        return None
+    pairs = zip(parts, norms, strict=True)
+    return np.concatenate([np.ones_like(norm) if part is None else part for part, norm in pairs])
+
+
+def _at(factors: Factors, place: Indices) -> Factors:
+    unit, shrink, norm = factors
+    return None if unit is None else unit[place], None if shrink is None else shrink[place], norm[place]
+
+
+def _limits(bounds: Any, X: Any) -> tuple[Array, Array]:
+    """Public bounds as one number a feature each; refused where they bound nothing."""
+    try:
+        low, high = (np.broadcast_to(np.asarray(bound, dtype=np.float64), X.shape[1]) for bound in bounds)
+    except (TypeError, ValueError):
+        raise InvalidValue(
+            f"bounds must be (low, high), numbers or one a feature ({X.shape[1]}), got {bounds!r}"
+        ) from None
+    if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
+        raise InvalidValue(f"bounds must be finite with low < high in every feature, got {bounds!r}")
+    if sparse.issparse(X) and np.any(low):
+        raise InvalidValue("the lower bounds of a sparse table must be 0, which is what is not stored")
+    return low, high
+
+
+def _squares(x: Any, scale: Any) -> Array:
+    """Σ (scale x)² of every row."""
+    scaled = np.broadcast_to(np.square(scale), x.shape[1])
+    if sparse.issparse(x):
+        return np.asarray(x.multiply(x) @ scaled)
+    return np.asarray(np.square(x) @ scaled)

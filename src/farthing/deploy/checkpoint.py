@@ -1,0 +1,144 @@
+"""What a coordinator must not forget: a run's seed, and what came of every round.
+
+``run.json`` holds the name of the run, who is enrolled and the seed that nonces and turns follow from; it is
+written once, whole or not at all. ``rounds.log`` gets one record a round, flushed before the algorithm goes
+on. A coordinator that was killed runs its algorithm again from the start: recorded rounds are read here and
+nobody is asked; the round that was under way is asked again under the same nonce, so that guards answer it
+from what they kept. All of it is public but for the seed.
+
+>>> import tempfile
+>>> folder = Path(tempfile.mkdtemp())
+>>> with Checkpoint(folder, "run-1", {"a": bytes(32)}) as checkpoint:
+...     nonce = checkpoint.nonce(1)
+...     checkpoint.add({"round": 1}, b"total")
+>>> with Checkpoint(folder, "run-1", {"a": bytes(32)}) as again:
+...     again.nonce(1) == nonce, again.next(), again.next()
+(True, ({'round': 1}, b'total'), None)
+"""
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import struct
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from farthing.deploy.messages.signed import NONCE
+from farthing.errors import FarthingError, InvalidValue
+
+_RECORD = struct.Struct("<II32s")  # lengths of header and body, SHA-256 of both
+_LARGEST = 2**30
+
+
+class Checkpoint:
+    """A folder on disk, or nothing but memory where ``folder`` is None."""
+
+    def __init__(self, folder: Path | None, run: str, enrolled: Mapping[str, bytes]) -> None:
+        self._folder, self._file = folder, -1
+        self._recorded: deque[tuple[dict[str, Any], bytes]] = deque()
+        about = {"run": run, "parties": {name: key.hex() for name, key in enrolled.items()}}
+        if folder is None:
+            self._seed = os.urandom(32)
+            return
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self._file = os.open(folder / "rounds.log", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._seed = self._begun(folder / "run.json", about)
+            self._read()
+        except BlockingIOError:
+            self.close()
+            raise InvalidValue(f"another coordinator is at work in {str(folder)!r}") from None
+        except OSError as error:
+            self.close()
+            raise FarthingError(f"the checkpoint {str(folder)!r} cannot be kept: {error.strerror}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _begun(self, path: Path, about: dict[str, Any]) -> bytes:
+        if not path.exists():
+            seed = os.urandom(32)
+            draft = path.with_suffix(".draft")
+            draft.unlink(missing_ok=True)
+            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                json.dump(about | {"seed": seed.hex()}, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+            return seed
+        try:
+            found = json.loads(path.read_text(encoding="ascii"))
+            seed = bytes.fromhex(found.pop("seed"))
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise InvalidValue(f"{str(path)!r} is not that of a run") from None
+        if found != about:
+            raise InvalidValue(
+                f"{str(path)!r} is that of another run or of other parties: use another folder"
+            )
+        return seed
+
+    def _read(self) -> None:
+        """All records; what a crash tore off at the end is cut away."""
+        content = os.pread(self._file, os.fstat(self._file).st_size, 0)
+        place = 0
+        while place + _RECORD.size <= len(content):
+            header, body, digest = _RECORD.unpack_from(content, place)
+            end = place + _RECORD.size + header + body
+            if header + body > _LARGEST or end > len(content):
+                break
+            text = content[place + _RECORD.size : end]
+            if hashlib.sha256(text).digest() != digest:
+                break
+            self._recorded.append((json.loads(text[:header]), text[header:]))
+            place = end
+        if place < len(content):
+            os.ftruncate(self._file, place)
+
+    def next(self) -> tuple[dict[str, Any], bytes] | None:
+        """The next recorded step of the run; None once all were read."""
+        return self._recorded.popleft() if self._recorded else None
+
+    @property
+    def replaying(self) -> bool:
+        """Whether recorded steps are still to be read."""
+        return bool(self._recorded)
+
+    def add(self, header: dict[str, Any], body: bytes = b"") -> None:
+        """One more step, on disk when this returns."""
+        if self._file < 0:
+            return
+        text = json.dumps(header, allow_nan=False).encode("ascii")
+        record = _RECORD.pack(len(text), len(body), hashlib.sha256(text + body).digest()) + text + body
+        try:
+            if os.write(self._file, record) != len(record):
+                raise OSError("only part of it could be written")
+            os.fsync(self._file)
+        except OSError as error:
+            raise FarthingError(f"the checkpoint cannot be written: {error}; resume when it can") from None
+
+    def nonce(self, number: int) -> str:
+        """The nonce of a round: the same after a crash, and not to be guessed."""
+        return self._derived(f"nonce {number}")[:NONCE].hex()
+
+    def turn(self, number: int, of: int) -> int:
+        """A secret whole number below ``of``, uniform but for 2^-190: whose turn it is."""
+        return int.from_bytes(self._derived(f"turn {number}"), "big") % of
+
+    def _derived(self, what: str) -> bytes:
+        return hmac.digest(self._seed, what.encode(), "sha256")
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

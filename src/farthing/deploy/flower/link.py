@@ -1,0 +1,174 @@
+"""Flower's SuperLink with a doorman: from other machines nodes get in, and nobody else.
+
+Flower serves three interfaces on one port. Nodes need the fleet's, where they prove who they are. The
+runtime's is for the coordinator's own processes, which prove it by a secret of theirs; it is closed to
+whoever does not come from this machine. The control interface registers nodes and starts apps, that is: code
+that runs under the coordinator's account, and Flower asks nobody for a name there unless an account system is
+set up. So the doorman asks: a request to it comes from this machine and carries the key that the coordinator
+wrote to a file which only its own account reads (`KEY_FILE`), and of all apps only our relay is started,
+known by the SHA-256 of its bundle. Everything else is closed.
+
+``python -m farthing.deploy.flower.link ARGUMENTS`` takes flower-superlink's arguments, and ends when its
+standard input does: with whoever started it.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import sys
+import warnings
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from farthing.deploy.flower.control import KEY_FILE, KEY_HEADER
+from farthing.deploy.flower.superlink import APP
+from farthing.deploy.processes import end_with_parent
+
+NODES = "/v1/fleet/"
+EXECUTOR = "/v1/runtime/"
+REGISTER, START = "/v1/control/register-node", "/v1/control/start-run"
+AT_THE_DOOR = "/farthing-doorman"  # answered by the doorman alone, to see that there is one
+
+_LARGEST = 2**22  # bytes of a request that starts an app: ours has one small file
+
+App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
+
+
+class Doorman:
+    """Wraps an ASGI app; ``key`` opens the control interface, ``bundle`` is the SHA-256 of our own app."""
+
+    def __init__(self, app: App, key: str, bundle: str) -> None:
+        if not key:
+            raise ValueError("a doorman needs a key")
+        self._app, self._key, self._bundle = app, key.encode("ascii"), bundle
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        path: Any = scope.get("path")
+        if scope["type"] != "http" or not admitted(path, scope.get("client"), scope.get("server")):
+            await _refuse(send, "not from this machine, and not a node")
+        elif path.startswith((NODES, EXECUTOR)):
+            await self._app(scope, receive, send)
+        elif not self._known(scope):
+            await _refuse(send, "the coordinator's key is missing")
+        elif path == AT_THE_DOOR:
+            await _answer(send, 204)
+        elif path == REGISTER:
+            await self._app(scope, receive, send)
+        elif path == START:
+            await self._start(scope, receive, send)
+        else:
+            await _refuse(send, "a coordinator does not need this")
+
+    def _known(self, scope: dict[str, Any]) -> bool:
+        given = [value for name, value in scope.get("headers", ()) if name == KEY_HEADER.encode("ascii")]
+        return len(given) == 1 and hmac.compare_digest(given[0], self._key)
+
+    async def _start(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Passes a request on that starts our app, and no other."""
+        body = await _whole(receive)
+        if body is None or bundle_of(body) != self._bundle:
+            await _refuse(send, "this is not our app")
+            return
+        left = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def again() -> Any:
+            return left.pop() if left else await receive()
+
+        await self._app(scope, again, send)
+
+
+def admitted(path: Any, peer: Any, here: Any = None) -> bool:
+    """Nodes from anywhere; all else from this machine only.
+
+    >>> admitted("/v1/fleet/pull-messages", ("192.0.2.7", 4711))
+    True
+    >>> admitted("/v1/control/start-run", ("192.0.2.7", 4711)), admitted("/v1/control/start-run", ("::1", 1))
+    (False, True)
+    """
+    if not isinstance(path, str) or ".." in path:
+        return False
+    if path.startswith(NODES):
+        return True
+    try:
+        address = ipaddress.ip_address(peer[0])
+    except (TypeError, ValueError, LookupError):
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback) or (here is not None and peer[0] == here[0])
+
+
+def bundle_of(body: bytes) -> str:
+    """The SHA-256 of the bundle that a request would start; nothing where it names one kept elsewhere."""
+    from flwr.proto.control_pb2 import StartRunRequest
+
+    try:
+        asked = StartRunRequest.FromString(body)
+    except Exception:  # protobuf's own kind, of a library that has no types
+        return ""
+    if asked.app_spec or not asked.fab.content:
+        return ""
+    return hashlib.sha256(asked.fab.content).hexdigest()
+
+
+def bundled(files: Mapping[str, bytes]) -> bytes:
+    """An app as Flower bundles it; the same bytes for the same files."""
+    from flwr.cli.build import build_fab_from_files
+
+    with warnings.catch_warnings():  # of one library that it uses about another
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return build_fab_from_files(files)[0]
+
+
+def our_bundle() -> str:
+    """The SHA-256 of the relay."""
+    return hashlib.sha256(bundled({"pyproject.toml": APP.encode("ascii")})).hexdigest()
+
+
+async def _whole(receive: Any) -> bytes | None:
+    """The body of a request; None where it is too large or breaks off."""
+    parts, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        parts.append(message.get("body", b""))
+        size, more = size + len(parts[-1]), message.get("more_body", False)
+        if size > _LARGEST:
+            return None
+    return b"".join(parts)
+
+
+async def _refuse(send: Any, why: str) -> None:
+    print(f"refused: {why}", file=sys.stderr, flush=True)
+    await _answer(send, 403)
+
+
+async def _answer(send: Any, status: int) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def main() -> None:
+    end_with_parent()
+    import uvicorn
+    from flwr.superlink.cli.flower_superlink import flower_superlink
+
+    serve = uvicorn.run
+    key, bundle = Path(os.environ[KEY_FILE]).read_text(encoding="ascii").strip(), our_bundle()
+
+    def guarded(app: Any, **options: Any) -> None:
+        # Who comes through a proxy on this machine comes from where the proxy says; no other is believed.
+        door = Doorman(app, key, bundle)
+        serve(door, proxy_headers=True, forwarded_allow_ips="127.0.0.1,::1", **options)
+
+    uvicorn.run = guarded
+    flower_superlink()
+
+
+if __name__ == "__main__":
+    main()

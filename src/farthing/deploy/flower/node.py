@@ -1,0 +1,120 @@
+"""A party's node: Flower's identity, encryption and messages, and of all apps only our own relay.
+
+``python -m farthing.deploy.flower.node ADDRESS CA NODE_KEY SOCKET [--apps]`` joins the SuperLink at ADDRESS
+and hands requests to the guard at SOCKET. Flower's own SuperNode downloads an app from whoever runs the
+SuperLink and runs it for every message, in a new process; this one runs no code but what the party installed,
+and a round takes a fraction of a second. With ``--apps`` it is Flower's SuperNode, of any version.
+
+Ends when its standard input does: with whoever started it.
+"""
+
+import socket as socketlib
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Context, RecordDict
+
+from farthing.deploy.flower.app import GUARD, Looks, client, hurry
+from farthing.deploy.processes import end_with_parent
+
+_AFTER_AN_ERROR = 2.0
+_INTERVAL = "HEARTBEAT_DEFAULT_INTERVAL"
+
+
+def attend(address: str, authority: Path, key: Path, socket: str) -> None:
+    """Answers messages for as long as the connection lasts."""
+    from flwr.app import Message
+    from flwr.supercore.inflatable.inflatable_object import (
+        get_all_nested_objects,
+        get_object_tree,
+        iterate_object_tree,
+    )
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
+    from flwr.supernode.fleet_http_connection import http_request_response
+
+    hurry()
+    _beat()
+    private: Any = load_ssh_private_key(key.read_bytes(), None)
+    with http_request_response(address, False, authority.read_bytes(), (private, private.public_key())) as (
+        node,
+        receive,
+        send,
+        _get_run,
+        _get_app,
+        pull_object,
+        push_object,
+        confirm,
+    ):
+        print(f"joined as node {node}", flush=True)
+        looks = Looks()
+        looks.begin()
+        while True:
+            found = receive()
+            if found is None:
+                looks.wait()
+                continue
+            looks.end()
+            began = time.monotonic()
+            head, tree = found
+            run, number = head.metadata.run_id, head.metadata.message_id
+            ids = [part.object_id for part in iterate_object_tree(tree)]
+            contents = pull_objects(ids, partial(pull_object, run))
+            confirm(run, number)
+            message: Any = inflate_object_from_contents(tree.object_id, contents)
+            message.metadata.__dict__["_message_id"] = number
+            context = Context(run, node, {GUARD: socket}, RecordDict(), {})
+            try:
+                reply: Message = client(message, context)
+            except Exception as error:  # the guard is not there, or this is no request: nothing to say
+                print(f"not answered: {type(error).__name__}", file=sys.stderr, flush=True)
+                continue
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            wanted, session = send(reply, get_object_tree(reply), time.monotonic() - began)
+            for name, part in get_all_nested_objects(reply).items():
+                if name in wanted:
+                    push_object(run, session, name, part.deflate())
+            looks.begin()
+
+
+def _beat() -> None:
+    """Heartbeats every ten seconds, Flower's least, not thirty.
+
+    A node that was killed is not let in again before two of them were missed.
+    """
+    from flwr.supercore import heartbeat
+    from flwr.supernode import fleet_http_connection
+
+    for module in (heartbeat, fleet_http_connection):
+        if hasattr(module, _INTERVAL):
+            setattr(module, _INTERVAL, 10)
+
+
+def apps(address: str, authority: Path, key: Path, socket: str) -> None:
+    """Flower's own SuperNode, which runs the apps it is sent; it installs nothing for them."""
+    from flwr.supernode.cli import flower_supernode
+
+    sys.argv = ["flower-supernode", "--superlink", address, "--root-certificates", str(authority)]
+    sys.argv += ["--auth-supernode-private-key", str(key), "--node-config", f'{GUARD}="{socket}"']
+    with socketlib.socket() as probe:  # for the app's processes, on this machine only
+        probe.bind(("127.0.0.1", 0))
+        sys.argv += ["--port", str(probe.getsockname()[1])]
+    flower_supernode()
+
+
+def main(arguments: list[str]) -> None:
+    end_with_parent()
+    address, authority, key, socket = arguments[:4]
+    if arguments[4:] == ["--apps"]:
+        apps(address, Path(authority), Path(key), socket)
+        return
+    while True:
+        attend(address, Path(authority), Path(key), socket)
+        time.sleep(_AFTER_AN_ERROR)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

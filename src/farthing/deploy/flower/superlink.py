@@ -1,0 +1,295 @@
+"""Flower's processes on the coordinator's side, and a `Bridge` over them.
+
+A SuperLink (TLS, nodes known by their keys, its own database, a doorman), a SuperExec that runs our relay as
+a process of its own, and Flower's client to register nodes and start the relay. A thread sees to it that all
+of them live: a SuperLink that was killed is started again and goes on from its database. Nothing is
+installed, fetched or reported: telemetry and update checks are off.
+
+Another account of this machine cannot start anything here: the control interface asks for a key that is made
+anew for every coordinator and lies in a file which only its own account reads.
+"""
+
+import importlib.util
+import json
+import logging
+import math
+import os
+import secrets
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from farthing.deploy.bridge import Bridge
+from farthing.deploy.flower.control import KEY_FILE, KEY_HEADER, objects
+from farthing.deploy.processes import Child, program
+from farthing.errors import FarthingError, InvalidValue, Unsupported
+
+log = logging.getLogger("farthing.federated")
+
+BRIDGE = "FARTHING_BRIDGE"  # as in `farthing.deploy.flower.app`, which needs Flower to be imported
+_AT_THE_DOOR = "/farthing-doorman"
+
+APP = """[project]
+name = "farthing-relay"
+version = "1.0.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "farthing"
+
+[tool.flwr.app.components]
+serverapp = "farthing.deploy.flower.app:server"
+clientapp = "farthing.deploy.flower.app:client"
+"""
+
+_UP = 120.0  # seconds that a SuperLink may take to answer
+_EACH = 20.0  # and more for every node that is registered
+_FREE = 20.0  # seconds in which a port may still be held by a SuperLink whose coordinator was killed
+_RELAY = 90.0  # seconds that a relay may take to connect, before another is started
+_LOOK = 0.5
+_DOOR = 20.0  # seconds that the doorman may take to answer: a busy machine is no failure
+
+
+def needs_flower() -> None:
+    """Refuses where Flower is not installed."""
+    if importlib.util.find_spec("flwr") is None:
+        raise Unsupported("this needs Flower: pip install 'farthing[flower]'")
+
+
+def environment(home: Path) -> dict[str, str]:
+    """For programs of Flower's: nothing reported or looked up, all that they keep under ``home``."""
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return {
+        **os.environ,
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+    }
+
+
+def _write_secret(path: Path, text: str) -> None:
+    """To a new file that only its owner reads, in place of an older one."""
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        file.write(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where parties reach the coordinator."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, text: str) -> "Place":
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+            raise InvalidValue(f"an address is HOST:PORT, got {text!r}")
+        return cls(host.strip("[]"), int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def near(self) -> "Place":
+        """As it is reached from this machine."""
+        everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+        return Place(everywhere.get(self.host, self.host), self.port)
+
+
+class SuperLink:
+    """Everything of Flower's that a coordinator needs; ``nodes`` are the parties' keys in OpenSSH's words."""
+
+    def __init__(self, place: Place, keys: Path, nodes: Mapping[str, str], folder: Path) -> None:
+        needs_flower()
+        self._place, self._keys, self._folder = place, keys, folder
+        for name in ("ca.pem", "server.pem", "server.key"):
+            if not (keys / name).is_file():
+                raise InvalidValue(f"keys must be a coordinator's, {str(keys)!r} has no {name}")
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._key = secrets.token_hex(32)
+        self._environment = environment(folder / "flower") | {KEY_FILE: str(folder / "control.key")}
+        self._over = threading.Event()
+        self._link = Child(self._link_command(), folder / "superlink.log", self._environment)
+        self._executor: Child | None = None
+        self.bridge: Bridge | None = None
+        self._keeper: threading.Thread | None = None
+        try:
+            self._begin(nodes)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, nodes: Mapping[str, str]) -> None:
+        self._write_settings()
+        self._link.start()
+        self._await_link()
+        self.bridge = Bridge(self._registered(nodes))
+        with_bridge = {**self._environment, BRIDGE: str(self.bridge.path)}
+        self._executor = Child(self._executor_command(), self._folder / "superexec.log", with_bridge)
+        self._executor.start()
+        self._keeper = threading.Thread(target=self._keep, daemon=True)
+        self._keeper.start()
+
+    @property
+    def pids(self) -> dict[str, int | None]:
+        """Numbers of the processes."""
+        executor = None if self._executor is None else self._executor.pid
+        return {"superlink": self._link.pid, "superexec": executor}
+
+    def close(self) -> None:
+        """Ends all processes."""
+        self._over.set()
+        if self._keeper is not None:
+            self._keeper.join()
+        if self.bridge is not None:
+            self.bridge.close()
+        for child in (self._executor, self._link):
+            if child is not None:
+                child.stop()
+
+    # --- programs
+
+    def _write_settings(self) -> None:
+        secret, app = self._folder / "secret", self._folder / "app"
+        if not secret.exists():
+            _write_secret(secret, secrets.token_hex(32))
+        _write_secret(self._folder / "control.key", self._key)
+        app.mkdir(exist_ok=True)
+        (app / "pyproject.toml").write_text(APP, encoding="ascii")
+        known = json.dumps(str((self._keys / "ca.pem").resolve()))  # a JSON text is a TOML text
+        (self._folder / "flower" / "config.toml").write_text(
+            f'[superlink]\ndefault = "farthing"\n\n[superlink.farthing]\naddress = "{self._place.near}"\n'
+            f"root-certificates = {known}\n",
+            encoding="utf-8",
+        )
+
+    def _link_command(self) -> list[str]:
+        keys = self._keys.resolve()
+        return [
+            *(sys.executable, "-m", "farthing.deploy.flower.link"),
+            *("--host", self._place.host, "--port", str(self._place.port)),
+            *("--ssl-certfile", str(keys / "server.pem"), "--ssl-keyfile", str(keys / "server.key")),
+            *("--ssl-ca-certfile", str(keys / "ca.pem"), "--enable-supernode-auth"),
+            *("--isolation", "process", "--superexec-auth-secret-file", str(self._folder / "secret")),
+            *("--database", str(self._folder / "superlink.db"), "--disable-runtime-dependency-installation"),
+        ]
+
+    def _executor_command(self) -> list[str]:
+        return [
+            *(program("flower-superexec"), "--runtime-api-address", str(self._place.near)),
+            *("--root-certificates", str((self._keys / "ca.pem").resolve())),
+            *("--superexec-auth-secret-file", str(self._folder / "secret")),
+            *("--parent-pid", str(os.getpid())),
+        ]
+
+    def _control(self, *arguments: str) -> list[dict[str, object]]:
+        try:
+            said = subprocess.run(
+                [sys.executable, "-m", "farthing.deploy.flower.control", *arguments],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_UP + _EACH * len(arguments),
+            )
+        except subprocess.TimeoutExpired:
+            return []
+        with open(self._folder / "control.log", "a", encoding="utf-8") as file:
+            file.write(said.stdout + said.stderr)
+        return list(objects(said.stdout))
+
+    # --- getting it up, and keeping it so
+
+    def _await_link(self) -> None:
+        began = time.monotonic()
+        while not (self._link.running and self._answers()):
+            waited = time.monotonic() - began
+            if waited > _UP or (waited > _FREE and not self._link.running):
+                raise FarthingError(
+                    f"Flower's SuperLink did not start at {self._place}: see {self._folder / 'superlink.log'}"
+                )
+            self._link.revive()
+            time.sleep(_LOOK)
+
+    def _answers(self) -> bool:
+        """Whether the doorman is there; where something else is, nothing goes on."""
+        known = ssl.create_default_context(cafile=str(self._keys / "ca.pem"))
+        door = urllib.request.ProxyHandler({})
+        opener = urllib.request.build_opener(door, urllib.request.HTTPSHandler(context=known))
+        asked = urllib.request.Request(
+            f"https://{self._place.near}{_AT_THE_DOOR}", headers={KEY_HEADER: self._key}
+        )
+        try:
+            with opener.open(asked, timeout=_DOOR) as said:
+                if said.status == 204:
+                    return True
+        except urllib.error.HTTPError:
+            pass
+        except (OSError, ValueError) as error:
+            if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
+                raise FarthingError(
+                    f"what answers at {self._place} has another certificate, or one for another name: "
+                    f"make keys with --host {self._place.near.host}"
+                ) from None
+            return False
+        raise FarthingError(f"what answers at {self._place} is no SuperLink of ours, or its door is open")
+
+    def _registered(self, nodes: Mapping[str, str]) -> dict[str, int]:
+        """The numbers of the parties' nodes; once registered they stay so, in the SuperLink's database."""
+        path = self._folder / "nodes.json"
+        known: dict[str, list[object]] = json.loads(path.read_text()) if path.exists() else {}
+        fresh = [name for name, key in nodes.items() if known.get(name, [""])[0] != key]
+        if fresh:
+            files = []
+            for name in fresh:
+                files.append(self._folder / f"{name}.pub")
+                files[-1].write_text(nodes[name] + "\n", encoding="ascii")
+            said = self._control("register", *map(str, files))
+            for name, found in zip(fresh, said, strict=False):
+                if isinstance(found.get("node-id"), int):
+                    known[name] = [nodes[name], found["node-id"]]
+            path.write_text(json.dumps(known), encoding="ascii")
+            absent = [name for name in fresh if known.get(name, [""])[0] != nodes[name]]
+            if absent:
+                raise FarthingError(
+                    f"Flower did not register {', '.join(absent)}: see {self._folder / 'control.log'}"
+                )
+        return {name: int(str(known[name][1])) for name in nodes}
+
+    def _keep(self) -> None:
+        """Starts again what has died."""
+        assert self.bridge is not None
+        assert self._executor is not None
+        since, before = -math.inf, False  # when a relay was started last, and whether it had come
+        while not self._over.wait(_LOOK):
+            if self._link.revive():
+                log.warning("the SuperLink had ended and was started again")
+            if self._executor.revive():
+                log.warning("the SuperExec had ended and was started again")
+                since = -math.inf
+            here = self.bridge.connected
+            if before and not here:
+                log.warning("the relay went away")
+                since = -math.inf
+            before = here
+            if not here and time.monotonic() - since > _RELAY and self._ready():
+                said = self._control("run", str(self._folder / "app"))
+                if said and said[-1].get("success"):
+                    since = time.monotonic()
+
+    def _ready(self) -> bool:
+        try:
+            return self._link.running and self._answers()
+        except FarthingError:
+            return False

@@ -1,0 +1,350 @@
+"""The guard: records, noise and ledger behind one function from bytes to bytes.
+
+`Guard.answer` opens a signed message, looks at it against the party's own `Policy` and either answers or
+refuses; it never raises on what it is sent. A question carries all that it needs (terms, contribution,
+weights), so the guard remembers nothing but its ledger: after a crash it is what the ledger says.
+
+The order is that of `Ledger.ask`: the charge is on disk, then the answer is computed and kept under its key,
+then logged (`AnswerLog`), then sent. The same question again (run, round, nonce, terms, weights) gets the
+kept answer; one that was charged and never answered gets nothing (`Reason.LOST`), and no second noise.
+A round is answered once: earlier ones are stale, whatever their nonce. No clock decides anything.
+
+The guarantee is the ledger's: (ε, δ) of the policy for one unit, under its adjacency, against whoever sees
+everything that the guard ever sends.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import threading
+from typing import Any
+
+import numpy as np
+
+from farthing.deploy.guard.answers import AnswerLog
+from farthing.deploy.guard.masking import Masking
+from farthing.deploy.guard.policy import Policy
+from farthing.deploy.guard.pricing import Pricing
+from farthing.deploy.messages import forms
+from farthing.deploy.messages.forms import Question, Turn
+from farthing.deploy.messages.signed import (
+    LARGEST_HEADER,
+    Kind,
+    Opened,
+    Reason,
+    Refused,
+    Signer,
+    digest,
+    pack_numbers,
+    refuse,
+    seal,
+    unpack_numbers,
+    unseal,
+)
+from farthing.deploy.secagg.protocol import own_cell
+from farthing.errors import BudgetSpent, FarthingError, InvalidValue, LedgerLocked, NotReleased, PromiseBroken
+from farthing.federated.protocol import ClientAgent
+from farthing.federated.terms import Invitation, Terms, Trust
+from farthing.ledger.journal import Row
+from farthing.ledger.ledger import Ledger
+from farthing.noise.lattice import Stream
+from farthing.queries.events import encode
+from farthing.queries.query import Answer, Records
+
+log = logging.getLogger("farthing.deploy.guard")
+
+_LONGEST = 1e6  # of what rows are lengthened by or shrunk to
+_LOCKED = "the ledger cannot be written, or is not the newest: nothing is released"
+
+
+class Guard:
+    """One party's door. Safe to call from several threads; one question at a time is answered."""
+
+    def __init__(
+        self, policy: Policy, records: Records, signer: Signer, *, stream: Stream | None = None
+    ) -> None:
+        self.policy, self._signer = policy, signer
+        self.largest = LARGEST_HEADER + 8 * policy.limits.coordinates + Masking.largest(policy) + 256
+        distributed = policy.limits.trust is Trust.DISTRIBUTED
+        self._masking = Masking(policy, signer, self) if distributed else None
+        self._lock = threading.Lock()
+        with contextlib.ExitStack() as opened:
+            self._log = AnswerLog(policy.log)
+            opened.callback(self._log.close)
+            self._ledger = Ledger(policy.budget, journal=policy.ledger, stream=stream, block=1)
+            opened.callback(self._ledger.close)
+            self._door = self._ledger.over(records)
+            self._agent = ClientAgent(self._door, policy.size)
+            self._pricing = Pricing(policy.limits, self._agent)
+            self._past = _Past(policy.dataset)
+            self._past.read(self._ledger)
+            self._log.check(self._past.hashes, policy.ledger)
+            self._name_the_ledger()
+            opened.pop_all()  # in order: they stay open
+
+    def _name_the_ledger(self) -> None:
+        """A ledger belongs to one data set, whose name stands in it."""
+        named, dataset = self._past.dataset, self.policy.dataset
+        if named is None:
+            note = {"dataset": dataset}
+            self._ledger.journal.append("note", lambda last: (note, last.state))
+        elif named != dataset:
+            raise InvalidValue(f"the ledger {self.policy.ledger} is that of {named!r}, not of {dataset!r}")
+
+    @property
+    def public(self) -> bytes:
+        """The key that its answers are signed with."""
+        return self._signer.public
+
+    def close(self) -> None:
+        """Lets go of the files."""
+        with self._lock:
+            self._ledger.close()
+            self._log.close()
+
+    # --- answering
+
+    def answer(self, data: bytes) -> bytes:
+        """An answer, or a refusal, both signed. Never raises for what ``data`` holds."""
+        about = ""
+        try:
+            opened = unseal(data, self.policy.coordinators, self.largest)
+            about = opened.digest
+            self._price(opened)
+            with self._lock, np.errstate(all="ignore"):  # a warning, or what it turns into, would tell
+                return self._reply(opened)
+        except Refused as refusal:
+            return self.refusal(refusal, about)
+        except Exception as error:
+            log.error("%s while answering: refused", type(error).__name__)
+            return self.refusal(Refused(Reason.INTERNAL, "the guard could not answer this"), about)
+
+    def refusal(self, refusal: Refused, about: str = "") -> bytes:
+        """A refusal of the message with digest ``about``; logged without values."""
+        log.warning("refused: %s", refusal)
+        header = {"about": about, "reason": str(refusal.reason), "text": refusal.text}
+        return seal(Kind.REFUSAL, header, b"", self._signer)
+
+    def _reply(self, opened: Opened) -> bytes:
+        try:
+            match opened.kind:
+                case Kind.HELLO:
+                    return self._announce(opened)
+                case Kind.PROPOSAL:
+                    return self._agree(opened)
+                case Kind.QUESTION:
+                    return self._question(opened)
+            if self._masking is not None:
+                turn, kind, header, body = self._masking.reply(opened)
+                return self._sealed(kind, turn, opened, header, body)
+            refuse(Reason.MALFORMED, "a guard is not asked this")
+        except LedgerLocked as error:
+            log.error("%s", error)
+            refuse(Reason.LOCKED, _LOCKED)
+
+    def _price(self, opened: Opened) -> None:
+        """Has terms priced that the message is about, if any, before the lock is taken."""
+        if opened.kind in (Kind.PROPOSAL, Kind.QUESTION, Kind.OPENING):
+            given = opened.fields()
+            self._of_ours(given.text("dataset"))
+            invitation = forms.invitation_of(given.inner("invitation"))
+            with contextlib.suppress(Refused):  # remembered, and said once it is that message's turn
+                self._pricing.terms(invitation)
+
+    def _announce(self, opened: Opened) -> bytes:
+        given = opened.fields()
+        turn, dataset = Turn.of(given), given.text("dataset")
+        given.done()
+        self._of_ours(dataset)
+        self._past.read(self._ledger)
+        header = {
+            "budget": forms.budget(self.policy.budget),
+            "records": self.policy.size,
+            "colluding": self.policy.limits.colluding,
+            **self._row(),
+        }
+        return self._sealed(Kind.ANNOUNCEMENT, turn, opened, header)
+
+    def _agree(self, opened: Opened) -> bytes:
+        given = opened.fields()
+        turn, dataset = Turn.of(given), given.text("dataset")
+        invitation = forms.invitation_of(given.inner("invitation"))
+        given.done()
+        self._of_ours(dataset)
+        self._past.read(self._ledger)
+        terms = self._allowed(invitation)
+        return self._sealed(Kind.AGREEMENT, turn, opened, {"left": self._left(terms), **self._row()})
+
+    def _question(self, opened: Opened) -> bytes:
+        question = Question.of(opened.fields())
+        w = unpack_numbers(opened.body, question.shape)
+        if self.policy.limits.trust is not Trust.LOCAL:
+            refuse(Reason.TRUST, "under distributed trust only masked answers leave the house")
+        terms, key, _ = self.admitted(question)
+        answer = self.ask(question, terms, w, key)
+        body = pack_numbers(answer.value)
+        header = {"weights": digest(opened.body), "update": digest(body)}
+        header |= self.released(key, answer, terms)
+        return self._sealed(Kind.ANSWER, question.turn, opened, header, body)
+
+    # --- what a question must be
+
+    def _of_ours(self, dataset: str) -> None:
+        if dataset != self.policy.dataset:
+            refuse(Reason.DATASET, "this guard keeps another data set")
+
+    def _allowed(self, invitation: Invitation) -> Terms:
+        """Our terms for an invitation, if the policy allows them and the budget is not promised to others."""
+        terms, promised = self._pricing.terms(invitation), self._past.promised
+        if promised and _text(encode(terms.price(self.policy.budget))) not in promised:
+            refuse(Reason.PROMISED, "the budget of this data set is promised to other terms")
+        return terms
+
+    def admitted(self, question: Question) -> tuple[Terms, str, bool]:
+        """Our terms, the key to charge, whether it is a new one; if the policy and the past allow it."""
+        self._of_ours(question.dataset)
+        limits, features = self.policy.limits, question.contribution.features
+        if forms.loss_name(question.contribution) not in limits.losses:
+            refuse(Reason.LOSS, f"losses that are allowed: {', '.join(limits.losses)}")
+        if features.width != limits.width:
+            refuse(Reason.SHAPE, f"records have {limits.width} features")
+        lengths = [length for length in (features.intercept, features.radius) if length]
+        if not all(1 / _LONGEST <= length <= _LONGEST for length in lengths):
+            refuse(Reason.SHAPE, f"a constant, or a radius, lies within a factor of {_LONGEST:g} of 1")
+        if not limits.allows_shape(question.contribution.loss, features.size, question.shape):
+            refuse(Reason.SHAPE, f"weights of {features.size} rows and the {limits.outputs} columns allowed")
+        self._past.read(self._ledger)
+        self._past.must_hold(question.seen)
+        terms = self._allowed(question.invitation)
+        key = f"{question.turn.key(self.policy.dataset)}/{_about(question)}"
+        try:
+            own_cell(terms, math.prod(question.shape))  # so that nothing is charged that has no lattice
+        except (FarthingError, ArithmeticError):
+            refuse(Reason.NOISE, "there is no lattice for so much noise on so many coordinates")
+        new = self._past.is_new(question.turn, key, limits.rounds)
+        if new:
+            if self._past.charged >= limits.rounds:
+                refuse(Reason.ROUNDS, f"all {limits.rounds} rounds that the policy allows are taken")
+            if self._left(terms) == 0:
+                refuse(Reason.SPENT, "the next round does not fit the budget")
+        return terms, key, new
+
+    def _left(self, terms: Terms) -> int:
+        """How many more rounds there are, by the budget and by the policy."""
+        event = _text(encode(terms.price(self.policy.budget)))
+        by_budget = self._past.promised.get(event, terms.rounds) - self._past.counts.get(event, 0)
+        return max(0, min(by_budget, self.policy.limits.rounds - self._past.charged))
+
+    # --- the door
+
+    def ask(self, question: Question, terms: Terms, w: Any, key: str) -> Answer:
+        """Charges, then answers: or what was answered before."""
+        before = self._past.holds(key)
+        try:
+            self._agent.join(question.invitation)
+            return self._door.ask(terms.query(question.contribution), w, key=key)
+        except BudgetSpent:
+            refuse(Reason.SPENT, "the next round does not fit the budget")
+        except PromiseBroken:
+            refuse(Reason.PROMISED, "the budget of this data set is promised to other terms")
+        except NotReleased:
+            refuse(Reason.LOST, "this round was charged and its answer lost: no second one is drawn")
+        except InvalidValue:
+            if before:
+                refuse(Reason.CONFLICT, "this round was asked with the same nonce at other weights")
+            raise
+
+    def released(self, key: str, answer: Answer, terms: Terms) -> dict[str, Any]:
+        """Logs an answer, durably; where it was charged, and what is left."""
+        value = np.ascontiguousarray(answer.value)
+        self._log.append(key, answer.receipt.seq, answer.receipt.hash, digest(value.tobytes()))
+        self._past.read(self._ledger)
+        row = [answer.receipt.seq, answer.receipt.hash]
+        return {"row": row, "left": self._left(terms), "head": self._past.newest}
+
+    def _row(self) -> dict[str, Any]:
+        """The newest row, for the coordinator to keep: a head elsewhere."""
+        return {"row": self._past.newest}
+
+    def _sealed(
+        self, kind: Kind, turn: Turn, opened: Opened, header: dict[str, Any], body: bytes = b""
+    ) -> bytes:
+        return seal(kind, turn.header() | {"about": opened.digest} | header, body, self._signer)
+
+
+class _Past:
+    """What the ledger says of earlier rounds; read on from where it was read before."""
+
+    def __init__(self, dataset: str) -> None:
+        self._prefix = f"{dataset}/"
+        self.hashes: list[str] = []
+        self._rounds: dict[str, dict[int, str]] = {}  # run -> round -> key
+        self.dataset: str | None = None
+        self.promised: dict[str, int] = {}
+        self.counts: dict[str, int] = {}
+
+    def read(self, ledger: Ledger) -> None:
+        for row in ledger.journal.rows(len(self.hashes)):
+            self.hashes.append(row.hash)
+            self._add(row)
+
+    def _add(self, row: Row) -> None:
+        body = row.body
+        if row.kind == "note" and self.dataset is None:
+            self.dataset = body.get("dataset")
+        if row.kind == "promise":
+            self.promised[_text(body["event"])] = body["times"]
+        if row.kind in ("charge", "refund"):
+            event, count = _text(body["event"]), body["count"]
+            self.counts[event] = self.counts.get(event, 0) + (count if row.kind == "charge" else -count)
+        key = body.get("answer", {}).get("key", "") if row.kind == "charge" else ""
+        if key.startswith(self._prefix):
+            run, number = key.split("/")[1:3]
+            self._rounds.setdefault(run, {})[int(number)] = key
+
+    def holds(self, key: str) -> bool:
+        """Whether a key was charged."""
+        run, number = key.split("/")[1:3]
+        return self._rounds.get(run, {}).get(int(number)) == key
+
+    @property
+    def charged(self) -> int:
+        """All answers that were charged, of whatever price."""
+        return sum(self.counts.values())
+
+    @property
+    def newest(self) -> list[Any]:
+        return [len(self.hashes) - 1, self.hashes[-1]]
+
+    def must_hold(self, seen: tuple[int, str] | None) -> None:
+        """Refuses where the ledger lacks a row that somebody saw: it was put back to an earlier state."""
+        if seen is not None and not (seen[0] < len(self.hashes) and self.hashes[seen[0]] == seen[1]):
+            log.error("the ledger lacks row %d, which the coordinator has seen", seen[0])
+            refuse(Reason.LOCKED, _LOCKED)
+
+    def is_new(self, turn: Turn, key: str, most: int) -> bool:
+        """Whether a question is new; False for the very one of an earlier round; anything else is refused."""
+        rounds = self._rounds.get(turn.run, {})
+        before = rounds.get(turn.round)
+        if before == key:
+            return False
+        if before is not None and before.split("/")[3] == turn.nonce:
+            refuse(Reason.CONFLICT, "this round was asked with the same nonce and other terms")
+        if before is not None or turn.round < max(rounds, default=1):
+            refuse(Reason.STALE, "this round is over")
+        if turn.round > most:
+            refuse(Reason.FUTURE, f"there are at most {most} rounds")
+        return True
+
+
+def _text(event: dict[str, Any]) -> str:
+    return json.dumps(event, sort_keys=True)
+
+
+def _about(question: Question) -> str:
+    """Stands for the terms and the contribution: with the weights, all that an answer depends on."""
+    header = question.header()
+    text = json.dumps([header["invitation"], header["contribution"], header["shape"]], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,149 @@
+"""The guard's part in secure aggregation: one session at a time, in memory only.
+
+Under distributed trust a guard's noise is a share of what the sum needs, so nothing of it may be seen alone.
+The guard is the member of the session itself (`farthing.deploy.secagg.protocol.Member`); who relays its
+messages sees masked vectors and sealed shares. Keys of a session are never written down: a guard that was
+started again has left the session, and the others' shares make up for it. A round that was charged is not
+masked again.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing.deploy.guard.policy import Policy
+from farthing.deploy.messages.forms import Question, Turn
+from farthing.deploy.messages.signed import (
+    SIGNATURE,
+    Fields,
+    Kind,
+    Opened,
+    Reason,
+    Refused,
+    Signer,
+    digest,
+    pack_table,
+    refuse,
+    table_size,
+    unpack_numbers,
+    unpack_table,
+)
+from farthing.deploy.secagg.protocol import ADVERT, SEALED, Masked, Member, own_cell, pack_words, session_of
+from farthing.errors import InvalidValue
+from farthing.federated.terms import Terms
+from farthing.queries.query import Answer
+
+Array = NDArray[np.float64]
+
+
+class Keeper(Protocol):
+    """What the guard does for a session."""
+
+    def admitted(self, question: Question) -> tuple[Terms, str, bool]:
+        """Our terms, the key to charge, whether it is a new one; refused where the policy says so."""
+
+    def ask(self, question: Question, terms: Terms, w: Array, key: str) -> Answer:
+        """Charges and answers."""
+
+    def released(self, key: str, answer: Answer, terms: Terms) -> dict[str, Any]:
+        """Logs the answer, durably."""
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    question: Question
+    weights: str
+    terms: Terms
+    key: str
+    member: Member
+    replies: dict[str, tuple[Kind, dict[str, Any], bytes]] = field(default_factory=dict)
+
+
+class Masking:
+    """Answers the messages of secure aggregation for one guard."""
+
+    def __init__(self, policy: Policy, signer: Signer, keeper: Keeper) -> None:
+        self._policy, self._signer, self._keeper = policy, signer, keeper
+        names = [name for name, key in policy.parties.items() if key == signer.public]
+        if not names:
+            raise InvalidValue(
+                "[parties] must hold the public key of the guard itself under distributed trust"
+            )
+        self._name = names[0]
+        self._session: _Session | None = None
+
+    @staticmethod
+    def largest(policy: Policy) -> int:
+        """The most bytes of tables that a message can hold."""
+        return table_size(len(policy.parties), max(ADVERT, SEALED, SIGNATURE))
+
+    def reply(self, opened: Opened) -> tuple[Turn, Kind, dict[str, Any], bytes]:
+        """What to answer; the same message again gets the same answer."""
+        given, session = opened.fields(), self._session
+        if session is not None and opened.digest in session.replies:
+            return session.question.turn, *session.replies[opened.digest]
+        if opened.kind is Kind.OPENING:
+            session = self._open(opened, given)
+            made: tuple[Kind, dict[str, Any], bytes] = Kind.ADVERT, {}, session.member.advertise()
+        else:
+            if session is None or Turn.of(given) != session.question.turn:
+                refuse(Reason.MEMBERS, "there is no such session here")
+            made = self._step(session, opened, given)
+        session.replies[opened.digest] = made
+        return session.question.turn, *made
+
+    def _open(self, opened: Opened, given: Fields) -> _Session:
+        header = given.plain()
+        weights = given.hexadecimal("weights", 32)
+        question = Question.of(given)
+        terms, key, new = self._keeper.admitted(question)
+        if not new:
+            refuse(Reason.LOST, "this round was charged, and its session is over")
+        member = Member(
+            session_of(header),
+            self._name,
+            self._signer,
+            self._policy.parties,
+            survivors=question.invitation.survivors,
+            colluding=self._policy.limits.colluding,
+        )
+        self._session = _Session(question, weights, terms, key, member)
+        return self._session
+
+    def _step(self, session: _Session, opened: Opened, given: Fields) -> tuple[Kind, dict[str, Any], bytes]:
+        member, most = session.member, len(self._policy.parties)
+        match opened.kind:
+            case Kind.ROSTER:
+                threshold = given.whole("threshold", 1, most)
+                given.done()
+                adverts = unpack_table(opened.body, most, (ADVERT,))
+                return Kind.SHARES, {}, pack_table(member.share(adverts, threshold))
+            case Kind.MASKED_QUESTION:
+                return self._masked(session, opened, given)
+            case Kind.SURVIVORS:
+                given.done()
+                return Kind.CONSENT, {}, member.consent(list(unpack_table(opened.body, most, (0,))))
+            case Kind.REVEAL:
+                given.done()
+                revealed = member.reveal(unpack_table(opened.body, most, (SIGNATURE,)))
+                return Kind.REVEALED, {}, pack_table(revealed)
+        raise Refused(Reason.MALFORMED, "a guard is not asked this")
+
+    def _masked(self, session: _Session, opened: Opened, given: Fields) -> tuple[Kind, dict[str, Any], bytes]:
+        length, each = given.whole("table", 0, len(opened.body)), given.whole("each", 1, 8)
+        given.done()
+        question, terms = session.question, session.terms
+        sealed = unpack_table(opened.body[:length], len(self._policy.parties), (SEALED,))
+        if digest(opened.body[length:]) != session.weights:
+            refuse(Reason.CONFLICT, "these are not the weights that the session was opened for")
+        w = unpack_numbers(opened.body[length:], question.shape)
+        mask = session.member.mask(sealed, w.size)
+        inner = terms.mechanism
+        masked = Masked(inner.noise, inner, own_cell(terms, w.size), mask)
+        hidden = Terms(terms.sampler, terms.bound, masked, terms.expected, terms.rounds)
+        answer = self._keeper.ask(question, hidden, w, session.key)
+        body = pack_words(np.asarray(answer.value, dtype=np.uint64), each)
+        header = {"weights": session.weights, "update": digest(body)}
+        return Kind.MASKED_ANSWER, header | self._keeper.released(session.key, answer, terms), body

@@ -1,0 +1,226 @@
+"""What a party allows, in a file of its own: nobody who asks can talk the guard out of it.
+
+    dataset = "ward-7"
+    records = "ward-7.npz"            # arrays X and y; or a CSV file, with schema = "ward.json"
+    size = 500                        # the public number of records
+    ledger = "ward-7.ledger"          # answers are logged in <ledger>.answers, unless answers = "..."
+    socket = "guard.sock"
+    key = "ward-7.key"                # an Ed25519 private key, as `Signer.save` writes it
+    coordinators = ["3f..."]          # public keys of those who may ask
+
+    [budget]
+    epsilon = 1.0
+    delta = 1e-6                      # adjacency, unit and observer have defaults
+
+    [limits]
+    noise = 2.0                       # the least, over the clip
+    clip = 3.0                        # the largest
+    rounds = 1000                     # the most, of all runs together
+    draws = ["all", "poisson:0.1"]    # of Poisson draws the largest rate, of others exactly these
+    losses = ["logistic"]
+    width = 108                       # features of a record
+    outputs = 0                       # columns of a weight matrix (multinomial: all classes); 0: a vector
+    trust = "local"                   # or "distributed", with colluding = 1 and [parties] name = "public key"
+
+Paths are relative to the file. What is not known here is an error, not ignored.
+
+>>> Limits(noise=2.0, clip=3.0, rounds=10, draws=(Poisson(0.1),)).allows_draw(Poisson(0.05))
+True
+"""
+
+import os
+import tomllib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from farthing import validate
+from farthing.budget import Budget, Observer
+from farthing.deploy.messages import forms
+from farthing.deploy.messages.signed import checked_name, public_key
+from farthing.errors import InvalidValue
+from farthing.federated.terms import Draw, Trust
+from farthing.linear.losses import Loss, multinomial
+from farthing.queries.samplers import Everyone, Poisson
+
+_EVERYONE = (Everyone(),)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far a question may go."""
+
+    noise: float
+    clip: float
+    rounds: int
+    draws: tuple[Draw, ...] = _EVERYONE
+    losses: tuple[str, ...] = ("logistic",)
+    width: int = 1
+    outputs: int = 0
+    trust: Trust = Trust.LOCAL
+    colluding: int = 0  # parties that may be in league with the coordinator; distributed noise only
+
+    def __post_init__(self) -> None:
+        validate.positive(noise=self.noise)
+        validate.positive(clip=self.clip)
+        validate.count(rounds=self.rounds)
+        validate.count(width=self.width)
+        for name in ("outputs", "colluding"):
+            if getattr(self, name) != 0:
+                validate.count(**{name: getattr(self, name)})
+        object.__setattr__(self, "trust", validate.choice(Trust, trust=self.trust))
+        if self.trust is Trust.TRUSTED:
+            raise InvalidValue(
+                "trust must be 'local' or 'distributed': a guard hands nothing out without noise"
+            )
+        unknown = [name for name in self.losses if name not in forms.LOSSES]
+        if unknown or not self.losses:
+            raise InvalidValue(f"losses must be some of {list(forms.LOSSES)}, got {list(self.losses)}")
+        if "multinomial" in self.losses and self.outputs < 2:
+            raise InvalidValue(f"outputs must be the number of classes for multinomial, got {self.outputs}")
+        if not self.draws:
+            raise InvalidValue("draws must hold at least one, such as 'all'")
+
+    def allows_draw(self, draw: Draw) -> bool:
+        """Exactly one of those listed; a Poisson draw also at a lower rate."""
+        if isinstance(draw, Poisson):
+            return any(isinstance(known, Poisson) and draw.rate <= known.rate for known in self.draws)
+        return draw in self.draws
+
+    def allows_shape(self, loss: Loss, rows: int, shape: tuple[int, ...]) -> bool:
+        """A vector, or a matrix with at most ``outputs`` columns; multinomial: one column a class, no fewer.
+
+        With fewer columns than classes a record of a class without one could not be answered for.
+        """
+        if loss == multinomial:
+            return shape == (rows, self.outputs) and self.outputs > 1
+        return shape == (rows,) or (len(shape) == 2 and shape[0] == rows and shape[1] <= self.outputs)
+
+    @property
+    def coordinates(self) -> int:
+        """The most that weights can have."""
+        return (self.width + 1) * max(self.outputs, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Everything a guard is told by its own party."""
+
+    dataset: str
+    records: Path
+    size: int
+    ledger: Path
+    socket: Path
+    key: Path
+    coordinators: tuple[bytes, ...]
+    budget: Budget
+    limits: Limits
+    schema: str | None = None
+    answers: Path | None = None
+    parties: dict[str, bytes] = field(default_factory=dict)  # enrolled, for secure aggregation
+    peers: tuple[int, ...] = ()  # user ids that may connect besides the guard's own
+    group: int | None = None  # whose members may open the socket; otherwise only its owner
+
+    def __post_init__(self) -> None:
+        checked_name(dataset=self.dataset)
+        validate.count(size=self.size)
+        if not self.coordinators:
+            raise InvalidValue("coordinators must hold at least one public key")
+        observers = {Trust.LOCAL: (Observer.SERVER, Observer.COORDINATOR)}
+        if self.budget.observer not in observers.get(self.limits.trust, (self.limits.trust.observer,)):
+            raise InvalidValue(
+                f"under {self.limits.trust} trust a budget holds against {self.limits.trust.observer}, "
+                f"not against {self.budget.observer}"
+            )
+        if self.limits.trust is Trust.DISTRIBUTED and len(self.parties) < 2:
+            raise InvalidValue("distributed noise needs [parties], the public keys of all who are enrolled")
+
+    @property
+    def log(self) -> Path:
+        """Where answers are logged."""
+        return self.answers if self.answers is not None else Path(f"{self.ledger}.answers")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Policy":
+        """From a TOML file."""
+        try:
+            with open(path, "rb") as file:
+                found = tomllib.load(file)
+        except OSError as error:
+            raise InvalidValue(
+                f"a policy must be a TOML file, {os.fspath(path)!r}: {error.strerror}"
+            ) from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InvalidValue(f"a policy must be a TOML file, {os.fspath(path)!r}: {error}") from None
+        try:
+            return cls._of(found, Path(path).resolve().parent)
+        except InvalidValue as error:
+            raise InvalidValue(f"{os.fspath(path)}: {error}") from None
+
+    @classmethod
+    def _of(cls, found: dict[str, Any], folder: Path) -> "Policy":
+        values = _known("the policy", found, {item.name for item in fields(cls)})
+        limits = _known("[limits]", _table(values, "limits"), {item.name for item in fields(Limits)})
+        if "draws" in limits:
+            limits["draws"] = tuple(forms.draw_of(text) for text in _texts("draws", limits["draws"]))
+        if "losses" in limits:
+            limits["losses"] = _texts("losses", limits["losses"])
+        made = _made("[limits]", Limits, limits)
+        budget = _known("[budget]", _table(values, "budget"), {item.name for item in fields(Budget)})
+        values["budget"] = _made("[budget]", Budget, {"observer": made.trust.observer} | budget)
+        values["limits"] = made
+        for name in ("records", "ledger", "socket", "key", "answers"):
+            if name in values:
+                values[name] = folder / _text(name, values[name])
+        if values.get("schema") not in (None, "adult"):
+            values["schema"] = str(folder / _text("schema", values["schema"]))
+        if values.get("records") == folder / "adult" and values.get("schema") == "adult":
+            values["records"] = Path("adult")
+        values["coordinators"] = tuple(map(public_key, _texts("coordinators", values.get("coordinators"))))
+        parties = _table(values, "parties") if "parties" in values else {}
+        values["parties"] = {checked_name(party=name): public_key(key) for name, key in parties.items()}
+        if len(set(values["parties"].values())) != len(values["parties"]):
+            raise InvalidValue("parties must have a key of their own each")
+        peers = values.get("peers", [])
+        if not isinstance(peers, list) or any(type(user) is not int or user < 0 for user in peers):
+            raise InvalidValue(f"peers must be a list of user ids, got {peers!r}")
+        values["peers"] = tuple(peers)
+        if values.get("group") is not None and (type(values["group"]) is not int or values["group"] < 0):
+            raise InvalidValue(f"group must be a group id, got {values['group']!r}")
+        made_policy: Policy = _made("the policy", cls, values)
+        return made_policy
+
+
+def _known(where: str, given: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    unknown = sorted(set(given) - names)
+    if unknown:
+        raise InvalidValue(f"{where} has no {unknown[0]!r}; known are {', '.join(sorted(names))}")
+    return dict(given)
+
+
+def _made(where: str, kind: Any, values: dict[str, Any]) -> Any:
+    try:
+        return kind(**values)
+    except InvalidValue:
+        raise
+    except TypeError as error:  # an argument is missing
+        raise InvalidValue(f"{where}: {str(error).partition(') ')[2] or error}") from None
+
+
+def _table(values: dict[str, Any], name: str) -> dict[str, Any]:
+    found = values.get(name)
+    if not isinstance(found, dict):
+        raise InvalidValue(f"there must be a table [{name}]")
+    return dict(found)
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidValue(f"{name} must be a text, got {value!r}")
+    return value
+
+
+def _texts(name: str, values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list):
+        raise InvalidValue(f"{name} must be a list of texts, got {values!r}")
+    return tuple(_text(name, value) for value in values)

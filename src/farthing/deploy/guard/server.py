@@ -1,0 +1,150 @@
+"""The guard's socket: a Unix socket that only its owner (or one group) can open, one message at a time each.
+
+Whoever connects is asked of the kernel (SO_PEERCRED): a user who is neither the guard's own nor listed in the
+policy is turned away before a byte is read. The size of a message is looked at before it is read.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import stat
+import struct
+import threading
+from pathlib import Path
+
+from farthing.deploy.guard.keeper import Guard
+from farthing.deploy.messages.signed import PREFIX, Refused, expected_size
+from farthing.errors import InvalidValue
+
+log = logging.getLogger("farthing.deploy.guard")
+
+_PATIENCE = 30.0  # seconds that a peer may keep us waiting for the rest of a message
+_PAUSE = 0.5  # seconds after which an idle guard sees a signal that came just before it began to wait
+_MOST_PEERS = 16  # connections at once; more wait
+_LONGEST_PATH = 100  # bytes: Unix sockets have room for 108, some systems for less
+
+
+class Server:
+    """Listens until closed. `serve` answers; `close`, from any thread or signal handler, ends it."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard, self.path = guard, guard.policy.socket
+        self._room = threading.BoundedSemaphore(_MOST_PEERS)
+        self._closing = threading.Event()
+        self._listener = self._listen()
+
+    def _listen(self) -> socket.socket:
+        if len(os.fsencode(self.path)) > _LONGEST_PATH:
+            raise InvalidValue(
+                f"the path of a socket has at most {_LONGEST_PATH} bytes, got {str(self.path)!r}"
+            )
+        _make_way(self.path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            before = os.umask(0o177)  # so that there is no moment at which others could open it
+            try:
+                listener.bind(str(self.path))
+            finally:
+                os.umask(before)
+            if self._guard.policy.group is not None:
+                os.chown(self.path, -1, self._guard.policy.group)
+                os.chmod(self.path, 0o660)
+            listener.listen(_MOST_PEERS)
+            listener.settimeout(_PAUSE)
+        except OSError as error:
+            listener.close()
+            raise InvalidValue(f"the socket cannot be opened, {str(self.path)!r}: {error.strerror}") from None
+        return listener
+
+    def serve(self) -> None:
+        """Answers until `close`."""
+        while not self._closing.is_set():
+            try:
+                peer, _ = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:
+                if self._closing.is_set():
+                    return
+                raise
+            self._room.acquire()
+            threading.Thread(target=self._attend, args=(peer,), daemon=True).start()
+
+    def close(self) -> None:
+        """Stops listening and removes the socket."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
+        self._listener.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+
+    def _attend(self, peer: socket.socket) -> None:
+        try:
+            with peer:
+                peer.settimeout(_PATIENCE)
+                if self._may_ask(peer):
+                    self._converse(peer)
+        except OSError:
+            pass  # it went away, or kept us waiting
+        finally:
+            self._room.release()
+
+    def _converse(self, peer: socket.socket) -> None:
+        try:
+            while (message := self._read(peer)) is not None:
+                peer.sendall(self._guard.answer(message))
+        except Refused as refusal:  # where the next message begins is not known any more
+            peer.sendall(self._guard.refusal(refusal))
+
+    def _may_ask(self, peer: socket.socket) -> bool:
+        if not hasattr(socket, "SO_PEERCRED"):
+            return True  # the mode of the socket decides alone
+        size = struct.calcsize("3i")
+        _, user, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        if user in (os.geteuid(), *self._guard.policy.peers):
+            return True
+        log.warning("refused: user %d is not listed in the policy", user)
+        return False
+
+    def _read(self, peer: socket.socket) -> bytes | None:
+        """One message, or None where the peer is done."""
+        prefix = _exactly(peer, PREFIX.size)
+        if not prefix:
+            return None
+        size = expected_size(prefix, self._guard.largest)
+        rest = _exactly(peer, size - len(prefix))
+        return prefix + rest
+
+
+def _exactly(peer: socket.socket, size: int) -> bytes:
+    """So many bytes; fewer where the peer ended before."""
+    parts, missing = [], size
+    while missing:
+        part = peer.recv(min(missing, 2**20))
+        if not part:
+            break
+        parts.append(part)
+        missing -= len(part)
+    return b"".join(parts)
+
+
+def _make_way(path: Path) -> None:
+    """Removes a socket that nobody listens on; anything else at its place is left alone."""
+    try:
+        kind = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(kind):
+        raise InvalidValue(f"the socket's place is taken by another file, {str(path)!r}")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            os.unlink(path)
+            return
+    raise InvalidValue(f"another guard listens at {str(path)!r}")

@@ -1,0 +1,142 @@
+"""What ``farthing join`` does: a party's guard, unless one runs, and the node that hands it questions.
+
+    coordinator = "coordinator.example:9092"
+    authority = "ca.pem"              # who signed the coordinator's certificate: it came with its public key
+    node = "keys/ward-7/node.key"
+    policy = "policy.toml"            # of the guard; or, for a guard under an account of its own,
+    # socket = "/run/ward-7/guard.sock"
+    # apps = true                     # Flower's own SuperNode, which runs apps that the coordinator sends
+
+Both are started again when they die, until SIGTERM or Ctrl-C.
+"""
+
+import contextlib
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from farthing.deploy.flower.superlink import Place, environment, needs_flower
+from farthing.deploy.guard.policy import Policy
+from farthing.deploy.processes import Child
+from farthing.deploy.toml_settings import Settings
+from farthing.errors import FarthingError, InvalidValue
+
+_LOOK = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Party:
+    """A party's own file."""
+
+    coordinator: Place
+    authority: Path
+    node: Path
+    policy: Path | None
+    socket: Path
+    folder: Path  # for logs, and what Flower keeps
+    apps: bool = False
+
+    @classmethod
+    def load(cls, path: Path) -> "Party":
+        try:
+            given = Settings.load(path)
+            policy = given.path("policy") if "policy" in given.names else None
+            if (policy is None) == ("socket" not in given.names):
+                raise InvalidValue("give policy or, where the guard runs already, its socket")
+            party = cls(
+                Place.of(given.text("coordinator")),
+                given.path("authority"),
+                given.path("node"),
+                policy,
+                Policy.load(policy).socket if policy is not None else given.path("socket"),
+                given.beside(given.text("folder", path.stem)),
+                given.flag("apps"),
+            )
+            given.done()
+            for file in (party.authority, party.node):
+                if not file.is_file():
+                    raise InvalidValue(f"there is no file {str(file)!r}")
+        except InvalidValue as error:
+            raise InvalidValue(f"{path}: {error}") from None
+        return party
+
+
+def listening(path: Path) -> bool:
+    """Whether a guard answers there."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def join(party: Party, say: Callable[[str], None] = lambda _: None) -> None:
+    """Until told to end."""
+    needs_flower()
+    party.folder.mkdir(mode=0o700, exist_ok=True)
+    over = threading.Event()
+    guard = None
+    if party.policy is not None and not listening(party.socket):
+        command = [sys.executable, "-c", _GUARD, "guard", str(party.policy)]
+        guard = Child(command, party.folder / "guard.log")
+    command = [sys.executable, "-m", "farthing.deploy.flower.node", str(party.coordinator)]
+    command += [str(party.authority.resolve()), str(party.node.resolve()), str(party.socket)]
+    command += ["--apps"] if party.apps else []
+    node = Child(command, party.folder / "node.log", environment(party.folder / "flower"))
+    try:
+        with _until_signal(over):
+            if guard is not None:
+                guard.start()
+                _await(guard, party, over)
+                say(f"guard       {party.socket}")
+            if not over.is_set():
+                node.start()
+                say(f"joining     {party.coordinator}")
+            while not over.wait(_LOOK):
+                if guard is not None and guard.revive():
+                    say("guard       had ended, started again")
+                if node.revive():
+                    say("node        had ended, started again")
+    finally:
+        node.stop()
+        if guard is not None:
+            guard.stop()
+
+
+# A guard of ours ends with us: its standard input closes.
+_GUARD = (
+    "import sys; from farthing.deploy.processes import end_with_parent; end_with_parent(); "
+    "from farthing.cli.main import main; sys.exit(main())"
+)
+
+
+def _await(guard: Child, party: Party, over: threading.Event) -> None:
+    while not listening(party.socket) and not over.wait(_LOOK):
+        if not guard.running:
+            raise FarthingError(f"the guard did not start: {_last_line(guard.log)}")
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else f"see {log}"
+
+
+@contextlib.contextmanager
+def _until_signal(over: threading.Event) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, lambda *_: over.set()) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,184 @@
+"""What ``farthing keys`` does: everything that parties and a coordinator must prove who they are with.
+
+    FOLDER/coordinator/   coordinator.key       signs questions (Ed25519)
+                          public.toml           its public half, for the policies of guards
+                          ca.pem ca.key         who signed the certificate below; parties get ca.pem
+                          server.pem server.key the certificate that the coordinator's machine shows
+    FOLDER/NAME/          guard.key             signs answers (Ed25519)
+                          node.key              Flower's own (ECDSA, P-384)
+                          public.toml           both public halves, for the coordinator
+
+A private key belongs where it was made. Files are new, or nothing is written; only their owner reads them.
+"""
+
+import datetime
+import ipaddress
+import os
+import shutil
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from farthing.deploy.messages.signed import Signer, checked_name, public_key
+from farthing.errors import InvalidValue
+
+COORDINATOR = "coordinator"
+_YEARS = datetime.timedelta(days=825)  # no longer is taken by some clients
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A party's public keys: of its guard, and of its node in OpenSSH's words."""
+
+    key: bytes
+    node: str
+
+    @classmethod
+    def load(cls, path: Path) -> "Card":
+        """From a public.toml."""
+        try:
+            found = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InvalidValue(f"a party's public.toml is missing, {str(path)!r}: {error.strerror}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InvalidValue(f"a party's public.toml must be TOML, {str(path)!r}: {error}") from None
+        node = found.get("node")
+        if set(found) != {"key", "node"} or not isinstance(node, str):
+            raise InvalidValue(f"a party's public.toml holds key and node, {str(path)!r} does not")
+        try:
+            loaded = serialization.load_ssh_public_key(node.encode())
+        except (ValueError, UnicodeEncodeError):
+            loaded = None
+        if not isinstance(loaded, ec.EllipticCurvePublicKey):
+            raise InvalidValue(f"node in {str(path)!r} must be an ECDSA key as OpenSSH writes it")
+        return cls(public_key(found["key"]), node)
+
+
+def make(folder: Path, parties: Sequence[str], hosts: Sequence[str], coordinator: bool) -> list[Path]:
+    """Keys for these parties, and for a coordinator that is reached under ``hosts``; the folders made."""
+    names = [checked_name(party=name) for name in parties]
+    if len(set(names)) != len(names) or COORDINATOR in names:
+        raise InvalidValue(f"parties must have a name each, and none is called {COORDINATOR}: got {names}")
+    wanted = [folder / name for name in ([COORDINATOR] if coordinator else []) + names]
+    if not wanted:
+        raise InvalidValue("give the names of parties, or the coordinator's host")
+    alternatives = [_alternative(host) for host in (*hosts, "localhost", "127.0.0.1", "::1")]
+    existing = [place for place in wanted if place.exists()]
+    if existing:
+        raise InvalidValue(f"keys are never overwritten: {str(existing[0])!r} exists")
+    made: list[Path] = []
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for place in wanted:
+            place.mkdir(mode=0o700)
+            made.append(place)
+            if place.name == COORDINATOR and coordinator:
+                _coordinator(place, alternatives)
+            else:
+                _party(place)
+    except BaseException as error:
+        for place in made:
+            shutil.rmtree(place, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise InvalidValue(f"keys cannot be written to {str(folder)!r}: {error.strerror}") from None
+        raise
+    return made
+
+
+def _party(place: Path) -> None:
+    guard, node = Signer.new(), ec.generate_private_key(ec.SECP384R1())
+    guard.save(place / "guard.key")
+    _write(place / "node.key", _pem(node, serialization.PrivateFormat.OpenSSH))
+    public = node.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    _write(place / "public.toml", f'key = "{guard.public.hex()}"\nnode = "{public.decode()}"\n'.encode())
+
+
+def _coordinator(place: Path, alternatives: list[x509.GeneralName]) -> None:
+    signer = Signer.new()
+    signer.save(place / "coordinator.key")
+    _write(place / "public.toml", f'key = "{signer.public.hex()}"\n'.encode())
+    authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "farthing's own authority")])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "farthing coordinator")])
+    root = (
+        _begun(issuer, issuer, authority.public_key(), authority.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .sign(authority, hashes.SHA384())
+    )
+    leaf = (
+        _begun(subject, issuer, server.public_key(), authority.public_key())
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        .sign(authority, hashes.SHA384())
+    )
+    for name, certificate, key in (("ca", root, authority), ("server", leaf, server)):
+        _write(place / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM))
+        _write(place / f"{name}.key", _pem(key, serialization.PrivateFormat.PKCS8))
+
+
+def _begun(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    authority: ec.EllipticCurvePublicKey,
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))  # clocks differ
+        .not_valid_after(now + _YEARS)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority), critical=False)
+    )
+
+
+def _usage(signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    """An address or a name, as a certificate lists it."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        if not host:
+            raise ValueError
+        return x509.DNSName(host)
+    except ValueError:
+        raise InvalidValue(f"a host must be an address or an ASCII name, got {host!r}") from None
+
+
+def _pem(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def _write(path: Path, content: bytes) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)

@@ -1,0 +1,1 @@
+"""Signed binary messages between a coordinator and its guards, and the transport that carries them."""

@@ -1,0 +1,223 @@
+"""What messages say, as plain JSON values and back: invitations, contributions, budgets, draws.
+
+Only what is written down here can be asked for over a wire: gradients of four losses on public features.
+Whatever else a message names is refused.
+
+>>> from farthing.linear.losses import logistic
+>>> asked = Gradient(logistic, Features(3, intercept=0.3, radius=1.5))
+>>> contribution_of(Fields(contribution(asked))).features.radius
+1.5
+>>> draw_of(draw(Poisson(0.25)))
+Poisson(rate=0.25)
+"""
+
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing.budget import Budget
+from farthing.data.tables import Features
+from farthing.deploy.messages.signed import NONCE, Fields, Reason, checked_name, refuse
+from farthing.errors import FarthingError, InvalidValue, Unsupported
+from farthing.federated.terms import Draw, Exactly, Invitation
+from farthing.linear.losses import Gradient, Loss, huber_hinge, logistic, multinomial, squared
+from farthing.queries.query import Contribution
+from farthing.queries.samplers import Everyone, Poisson
+
+Array = NDArray[np.float64]
+
+LOSSES: dict[str, Loss] = {
+    "logistic": logistic,
+    "multinomial": multinomial,
+    "huber-hinge": huber_hinge,
+    "squared": squared,
+}
+MOST_ROUNDS = 2**40
+_WIDEST = 2**22
+
+
+def draw(of: Draw) -> str:
+    """``all``, ``poisson:0.01`` or ``exactly:1``."""
+    match of:
+        case Everyone():
+            return "all"
+        case Poisson(rate):
+            return f"poisson:{rate!r}"
+        case Exactly(size):
+            return f"exactly:{size}"
+    raise Unsupported(f"a guard charges every round, so {of!r} can only be simulated")
+
+
+def draw_of(text: Any) -> Draw:
+    """The inverse of `draw`; `InvalidValue` where it is not one."""
+    name, _, rest = text.partition(":") if isinstance(text, str) else ("", "", "")
+    try:
+        match name:
+            case "all" if text == "all":
+                return Everyone()
+            case "poisson":
+                return Poisson(float(rest))
+            case "exactly":
+                return Exactly(int(rest))
+    except ValueError:
+        pass
+    raise InvalidValue(f"a draw must be 'all', 'poisson:RATE' or 'exactly:NUMBER', got {text!r}")
+
+
+def invitation(of: Invitation) -> dict[str, Any]:
+    """An invitation as JSON values."""
+    values = {field.name: _plain(getattr(of, field.name)) for field in fields(of)}
+    return values | {"draw": draw(of.draw)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, StrEnum):
+        return str(value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def invitation_of(given: Fields) -> Invitation:
+    """The inverse of `invitation`; refused where it is none."""
+    values = {field.name: given.take(field.name) for field in fields(Invitation)}
+    given.done()
+    plain = (str, int, float, bool, type(None))
+    if any(
+        type(value) not in plain or (name == "seen") != (type(value) is bool)
+        for name, value in values.items()
+    ):
+        refuse(Reason.MALFORMED, "an invitation is made of texts and numbers")
+    try:
+        made = Invitation(**values | {"draw": draw_of(values["draw"])})
+        hash(made)
+    except FarthingError:
+        refuse(Reason.MALFORMED, "it holds no invitation that makes sense")
+    if made.rounds > MOST_ROUNDS:
+        refuse(Reason.MALFORMED, "it holds no invitation that makes sense")
+    return made
+
+
+def contribution(of: Contribution) -> dict[str, Any]:
+    """A gradient as JSON values; nothing else can be asked of a guard."""
+    name = next((name for name, loss in LOSSES.items() if getattr(of, "loss", None) == loss), None)
+    if not isinstance(of, Gradient) or name is None:
+        raise Unsupported(f"a guard answers gradients of {', '.join(LOSSES)}, got {type(of).__name__}")
+    features = of.features
+    if np.any(features.centre) or np.any(np.asarray(features.scale) != 1.0) or np.ndim(features.scale) == 2:
+        raise Unsupported("a guard takes features as they are: no centre and no scale")
+    plain = {"width": features.width, "intercept": features.intercept, "radius": features.radius}
+    return {"loss": name, **plain}
+
+
+def contribution_of(given: Fields) -> Gradient:
+    """The inverse of `contribution`."""
+    name, width = given.text("loss"), given.whole("width", 1, _WIDEST)
+    intercept, radius = given.number("intercept"), given.take("radius")
+    given.done()
+    if name not in LOSSES:
+        refuse(Reason.LOSS, "this loss is not known")
+    if radius is not None and type(radius) not in (int, float):
+        refuse(Reason.MALFORMED, "radius must be a number, or nothing")
+    try:
+        return _gradient(name, width, intercept, radius)
+    except FarthingError:
+        refuse(Reason.MALFORMED, "it holds no features that make sense")
+
+
+@lru_cache(maxsize=64)
+def _gradient(name: str, width: int, intercept: float, radius: float | None) -> Gradient:
+    """The same object for the same words, so that tables remember what they measured for its features."""
+    return Gradient(LOSSES[name], Features(width, intercept=intercept, radius=radius))
+
+
+def loss_name(of: Gradient) -> str:
+    """How its loss is called in messages and policies."""
+    return str(contribution(of)["loss"])
+
+
+def budget(of: Budget) -> dict[str, Any]:
+    """A budget as JSON values."""
+    return {name: _plain(value) for name, value in asdict(of).items()}
+
+
+def budget_of(given: Fields) -> Budget:
+    """The inverse of `budget`."""
+    epsilon, delta = given.number("epsilon"), given.number("delta")
+    names = [given.text(name) for name in ("adjacency", "unit", "observer")]
+    given.done()
+    try:
+        return Budget(epsilon, delta, *names)  # type: ignore[arg-type]
+    except FarthingError:
+        refuse(Reason.MALFORMED, "it holds no budget that makes sense")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What every message of a round says: run, round (0 before the first) and nonce."""
+
+    run: str
+    round: int
+    nonce: str
+
+    def header(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, given: Fields) -> "Turn":
+        return cls(given.text("run"), given.whole("round", 0, MOST_ROUNDS), given.hexadecimal("nonce", NONCE))
+
+    def key(self, dataset: str) -> str:
+        """Under which an answer is charged and kept."""
+        return f"{dataset}/{self.run}/{self.round}/{self.nonce}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Question:
+    """A coordinator's question: everything that a guard needs, so that it need not remember anything.
+
+    ``seen`` is the newest row of the guard's ledger that the coordinator knows of (number and hash).
+    """
+
+    turn: Turn
+    dataset: str
+    invitation: Invitation
+    contribution: Gradient
+    shape: tuple[int, ...]
+    seen: tuple[int, str] | None = None
+
+    def header(self) -> dict[str, Any]:
+        return self.turn.header() | {
+            "dataset": checked_name(dataset=self.dataset),
+            "invitation": invitation(self.invitation),
+            "contribution": contribution(self.contribution),
+            "shape": list(self.shape),
+            "seen": None if self.seen is None else list(self.seen),
+        }
+
+    @classmethod
+    def of(cls, given: Fields) -> "Question":
+        turn, dataset = Turn.of(given), given.text("dataset")
+        invited, asked = (
+            invitation_of(given.inner("invitation")),
+            contribution_of(given.inner("contribution")),
+        )
+        shape, seen = given.take("shape"), given.take("seen")
+        given.done()
+        if not isinstance(shape, list) or not 1 <= len(shape) <= 2:
+            refuse(Reason.SHAPE, "weights have one or two sides")
+        if any(type(side) is not int or not 0 < side <= _WIDEST + 1 for side in shape):
+            refuse(Reason.SHAPE, "a side of the weights is out of range")
+        return cls(turn, dataset, invited, asked, tuple(shape), row_of(seen))
+
+
+def row_of(seen: Any) -> tuple[int, str] | None:
+    """Number and hash of a row of a ledger, or None."""
+    if seen is None:
+        return None
+    if not isinstance(seen, list) or len(seen) != 2:
+        refuse(Reason.MALFORMED, "seen must be a number and a hash, or nothing")
+    given = Fields({"seq": seen[0], "hash": seen[1]})
+    return given.whole("seq"), given.hexadecimal("hash", 32)

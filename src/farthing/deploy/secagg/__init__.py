@@ -1,0 +1,1 @@
+"""Secure aggregation: a server learns the sum of vectors, and of no vector anything else."""

@@ -1,0 +1,464 @@
+"""What ``farthing serve`` does: the coordinator of a run whose parties are elsewhere.
+
+    run = "wards-1"
+    dataset = "wards"                 # as in the parties' policies
+    listen = "0.0.0.0:9092"           # where nodes connect; 127.0.0.1:9092 if left out
+    keys = "keys/coordinator"         # what `farthing keys` made
+    folder = "wards-1"                # checkpoint, model.npz, report.json, logs
+    schema = "adult"                  # public bounds and vocabularies, a JSON file or the word adult
+    test = "adult"                    # optional: public test data, to watch accuracy on
+    wait = 3600                       # seconds until all are there
+    seconds = 60                      # that a round may take
+    patience = 3                      # rounds that a party may miss in a row
+    least = 3                         # parties that a run begins with; all if left out
+
+    [method]
+    name = "addp"                     # or together, sgd2, sgd1; further options as in `farthing simulate`
+    weights = "plain"                 # --epsilon-iter becomes epsilon_iter, and so on
+    most = 200                        # stop after so many rounds, whatever is left
+
+    [parties]
+    ward-7 = "keys/ward-7/public.toml"
+
+A run that was interrupted goes on where it was when it is started again, with the same model in the end.
+Privacy is not decided here: every party's guard sees to its own budget.
+"""
+
+import contextlib
+import json
+import logging
+import math
+import re
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing.budget import Budget
+from farthing.data import model_file, table_files
+from farthing.data.schema import Categorical, Schema
+from farthing.data.tables import Features
+from farthing.deploy.coordinator import Remote, State
+from farthing.deploy.flower.superlink import Place, SuperLink, needs_flower
+from farthing.deploy.keys import Card
+from farthing.deploy.messages.signed import Signer, checked_name
+from farthing.deploy.messages.transport import Transport
+from farthing.deploy.page import Page, PartyView, View
+from farthing.deploy.toml_settings import Settings
+from farthing.errors import BudgetSpent, FarthingError, InvalidValue
+from farthing.federated import simulation
+from farthing.federated.jobs import holds
+from farthing.federated.methods.federated_descent import learnt_in
+from farthing.federated.terms import Trust
+from farthing.linear import losses
+from farthing.linear.problem import Problem
+from farthing.queries.query import Step
+
+log = logging.getLogger("farthing.federated")
+
+Array = NDArray[np.float64]
+Weights = tuple[Array, Array]
+
+METHODS = ("together", "addp", "sgd2", "sgd1")
+_POINTS = 200  # of accuracy, on the page
+_LATELY = 10  # rounds that say how long one takes
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run, as its file describes it."""
+
+    run: str
+    dataset: str
+    listen: Place
+    keys: Path
+    folder: Path
+    schema: Schema
+    job: simulation.Job
+    parties: dict[str, Card]
+    test: str | None = None
+    wait: float = 3600.0
+    seconds: float = 60.0
+    patience: int = 3
+    least: int | None = None
+    most: int | None = None
+
+    @classmethod
+    def load(cls, path: Path) -> "Plan":
+        try:
+            return cls._of(Settings.load(path))
+        except InvalidValue as error:
+            said = re.sub(r"--([a-z][a-z-]*)", lambda flag: flag[1].replace("-", "_"), str(error))
+            raise InvalidValue(f"{path}: {said}") from None
+
+    @classmethod
+    def _of(cls, given: Settings) -> "Plan":
+        method, places = given.table("method"), given.table("parties")
+        parties = {checked_name(party=name): Card.load(places.path(name)) for name in places.names}
+        name = given.text("schema")
+        found = table_files.schema_of(name if name == table_files.EMBEDDED else str(given.beside(name)), None)
+        test = given.text("test", None)
+        job = simulation.Job(
+            table="",
+            schema=found,
+            users=max(1, len(parties)),
+            method=method.text("name"),
+            accountant=method.text("accountant", None),
+            trust=method.text("trust", None),
+            survivors=method.whole("survivors", None),
+            clip=method.number("clip", None),
+            draw=method.text("draw", None),
+            rounds=method.whole("rounds", None),
+            lr=method.number("lr", None),
+            weights=method.text("weights", None),
+            epsilon_iter=method.number("epsilon_iter", None),
+            delta_iter=method.number("delta_iter", None),
+            noise_multiplier=method.number("noise_multiplier", None),
+            radius=method.number("radius", None),
+            convexity=method.number("convexity", None),
+            published_noise=method.flag("published_noise"),
+        )
+        most = method.whole("most", None)
+        plan = cls(
+            checked_name(run=given.text("run")),
+            checked_name(dataset=given.text("dataset")),
+            Place.of(given.text("listen", "127.0.0.1:9092")),
+            given.path("keys"),
+            given.path("folder"),
+            found,
+            job,
+            parties,
+            test if test is None or test == table_files.EMBEDDED else str(given.beside(test)),
+            given.number("wait", 3600.0),
+            given.number("seconds", 60.0),
+            given.whole("patience", 3),
+            given.whole("least", None),
+            most,
+        )
+        given.done()
+        method.done()
+        plan._check()
+        return plan
+
+    def _check(self) -> None:
+        if self.job.method not in METHODS:
+            raise InvalidValue(f"method.name must be one of {list(METHODS)}, got {self.job.method!r}")
+        simulation.checked(self.job)
+        if self.job.trust == Trust.TRUSTED:
+            raise InvalidValue("trust must be local or distributed: a guard hands nothing out without noise")
+        if not self.parties:
+            raise InvalidValue("[parties] must name at least one, with its public.toml")
+        if len({card.key for card in self.parties.values()}) != len(self.parties):
+            raise InvalidValue("[parties] must have a key of their own each")
+        if self.least is not None and self.least > len(self.parties):
+            raise InvalidValue(
+                f"least must be at most the number of parties, {len(self.parties)}, got {self.least}"
+            )
+        if not isinstance(self.schema.target, Categorical):
+            raise InvalidValue(f"a crowd learns labels, and target {self.schema.target.name!r} is a number")
+
+    @property
+    def labels(self) -> int:
+        assert isinstance(self.schema.target, Categorical)
+        return len(self.schema.target.values)
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model.npz"
+
+    @property
+    def report(self) -> Path:
+        return self.folder / "report.json"
+
+    def problem(self, records: int) -> Problem:
+        loss: losses.Loss = losses.logistic if self.labels == 2 else losses.multinomial
+        outputs = self.labels if self.labels > 2 else 0
+        return Problem(loss, records, self.schema.width, outputs, unit=False)
+
+
+def serve(
+    plan: Plan,
+    *,
+    page: int | None = None,
+    host: str = "127.0.0.1",
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Runs to the end and returns the report. SIGTERM and Ctrl-C end it, to go on later."""
+    if plan.report.exists():
+        raise InvalidValue(f"run {plan.run!r} is over, see {str(plan.report)!r}: give another run and folder")
+    needs_flower()
+    signer = Signer.load(plan.keys / "coordinator.key")
+    test = None if plan.test is None else table_files.read(plan.test, plan.schema, test=True)
+    try:
+        plan.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidValue(f"folder must be writable, {str(plan.folder)!r}: {error.strerror}") from None
+    board = Board(plan)
+    with contextlib.ExitStack() as open_:
+        open_.enter_context(_ending_by_signal())
+        if page is not None:
+            shown = Page(board.view, page, host)
+            open_.callback(shown.close)
+            say(f"page        {shown.address}")
+        link = SuperLink(
+            plan.listen, plan.keys, {name: card.node for name, card in plan.parties.items()}, plan.folder
+        )
+        open_.callback(link.close)
+        say(f"listening   {plan.listen}, for {', '.join(plan.parties)}")
+        assert link.bridge is not None
+        return coordinate(plan, link.bridge, signer, test, board, say)
+
+
+def coordinate(
+    plan: Plan,
+    transport: Transport,
+    signer: Signer,
+    test: tuple[Array, NDArray[Any]] | None,
+    board: "Board",
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """The run itself, over whatever carries messages."""
+    try:
+        crowd = _gathered(plan, transport, signer)
+        say(f"here        {', '.join(crowd.names)}")
+        try:
+            step, end = _trained(plan, crowd, test, board)
+        finally:
+            crowd.close()
+        report = _written(plan, crowd, step, end, test)
+        board.over(end)
+        return report
+    except KeyboardInterrupt:
+        raise FarthingError(
+            f"interrupted: start run {plan.run!r} again and it goes on where it was"
+        ) from None
+
+
+def _gathered(plan: Plan, transport: Transport, signer: Signer) -> Remote:
+    """Waits for registrations."""
+    until = time.monotonic() + plan.wait
+    enrolled = {name: card.key for name, card in plan.parties.items()}
+    while True:
+        try:
+            return Remote(
+                transport,
+                signer,
+                enrolled,
+                run=plan.run,
+                dataset=plan.dataset,
+                checkpoint=plan.folder / "checkpoint",
+                seconds=plan.seconds,
+                patience=plan.patience,
+                least=plan.least,
+            )
+        except InvalidValue:
+            raise
+        except FarthingError as error:
+            if time.monotonic() > until:
+                raise
+            log.info("%s: waiting", error)
+
+
+def _trained(
+    plan: Plan, crowd: Remote, test: tuple[Array, NDArray[Any]] | None, board: "Board"
+) -> tuple[Step, str]:
+    """The last step, and why it was the last."""
+    problem = plan.problem(int(crowd.records.sum()))
+    step, end = None, ""
+    board.begun(crowd)
+    for step in simulation.steps(plan.job, crowd, problem):
+        board.stepped(step, None if test is None else _accuracy(step.w, *test))
+        if plan.most is not None and step.t >= plan.most:
+            end = f"{plan.most} rounds were taken, as the run's file says"
+            break
+    if step is None:
+        told = ", ".join(f"{party.name}: {party.reason or party.state}" for party in crowd.status().parties)
+        raise BudgetSpent(f"no round came about: {told}")
+    if not end:
+        end = "all rounds were taken" if crowd.alive else "nobody can afford another round, or is left"
+    return step, end
+
+
+def _accuracy(w: Weights, X: Array, y: NDArray[Any]) -> float:
+    scores = X @ w[0] + w[1]
+    labels = scores.argmax(axis=1) if scores.ndim == 2 else scores > 0
+    return float(np.mean(labels == y))
+
+
+def _written(
+    plan: Plan, crowd: Remote, step: Step, end: str, test: tuple[Array, NDArray[Any]] | None
+) -> dict[str, Any]:
+    """Model and report, on disk when this returns."""
+    widest = int(np.argmax([budget.epsilon for budget in crowd.budgets]))
+    noise = crowd.terms(widest).mechanism.noise
+    really = [asdict(one) for one in holds(plan.job, crowd, noise, widest, step.t)]
+    report: dict[str, Any] = {
+        "run": plan.run,
+        "dataset": plan.dataset,
+        "method": plan.job.method,
+        "trust": plan.job.trust or str(Trust.LOCAL),
+        "rounds": step.t,
+        "stopped": end,
+        "records": int(crowd.records.sum()),
+        "features": plan.schema.width,
+        "parties": [_told(crowd, place) for place in range(crowd.users)],
+        **({"holds": really} if really else {}),
+        "note": "budgets as announced; each is kept by the party's own ledger, whatever a coordinator does",
+        "model": str(plan.model),
+    }
+    if test is not None:
+        said = _said(plan, crowd, step.w, test[0])
+        report["test"] = {"table": plan.test, **simulation.measured(said, test[1])}
+    u, constant = (np.asarray(part) for part in step.w)
+    coef, intercept = (u.T, constant) if u.ndim == 2 else (u[None, :], np.atleast_1d(constant))
+    text = json.dumps(report, allow_nan=False, indent=1)
+    model_file.write(plan.model, model_file.Model(plan.schema, coef, intercept).to_bytes(text))
+    model_file.write(plan.report, (text + "\n").encode())
+    return report
+
+
+def _said(plan: Plan, crowd: Remote, w: Weights, X: Array) -> Array:
+    """Probabilities, as `farthing simulate` gives them."""
+    problem = plan.problem(int(crowd.records.sum()))
+    trust = Trust(plan.job.trust or Trust.LOCAL)
+    features = Features(problem.width)
+    if plan.job.method == "together":
+        features = learnt_in(crowd, problem, trust=trust, survivors=plan.job.survivors)
+    elif plan.job.method in ("sgd1", "sgd2"):
+        features = problem.rows()
+    return problem.probabilities(w, X, clip=crowd.terms(0).bound.clip, features=features)
+
+
+def _told(crowd: Remote, place: int) -> dict[str, Any]:
+    """What a party announced, and where it stands."""
+    status, terms = crowd.status().parties[place], crowd.terms(place)
+    return {
+        "party": status.name,
+        "records": int(crowd.records[place]),
+        "guarantee": asdict(crowd.budgets[place]),
+        "noise": terms.mechanism.noise,
+        "clip": terms.bound.clip,
+        "state": str(status.state),
+        "left": status.left,
+        "reason": status.reason,
+    }
+
+
+@contextlib.contextmanager
+def _ending_by_signal() -> Iterator[None]:
+    """SIGTERM as Ctrl-C, where this is the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@dataclass(slots=True, eq=False)
+class Board:
+    """How far a run is, for the page; written by one thread, read by others."""
+
+    plan: Plan
+    phase: str = "waiting for parties"
+    crowd: Remote | None = None
+    round: int = 0
+    accuracy: list[tuple[int, float]] = field(default_factory=list)
+    most: dict[str, int] = field(default_factory=dict)
+    ends: deque[float] = field(default_factory=lambda: deque(maxlen=_LATELY + 1))
+
+    def begun(self, crowd: Remote) -> None:
+        self.crowd, self.phase = crowd, "training"
+
+    def stepped(self, step: Step, accuracy: float | None) -> None:
+        assert self.crowd is not None
+        self.round = step.t
+        for party in self.crowd.status().parties:
+            self.most.setdefault(party.name, max(1, party.left + step.t))
+        self.ends.append(time.monotonic())
+        if accuracy is not None:
+            if len(self.accuracy) >= _POINTS:  # every other one will do
+                self.accuracy = self.accuracy[::2]
+            self.accuracy = [*self.accuracy, (step.t, accuracy)]
+
+    def over(self, end: str) -> None:
+        self.phase = f"over: {end}"
+
+    def view(self) -> View:
+        """A look at it, from any thread."""
+        plan, crowd = self.plan, self.crowd
+        what = " · ".join(part for part in (plan.job.method, plan.job.trust, plan.dataset) if part)
+        if crowd is None:
+            parties = tuple(PartyView(name, "awaited") for name in plan.parties)
+            return View(plan.run, what, self.phase, parties=parties)
+        status, records, budgets = crowd.status().parties, crowd.records, crowd.budgets
+        parties = tuple(
+            PartyView(
+                party.name,
+                str(party.state),
+                party.left if self.round else None,
+                self.most.get(party.name),
+                int(records[place]),
+                budgets[place].epsilon,
+                budgets[place].delta,
+                party.reason,
+            )
+            for place, party in enumerate(status)
+        )
+        ends, seconds = list(self.ends), None
+        if len(ends) > 1:
+            seconds = (ends[-1] - ends[0]) / (len(ends) - 1)
+        left = max((p.left for p in status if p.state in (State.HERE, State.MISSING)), default=0)
+        if plan.most is not None:
+            left = min(left, plan.most - self.round)
+        asked = [crowd.terms(place) for place in range(crowd.users)] if self.round else []
+        return View(
+            plan.run,
+            what,
+            self.phase,
+            self.round,
+            parties,
+            tuple(self.accuracy),
+            min((terms.mechanism.noise for terms in asked), default=None),
+            min((terms.bound.clip for terms in asked), default=None),
+            seconds,
+            None if seconds is None or math.isnan(seconds) else left * seconds,
+        )
+
+
+def lines(report: dict[str, Any]) -> dict[str, Any]:
+    """A report in words."""
+    words: dict[str, Any] = {
+        "run": f"{report['run']}, {report['method']}, {report['rounds']:,} rounds",
+        "stopped": report["stopped"],
+        "model": report["model"],
+        "parties": [
+            f"{told['party']}: {told['records']:,} records, {Budget(**told['guarantee'])}, {told['state']}"
+            for told in report["parties"]
+        ],
+        "note": report["note"],
+    }
+    if "holds" in report:
+        words["published noise"] = [
+            f"epsilon {one['epsilon']:.4g} against {one['observer']}" for one in report["holds"]
+        ]
+    if "test" in report:
+        test = report["test"]
+        words["test"] = [
+            f"{test['table']}: accuracy {test['accuracy']:.4f}, guessing {test['guessing']:.4f}",
+            test["note"],
+        ]
+    return words

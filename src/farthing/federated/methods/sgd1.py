@@ -1,0 +1,239 @@
+"""SGD1: permission to compute is passed on record by record, and every noisy gradient is broadcast.
+
+"Multi-party DP Write-up 2: Stochastic Gradient Descent", Algorithm SGD1 (its numbers in brackets): B draws
+π₁, π₂, ... uniformly from all n records, n² of them [1]; in iteration i the owner of record π(i) computes
+G = n ∇l(θ; d) + z with z ~ N(0, σ²)^p [2, 3], B broadcasts G [4], and all move to Π(θ - η(i) G) [3, 5].
+
+    σ = 4 L n ln(1.25 n²/δ) / ε  (3),     η(t) = |C| / √(t (n² L² + p σ²))  (4), or 1/(Δ n t).
+
+**Who holds what** differs from the write-up in two ways. There B draws π itself; here B draws the *owner*,
+party i with probability n_i/n, and the owner draws among its own n_i records (`Passing`): π has the same law,
+and B knows whose turn it was and no more. There θ is never sent: every party holds it, makes each step itself
+and gets every G from B; here B makes the steps, and θ goes to one party, with its permission to compute. θ is
+a function of θ₀, η and the G's, so that nobody learns more by it, and a party that is not asked learns less.
+In the end both have B return θ.
+
+**The guarantee depends on who looks** (`sgd1_guarantees`). The printed proof gives (ε, δ + δ^(1/3)), and its
+constant is too small for the 2nL by which replacing a record moves G. What holds, when a record is replaced:
+
+* *coordinator*, who knows π as in the write-up: nothing is amplified, δ = E δ_Gauss(2nL√K/σ) over
+  K ~ Bin(n², 1/n), the times that the record was drawn (condition on π; the hockey-stick divergence is
+  jointly convex). At ε = .5 and δ = 1/(2n³) the claim fails before it from n = 132 on;
+* *server*, who knows whose turn it was: T ~ Bin(n², n_i/n) draws of one in n_i, δ = E δ_T(ε) over T. That is
+  all of the coordinator's for a party with one record, and the next one's for one with all;
+* *anyone*, who sees every G and neither: n² draws of one in n. A party is not quite that blind: it knows
+  when it was its own turn, so that before one with k records the others' are drawn 1 in n - k, in the
+  remaining iterations (``held``).
+
+Each party's own ledger charges every answer that it gives, before it gives it, as a server sees it (or a
+coordinator, with ``seen``): one record of n_i, drawn by itself. So its (ε, δ) holds whomever B asks how often
+and in whichever order, and it stops by itself; only the last of the three rests on B's drawing fairly and
+keeping silent about turns. A party is asked T times; before the first question all must afford as many as
+come with all but a thousandth of the least δ, which `anyone` pays for (a run that ends early tells whose
+budget ended). Steps carry no receipts: those would tell whose turn it was.
+
+``exact`` takes the least σ that all budgets allow, not (3). Where this differs from the write-up besides:
+gradients are clipped to L, which is not trusted to be a Lipschitz constant; θ₀ is the centre of C, a ball,
+or given, instead of drawn; with ``convexity`` Δ the loss of a record is made Δ-strongly convex by a public
+Δ|θ|²/2, whose gradient needs no noise. |C| is the diameter. It is sequential, about .2 ms an iteration, so
+for n in the hundreds; a `Step` is handed out every n iterations.
+
+>>> import numpy as np
+>>> import farthing as ft
+>>> from farthing.linear.losses import logistic
+>>> noise = sgd1_noise(200, 1.0, 0.5, 1 / (2 * 200**3)) / 200
+>>> for guarantee in sgd1_guarantees([100, 50, 50], noise, 1 / (2 * 200**3)):
+...     print(guarantee.observer, round(guarantee.epsilon, 4))
+coordinator 0.6053
+server 0.053
+anyone 0.0368
+>>> x = np.linspace(-1, 1, 30)[:, None]
+>>> budget = ft.Budget(0.5, 1 / (2 * 30**3), "replace-one")
+>>> crowd = ft.federated.Simulated.split(x, 1.0 * (x[:, 0] > 0), records=[20, 10], budgets=budget)
+>>> run = ft.run(sgd1(crowd, Problem(logistic, 30, 1, unit=False)))
+>>> run.steps, int(crowd.done.sum()), crowd.spent(0).epsilon < crowd.spent(1).epsilon < 0.1
+(900, 900, True)
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from numpy.typing import ArrayLike
+from scipy.special import bdtr, bdtrc
+
+from farthing import validate
+from farthing.accounting import pld
+from farthing.accounting.inversion import smallest
+from farthing.budget import Adjacency, Guarantee, Observer, Unit
+from farthing.errors import BudgetSpent, InvalidValue
+from farthing.federated.methods.projection import Ball, lipschitz_of
+from farthing.federated.protocol import Exactly, Invitation, Passing, least_noise
+from farthing.linear.losses import Gradient
+from farthing.linear.problem import Problem
+from farthing.queries.events import GaussianEvent, RepeatedEvent
+from farthing.queries.query import Step, until_spent
+from farthing.queries.samplers import OneRecord
+
+_REPLACED = Adjacency.REPLACE_ONE
+_SET_ASIDE = 1e-3  # of δ, for turns that come more often than is planned for
+_ONE = Exactly(1)
+
+
+def sgd1(
+    crowd: Passing,
+    problem: Problem,
+    *,
+    lipschitz: float | None = None,
+    radius: float = 1.0,
+    convexity: float = 0.0,
+    exact: bool = False,
+    noise: float | None = None,
+    rate: Callable[[int], float] | None = None,
+    seen: bool = False,
+    start: ArrayLike | None = None,
+) -> Iterator[Step]:
+    """n² iterations on one record each. ``radius`` is that of C, ``convexity`` Δ, ``lipschitz`` L.
+
+    ``noise`` is σ/(nL), in place of (3) or of the least; ``rate`` is η(t), in place of (4) or 1/(Δ n t).
+    Raises `BudgetSpent` before the first where a party cannot afford its part of them. With ``seen`` every
+    budget holds even before who knows the records that were drawn.
+    """
+    features, ball = problem.rows(), Ball(radius)
+    clip = lipschitz_of(problem, features, lipschitz)
+    convexity = validate.non_negative(convexity=convexity)
+    w = ball.start(start, problem.zeros(features.size))
+    n, invitation = int(crowd.records.sum()), _invitation(crowd, clip, exact, noise, seen)
+    crowd.invite(invitation)
+    assert invitation.noise is not None
+    square = (n * clip) ** 2 * (1 + w.size * invitation.noise**2)
+    gradient = Gradient(problem.loss, features)
+
+    @until_spent
+    def iterations() -> Iterator[Step]:
+        theta = w
+        for t in range(1, n * n + 1):
+            length = validate.positive(rate=rate(t)) if rate else ball.length(t, square, convexity * n)
+            got = crowd.pass_to(crowd.pick(), gradient, theta)
+            moved = n * (got.mean + convexity * theta)
+            theta = ball.project(theta - length * moved)
+            if t % n == 0:
+                yield Step(t, features.unfold(theta))
+
+    yield from iterations()
+
+
+def _invitation(crowd: Passing, clip: float, exact: bool, noise: float | None, seen: bool) -> Invitation:
+    """One noise for all: the one given, that of (3), or the least with which all afford their turns."""
+    n, local = int(crowd.records.sum()), Invitation(clip, _ONE, seen=seen)
+    failure = _SET_ASIDE * min(budget.delta for budget in crowd.budgets) / crowd.users
+    kinds = {
+        (replace(budget, observer=local.observer), size)
+        for budget, size in zip(crowd.budgets, crowd.records.tolist(), strict=True)
+    }
+    turns = {size: _at_most(n * n, size / n, failure)[0] for _, size in kinds}
+    if noise is not None:
+        noises = [validate.positive(noise=noise)]
+    elif exact:
+        noises = [least_noise(replace(local, rounds=turns[size]), budget, size) for budget, size in kinds]
+    else:
+        noises = [sgd1_noise(n, clip, budget.epsilon, budget.delta) / (n * clip) for budget, _ in kinds]
+    invitation = replace(local, noise=max(noises))
+    for budget, size in kinds:
+        if (afforded := invitation.terms(budget, size).rounds) < turns[size]:
+            raise BudgetSpent(
+                f"a party with {size} of {n} records may be asked {turns[size]} times, and its {budget} "
+                f"affords {afforded}: nothing was asked"
+            )
+    return invitation
+
+
+def sgd1_noise(n: int, lipschitz: float, epsilon: float, delta: float) -> float:
+    """σ by (3), stated for 0 < ε < 1 and δ < 1/n³."""
+    n, lipschitz = validate.count(n=n), validate.positive(lipschitz=lipschitz)
+    if not validate.positive(epsilon=epsilon) < 1:
+        raise InvalidValue(
+            f"epsilon must be below 1 for SGD1's noise, got {epsilon!r}: take the least noise (exact=True)"
+        )
+    if not validate.probability(delta=delta) < 1 / n**3:
+        raise InvalidValue(f"delta must be below 1/n³ = {1 / n**3:g} for SGD1's noise, got {delta!r}")
+    return 4 * lipschitz * n * math.log(1.25 * n * n / delta) / epsilon
+
+
+class Guarantees(NamedTuple):
+    """What n² iterations give a record when it is replaced, by who looks."""
+
+    coordinator: Guarantee  # knows every draw
+    server: Guarantee  # knows whose turn it was
+    anyone: Guarantee  # knows neither
+
+
+def sgd1_guarantees(
+    sizes: Sequence[int], noise: float, delta: float, *, of: int = 0, held: int = 0
+) -> Guarantees:
+    """What holds for a record of party ``of``, whatever its ledger charged, if B draws fairly.
+
+    ``sizes`` are all parties' numbers of records, ``noise`` is σ/(nL). ``held`` is how many records belong to
+    the party that looks as *anyone*; 0 is somebody who owns none.
+    """
+    if not sizes or not 0 <= of < len(sizes):
+        raise InvalidValue(f"of must name one of {len(sizes)} parties, got {of!r}")
+    n, mine = sum(validate.count(sizes=size) for size in sizes), int(sizes[of])
+    if held and not validate.count(held=held) < n:
+        raise InvalidValue(f"held must be below n={n}, got {held!r}: there must be somebody else's records")
+    step, delta = GaussianEvent(noise), validate.probability(delta=delta)
+    seen = RepeatedEvent(OneRecord(n).amplify(step, Observer.COORDINATOR), n * n)
+    most = pld.epsilon(seen, delta, _REPLACED)
+    turns = min(most, _turns(n, mine, step, delta))  # who knows less can tell no more
+    iterations, missed = _at_most(n * n, 1 - held / n, delta * _SET_ASIDE) if held else (n * n, 0.0)
+    early = delta * _SET_ASIDE if len(sizes) > 1 else 0.0
+    hidden = RepeatedEvent(OneRecord(n - held).amplify(step), iterations)
+    least = pld.epsilon(hidden, delta - missed - early, _REPLACED)
+    least = min(turns, least)
+    knows = f"a party that holds {held} of {n} records" if held else "knows none of the draws"
+    pairs = "Zhu, Dong & Wang 2022, Thm. 10 and 11"
+    return Guarantees(
+        _guarantee(most, delta, Observer.COORDINATOR, "Cheng et al. 2020, Thm. 1", "knows every draw"),
+        _guarantee(turns, delta, Observer.SERVER, pairs, f"knows the turns of a party with {mine} records"),
+        _guarantee(least, delta, Observer.ANYONE, pairs, knows),
+    )
+
+
+def _turns(n: int, mine: int, step: GaussianEvent, delta: float) -> float:
+    """ε with E δ_T(ε) <= δ over T ~ Bin(n², mine/n): T in blocks, each counted as its largest."""
+    if mine in (1, n):  # every turn draws it, or every iteration is a turn
+        event = OneRecord(n).amplify(step, Observer.COORDINATOR if mine == 1 else Observer.SERVER)
+        return pld.epsilon(RepeatedEvent(event, n * n), delta, _REPLACED)
+    rate, event = mine / n, OneRecord(mine).amplify(step)
+    deviation = math.sqrt(n * n * rate * (1 - rate))
+    last, missed = _at_most(n * n, rate, delta * _SET_ASIDE)
+    tops = {round(n * mine + deviation * k / 3) for k in range(-12, 30)}
+    ends = [*sorted(top for top in tops if 0 < top < last), last]
+    below = [0.0, *(float(bdtr(end, n * n, rate)) for end in ends)]
+    weights = [high - low for low, high in itertools.pairwise(below)]
+
+    def excess(epsilon: float) -> float:
+        parts = (pld.delta(RepeatedEvent(event, end), epsilon, _REPLACED) for end in ends)
+        return sum(w * part for w, part in zip(weights, parts, strict=True)) + missed - delta
+
+    low, high = (
+        pld.epsilon(RepeatedEvent(event, end), delta - missed, _REPLACED) for end in (n * mine, last)
+    )
+    return smallest(excess, 0.9 * low, high, 1e-4)
+
+
+def _at_most(times: int, rate: float, failure: float) -> tuple[int, float]:
+    """How often something of this rate happens at most, but for a probability <= ``failure``; and that."""
+    if rate == 1.0:
+        return times, 0.0
+    low, high = 0, times
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if bdtrc(middle, times, rate) <= failure else (middle, high)
+    return high, float(bdtrc(high, times, rate)) * (1 + 1e-9) if high < times else 0.0
+
+
+def _guarantee(epsilon: float, delta: float, observer: Observer, theorem: str, note: str) -> Guarantee:
+    return Guarantee(epsilon, delta, _REPLACED, Unit.RECORD, observer, "pld", theorem, note)

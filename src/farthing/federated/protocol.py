@@ -1,0 +1,405 @@
+"""What passes between a server and the parties of a crowd, free of any transport.
+
+The server sends an `Invitation` once: how to draw from one's own records, where to clip, how many rounds to
+expect, how noise is chosen and rounds are counted, whom to trust. Each user answers it for itself: `Terms`
+are its own sampler, bound and mechanism, chosen from its own `Budget` and its public number of records, and
+the number of rounds that its budget affords. After that the server sends an `Ask` (a contribution and w) each
+round, and every user who can afford it sends a `Reply`: a noisy bounded sum, charged to its own ledger first.
+A user whose next round does not fit raises `BudgetSpent` before it computes anything, and is left in peace.
+
+An algorithm is a generator of Steps over a `Crowd`, which is either `Parties` (agents asked one by one: local
+objects, or stubs of remote ones) or `farthing.federated.simulated.Simulated` (all users at once, as arrays):
+
+    crowd.invite(Invitation(clip=3.0, rounds=100))
+    for t in itertools.count(1):
+        got = crowd.ask(gradient, w)          # BudgetSpent when nobody can afford a round
+        w = w - rate * got.mean
+        yield Step(t, w, got.receipts)
+
+Everything that decides who takes part is public: budgets, numbers of records, the invitation. Sensitivity
+follows from the draw: exactly k records move a sum by 2C under every adjacency (one record pushes another, or
+a blank one, out), everybody or a Poisson sample by C, or 2C where a record is replaced. Where a user or party
+is protected as a whole (`Budget.unit`), its noise is as many times as large as its upload holds records.
+
+Instead of all at once, one party may be asked (`Passing`): the coordinator draws it with the chance of its
+share of all records, and it draws among its own, which is the same as drawing a record.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing import validate
+from farthing.budget import Budget
+from farthing.errors import BudgetSpent, InvalidValue, Unsupported
+from farthing.federated.terms import (
+    NOTHING,
+    Accountant,
+    Draw,
+    Exactly,
+    InTurn,
+    Invitation,
+    Share,
+    Terms,
+    Together,
+    Trust,
+    Weights,
+    least_noise,
+    noise_for,
+    noise_of_round,
+    rounds_for,
+)
+from farthing.ledger.ledger import Ledger
+from farthing.noise.lattice import Stream
+from farthing.queries.query import Contribution, Receipt
+
+__all__ = [
+    "Accountant",
+    "Answers",
+    "Ask",
+    "ClientAgent",
+    "Crowd",
+    "Draw",
+    "Exactly",
+    "Forecast",
+    "InTurn",
+    "Invitation",
+    "Parties",
+    "Passing",
+    "Reply",
+    "Share",
+    "Terms",
+    "Together",
+    "Trust",
+    "Weights",
+    "iteration_noise",
+    "least_noise",
+    "noise_for",
+    "rounds_for",
+    "under",
+    "weights_under",
+]
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ask:
+    """The server's question of one round."""
+
+    round: int
+    contribution: Contribution
+    w: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reply:
+    """A user's upload: a noisy bounded sum, how many records to expect in it, the variance of its noise."""
+
+    value: Array
+    expected: float
+    variance: float
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answers:
+    """What the server makes of one round: Σ weight · upload, and what to divide it by. All public."""
+
+    total: Array
+    divisor: float  # Σ weight · expected records
+    count: int  # users who came
+    alive: int  # users who can afford another round
+    variance: float  # of the noise on each coordinate of the mean
+    receipts: tuple[Receipt, ...] = ()
+
+    @property
+    def mean(self) -> Array:
+        """The mean contribution of a record."""
+        return self.total / self.divisor
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What would come of an invitation: noise on the first round's mean, rounds until nobody is left."""
+
+    deviation: float
+    rounds: int
+
+
+def forecast_of(invitation: Invitation, weights: Weights, terms: Sequence[Terms], which: Any) -> Forecast:
+    """The outlook for users whose terms are ``terms[which]``."""
+    afford = np.array([term.rounds > 0 for term in terms])[which]
+    expected, variance = (
+        np.array([getattr(term, name) for term in terms], dtype=np.float64)[which][afford]
+        for name in ("expected", "variance")
+    )
+    if not afford.any():
+        raise BudgetSpent(f"not even one round fits the budget of any of {len(afford)} users")
+    weight = weight_of(weights_under(invitation.trust, weights), expected, variance)
+    noise = float(np.square(weight) @ variance)
+    if invitation.trust is Trust.TRUSTED:
+        noise = variance_of_trusted(invitation)
+    return Forecast(math.sqrt(noise) / float(weight @ expected), max(term.rounds for term in terms))
+
+
+def variance_of_trusted(invitation: Invitation) -> float:
+    """Of the noise that a trusted aggregator adds to the sum."""
+    assert invitation.noise is not None
+    return (invitation.noise * invitation.clip) ** 2
+
+
+def weight_of(weights: Weights, expected: Any, variance: Any) -> Any:
+    """What uploads are multiplied by, for users with so many expected records and such noise."""
+    match weights:
+        case Weights.PRECISION:
+            return expected / variance
+        case Weights.PLAIN:
+            return 1.0 / expected
+    return 1.0 + 0.0 * expected
+
+
+class ClientAgent:
+    """A user: its door (`Ledger.over(records)`), its public number of records, and what it agreed to.
+
+    Free of any transport: `join` answers an invitation, `handle` a round. The promise to its own ledger is
+    what the accountant allowed, checked once more by tight accounting.
+    """
+
+    def __init__(self, ledger: Ledger, records: int, clip: float | None = None) -> None:
+        self._ledger, self._records = ledger, validate.count(records=records)
+        self._clip = None if clip is None else validate.positive(clip=clip)
+        self._terms: Terms | None = None
+
+    def terms(self, invitation: Invitation) -> Terms:
+        """What this user would agree to."""
+        if invitation.trust is Trust.TRUSTED:
+            raise Unsupported("an agent hands nothing out without noise: a trusted aggregator asks a Ledger")
+        if isinstance(invitation.draw, InTurn):
+            raise Unsupported("a ledger charges every round, so turns can only be simulated")
+        return invitation.terms(self._ledger.budget, self._records, self._clip)
+
+    def join(self, invitation: Invitation) -> Terms:
+        """Answers an invitation with this user's own terms, and promises its ledger that many rounds."""
+        terms = self.terms(invitation)
+        if terms.rounds:
+            self._left = self._ledger.promise(terms.query(NOTHING), terms.rounds)
+        self._terms = terms
+        return terms
+
+    @property
+    def budget(self) -> Budget:
+        """What this user may spend in all."""
+        return self._ledger.budget
+
+    @property
+    def records(self) -> int:
+        """How many records it says it has."""
+        return self._records
+
+    @property
+    def left(self) -> int:
+        """How many more rounds this user can afford."""
+        return self._left.left if self._terms is not None and self._terms.rounds else 0
+
+    def handle(self, ask: Ask) -> Reply:
+        """Charges, draws, clips, adds noise, answers. Raises `BudgetSpent` where the round does not fit."""
+        if self._terms is None:
+            raise InvalidValue("this agent joined nothing yet: send an Invitation first")
+        if not self._terms.rounds:
+            raise BudgetSpent(f"not even one round fits {self._ledger.budget}")
+        answer = self._ledger.ask(self._terms.query(ask.contribution), ask.w)
+        return Reply(answer.value, self._terms.expected, self._terms.variance, answer.receipt)
+
+
+class Crowd(Protocol):
+    """Users who can be invited and asked. Everything it tells the server is public."""
+
+    @property
+    def users(self) -> int:
+        """How many there are."""
+
+    @property
+    def budgets(self) -> Sequence[Budget]:
+        """What each may spend, in order; users with equal budgets may share one object."""
+
+    @property
+    def records(self) -> NDArray[np.int64]:
+        """The public number of records of each."""
+
+    @property
+    def alive(self) -> int:
+        """How many can afford another round of what they were invited to."""
+
+    @property
+    def left(self) -> NDArray[np.int64]:
+        """How many more rounds each user can afford."""
+
+    def forecast(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> Forecast:
+        """What would come of an invitation; costs nothing and settles nothing."""
+
+    def invite(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> None:
+        """Settles everybody's terms; once, before the first question."""
+
+    def ask(self, contribution: Contribution, w: Any) -> Answers:
+        """One round among those who can afford it. Raises `BudgetSpent` where nobody can."""
+
+
+class Passing(Crowd, Protocol):
+    """A crowd whose parties can also be asked one at a time."""
+
+    def pick(self) -> int:
+        """A party, drawn with the chance of its share of all records. Not to be published."""
+
+    def pass_to(self, party: int, contribution: Contribution, w: Any) -> Answers:
+        """A round with this party alone. Raises `BudgetSpent` where it cannot afford it."""
+
+
+class Parties:
+    """A crowd of agents asked one after the other: the server's side of a round, whatever carries it.
+
+    ``stream`` draws whose turn it is where they are asked one at a time.
+    """
+
+    def __init__(self, agents: Iterable[ClientAgent], stream: Stream | None = None) -> None:
+        self._agents = list(agents)
+        self._terms: list[Terms] = []
+        self._round = 0
+        self._stream = stream if stream is not None else Stream()
+
+    @property
+    def users(self) -> int:
+        return len(self._agents)
+
+    @property
+    def budgets(self) -> Sequence[Budget]:
+        return [agent.budget for agent in self._agents]
+
+    @property
+    def records(self) -> NDArray[np.int64]:
+        return np.array([agent.records for agent in self._agents], dtype=np.int64)
+
+    @property
+    def left(self) -> NDArray[np.int64]:
+        return np.array([agent.left for agent in self._agents], dtype=np.int64)
+
+    @property
+    def alive(self) -> int:
+        return int(np.count_nonzero(self.left))
+
+    def forecast(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> Forecast:
+        terms = [agent.terms(invitation) for agent in self._agents]
+        return forecast_of(invitation, weights, terms, np.arange(len(terms)))
+
+    def invite(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> None:
+        if self._terms:
+            raise InvalidValue("this crowd was invited before: terms are settled once")
+        self._survivors = invitation.survivors if invitation.trust is Trust.DISTRIBUTED else 1
+        self._weights = weights_under(invitation.trust, weights)
+        self._trust = invitation.trust
+        self._terms = [agent.join(invitation) for agent in self._agents]
+        self._ends = np.cumsum(self.records)
+        self._standing = np.array([term.rounds > 0 for term in self._terms])
+
+    def pick(self) -> int:
+        if not self._terms:
+            raise InvalidValue(NOT_INVITED)
+        return picked(self._ends, self._stream)
+
+    def pass_to(self, party: int, contribution: Contribution, w: Any) -> Answers:
+        if not self._terms:
+            raise InvalidValue(NOT_INVITED)
+        alone(party, len(self._agents), self._trust)
+        agent = self._agents[party]
+        self._round += 1
+        reply = agent.handle(Ask(self._round, contribution, w))
+        self._standing[party] = agent.left > 0
+        variance, alive = reply.variance / reply.expected**2, int(np.count_nonzero(self._standing))
+        return Answers(reply.value, reply.expected, 1, alive, variance, (reply.receipt,))
+
+    def ask(self, contribution: Contribution, w: Any) -> Answers:
+        if not self._terms:
+            raise InvalidValue(NOT_INVITED)
+        came = [agent for agent in self._agents if agent.left]
+        enough_came(len(came), self._survivors, len(self._agents))
+        self._round += 1
+        replies = [agent.handle(Ask(self._round, contribution, w)) for agent in came]
+        expected, variance = (
+            np.array([getattr(r, name) for r in replies]) for name in ("expected", "variance")
+        )
+        weight = weight_of(self._weights, expected, variance)
+        total = np.tensordot(weight, np.array([reply.value for reply in replies]), axes=1)
+        divisor = float(weight @ expected)
+        noise = float(np.square(weight) @ variance) / divisor**2
+        receipts = tuple(reply.receipt for reply in replies)
+        return Answers(total, divisor, len(came), self.alive, noise, receipts)
+
+
+NOT_INVITED = "nobody was invited yet: call crowd.invite(Invitation(...)) first"
+
+
+def picked(ends: NDArray[np.int64], stream: Stream) -> int:
+    """The owner of a uniform record, ``ends`` being the running total of everybody's records."""
+    place = stream.uniform_below(int(ends[-1]), 1)[0]
+    return int(np.searchsorted(ends, place, side="right"))
+
+
+def alone(party: int, users: int, trust: Trust) -> None:
+    """Refuses a round with a party that is not there, or whose upload nobody may see by itself."""
+    if trust is not Trust.LOCAL:
+        raise Unsupported(f"under {trust} trust only sums over parties are seen: one alone needs local noise")
+    if not 0 <= party < users:
+        raise InvalidValue(f"party must lie between 0 and {users - 1}, got {party}")
+
+
+def under(crowd: Crowd, invitation: Invitation, trust: Trust, survivors: int | None = None) -> Invitation:
+    """The same invitation under another trust model: one noise for all, the least that every budget affords.
+
+    Distributed noise is sized for ``survivors`` honest users, all of them unless told.
+    """
+    trust = validate.choice(Trust, trust=trust)
+    if trust is not Trust.DISTRIBUTED and survivors is not None:
+        raise InvalidValue(f"survivors are for distributed noise, the trust is {str(trust)!r}")
+    if trust is Trust.LOCAL:
+        return invitation
+    noise = invitation.noise
+    if noise is None:
+        known = {(replace(budget, observer=trust.observer), size) for budget, size in _kinds(crowd)}
+        noise = max(least_noise(invitation, budget, size) for budget, size in known)
+    least = crowd.users if survivors is None else validate.count(survivors=survivors)
+    return replace(invitation, noise=noise, trust=trust, survivors=least if trust is Trust.DISTRIBUTED else 1)
+
+
+def iteration_noise(crowd: Crowd, invitation: Invitation, epsilon: float, delta: float) -> float:
+    """The noise, over the clip, with which one round is (``epsilon``, ``delta``)-DP for every user.
+
+    A-DDP's eps_iter and δ_iter: they choose the noise of one round, and how many of them fit a budget remains
+    the accountant's to say.
+    """
+    epsilon, delta = validate.positive(epsilon_iter=epsilon), validate.probability(delta_iter=delta)
+    return max(noise_of_round(invitation, budget, size, epsilon, delta) for budget, size in _kinds(crowd))
+
+
+def _kinds(crowd: Crowd) -> set[tuple[Budget, int]]:
+    """Budgets and numbers of records, each pair once."""
+    pairs = zip(crowd.budgets, crowd.records.tolist(), strict=True)
+    return {(budget, size) for budget, size in {(id(own), size): (own, size) for own, size in pairs}.values()}
+
+
+def weights_under(trust: Trust, weights: Weights) -> Weights:
+    """Sums over users are all that is seen unless noise is local, so nobody can be weighted there."""
+    return validate.choice(Weights, weights=weights) if trust is Trust.LOCAL else Weights.RECORDS
+
+
+def enough_came(came: int, least: int, users: int) -> None:
+    """Refuses a round with nobody in it, or with too few to make up the noise."""
+    if not came:
+        raise BudgetSpent(f"none of {users} users can afford another round")
+    if came < least:
+        raise BudgetSpent(
+            f"{came} of {users} users can afford another round, {least} are needed for the noise"
+        )

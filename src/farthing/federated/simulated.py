@@ -1,0 +1,473 @@
+"""A crowd in one process: users are rows of arrays, and nobody loops over them.
+
+Rows of all users lie in one table (`farthing.data.tables.Table`, or `Indicators` for zeros and ones), sorted
+by user. Terms are settled once for each distinct budget, number of records and clip; the books are integers,
+how many rounds a user has left, and are written before anything is drawn. A round is one draw, one bounded
+sum over the drawn rows and its noise:
+
+``noise="each"``  every user's upload is put on its own lattice with its own noise, as deployed;
+``noise="sum"``   one draw with the distribution of the weighted sum of all users' noise: the same for
+                  everything the server sees in aggregate, and a hundred times as fast.
+
+Draws and noise come from a cryptographic stream; a seeded one is for tests and voids every guarantee.
+
+>>> from farthing.linear.losses import (Gradient, logistic)
+>>> from farthing.data.tables import Features
+>>> X = np.random.default_rng(0).uniform(size=(1000, 3))
+>>> crowd = Simulated.split(X, (X[:, 0] > 0.5) * 1.0, records=100, budgets=Budget(1.0, 1e-6))
+>>> crowd.invite(Invitation(clip=1.0, rounds=20))
+>>> got = crowd.ask(Gradient(logistic, Features(3)), np.zeros(4))
+>>> got.mean.shape, got.count, int(crowd.left[0])
+((4,), 10, 19)
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from farthing.accounting import pld
+from farthing.budget import Budget, Guarantee, Observer, Unit
+from farthing.data.tables import Table
+from farthing.errors import BudgetSpent, InvalidValue, Unsupported
+from farthing.federated.compact import Indicators
+from farthing.federated.draws import Users, exactly, present, ranges
+from farthing.federated.people import Budgets, dealt, per_user, personal, public_sizes
+from farthing.federated.protocol import (
+    NOT_INVITED,
+    Answers,
+    Exactly,
+    Forecast,
+    InTurn,
+    Invitation,
+    Terms,
+    Trust,
+    Weights,
+    alone,
+    enough_came,
+    forecast_of,
+    picked,
+    variance_of_trusted,
+    weight_of,
+    weights_under,
+)
+from farthing.ledger import failsafe
+from farthing.ledger.books import SEEDED, TIGHT
+from farthing.linear.losses import Gradient
+from farthing.noise import lattice
+from farthing.noise.lattice import Stream
+from farthing.queries import arrays
+from farthing.queries.bounds import ClipNorm
+from farthing.queries.events import Event, RepeatedEvent
+from farthing.queries.mechanisms import Gaussian
+from farthing.queries.query import Contribution, refuse_bound
+from farthing.queries.samplers import Poisson
+
+__all__ = ["Simulated", "personal"]
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+_ENTRIES = 2**16  # of uploads held at once: half a megabyte, which stays in the cache
+
+
+class Simulated:
+    """Users with records, budgets and, where they like, clips of their own.
+
+    User i owns rows ``offsets[i]`` to ``offsets[i+1]`` of ``table``. ``sizes`` are the public numbers of
+    records; without them those of the table are taken to be public, and a user without any is treated as
+    having the most common number, so that its uploads, which are noise only, cannot be told apart.
+    """
+
+    def __init__(
+        self,
+        table: Table | Indicators,
+        offsets: ArrayLike,
+        budgets: Budget | Sequence[Budget],
+        *,
+        clip: ArrayLike | None = None,
+        sizes: ArrayLike | None = None,
+        noise: Literal["sum", "each"] = "sum",
+        stream: Stream | None = None,
+    ) -> None:
+        self._table, self._offsets = table, np.asarray(offsets, dtype=np.int64)
+        counts = np.diff(self._offsets)
+        if len(counts) == 0 or self._offsets[0] != 0 or self._offsets[-1] != len(table) or (counts < 0).any():
+            raise InvalidValue(f"offsets must rise from 0 to the number of rows, {len(table)}")
+        if noise not in ("sum", "each"):
+            raise InvalidValue(f"noise must be 'sum' or 'each', got {noise!r}")
+        self._counts, self._noise = counts, noise
+        self._stream = stream if stream is not None else Stream()
+        self._budgets = Budgets.of(budgets, self.users)
+        self._sizes = public_sizes(sizes, counts)
+        self._clips = None if clip is None else per_user("clip", clip, self.users)
+        self._terms: list[Terms] = []
+        self._round: _Round | None = None
+        self._turns: dict[int, _Round] = {}
+        self._tried: tuple[Contribution, tuple[int, ...]] | None = None
+        self.left = np.zeros(self.users, np.int64)
+
+    @classmethod
+    def split(
+        cls,
+        X: Any,
+        y: Any = None,
+        *,
+        budgets: Budget | Sequence[Budget],
+        users: int | None = None,
+        records: ArrayLike | None = None,
+        unit: bool = False,
+        clip: ArrayLike | None = None,
+        noise: Literal["sum", "each"] = "sum",
+        stream: Stream | None = None,
+    ) -> "Simulated":
+        """Deals rows out in order: ``records`` each (the last user may have fewer, or a list of numbers), or
+        evenly among ``users``. X may be dense, sparse, a `Table` or `Indicators`."""
+        if not isinstance(X, Table | Indicators):
+            X = Table(X, y, unit=unit)
+        offsets = dealt(len(X), users, records)
+        return cls(X, offsets, budgets, clip=clip, noise=noise, stream=stream)
+
+    @classmethod
+    def gather(
+        cls,
+        parts: Sequence[tuple[Any, Any]],
+        budgets: Budget | Sequence[Budget],
+        *,
+        unit: bool = False,
+        clip: ArrayLike | None = None,
+        noise: Literal["sum", "each"] = "sum",
+        stream: Stream | None = None,
+    ) -> "Simulated":
+        """From one (X, y) a user; an empty X is a user without records."""
+        if not parts:
+            raise InvalidValue("a crowd needs at least one user")
+        tables = [arrays.rows(X) for X, _ in parts]
+        widths = [X.shape[1] if X.ndim == 2 else -1 for X in tables]
+        for user, ((_, y), X) in enumerate(zip(parts, tables, strict=True)):
+            if X.ndim != 2 or X.shape[1] != widths[0]:
+                raise InvalidValue(f"user {user} must have rows of width {widths[0]}")
+            if arrays.length(y) != len(X):
+                raise InvalidValue(f"user {user} must have one target a row")
+        offsets = np.concatenate([[0], np.cumsum([len(X) for X in tables])])
+        said = "all users must have rows and targets of one kind"
+        X, y = (
+            arrays.attempt(np.concatenate, parts, said=said)
+            for parts in (tables, [arrays.rows(y) for _, y in parts])
+        )
+        return cls(Table(X, y, unit=unit), offsets, budgets, clip=clip, noise=noise, stream=stream)
+
+    @property
+    def users(self) -> int:
+        return len(self._counts)
+
+    @property
+    def budgets(self) -> Sequence[Budget]:
+        return self._budgets
+
+    @property
+    def records(self) -> Integers:
+        return self._sizes
+
+    @property
+    def alive(self) -> int:
+        return int(np.count_nonzero(self.left))
+
+    @property
+    def done(self) -> Integers:
+        """How many rounds each user took part in."""
+        return self._settled - self.left
+
+    def forecast(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> Forecast:
+        terms, which, _ = self._agreed(invitation)
+        return forecast_of(invitation, weights, terms, which)
+
+    def invite(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> None:
+        if self._terms:
+            raise InvalidValue("this crowd was invited before: terms are settled once")
+        terms, self._which, self._budgets = self._agreed(invitation)
+        self._invitation, self._weights = invitation, weights_under(invitation.trust, weights)
+        self._survivors = invitation.survivors if invitation.trust is Trust.DISTRIBUTED else 1
+        self._terms = terms
+        self._settled = np.array([term.rounds for term in terms], dtype=np.int64)[self._which]
+        self.left = self._settled.copy()
+
+    def _agreed(self, invitation: Invitation) -> tuple[list[Terms], Integers, "Budgets"]:
+        """Terms, once for each distinct budget, number of records and clip; which are whose; and budgets."""
+        clips = np.full(self.users, invitation.clip) if self._clips is None else self._clips
+        kinds = np.stack([self._budgets.which.astype(np.float64), self._sizes.astype(np.float64), clips])
+        other = np.flatnonzero(clips != invitation.clip)
+        if len(other) and invitation.trust is Trust.DISTRIBUTED:
+            raise InvalidValue(
+                f"user {other[0]} clips at {clips[other[0]]:g}; under distributed trust everybody clips at "
+                f"{invitation.clip:g}, because shares of noise lie on one lattice"
+            )
+        distinct, which = _distinct(kinds)
+        if not invitation.seen and any(b.observer is Observer.COORDINATOR for b in self._budgets.distinct):
+            raise InvalidValue("a coordinator sees which records are drawn: invite with seen=True")
+        known = [replace(budget, observer=invitation.observer) for budget in self._budgets.distinct]
+        more = np.flatnonzero(self._counts > self._sizes)
+        if len(more) and any(budget.unit is not Unit.RECORD for budget in known):  # their sums have no bound
+            raise InvalidValue(
+                "users to be protected as a whole must not have more records than their public number"
+            )
+        terms = [invitation.terms(known[int(b)], int(size), float(clip)) for b, size, clip in distinct.T]
+        return terms, which, Budgets(known, self._budgets.which)
+
+    def terms(self, user: int) -> Terms:
+        """What a user agreed to."""
+        return self._terms[int(self._which[user])]
+
+    def event(self, user: int) -> Event | None:
+        """What the user's books hold: everything that was charged until now."""
+        done = int(self.done[user])
+        if isinstance(self._invitation.draw, InTurn):
+            done = -(-done // int(self._sizes[user]))
+        term = self.terms(user)
+        return RepeatedEvent(term.price(self._budgets[user]), done) if done else None
+
+    def guarantee(self, user: int) -> Guarantee:
+        """What holds for a user, however long this goes on."""
+        budget = self._budgets[user]
+        by = self._invitation.accountant
+        return self._statement(budget, budget.epsilon, str(by), by.theorem)
+
+    def spent(self, user: int) -> Guarantee:
+        """What a user's rounds until now amount to, by tight accounting."""
+        budget, event = self._budgets[user], self.event(user)
+        epsilon = 0.0 if event is None else pld.epsilon(event, budget.delta, budget.adjacency)
+        within = min(epsilon, budget.epsilon)  # the rounds are
+        return self._statement(budget, within, "pld", TIGHT)
+
+    def _statement(self, budget: Budget, epsilon: float, accountant: str, theorem: str) -> Guarantee:
+        sound = self._stream.sound
+        return Guarantee(
+            epsilon if sound else math.inf,
+            budget.delta,
+            budget.adjacency,
+            budget.unit,
+            budget.observer,
+            accountant,
+            theorem,
+            note="" if sound else SEEDED,
+        )
+
+    def ask(self, contribution: Contribution, w: Any) -> Answers:
+        w = self._ready(contribution, w)
+        if self._round is None or not self._round.same:
+            self._round = self._settle(np.flatnonzero(self.left))
+        now = self._round
+        enough_came(len(now.came), self._survivors, self.users)
+        self.left[now.came] -= 1  # the books come first
+        now.lasts -= 1
+        alive = len(now.came) if now.same else self.alive
+        return self._answered(contribution, w, now, alive)
+
+    def pick(self) -> int:
+        return picked(np.cumsum(self._sizes), self._stream)
+
+    def pass_to(self, party: int, contribution: Contribution, w: Any) -> Answers:
+        w = self._ready(contribution, w)
+        alone(party, self.users, self._invitation.trust)
+        if not self.left[party]:
+            raise BudgetSpent(f"party {party} can afford no further answer")
+        if party not in self._turns:
+            self._turns[party] = self._settle(np.array([party]))
+        self.left[party] -= 1  # the books come first
+        self._round = None  # who comes next may have changed
+        return self._answered(contribution, w, self._turns[party], self.alive)
+
+    def _ready(self, contribution: Contribution, w: Any) -> Array:
+        if not self._terms:
+            raise InvalidValue(NOT_INVITED)
+        given: Array = np.asarray(w, dtype=np.float64)
+        if not np.isfinite(given).all():
+            raise InvalidValue("w must be finite, got NaN or infinity; nothing was charged")
+        known = self._tried
+        if known is None or known[0] is not contribution or known[1] != given.shape:
+            # the sum over nobody: mistakes of the caller show before anything is charged
+            refuse_bound(contribution, self._terms[0].bound)
+            failsafe.zero_sum(contribution, self._table, given, self._terms[0].bound)
+            self._tried = contribution, given.shape
+        return given
+
+    def _answered(self, contribution: Contribution, w: Array, now: "_Round", alive: int) -> Answers:
+        """What those who came say, and its noise. Only reached after the charge."""
+        rows, who = self._draw(now)
+        table = now.table if now.table is not None else self._table.take(rows)
+
+        def sums(places: Any) -> Any:
+            owners, own = who[places], now.bound
+            bound: Any = own if own is not None else _PerRow(now.clips[owners], now.weights[owners])
+            found = contribution.bounded_sum(table.take(places), w, bound)
+            return found * (now.weight if own is not None else 1.0)
+
+        def noisy(total: Any) -> Array:
+            if now.noise is None:
+                now.noise = Gaussian(now.deviation / now.reach), ClipNorm(now.reach)
+            mechanism, limit = now.noise
+            return mechanism.release(total, limit, self._stream)
+
+        each = self._noise == "each" and self._invitation.trust is not Trust.TRUSTED
+        if each and not isinstance(contribution, Gradient):
+            raise Unsupported("per-user noise is simulated for gradients; use noise='sum' for anything else")
+        try:
+            total = self._each(contribution, w, table, who, now) if each else noisy(sums(slice(None)))
+        except Exception as error:
+            if not self._stream.sound or failsafe.refusal(error) is not None:
+                raise
+            zero = sums(np.empty(0, np.int64))
+            total = noisy(failsafe.without_failing(sums, np.arange(len(table)), zero))
+        return Answers(total, now.divisor, len(now.came), alive, (now.deviation / now.divisor) ** 2)
+
+    def _settle(self, came: Integers) -> "_Round":
+        """All that stays the same until the next user leaves."""
+        which = self._which[came]
+
+        def column(values: list[float]) -> Array:
+            return np.array(values, dtype=np.float64)[which]
+
+        clips = column([term.bound.clip for term in self._terms])
+        expected = column([term.expected for term in self._terms])
+        variance = column([term.variance for term in self._terms])
+        weights = np.broadcast_to(weight_of(self._weights, expected, variance), clips.shape)
+        weights = weights / weights.max(initial=1e-300)
+        alike = len(came) > 0 and bool(np.ptp(clips) == 0 and np.ptp(weights) == 0)
+        deviation = math.sqrt(float(np.square(weights) @ variance))
+        if self._invitation.trust is Trust.TRUSTED:
+            deviation = math.sqrt(variance_of_trusted(self._invitation))
+        now = _Round(
+            came=came,
+            lasts=int(self.left[came].min(initial=2**62)),
+            clips=clips,
+            weights=weights,
+            divisor=float(weights @ expected),
+            deviation=deviation,
+            reach=float((clips * weights).max(initial=0.0)),
+            bound=ClipNorm(float(clips[0])) if alike else None,
+            users=Users(self._sizes[came], self._counts[came], self._offsets[:-1][came]),
+        )
+        whole = not isinstance(self._invitation.draw, Poisson | Exactly | InTurn)
+        if whole and len(came):
+            rows = ranges(now.users.starts, now.users.counts)
+            now.table = self._table if len(came) == self.users else self._table.take(rows)
+            now.who = np.repeat(np.arange(len(came)), now.users.counts)
+        return now
+
+    def _draw(self, now: "_Round") -> tuple[Integers, Integers]:
+        """The rows of this round, sorted by user, and the place among those who came of each."""
+        match self._invitation.draw:
+            case Exactly(size):
+                return exactly(size, now.users, self._stream)
+            case Poisson(rate):
+                rows = self._stream.poisson_indices(rate, len(self._table))
+                owners = np.searchsorted(self._offsets, rows, side="right") - 1
+                if len(now.came) == self.users:
+                    return rows, owners
+                place = np.full(self.users, -1)
+                place[now.came] = np.arange(len(now.came))
+                who = place[owners]
+                return rows[who >= 0], who[who >= 0]
+            case InTurn():
+                turn = self.done[now.came] - 1
+                return present(now.users, turn % now.users.sizes)
+        assert now.who is not None
+        return np.empty(0, np.int64), now.who
+
+    def _each(self, contribution: Contribution, w: Array, table: Any, who: Integers, now: "_Round") -> Array:
+        """Σ weight · upload, each upload on its own lattice with its own noise."""
+        assert isinstance(contribution, Gradient)
+        bits, cells = self._lattice(w.size, now)
+        features, total = contribution.features, np.zeros(w.size)
+        u, constant = features.unfold(w)
+        step = max(1, _ENTRIES // w.size)
+        for first in range(0, len(now.came), step):
+            last = min(first + step, len(now.came))
+            low, high = np.searchsorted(who, (first, last))
+            uploads = np.zeros((last - first, w.size))  # in cells
+            place = int(low)
+            for block in table.take(slice(place, int(high))).blocks(features):
+                owners = who[place : place + len(block.norm)]
+                clip: Any = now.bound or _PerRow(now.clips[owners])
+                factors = (contribution.factors(block, u, constant, clip).T / cells[owners]).T
+                rows = block.rows(features)
+                terms = rows * factors[:, None] if factors.ndim == 1 else rows[:, :, None] * factors[:, None]
+                starts = np.flatnonzero(np.diff(owners, prepend=-1))
+                summed = terms if len(starts) == len(owners) else np.add.reduceat(terms, starts)
+                uploads[owners[starts] - first] += summed.reshape(len(starts), w.size)
+                place += len(owners)
+            np.rint(uploads, out=uploads)  # whole numbers far below 2^53: sums with the noise are exact
+            uploads += lattice.gaussian(self._stream, uploads.size, bits).reshape(uploads.shape)
+            total += (now.weights[first:last] * cells[first:last]) @ uploads
+        return total.reshape(w.shape)
+
+    def _lattice(self, size: int, now: "_Round") -> tuple[int, Array]:
+        """The bits of the finest lattice that any user needs, and each user's width of a cell at that."""
+        if now.lattice is None or now.lattice[0] != size:
+            grids = [_own_noise(term).grid(term.bound, size) for term in self._terms]
+            bits = max(bits for bits, _ in grids)
+            cells = np.array([cell * 2.0 ** (own - bits) for own, cell in grids])[self._which[now.came]]
+            now.lattice = size, bits, cells
+        return now.lattice[1:]
+
+
+def _own_noise(term: Terms) -> Gaussian:
+    """The noise a user adds itself: all of it, or its share."""
+    return Gaussian(math.sqrt(term.variance) / term.bound.clip)
+
+
+@dataclass(slots=True, eq=False)
+class _Round:
+    """Those who take part, and what follows from that; ``lasts`` rounds until one of them leaves."""
+
+    came: Integers
+    lasts: int
+    clips: Array
+    weights: Array
+    divisor: float
+    deviation: float  # of the noise in the weighted sum
+    reach: float  # the most that one record can add to it
+    bound: ClipNorm | None  # where all clips and weights are the same
+    users: Users
+    table: Any = None
+    who: Integers | None = None
+    lattice: tuple[int, int, Array] | None = None
+    noise: tuple[Gaussian, ClipNorm] | None = None  # of the sum
+
+    @property
+    def same(self) -> bool:
+        return self.lasts > 0
+
+    @property
+    def weight(self) -> float:
+        return float(self.weights[0])
+
+
+class _PerRow:
+    """A clip, and a weight, for each row: like `ClipNorm`, for rows that come in order, block by block."""
+
+    scale, order = 1.0, 2
+
+    def __init__(self, clips: Array, weights: Array | None = None) -> None:
+        self._clips, self._weights, self._place = clips, weights, 0
+
+    def factors(self, norms: Array) -> Array:
+        place = slice(self._place, self._place + len(norms))
+        self._place = place.stop
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            factors = np.minimum(1.0, self._clips[place] / norms)
+        if self._weights is not None:
+            factors = factors * self._weights[place]
+        result: Array = np.where(np.isfinite(norms) & (factors > 1e-290), factors, 0.0)
+        return result
+
+
+def _distinct(columns: Array) -> tuple[Array, Integers]:
+    """Distinct columns, and which of them each is; quick where all are the same."""
+    if (columns == columns[:, :1]).all():
+        return columns[:, :1], np.zeros(columns.shape[1], np.int64)
+    distinct, which = np.unique(columns, axis=1, return_inverse=True)
+    return distinct, which.reshape(-1).astype(np.int64)

@@ -1,0 +1,254 @@
+"""What ``farthing simulate`` does: a table dealt out to users who train together, each on its own budget.
+
+Rows are dealt out in the order of the table. Everything that can be wrong is looked at before the first
+round. Budgets are public, so that messages may show them; of a table they never show a cell.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing import validate
+from farthing.budget import Adjacency
+from farthing.data import table_files
+from farthing.data.schema import Categorical
+from farthing.data.tables import Features, Table
+from farthing.errors import BudgetSpent, InvalidValue
+from farthing.federated.jobs import METHODS, Job, Kind, checked, holds, steps
+from farthing.federated.methods.addp_baselines import non_private
+from farthing.federated.methods.federated_descent import learnt_in
+from farthing.federated.protocol import Trust
+from farthing.federated.simulated import Simulated, personal
+from farthing.linear import losses
+from farthing.linear.problem import Problem
+from farthing.queries.query import Step
+
+Array = NDArray[np.float64]
+
+__all__ = [
+    "METHODS",
+    "Job",
+    "Reached",
+    "checked",
+    "epsilons",
+    "measured",
+    "people",
+    "simulate",
+    "steps",
+]
+
+_MORE = 1000  # rounds without privacy
+_MOST_RECORDS = 1000  # for SGD1, which takes as many iterations as their square
+_SHRUNK = ("sgd1", "sgd2")  # methods that learn from rows shrunk to norm 1
+_MOST_KINDS = 200  # of users that are told apart exactly
+_SHOWN = 0.1  # seconds between two looks at the progress
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far a simulation is: rounds, users who can afford another, and the share of all rounds left."""
+
+    rounds: int
+    alive: int
+    users: int
+    left: float
+
+    def __str__(self) -> str:
+        users = f"{self.alive:,} of {self.users:,} users"
+        return f"round {self.rounds:,}: {users}, {self.left:.0%} of budgets left"
+
+
+Watch = Callable[[Reached], None]
+
+
+def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
+    """Trains until nobody can afford a round, or until interrupted; returns what may be told."""
+    kind = checked(job)
+    target = job.schema.target
+    if not isinstance(target, Categorical):
+        raise InvalidValue(f"a crowd learns labels, and target {target.name!r} is a number")
+    budgets = _budgets(job, kind)
+    X, y = table_files.read(job.table, job.schema)
+    test = table_files.held_out(job.test, job.table, job.schema)
+    n = _rows(job, len(X))
+    labels = len(target.values)
+    table = Table(X[:n], y[:n].astype(np.float64) if labels == 2 else y[:n])
+    loss: losses.Loss = losses.logistic if labels == 2 else losses.multinomial
+    problem = Problem(loss, n, job.schema.width, labels if labels > 2 else 0, unit=False)
+    told: dict[str, Any] = {
+        "method": job.method,
+        "users": job.users,
+        "records": n,
+        "features": job.schema.width,
+    }
+    if kind.private:
+        fidelity: Literal["sum", "each"] = "each" if job.noise == "each" else "sum"
+        crowd = Simulated.split(table, users=job.users, budgets=budgets, noise=fidelity)
+        step, interrupted = _taken(steps(job, crowd, problem), crowd, watch)
+        each = [budget.epsilon for budget in budgets]
+        told |= {**_reached(job, crowd, step, int(np.argmax(each))), "smallest_epsilon": min(each)}
+        if job.trust == Trust.DISTRIBUTED:
+            told["survivors"] = job.survivors or job.users
+        end = "the budgets allow no further round"
+        if crowd.alive:
+            short = f"{crowd.alive} users are too few to make up the noise of another round"
+            end = short if job.trust == Trust.DISTRIBUTED else "all rounds were taken"
+    else:
+        rate = job.lr or 2 / (loss.curvature * (len(job.schema.columns) + 1))  # of the largest squared norm
+        step, interrupted = _taken(non_private(table, problem, rounds=job.rounds or _MORE, rate=rate))
+        told |= {"epsilon": None, "note": "no noise, no budgets: nothing is promised"}
+        end = "all rounds were taken"
+    told |= {"rounds": step.t, "stopped": "interrupted" if interrupted else end}
+    if test is None:
+        return told
+    features = problem.rows() if job.method in _SHRUNK else Features(problem.width)
+    if job.method == "together":
+        trust = Trust(job.trust or Trust.LOCAL)
+        features = learnt_in(crowd, problem, trust=trust, survivors=job.survivors)
+    said = problem.probabilities(step.w, test[0], clip=told.get("clip", math.inf), features=features)
+    return {**told, "test": {"table": job.test, **measured(said, test[1])}}
+
+
+def _budgets(job: Job, kind: Kind) -> Any:
+    if not kind.private:
+        return []
+    if job.epsilon is None or job.delta is None:
+        raise InvalidValue(f"--method {job.method} needs --epsilon and --delta")
+    turns = Adjacency.ZERO_OUT if kind.draw == "turn" else Adjacency.ADD_REMOVE  # others would move turns
+    delta = validate.probability(**{"--delta": job.delta})
+    return personal(epsilons(job.epsilon, job.users), delta, job.adjacency or turns, job.unit)
+
+
+def epsilons(text: str, users: int) -> Array:
+    """One ε a user, from a number for all, a list dealt out in turn, or a column of a file, a row a user.
+
+    >>> epsilons("0.1,1", 5)
+    array([0.1, 1. , 0.1, 1. , 0.1])
+    """
+    file, colon, column = text.rpartition(":")
+    if colon:
+        blocks = [block[column] for block in table_files.columns(file, [column])]
+        cells = [str(cell) for cell in np.concatenate(blocks)] if blocks else []
+        if len(cells) != users:
+            raise InvalidValue(f"--epsilon must hold one budget a user, {text} has {len(cells)} for {users}")
+        return np.array(
+            [_number(cell, f"epsilon of user {user} in {text}") for user, cell in enumerate(cells)]
+        )
+    parts = text.split(",")
+    if len(parts) > users:
+        raise InvalidValue(f"--epsilon must hold at most one budget a user, got {len(parts)} for {users}")
+    names = ["--epsilon"] if len(parts) == 1 else [f"--epsilon of user {user}" for user in range(len(parts))]
+    values = [
+        validate.positive(**{name: _number(part, name, ", numbers with commas, or FILE:COLUMN")})
+        for part, name in zip(parts, names, strict=True)
+    ]
+    return np.resize(np.array(values), users)
+
+
+def _number(text: str, name: str, otherwise: str = "") -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidValue(f"{name} must be a number{otherwise}, got {text!r}") from None
+
+
+def _rows(job: Job, n: int) -> int:
+    """How many of n rows are dealt out."""
+    if job.users > n:
+        raise InvalidValue(f"--users must be at most the number of records, {n}, got {job.users}")
+    taken = n if job.records is None else job.users * job.records
+    if job.method == "sgd1" and taken > _MOST_RECORDS:
+        raise InvalidValue(
+            f"--method sgd1 takes as many iterations as the square of its {taken} records: give "
+            f"--records-per-user, so that there are at most {_MOST_RECORDS} in all"
+        )
+    if job.records is None:
+        return n
+    if job.users * job.records > n:
+        raise InvalidValue(
+            f"{job.users} users with {job.records} records each need {job.users * job.records} records, "
+            f"{job.table!r} has {n}"
+        )
+    return job.users * job.records
+
+
+def _taken(
+    steps: Iterator[Step], crowd: Simulated | None = None, watch: Watch | None = None
+) -> tuple[Step, bool]:
+    """The last step, and whether it was the last because of an interruption."""
+    last, interrupted, seen = None, False, 0.0
+    try:
+        for last in steps:
+            if watch is not None and crowd is not None and time.monotonic() - seen >= _SHOWN:
+                watch(Reached(last.t, crowd.alive, crowd.users, _left(crowd)))
+                seen = time.monotonic()
+    except KeyboardInterrupt:
+        interrupted = True
+    if last is None and interrupted:
+        raise KeyboardInterrupt
+    if last is None:
+        raise BudgetSpent("not even one round fits the budget of any user")
+    return last, interrupted
+
+
+def _left(crowd: Simulated) -> float:
+    """The share of all rounds that users could afford which they still can."""
+    left = int(crowd.left.sum())
+    return left / (left + int(crowd.done.sum()))
+
+
+def _reached(job: Job, crowd: Simulated, step: Step, user: int) -> dict[str, Any]:
+    """What holds for all users: the guarantee of one whose ε is the largest (δ is the same for all)."""
+    terms = crowd.terms(user)
+    really = [asdict(one) for one in holds(job, crowd, terms.mechanism.noise, user, step.t)]
+    return {
+        **({"holds": really} if really else {}),
+        **asdict(crowd.guarantee(user)),
+        "trust": job.trust or str(Trust.LOCAL),
+        "noise": job.noise,
+        "clip": terms.bound.clip,
+        "sigma": terms.mechanism.noise,
+        "alive": crowd.alive,
+        "left": _left(crowd),
+        "people": people(crowd),
+    }
+
+
+def people(crowd: Simulated) -> list[dict[str, Any]]:
+    """How many users have which budget, rounds they could afford, and rounds they took; all of it is public.
+
+    Where they differ a lot, numbers are rounded, so that a crowd of any size is told in a few lines.
+    """
+    each = np.stack([[budget.epsilon for budget in crowd.budgets], crowd.done + crowd.left, crowd.done])
+    kinds, counts = np.unique(each, axis=1, return_counts=True)
+    if kinds.shape[1] > _MOST_KINDS:
+        kinds, counts = np.unique(_rounded(each), axis=1, return_counts=True)
+    return [
+        {"epsilon": float(epsilon), "users": int(users), "rounds": int(rounds), "done": int(done)}
+        for (epsilon, rounds, done), users in zip(kinds.T, counts, strict=True)
+    ]
+
+
+def _rounded(values: Array) -> Array:
+    """Two significant digits."""
+    unit = 10.0 ** (np.floor(np.log10(np.where(values > 0, values, 1.0))) - 1)
+    rounded: Array = np.round(values / unit) * unit
+    return rounded
+
+
+def measured(said: Array, y: NDArray[Any]) -> dict[str, Any]:
+    """How well probabilities do on another table. Not private, and said so."""
+    each = np.stack([1 - said, said], axis=1) if said.ndim == 1 else said
+    true = each[np.arange(len(y)), y]
+    return {
+        "records": len(y),
+        "accuracy": float(np.mean(each.argmax(axis=1) == y)),
+        "guessing": float(np.bincount(y).max() / len(y)),
+        "log-loss": float(-np.mean(np.log(np.maximum(true, 1e-300)))),
+        "note": table_files.WITHOUT_PRIVACY,
+    }

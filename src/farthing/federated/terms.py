@@ -1,0 +1,427 @@
+"""What a user agrees to: how the server invites, and what each makes of it from its own budget.
+
+An `Invitation` says how to draw from one's own records, where to clip, how many rounds to expect, how noise
+is chosen and rounds are counted, and whom to trust. `Terms` are a user's own sampler, bound and mechanism,
+and the number of rounds that its budget affords; all of it follows from public numbers.
+
+>>> from farthing.budget import Observer
+>>> budget = Budget(0.5, 1e-8, observer=Observer.SERVER)
+>>> paper = Invitation(3.0, Poisson(0.01), 10, calibration="advanced", accountant="sampling")
+>>> terms = paper.terms(budget, records=100)
+>>> round(terms.mechanism.noise, 1), terms.rounds
+(193.7, 38012)
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from farthing import validate
+from farthing.accounting import calibrate, composition, gaussian, sampling
+from farthing.accounting.tolerance import inner
+from farthing.budget import Adjacency, Budget, Observer, Unit
+from farthing.errors import InvalidValue, Unsupported
+from farthing.ledger.books import TIGHT
+from farthing.noise.lattice import Stream
+from farthing.queries.bounds import Bound, ClipNorm, Kind
+from farthing.queries.events import Event, GaussianEvent, RepeatedEvent
+from farthing.queries.mechanisms import Gaussian
+from farthing.queries.query import Contribution, Query
+from farthing.queries.samplers import Everyone, FixedSize, HasEvent, Poisson, Sampler
+
+Array = NDArray[np.float64]
+
+_ALL = Everyone()
+_ROUNDED = 1 + 1e-12  # so that the rounds that noise was chosen for are those that are counted
+
+
+class Trust(StrEnum):
+    """Who adds the noise, and so whom a user need not trust."""
+
+    LOCAL = "local"  # each user, all of it: the server may see every message
+    DISTRIBUTED = "distributed"  # each user a share: only sums over users may be seen
+    TRUSTED = "trusted"  # the aggregator: only what it releases may be seen
+
+    @property
+    def observer(self) -> Observer:
+        """Against whom the guarantee holds."""
+        match self:
+            case Trust.LOCAL:
+                return Observer.SERVER
+            case Trust.DISTRIBUTED:
+                return Observer.AGGREGATE
+        return Observer.ANYONE
+
+
+class Accountant(StrEnum):
+    """How noise is chosen for a number of rounds, and rounds are counted for a noise.
+
+    The first three fix T beforehand: a user leaves after T rounds.
+    """
+
+    BASIC = "basic"  # (ε/T, δ/T) a round
+    ADVANCED = "advanced"  # Dwork & Roth 2014, Thm. 3.20, with half of δ as slack; no amplification
+    AMPLIFIED = "amplified"  # the same over rounds amplified by sampling (Balle et al. 2018, Thm. 8 and 9)
+    SAMPLING = "sampling"  # A-DDP's Gaussian Sampling Composition Theorem
+    TIGHT = "tight"  # the privacy loss distribution of the draw and the noise
+
+    @property
+    def theorem(self) -> str:
+        """What its guarantee rests on."""
+        match self:
+            case Accountant.BASIC:
+                return "Dwork & Roth 2014, Thm. 3.16: basic composition"
+            case Accountant.ADVANCED:
+                return "Dwork & Roth 2014, Thm. 3.20: advanced composition"
+            case Accountant.AMPLIFIED:
+                return "Dwork & Roth 2014, Thm. 3.20, of rounds amplified by Balle et al. 2018, Thm. 8 and 9"
+            case Accountant.SAMPLING:
+                return "Cheng et al. 2020, Thm. 1: Gaussian sampling composition"
+        return TIGHT
+
+
+class Weights(StrEnum):
+    """How the server combines uploads of users who differ in noise or in numbers of records."""
+
+    PRECISION = "precision"  # by inverse variance of the noise
+    PLAIN = "plain"  # each user's mean counts the same, as in the paper
+    RECORDS = "records"  # each record counts the same: a plain sum
+
+
+@dataclass(frozen=True, slots=True)
+class Exactly:
+    """``size`` of a user's records without replacement, or all where it has fewer; one is A-DDP's draw."""
+
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        validate.count(size=self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class InTurn:
+    """One record a round, in turn: each is seen once in a pass, so that a pass is priced as one round.
+
+    Neighbours must have the same places: zero-out or replace-one. Only simulated: a ledger charges by round.
+    """
+
+
+Draw = Everyone | Poisson | Exactly | InTurn
+
+
+@dataclass(frozen=True, slots=True)
+class Share(Gaussian):
+    """A user's share of Gaussian noise on a sum over users, of which at least ``survivors`` add theirs.
+
+    The price is that of the whole ``noise`` in the sum. On a common lattice the sum of integer shares is, but
+    for a total variation below 1e-300, round(G + V) with G Gaussian of the summed variance and V independent
+    of the records: post-processing of the Gaussian mechanism (sampling a convolution at the integers errs by
+    its Fourier transform beyond 2π, e^(-2π²σ²/2) with σ >= 2²⁰ cells).
+    """
+
+    survivors: int = 1
+
+    def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:
+        return Gaussian(self.noise / math.sqrt(self.survivors)).release(total, bound, stream)
+
+
+@dataclass(frozen=True, slots=True)
+class Together(Gaussian):
+    """Noise that hides all of a user's records at once, of which an upload holds ``records``.
+
+    The price is that of ``noise`` over as many clips. Where a user holds more than it said, the sum is shrunk
+    to what so many could make. The noise is the user's own, or its share of what ``survivors`` add.
+    """
+
+    records: int = 1
+    survivors: int = 1
+
+    def unit_event(self) -> Event:
+        return GaussianEvent(self.noise / self.records)
+
+    def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
+        return Gaussian(self.noise / self.records).event(bound, adjacency, sampled)
+
+    def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:
+        most, sums = self.records * bound.norm(), np.asarray(total, dtype=np.float64)
+        size = float(np.linalg.norm(sums))
+        within = sums if size <= most else sums * (most / size)
+        return Gaussian(self.noise / math.sqrt(self.survivors)).release(within, bound, stream)
+
+
+@dataclass(frozen=True, slots=True)
+class Unhidden(FixedSize):
+    """The same draw where all records are protected together: whichever is drawn, it is one of them."""
+
+    def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
+        return step if isinstance(step, Event) else step.unit_event()
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """A user's own part of every query, and how many rounds it affords. All of it is public."""
+
+    sampler: Sampler
+    bound: ClipNorm
+    mechanism: Gaussian
+    expected: float  # records in one upload, on average
+    rounds: int
+
+    def query(self, contribution: Contribution) -> Query:
+        """What the user asks of its own ledger."""
+        return Query(self.sampler, contribution, self.bound, self.mechanism)
+
+    def price(self, budget: Budget) -> Event:
+        """The event of one round."""
+        return self.query(NOTHING).price(budget)
+
+    @property
+    def variance(self) -> float:
+        """Of the noise on each coordinate of one upload."""
+        own = (self.mechanism.noise * self.bound.clip) ** 2
+        match self.mechanism:
+            case Share(survivors=survivors) | Together(survivors=survivors):
+                return own / survivors
+        return own
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """How the server proposes to train. ``noise`` is over the clip; None: enough for ``rounds`` rounds.
+
+    ``calibration`` chooses that noise, ``accountant`` counts how many rounds it affords in the end: A-DDP
+    takes the noise of advanced composition for T rounds and then counts by its own theorem. Distributed
+    noise must be one and the same for all users, so it must be given, with the least number of honest
+    ``survivors`` of a round; how many rounds of it each can afford remains its own affair. With ``seen`` the
+    guarantee holds even before somebody who knows which records were drawn (`Observer.COORDINATOR`).
+    """
+
+    clip: float
+    draw: Draw = _ALL
+    rounds: int = 100
+    noise: float | None = None
+    calibration: Accountant = Accountant.TIGHT
+    accountant: Accountant = Accountant.TIGHT
+    trust: Trust = Trust.LOCAL
+    survivors: int = 1
+    seen: bool = False
+
+    def __post_init__(self) -> None:
+        validate.positive(clip=self.clip)
+        validate.count(rounds=self.rounds)
+        validate.count(survivors=self.survivors)
+        for name in ("calibration", "accountant"):
+            object.__setattr__(self, name, validate.choice(Accountant, **{name: getattr(self, name)}))
+        object.__setattr__(self, "trust", validate.choice(Trust, trust=self.trust))
+        if not isinstance(self.draw, Draw):
+            raise InvalidValue(
+                f"draw must be Everyone(), Poisson(rate), Exactly(size) or InTurn(), got {self.draw!r}"
+            )
+        if self.noise is not None:
+            validate.positive(noise=self.noise)
+        elif self.trust is not Trust.LOCAL:
+            raise InvalidValue(
+                f"noise must be given under {self.trust} trust: one and the same for all users"
+            )
+        if self.seen and (self.trust is not Trust.LOCAL or Accountant.AMPLIFIED in self._by):
+            raise Unsupported("draws that are seen amplify nothing, and need local noise")
+
+    @property
+    def _by(self) -> tuple[Accountant, Accountant]:
+        return self.calibration, self.accountant
+
+    @property
+    def observer(self) -> Observer:
+        """Against whom what it leads to holds."""
+        return Observer.COORDINATOR if self.seen else self.trust.observer
+
+    def terms(self, budget: Budget, records: int, clip: float | None = None) -> Terms:
+        """What a user with this budget and public number of records agrees to; its own ``clip`` may be lower.
+
+        A user whose budget does not allow a single round gets terms with 0 rounds.
+        """
+        return _terms(self, budget, records, self.clip if clip is None else clip)
+
+
+@lru_cache(maxsize=2**16)
+def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) -> Terms:
+    _refuse(invitation, budget, clip)
+    draw, trust = invitation.draw, invitation.trust
+    most, sampler = _drawn(invitation, budget, records), sampler_of(draw, records)
+    priced = Everyone() if most else sampler
+    noise = invitation.noise
+    if noise is None:
+        noise = least_noise(invitation, budget, records)
+    elif trust is not Trust.LOCAL:
+        noise *= invitation.clip / clip  # the same noise for all, whatever they clip at
+    rounds = rounds_for(invitation.accountant, noise / (most or 1), invitation.rounds, budget, priced)
+    rounds *= records if isinstance(draw, InTurn) else 1
+    shares = invitation.survivors if trust is Trust.DISTRIBUTED else 1
+    mechanism = Share(noise, shares) if trust is Trust.DISTRIBUTED else Gaussian(noise)
+    if most:
+        mechanism = Together(noise, most, shares)
+        sampler = Unhidden(sampler.size, sampler.of) if isinstance(sampler, FixedSize) else sampler
+    return Terms(sampler, ClipNorm(clip), mechanism, expected(draw, records), rounds)
+
+
+def _refuse(invitation: Invitation, budget: Budget, clip: float) -> None:
+    """What no theorem of ours covers."""
+    if budget.observer is not invitation.observer:
+        what = f"under {invitation.trust} trust" + " with draws seen" * invitation.seen
+        raise InvalidValue(
+            f"{what} the guarantee holds against {invitation.observer}, the budget is against "
+            f"{budget.observer}"
+        )
+    if invitation.trust is Trust.DISTRIBUTED and clip != invitation.clip:
+        raise InvalidValue(
+            f"shares of noise lie on one lattice, so everybody clips at {invitation.clip:g} under "
+            f"distributed trust, got {clip!r}"
+        )
+    validate.probability(delta=budget.delta)
+    if budget.adjacency is Adjacency.ADD_REMOVE and isinstance(invitation.draw, InTurn):
+        raise Unsupported("records that come and go move all turns after them: use zero-out or replace-one")
+    if budget.adjacency is Adjacency.ADD_REMOVE and invitation.seen:
+        raise Unsupported("who sees draws sees how many records there are: use zero-out or replace-one")
+
+
+def _drawn(invitation: Invitation, budget: Budget, records: int) -> int:
+    """How many records an upload holds at most, where all of a user's are protected together; otherwise 0.
+
+    So many clips are then what the user as a whole can do to a sum, whichever of its records are drawn.
+    """
+    if budget.unit is Unit.RECORD:
+        return 0
+    match invitation.draw:
+        case Everyone():
+            return records
+        case Exactly(size):
+            return min(size, records)
+        case InTurn():
+            raise Unsupported(f"turns hide a record, not a {budget.unit}: use Everyone() or Exactly(size)")
+    raise Unsupported(
+        f"a Poisson draw may hold all records, so that it gains a {budget.unit} nothing: use Everyone() or "
+        "Exactly(size)"
+    )
+
+
+def least_noise(invitation: Invitation, budget: Budget, records: int) -> float:
+    """The least noise, over the invitation's clip, with which its rounds fit the budget of such a user."""
+    most = _drawn(invitation, budget, records)
+    priced = Everyone() if most else sampler_of(invitation.draw, records)
+    return noise_for(invitation.calibration, invitation.rounds, budget, priced) * (most or 1)
+
+
+def noise_of_round(
+    invitation: Invitation, budget: Budget, records: int, epsilon: float, delta: float
+) -> float:
+    """The least noise, over the clip, with which one round without its draw is (``epsilon``, ``delta``)-DP.
+
+    The analytic Gaussian mechanism (Balle & Wang 2018, Thm. 8) for what a record, or the whole of such a user
+    where that is protected, does to an upload.
+    """
+    most = _drawn(invitation, budget, records)
+    priced = Everyone() if most else sampler_of(invitation.draw, records)
+    return _shift(priced, budget) * gaussian.noise(epsilon, delta) * (most or 1)
+
+
+def sampler_of(draw: Draw, records: int) -> Sampler:
+    """The draw among a user's records, whose number is public."""
+    if isinstance(draw, Exactly):
+        return FixedSize(min(draw.size, records), records)
+    return Everyone() if isinstance(draw, InTurn) else draw
+
+
+def expected(draw: Draw, records: int) -> float:
+    """How many records an upload holds on average."""
+    match draw:
+        case Poisson(rate):
+            return rate * records
+        case Exactly(size):
+            return float(min(size, records))
+        case InTurn():
+            return 1.0
+    return float(records)
+
+
+def _price(noise: float, budget: Budget, sampler: Sampler) -> Event:
+    return Query(sampler, NOTHING, ClipNorm(1.0), Gaussian(noise)).price(budget)
+
+
+def _rate(sampler: Sampler) -> float:
+    match sampler:
+        case Poisson(rate):
+            return rate
+        case FixedSize(size, of):
+            return size / of
+    return 1.0
+
+
+def _shift(sampler: Sampler, budget: Budget) -> float:
+    """How far one record moves an upload, over the clip."""
+    return 2.0 if isinstance(sampler, FixedSize) or budget.adjacency is Adjacency.REPLACE_ONE else 1.0
+
+
+def noise_for(by: Accountant, rounds: int, budget: Budget, sampler: Sampler) -> float:
+    """The least noise, over the clip, with which so many rounds fit the budget."""
+    epsilon, delta, shift, rate = budget.epsilon, budget.delta, _shift(sampler, budget), _rate(sampler)
+    match by:
+        case Accountant.BASIC:
+            return shift * gaussian.noise(epsilon / rounds, delta / rounds)
+        case Accountant.ADVANCED:
+            return shift * sampling.addp_noise(epsilon, delta, rounds, delta / 2)
+        case Accountant.AMPLIFIED:
+            each, missed = composition.advanced_epsilon_iter(epsilon, delta, rounds, delta / 2)
+            unsampled = math.log1p(math.expm1(each) / rate) * (1 - 1e-14)
+            return shift * gaussian.noise(unsampled, missed / rate * (1 - 1e-15))
+        case Accountant.SAMPLING:
+            safe = gaussian.noise(epsilon, delta) * math.sqrt(rounds) * (1 + 1e-12)
+
+            def excess(noise: float) -> float:
+                return math.log(sampling.delta(noise, rate, rounds, epsilon) / inner(delta))
+
+            unsafe = safe
+            while unsafe > 1e-3 and excess(unsafe) <= 0:
+                safe, unsafe = unsafe, unsafe / 2
+            return shift * (safe if safe == unsafe else gaussian.safe_root(excess, safe, unsafe))
+    if isinstance(sampler, Everyone):
+        return shift * math.sqrt(rounds) * gaussian.noise(epsilon, delta) * _ROUNDED
+    least = calibrate.noise(lambda noise: RepeatedEvent(_price(noise, budget, sampler), rounds), budget)
+    noise, more = least, 1e-9
+    # counting bounds δ in another way than choosing does: it may need a hair more
+    while calibrate.steps(_price(noise, budget, sampler), budget) < rounds:
+        noise, more = least * (1 + more), 4 * more
+    return noise
+
+
+def rounds_for(by: Accountant, noise: float, planned: int, budget: Budget, sampler: Sampler) -> int:
+    """How many rounds with this noise fit the budget; by a theorem with fixed T, at most ``planned``."""
+    if by is Accountant.TIGHT:
+        return calibrate.steps(_price(noise, budget, sampler), budget)
+    if by is Accountant.SAMPLING:
+        return sampling.rounds(noise / _shift(sampler, budget), _rate(sampler), budget.epsilon, budget.delta)
+
+    def fits(rounds: int) -> bool:
+        return noise_for(by, rounds, budget, sampler) <= noise * (1 + 1e-12)
+
+    if fits(planned):
+        return planned
+    low, high = 0, planned
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+class _Nothing:
+    honours, shape = (Kind.NORM,), None
+
+    def bounded_sum(self, records: Any, w: Any, bound: Any) -> Array:
+        raise Unsupported("terms are priced without a contribution and cannot be asked")
+
+
+NOTHING = _Nothing()  # stands for a contribution where only the price is asked for

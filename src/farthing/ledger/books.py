@@ -1,0 +1,365 @@
+"""The books behind a ledger: what is promised, charged, reserved and given back.
+
+Every decision is taken inside the journal's transaction, on the totals of its last row, so processes that
+share a file cannot overspend together. A row's ``state`` holds the filter's totals followed by one count a
+promise; one of the two kinds stays zero, because a ledger spends in one way only.
+"""
+
+import atexit
+import contextlib
+import math
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from farthing.accounting import calibrate, gaussian, pld, zcdp
+from farthing.accounting.filters import FILTERS, BasicFilter, Filter, GdpFilter, Totals, ZcdpFilter
+from farthing.budget import Budget, Guarantee
+from farthing.errors import BudgetSpent, InvalidValue, PromiseBroken, Unsupported
+from farthing.ledger.journal import Journal, Row
+from farthing.queries.events import ComposedEvent, Event, RepeatedEvent, decode, encode
+from farthing.queries.query import Receipt
+
+SEEDED = "seeded noise: no privacy at all, for tests only"
+SOUND = "lattice noise from a cryptographic stream"
+FLOATS = "float noise: true of real numbers, but the low bits of floats tell more (Mironov 2012)"
+
+_FORMAT = 1
+_ROUNDED = 1 - 1e-9  # what is left, rounded down so that it still fits after conversion and back
+_DEAD = 1e300  # an infinite total (an RDP order that prices no more), as JSON can hold it; it stays one
+_STOPPING = "holds if when to stop did not depend on the answers; the ledger's guarantee holds in any case"
+TIGHT = "Zhu, Dong & Wang 2022, Thm. 10 (dominating pairs compose), certified inversion"
+
+Plan = list[tuple[Event, int]]
+
+
+def header_of(rule: Filter, noise: str) -> dict[str, Any]:
+    """What the first row of a journal says: budget, filter, noise."""
+    names = [field.name for field in fields(rule) if field.init and field.name != "budget"]  # type: ignore[arg-type]
+    options = {name: getattr(rule, name) for name in names}
+    options = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+    return {
+        "farthing": _FORMAT,
+        "budget": asdict(rule.budget),
+        "filter": {"name": rule.name, **options},
+        "noise": noise,
+    }
+
+
+def rule_of(header: dict[str, Any]) -> Filter:
+    """The inverse of `header_of`, for a journal begun earlier."""
+    if header.get("farthing") != _FORMAT:
+        raise InvalidValue(f"this is not a ledger of format {_FORMAT}: {header.get('farthing')!r}")
+    options = dict(header["filter"])
+    kind = FILTERS[options.pop("name")]
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    return kind(Budget(**header["budget"]), **options)
+
+
+class _Promised(Exception):
+    """Another process promised the same in the meantime."""
+
+
+@dataclass(slots=True)
+class _Reservation:
+    row: Row
+    left: int
+    used: int = 0
+
+
+class Books:
+    """Charges, promises and reservations of one ledger."""
+
+    def __init__(self, rule: Filter, journal: Journal, noise: str, block: int) -> None:
+        self.rule, self.journal, self.noise = rule, journal, noise
+        self._block = block
+        self.parent: Books | None = None  # the books that paid for these
+        self.plans = True  # whether promises may be made; not where only the filter's own total was paid for
+        self._known: Plan = []
+        self._reserved: dict[Event, _Reservation] = {}
+        self._process = os.getpid()
+        self._lock = threading.RLock()
+        _OPEN.add(self)
+
+    def take(self, event: Event, key: str | None = None, request: str | None = None) -> Receipt:
+        """One answer's charge, from a reservation if there is one."""
+        with self._lock:
+            held = self._own().get(event)
+            if key is None and held is not None and held.left > 0:
+                held.left, held.used = held.left - 1, held.used + 1
+                return Receipt(held.row.seq, held.row.hash, event, held.used)
+            row = self._charge(event, 1, self._block if key is None else 1, key, request)
+            if row.body["count"] > 1:
+                self._reserved[event] = _Reservation(row, row.body["count"] - 1)
+            return Receipt(row.seq, row.hash, event)
+
+    def note(self, text: str) -> None:
+        """Keeps what a charge takes for granted, once, here and where this part of a budget came from."""
+        if self.parent is not None:
+            self.parent.note(text)
+        with self._lock:
+            if text not in self.notes():
+                self.journal.append("note", lambda last: ({"note": text}, list(last.state)))
+
+    def notes(self) -> list[str]:
+        """What was taken for granted until now; every statement says it."""
+        return [row.body["note"] for row in self.journal.rows() if row.kind == "note" and "note" in row.body]
+
+    def reserve(self, event: Event, count: int) -> None:
+        """``count`` answers charged ahead."""
+        with self._lock:
+            held = self._own().get(event)
+            if held is not None and held.left > 0:
+                self._refund(event, held)
+            self._reserved[event] = _Reservation(self._charge(event, count, count), count)
+
+    def affords(self, event: Event, times: int) -> bool:
+        """Whether ``times`` more would be charged, this process's own reservations included."""
+        with self._lock:
+            held = self._own().get(event)
+            times -= min(times, held.left if held is not None else 0)
+            try:
+                self._after(self._state(self.journal.last()), event, times, times)
+            except (BudgetSpent, PromiseBroken):
+                return False
+            return True
+
+    def promise(self, event: Event, times: int | None) -> "Countdown":
+        """Adds (event, times) to the plan, or finds it there."""
+        if not self.plans:
+            raise Unsupported(
+                f"this part of a budget was charged as what its {self.rule.name} filter lets through, so "
+                "nothing can be promised from it; take parts for promises from a ledger with BasicFilter"
+            )
+        with self._lock:
+            place = _place(event, self._plan(self._state(self.journal.last())))
+            if place is None:
+                with contextlib.suppress(_Promised):
+                    self.journal.append("promise", lambda last: self._promised(last, event, times))
+                place = _place(event, self._plan(self._state(self.journal.last())))
+            assert place is not None
+            promised = self._known[place][1]
+            if times is not None and times != promised:
+                raise PromiseBroken(f"this query is already promised {promised} times, not {times}")
+            return Countdown(promised, place, self)
+
+    def used(self, place: int) -> int:
+        """How many answers of a promise were released or forfeited (reservations of others count)."""
+        with self._lock:
+            state = self._state(self.journal.last())
+            event = self._plan(state)[place][0]
+            held = self._own().get(event)
+            return int(self._counts(state)[place]) - (held.left if held is not None else 0)
+
+    def guarantee(self) -> Guarantee:
+        """What holds whenever the asking ends: the plan's own price, or the filter's budget."""
+        budget, plan = self.rule.budget, self._plan(self._state(self.journal.last()))
+        if not plan:
+            return self._statement(budget.epsilon, self.rule.name, self.rule.theorem)
+        epsilon = pld.epsilon(_composed(plan), budget.delta, budget.adjacency)
+        return self._statement(min(epsilon, budget.epsilon), "pld", TIGHT)
+
+    def spent(self) -> Guarantee:
+        """What was charged until now."""
+        state = self._state(self.journal.last())
+        plan = self._plan(state)
+        if not plan:
+            epsilon = self.rule.epsilon(self._totals(state))
+            if self.rule.fits(self._totals(state)):  # the last bits of what fits are not beyond the budget
+                epsilon = min(epsilon, self.rule.budget.epsilon)
+            return self._statement(epsilon, self.rule.name, self.rule.theorem, _STOPPING)
+        budget = self.rule.budget
+        done = [
+            (event, int(count)) for (event, _), count in zip(plan, self._counts(state), strict=True) if count
+        ]
+        epsilon = pld.epsilon(_composed(done), budget.delta, budget.adjacency) if done else 0.0
+        return self._statement(min(epsilon, budget.epsilon), "pld", TIGHT, _STOPPING)
+
+    def share(self) -> float:
+        """The part that is charged: of the plan's answers, or of the filter's budget."""
+        state = self._state(self.journal.last())
+        plan = self._plan(state)
+        if not plan:
+            share = self.rule.share(self._totals(state))
+            return min(share, 1.0) if self.rule.fits(self._totals(state)) else share
+        return sum(self._counts(state)) / sum(times for _, times in plan)
+
+    def rest(self) -> Budget:
+        """What is left, as a budget."""
+        state, budget = self._state(self.journal.last()), self.rule.budget
+        if not any(state) and not self._plan(state):
+            return budget
+        total = self._totals(state)
+        if not self._plan(state):
+            match self.rule:
+                case BasicFilter():
+                    return _positive(budget, budget.epsilon - total[0], max(0.0, budget.delta - total[1]))
+                case GdpFilter(mu=mu):
+                    left = math.sqrt(max(0.0, mu * mu - total[0])) * _ROUNDED
+                    return _positive(
+                        budget, gaussian.epsilon(left, budget.delta) if left else 0.0, budget.delta
+                    )
+                case ZcdpFilter(rho=rho):
+                    left, delta = max(0.0, rho - total[0]) * _ROUNDED, budget.delta - total[1]
+                    return _positive(budget, zcdp.epsilon(left, delta) if left else 0.0, delta)
+        raise Unsupported(
+            "what is left of a plan or of an RDP filter is not a budget: name epsilon and delta"
+        )
+
+    def close(self) -> None:
+        """Gives back what this process reserved and did not use."""
+        with self._lock:
+            for event, held in list(self._own().items()):
+                if held.left > 0:
+                    self._refund(event, held)
+            self.journal.close()
+
+    def _own(self) -> dict[Event, _Reservation]:
+        """This process's reservations: a forked child starts with none, its parent's are not its own."""
+        if self._process != os.getpid():
+            self._process, self._reserved = os.getpid(), {}
+        return self._reserved
+
+    def _charge(
+        self, event: Event, least: int, most: int, key: str | None = None, request: str | None = None
+    ) -> Row:
+        def decide(last: Row) -> tuple[dict[str, Any], Totals]:
+            count, state = self._after(self._state(last), event, least, most)
+            return {"event": encode(event), "count": count}, state
+
+        return self.journal.append("charge", decide, key=key, request=request)
+
+    def _refund(self, event: Event, held: _Reservation) -> None:
+        count, held.left = held.left, 0
+
+        def decide(last: Row) -> tuple[dict[str, Any], Totals]:
+            before = self._state(last)
+            after = self._add(before, event, -count)
+            if not self._plan(before):  # totals are rounded up, so no more is given back than was taken
+                after = [min(b, a) for b, a in zip(before, after, strict=True)]
+            return {"event": encode(event), "count": count, "of": held.row.seq}, after
+
+        self.journal.append("refund", decide)
+
+    def _after(self, state: Totals, event: Event, least: int, most: int) -> tuple[int, Totals]:
+        """How many of ``most`` (at least ``least``) are charged, and the state then; raises if none fit."""
+        plan = self._plan(state)
+        if not plan:
+            after = self._add(state, event, least)
+            if not self.rule.fits(self._totals(after)):
+                left = max(0.0, 1 - self.rule.share(self._totals(state)))
+                price = self.rule.share(self.rule.add(self.rule.start(), event, least))
+                raise BudgetSpent(
+                    f"{event} does not fit: it costs {price:.3%} of {self.rule.budget} by the "
+                    f"{self.rule.name} filter, and {left:.3%} is left"
+                )
+            return least, after
+        place = _place(event, plan)
+        if place is None:
+            raise PromiseBroken(f"{event} was not promised; this ledger only answers {[e for e, _ in plan]}")
+        left = plan[place][1] - int(self._counts(state)[place])
+        if left < least:
+            raise BudgetSpent(f"{left} of {plan[place][1]} promised answers are left, {least} are asked for")
+        count = min(most, left)
+        return count, self._add(state, event, count)
+
+    def _add(self, state: Totals, event: Event, count: int) -> Totals:
+        plan = self._plan(state)
+        if not plan:
+            after = self.rule.add(state, event, count)
+            return [total if abs(total) < _DEAD else _DEAD for total in after]  # and where it is NaN
+        place = len(self.rule.start()) + (_place(event, plan) or 0)
+        return [value + count if i == place else value for i, value in enumerate(state)]
+
+    def _promised(self, last: Row, event: Event, times: int | None) -> tuple[dict[str, Any], Totals]:
+        state, budget = self._state(last), self.rule.budget
+        plan = self._plan(state)
+        if _place(event, plan) is not None:
+            raise _Promised
+        if any(state):
+            raise PromiseBroken("a plan is fixed before the first answer; this ledger has already been asked")
+        before = _composed(plan)
+        if times is None:
+            times = calibrate.steps(event, budget, before)
+            if times == 0:
+                raise BudgetSpent(f"not even one answer of {event} fits {budget} beside {len(plan)} promises")
+        elif not calibrate.affordable(_composed([*plan, (event, times)]), budget):
+            raise BudgetSpent(f"{times} answers of {event} do not fit {budget} beside {len(plan)} promises")
+        return {"event": encode(event), "times": times}, [*state, 0.0]
+
+    def _state(self, last: Row) -> Totals:
+        return list(last.state) or self.rule.start()
+
+    def _totals(self, state: Totals) -> Totals:
+        return state[: len(self.rule.start())]
+
+    def _counts(self, state: Totals) -> Sequence[float]:
+        return state[len(self.rule.start()) :]
+
+    def _plan(self, state: Totals) -> Plan:
+        promises = len(state) - len(self.rule.start())
+        if promises != len(self._known):
+            rows = (row for row in self.journal.rows() if row.kind == "promise")
+            self._known = [(decode(row.body["event"]), row.body["times"]) for row in rows][:promises]
+        return self._known
+
+    def _statement(self, epsilon: float, accountant: str, theorem: str, note: str = "") -> Guarantee:
+        budget = self.rule.budget
+        if self.noise == SEEDED:
+            epsilon, note = float("inf"), SEEDED
+        if self.noise == FLOATS:
+            note = f"{note}; {FLOATS}" if note else FLOATS
+        return Guarantee(
+            epsilon, budget.delta, budget.adjacency, budget.unit, budget.observer, accountant, theorem, note
+        ).noted(*self.notes())
+
+
+@dataclass(frozen=True, slots=True)
+class Countdown:
+    """A promise: how often the promised query may be asked, and how often it still may."""
+
+    times: int
+    place: int
+    books: Books
+
+    @property
+    def left(self) -> int:
+        """Answers still to come in this process; what others hold in reserve is not counted."""
+        return self.times - self.books.used(self.place)
+
+
+def _place(event: Event, plan: Plan) -> int | None:
+    return next((place for place, (promised, _) in enumerate(plan) if promised == event), None)
+
+
+def _composed(plan: Plan) -> ComposedEvent:
+    return ComposedEvent(tuple(RepeatedEvent(event, times) for event, times in plan))
+
+
+def _positive(budget: Budget, epsilon: float, delta: float) -> Budget:
+    if not epsilon > 0:
+        raise BudgetSpent(f"nothing is left of {budget}")
+    return budget.with_(epsilon, delta)
+
+
+_OPEN: "weakref.WeakSet[Books]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """A clean end of the process is a clean close: reservations go back."""
+    for books in list(_OPEN):
+        if books.journal.path is not None and books._own():
+            books.close()
+
+
+def _after_fork_in_child() -> None:
+    """A lock may have been held by a thread that the child does not have."""
+    for books in list(_OPEN):
+        books._lock, books._reserved = threading.RLock(), {}
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,491 @@
+"""The durable record behind a ledger: append only, hash-chained, shared safely between processes.
+
+Each row carries the hash of the one before it, so a changed, missing or reordered row is found. The newest
+row's number and hash are also kept in ``<path>.head``, so a truncated or restored SQLite file is found too:
+then LedgerLocked is raised and nothing goes out. (Who restores an older pair of *both* files goes unnoticed.)
+A row is on disk before :meth:`Journal.append` returns. Use a local disk: network ones do not lock dependably.
+
+>>> journal = Journal(None, {"epsilon": 1.0})
+>>> row = journal.append("charge", lambda last: ({"cost": 0.25}, [sum(last.state) + 0.25]))
+>>> row.seq, row.kind, row.state, row.previous == next(journal.rows()).hash
+(1, 'charge', [0.25], True)
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import sqlite3
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self, TextIO, TypeAlias
+
+from farthing.errors import InvalidValue, LedgerLocked, NotReleased, Unsupported
+from farthing.ledger.journal_head import FAILED, Head, create_private, failing_closed, narrow
+
+KINDS = ("promise", "charge", "refund", "release", "close", "note")  # row 0 alone is of kind "open"
+
+_BUSY_SECONDS = 60.0
+_PAGE = 1000  # rows read at a time
+_SCHEMA = (
+    "CREATE TABLE chain(seq INTEGER PRIMARY KEY, time TEXT, kind TEXT, body TEXT, state TEXT, previous TEXT,"
+    " hash TEXT)",
+    "CREATE TABLE answers(key TEXT PRIMARY KEY, request TEXT, seq INTEGER, released INTEGER, value BLOB)",
+)
+_FROM = "SELECT seq, time, kind, body, state, previous, hash FROM chain WHERE seq >= ? ORDER BY seq"
+_ROW = _FROM.replace(">=", "=")
+_ANSWERS = "SELECT key, seq, request, released, sha256(value) FROM answers"
+_DAMAGED = "Nothing more is charged or released: keep both files for inquiry, count what is left as spent"
+_COPIED = "a copy would spend the same budget again, so give the ledger a file (journal='my.ledger')"
+
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode
+
+_Record: TypeAlias = tuple[int, str, str, str, str, str, str]  # a Row as stored: body and state are JSON text
+_BEFORE: _Record = (-1, "", "", "", "", "", "0" * 64)  # what row 0 follows
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row; ``hash`` is the SHA-256 of [previous, seq, time, kind, body, state] as canonical JSON."""
+
+    seq: int
+    time: str
+    kind: str
+    body: dict[str, Any]
+    state: list[float]
+    previous: str
+    hash: str
+
+
+def _row(record: _Record) -> Row:
+    seq, time, kind, body, state, previous, digest = record
+    return Row(seq, time, kind, json.loads(body), json.loads(state), previous, digest)
+
+
+def _digest(seq: int, time: str, kind: str, body: str, state: str, previous: str) -> str:
+    # body and state go in as they are stored, so one changed byte of their text changes the hash
+    return hashlib.sha256(f"{_encode([previous, seq, time, kind])[:-1]},{body},{state}]".encode()).hexdigest()
+
+
+def _sha256(value: object) -> str | None:
+    if isinstance(value, bytes):
+        return hashlib.sha256(value).hexdigest()
+    return None if value is None else "not bytes"
+
+
+def _record(last: _Record, kind: str, body: dict[str, Any], state: Sequence[float]) -> _Record:
+    time = datetime.now(UTC).isoformat(timespec="microseconds")
+    try:
+        texts = _encode(dict(body)), _encode([float(total) for total in state])
+    except (TypeError, ValueError) as error:
+        given = f"{body!r} and {state!r}"
+        raise InvalidValue(f"body and state must be finite JSON values, got {given}: {error}") from None
+    fields = (last[0] + 1, time, kind, *texts, last[6])
+    return *fields, _digest(*fields)
+
+
+def _never_begun(place: str) -> bool:
+    """Whether files lie here in which no row and no head was ever written."""
+    try:
+        head = Path(place + ".head")
+        if head.exists() and any(head.read_bytes()):
+            return False
+        if not os.path.exists(place) or os.path.getsize(place) == 0:
+            return True
+        with contextlib.closing(sqlite3.connect(f"{Path(place).as_uri()}?mode=rw", uri=True)) as database:
+            return not database.execute("SELECT name FROM sqlite_master").fetchall()
+    except (OSError, sqlite3.Error):  # whatever it is, it is there
+        return False
+
+
+class Journal:
+    """An append-only record in a SQLite file, or in memory when ``path`` is None.
+
+    ``header`` becomes row 0 of a new journal and must equal that of an old one; None takes what is there.
+    A copy is the same journal and a pickle carries only the path, so that no copy has a balance of its own.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, header: dict[str, Any] | None = None) -> None:
+        self.path = None if path is None else os.path.realpath(path)
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._head: Head | None = None
+        self._last = _BEFORE  # the newest row that was seen and checked
+        self._verified = self._closed = False
+        self._pid = os.getpid()
+        if self.path is None:
+            header = header or {}
+        elif not os.path.isdir(os.path.dirname(self.path)):
+            raise InvalidValue(f"path must lie in an existing directory, got {self.path!r}")
+        elif header is None and not self.exists(self.path):
+            raise InvalidValue(f"path must be that of a journal, or come with a header, got {self.path!r}")
+        first = None if header is None else _record(_BEFORE, "open", header, [])
+        with _forking:
+            _alive.add(self)
+        with self._lock:
+            self._connect(first)
+            self._first: _Record = self._fetch(_ROW, 0)[0]
+        if first is not None and (here := _row(first).body) != (there := self.header):
+            self.close()
+            pairs = {k: (here.get(k, "absent"), there.get(k, "absent")) for k in here | there}
+            text = ", ".join(f"{k} is {a!r} here and {b!r} there" for k, (a, b) in pairs.items() if a != b)
+            raise InvalidValue(f"header must be that of {self.path}: {text}. Open it as it was begun")
+
+    @staticmethod
+    def exists(path: str | os.PathLike[str]) -> bool:
+        """Whether a journal, or the head of one that is gone, is at this path.
+
+        Files that were left when one could not be begun (a full disk) hold nothing and do not count.
+        """
+        place = os.path.realpath(path)
+        found = any(os.path.exists(place + suffix) for suffix in ("", ".head"))
+        return found and not _never_begun(place)
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """The body of row 0."""
+        return _row(self._first).body
+
+    # --- writing
+
+    def append(
+        self,
+        kind: str,
+        decide: Callable[[Row], tuple[dict[str, Any], Sequence[float]]],
+        *,
+        key: str | None = None,
+        request: str | None = None,
+    ) -> Row:
+        """Write one row durably: ``decide(last)`` gives its body and the totals after it, or raises.
+
+        It runs inside the transaction, so ``last`` counts what other processes wrote; when it raises, nothing
+        is written. A ``key`` is charged only once, for one ``request`` (a hash of what was asked): the second
+        time raises what :meth:`find_answer` raises, or InvalidValue where that returns an answer.
+        """
+        if kind not in KINDS:
+            raise InvalidValue(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+        if (key is None) != (request is None):
+            raise InvalidValue(f"key and request must be given together, got {key!r} and {request!r}")
+
+        def fill(last: _Record) -> _Record:
+            if key is not None and request is not None and self.find_answer(key, request) is not None:
+                raise InvalidValue(f"key {key!r} was answered before: read it with find_answer")
+            body, state = decide(_row(last))
+            if "answer" in body:
+                raise InvalidValue(f"body must leave the name 'answer' to keyed rows, got {body!r}")
+            if key is None:
+                return self._insert(_record(last, kind, body, state))
+            record = _record(last, kind, {**body, "answer": {"key": key, "request": request}}, state)
+            self._fetch("INSERT INTO answers VALUES (?, ?, ?, NULL, NULL)", key, request, record[0])
+            return self._insert(record)
+
+        return self._write(fill)
+
+    def store_answer(self, key: str, value: bytes) -> Row:
+        """Keep the answer of a charged key durably, with its hash in a row of kind "release"."""
+        if not isinstance(value, bytes):
+            raise InvalidValue(f"value must be bytes, got {type(value).__name__}")
+
+        def fill(last: _Record) -> _Record:
+            found = self._fetch("SELECT request FROM answers WHERE key = ? AND released IS NULL", key)
+            if not found:
+                raise InvalidValue(f"key must be charged and not yet answered, got {key!r}")
+            answer = {"key": key, "request": found[0][0], "sha256": _sha256(value)}
+            record = _record(last, "release", {"answer": answer}, json.loads(last[4]))
+            self._fetch("UPDATE answers SET released = ?, value = ? WHERE key = ?", record[0], value, key)
+            return self._insert(record)
+
+        return self._write(fill)
+
+    def _insert(self, record: _Record) -> _Record:
+        self._fetch("INSERT INTO chain VALUES (?, ?, ?, ?, ?, ?, ?)", *record)
+        return record
+
+    def _write(self, fill: Callable[[_Record], _Record]) -> Row:
+        with self._lock:
+            connection = self._connect()
+            if connection.in_transaction:
+                raise InvalidValue("decide must not write to the journal that it decides for")
+            try:
+                with self._head or contextlib.nullcontext():
+                    try:
+                        self._fetch("BEGIN IMMEDIATE")
+                        last = self._catch_up()
+                        self._check_head(self._head.slots() if self._head is not None else [], last)
+                        record = fill(last)
+                        self._fetch("COMMIT")
+                    except BaseException:
+                        with contextlib.suppress(sqlite3.Error):
+                            connection.rollback()
+                        raise
+                    self._last = record
+                    if self._head is not None:
+                        self._head.write(record[0], record[6])
+            except LedgerLocked:
+                self._disconnect(verified=False)
+                raise
+        return _row(record)
+
+    # --- reading
+
+    def rows(self, start: int = 0) -> Iterator[Row]:
+        """The rows from number ``start`` on, each checked against its hash."""
+        page: list[_Record] | None = None
+        while page is None or len(page) == _PAGE:
+            with self._lock:
+                self._connect()
+                page = self._fetch(f"{_FROM} LIMIT {_PAGE}", start)
+            yield from map(self._check, page)
+            start = page[-1][0] + 1 if page else start
+
+    def last(self) -> Row:
+        """The newest row, whichever process wrote it."""
+        with self._lock:
+            self._connect()
+            return _row(self._catch_up())
+
+    def find_answer(self, key: str, request: str) -> bytes | None:
+        """The answer stored under ``key``; None if the key was never charged.
+
+        InvalidValue if the key was charged for another request, NotReleased if its answer was never stored.
+        """
+        with self._lock:
+            self._connect()
+            found = self._fetch("SELECT request, seq, released, value FROM answers WHERE key = ?", key)
+            if not found:
+                return None
+            asked, seq, released, value = found[0]
+            if asked != request:
+                raise InvalidValue(f"key {key!r} was charged for another request (row {seq}): use another")
+            if released is None:
+                text = f"key {key!r} was charged in row {seq} and its answer never stored"
+                raise NotReleased(f"{text}: no second one is drawn, ask under a new key")
+            answer = {"key": key, "request": request, "sha256": _sha256(value)}
+            if answer not in [self._check(row).body.get("answer") for row in self._fetch(_ROW, released)]:
+                raise self._damaged(f"the answer stored under key {key!r} is not the one that was released")
+            return bytes(value)
+
+    def verify(self) -> Row:
+        """Recompute the whole chain, the head and the stored answers; LedgerLocked if anything differs."""
+        with self._lock:
+            self._verified = False
+            self._connect()
+            return _row(self._last)
+
+    def export(self, file: TextIO) -> None:
+        """Write each row as one line of JSON."""
+        for row in self.rows():
+            file.write(_encode(asdict(row)) + "\n")
+
+    def _fetch(self, sql: str, *values: object) -> list[Any]:
+        if self._connection is None:
+            raise LedgerLocked(f"journal {self.path}: closed or forked while deciding. Nothing is released")
+        try:
+            return self._connection.execute(sql, values).fetchall()
+        except sqlite3.Error as error:
+            raise LedgerLocked(f"journal {self.path}: {error}. {FAILED}") from error
+
+    # --- checking
+
+    def _damaged(self, what: str) -> LedgerLocked:
+        self._verified = False  # locked until the whole of it is found in order
+        return LedgerLocked(f"journal {self.path}: {what}. {_DAMAGED}")
+
+    def _check(self, record: _Record, before: _Record | None = None) -> Row:
+        """The row, if its hash is right and it follows ``before`` (where given)."""
+        try:
+            row = _row(record) if _digest(*record[:6]) == record[6] else None
+        except (TypeError, ValueError):
+            row = None
+        if row is None:
+            raise self._damaged(f"row {record[0]} was changed, it does not have its hash")
+        if before is not None and (row.seq != before[0] + 1 or row.previous != before[6]):
+            raise self._damaged(f"row {row.seq} does not follow row {before[0]}, rows are missing")
+        return row
+
+    def _catch_up(self) -> _Record:
+        """The newest row, once those that other processes added since the last look are checked."""
+        seen, *new = self._fetch(_FROM, self._last[0]) or [None]
+        if seen != self._last:
+            raise self._damaged(f"row {self._last[0]}, seen before, is missing or changed")
+        for record in new:
+            self._check(record, self._last)
+            self._last = record
+        return self._last
+
+    def _check_head(self, slots: list[tuple[int, str] | None], last: _Record) -> None:
+        if self._head is not None and last[0] > 0 and not any(slots):
+            raise self._damaged(f"its head {self._head.path} is missing or damaged")
+        for slot in filter(None, slots):
+            if slot != (last[0], last[6]) and slot not in [(r[0], r[6]) for r in self._fetch(_ROW, slot[0])]:
+                raise self._damaged(f"it ends at row {last[0]}, without the row {slot[0]} that its head saw")
+
+    def _check_all(self, connection: sqlite3.Connection) -> None:
+        slots = self._head.slots() if self._head is not None else []  # read first: the rows may only be ahead
+        before = _BEFORE
+        answers: dict[str, tuple[object, ...]] = {}
+        nested = connection.in_transaction
+        if not nested:
+            connection.execute("BEGIN")  # one snapshot of both tables
+        for record in connection.execute(_FROM, (-(2**63),)):
+            row = self._check(record, before)
+            answer = row.body.get("answer") if row.kind != "open" else None
+            if record[0] == self._last[0] and record != self._last:
+                raise self._damaged(f"row {record[0]}, seen before, was replaced")
+            if answer and "sha256" not in answer:
+                answers[answer["key"]] = (record[0], answer["request"], None, None)
+            elif answer:
+                answers[answer["key"]] = (*answers.get(answer["key"], ())[:2], record[0], answer["sha256"])
+            before = record
+        if before[0] < max(self._last[0], 0):
+            raise self._damaged(f"it ends at row {before[0]}, rows seen before are missing")
+        self._check_head(slots, before)
+        if {row[0]: row[1:] for row in connection.execute(_ANSWERS)} != answers:
+            raise self._damaged("the answers stored are not those of the chain")
+        if not nested:
+            connection.rollback()
+        self._last, self._verified = before, True
+
+    # --- files
+
+    def _connect(self, first: _Record | None = None) -> sqlite3.Connection:
+        """The connection, opened again after a fork, a failure or a change of files, and verified."""
+        if self._closed:
+            raise InvalidValue("this journal is closed: open it again by its path")
+        if self.path is None and self._pid != os.getpid():
+            raise Unsupported(f"this journal in memory belongs to another process: {_COPIED}")
+        try:
+            with failing_closed(self.path):
+                if self._connection is not None and self._files != self._identify():
+                    self._disconnect(verified=False)
+                connection = self._connection or self._open(first)
+                if not self._verified:
+                    self._check_all(connection)
+        except BaseException:
+            self._disconnect(verified=False)
+            raise
+        return connection
+
+    def _identify(self) -> list[tuple[int, int]]:
+        found = [os.stat(self.path + suffix) for suffix in ("", ".head")] if self.path is not None else []
+        return [(file.st_dev, file.st_ino) for file in found]
+
+    def _open(self, first: _Record | None) -> sqlite3.Connection:
+        place = ":memory:"
+        if self.path is not None:
+            self._head = Head(self.path + ".head", create=first is not None)
+            place = f"{Path(self.path).as_uri()}?mode={'rw' if first is None else 'rwc'}"
+        with self._head or contextlib.nullcontext():
+            self._narrow(create=first is not None)
+            connection = sqlite3.connect(
+                place, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            self._connection = connection
+            connection.create_function("sha256", 1, _sha256, deterministic=True)
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+            seen = self._head is not None and any(self._head.slots())
+            if tables and "chain" not in tables and not seen:
+                raise InvalidValue(f"path must be a journal or a new file, {self.path!r} is another database")
+            if not tables and (first is None or seen):
+                raise self._damaged("it is empty")
+            mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+            if self.path is not None and mode != "wal":
+                raise LedgerLocked(f"journal {self.path}: its disk allows no write-ahead log. {FAILED}")
+            connection.execute("PRAGMA synchronous = FULL")
+            if not tables and first is not None:
+                self._create(first)
+        self._files = self._identify()
+        return connection
+
+    def _narrow(self, *, create: bool) -> None:
+        """Only their owner opens these files; SQLite gives a write-ahead log the mode of its database."""
+        if self.path is not None:
+            (create_private if create else narrow)(self.path)
+            for suffix in ("-wal", "-shm"):
+                narrow(self.path + suffix)
+
+    def _create(self, first: _Record) -> None:
+        for statement in ("BEGIN IMMEDIATE", *_SCHEMA):
+            self._fetch(statement)
+        self._insert(first)
+        self._fetch("COMMIT")
+        if self._head is not None:
+            self._head.write(first[0], first[6])
+            directory = os.open(os.path.dirname(self._head.path), os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+
+    def _disconnect(self, *, verified: bool) -> None:
+        """Let go of the files; the next use opens them again, and reads every row unless ``verified``."""
+        self._verified = self._verified and verified
+        if self.path is None and self._connection is not None and not self._closed:
+            self._connection.rollback()
+            return  # what is in memory stays
+        connection, self._connection = self._connection, None
+        head, self._head = self._head, None
+        if head is not None:
+            with contextlib.suppress(OSError):  # not waited for: its holder may be waiting for us
+                fcntl.flock(head.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if connection is not None:
+            connection.close()
+        if head is not None:
+            head.close()
+
+    def close(self) -> None:
+        """Let go of the files; any later use raises."""
+        with self._lock:
+            self._closed = True
+            self._disconnect(verified=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # half made, or the interpreter is going away
+            self.close()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str]]:
+        if self.path is None:
+            raise Unsupported(f"a journal in memory cannot be pickled: {_COPIED}")
+        return type(self), (self.path,)
+
+
+# A SQLite connection must not cross a fork: the child would have it without its locks, and the parent's close
+# would delete the write-ahead log that the child writes to. So all files are closed before, and each side
+# opens them again when it next needs them.
+_alive: weakref.WeakSet[Journal] = weakref.WeakSet()
+_held: list[Journal] = []
+_forking = threading.Lock()
+
+
+def _before_fork() -> None:
+    _forking.acquire()
+    _held[:] = _alive
+    for journal in _held:
+        journal._lock.acquire()
+        journal._disconnect(verified=True)
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop()._lock.release()
+    _forking.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -1,0 +1,374 @@
+"""The one door to private records: price, write the charge durably, compute, add noise, return.
+
+>>> import numpy as np
+>>> from farthing.queries.bounds import ClipNorm
+>>> from farthing.queries.mechanisms import Gaussian
+>>> from farthing.queries.query import (PerExample, Query, Rows)
+>>> from farthing.queries.samplers import Poisson
+>>> ledger = Ledger(Budget(1.0, 1e-5))
+>>> mean = Query(Poisson(0.1), PerExample(lambda rows, w: rows[0] - w), ClipNorm(1.0), Gaussian(4.0))
+>>> countdown = ledger.promise(mean)                 # one unchanging price: counted by tight accounting
+>>> door = ledger.over(Rows(np.ones((1000, 2))))     # records go in here and are never seen again
+>>> answer = door.ask(mean, np.zeros(2))
+>>> countdown.left == countdown.times - 1
+True
+
+**Two ways to spend.** `promise` fixes a plan of unchanging prices ahead and counts answers down by tight
+accounting (`accounting.pld`); stopping early is free. Without a promise every answer is charged to a *filter*
+(`accounting.filters`), which allows the next price to depend on the last answer. One ledger does one of the
+two, and a tight price is never used for prices chosen on the way.
+"""
+
+import hashlib
+import io
+import json
+import math
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from farthing import validate
+from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, ZcdpFilter
+from farthing.accounting.tolerance import DEPTH
+from farthing.budget import Adjacency, Budget, Guarantee
+from farthing.errors import BudgetSpent, InvalidValue, Unsupported
+from farthing.ledger import failsafe
+from farthing.ledger.books import FLOATS, SEEDED, SOUND, Books, Countdown, header_of, rule_of
+from farthing.ledger.journal import Journal
+from farthing.noise.lattice import Stream
+from farthing.queries.events import ApproximateEvent, Event, GaussianEvent, ZcdpEvent, encode
+from farthing.queries.query import Answer, Query, Receipt, Records
+
+_BLOCK = 32  # promised answers reserved at once: one durable commit for all of them
+
+
+class _Ready(NamedTuple):
+    """What is known of a query before it is charged: its price, and the shapes of ``w`` and of its sum."""
+
+    query: Query
+    event: Event
+    form: Any
+    shape: tuple[int, ...]
+
+
+class Ledger:
+    """A budget, the books of what was spent of it, and (after `over`) the records it protects.
+
+    Copying never copies a balance: ``copy`` and ``deepcopy`` return the same ledger, pickling carries the
+    path of its journal. ``filter`` is one of `accounting.filters` (or a function from a budget to one): by
+    default the GDP filter, or basic composition when delta is 0. ``block`` promised answers are reserved at
+    once; unused ones are given back by `close`, a crash forfeits them. ``float_noise`` allows mechanisms
+    whose noise is not on a lattice; the guarantee then says so, whether or not one is used.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        *,
+        journal: str | os.PathLike[str] | None = None,
+        filter: Callable[[Budget], Filter] | None = None,
+        stream: Stream | None = None,
+        block: int | None = None,
+        float_noise: bool = False,
+    ) -> None:
+        rule = (filter or (GdpFilter if budget.delta > 0 else BasicFilter))(budget)
+        self._stream = stream if stream is not None else Stream()
+        noise = SEEDED if not self._stream.sound else FLOATS if float_noise else SOUND
+        size = validate.count(block=block) if block is not None else _BLOCK
+        self._books = Books(rule, Journal(journal, header_of(rule, noise)), noise, size)
+        self._records: Records | None = None
+        self._ready: _Ready | None = None
+        self._depth = 0  # a part of a part of ...
+
+    @classmethod
+    def open(cls, journal: str | os.PathLike[str], *, block: int | None = None) -> "Ledger":
+        """The ledger of an existing journal, with the budget and filter it was begun with."""
+        if not Journal.exists(journal):
+            raise InvalidValue(f"there is no ledger at {os.fspath(journal)!r}")
+        with Journal(journal) as found:
+            header = found.header
+        if header.get("noise") == SEEDED:
+            raise Unsupported(f"the ledger at {os.fspath(journal)!r} was used with {SEEDED}")
+        rule, floats = rule_of(header), header.get("noise") == FLOATS
+        return cls(rule.budget, journal=journal, filter=lambda _: rule, block=block, float_noise=floats)
+
+    @property
+    def filter(self) -> Filter:
+        """The rule by which answers that were not promised are charged."""
+        return self._books.rule
+
+    @property
+    def budget(self) -> Budget:
+        """What may be spent in all."""
+        return self._books.rule.budget
+
+    def over(self, records: Records) -> "Ledger":
+        """The same ledger (the same balance) as a door to these records."""
+        door = object.__new__(Ledger)
+        door._stream, door._books, door._records, door._ready = self._stream, self._books, records, None
+        door._depth = self._depth
+        return door
+
+    def ask(self, query: Query, w: Any = None, *, key: str | None = None) -> Answer:
+        """Charges ``query`` durably, then computes, adds noise and releases.
+
+        With a ``key`` the answer is kept: the same key, query and ``w`` return it again at no charge, and a
+        key that was charged but never released (a crash in between) raises `NotReleased`. Raises
+        `BudgetSpent` when it does not fit; nothing is charged then.
+        """
+        if self._records is None:
+            raise InvalidValue("this ledger has no records: ask ledger.over(records) instead")
+        if self._books.noise == SOUND and not getattr(query.mechanism, "on_lattice", True):
+            raise Unsupported(
+                f"{query.mechanism!r} adds float noise: use lattice noise, or a ledger that names it in its "
+                "guarantee, Ledger(budget, float_noise=True)"
+            )
+        _refuse_nonfinite(w)
+        ready = self._readied(query, w)
+        event = ready.event
+        if key is None:
+            receipt = _with_clip(self._books.take(event), query)
+            return Answer(self._compute(ready, w), receipt)
+        asked = [encode(event), repr(query.mechanism), type(query.bound).__name__, query.bound.scale, w]
+        request = hashlib.sha256(_bytes(asked)).hexdigest()
+        stored = self.journal.find_answer(key, request)
+        if stored is not None:
+            answer = _unpack(stored, event)
+            return Answer(answer.value, _with_clip(answer.receipt, query))
+        receipt = _with_clip(self._books.take(event, key, request), query)
+        answer = Answer(self._compute(ready, w), receipt)
+        self.journal.store_answer(key, _pack(answer))
+        return answer
+
+    def _readied(self, query: Query, w: Any) -> "_Ready":
+        """The price and the shape of an answer, found once for a query and a shape of ``w``.
+
+        The shape is that of the sum over no records: mistakes of the caller show here, before any charge.
+        """
+        assert self._records is not None
+        ready, form = self._ready, _form(w)  # read once: another thread may ask something else by this door
+        if ready is not None and ready.query is query and ready.form == form:  # queries do not change
+            return ready
+        if ready is not None and _alike(ready.query, query) and ready.form == form:
+            shape = ready.shape
+        else:
+            shape = failsafe.shape_of(failsafe.zero_sum(query.contribution, self._records, w, query.bound))
+            query.mechanism.check(query.bound, shape)
+            if (grid := getattr(query.mechanism, "grid", None)) is not None:
+                grid(query.bound, math.prod(shape))  # refuses noise that needs too fine a grid
+        self._ready = ready = _Ready(query, query.price(self.budget), form, shape)
+        return ready
+
+    def _compute(self, ready: "_Ready", w: Any) -> Any:
+        """Draws, sums and releases, only after the charge is written: whatever fails, noise is released.
+
+        With a seeded stream, which guarantees nothing, errors are raised as they are: for made-up records.
+        """
+        query, records, drawn = ready.query, self._records, None
+        assert records is not None
+        sound = self._stream.sound
+        with np.errstate(all="ignore") if sound else nullcontext():  # a warning would tell about a record
+            try:
+                drawn = query.sampler.draw(len(records), self._stream)
+                total = query.contribution.bounded_sum(records.take(drawn), w, query.bound)
+                if failsafe.shape_of(total) != ready.shape:
+                    raise InvalidValue("a bounded sum over records has another shape than over none")
+                return query.mechanism.release(total, query.bound, self._stream)
+            except Exception as error:
+                if not sound:
+                    raise
+                refusal = failsafe.refusal(error)
+            if refusal is not None:  # raised here, it does not carry the error with it
+                raise refusal
+            return failsafe.released(query, records, drawn, w, self._stream)
+
+    def promise(self, query: Query | Event, times: int | None = None) -> Countdown:
+        """Fixes ``times`` answers of one price (None: as many as fit), before anything is asked.
+
+        Several promises make a plan; they are priced together. Promising again what is promised joins it.
+        """
+        event = query.price(self.budget) if isinstance(query, Query) else query
+        return self._books.promise(event, None if times is None else validate.count(times=times))
+
+    def reserve(self, query: Query, count: int) -> None:
+        """Charges ``count`` answers ahead in one durable commit; `close` gives unused ones back."""
+        self._books.reserve(query.price(self.budget), validate.count(count=count))
+
+    def affords(self, query: Query | Event, times: int = 1) -> bool:
+        """Whether ``times`` more answers fit. Costs nothing and tells nothing about the records."""
+        event = query.price(self.budget) if isinstance(query, Query) else query
+        return self._books.affords(event, validate.count(times=times))
+
+    def allot(
+        self,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        *,
+        filter: Callable[[Budget], Filter] | None = None,
+    ) -> "Ledger":
+        """Hands a part of the budget to a ledger of its own, charged here at once and in full.
+
+        For many fits on one budget. Under basic composition a part costs its (ε, δ) and may be spent in any
+        way; under another filter it is spent by a filter of the same kind (unless one is named) and costs
+        what that lets through in all: μ-GDP or ρ-zCDP. Without ``epsilon`` and ``delta`` it is all that is
+        left (`rest`). The part lives in memory, since this ledger's journal already holds its cost.
+        """
+        if self._depth == DEPTH:
+            raise Unsupported(f"a part of a part ... {DEPTH} times over cannot be divided further")
+        if epsilon is None and delta is None:
+            budget = self.rest
+        elif epsilon is None or delta is None:
+            raise InvalidValue(f"give both epsilon and delta of the part, or neither: {epsilon!r}, {delta!r}")
+        else:
+            budget = self.budget.with_(epsilon, delta)
+        basic = isinstance(self._books.rule, BasicFilter)
+        if filter is None and not basic:
+            filter = type(self._books.rule)
+        part = Ledger(budget, filter=filter, stream=self._stream, float_noise=self._books.noise == FLOATS)
+        whole = ApproximateEvent(budget.epsilon, budget.delta) if basic else _whole(part._books.rule)
+        try:
+            self._books.take(whole)
+        except BudgetSpent:
+            wanted, left = f"({budget.epsilon:g}, {budget.delta:g})", max(0.0, 1 - self.share)
+            raise BudgetSpent(f"a part {wanted} does not fit: {left:.3%} is left of {self.budget}") from None
+        part._books.plans, part._books.parent = isinstance(whole, ApproximateEvent), self._books
+        part._records, part._depth = self._records, self._depth + 1
+        return part
+
+    @property
+    def rest(self) -> Budget:
+        """What a part may be given at most: the budget, less what is charged.
+
+        For the GDP filter the δ stays and μ² shrinks; for zCDP the same with ρ; for basic composition ε and δ
+        do. Raises `Unsupported` where what is left is not a budget (a plan, an RDP filter that was asked).
+        """
+        return self._books.rest()
+
+    def note(self, text: str) -> None:
+        """Writes down what is taken for granted, that a count is public for instance; `guarantee` says it.
+
+        On a part of a budget (`allot`) it is written down in the ledger that paid for it as well.
+        """
+        self._books.note(text)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What holds of everything released so far and of all that may still be, whenever it stops."""
+        return self._books.guarantee()
+
+    @property
+    def spent(self) -> Guarantee:
+        """What was charged so far, as a guarantee of its own (see its note)."""
+        return self._books.spent()
+
+    @property
+    def share(self) -> float:
+        """The part of the budget that is charged, from 0 to 1."""
+        return self._books.share()
+
+    @property
+    def journal(self) -> Journal:
+        """The books themselves: rows, verify, export."""
+        return self._books.journal
+
+    def close(self) -> None:
+        """Gives reserved answers back that were not used, and closes the journal."""
+        self._books.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        path = self._books.journal.path
+        if path is None:
+            raise Unsupported("a ledger in memory cannot leave its process: give it a journal file")
+        if not self._stream.sound:
+            raise Unsupported("a ledger with seeded noise cannot be pickled")
+        return Ledger.open, (path,)
+
+    def __repr__(self) -> str:
+        return f"<Ledger {self.budget}, {self.share:.1%} charged>"
+
+
+def _whole(rule: Filter) -> Event:
+    """What everything that a filter lets through amounts to, as one event."""
+    shift = 2.0 if rule.budget.adjacency is Adjacency.REPLACE_ONE else 1.0
+    match rule:
+        case GdpFilter():
+            return GaussianEvent(shift / rule.mu)
+        case ZcdpFilter():
+            return ZcdpEvent(rule.rho, rule.approximate)
+    return ApproximateEvent(rule.budget.epsilon, rule.budget.delta)
+
+
+def _refuse_nonfinite(w: Any) -> None:
+    """Parameters are public, so a NaN among them may be named; it would turn every answer into nothing."""
+    if isinstance(w, dict):
+        w = list(w.values())
+    if isinstance(w, list | tuple):
+        for part in w:
+            _refuse_nonfinite(part)
+    elif type(w) is np.ndarray and w.ndim == 1 and w.dtype == np.float64 and math.isfinite(w @ w):
+        return  # quicker than asking every entry
+    elif isinstance(w, np.ndarray | float) and not np.isfinite(w).all():
+        raise InvalidValue("w must be finite, got NaN or infinity; nothing was charged")
+
+
+def _alike(one: Query, other: Query) -> bool:
+    """Whether two queries ask for the same sum, perhaps with other noise."""
+    return one.contribution is other.contribution and one.bound is other.bound
+
+
+def _form(w: Any) -> Any:
+    """The shapes of parameters."""
+    if isinstance(w, dict):
+        return tuple((key, _form(value)) for key, value in w.items())
+    if isinstance(w, list | tuple):
+        return tuple(map(_form, w))
+    return getattr(w, "shape", ())
+
+
+def _with_clip(receipt: Receipt, query: Query) -> Receipt:
+    clip = getattr(query.bound, "clip", None)
+    return replace(receipt, clip=float(clip)) if isinstance(clip, int | float) else receipt
+
+
+def _bytes(value: Any) -> bytes:
+    """A canonical form of parameters, to tell whether a request is the same."""
+    if isinstance(value, dict):
+        return b"{" + b",".join(_bytes(key) + b":" + _bytes(value[key]) for key in sorted(value)) + b"}"
+    if isinstance(value, list | tuple):
+        return b"[" + b",".join(map(_bytes, value)) + b"]"
+    if value is None or isinstance(value, str | int | float):
+        return json.dumps(value).encode()
+    array = np.ascontiguousarray(value)
+    if array.dtype.hasobject:
+        raise InvalidValue(f"w must be made of numbers to be kept under a key, got {type(value).__name__}")
+    return f"{array.dtype.str}{array.shape}".encode() + hashlib.sha256(array.tobytes()).digest()
+
+
+def _pack(answer: Answer) -> bytes:
+    buffer = io.BytesIO()
+    buffer.write(json.dumps([answer.receipt.seq, answer.receipt.hash]).encode() + b"\n")
+    np.save(buffer, np.asarray(answer.value), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _unpack(stored: bytes, event: Event) -> Answer:
+    first, rest = stored.split(b"\n", 1)
+    seq, digest = json.loads(first)
+    value = np.load(io.BytesIO(rest), allow_pickle=False)
+    return Answer(value if value.ndim else value.item(), Receipt(seq, digest, event))

@@ -1,0 +1,290 @@
+"""Losses of linear models, and what a record contributes to their bounded sums.
+
+A loss is a pair of functions of margins m = z·w and targets y: its value, and its residual ∂loss/∂m. The
+gradient of a record is residual · z, so its norm is |residual| |z|: `Gradient` clips by norms alone and needs
+two products with the table, and never holds a gradient of a single record.
+
+>>> import farthing as ft
+>>> from farthing.data.tables import (Block, Features, Table)
+>>> table = Table(np.array([[1.0], [2.0], [30.0]]), np.array([1.0, 0.0, 1.0]))
+>>> gradient = Gradient(logistic, Features(1, intercept=0.0))
+>>> gradient.bounded_sum(table, np.zeros(1), ft.ClipNorm(5.0))
+array([-4.5])
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, logsumexp, softmax
+
+from farthing.data.tables import Block, Features, Table, Weighted
+from farthing.errors import InvalidValue, Unsupported
+from farthing.noise import native, summing
+from farthing.noise.summing import Sum
+from farthing.queries.bounds import ROWS, ClipNorm, ClipOuter, Kind
+
+Array = NDArray[np.float64]
+
+
+class Loss(Protocol):
+    """A loss of margins: one number a row, or one a class. Everything works row by row."""
+
+    @property
+    def curvature(self) -> float:
+        """The largest second derivative in m (an eigenvalue, with several classes)."""
+
+    @property
+    def slope(self) -> float:
+        """The largest |residual|; infinite where there is none."""
+
+    def value(self, margins: Array, y: Array) -> Array:
+        """The loss of every row; margins may have further columns, one a candidate."""
+
+    def residual(self, margins: Array, y: Array) -> Array:
+        """Its derivative in the margins."""
+
+
+def _beside(y: Array, margins: Array) -> Array:
+    return y if margins.ndim == 1 else y[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Logistic:
+    """log(1 + e^m) - y m, for targets 0 and 1."""
+
+    curvature: float = 0.25
+    slope: float = 1.0
+
+    def value(self, margins: Array, y: Array) -> Array:
+        softplus = np.log1p(np.exp(-np.abs(margins))) + np.maximum(margins, 0.0)  # twice as fast as logaddexp
+        return np.asarray(softplus - _beside(y, margins) * margins)
+
+    def residual(self, margins: Array, y: Array) -> Array:
+        return np.asarray(expit(margins)) - _beside(y, margins)
+
+
+@dataclass(frozen=True, slots=True)
+class Softmax:
+    """-log softmax(m)[y], for targets 0, 1, ..., K-1 and one margin a class.
+
+    A record with any other target contributes nothing: its loss and its residual are 0. (Refusing it would
+    tell that it is there.)
+    """
+
+    curvature: float = 0.5
+    slope: float = float(np.sqrt(2.0))
+
+    def value(self, margins: Array, y: Array) -> Array:
+        known, places = _places(margins, y)
+        values = np.asarray(logsumexp(margins, axis=1)) - margins[np.arange(len(y)), places]
+        return np.where(known, values, 0.0)
+
+    def residual(self, margins: Array, y: Array) -> Array:
+        known, places = _places(margins, y)
+        residual: Array = softmax(margins, axis=1)
+        residual[np.arange(len(y)), places] -= 1.0
+        if not known.all():
+            residual[~known] = 0.0
+        return residual
+
+
+def _places(margins: Array, y: Array) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Which targets are one of the columns, and which column each is (the first where it is none)."""
+    y = np.asarray(y, dtype=np.float64)
+    known = (y >= 0) & (y < margins.shape[1]) & (y == np.floor(y))
+    return known, np.where(known, y, 0.0).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class HuberHinge:
+    """The hinge of s = (2y-1) m, rounded off within ``width`` of 1 (Chaudhuri et al. 2011), targets 0 and 1.
+
+    0 for s > 1 + h, 1 - s for s < 1 - h, (1 + h - s)² / 4h between.
+    """
+
+    width: float = 0.5
+    slope: float = 1.0
+
+    @property
+    def curvature(self) -> float:
+        return 1 / (2 * self.width)
+
+    def value(self, margins: Array, y: Array) -> Array:
+        below = 1 + self.width - (2 * _beside(y, margins) - 1) * margins
+        return np.where(
+            below > 2 * self.width, below - self.width, np.square(np.maximum(below, 0)) / (4 * self.width)
+        )
+
+    def residual(self, margins: Array, y: Array) -> Array:
+        sign = 2 * _beside(y, margins) - 1
+        return -sign * np.clip((1 + self.width - sign * margins) / (2 * self.width), 0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Squared:
+    """(m - y)² / 2."""
+
+    curvature: float = 1.0
+    slope: float = float("inf")
+
+    def value(self, margins: Array, y: Array) -> Array:
+        return np.square(margins - _beside(y, margins)) / 2
+
+    def residual(self, margins: Array, y: Array) -> Array:
+        return margins - _beside(y, margins)
+
+
+@dataclass(frozen=True, slots=True)
+class OneAgainstRest:
+    """The sum over K classes of a binary loss of "this class" against the rest, one margin a class."""
+
+    loss: Loss
+
+    @property
+    def curvature(self) -> float:
+        return self.loss.curvature
+
+    @property
+    def slope(self) -> float:
+        return float("inf")  # √K times the loss's
+
+    def value(self, margins: Array, y: Array) -> Array:
+        values = self.loss.value(margins.ravel(), _indicators(margins, y)).reshape(margins.shape)
+        return np.asarray(values.sum(axis=1))
+
+    def residual(self, margins: Array, y: Array) -> Array:
+        return self.loss.residual(margins.ravel(), _indicators(margins, y)).reshape(margins.shape)
+
+
+def _indicators(margins: Array, y: Array) -> Array:
+    indicators: Array = y[:, None] == np.arange(margins.shape[1])
+    return indicators.ravel().astype(np.float64)
+
+
+_KINDS: dict[type, int] = {Logistic: 0, HuberHinge: 1, Squared: 2}  # as kernels.c numbers them
+logistic, multinomial, huber_hinge, squared = Logistic(), Softmax(), HuberHinge(), Squared()
+one_against_rest = OneAgainstRest(huber_hinge)
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """Σ residual z of a `Table`, each record's term clipped (`ClipNorm`). w has one row a coordinate of z."""
+
+    loss: Loss
+    features: Features
+    honours: ClassVar[tuple[str, ...]] = (Kind.NORM,)
+    shape: ClassVar[None] = None
+
+    def bounded_sum(self, records: Table, w: Array, bound: ClipNorm) -> Array:
+        if np.ndim(bound.scale) or bound.scale != 1.0 or bound.order != 2:
+            raise Unsupported(
+                "the gradient of a linear model is clipped by its plain L2 norm: ClipNorm(clip)"
+            )
+        u, constant = self.features.unfold(w)
+        if (quick := self._quick(records, u, constant, bound)) is not None:
+            return self.features.gather(*quick, len(records))
+        total = Weighted(len(records), self.features, u.shape[1:])
+        for block in records.blocks(self.features):
+            total.add(block, self.factors(block, u, constant, bound))
+        return total.value
+
+    def _quick(self, records: Any, u: Array, constant: Any, bound: ClipNorm) -> tuple[Array, Array] | None:
+        """Σ v x and Σ v by a kernel that reads every row once; None where there is none for them."""
+        kind, rows = (
+            _KINDS.get(type(self.loss)),
+            records.raw(self.features) if type(records) is Table else None,
+        )
+        found = native.kernels(len(records) * u.size)
+        if kind is None or rows is None or found is None or u.ndim != 1 or u.dtype != np.float64:
+            return None
+        if type(bound) is not ClipNorm:  # a crowd clips row by row where its users differ
+            return None
+        u, total, (unit, shrink, norm) = np.ascontiguousarray(u), np.empty((3, len(u) + 1)), rows.factors
+        chain = summing.Sum(len(records), spread=self.features.spread).rows
+        width = self.loss.width if isinstance(self.loss, HuberHinge) else 0.0
+        done = found["gradient_" + rows.kind](
+            *(rows.address, rows.rows, rows.stride, native.pointer(rows.places), rows.number, len(u)),
+            *(native.pointer(u), constant, native.pointer(rows.y), native.pointer(norm)),
+            *(native.pointer(unit), native.pointer(shrink), kind, width, bound.clip, chain),
+            native.pointer(total),
+        )
+        summed = total[0] + total[1]
+        return None if done else (summed[:-1], summed[-1])
+
+    def factors(self, block: Block, u: Array, constant: Array, bound: ClipNorm) -> Array:
+        """What the z of a block's rows are multiplied by: residuals, clipped (u: see `Features.unfold`)."""
+        if block.y is None:
+            raise InvalidValue("a gradient needs a table with targets: Table(X, y)")
+        with np.errstate(over="ignore", invalid="ignore"):
+            residual = self.loss.residual(block.margins(u, constant), block.y)
+            size = np.abs(residual) if residual.ndim == 1 else np.sqrt(np.square(residual).sum(axis=1))
+            factors = bound.factors(size * block.norm)
+            clipped = residual * (factors if residual.ndim == 1 else factors[:, None])
+        if not factors.all():  # NaN and infinity count as zero
+            clipped[factors == 0] = 0.0
+        return clipped
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """-Σ loss at several candidates, the columns of w, each term clipped by `ClipValue`: for `NoisyMax`."""
+
+    loss: Loss
+    features: Features
+    honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)
+    shape: ClassVar[None] = None
+
+    def bounded_sum(self, records: Table, w: Array, bound: Any) -> Array:
+        u, constant = self.features.unfold(w)
+        total = Sum(len(records), w.shape[1:])
+        for block in records.blocks(self.features):
+            with np.errstate(over="ignore", invalid="ignore"):
+                values = bound.apply(-self.loss.value(block.margins(u, constant), block.y))
+            total.add(values.sum(axis=0), len(values))
+        return total.value
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Σ [z; z²] of a table, the row of both clipped together: feature means and second moments at once."""
+
+    features: Features
+    honours: ClassVar[tuple[str, ...]] = ROWS
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (2 * self.features.size,)
+
+    def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
+        total = Sum(len(records), (2 * self.features.size,))
+        for block in records.blocks(self.features):
+            z = block.rows(self.features)
+            total.add(bound.apply(np.hstack([z, z * z])).sum(axis=0), len(z))
+        return total.value
+
+
+@dataclass(frozen=True, slots=True)
+class Gram:
+    """Σ z zᵀ of a table, each z clipped (`ClipOuter`); with ``target`` z is [z; target · y]."""
+
+    features: Features
+    target: float = 0.0
+    honours: ClassVar[tuple[str, ...]] = (Kind.OUTER,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self._size, self._size)
+
+    @property
+    def _size(self) -> int:
+        return self.features.size + (self.target > 0)
+
+    def bounded_sum(self, records: Table, w: Any, bound: ClipOuter) -> Array:
+        total = Sum(len(records), self.shape)
+        for block in records.blocks(self.features):
+            z = block.rows(self.features)
+            rows = bound.rows.apply(np.column_stack([z, self.target * block.y]) if self.target else z)
+            total.add(rows.T @ rows, len(rows))
+        return total.value

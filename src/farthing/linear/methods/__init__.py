@@ -1,0 +1,1 @@
+"""Training algorithms of linear models, one paper a file: generators of `farthing.queries.query.Step`."""

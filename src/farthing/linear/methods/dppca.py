@@ -1,0 +1,113 @@
+"""Principal components from one noisy matrix of second moments, taken about a noisy mean where that helps.
+
+"Analyze Gauss" (Dwork, Talwar, Thakurta & Zhang 2014, Algorithm 1), AdaDP's DpPCA: rows z are clipped to a
+radius R, Σ z zᵀ is released with symmetric Gaussian noise, and its eigenvectors are post-processing. One
+answer, which is μ-GDP: the matrix moves by at most R² when a record comes or goes and √2 R² when it is
+replaced (`ClipOuter`). Columns are not centred by their own means, which would be another release.
+
+That other release pays where rows share much of their direction (images, counts). With ``records`` n, which
+is public then: the mean m of z is released for a tenth of μ², rows are clipped to c about it, c² = R² - |m|²
+(their mean square about their mean is not above), and what comes out is Σ (z - m)(z - m)ᵀ + noise + n m mᵀ.
+The noise shrinks with c². Both are Gaussian, with parts 1/10 and 9/10 of μ²: μ-GDP by adaptive composition
+(Dong, Roth & Su 2022, Cor. 3.3), since c and m are released values. It is left out by public rule: where the
+noise is so small (√(2d) deviations below 1/500 of n R²) that clipping would do more harm, or so large (above
+a tenth) that the mean would drown in it. A mean that turns out shorter than R/4 is not used.
+
+>>> import numpy as np
+>>> import farthing as ft
+>>> from farthing.data.tables import (Features, Table)
+>>> X = np.random.default_rng(0).normal(size=(5000, 3)) * [1.0, 0.1, 0.1]
+>>> ledger = ft.Ledger(ft.Budget(1.0, 1e-6)).over(Table(X, unit=True))
+>>> (step,) = dppca(ledger, Features(3, intercept=0.0))
+>>> step.w.shape, bool(abs(step.w[0, 0]) > 0.5 * 5000)
+((3, 3), True)
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing import validate
+from farthing.data.tables import Features, Table, Weighted
+from farthing.ledger.ledger import Ledger
+from farthing.linear.budget_schedule import Purse
+from farthing.noise.summing import Sum
+from farthing.queries.bounds import ClipNorm, ClipOuter, Kind
+from farthing.queries.mechanisms import SymmetricGaussian
+from farthing.queries.query import Step, until_spent
+
+Array = NDArray[np.float64]
+
+_MEAN = 0.1  # the part of μ² for the mean
+_NOISE = (1 / 500, 1 / 10)  # of the noise beside all second moments: where a mean is worth that
+_SHORTEST = 1 / 4  # a shorter mean saves less than it cost
+
+
+@until_spent
+def dppca(
+    ledger: Ledger, features: Features, *, clip: float = 1.0, records: int | None = None
+) -> Iterator[Step]:
+    """One step: the noisy second moments Σ z zᵀ, rows z longer than ``clip`` being shrunk onto it."""
+    size, rows = features.size, replace(features, radius=validate.positive(clip=clip))
+    public = 1 if records is None else validate.count(records=records)
+    purse = Purse(ledger, public)
+    part, centre, square = 1.0, np.zeros(size), 0.0
+    noise = purse.deviation(1.0, ClipOuter(1.0)) * math.sqrt(2 * size)
+    if records is not None and _NOISE[0] < noise < _NOISE[1]:
+        mean, deviation = purse.mean(_MEAN, Mean(rows), ClipNorm(clip))
+        part, square = 1 - _MEAN, float(mean @ mean) - size * deviation**2
+        centre = mean if square > (_SHORTEST * clip) ** 2 else centre
+    # at least a tenth of clip: a mean that is nearly as long as the rows may owe that to noise
+    reach = math.sqrt(max(clip**2 - square, 0.01 * clip**2)) if centre.any() else clip
+    moments, _ = purse.mean(part, Scatter(rows, centre), ClipOuter(reach), mechanism=SymmetricGaussian)
+    yield Step(1, public * (moments + np.outer(centre, centre)), purse.receipts())
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """Σ z of a table, each z clipped (`ClipNorm`)."""
+
+    features: Features
+    honours: ClassVar[tuple[str, ...]] = (Kind.NORM,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.features.size,)
+
+    def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
+        total = Weighted(len(records), self.features)
+        for block in records.blocks(self.features):
+            total.add(block, bound.factors(block.norm))
+        return total.value
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Σ (z - centre)(z - centre)ᵀ of a table, each row of it clipped (`ClipOuter`)."""
+
+    features: Features
+    centre: Array
+    honours: ClassVar[tuple[str, ...]] = (Kind.OUTER,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.features.size, self.features.size)
+
+    def bounded_sum(self, records: Table, w: Any, bound: ClipOuter) -> Array:
+        total = Sum(len(records), (self.features.size, self.features.size))
+        for block in records.blocks(self.features):
+            rows = bound.rows.apply(block.rows(self.features) - self.centre)
+            total.add(rows.T @ rows, len(rows))
+        return total.value
+
+
+def components(moments: NDArray[np.float64], count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The leading eigenvalues and eigenvectors (one a row), each with its largest entry positive."""
+    values, vectors = np.linalg.eigh(moments)
+    values, rows = values[::-1][:count], vectors.T[::-1][:count]
+    largest = rows[np.arange(count), np.abs(rows).argmax(axis=1)]
+    return values, rows * np.where(largest < 0, -1.0, 1.0)[:, None]

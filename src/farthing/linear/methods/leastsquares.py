@@ -1,0 +1,307 @@
+"""Private least squares without tuning: means, second moments twice, then steps in the space they whiten.
+
+Not one paper's. Clipped steps are those of Brown, Dvijotham, Evans, Liu, Smith & Thakurta 2024 ("Private
+gradient descent for linear regression"), noisy second moments to precondition them those of Avella-Medina,
+Bradshaw & Loh 2023 ("Differentially private inference via noisy optimization"). The rules for every constant
+are ours and follow from public numbers: N = n μ (halved under replace-one, where everything moves twice as
+far), so that 1/N is the noise on a mean whose terms have norm 1; D, the length of a row; and the bounds,
+[0, 1] for features and target.
+
+1. The mean of y (nearer to 1/2 the noisier it is), and its mean square about that: a part (17/N)² of μ²,
+   from .01 to .45, each. Of the rest, .03 for the means m of x. A variance on [0, 1] is at most m(1 - m), so
+   that x can be scaled at once.
+2. Twice, .15 each: rows z = [A (x - c); b] are clipped to max(1.2, .3 (N/D)^⅓) times their root mean square
+   and Σ z zᵀ is released. Its eigenvalues, negative ones set to 0, are raised by √(2D) times the noise, which
+   is the norm of the noise; A, c and b then whiten what results. Left out where the noise is above a fifth of
+   the trace, or D above 2500: rows are then divided by √D, so that no curvature exceeds 1 either.
+3. 10 steps of length 1 of Nesterov's method. Residual · z is clipped to max(3, .7 (N/D)^⅓) times a root mean
+   square that a twentieth of each step's part keeps up to date (it only falls, at most by half).
+4. The mean of the last 7, weighted by precision, times S/(S + 3E): S is the mean square of y, and E what the
+   noise alone would cost, found by sending it through the recursion.
+
+The penalty is the larger of the one asked for and .3/N: 1/μ records at the end of a range are below what may
+be seen, and would carry a second moment of 1/N.
+
+Guarantee: each of the 15 answers (two fewer without the moments, one without an intercept) is a Gaussian
+mechanism on a sum of clipped terms, and their parts add up to μ²: μ-GDP by adaptive composition, under every
+adjacency; for a filter of GDP or zCDP. The number of records is public.
+
+>>> import farthing as ft
+>>> from farthing.linear.losses import squared
+>>> from farthing.data.tables import Table
+>>> x = np.linspace(0, 1, 5001)[:, None]
+>>> ledger = ft.Ledger(ft.Budget(1.0, 1e-6)).over(Table(x, 0.2 + 0.5 * x[:, 0]))
+>>> u, constant = ft.run(least_squares(ledger, Problem(squared, 5001, 1, unit=False))).w
+>>> bool(abs(u[0] - 0.5) < 0.1), round(ledger.share, 6)
+(True, 1.0)
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing import validate
+from farthing.data.tables import Features, Table, Weighted
+from farthing.errors import InvalidValue
+from farthing.ledger.ledger import Ledger
+from farthing.linear.budget_schedule import Purse
+from farthing.linear.methods.regression import Space, ridge
+from farthing.linear.problem import Problem
+from farthing.noise.summing import Sum, summed
+from farthing.queries.bounds import ClipNorm, ClipOuter, ClipValue, Kind
+from farthing.queries.mechanisms import SymmetricGaussian
+from farthing.queries.query import Step, until_spent
+
+Array = NDArray[np.float64]
+
+_MEANS, _MOMENTS, _SCALE = 0.03, 0.15, 0.05  # parts: of the rest, of the rest, and of a step's
+_TARGET_NOISE = 1 / 17  # y is known to 6 % of half its range
+_WIDEST = 2500  # rows whose second moments are worth their time
+_TOO_NOISY = 0.2  # of the trace
+_TAIL = 0.7
+
+
+@until_spent
+def least_squares(
+    ledger: Ledger, problem: Problem, *, steps: int = 10, penalty: float = 0.3
+) -> Iterator[Step]:
+    """Linear regression with all of a budget; ``penalty`` / N is the least penalty on a mean of squares."""
+    Space.of(problem)  # refuses other losses
+    steps = validate.count(steps=steps)
+    purse, size = Purse(ledger, problem.records), problem.width + problem.intercept
+    reach = 1 / purse.deviation(1.0, ClipNorm(1.0))  # N
+    penalty = max(validate.non_negative(penalty=penalty) / reach, problem.penalty / problem.records)
+    part = min(max((1 / (_TARGET_NOISE * reach)) ** 2, 0.01), 0.45)
+    origin, spread = _target(purse, part, problem.intercept)
+    rest = 1 - part * (1 + problem.intercept)
+
+    plain = Features(problem.width, intercept=0.0)
+    features = _scaled(purse, rest * _MEANS, problem, plain, penalty)
+    left, trace = rest * (1 - _MEANS), float(size)
+    clip = max(1.2, 0.3 * (reach / size) ** (1 / 3))
+    noise = purse.deviation(rest * _MOMENTS, ClipOuter(clip)) * math.sqrt(2 * size)
+    if size <= _WIDEST and noise < _TOO_NOISY:
+        for _ in range(2):
+            bound = ClipOuter(clip * math.sqrt(trace))
+            moments, deviation = purse.mean(
+                rest * _MOMENTS, Scatter(plain, features), bound, mechanism=SymmetricGaussian
+            )
+            floor = deviation * math.sqrt(2 * size)
+            features, curvature = _whitened(features, moments + ridge(features, penalty), floor)
+            left, trace = left - rest * _MOMENTS, max(float(curvature.sum()), 1.0)
+    else:
+        shrink = 1 / math.sqrt(size)
+        scale = np.asarray(features.scale) * shrink
+        features = Features(features.width, features.centre, scale, features.intercept * shrink)
+        curvature, trace = np.full(size, shrink**2), 1.0
+
+    clip = max(3.0, 0.7 * (reach / size) ** (1 / 3))
+    rms, pull = math.sqrt(trace * spread), ridge(features, penalty)
+    w, ahead, mean, precision, momentum = (*np.zeros((3, size)), 0.0, 1.0)
+    # what the noise of each step adds, in the directions of the curvatures (the noise is the same in all)
+    w_noise, ahead_noise, mean_noise = np.zeros((3, steps, size))
+    for t in range(1, steps + 1):
+        slope = Slope(features, origin, clip * rms, rms)
+        answer, deviation = purse.mean(left / steps, slope, slope.bound, ahead)
+        after = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
+        slide = (momentum - 1) / after
+        new, new_noise = ahead + answer[:-1] - pull @ ahead, ahead_noise * (1 - curvature)
+        new_noise[t - 1] += deviation
+        ahead, w, momentum = new + slide * (new - w), new, after
+        ahead_noise, w_noise = new_noise + slide * (new_noise - w_noise), new_noise
+        if t > int(steps * (1 - _TAIL)):
+            mean, mean_noise = mean + w / deviation**2, mean_noise + w_noise / deviation**2
+            precision += deviation**-2
+        least = deviation * slope.stretch
+        if least < 0.25:
+            rms *= 2 * math.sqrt(min(max(answer[-1] + 0.5, least, 1 / 16), 0.25))
+        if t < steps:
+            yield Step(t, _on_x(features, w, origin), purse.receipts())
+    cost = float((curvature * np.square(mean_noise / precision).sum(axis=0)).sum())
+    w = mean / precision * (spread / (spread + 3 * cost))
+    yield Step(steps, _on_x(features, w, origin), purse.receipts())
+
+
+def _target(purse: Purse, part: float, intercept: bool) -> tuple[float, float]:
+    """Where residuals are measured from (the mean of y, or 0), and an upper bound of their mean square."""
+    origin = 0.0
+    if intercept:
+        mean, deviation = purse.mean(part, Targets(0.5), ClipValue(-0.5, 0.5))
+        known = 1 / (1 + 12 * deviation**2)  # 1/12: the variance of what may lie anywhere in [0, 1]
+        origin = float(np.clip(0.5 + known * mean[0], 0.0, 1.0))
+    half = max(origin, 1 - origin) ** 2 / 2  # squares lie in [0, 2 half]: centred, a record moves half as far
+    mean, deviation = purse.mean(part, Targets(origin, 2, half), ClipValue(-half, half))
+    return origin, min(max(float(mean[0]) + half, 0.0) + deviation, 0.25 if intercept else 1.0)
+
+
+def _scaled(purse: Purse, part: float, problem: Problem, plain: Features, penalty: float) -> Features:
+    """x about its mean, in units of a bound on its deviation; about 0 without an intercept.
+
+    In [0, 1] the variance is at most m (1 - m) and the mean square at most m. Unit rows have a variance of
+    1 - |m|² in all, taken to be the same in every coordinate.
+    """
+    width, middle = problem.width, 0.0 if problem.unit else 0.5
+    bound = ClipNorm(1.0 if problem.unit else math.sqrt(width) / 2)
+    mean, deviation = purse.mean(part, Total(plain, Features(width, middle, intercept=0.0)), bound)
+    if problem.unit:
+        square = max(float(mean @ mean) - width * deviation**2, 0.0) if problem.intercept else 0.0
+        variance = np.full(width, max(1 - square, min(1.0, math.sqrt(width) * deviation)) / width)
+        mean = mean / max(1.0, float(np.linalg.norm(mean)))
+    else:
+        mean = np.clip(mean + middle, 0.0, 1.0)
+        most = 0.25 if problem.intercept else 1.0
+        variance = np.clip(mean * (1 - mean) if problem.intercept else mean, min(deviation, most), most)
+    centre = mean if problem.intercept else 0.0
+    return Features(width, centre, (variance + penalty) ** -0.5, intercept=float(problem.intercept))
+
+
+def _whitened(features: Features, moments: Array, floor: float) -> tuple[Features, Array]:
+    """Features whose second moments are 1 if those of ``features`` are max(moments, 0) + floor.
+
+    Also the eigenvalues of max(moments, 0) there. Eliminating the constant leaves it a coordinate of its own:
+    z' = [Lᵀ (zₓ - g b/q); b/√q], for moments [[H, g], [gᵀ, q]] and L Lᵀ = (H - g gᵀ/q)⁻¹.
+    """
+    values, vectors = np.linalg.eigh(moments)
+    values = np.maximum(values, 0.0)
+    width, b = features.width, features.intercept
+    inverse = (vectors / (values + floor)) @ vectors.T
+    root, scale = np.linalg.cholesky(inverse[:width, :width]), _matrix(features)
+    centre = np.asarray(features.centre)
+    if b:
+        raised = (vectors[-1] * (values + floor)) @ vectors.T  # [gᵀ, q]
+        centre = centre + np.linalg.solve(scale, raised[:width]) * b / raised[-1]
+        b = b / math.sqrt(raised[-1])
+    return Features(width, centre, root.T @ scale, b), values / (values + floor)
+
+
+def _matrix(features: Features) -> Array:
+    scale = np.asarray(features.scale)
+    return scale if scale.ndim == 2 else np.diag(scale)
+
+
+def _on_x(features: Features, w: Array, origin: float) -> tuple[Array, Array]:
+    u, constant = features.unfold(w)
+    return u, np.asarray(constant + origin)
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Σ (y - origin)^power - middle of a table, each term clipped (`ClipValue`)."""
+
+    origin: float
+    power: int = 1
+    middle: float = 0.0
+    honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (1,)
+
+    def bounded_sum(self, records: Table, w: Any, bound: ClipValue) -> Array:
+        with np.errstate(over="ignore", invalid="ignore"):
+            terms = (np.asarray(records.y, dtype=np.float64) - self.origin) ** self.power - self.middle
+        return summed(bound.apply, terms[:, None])
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Σ z of a table, each z clipped (`ClipNorm`). Rows are read by ``plain``, whose norms cost little."""
+
+    plain: Features
+    features: Features
+    honours: ClassVar[tuple[str, ...]] = (Kind.NORM,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.features.size,)
+
+    def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
+        total = Sum(len(records), (self.features.size,))
+        for block in records.blocks(self.plain):
+            rows = _clipped(self.features.rows(block.x, block.unit), bound.clip)
+            total.add(rows.sum(axis=0), len(rows))
+        return total.value
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """Σ z zᵀ of a table, each z clipped (`ClipOuter`); otherwise like `Total`."""
+
+    plain: Features
+    features: Features
+    honours: ClassVar[tuple[str, ...]] = (Kind.OUTER,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.features.size, self.features.size)
+
+    def bounded_sum(self, records: Table, w: Any, bound: ClipOuter) -> Array:
+        total = Sum(len(records), (self.features.size, self.features.size))
+        for block in records.blocks(self.plain):
+            rows = _clipped(self.features.rows(block.x, block.unit), bound.clip)
+            total.add(rows.T @ rows, len(rows))
+        return total.value
+
+
+def _clipped(rows: Array, clip: float) -> Array:
+    """The same as `ClipNorm.apply`, in place; a row whose squares overflow counts as zero."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        factors = ClipNorm(clip).factors(np.sqrt(np.einsum("ij,ij->i", rows, rows)))
+    rows[factors == 0] = 0.0
+    rows *= factors[:, None]
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """Σ [r z; min(|r z| / 2 rms, 1)² - 1/2] of a table, r = y - origin - z·w, with r z clipped to ``clip``.
+
+    One answer for both: the step and what sets the next clip. In units of ``bound.scale`` the second part has
+    as much of the square of the norm as `_SCALE` of the price.
+    """
+
+    features: Features
+    origin: float
+    clip: float
+    rms: float
+    honours: ClassVar[tuple[str, ...]] = (Kind.SCALED_NORM,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.features.size + 1,)
+
+    @property
+    def least(self) -> float:
+        """Terms are shrunk by ``clip``, not by the bound."""
+        return self.clip / math.sqrt(1 - _SCALE)
+
+    @property
+    def stretch(self) -> float:
+        """The unit of the last coordinate, that of the others being 1."""
+        return 0.5 / self.clip / math.sqrt(_SCALE / (1 - _SCALE))
+
+    @property
+    def bound(self) -> ClipNorm:
+        """What the terms are bounded by: clip² + (1/2 / stretch)²."""
+        scale = np.append(np.ones(self.features.size), self.stretch)
+        return ClipNorm(self.least, scale)
+
+    def bounded_sum(self, records: Table, w: Array, bound: ClipNorm) -> Array:
+        if not np.array_equal(bound.scale, self.bound.scale):
+            raise InvalidValue("the bound must have the scale of Slope.bound")
+        u, constant = self.features.unfold(w)
+        total, squares = Weighted(len(records), self.features), Sum(len(records))
+        for block in records.blocks(self.features):
+            with np.errstate(over="ignore", invalid="ignore"):
+                residual = block.y - block.margins(u, constant + self.origin)
+                sizes = np.abs(residual) * block.norm
+            factors = ClipNorm(self.clip).factors(sizes)
+            kept = factors > 0
+            total.add(block, np.where(kept, residual, 0.0) * factors)
+            shares = np.square(np.minimum(sizes[kept] / (2 * self.rms), 1.0)) - 0.5
+            squares.add(shares.sum(), len(shares))
+        return np.append(total.value, squares.value)

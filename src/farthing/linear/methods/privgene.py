@@ -1,0 +1,172 @@
+"""PrivGene: a genetic algorithm whose parents are chosen by the exponential mechanism.
+
+Zhang, Xiao, Yang, Zhang & Winslett, "PrivGene: differentially private model fitting using genetic
+algorithms", SIGMOD 2013. A generation of candidates is scored by its fit; the best, chosen privately, are its
+parents; children mix the coordinates of two parents and are mutated, less and less. The last generation
+elects one candidate.
+
+* *Enhanced* exponential mechanism: noise answers to how far a record can move the *gap* of two scores. Here a
+  record's score for a candidate is how much better it is than the record's worst. It lies in [0, R · diameter
+  of the candidates], as losses have slope 1 at most and |z| <= R: when candidates draw together, noise falls.
+* Parents are chosen by the exponential mechanism that many times without replacement, from scores of one
+  pass over the table; each choice has noise of its own.
+* Parents stay among the candidates of the next generation, so that what was good is not lost to mutation.
+* Rounds by rule: the paper lets them grow with n ε; so does the default here, with a constant of its own.
+* Children are mixed and mutated with public randomness, an expansion of ``seed``: it is independent of the
+  records, and no part of the guarantee, which rests on the ledger's own stream.
+
+Guarantee: each choice has log-ratios within an interval of length ε' (`NoisyMax`, Gumbel), ε' = 1/noise when
+a record comes or goes and 2/noise when it is replaced. `ZcdpFilter` suits (ε'²/8 each); `BasicFilter` gives
+the paper's pure ε.
+
+>>> import farthing as ft
+>>> from farthing.accounting.filters import ZcdpFilter
+>>> from farthing.linear.losses import logistic
+>>> x = np.linspace(-1, 1, 2001)[:, None]
+>>> ledger = ft.Ledger(ft.Budget(1.0, 1e-6), filter=ZcdpFilter).over(Table(x, 1.0 * (x[:, 0] > 0)))
+>>> u, constant = ft.run(privgene(ledger, Problem(logistic, 2001, 1, unit=False))).w
+>>> bool(u[0] > 0), ledger.share <= 1
+(True, True)
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from farthing import validate
+from farthing.budget import Adjacency
+from farthing.data.tables import Features, Table
+from farthing.errors import InvalidValue, Unsupported
+from farthing.ledger.ledger import Ledger
+from farthing.linear.losses import Loss
+from farthing.linear.noise_for_budget import choice_epsilon
+from farthing.linear.problem import Problem
+from farthing.noise.lattice import SeededStream, Stream
+from farthing.noise.summing import Sum
+from farthing.queries.bounds import Bound, ClipValue, Kind
+from farthing.queries.events import Event, RepeatedEvent
+from farthing.queries.mechanisms import NoisyMax
+from farthing.queries.query import Query, Step, until_spent
+from farthing.queries.samplers import Everyone
+
+Array = NDArray[np.float64]
+
+_FEWEST_ROUNDS, _MOST_ROUNDS = 8, 64
+_RECORDS_A_CHOICE = 200.0  # n ε over this, and over the parents, is the number of rounds
+
+
+@until_spent
+def privgene(
+    ledger: Ledger,
+    problem: Problem,
+    *,
+    candidates: int = 100,
+    parents: int = 5,
+    rounds: int | None = None,
+    spread: float = 1.0,
+    shrink: float = 0.05,
+    seed: int = 0,
+) -> Iterator[Step]:
+    """``rounds`` generations, all choices at one price.
+
+    The first generation is uniform on [-spread, spread]; mutations shrink from that to ``shrink`` times it.
+    """
+    if problem.outputs or not math.isfinite(problem.loss.slope):
+        raise Unsupported("privgene fits weight vectors under a loss of bounded slope: use dpsgd otherwise")
+    if not validate.count(parents=parents) < validate.count(candidates=candidates):
+        raise InvalidValue(f"parents must be fewer than candidates={candidates}, got {parents}")
+    validate.positive(spread=spread), validate.rate(shrink=shrink)
+    features, public = problem.rows(), SeededStream(seed)
+    if rounds is None:
+        wanted = problem.records * ledger.budget.epsilon / (_RECORDS_A_CHOICE * parents)
+        rounds = round(min(max(wanted, _FEWEST_ROUNDS), _MOST_ROUNDS))
+    choices = (validate.count(rounds=rounds) - 1) * parents + 1
+    shift = 2.0 if ledger.budget.adjacency is Adjacency.REPLACE_ONE else 1.0
+    noise = shift / choice_epsilon(ledger, choices)
+    generation = spread * _uniform(public, (features.size, candidates))
+    for t in range(1, rounds + 1):
+        bound = ClipValue(0.0, _reach(problem, features, generation))
+        top = NoisyTop(noise, count=1 if t == rounds else parents)
+        answer = ledger.ask(Query(Everyone(), Advantages(problem.loss, features), bound, top), generation)
+        chosen = generation[:, answer.value]
+        yield Step(t, features.unfold(chosen[:, 0]), (answer.receipt,))
+        step = spread * shrink ** (t / rounds)
+        generation = np.hstack([chosen, _children(public, chosen, candidates - chosen.shape[1], step)])
+
+
+def _reach(problem: Problem, features: Features, generation: Array) -> float:
+    """R times the diameter of the candidates: how far a record's losses lie apart at most."""
+    squares = np.square(generation).sum(axis=0)
+    apart = squares[:, None] + squares - 2 * generation.T @ generation
+    radius = features.radius or problem.radius
+    return problem.loss.slope * radius * math.sqrt(max(float(apart.max()), 0.0)) * (1 + 1e-9) + 1e-9
+
+
+def _children(public: Stream, parents: Array, count: int, step: float) -> Array:
+    """Each takes every coordinate from one of two parents; a few coordinates are then moved."""
+    size, many = parents.shape
+    first, second = (parents[:, public.uniform_below(many, count)] for _ in range(2))
+    mixed = np.where(public.bernoulli(0.5, size * count).reshape(size, count), first, second)
+    moved = public.bernoulli(min(1.0, 2 / math.sqrt(size)), size * count).reshape(size, count)
+    return mixed + step * moved * _uniform(public, (size, count))
+
+
+def _uniform(public: Stream, shape: tuple[int, int]) -> Array:
+    """Public numbers in [-1, 1)."""
+    words = public.integers(math.prod(shape)).astype(np.float64)
+    return (words * 2.0**-63 - 1).reshape(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    """Σ (largest loss of the record - loss) at the candidates, the columns of w: a gap is a gap of losses."""
+
+    loss: Loss
+    features: Features
+    honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)
+    shape: ClassVar[None] = None
+
+    def bounded_sum(self, records: Table, w: Array, bound: ClipValue) -> Array:
+        u, constant = self.features.unfold(w)
+        total = Sum(len(records), w.shape[1:])
+        for block in records.blocks(self.features):
+            with np.errstate(over="ignore", invalid="ignore"):
+                losses = self.loss.value(block.margins(u, constant), block.y)
+                worse = bound.apply(losses.max(axis=1, keepdims=True) - losses)
+            total.add(worse.sum(axis=0), len(worse))
+        return total.value
+
+
+@dataclass(frozen=True, slots=True)
+class NoisyTop:
+    """Places of large scores, best first: `NoisyMax` ``count`` times, each among those that are left."""
+
+    noise: float
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        validate.positive(noise=self.noise), validate.count(count=self.count)
+
+    def unit_event(self) -> Event:
+        return RepeatedEvent(NoisyMax(self.noise).unit_event(), self.count)
+
+    def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
+        NoisyMax(self.noise).check(bound, shape)
+        if shape is not None and shape[0] < self.count:
+            raise InvalidValue(f"at least {self.count} scores are needed, got shape {shape}")
+
+    def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
+        return RepeatedEvent(NoisyMax(self.noise).event(bound, adjacency, sampled), self.count)
+
+    def release(self, total: ArrayLike, bound: ClipValue, stream: Stream) -> NDArray[np.int64]:
+        scores, choose = np.asarray(total, dtype=np.float64), NoisyMax(self.noise)
+        self.check(bound, scores.shape)
+        left, chosen = np.arange(len(scores)), np.empty(self.count, np.int64)
+        for n in range(self.count):
+            place = choose.release(scores[left], bound, stream)
+            chosen[n], left = left[place], np.delete(left, place)
+        return chosen

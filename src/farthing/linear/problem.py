@@ -1,0 +1,80 @@
+"""What a method may know of a linear problem without asking: public numbers only."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, softmax
+
+from farthing.data.tables import Features, Table
+from farthing.errors import Unsupported
+from farthing.linear.losses import Logistic, Loss, Softmax
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A loss over ``records`` rows (a public number) of ``width`` features in [0, 1] or of norm 1 (``unit``).
+
+    ``outputs`` is 0 for a weight vector, or the number of classes for a weight matrix. Methods yield the
+    weights on x and the constant as `Step.w`, whatever space they work in. ``penalty`` is the alpha of
+    scikit-learn's Ridge, for regression: Σ (y - x·u - constant)² + penalty |u|² is minimised.
+    """
+
+    loss: Loss
+    records: int
+    width: int
+    outputs: int = 0
+    intercept: bool = True
+    unit: bool = True
+    penalty: float = 0.0
+
+    @property
+    def radius(self) -> float:
+        """The largest norm of a row x."""
+        return 1.0 if self.unit else math.sqrt(self.width)
+
+    def zeros(self, size: int) -> Array:
+        """Weights to begin with, ``size`` being the length of z."""
+        return np.zeros((size, self.outputs) if self.outputs else size)
+
+    def rows(self) -> Features:
+        """z of bounded norm, `Features.radius`, for methods that need no other map.
+
+        Unit rows get a constant of .3 beside them, which lengthens them by 4 % only; others, whose length is
+        not known, are shrunk to norm 1 together with a constant 1. Shrinking keeps the sign of a margin.
+        """
+        if not self.unit:
+            return Features(self.width, intercept=float(self.intercept), radius=1.0)
+        constant = 0.3 if self.intercept else 0.0
+        return Features(self.width, intercept=constant, radius=math.hypot(1.0, constant))
+
+    def probabilities(
+        self, w: tuple[Array, Array], X: Any, *, clip: float = math.inf, features: Features | None = None
+    ) -> Array:
+        """What weights say of X that were learnt in ``features`` (`rows`) from gradients clipped at ``clip``.
+
+        The probability of label 1 a row, or a column a class. Post-processing by public numbers, twice: a
+        margin is that of z, not of x, and clipping leaves weights stationary where Σ π_k f_k (p - e_k) = 0,
+        p being what they predict and f_k = min(1, clip / |p - e_k||z|), so that the truth is π_k ∝ p_k / f_k.
+        """
+        if not isinstance(self.loss, Logistic | Softmax):
+            raise Unsupported(
+                f"{type(self.loss).__name__} gives no probabilities: use logistic or multinomial"
+            )
+        parts = [np.zeros((0, self.outputs) if self.outputs else 0)]
+        for block in Table(X, unit=self.unit).blocks(features or self.rows()):
+            margins = block.margins(*w)
+            if margins.ndim == 2:
+                p = softmax(margins, axis=1)
+                residual = np.sqrt(np.maximum(np.square(p).sum(axis=1)[:, None] + 1 - 2 * p, 0.0))
+            else:
+                p = np.stack([expit(-margins), expit(margins)], axis=1)
+                residual = 1 - p
+            odds = p * np.maximum(1.0, residual * block.norm[:, None] / clip)
+            truth = odds / odds.sum(axis=1)[:, None]
+            parts.append(truth if margins.ndim == 2 else truth[:, 1])
+        return np.concatenate(parts)

@@ -1,0 +1,233 @@
+"""Choosing among models without looking: folds, scores and choices that a search may use on private rows.
+
+A score on held-out private rows is a release like any other. scikit-learn's own scorers pay nothing for it,
+so a search that uses them has no guarantee, however its fits are charged. Here `Score` is a scorer that asks
+the ledger, `Folds` splits so that no record decides the fold of another, and `choose` tells which of several
+models does best, for one price however many there are.
+
+>>> import numpy as np
+>>> import farthing as ft
+>>> from sklearn.model_selection import GridSearchCV
+>>> rng = np.random.default_rng(0)
+>>> X = rng.uniform(size=(2000, 3))
+>>> y = (X[:, 0] > X[:, 1]).astype(int)
+>>> ledger = ft.Ledger(ft.Budget(2.0, 1e-5))
+>>> part = equal_part(ledger, 2 * 3 * 2 + 1)  # 2 candidates, 3 folds, a fit and a score each; the last fit
+>>> model = ft.LogisticRegression(part.epsilon, part.delta, ledger=ledger)
+>>> score = Score(ledger, part.epsilon, part.delta, records=2000 // 3)  # a public number
+>>> search = GridSearchCV(model, {"bounds": [None, (0, 1)]}, cv=Folds(3), scoring=score, error_score="raise")
+>>> _ = search.fit(X, y)
+>>> print(f"{ledger.share:.4f}")
+1.0000
+
+**Guarantee.** Fits and scores are answers of one ledger; its filter covers whatever is asked next and on
+whichever rows, so their sum holds for the table as a whole. That needs neighbouring tables to be split alike,
+up to the record in which they differ. `Folds` puts every record into a fold by a die of its own, and so does
+that under every adjacency; scikit-learn's `KFold` (by place) does so under replace-one and zero-out only,
+where no other record moves up, and a stratified split, the default for classifiers, under none: a label
+decides where others go. A row stands for one unit of the budget. Models must predict row by row, as
+scikit-learn's do.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing import validate
+from farthing.accounting import gaussian, zcdp
+from farthing.accounting.filters import BasicFilter, GdpFilter, ZcdpFilter
+from farthing.budget import Adjacency, Budget
+from farthing.errors import InvalidValue, Unsupported
+from farthing.ledger.ledger import Ledger
+from farthing.linear.noise_for_budget import choice_epsilon, gaussian_mu, noise_of
+from farthing.noise.lattice import Stream
+from farthing.noise.summing import summed
+from farthing.queries import arrays
+from farthing.queries.bounds import ClipValue, Kind
+from farthing.queries.mechanisms import Gaussian, Laplace, Mechanism, NoisyMax
+from farthing.queries.query import Query
+from farthing.queries.samplers import Everyone, Indices
+
+Array = NDArray[np.float64]
+Value = Callable[[Any, Any], Any]  # (true targets, predictions) -> one number in [0, 1] a record
+
+_ROUNDED = 1 - 1e-9  # so that parts, added up in floats, still fit
+_ONE = ClipValue(0.0, 1.0)
+
+
+def equal_part(ledger: Ledger, times: int) -> Budget:
+    """The (ε, δ) of which ``times`` parts fit what is left of a ledger, by that ledger's own filter.
+
+    >>> import farthing as ft
+    >>> print(equal_part(ft.Ledger(ft.Budget(1.0, 1e-5)), 16))
+    (0.220267, 1e-05)-DP, add-remove, per record, against anyone
+    """
+    rest, times = ledger.rest, validate.count(times=times)
+    match ledger.filter:
+        case GdpFilter():
+            mu = gaussian.mu(rest.epsilon, rest.delta) / math.sqrt(times) * _ROUNDED
+            return rest.with_(gaussian.epsilon(mu, rest.delta), rest.delta)
+        case ZcdpFilter():
+            rho = zcdp.rho_tight(rest.epsilon, rest.delta) / times * _ROUNDED
+            return rest.with_(zcdp.epsilon(rho, rest.delta), rest.delta)
+        case BasicFilter():
+            return rest.with_(rest.epsilon / times * _ROUNDED, rest.delta / times * _ROUNDED)
+    raise Unsupported(f"the {ledger.filter.name} filter has no equal parts: use the GDP or the basic filter")
+
+
+@dataclass(frozen=True, slots=True)
+class Folds:
+    """``cv=`` for scikit-learn: every record goes into one of ``splits`` folds by a die of its own.
+
+    Folds are therefore of about equal size, not exactly. Each call of `split` throws anew.
+    """
+
+    splits: int = 5
+    stream: Stream = field(default_factory=Stream, repr=False)
+
+    def __post_init__(self) -> None:
+        if validate.count(splits=self.splits) < 2:
+            raise InvalidValue(f"splits must be at least 2, got {self.splits!r}")
+
+    def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
+        """How many there are."""
+        return self.splits
+
+    def split(
+        self, X: Any, y: Any = None, groups: Any = None
+    ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+        """The places of training and held-out rows; records with the same ``groups`` stay together."""
+        if groups is None:
+            fold = self.stream.uniform_below(self.splits, arrays.length(X))
+        else:
+            said = "groups must be names of one kind, one a row"
+            names, member = arrays.attempt(lambda: np.unique(groups, return_inverse=True), said=said)
+            fold = self.stream.uniform_below(self.splits, len(names))[member]
+        for place in range(self.splits):
+            yield np.flatnonzero(fold != place), np.flatnonzero(fold == place)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """``scoring=`` for scikit-learn: the share of right answers on held-out rows, noisy and charged.
+
+    Every call takes the part (``epsilon``, ``delta``) of ``ledger``, or raises `BudgetSpent`. ``value`` may
+    give another number in [0, 1] a record (values beyond are clipped), from true targets and predictions.
+    The sum is divided by ``records``, a public number of held-out rows (of N rows in k folds, N/k): the real
+    one is private, and a score divided by it would tell it. The noise may carry a score below 0 or above 1;
+    it is left so, since the mean of several is then unbiased.
+    """
+
+    ledger: Ledger
+    epsilon: float
+    delta: float
+    value: Value | None = None
+    records: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        validate.count(records=self.records)
+
+    def __call__(self, estimator: Any, X: Any, y: Any) -> float:
+        """The noisy score of a fitted model."""
+        rows = _Held(X, y)
+        part = _part(self.ledger, self.epsilon, self.delta)
+        relation = part.budget.adjacency
+        noise: Mechanism
+        if isinstance(part.filter, BasicFilter):
+            noise = Laplace(_ONE.sensitivity(relation, 1) / (_ONE.norm(1) * part.budget.epsilon) / _ROUNDED)
+        else:
+            noise = Gaussian(noise_of(_ONE, relation, gaussian_mu(part)))
+        query = Query(Everyone(), _Values((estimator,), self.value), _ONE, noise)
+        return float(part.over(rows).ask(query).value.item()) / self.records
+
+
+def choose(
+    models: Sequence[Any],
+    X: Any,
+    y: Any,
+    ledger: Ledger,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    *,
+    value: Value | None = None,
+) -> int:
+    """The place of the model that is right most often on these rows, by the exponential mechanism.
+
+    One record raises each count by at most 1, so the gap of two counts moves by 1 when it comes or goes and
+    by 2 when it is replaced (`NoisyMax`). The price, the part (``epsilon``, ``delta``) of the ledger or what
+    is left of it, does not grow with the number of models; the counts themselves are not released. ``value``
+    as in `Score`.
+
+    >>> import farthing as ft
+    >>> from sklearn.dummy import DummyClassifier
+    >>> X, y = np.zeros((500, 1)), np.ones(500, dtype=int)
+    >>> no, yes = (DummyClassifier(strategy="constant", constant=k).fit([[0], [0]], [0, 1]) for k in (0, 1))
+    >>> choose([no, yes], X, y, ft.Ledger(ft.Budget(1.0, 1e-5)))
+    1
+    """
+    if not models:
+        raise InvalidValue("give the models to choose among, at least one")
+    rows = _Held(X, y)
+    part = _part(ledger, epsilon, delta)
+    shift = 2.0 if part.budget.adjacency is Adjacency.REPLACE_ONE else 1.0
+    noise = NoisyMax(shift / choice_epsilon(part))
+    query = Query(Everyone(), _Values(tuple(models), value), _ONE, noise)
+    return int(part.over(rows).ask(query).value)
+
+
+def _part(ledger: Ledger, epsilon: float | None, delta: float | None) -> Ledger:
+    """A part of a ledger, spent as the ledger is: under basic composition a single answer is best pure."""
+    return ledger.allot(
+        epsilon, delta, filter=BasicFilter if isinstance(ledger.filter, BasicFilter) else None
+    )
+
+
+class _Held:
+    """Held-out rows of any kind that scikit-learn takes, as records."""
+
+    def __init__(self, X: Any, y: Any) -> None:
+        self.X = arrays.indexed(X)
+        self.y = arrays.attempt(np.asarray, y, said="targets must be one number or label a row")
+        if self.y.ndim != 1 or self.y.dtype.kind == "V" or len(self.y) != arrays.length(self.X):
+            raise InvalidValue("targets must be one number or label a row")  # how many is no one's business
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def take(self, indices: Indices) -> "_Held":
+        """Those at ``indices``, by the rows' own indexing."""
+        if isinstance(indices, slice) and indices == slice(None):
+            return self
+        rows = self.X.iloc if hasattr(self.X, "iloc") else self.X if hasattr(self.X, "shape") else None
+        taken = [self.X[place] for place in np.asarray(indices)] if rows is None else rows[indices]
+        return _Held(taken, self.y[indices])
+
+
+@dataclass(frozen=True, slots=True)
+class _Values:
+    """What each record is worth to each model, one column a model."""
+
+    models: tuple[Any, ...]
+    value: Value | None
+    honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.models),)
+
+    def bounded_sum(self, records: _Held, w: Any, bound: ClipValue) -> Array:
+        totals = [self._of(model, records, bound) for model in self.models]
+        return np.concatenate(totals)
+
+    def _of(self, model: Any, records: _Held, bound: ClipValue) -> Array:
+        # estimators predict nothing for nobody; a value that does not fit shows there all the same
+        predicted = np.asarray(model.predict(records.X)) if len(records) else records.y
+        found = records.y == predicted if self.value is None else self.value(records.y, predicted)
+        each = np.asarray(found, dtype=np.float64)
+        if each.shape != records.y.shape:
+            raise InvalidValue(f"value must give one number a record, got {each.ndim} dimensions")
+        return summed(bound.apply, each[:, None])

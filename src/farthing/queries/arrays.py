@@ -1,0 +1,106 @@
+"""Private arrays as people bring them in. Their form is looked at, their values decide and name nothing.
+
+Form is public: the type, the number of dimensions, the width. It is refused here, once, before anything is
+charged, in words of our own: the errors of other libraries quote cells and counts, so none of them is passed
+on, neither as a message nor as the cause or the context of one (`attempt`). Values are not refused: a row
+with a value that is no finite number counts as nothing (`farthing.data.tables.Table`).
+
+>>> attempt(float, "a private word", said="the cell must be a number")
+Traceback (most recent call last):
+    ...
+farthing.errors.InvalidValue: the cell must be a number
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing.errors import FarthingError, InvalidValue
+
+T = TypeVar("T")
+
+_REAL = "biuf"  # numpy's letters for booleans, whole numbers and floats
+
+
+class NoNumbers(InvalidValue, TypeError):
+    """Something is not made of numbers."""
+
+
+def attempt(
+    function: Callable[..., T], *given: Any, said: str, error: type[FarthingError] = InvalidValue
+) -> T:
+    """What ``function`` makes of ``given``; where it fails, ``error`` with the words ``said`` and no others.
+
+    It is raised after the other one is gone, so that no traceback shows what that said.
+    """
+    try:
+        return function(*given)
+    except FarthingError as own:
+        own.__cause__ = own.__context__ = None
+        raise
+    except Exception:
+        pass
+    raise error(said)
+
+
+def features(X: Any) -> Any:
+    """A table of real numbers, dense or sparse by rows, as it lies in memory; an array of objects as floats.
+
+    An array of objects has no type: every cell is converted, and one that cannot be is refused.
+    """
+    if hasattr(X, "tocsr"):  # scipy's, which is slow to import
+        X = attempt(X.tocsr, said="features must be a sparse table of real numbers")
+    else:
+        X = attempt(np.asanyarray, X, said="features must be a table with rows of equal width")
+        X = np.asarray(X) if isinstance(X, np.matrix) else X
+    if X.ndim != 2:
+        raise InvalidValue(
+            f"features must be a table, rows by columns, got {X.ndim} dimensions. Reshape your data either "
+            "using array.reshape(-1, 1) if there is a single feature or array.reshape(1, -1) for a single row"
+        )
+    return _real(X, "features")
+
+
+def target(y: Any) -> NDArray[Any]:
+    """One real number a row."""
+    values = attempt(np.asanyarray, y, said="targets must be one number a row")
+    if values.ndim != 1:
+        raise InvalidValue(f"targets must be one number a row, got {values.ndim} dimensions")
+    return np.asarray(_real(values, "targets"))
+
+
+def rows(values: Any) -> NDArray[Any]:
+    """An array with one row a record."""
+    return attempt(np.asarray, values, said="records must be arrays with rows of equal shape")
+
+
+def indexed(values: Any) -> Any:
+    """Rows of any kind, of which some can be taken by their places: data frames and lists as they are."""
+    if hasattr(values, "tocsr"):
+        return attempt(values.tocsr, said="records must be rows")
+    return values if hasattr(values, "iloc") or isinstance(values, list | np.ndarray) else rows(values)
+
+
+def length(rows: Any) -> int:
+    """The number of rows of anything that has some."""
+    count = attempt(
+        lambda: rows.shape[0] if hasattr(rows, "shape") else len(rows), said="records must have rows"
+    )
+    return int(count)
+
+
+def _real(values: Any, name: str) -> Any:
+    if values.dtype.kind == "O":
+        said = (
+            f"{name} must be numbers (an argument must be a real number, not a string that is no number); "
+            "encode text beforehand"
+        )
+        return attempt(values.astype, np.float64, said=said, error=NoNumbers)
+    if isinstance(values, np.ma.MaskedArray) and values.dtype.kind in _REAL:
+        return np.ma.filled(values.astype(np.float64), np.nan)
+    if values.dtype.kind not in _REAL:
+        what = "Complex data not supported: " if values.dtype.kind == "c" else ""
+        raise InvalidValue(f"{what}{name} must be real numbers, got {values.dtype.type.__name__}")
+    return values

@@ -1,0 +1,297 @@
+"""What one record can contribute at most, and so how far a sum can move.
+
+A bound clips contributions and answers `sensitivity(adjacency)`. NaN and infinities in one contribution
+count as zero, silently: an error or a NaN in the answer would give the record away. Clipping is exact up to
+float64 rounding, which the mechanisms' own slack covers (`farthing.noise.summing`).
+
+>>> import numpy as np
+>>> bound = ClipNorm(1.0)
+>>> bound.apply(np.array([[3.0, 4.0], [0.3, 0.4], [np.nan, 0.0]]))
+array([[0.6, 0.8],
+       [0.3, 0.4],
+       [0. , 0. ]])
+>>> bound.sensitivity(Adjacency.ADD_REMOVE), bound.sensitivity(Adjacency.REPLACE_ONE)
+(1.0, 2.0)
+"""
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from farthing import validate
+from farthing.budget import Adjacency
+from farthing.errors import InvalidValue, Unsupported
+
+Array = NDArray[np.float64]
+
+_UNSCALED = 1.0
+
+
+class Kind(StrEnum):
+    """What a bound limits of one contribution. A contribution names the kinds that it ``honours``."""
+
+    NORM = "ClipNorm(clip)"
+    SCALED_NORM = "ClipNorm(clip, scale)"
+    L1_NORM = "ClipNorm(clip, order=1)"
+    SCALED_L1_NORM = "ClipNorm(clip, scale, order=1)"
+    COORDINATES = "ClipCoordinates(scale)"
+    VALUE = "ClipValue(low, high)"
+    OUTER = "ClipOuter(clip)"
+
+
+#: What a contribution honours that sends every record's row through ``bound.apply`` and adds the results.
+ROWS = (
+    Kind.NORM,
+    Kind.SCALED_NORM,
+    Kind.L1_NORM,
+    Kind.SCALED_L1_NORM,
+    Kind.COORDINATES,
+    Kind.VALUE,
+)
+_SMALLEST_SQUARED = 1e-130  # a row whose squares underflow is far below any clip above this
+
+
+class Bound(Protocol):
+    """A limit on one contribution, in units of ``scale`` (public, one number or one a coordinate)."""
+
+    @property
+    def kind(self) -> str:
+        """What it limits (`Kind`, or a name of its own): contributions honour some kinds and no others."""
+
+    @property
+    def width(self) -> int | None:
+        """How many coordinates it names; None where it holds for any number of them."""
+
+    @property
+    def scale(self) -> Any:
+        """What contributions are divided by before they are measured."""
+
+    def norm(self, order: int = 2) -> float:
+        """The largest L1 (order 1) or L2 norm of one contribution, in units of scale."""
+
+    def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
+        """How far a sum over all records moves between neighbours, in units of scale."""
+
+
+def _twice_if_replaced(norm: float, adjacency: Adjacency) -> float:
+    return 2 * norm if adjacency is Adjacency.REPLACE_ONE else norm
+
+
+def _rows(contributions: ArrayLike, width: int | None = None) -> Array:
+    rows = np.asarray(contributions, dtype=np.float64)
+    if rows.ndim != 2:
+        raise InvalidValue(f"contributions must have one row a record, got {rows.ndim} dimensions")
+    if width not in (None, rows.shape[1]):  # nothing is broadcast: a bound is priced for what it names
+        raise InvalidValue(f"the bound names {width} coordinates, a contribution has {rows.shape[1]}")
+    return rows
+
+
+def _width(scale: Any) -> int | None:
+    """How many coordinates a scale names: one number holds for any."""
+    return math.prod(scale.shape) if getattr(scale, "ndim", 0) else None
+
+
+def _public_scale(name: str, scale: Any) -> Any:
+    """Positive numbers of our own: an array that cannot be changed, or a tensor that stays where it is."""
+    if hasattr(scale, "detach"):  # torch's, which is not imported here
+        values = scale.detach().clone()
+        edges = (0.0, 0.0) if 0 in values.shape else values.aminmax()
+    else:
+        values = np.array(scale, dtype=np.float64)
+        values.setflags(write=False)
+        edges = (0.0, 0.0) if 0 in values.shape else (values.min(), values.max())
+    least, most = map(float, edges)  # NaN if there is one
+    if not 0 < least <= most < math.inf:
+        raise InvalidValue(f"{name} must be finite and > 0 everywhere, got {scale!r}")
+    return values
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClipNorm:
+    """Rows are shrunk to norm ``clip``; with a ``scale`` the norm is that of row / scale (an ellipsoid)."""
+
+    clip: float
+    scale: Any = _UNSCALED  # a number, an array or a tensor
+    order: int = 2
+
+    def __post_init__(self) -> None:
+        validate.positive(clip=self.clip)
+        if self.order not in (1, 2):
+            raise InvalidValue(f"order must be 1 or 2, got {self.order!r}")
+        if self.scale is not _UNSCALED:
+            object.__setattr__(self, "scale", _public_scale("scale", self.scale))
+
+    @property
+    def kind(self) -> str:
+        scaled = self.scale is not _UNSCALED
+        if self.order == 1:
+            return Kind.SCALED_L1_NORM if scaled else Kind.L1_NORM
+        return Kind.SCALED_NORM if scaled else Kind.NORM
+
+    @property
+    def width(self) -> int | None:
+        return _width(self.scale)
+
+    def norm(self, order: int = 2) -> float:
+        if order < self.order:
+            raise Unsupported("Laplace noise needs an L1 bound: use ClipNorm(clip, order=1)")
+        return self.clip
+
+    def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
+        return _twice_if_replaced(self.norm(order), adjacency)
+
+    def factors(self, norms: ArrayLike) -> Array:
+        """What to multiply contributions of these norms by: min(1, clip / norm), and 0 for NaN and infinity.
+
+        For contributions that are never materialised.
+        """
+        sizes = np.asarray(norms, dtype=np.float64)
+        factors: Array = self.clip / np.maximum(np.abs(sizes), self.clip)
+        # a factor below 1e-290 would round coarsely; such a contribution is dropped, like NaN and infinity
+        if sizes.size and not factors.min() > 1e-290:
+            factors = np.where(factors > 1e-290, factors, 0.0)
+        return factors
+
+    def apply(self, contributions: ArrayLike) -> Array:
+        """Each row clipped. Rows whose squares leave the range of floats take a slower, scaled way."""
+        rows = _rows(contributions, self.width)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = rows if self.scale is _UNSCALED else rows / self.scale
+            sizes = np.abs(scaled).sum(axis=1) if self.order == 1 else np.einsum("ij,ij->i", scaled, scaled)
+            norms = sizes if self.order == 1 else np.sqrt(sizes)
+            clipped: Array = rows * self.factors(norms)[:, None]
+        odd = np.flatnonzero(~np.isfinite(sizes)) if self.clip > _SMALLEST_SQUARED else slice(None)
+        clipped[odd] = self._apply_scaled(rows[odd])
+        return clipped
+
+    def _apply_scaled(self, rows: Array) -> Array:
+        """The same with norms taken of row / largest entry, which neither over- nor underflow."""
+        with np.errstate(over="ignore"):
+            scaled = rows / self.scale
+        finite = np.isfinite(scaled).all(axis=1, keepdims=True)
+        rows, scaled = np.where(finite, rows, 0.0), np.where(finite, scaled, 0.0)
+        largest = np.max(np.abs(scaled), axis=1, initial=0.0)
+        unit = scaled / np.where(largest > 0, largest, 1.0)[:, None]
+        norms = np.abs(unit).sum(axis=1) if self.order == 1 else np.sqrt((unit * unit).sum(axis=1))
+        norms = np.maximum(norms, 1.0)  # they are, unless the row is zero
+        with np.errstate(over="ignore"):
+            sizes = (norms * largest)[:, None]
+        clipped: Array = np.where(sizes > self.clip, unit * (self.clip / norms)[:, None] * self.scale, rows)
+        return clipped
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClipCoordinates:
+    """Coordinate i is clamped to [-scale_i, scale_i]; noise follows each coordinate's own scale.
+
+    In units of scale every coordinate lies in [-1, 1], so the L2 norm is at most √m: Gaussian noise of
+    standard deviation σ √m scale_i satisfies Σ (scale_i/σ_i)² = 1/σ², AdaDP's Lemma 1 with equality. The
+    scale names every coordinate, since m follows from it: for all alike, ``np.full(m, scale)``.
+    """
+
+    scale: Any  # an array or a tensor
+    kind: ClassVar[str] = Kind.COORDINATES
+
+    def __post_init__(self) -> None:
+        if np.ndim(self.scale) == 0:
+            raise InvalidValue(
+                f"scale must name every coordinate, got one number, {self.scale!r}: np.full(width, scale)"
+            )
+        object.__setattr__(self, "scale", _public_scale("scale", self.scale))
+
+    @property
+    def width(self) -> int:
+        return math.prod(self.scale.shape)
+
+    def norm(self, order: int = 2) -> float:
+        return float(self.width) if order == 1 else math.sqrt(self.width)
+
+    def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
+        return _twice_if_replaced(self.norm(order), adjacency)
+
+    def apply(self, contributions: ArrayLike) -> Array:
+        """Each entry clamped; an entry that is not finite counts as zero, and so does its whole row."""
+        rows = _rows(contributions, self.width)
+        finite = np.isfinite(rows).all(axis=1, keepdims=True)
+        clamped: Array = np.clip(np.where(finite, rows, 0.0), -self.scale, self.scale)
+        return clamped
+
+
+@dataclass(frozen=True, slots=True)
+class ClipValue:
+    """Every entry is clamped to [low, high]: one number a record, or one score a candidate (`NoisyMax`)."""
+
+    low: float
+    high: float
+    kind: ClassVar[str] = Kind.VALUE
+    width: ClassVar[int] = 1  # of what noise is added to; `NoisyMax` takes any number of scores
+
+    def __post_init__(self) -> None:
+        validate.finite(low=self.low)
+        if not validate.finite(high=self.high) > self.low:
+            raise InvalidValue(f"high must be above low={self.low:g}, got {self.high:g}")
+
+    @property
+    def scale(self) -> float:
+        return 1.0
+
+    @property
+    def blank(self) -> float:
+        """What a record counts that fails or is not finite: zero, clamped."""
+        return min(max(0.0, self.low), self.high)
+
+    @property
+    def one_signed(self) -> bool:
+        """Whether a record can only raise, or only lower, a sum."""
+        return self.low >= 0 or self.high <= 0
+
+    def norm(self, order: int = 2) -> float:
+        return max(abs(self.low), abs(self.high))
+
+    def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
+        return self.high - self.low if adjacency is Adjacency.REPLACE_ONE else self.norm(order)
+
+    def apply(self, contributions: ArrayLike) -> Array:
+        """Each entry clamped; a row with an entry that is not finite counts as zeros, clamped."""
+        rows = _rows(contributions)
+        finite = np.isfinite(rows).all(axis=1, keepdims=True)
+        clamped: Array = np.clip(np.where(finite, rows, 0.0), self.low, self.high)
+        return clamped
+
+
+@dataclass(frozen=True, slots=True)
+class ClipOuter:
+    """Contributions x xᵀ of rows shrunk to norm ``clip``: Frobenius norm clip², replaced √2 clip².
+
+    It bounds products, not rows, so it has no ``apply``: a contribution clips its rows by `rows`, then
+    multiplies.
+    """
+
+    clip: float
+    kind: ClassVar[str] = Kind.OUTER
+    width: ClassVar[int | None] = None
+
+    def __post_init__(self) -> None:
+        validate.positive(clip=self.clip)
+
+    @property
+    def scale(self) -> float:
+        return 1.0
+
+    def norm(self, order: int = 2) -> float:
+        if order != 2:
+            raise Unsupported("outer products have no useful L1 bound: use Gaussian noise")
+        return self.clip**2
+
+    def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
+        # |xxᵀ - yyᵀ|² = |x|⁴ + |y|⁴ - 2(x·y)² <= 2 clip⁴
+        return self.norm(order) * (math.sqrt(2) if adjacency is Adjacency.REPLACE_ONE else 1.0)
+
+    @property
+    def rows(self) -> ClipNorm:
+        """What each x is shrunk by, before it is multiplied with itself."""
+        return ClipNorm(self.clip)

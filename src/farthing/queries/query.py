@@ -1,0 +1,229 @@
+"""A question to private records, its answer, and what an algorithm hands out.
+
+A query is sampler, contribution, bound, mechanism; its price follows from those parts and from the budget
+it is charged to. Nothing here touches records: only `farthing.ledger.ledger.Ledger.ask` does.
+
+>>> from farthing.queries.bounds import ClipNorm
+>>> from farthing.budget import Budget
+>>> from farthing.queries.mechanisms import Gaussian
+>>> from farthing.queries.samplers import Poisson
+>>> gradient = Query(Poisson(0.01), PerExample(lambda rows, w: rows[0] - w), ClipNorm(2.0), Gaussian(1.1))
+>>> gradient.price(Budget(1.0, 1e-5))
+PoissonEvent(rate=0.01, event=GaussianEvent(noise=1.1))
+"""
+
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, ParamSpec, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing.budget import Budget
+from farthing.errors import BudgetSpent, InvalidValue, Unsupported
+from farthing.noise.summing import checked, summed
+from farthing.queries.arrays import length, rows
+from farthing.queries.bounds import ROWS, Bound
+from farthing.queries.events import Event
+from farthing.queries.mechanisms import Mechanism
+from farthing.queries.samplers import Everyone, Indices, Sampler
+
+Array = NDArray[np.float64]
+P = ParamSpec("P")
+
+
+class Records(Protocol):
+    """Private records, as the ledger sees them: how many, and some of them."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    def take(self, indices: Indices) -> Any:
+        """Those at ``indices``, as the contribution wants them."""
+
+
+class Contribution(Protocol):
+    """What a record says about parameters ``w``, bounded and summed.
+
+    ``bounded_sum`` may compute the sum without ever materialising its terms. It must work for no records at
+    all, add terms up as `farthing.noise.summing` does, and bound *every* one, NaN and infinity included (they
+    count as zero).
+
+    A bound must mean to the contribution what it means to the price, so a contribution says which kinds of
+    bound it ``honours``; a `Query` with any other is refused when it is made. Three more attributes have
+    defaults: ``least``, the norm that a bound must have because terms are not shrunk to it (0); ``additive``,
+    whether the sum over records is the sum over parts of them (true); and ``zero(records, w, bound)``, the
+    sum over nobody where it is not that of an empty batch.
+    """
+
+    @property
+    def honours(self) -> Collection[str]:
+        """The kinds of bound (`farthing.queries.bounds.Kind`) that hold for every record's term."""
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of a record's term; None where only ``w`` decides."""
+
+    def bounded_sum(self, records: Any, w: Any, bound: Any, /) -> Any:
+        """Σ bounded contributions of ``records`` at ``w``, in the form that the mechanism takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One kind of question: it may be asked at many ``w``, always at the same price."""
+
+    sampler: Sampler
+    contribution: Contribution
+    bound: Bound
+    mechanism: Mechanism
+
+    def __post_init__(self) -> None:
+        refuse_bound(self.contribution, self.bound)
+        self.mechanism.check(self.bound, self.contribution.shape)
+
+    def price(self, budget: Budget) -> Event:
+        """The event of one answer under the budget's adjacency, before its observer."""
+        sampled = not isinstance(self.sampler, Everyone)
+        event = self.mechanism.event(self.bound, budget.adjacency, sampled)
+        return self.sampler.amplify(event, budget.observer)
+
+
+def refuse_bound(contribution: Contribution, bound: Bound) -> None:
+    """Refuses a bound that the contribution does not keep its terms within."""
+    name = type(contribution).__name__
+    for attribute, example in (("honours", "farthing.queries.bounds.ROWS"), ("shape", "None")):
+        if not hasattr(contribution, attribute):
+            raise Unsupported(
+                f"{name} must say which bounds it honours and the shape of its sum: it has no {attribute!r}; "
+                f"add {attribute} = {example} if each record's row goes through bound.apply"
+            )
+    kind = getattr(bound, "kind", None)
+    if kind not in contribution.honours:
+        raise Unsupported(
+            f"{name} does not keep its terms within {kind or type(bound).__name__}: it honours "
+            + (", ".join(contribution.honours) or "no bound")
+        )
+    least = getattr(contribution, "least", 0.0)
+    if bound.norm() < least:
+        raise InvalidValue(f"terms of {name} have norms up to {least}, beyond the bound's {bound.norm()}")
+
+
+@dataclass(frozen=True, slots=True)
+class PerExample:
+    """The plain contribution: a function from records and ``w`` to one row a record."""
+
+    function: Callable[[Any, Any], Any]
+    honours: ClassVar[Collection[str]] = ROWS
+    shape: ClassVar[None] = None
+
+    def bounded_sum(self, records: Any, w: Any, bound: Any) -> Array:
+        """Every row is computed, clipped by ``bound`` and added."""
+        return summed(bound.apply, self.function(records, w))
+
+
+class Rows:
+    """Records as arrays of equal length, row i of each belonging to record i.
+
+    >>> rows = Rows(np.arange(6.0).reshape(3, 2), np.array([0, 1, 1]))
+    >>> len(rows), rows.take(np.array([2]))[1]
+    (3, array([1]))
+    """
+
+    __slots__ = ("arrays",)
+
+    def __init__(self, *arrays: Any) -> None:
+        arrays = tuple(array if hasattr(array, "shape") else rows(array) for array in arrays)
+        if not arrays or len({length(array) for array in arrays}) != 1:
+            raise InvalidValue("arrays must have one row a record each")  # how many is no one's business
+        checked(length(arrays[0]))
+        self.arrays = arrays
+
+    def __len__(self) -> int:
+        return int(self.arrays[0].shape[0])
+
+    def __getitem__(self, place: int) -> Any:
+        return self.arrays[place]
+
+    def take(self, indices: Indices) -> "Rows":
+        """Those at ``indices``; everybody costs no copy."""
+        return (
+            self
+            if isinstance(indices, slice) and indices == slice(None)
+            else Rows(*(array[indices] for array in self.arrays))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Where a charge stands in the journal. ``ticket`` counts answers drawn from one reservation.
+
+    ``clip`` is where the query clipped one contribution, if it has such a number: public, like the query.
+    """
+
+    seq: int
+    hash: str
+    event: Event
+    ticket: int = 0
+    clip: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """A released value and the charge that was written before it."""
+
+    value: Any
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """What an algorithm yields: round, parameters, and the charges of this round. All of it is public."""
+
+    t: int
+    w: Any
+    receipts: tuple[Receipt, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """A finished training: the last parameters, every receipt, and why it stopped."""
+
+    w: Any
+    steps: int
+    receipts: tuple[Receipt, ...]
+    stop_reason: str
+
+
+def until_spent(algorithm: Callable[P, Iterator[Step]]) -> Callable[P, Iterator[Step]]:
+    """Makes an algorithm that asks forever end by itself when the budget is spent.
+
+    Where not even its first step fits, `BudgetSpent` is passed on: nothing was learnt, and that is no end.
+    """
+
+    @functools.wraps(algorithm)
+    def ends(*args: P.args, **kwargs: P.kwargs) -> Iterator[Step]:
+        made = False
+        try:
+            for step in algorithm(*args, **kwargs):
+                made = True
+                yield step
+        except BudgetSpent:
+            if not made:
+                raise
+
+    return ends
+
+
+def run(steps: Iterable[Step], stop: Callable[[Step], bool] | None = None) -> Run:
+    """Takes all steps of an algorithm; ``stop`` may end it early, from public values only."""
+    last, receipts, reason = None, list[Receipt](), "the algorithm ended or its budget is spent"
+    for step in steps:
+        last = step
+        receipts += step.receipts
+        if stop is not None and stop(step):
+            reason = "stopped by rule"
+            break
+    if last is None:
+        raise BudgetSpent("the budget does not allow a single step")
+    return Run(last.w, last.t, tuple(receipts), reason)

@@ -1,0 +1,104 @@
+"""Who takes part in a query, and what their secrecy is worth.
+
+A sampler draws and amplifies: the event it makes is the event of the draw that ran, so a shuffled pass can
+never be charged as a Poisson sample. Draws come from the ledger's cryptographic stream.
+
+>>> from farthing.queries.events import GaussianEvent
+>>> Poisson(0.01).amplify(GaussianEvent(1.1))
+PoissonEvent(rate=0.01, event=GaussianEvent(noise=1.1))
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing import validate
+from farthing.budget import Observer
+from farthing.errors import InvalidValue
+from farthing.noise.lattice import Stream
+from farthing.queries.events import DrawnEvent, Event, FixedSizeEvent, PoissonEvent
+
+Indices = slice | NDArray[np.int64]
+
+
+@runtime_checkable
+class HasEvent(Protocol):
+    """A mechanism on its own, with contributions bounded by one."""
+
+    def unit_event(self) -> Event:
+        """Its event."""
+
+
+class Sampler(Protocol):
+    """How the records of one query are drawn."""
+
+    def draw(self, records: int, stream: Stream) -> Indices:
+        """The positions of those who take part, of ``records`` in all."""
+
+    def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
+        """The event of ``step`` on such a draw, before ``observer``."""
+
+
+def _event(step: Event | HasEvent) -> Event:
+    return step if isinstance(step, Event) else step.unit_event()  # isinstance of a protocol is slow
+
+
+@dataclass(frozen=True, slots=True)
+class Everyone:
+    """All records: nothing is drawn, nothing is amplified."""
+
+    def draw(self, records: int, stream: Stream) -> Indices:
+        return slice(None)
+
+    def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
+        return _event(step)
+
+
+@dataclass(frozen=True, slots=True)
+class Poisson:
+    """Each record independently with probability ``rate``; an empty lot is answered like any other."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        validate.rate(rate=self.rate)
+
+    def draw(self, records: int, stream: Stream) -> Indices:
+        return stream.poisson_indices(self.rate, records)
+
+    def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
+        if observer is Observer.COORDINATOR:
+            return DrawnEvent(self.rate, _event(step))
+        return PoissonEvent(self.rate, _event(step))
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSize:
+    """Exactly ``size`` of ``of`` records, without replacement; ``of`` is public.
+
+    Where there are fewer records than ``of``, blank ones that contribute nothing fill up, so that the rate
+    is never above size / of whatever the data.
+    """
+
+    size: int
+    of: int
+
+    def __post_init__(self) -> None:
+        if validate.count(size=self.size) > validate.count(of=self.of):
+            raise InvalidValue(f"size must be at most of={self.of}, got {self.size}")
+
+    def draw(self, records: int, stream: Stream) -> Indices:
+        drawn = stream.choose(self.size, max(records, self.of))
+        return drawn[drawn < records]
+
+    def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
+        if observer is Observer.COORDINATOR:
+            return DrawnEvent(self.size / self.of, _event(step))
+        return FixedSizeEvent(self.size, self.of, _event(step))
+
+
+def OneRecord(of: int) -> FixedSize:
+    """One record drawn uniformly, as in A-DDP's Algorithm 1, line 11."""
+    return FixedSize(1, of)

@@ -1,0 +1,401 @@
+"""What a model computes for an example must not depend on its company: checks of that, on made-up examples.
+
+Two questions are asked of per-example gradients, by what is going to sum them:
+
+* *Exchanges.* In batches of several sizes some examples are exchanged for others, mild or very unlike (10⁴
+  times as large, negative, tiny, whole numbers far out), on the same seed: the gradients of those that stay
+  must stay. Exchanged are those whose place has a 1 (then a 0) in its k-th binary digit, for every k: any two
+  places differ in some digit, so that every place is seen to move no other one.
+* *Sizes.* In batches of 1 to 40 an example's loss and gradient must be those of the example alone, without
+  random numbers (`Calm`), in training mode where that is the model's.
+
+These are checks, not proofs: what mixes in batches of 1,000 only, or for one input in a million, passes. How
+much is tried follows from the model's size, never from a clock, so that an answer can be had again.
+"""
+
+import copy
+import functools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.flop_counter import FlopCounterMode
+
+from farthing.errors import FarthingError, InvalidValue, Unsupported
+from farthing.torch.checks.deterministic import Calm
+from farthing.torch.checks.leftovers import Wall
+from farthing.torch.checks.probe import Range, Ranges, Source
+from farthing.torch.gradients.calls import Loss, call, mapped, one
+from farthing.torch.gradients.layers import leaves
+
+Rows = Callable[[Any, Any], Tensor]
+
+_FIRST, _LARGEST = 4, 40
+_OTHERS = (8, 33, 16, 7, 2)
+_PLACES = (0, 1, 3, 6, 7, 15, 32, 39)  # whose gradient alone is looked at: the last of every size
+_WORK = 4e9  # multiply-adds of one check, where not even the least takes more
+_CALLS = 4000  # of modules, likewise
+_ROWS = 2**23  # numbers in the gradients of a batch
+_UNMOVED = 1e-4  # relative: exchanged examples change no shape, so that hardly a digit may move
+_SPOILT = Ranges(Range(math.nan))
+_WIDE = 30.0  # the largest inputs for comparisons between sizes, which round in different ways
+
+
+@dataclass
+class Effort:
+    """How much may still be tried; ``rows`` is the largest batch whose gradients are made."""
+
+    work: float
+    calls: float
+    rows: int
+    each: float
+    modules: int
+
+    @classmethod
+    def of(cls, model: nn.Module, inputs: Any) -> "Effort":
+        """What a model of this size allows."""
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            call(model, inputs)
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        work = counter.get_total_flops() / len(leaves((inputs,))[0]) / 2 + trained
+        rows = min(_LARGEST, max(2, _ROWS // trained))
+        return cls(_WORK, _CALLS, rows, 3 * work, 1 + sum(1 for _ in model.modules()))
+
+    def affords(self, passes: int, size: int) -> bool:
+        """Whether so many passes with batches of this size can be had; they are then paid."""
+        work, calls = passes * size * self.each, passes * self.modules
+        if work > self.work or calls > self.calls:
+            return False
+        self.work, self.calls = self.work - work, self.calls - calls
+        return True
+
+
+@dataclass(eq=False)
+class Company:
+    """A model, its loss, made-up examples, and what gives their gradients."""
+
+    model: nn.Module
+    loss: Loss
+    source: Source
+    rows: Rows
+    effort: Effort
+    spoilt: bool = False  # whether the model runs on inputs that are not numbers
+
+    def __post_init__(self) -> None:
+        self.wall = Wall(
+            self.model, self.loss, everything=True
+        )  # so that every pass begins with the same state
+
+    @functools.cached_property
+    def wild(self) -> Ranges:
+        """The widest values on which the model runs; tried on a CPU, where a wrong index is an error only."""
+        try:
+            model = self.model if _on_cpu(self.model) else copy.deepcopy(self.model).cpu()
+        except Exception:  # a model that cannot be copied
+            return Ranges()
+        own = self.source
+        source = Source(mapped(own.inputs, Tensor.cpu), mapped(own.targets, Tensor.cpu), own.public)
+
+        def runs(ranges: Ranges) -> bool:
+            try:
+                with self.wall:
+                    losses(model, self.loss, *source.batch(4 * _FIRST, ranges=ranges))
+            except Exception:  # whatever a model does not take
+                return False
+            return True
+
+        self.spoilt = runs(_SPOILT)
+        return source.wildest(runs)
+
+    def exchanges(self) -> None:
+        """Examples that stay must not notice who is exchanged."""
+        mild, first = Ranges(), min(_FIRST, self.effort.rows)
+        pairs = [(mild, mild), (mild, self.wild), (self.wild, mild)]
+        for at, (before, after) in enumerate(pairs):
+            if at < 2 or self.effort.affords(6, first):
+                self._exchange(first, before, after, seed=at)
+        if self.spoilt:
+            self._exchange(first, mild, _SPOILT, seed=4, digits=1)
+        for at, (before, after) in enumerate(pairs):
+            if self.effort.affords(14, _LARGEST):
+                self._exchange(_LARGEST, before, after, seed=at + 3, digits=1 if at == 0 else None)
+        for at, size in enumerate(_OTHERS):
+            if self.effort.affords(4, size):
+                self._exchange(size, *pairs[at % 2], seed=at + 6, digits=1)
+
+    def sizes(self) -> None:
+        """An example alone must be what it is in a batch of any size; with random numbers left out."""
+        inputs, targets = self.wild
+        wide = Ranges(inputs._replace(scale=min(_WIDE, inputs.scale)), targets._replace(scale=1.0))
+        few, mild, other = (self.source.batch(*of) for of in ((_FIRST,), (_LARGEST, 9), (_LARGEST, 10, wide)))
+        with calm(self.model, lambda: leaves(call(self.model, few[0]))) as steady:  # what is made up is not
+            if not steady:
+                return  # random by itself: the exchanges are what can be said of it
+            self._sized(mild, 1e-3, must=True)
+            if wide != Ranges() and self.effort.affords(16, _FIRST):
+                self._sized(other, 0.05, must=False)
+
+    def _exchange(
+        self, size: int, before: Ranges, after: Ranges, seed: int, digits: int | None = None
+    ) -> None:
+        batch = self.source.batch(size, seed, before)
+        others = self.source.batch(size, seed + 1, after)
+        try:
+            base, again = (self._seen(batch, size, seed) for _ in range(2))
+            if not unmoved(base, again):
+                raise Unsupported(_STATE)
+            for away in _patterns(size, digits):
+                mixed = tuple(_exchanged(one, other, away) for one, other in zip(batch, others, strict=True))
+                if not unmoved(base[~away], self._seen(mixed, size, seed)[~away]):
+                    who = culprit(self.model, batch[0], mixed[0], ~away)
+                    raise Unsupported(f"{who} mixes examples: {MIXED}")
+        except FarthingError:
+            raise
+        except Exception as error:
+            if before == after == Ranges():
+                raise Unsupported(_fails(size, error)) from error
+
+    def _seen(self, batch: tuple[Any, ...], size: int, seed: int) -> Tensor:
+        """What is compared: gradients, of large models and batches the losses."""
+        torch.manual_seed(seed)
+        with self.wall:
+            if size <= self.effort.rows:
+                return self.rows(*batch)
+            return losses(self.model, self.loss, *batch)[:, None]
+
+    def _sized(self, whole: tuple[Any, Any], tolerance: float, must: bool) -> None:
+        """Every size that can be afforded; a model ``must`` run on some examples."""
+        sizes = [1, min(_FIRST, self.effort.rows)]
+        sizes += [size for size in (*_OTHERS, _LARGEST) if self.effort.affords(3, size)]
+        batches = {size: _first(whole, size) for size in sizes}
+        places = [place for place in _PLACES if place < max(sizes)]
+        alone = {place: one(*batches[max(sizes)], place) for place in places}
+        size = 0
+        try:
+            lone = torch.cat([losses(self.model, self.loss, *alone[place]) for place in places])
+            for size in sizes[1:]:
+                here = [place for place in places if place < size]
+                together = losses(self.model, self.loss, *batches[size])[here]
+                _unscaled(self.model, batches[size][0], size, together, lone[: len(here)], tolerance)
+            wanted = [gradient(self.model, self.loss, *alone[place]) for place in places]
+            for size in (size for size in sizes if size <= self.effort.rows):
+                found = self.rows(*batches[size])
+                for n, place in enumerate(place for place in places if place < size):
+                    agree(self.model, wanted[n], found[place], tolerance, alone=size == 1)
+        except FarthingError:
+            raise
+        except Exception as error:
+            if must:
+                raise Unsupported(_fails(size, error)) from error
+
+
+_STATE = (
+    "the model or its loss does not repeat itself on the same examples and the same seed of torch: it keeps "
+    "a state, or draws random numbers that are not torch's; leave that out, or use isolate=True"
+)
+MIXED = (
+    "what it computes for one depends on the others in the batch; use statistics of one example "
+    "(GroupNorm, LayerNorm) in place of those of a batch"
+)
+
+
+def _fails(size: int, error: Exception) -> str:
+    return (
+        f"the model does not run on a batch of {size} made-up inputs ({brief(error)}): a batch may have any "
+        "size; or give public inputs, example=(inputs, targets), with at least two different records"
+    )
+
+
+def _first(batch: tuple[Any, Any], size: int) -> tuple[Any, Any]:
+    inputs, targets = (mapped(part, lambda x: x[:size]) for part in batch)
+    return inputs, targets
+
+
+def _on_cpu(model: nn.Module) -> bool:
+    return all(p.device.type == "cpu" for p in model.parameters())
+
+
+def _patterns(size: int, digits: int | None) -> Iterator[Tensor]:
+    """Who is exchanged: digit by digit, those with a 1 there and those with a 0."""
+    places = torch.arange(size)
+    all_digits = max(1, math.ceil(math.log2(size)))
+    for digit in range(all_digits if digits is None else min(digits, all_digits)):
+        away = places.bitwise_right_shift(digit) % 2 == 1
+        yield from (away, ~away)
+
+
+def _exchanged(batch: Any, others: Any, away: Tensor) -> Any:
+    fresh = iter(leaves((others,)))
+
+    def put(x: Tensor) -> Tensor:
+        where = away.to(x.device).view(-1, *(1,) * (x.ndim - 1))
+        return torch.where(where, next(fresh), x)
+
+    return mapped(batch, put)
+
+
+def unmoved(before: Tensor, after: Tensor) -> bool:
+    """Whether rows are the same, up to rounding; what is not finite must stay so."""
+    if before.shape != after.shape or not torch.equal(before.isfinite(), after.isfinite()):
+        return False
+    before, after = (torch.nan_to_num(side.detach().double(), 0.0, 0.0, 0.0) for side in (before, after))
+    size, error = before.norm(dim=1), (before - after).norm(dim=1)
+    return bool((error <= _UNMOVED * size + 1e-9 * size.amax() + 1e-12).all()) if len(size) else True
+
+
+def losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
+    """One loss a record."""
+    with torch.no_grad():
+        found = loss(call(model, inputs), targets)
+    size = len(leaves((inputs,))[0])
+    if found.shape != (size,):
+        raise InvalidValue(
+            f"loss must return one value a record, shape ({size},), got {tuple(found.shape)}: "
+            'use reduction="none" and sum over what belongs to one record'
+        )
+    return found.float()
+
+
+def gradient(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> list[Tensor]:
+    """The gradient of one example by ordinary autograd."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    with torch.enable_grad():
+        value = loss(call(model, inputs), targets).float().sum()
+        if not value.requires_grad:
+            return [torch.zeros_like(p) for p in trained]
+        found = torch.autograd.grad(value, trained, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, trained, strict=True)]
+
+
+def _unscaled(
+    model: nn.Module, inputs: Any, size: int, together: Tensor, alone: Tensor, tolerance: float
+) -> None:
+    if close(together, alone, tolerance):
+        return
+    for ratio, what in ((size, "divided"), (1 / size, "multiplied")):
+        if close(together * ratio, alone, tolerance):
+            raise Unsupported(
+                f"the loss is {what} by the size of the batch: return each record's own loss, "
+                'reduction="none"; the step is divided by a public number later'
+            )
+    raise Unsupported(f"{_in_company(model, inputs)} mixes examples: {MIXED}")
+
+
+def agree(
+    model: nn.Module, expected: list[Tensor], found: Tensor, tolerance: float = 1e-3, alone: bool = True
+) -> None:
+    """Every parameter's gradient must be that of ordinary autograd on the example alone."""
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    parts = torch.split(found, [p.numel() for _, p in trained])
+    size = math.sqrt(sum(float(part.double().square().sum()) for part in expected))
+    if not math.isfinite(size):
+        return  # counts as zero
+    coarse = any(p.dtype in (torch.float16, torch.bfloat16) for _, p in trained)
+    relative = max(tolerance, 0.05) if coarse else tolerance
+    relative = relative if alone else 5 * relative  # batches of different sizes round in different ways
+    for (name, p), want, got in zip(trained, expected, parts, strict=True):
+        error = float((want.flatten().double() - got.double()).norm())
+        if error <= relative * (float(want.double().norm()) + size):
+            continue
+        if not alone:
+            raise Unsupported(f"the model ({type(model).__name__}) or its loss mixes examples: {MIXED}")
+        owner = name.rpartition(".")[0] or "the model"
+        kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
+        raise Unsupported(
+            f"{owner} ({kind}): its parameter {name} {tuple(p.shape)} is used past its module, so that "
+            f"its gradient is not seen; call {owner} itself in forward, or use isolate=True, which is "
+            "slower"
+        )
+
+
+def culprit(model: nn.Module, inputs: Any, others: Any, stay: Tensor) -> str:
+    """The first module whose output for an example that stays changes with those exchanged."""
+    for (module, before), (_, after) in zip(_outputs(model, inputs), _outputs(model, others), strict=False):
+        fits = before.ndim and len(before) == len(stay) and before.shape == after.shape
+        if fits and before.is_floating_point() and not _same_rows(before[stay], after[stay]):
+            return _named(model, module)
+    return f"the model ({type(model).__name__}) or its loss"
+
+
+def _same_rows(before: Tensor, after: Tensor) -> bool:
+    return unmoved(before.flatten(1) if before.ndim > 1 else before[:, None], after.reshape(len(after), -1))
+
+
+def _in_company(model: nn.Module, inputs: Any) -> str:
+    """The first module whose output for the first example is not the one alone."""
+    size = len(leaves((inputs,))[0])
+    batch, ones = _outputs(model, inputs), _outputs(model, one(inputs, None, 0)[0])
+    for (module, together), (_, alone) in zip(batch, ones, strict=False):
+        same_kind = together.ndim and together.shape[0] == size and alone.shape == (1, *together.shape[1:])
+        if same_kind and together.is_floating_point() and not close(together[:1], alone):
+            return _named(model, module)
+    return f"the model ({type(model).__name__}) or its loss"
+
+
+def _named(model: nn.Module, module: nn.Module) -> str:
+    name = next(name for name, found in model.named_modules() if found is module)
+    return f"{name or 'the model'} ({type(module).__name__})"
+
+
+def _outputs(model: nn.Module, inputs: Any) -> list[tuple[nn.Module, Tensor]]:
+    """Every module's output, inner ones first."""
+    found: list[tuple[nn.Module, Tensor]] = []
+
+    def note(module: nn.Module, args: Any, out: Any) -> None:
+        found.extend((module, leaf.detach().clone()) for leaf in leaves(out))
+
+    handles = [module.register_forward_hook(note) for module in model.modules()]
+    try:
+        with torch.no_grad():
+            torch.manual_seed(0)
+            call(model, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+@contextmanager
+def calm(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[bool]:
+    """The model without random numbers; in eval mode where that is not enough to make it repeat itself."""
+    modes = [(module, module.training) for module in model.modules()]
+    random = (_DropoutNd, nn.MultiheadAttention, nn.RNNBase)
+    try:
+        with Calm():
+            for module, _ in modes:
+                if isinstance(module, random):
+                    module.training = False
+            for again in range(2):
+                with torch.no_grad():
+                    first, second = run(), run()
+                steady = all(close(a, b) for a, b in zip(first, second, strict=True))
+                if steady or again:
+                    break
+                model.eval()
+            yield steady
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def close(a: Tensor, b: Tensor, tolerance: float = 1e-3) -> bool:
+    """Whether two results are the same, up to rounding."""
+    if a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return bool(torch.equal(a, b))
+    coarse = a.dtype in (torch.float16, torch.bfloat16)
+    finite = a.detach()[a.isfinite()].abs()
+    size = float(finite.amax()) if finite.numel() else 0.0
+    relative = max(tolerance, 0.02) if coarse else tolerance
+    return bool(torch.allclose(a, b, rtol=relative, atol=0.01 * relative * size, equal_nan=True))
+
+
+def brief(error: Exception) -> str:
+    """What another library said of made-up inputs, in one line."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"

@@ -1,0 +1,189 @@
+"""Made-up examples, and what a model does with them: where its batch axis is.
+
+Made-up inputs have the shapes and dtypes of real ones and nothing else of them: floats between 0.05 and
+0.95, whole numbers 0 or 1, and where a model runs on them much wider ones. So whatever is found, or refused,
+tells nothing about private records.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from farthing.errors import FarthingError, InvalidValue, Unsupported
+from farthing.torch.gradients.calls import call, mapped
+from farthing.torch.gradients.layers import leaves, rules_of
+from farthing.torch.gradients.tape import Plan, Use
+
+_SIZES = (2, 3)
+_SCALES = (1e4, 100.0, 3.0)
+_HIGHS = (1000, 100, 10, 3, 2)
+
+
+class Range(NamedTuple):
+    """What made-up values are like: floats up to ``scale`` of either sign and far below, integers < high.
+
+    With a scale of 1 they are mild: between 0.05 and 0.95. ``ignored``: among targets there are some of -100.
+    """
+
+    scale: float = 1.0
+    high: int = 2
+    ignored: bool = False
+
+
+class Ranges(NamedTuple):
+    """Of inputs and of targets."""
+
+    inputs: Range = Range()
+    targets: Range = Range()
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where examples for a check come from: the shapes of a batch, or a public one's examples themselves."""
+
+    inputs: Any
+    targets: Any
+    public: bool = False
+
+    def batch(self, size: int, seed: int = 0, ranges: Ranges = Ranges()) -> tuple[Any, Any]:  # noqa: B008  frozen
+        """``size`` examples; others for another seed."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def fill(x: Tensor, given: Range) -> Tensor:
+            if self.public and given == Range():
+                return x[(torch.arange(size, device=x.device) + seed) % len(x)]
+            shape = (size, *x.shape[1:])
+            if self.public:
+                values = _recombined(x.cpu(), size, generator)
+                if not x.is_floating_point():
+                    return values.to(x.device)
+                values = values * (torch.rand(shape, generator=generator) * 0.4 + 0.8)
+            elif x.is_floating_point() or x.is_complex():
+                values = torch.rand(shape, generator=generator) * 0.9 + 0.05
+            else:
+                values = torch.randint(
+                    0, 2 if x.dtype is torch.bool else given.high, shape, generator=generator
+                )
+                values.view(-1)[:1] = given.high - 1  # a model that does not take the largest is seen not to
+                if given.ignored:
+                    values[torch.rand(shape, generator=generator) < 0.25] = -100
+                return values.to(x.device, x.dtype)
+            return (values * _factors(size, seed, given.scale, values.ndim)).to(x.device, x.dtype)
+
+        return (
+            mapped(self.inputs, lambda x: fill(x, ranges.inputs)),
+            mapped(self.targets, lambda x: fill(x, ranges.targets)),
+        )
+
+    def wildest(self, runs: Callable[[Ranges], bool]) -> Ranges:
+        """The widest ranges on which a model runs; whole numbers are tried on a CPU only.
+
+        (On a GPU an index that is out of range ends the process.)
+        """
+        found = Ranges()
+        for side in ("inputs", "targets"):
+            parts = leaves((getattr(self, side),))
+            whole = any(not x.is_floating_point() and x.dtype is not torch.bool for x in parts)
+            safe = all(x.device.type == "cpu" for x in parts)
+            highs = _HIGHS if whole and safe and not self.public else (2,)
+            tries = [Range(scale, high) for scale in _SCALES for high in highs]
+            found = next((more for each in tries if runs(more := found._replace(**{side: each}))), found)
+            if side == "targets" and len(highs) > 1:
+                more = found._replace(targets=found.targets._replace(ignored=True))
+                found = more if runs(more) else found
+        return found
+
+
+def _recombined(x: Tensor, size: int, generator: torch.Generator) -> Tensor:
+    """Records whose values each come from one of the given ones."""
+    rows = torch.randint(0, len(x), (size, *x.shape[1:]), generator=generator)
+    return x.gather(0, rows)
+
+
+def _factors(size: int, seed: int, scale: float, ndim: int) -> Tensor:
+    """Large, ordinary, large and negative, small: by turns."""
+    turns = torch.tensor([1.0] * 4 if scale == 1 else [scale, 1.0, -scale, 1 / scale])
+    return turns[(torch.arange(size) + seed) % 4].view(-1, *(1,) * (ndim - 1))
+
+
+def refuse_equal(example: tuple[Any, Any]) -> None:
+    """Public examples must differ: equal ones are moved by nobody, whatever a model does with them."""
+    parts = leaves((example[0],))
+    records = min((len(x) if x.ndim else 0 for x in parts), default=0)
+    if records < 2 or all(bool((x == x[:1]).all()) for x in parts):
+        raise InvalidValue(
+            f"example must hold at least two records whose inputs differ, got {records}"
+            f"{' that are equal' if records > 1 else ''}: on these a model that mixes examples shows nothing"
+        )
+
+
+def plan_of(model: nn.Module, source: Source) -> Plan:
+    """The rules of a model and the batch axes of every use of them."""
+    plan = Plan(model, *rules_of(model))
+    seen = [_shapes(plan, source.batch(size)[0]) for size in _SIZES]
+    for use, (inner, outer) in seen[0].items():
+        others = seen[1].get(use)
+        if others is None:
+            module = list(plan.rules)[use[0]]
+            raise Unsupported(
+                f"{plan.names[module]} ({type(module).__name__}) is called as often as there are examples: "
+                "call it once, on the whole batch"
+            )
+        plan.axes[use] = _axes(inner, others[0]), _axes(outer, others[1])
+    small, large = (
+        sum(math.prod(shape) for use in s.values() for side in use for shape in side) for s in seen
+    )
+    plan.held = (large - small) // (_SIZES[1] - _SIZES[0])
+    return plan
+
+
+Shapes = dict[Use, tuple[list[torch.Size], list[torch.Size]]]
+
+
+def _shapes(plan: Plan, inputs: Any) -> Shapes:
+    """The shapes of every use's inputs and outputs on one batch."""
+    found: Shapes = {}
+    calls: dict[nn.Module, int] = defaultdict(int)
+
+    def note(module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        calls[module] += 1
+        shapes = [x.shape for x in leaves((args, kwargs))], [x.shape for x in leaves(out)]
+        found[plan.numbers[module], calls[module]] = shapes
+
+    handles = [module.register_forward_hook(note, with_kwargs=True) for module in plan.rules]
+    buffers = {name: buffer.clone() for name, buffer in plan.model.named_buffers()}
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices(plan.model)):
+            call(plan.model, inputs)
+    except FarthingError:
+        raise
+    except Exception as error:
+        raise Unsupported(
+            f"the model does not run on made-up inputs ({type(error).__name__}: {error}); give public ones, "
+            "example=(inputs, targets), with at least two different records"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+        for name, buffer in plan.model.named_buffers():
+            buffer.copy_(buffers[name])
+    return found
+
+
+def _axes(small: list[torch.Size], large: list[torch.Size]) -> tuple[int | None, ...]:
+    """The axis along which each tensor grew with the batch."""
+    return tuple(
+        next((axis for axis, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+        for one, other in zip(small, large, strict=False)
+    )
+
+
+def devices(model: nn.Module) -> list[int]:
+    """The GPUs a model is on, whose generators are put back after a check."""
+    places = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    return [place.index or 0 for place in places]

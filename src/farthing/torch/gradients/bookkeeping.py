@@ -1,0 +1,434 @@
+"""Σ of bounded per-example gradients of a model, for the price of about one ordinary gradient.
+
+`Gradient` is a contribution for `farthing.queries.query.Query`: the model holds its (public) weights,
+``loss`` gives one value a record, and `Gradient.bounded_sum` returns one flat float32 tensor, where `Layout`
+says which parameter lies where.
+"""
+
+import math
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from farthing import validate
+from farthing.errors import InvalidValue, OutOfMemory
+from farthing.queries.bounds import ClipCoordinates
+from farthing.torch.checks import leftovers
+from farthing.torch.checks.leftovers import Wall
+from farthing.torch.checks.probe import Source, devices, plan_of, refuse_equal
+from farthing.torch.checks.selfcheck import refuse_known, verify, verify_isolated
+from farthing.torch.gradients import calls, clipping, isolation
+from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, Live, TorchBound
+from farthing.torch.gradients.graphs import Graphs
+from farthing.torch.gradients.mlp import Stack
+from farthing.torch.gradients.tape import Plan, Tape
+from farthing.torch.gradients.terms import Route, Rows, Term
+from farthing.torch.kernels import totals
+from farthing.torch.kernels.precision import exact, without_cudnn
+from farthing.torch.training.flat import Layout
+
+_SOME = 16  # examples on which ways are timed: what all of them take would be the most memory of the run
+_HELD = 3 * 2**19  # numbers that layers take and give, for all rows of a batch on a CPU
+_KEPT = 2**26  # numbers in the rows that isolation keeps at once: a quarter of a gigabyte
+_FEW = 32  # rows that a batch may have in any case
+_NAP = 2_000_000  # cycles, about a millisecond: a GPU waits while what is to be timed is launched
+
+
+class Gradient:
+    """The gradients of ``loss(model(inputs), targets)``, one an example, bounded and summed.
+
+    ``loss`` returns one value a record (reduction="none"). At most ``physical`` rows go through the model at
+    once. ``autocast`` is the dtype of mixed precision, if any; norms and sums stay in float32. ``route``
+    fixes how norms are computed, by default whatever proves fastest on the first lot: "rows", "again" or
+    "gram" (`farthing.torch.gradients.terms`). The first lot is preceded by a check of the model on made-up
+    inputs; where it cannot run on these, ``example`` gives public ones.
+
+    ``isolate`` keeps examples from meeting by construction (`farthing.torch.gradients.isolation`), slower and
+    in full precision: True (or route="vmap") for a lane of vmap each, "loop" for one after the other.
+
+    >>> from farthing.queries.bounds import ClipNorm
+    >>> from farthing.torch.training.records import Examples
+    >>> gradient = Gradient(nn.Linear(2, 1), lambda out, y: (out.squeeze(1) - y).square())
+    >>> examples = Examples((torch.ones(4, 2), torch.full((4,), 100.0)))
+    >>> total = gradient.bounded_sum(examples.take(slice(None)), None, ClipNorm(1.0))
+    >>> round(float(total.norm()), 4)
+    4.0
+    """
+
+    honours = clipping.KINDS
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Any, Any], Tensor],
+        *,
+        physical: int | None = None,
+        autocast: torch.dtype | None = None,
+        route: str | None = None,
+        example: tuple[Any, Any] | None = None,
+        isolate: bool | str = False,
+    ) -> None:
+        self.model, self.loss, self.autocast = model, loss, autocast
+        self.physical = None if physical is None else validate.count(physical=physical)
+        self.layout = Layout.of(model)
+        self.isolation = isolation.chosen(isolate or route == "vmap")
+        self._route = None if route is None or route == "vmap" else validate.choice(Route, route=route)
+        self._routes: dict[Any, Route] = {}
+        self._spaces: dict[int, Tensor] = {}
+        self._graphs = Graphs(model, _weakly(self._add), self.layout.size)
+        if example is not None:
+            refuse_equal(example)
+        self._example = example
+        self._first = next(p for p in model.parameters() if p.requires_grad)
+        self._plan: Plan | None = None
+        self._stack: Stack | None = None
+        self._checked: bool | None = None
+        self._wall: Wall | None = None
+        self._bound: TorchBound | None = None  # the last one that fits
+        ends = (*self.layout.offsets[1:], self.layout.size)
+        self._spans = [slice(a, b) for a, b in zip(self.layout.offsets, ends, strict=True)]
+
+    def bounded_sum(self, lot: Any, w: Any, bound: Any) -> Tensor:
+        """Σ bounded gradients of the lot's examples, flat; ``w`` is not used, the model holds its weights."""
+        try:
+            with self._wall if self._wall is not None else nullcontext(), totals.among(len(lot)):
+                return self._summed(lot, bound)
+        except torch.OutOfMemoryError:  # how much was asked for would tell how many were drawn
+            raise OutOfMemory(
+                f"there is no memory for a batch of physical={self.physical} rows: give a smaller number"
+            ) from None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """One number a trained weight."""
+        return (self.layout.size,)
+
+    def zero(self, records: Any, w: Any, bound: Any) -> Tensor:
+        """The sum over no examples; refuses a bound that does not fit the model."""
+        return self._empty(bound).zero_()
+
+    def _empty(self, bound: Any) -> Tensor:
+        if bound is not self._bound:
+            self._bound = clipping.checked(bound, self.layout.size, self.layout.offsets)
+        return torch.empty(self.layout.size + clipping.extra(bound), device=self._first.device)
+
+    def _summed(self, lot: Any, bound: Any) -> Tensor:
+        total, parts = self._empty(bound), totals.Parts()
+        live: Live | None = None
+        empty = True
+        if self._checked is not self.model.training:
+            for inputs, targets, weights in lot.batches(1):
+                self._checked_publicly(inputs, targets, weights)
+                break
+        for inputs, targets, weights in lot.batches(self._rows()):
+            if not empty:
+                parts.put(total)
+            empty = False
+            if self._quick(inputs, targets, weights, bound, total):
+                continue
+            total.zero_()
+            if self.isolation is not None:
+                rows = self.rows(inputs, targets, weights)
+                present = None if weights is None or weights.ndim == 2 else weights > 0
+                total += clipping.plain_sum(rows, bound, present)
+                continue
+            live = Live.of(bound, self.layout.size, total.device) if live is None else live
+            self._add(inputs, targets, weights, bound, live, total)
+        return total.zero_() if empty else parts.whole(total)
+
+    def _quick(
+        self, inputs: Any, targets: Any, weights: Tensor | None, bound: TorchBound, total: Tensor
+    ) -> bool:
+        """total = the sum of a batch by a stack or a graph, if there is one."""
+        stack = self._stack
+        if stack is not None and stack.fits(inputs, weights, bound):
+            return stack.add(inputs, targets, self._losses, bound, total, True)
+        return self.isolation is None and self._graphs.add(inputs, targets, weights, bound, total, True)
+
+    def _rows(self) -> int | None:
+        """How many rows go through the model at once: on a CPU as many as it can hold without much memory."""
+        if self.isolation is not None:
+            most = max(1, _KEPT // self.layout.size)
+            return most if self.physical is None else min(most, self.physical)
+        if self._plan is None or self._stack is not None or self._first.device.type != "cpu":
+            return self.physical
+        most = max(_FEW, _HELD // max(1, self._plan.held))
+        return most if self.physical is None else min(most, self.physical)
+
+    def _checked_publicly(self, inputs: Any, targets: Any, weights: Tensor | None) -> None:
+        """`check`, of whose refusals no record decides: only shapes are used, so they may be raised."""
+        try:
+            self.check(inputs, targets, weights)
+        except Exception as error:
+            error.public = True  # type: ignore[attr-defined]
+            raise
+
+    def check(self, inputs: Any, targets: Any, weights: Tensor | None = None) -> None:
+        """Makes sure that examples stay apart in the model; see `farthing.torch.checks.selfcheck`.
+
+        Only shapes and dtypes of what is given are used. Runs by itself with the first lot.
+        """
+        refuse_known(self.model)
+        if self._example is not None:
+            source = Source(*self._example, public=True)
+        elif weights is not None and weights.ndim == 2:
+            source = Source(_flat(inputs), _flat(targets))
+        else:
+            source = Source(inputs, targets)
+        with Wall(self.model, self.loss, everything=True) as wall:
+            with _one_thread(self._first.device), exact(self._first.device), without_cudnn(self.model):
+                if self.isolation is None:
+                    plan = plan_of(self.model, source)
+                    other = Gradient(self.model, self.loss)
+                    other._plan = plan
+                    kept = partial(leftovers.refuse, self.model, self.loss, partial(other._both, source))
+                    verify(self.model, self.loss, source, other.rows, kept)
+                else:
+                    plan = None
+                    kept = partial(leftovers.refuse, self.model, self.loss, partial(self._both, source))
+                    verify_isolated(self.isolation, self.model, self.loss, source, self.rows, kept)
+            self._plan, self._checked = plan, self.model.training
+            self._stack = self._stacked(source)
+            wall.accept()
+        self._wall = Wall(self.model, self.loss)
+
+    def _both(self, source: Source, size: int, seed: int) -> Tensor:
+        """Both passes on made-up examples, by book-keeping and as they are; the losses, with their graph."""
+        inputs, targets = source.batch(size, seed=seed)
+        apart = self.isolation is not None
+        with torch.random.fork_rng(devices(self.model)), torch.enable_grad():
+            self.rows(inputs, targets)
+            batches = [calls.one(inputs, targets, n) for n in range(size)] if apart else [(inputs, targets)]
+            losses = torch.cat([self.loss(calls.call(self.model, x), y) for x, y in batches])
+            if losses.requires_grad:
+                trained = [p for p in self.model.parameters() if p.requires_grad]
+                torch.autograd.grad(losses.sum(), trained, allow_unused=True, retain_graph=True)
+        return losses
+
+    def _stacked(self, source: Source) -> Stack | None:
+        """The model as a plain stack, if it is one and gives the same on made-up examples."""
+        stack, bound, size = Stack.of(self.model, self.layout.sizes), Automatic(), self.layout.size
+        if stack is None or self.isolation or self._route is not None or self.autocast is not None:
+            return None
+        inputs, targets = source.batch(4)
+        if not stack.fits(inputs, None, bound):
+            return None
+        one, other, live = torch.empty(size), torch.zeros(size), Live.of(bound, size, self._first.device)
+        with torch.random.fork_rng([]):
+            torch.manual_seed(0)
+            try:
+                fits = stack.add(inputs, targets, self._losses, bound, one, True)
+            except RuntimeError:  # a loss that writes into the outputs, say
+                return None
+            torch.manual_seed(0)
+            self._add(inputs, targets, None, bound, live, other)
+        return stack if fits and (one - other).norm() <= 1e-4 * other.norm() else None
+
+    def rows(self, inputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
+        """Every example's gradient, unbounded: for checks on made-up examples."""
+        if self.isolation is not None:
+            given = inputs, targets, weights
+            with without_cudnn(self.model):
+                return isolation.per_example(self.isolation, self.model, self.loss, self.layout.names, *given)
+        found: dict[int, Tensor] = {}
+
+        def put(slot: int, term: Term) -> None:
+            found[slot] = term.rows(slice(None))
+
+        examples = self._taped(inputs, targets, weights, put)
+        sizes = self.layout.sizes
+        return torch.cat(
+            [
+                found[n] if n in found else torch.zeros(examples, size, device=self._first.device)
+                for n, size in enumerate(sizes)
+            ],
+            1,
+        )
+
+    def _taped(
+        self, inputs: Any, targets: Any, weights: Tensor | None, put: Callable[[int, Term], None]
+    ) -> int:
+        """Both passes; how many examples there were."""
+        assert self._plan is not None
+        first = _first(targets if targets is not None else inputs)
+        grouped = weights is not None and weights.ndim == 2
+        examples, records = (first.shape[0], first.shape[1]) if grouped else (first.shape[0], 1)
+        if grouped:
+            inputs, targets = _flat(inputs), _flat(targets)
+        tape = Tape(self._plan, examples, records, put)
+        kind = first.device.type
+        mixed: Any = nullcontext() if self.autocast is None else torch.autocast(kind, self.autocast)
+        with torch.enable_grad(), self._plan.patched(tape):
+            with mixed:
+                losses = self._losses(calls.call(self.model, inputs), targets, tape.rows)
+            if losses.requires_grad:
+                objective = losses if weights is None else losses * weights.flatten()
+                with _one_thread(first.device):
+                    tape.back(objective.sum())
+            tape.finish()
+        return int(examples)
+
+    def _losses(self, outputs: Any, targets: Any, rows: int) -> Tensor:
+        losses = self.loss(outputs, targets)
+        if losses.shape != (rows,):
+            raise InvalidValue(
+                f"loss must return one value a record, got {losses.ndim} dimensions and not as many "
+                "values as records: "  # how many were drawn is no one's business
+                'use reduction="none" and sum over what belongs to one record'
+            )
+        return losses.float()
+
+    def _add(
+        self,
+        inputs: Any,
+        targets: Any,
+        weights: Tensor | None,
+        bound: TorchBound,
+        live: Live,
+        total: Tensor,
+        own: bool = False,
+    ) -> None:
+        """total += Σ bounded gradients of one batch; of the bound's numbers those that are live count.
+
+        ``own``: the batch lies in buffers of our own, in which an example that is not finite may be blanked.
+        """
+        terms: dict[int, Term] = {}
+        norms: dict[int, Tensor] = {}
+        spans = self._spans
+        clip, scale = live
+        inverse = None if scale is None else scale.reciprocal()
+        clamps = isinstance(bound, ClipCoordinates)
+
+        def put(slot: int, term: Term) -> None:
+            terms[slot] = term
+            if clamps:
+                norms[slot] = term.largest()
+            elif inverse is not None:
+                term.route = term.routes()[0]
+                term.space = self._space(slot, term)
+                with exact(term.device):
+                    norms[slot] = term.scaled_norms(inverse[spans[slot]])
+            else:
+                term.route = self._routed(slot, term)
+                term.space = self._space(slot, term)
+                norms[slot] = term.norms()
+
+        self._taped(inputs, targets, weights, put)
+        if not terms:
+            return
+        slots = list(terms)
+        stacked = torch.stack([norms[slot] for slot in slots])
+        whole: Tensor = torch.linalg.vector_norm(stacked, dim=0)
+        good, present = whole.isfinite(), None
+        if weights is not None:
+            present = (weights > 0).view(len(weights), -1).any(1)
+            good &= present
+        factors: list[Tensor] = []
+        if isinstance(bound, ClipLayers):
+            factors = clipping.layer_factors(bound, stacked, [spans[slot].start for slot in slots], clip)
+        elif not isinstance(bound, ClipCoordinates):
+            factors = [clipping.factors(bound, whole, clip)] * len(slots)
+        if isinstance(bound, ClipCounted):
+            total[-1] += clipping.count(bound, whole, present, clip)
+        capturing = total.is_cuda and torch.cuda.is_current_stream_capturing()
+        some_bad = own or capturing or not bool(good.all())  # a graph cannot ask: it always looks
+        if some_bad:
+            distinct = {id(factor): factor for factor in factors}
+            cleared = {key: torch.where(good, factor, 0.0) for key, factor in distinct.items()}
+            factors = [cleared[id(factor)] for factor in factors]
+        for n, slot in enumerate(slots):
+            term = terms.pop(slot)
+            if some_bad:
+                term.own = own
+                term.only(good)
+            if clamps:
+                assert scale is not None
+                term.add_clamped(scale[spans[slot]], total[spans[slot]])
+            else:
+                with nullcontext() if inverse is None else exact(term.device):
+                    term.add(factors[n], total[spans[slot]])
+
+    def _space(self, slot: int, term: Term) -> Tensor | None:
+        """Memory for the rows that a term keeps, the same in every step: on a CPU new memory is slow."""
+        if term.device.type != "cpu" or term.route is not Route.ROWS or isinstance(term, Rows):
+            return None
+        needed = term.examples * term.size
+        if slot not in self._spaces or self._spaces[slot].numel() < needed:
+            self._spaces[slot] = torch.empty(needed + needed // 8)
+        return self._spaces[slot]
+
+    def _routed(self, slot: int, term: Term) -> Route:
+        """The way to a term's norm: fixed, or the fastest when first seen."""
+        options = term.routes()
+        if len(options) == 1:
+            return options[0]
+        if self._route is not None:
+            return self._route if self._route in options else options[0]
+        key = slot, options
+        if key not in self._routes:
+            self._routes[key] = _fastest(term, options)
+        return self._routes[key]
+
+
+def _fastest(term: Term, options: tuple[Route, ...]) -> Route:
+    """The first option, unless another takes clearly less time; each three times, by turns."""
+    best = dict.fromkeys(options, math.inf)
+    for _ in range(3):
+        for option in options:
+            best[option] = min(best[option], _seconds(term, option))
+    others = [option for option in options if best[option] < 0.9 * best[options[0]]]
+    return min(others, key=best.__getitem__, default=options[0])
+
+
+def _seconds(term: Term, route: Route) -> float:
+    """How long a term takes by a route: on a CPU for some examples, on a GPU without launches."""
+    again = term.fresh(None if term.device.type == "cuda" else _SOME)
+    again.route = route
+    out = torch.zeros(term.size, device=term.device)
+    if term.device.type != "cuda":
+        start = time.perf_counter()
+        again.add(again.norms(), out)
+        return time.perf_counter() - start
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(_NAP)
+    first.record()
+    again.add(again.norms(), out)
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last))
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """A method that does not keep its object alive: what graphs hold of memory is to go with their owner."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*given: Any) -> None:
+        found = reference()
+        assert found is not None
+        found(*given)
+
+    return call
+
+
+def _one_thread(device: torch.device) -> Any:
+    """Backward passes on a GPU in the thread that asks: cuBLAS keeps 32 MiB for every thread it has seen."""
+    return nullcontext() if device.type != "cuda" else torch.autograd.set_multithreading_enabled(False)
+
+
+def _first(value: Any) -> Tensor:
+    """The first tensor in a (nested) tuple."""
+    while isinstance(value, list | tuple):
+        value = value[0]
+    assert isinstance(value, Tensor)
+    return value
+
+
+def _flat(value: Any) -> Any:
+    """Users and their records as one batch of records."""
+    return calls.mapped(value, lambda t: t.flatten(0, 1))

@@ -1,0 +1,260 @@
+"""Work on a GPU captured once in a CUDA graph and replayed: bounded sums of batches, above all.
+
+A small model's step is a hundred launches of a few microseconds each, and Python is slower than that; a large
+model's is a thousand, and without a graph Python has to wait and see whether an example is not finite. A
+graph needs shapes that do not change, so a batch is copied into buffers that hold a few more rows, up to the
+next multiple of 32, of 8 where few rows take long, of a 64th where they are many, and rows that only fill up
+get weight 0. Lots of nearly the same size share few graphs, and all graphs share their buffers. What a
+bound's numbers are may change from run to run; what kind of bound it is may not. A model that cannot be
+captured (one that waits for the GPU in its forward, say), or not in the memory there is, goes on without.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from farthing.queries.bounds import ClipCoordinates
+from farthing.torch.gradients.calls import mapped
+from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, Live, TorchBound, extra
+from farthing.torch.kernels import totals
+
+_STEP = 32  # rows: sizes are rounded up to a multiple
+_FINE = 8  # rows, where a batch is not quick and has few
+_FEW = 128
+_QUICK = 0.01  # seconds
+_MOST = 32  # graphs; other sizes go without
+_SLOW = 0.25  # seconds: a batch that takes longer is not held up by launches
+
+Add = Callable[[Any, Any, Tensor | None, TorchBound, Live, Tensor, bool], None]
+
+
+class Room:
+    """Buffers for batches of up to ``rows`` examples, and for the numbers of their bound."""
+
+    def __init__(
+        self, inputs: Any, targets: Any, weights: Tensor | None, bound: TorchBound, count: int, rows: int
+    ) -> None:
+        def room(x: Tensor) -> Tensor:
+            return torch.zeros((rows, *x.shape[1:]), dtype=x.dtype, device=x.device)
+
+        self.rows, self.count, self.bound = rows, count, bound
+        self.inputs, self.targets = mapped(inputs, room), mapped(targets, room)
+        self.device = tensors((targets, inputs))[0].device
+        shape = (rows,) if weights is None else (rows, *weights.shape[1:])
+        self.weights = torch.zeros(shape, device=self.device)
+        self.live = Live.of(bound, count, self.device).static(self.device)
+
+    def fill(self, inputs: Any, targets: Any, weights: Tensor | None, bound: TorchBound) -> None:
+        """Another batch in the same buffers. What stays of the last one gets weight 0."""
+        rows = 0
+        for old, new in zip(tensors((self.inputs, self.targets)), tensors((inputs, targets)), strict=True):
+            rows = len(new)
+            old[:rows].copy_(new, non_blocking=True)
+        self.weights[rows:].zero_()
+        if weights is None:
+            self.weights[:rows].fill_(1.0)
+        else:
+            self.weights[:rows].copy_(weights, non_blocking=True)
+        if bound is not self.bound:
+            self.bound = bound
+            self.live.refill(bound, self.count)
+
+
+class Batch:
+    """The bounded sum, in ``total``, of the first ``size`` examples in a room."""
+
+    def __init__(self, add: Add, room: Room, size: int, total: Tensor | None = None) -> None:
+        self.add, self.room = add, room
+        self.inputs, self.targets = (mapped(part, lambda x: x[:size]) for part in (room.inputs, room.targets))
+        self.weights = room.weights[:size]
+        length = room.count + extra(room.bound)
+        fits = total is not None and len(total) == length and total.device == room.device
+        self.total = total if total is not None and fits else torch.zeros(length, device=room.device)
+        self.graph: Any = None
+
+    def run(self) -> None:
+        """The sum of what the buffers hold."""
+        if self.graph is not None:
+            self.graph.replay()
+            return
+        self.total.zero_()
+        self.add(self.inputs, self.targets, self.weights, self.room.bound, self.room.live, self.total, True)
+
+    def capture(self, pool: Any, side: Any) -> None:
+        """Records the sum on a stream beside; it must have run before, so that all it needs is there."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=side):
+            self.run()
+        self.graph = graph
+
+
+class Graphs:
+    """The graphs of a model's bounded sums, by kind of bound and size of batch."""
+
+    def __init__(self, model: nn.Module, add: Add, count: int) -> None:
+        self._model, self._add, self._count = model, add, count
+        self._batches: dict[Any, Batch] = {}
+        self._rooms: dict[Any, Room] = {}
+        self._seen: dict[Any, float] = {}
+        self._pool: Any = None
+        self._side: Any = None  # one for all: cuBLAS keeps a workspace for every stream that it has seen
+        self._total: Tensor | None = None  # of all graphs: one runs after the other
+        self.wanted = torch.cuda.is_available()
+
+    def add(
+        self,
+        inputs: Any,
+        targets: Any,
+        weights: Tensor | None,
+        bound: TorchBound,
+        total: Tensor,
+        empty: bool = False,
+    ) -> bool:
+        """total += (= where it is ``empty``) the sum of a batch by its graph; False where there is none."""
+        if not self.wanted or not total.is_cuda or torch.cuda.is_current_stream_capturing():
+            return False
+        given = tensors((inputs, targets))
+        shapes = tuple((x.shape[1:], x.dtype) for x in given)
+        width = None if weights is None or weights.ndim == 1 else weights.shape[1]
+        weight = next(self._model.parameters()).data_ptr()
+        kind = shapes, width, kind_of(bound), self._model.training, weight, totals.level(len(given[0]))
+        size = self._size(kind, len(given[0]))
+        key = size, *kind
+        batch = self._batches.get(key)
+        if batch is None:
+            batch = self._new(key, inputs, targets, weights, bound, size)
+            if batch is None:
+                return False
+        batch.room.fill(inputs, targets, weights, bound)
+        batch.run()
+        total.copy_(batch.total) if empty else total.add_(batch.total)
+        return True
+
+    def _size(self, kind: Any, rows: int) -> int:
+        """How many rows the buffers for so many have."""
+        step = _FINE if rows <= _FEW and self._seen.get(kind, 0.0) > _QUICK else _STEP
+        step = max(step, 1 << (rows // 128).bit_length())
+        return -(-rows // step) * step
+
+    def _new(
+        self, key: Any, inputs: Any, targets: Any, weights: Any, bound: TorchBound, size: int
+    ) -> Batch | None:
+        """A graph for a kind of batch, if it is quick enough to need one and there is room for it."""
+        if len(self._batches) >= _MOST:
+            return None
+        kind = key[1:]
+        if kind not in self._seen:  # the first batch of its kind chooses routes, the second is timed
+            self._seen[kind] = -1.0
+            return None
+        if self._seen[kind] > _SLOW:
+            return None
+        try:
+            batch = self._captured(kind, inputs, targets, weights, bound, size)
+        except RuntimeError:  # no memory, or it waits for the GPU, or what else a graph cannot hold
+            self.wanted = False
+        if not self.wanted:
+            self._batches, self._rooms, self._total = {}, {}, None
+            torch.cuda.synchronize()
+            return None
+        if batch is not None:
+            self._batches[key] = batch
+        return batch
+
+    def _captured(
+        self, kind: Any, inputs: Any, targets: Any, weights: Any, bound: TorchBound, size: int
+    ) -> Batch | None:
+        room = self._rooms.get(kind)
+        if room is None or room.rows < size:
+            room = Room(inputs, targets, weights, bound, self._count, size + size // 16)
+            self._rooms[kind] = room
+        room.fill(inputs, targets, weights, bound)
+        batch = Batch(self._add, room, size, self._total)
+        self._total = batch.total
+        if self._seen[kind] < 0:
+            self._seen[kind] = _seconds(batch)
+            rows = len(tensors((inputs, targets))[0])
+            if self._seen[kind] > _SLOW or self._size(kind, rows) < size:
+                return None
+        if self._pool is None:
+            self._pool, self._side = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+        batch.run()
+        _forget_workspaces()
+        batch.capture(self._pool, self._side)
+        return batch
+
+
+def _seconds(batch: Batch) -> float:
+    """How long a batch takes without a graph."""
+    batch.run()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    batch.run()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+class Recorded:
+    """Runs a function of tensors that stay where they are: on a GPU by a graph from the third time on.
+
+    It must be the same function every time and must not wait for the GPU. What it made is overwritten when
+    it runs again.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._wanted, self._runs = device.type == "cuda", 0
+        self._made: tuple[Tensor, ...] = ()
+        self._graph: Any = None
+
+    def run(self, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """What the function makes."""
+        self._runs += 1
+        if self._graph is None and self._wanted and self._runs > 2:
+            self._capture(make)
+        if self._graph is None:
+            return make()
+        self._graph.replay()
+        return self._made
+
+    def _capture(self, make: Callable[[], tuple[Tensor, ...]]) -> None:
+        if torch.cuda.is_current_stream_capturing():
+            return
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self._made = make()
+            self._graph = graph
+        except RuntimeError:  # somebody else used the GPU meanwhile in a way that a graph cannot hold
+            torch.cuda.synchronize()
+            self._wanted = False
+
+
+def _forget_workspaces() -> None:
+    """Lets go of cuBLAS' workspaces, 32 MiB for every stream: the graph brings its own, the next call too."""
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        torch.cuda.synchronize()
+        clear()
+
+
+def kind_of(bound: TorchBound) -> tuple[Any, ...]:
+    """What of a bound a graph is made for; the rest may change."""
+    match bound:
+        case Automatic():
+            return Automatic, bound.gamma
+        case ClipCounted():
+            return ClipCounted, bound.share
+        case ClipLayers():
+            return ClipLayers, bound.sizes
+        case ClipCoordinates():
+            return (ClipCoordinates,)
+    return type(bound), isinstance(bound.scale, float)
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """The tensors in nested tuples."""
+    if isinstance(value, list | tuple):
+        return [tensor for part in value for tensor in tensors(part)]
+    return [value] if isinstance(value, Tensor) else []

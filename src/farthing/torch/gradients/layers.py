@@ -1,0 +1,372 @@
+"""A rule a layer: its forward under a tape, and the terms that its output gradient makes with its input.
+
+A rule is called in place of the module's own forward as ``rule(tape, module, own, *args)``. What has no rule
+is mapped: its parameters are copied once for each example, and torch.func.vmap runs the module's own
+forward, so that their gradients come out one by one.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+
+from farthing.errors import Unsupported
+from farthing.torch.gradients.convolution import Windows, padded
+from farthing.torch.gradients.recurrent import cell, recurrent
+from farthing.torch.gradients.tape import Rule, Tape
+from farthing.torch.gradients.terms import Blocks, Factor, Lookup, Outer, Rows, Term, fused, summed
+
+
+def linear(tape: Tape, module: nn.Linear, own: Any, input: Tensor) -> Tensor:
+    """δ ⊗ a, summed over positions."""
+    use = tape.use(module, module.weight, module.bias)
+    out: Tensor = F.linear(input, module.weight, module.bias)
+    axis = tape.axes(use)[0][0]
+    if axis is None:
+        out = tape.spread(out)
+    return tape.project(input, module.weight, module.bias, axis, out)
+
+
+def convolution(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
+    """δ ⊗ window, summed over windows."""
+    use = tape.use(module, module.weight, module.bias)
+    out: Tensor = own(input)
+    axis = tape.axes(use)[0][0]
+    _batch_first(tape, module, axis)
+
+    def then(delta: Tensor) -> None:
+        shape = (tape.examples, -1)
+        if tape.trained(module.weight):
+            x = padded(module, input.detach().float())
+            split = (part.reshape(*shape, *part.shape[1:]) for part in (delta, x))
+            tape.put(module.weight, lambda: Windows(module, *split))
+        tape.put(module.bias, lambda: Rows(delta.flatten(2).sum(2).view(*shape, delta.shape[1]).sum(1)))
+
+    return tape.watch(out, then)
+
+
+def embedding(tape: Tape, module: nn.Embedding, own: Any, input: Tensor) -> Tensor:
+    """Rows of a table: those at the padding index learn nothing."""
+    use = tape.use(module, module.weight)
+    out: Tensor = own(input)
+    axis = tape.axes(use)[0][0]
+    if axis is None:
+        out = tape.spread(out)
+
+    def then(delta: Tensor) -> None:
+        ids, v = tape.grouped(input, axis, 0), tape.grouped(delta, axis or 0)
+        if module.padding_idx is not None:
+            v = torch.where((ids == module.padding_idx)[..., None], 0.0, v)
+        tape.put(module.weight, lambda: Lookup(ids, Factor(v), module.num_embeddings))
+
+    return tape.watch(out, then)
+
+
+def bag(
+    tape: Tape,
+    module: nn.EmbeddingBag,
+    own: Any,
+    input: Tensor,
+    offsets: Tensor | None = None,
+    per_sample_weights: Tensor | None = None,
+) -> Any:
+    """Rows of a table, added up or averaged over the bag; bags of different lengths have no rule."""
+    if input.ndim != 2 or offsets is not None or per_sample_weights is not None:
+        return anything(tape, module, own, input, offsets, per_sample_weights)
+    use = tape.use(module, module.weight)
+    out: Tensor = own(input)
+    _batch_first(tape, module, tape.axes(use)[0][0])
+
+    def then(delta: Tensor) -> None:
+        share = torch.ones_like(input, dtype=torch.float32)
+        if module.padding_idx is not None:
+            share = (input != module.padding_idx).float()
+        if module.mode == "mean":
+            share = share / share.sum(1, keepdim=True).clamp_min(1.0)
+        ids, v = tape.grouped(input, 0, 0), tape.grouped(share[..., None] * delta[:, None], 0)
+        tape.put(module.weight, lambda: Lookup(ids, Factor(v), module.num_embeddings))
+
+    return tape.watch(out, then)
+
+
+def normalised(module: Any, x: Tensor) -> Tensor:
+    """A norm's output before its scale and shift."""
+    match module:
+        case nn.LayerNorm():
+            return F.layer_norm(x, module.normalized_shape, eps=module.eps)
+        case nn.RMSNorm():
+            return F.rms_norm(x, module.normalized_shape, eps=module.eps)
+        case nn.GroupNorm():
+            return F.group_norm(x, module.num_groups, eps=module.eps)
+    return F.instance_norm(x, eps=module.eps)
+
+
+def norm(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
+    """δ · x̂, summed over positions: all but the channels, or all before the normalised dimensions."""
+    use = tape.use(module, module.weight, getattr(module, "bias", None))
+    out: Tensor = own(input)
+    axis = tape.axes(use)[0][0]
+    last = len(module.normalized_shape) if isinstance(module, nn.LayerNorm | nn.RMSNorm) else 0
+    if not last:
+        _batch_first(tape, module, axis)
+    elif axis is None:
+        out = tape.spread(out)
+
+    plain = isinstance(module, nn.LayerNorm) and last == 1 and axis == 0 and input.shape[-1] <= 8192
+
+    def sums(values: Tensor) -> Rows:
+        if last:
+            return Rows(tape.grouped(values, axis or 0, last).sum(1).flatten(1))
+        each = values.reshape(*values.shape[:2], -1).sum(2)
+        return Rows(each.view(tape.examples, -1, values.shape[1]).sum(1))
+
+    def then(delta: Tensor) -> None:
+        if plain and fused(delta.device):
+            from farthing.torch.kernels import grams
+
+            x = tape.grouped(input.detach().float(), 0)
+            found = grams.norm_sums(x, tape.grouped(delta, 0), module.eps)
+            for p, rows in zip((module.weight, module.bias), found, strict=True):
+                tape.put(p, partial(Rows, rows))
+            return
+        if tape.trained(module.weight):
+            tape.put(module.weight, lambda: sums(delta * normalised(module, input.detach().float())))
+        tape.put(getattr(module, "bias", None), lambda: sums(delta))
+
+    return tape.watch(out, then)
+
+
+def _batch_first(tape: Tape, module: nn.Module, axis: int | None) -> None:
+    if axis != 0:
+        raise Unsupported(
+            f"{tape.plan.names[module]} ({type(module).__name__}) needs examples along its first dimension"
+        )
+
+
+def attention(
+    tape: Tape,
+    module: nn.MultiheadAttention,
+    own: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """nn.MultiheadAttention in plain steps, with four projections that note their terms."""
+    own_weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    tape.use(module, module.in_proj_weight, module.in_proj_bias, *own_weights)
+    tape.use(module, module.out_proj.weight, module.out_proj.bias)
+    if query.ndim != 3:
+        raise Unsupported(f"{tape.plan.names[module]} (MultiheadAttention) needs examples in a batch")
+    same = query is key is value
+    if not module.batch_first:
+        query, key, value = (side.transpose(0, 1) for side in (query, key, value))
+    weights, biases = module.in_proj_weight, module.in_proj_bias
+    if weights is not None and same:
+        q, k, v = tape.project(query, weights, biases, 0, F.linear(query, weights, biases)).chunk(3, -1)
+    else:
+        parts = own_weights if weights is None else weights.chunk(3)
+        q, k, v = _projections(tape, module, (query, key, value), parts)
+    heads, mask = module.num_heads, _mask(module, key_padding_mask, attn_mask, is_causal, query, key)
+    q, k, v = (torch.unflatten(side, 2, (heads, -1)).transpose(1, 2) for side in (q, k, v))
+    drop, found = module.dropout if module.training else 0.0, None
+    if need_weights:
+        scores = q @ k.transpose(2, 3) * q.shape[3] ** -0.5
+        found = F.dropout(F.softmax(scores if mask is None else scores + mask, -1), drop)
+        out = found @ v
+        found = found.mean(1) if average_attn_weights else found
+    else:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=drop)
+    out = out.transpose(1, 2).flatten(2)
+    last = module.out_proj
+    out = tape.project(out, last.weight, last.bias, 0, F.linear(out, last.weight, last.bias))
+    return (out if module.batch_first else out.transpose(0, 1)), found
+
+
+def _projections(
+    tape: Tape, module: nn.MultiheadAttention, sides: tuple[Tensor, ...], parts: tuple[Tensor, ...]
+) -> list[Tensor]:
+    """Query, key and value each by its own third of the weights."""
+    biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    deltas: dict[int, Tensor] = {}
+    outs = [
+        tape.watch(F.linear(x, weight, bias), partial(deltas.__setitem__, n))
+        for n, (x, weight, bias) in enumerate(zip(sides, parts, biases, strict=True))
+    ]
+
+    def end() -> None:
+        us = [
+            Factor(tape.grouped(deltas[n] if n in deltas else torch.zeros_like(outs[n]).float(), 0))
+            for n in range(3)
+        ]
+        outers: list[Term] = [
+            Outer(u, Factor(tape.grouped(x.detach(), 0).float())) for u, x in zip(us, sides, strict=True)
+        ]
+        if module.in_proj_weight is not None:
+            tape.put(module.in_proj_weight, lambda: Blocks(outers))
+        for p, outer in zip(parts, outers, strict=True):
+            tape.put(p, partial(_same, outer))
+        tape.put(module.in_proj_bias, lambda: Blocks([summed(u) for u in us]))
+
+    tape.finally_(end)
+    return outs
+
+
+def _same(term: Term) -> Term:
+    return term
+
+
+def _mask(
+    module: nn.MultiheadAttention,
+    padding: Tensor | None,
+    mask: Tensor | None,
+    is_causal: bool,
+    query: Tensor,
+    key: Tensor,
+) -> Tensor | None:
+    """What is added to scores (examples, heads, queries, keys)."""
+    found = None
+    if mask is not None:
+        found = _added(mask, query.dtype)
+        if found.ndim == 3:
+            found = found.view(-1, module.num_heads, *found.shape[1:])
+    if padding is not None:
+        blank = _added(padding, query.dtype)[:, None, None, :]
+        found = blank if found is None else found + blank
+    return found
+
+
+def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    if mask.dtype is not torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -torch.inf)
+
+
+def anything(tape: Tape, module: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any:
+    """What has no rule: its parameters once for each example, its own forward by vmap."""
+    use = tape.use(module)
+    inner, outer = (list(axes) for axes in tape.axes(use))
+    names = dict(module.named_parameters())
+    copies = {name: tape.copies(p, tuple(p.shape)) for name, p in names.items() if tape.trained(p)}
+    split = [
+        x if axis is None else torch.unflatten(x, axis, (tape.rows, -1))
+        for x, axis in zip(leaves((args, kwargs)), inner, strict=True)
+    ]
+
+    def forward(weights: dict[str, Tensor], *tensors: Tensor) -> tuple[Tensor, ...]:
+        with _without(module):
+            again, more = _filled((args, kwargs), iter(tensors))
+            found = functional_call(module, weights, again, more)
+        shape.append(found)
+        return tuple(leaves(found))
+
+    shape: list[Any] = []
+    back = tuple(axis or 0 for axis in outer)
+    outs = vmap(forward, (0, *inner), back, randomness="different")(copies, *split)
+    joined = (
+        out if axis is None else out.flatten(axis, axis + 1) for out, axis in zip(outs, outer, strict=True)
+    )
+    return _filled(shape[0], joined)
+
+
+@contextmanager
+def _without(module: nn.Module) -> Iterator[None]:
+    """The module's own forward again."""
+    rule = module.__dict__.pop("forward")
+    try:
+        yield
+    finally:
+        module.__dict__["forward"] = rule
+
+
+def leaves(value: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists and dictionaries."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [leaf for part in parts for leaf in leaves(part)]
+
+
+def _filled(value: Any, tensors: Any) -> Any:
+    """The same structure with other tensors."""
+    if isinstance(value, Tensor):
+        return next(tensors)
+    if isinstance(value, dict):
+        return {name: _filled(part, tensors) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_filled(part, tensors) for part in value)
+    return value
+
+
+RULES: tuple[tuple[type[nn.Module], Rule], ...] = (
+    (nn.Linear, linear),
+    (nn.Conv1d, convolution),
+    (nn.Conv2d, convolution),
+    (nn.Conv3d, convolution),
+    (nn.Embedding, embedding),
+    (nn.EmbeddingBag, bag),
+    (nn.LayerNorm, norm),
+    (nn.RMSNorm, norm),
+    (nn.GroupNorm, norm),
+    (nn.InstanceNorm1d, norm),
+    (nn.InstanceNorm2d, norm),
+    (nn.InstanceNorm3d, norm),
+    (nn.MultiheadAttention, attention),
+    (nn.RNN, recurrent),
+    (nn.LSTM, recurrent),
+    (nn.GRU, recurrent),
+    (nn.RNNCell, cell),
+    (nn.LSTMCell, cell),
+    (nn.GRUCell, cell),
+)
+
+
+def rule_of(module: nn.Module) -> Rule | None:
+    """The rule of a module that behaves as torch wrote it; a subclass with its own forward has none."""
+    if hasattr(module, "parametrizations") or module._forward_pre_hooks:
+        return None
+    if isinstance(module, nn.MultiheadAttention) and (module.bias_k is not None or module.add_zero_attn):
+        return None
+    if isinstance(module, nn.EmbeddingBag) and module.mode == "max":
+        return None
+    for kind, rule in RULES:
+        if isinstance(module, kind) and type(module).forward is kind.forward:
+            return rule
+    return None
+
+
+def rules_of(model: nn.Module) -> tuple[dict[nn.Module, Rule], list[tuple[nn.Module, str]]]:
+    """A rule for every module with trainable parameters, and parameters that examples get copies of.
+
+    A module that holds parameters beside other modules (a class token, learnt positions) is left as it is
+    if these have a first dimension of one: examples get copies along it. Otherwise all of it is mapped.
+    """
+    rules: dict[nn.Module, Rule] = {}
+    spread: list[tuple[nn.Module, str]] = []
+    covered: set[nn.Module] = set()
+    for module in model.modules():
+        own = [name for name, p in module._parameters.items() if p is not None and p.requires_grad]
+        below = any(p.requires_grad for child in module.children() for p in child.parameters())
+        whole = isinstance(module, nn.MultiheadAttention) or hasattr(module, "parametrizations")
+        if module in covered or not (own or (below and whole)):
+            continue
+        rule = rule_of(module)
+        if rule is None and below and own and all(_spreads(module._parameters[name]) for name in own):
+            spread += [(module, name) for name in own]
+            continue
+        rules[module] = anything if rule is None else rule
+        covered.update(module.modules())
+    return rules, spread
+
+
+def _spreads(p: Tensor | None) -> bool:
+    return p is not None and p.ndim > 1 and len(p) == 1

@@ -1,0 +1,290 @@
+"""Bounded sums of plain stacks on a CPU: linear layers one after the other, and plain functions between them.
+
+Such models are so quick that noting use by use what gradients are made of takes as long as the products. Here
+both passes are written out, in memory that stays; squared norms and factors come from kernels in C where
+there are some. What comes out is what `bookkeeping` makes of its terms: `Stack.of` finds out whether a model
+is a stack, and `bookkeeping.Gradient.check` compares both on made-up examples before the first private one.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as modules
+
+from farthing.noise import native
+from farthing.queries.bounds import ClipCoordinates, ClipNorm
+from farthing.torch.gradients import clipping
+from farthing.torch.gradients.clipping import Automatic, ClipCounted, Live, TorchBound
+from farthing.torch.gradients.coordinates import clamped_rows, clamped_sum
+from farthing.torch.kernels import totals
+from farthing.torch.kernels.products import add_product, affine, scaled_squares
+
+# What may stand between linear layers: it has no parameters, keeps nothing, and takes examples one by one.
+_BETWEEN = (
+    *(nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus),
+    *(nn.Flatten, nn.Identity, nn.Dropout),
+)
+Losses = Callable[[Any, Any, int], Tensor]
+
+
+class _Layer(NamedTuple):
+    """A linear layer, and where its weight and bias stand among the trained parameters, if they do."""
+
+    module: nn.Linear
+    weight: int | None
+    bias: int | None
+
+
+class Stack:
+    """A sequence of linear layers and what stands between them; ``sizes`` are those of trained parameters."""
+
+    def __init__(self, model: nn.Module, parts: list[nn.Module], sizes: tuple[int, ...]) -> None:
+        self._model, self._parts, self._sizes = model, parts, sizes
+        slots = {id(p): slot for slot, p in enumerate(p for p in model.parameters() if p.requires_grad)}
+        self._layers = {
+            n: _Layer(part, slots.get(id(part.weight)), slots.get(id(part.bias)))
+            for n, part in enumerate(parts)
+            if isinstance(part, nn.Linear)
+        }
+        self._first = min(n for n, layer in self._layers.items() if layer[1:] != (None, None))
+        self._rooms: dict[int, Tensor] = {}
+        self._last: tuple[Any, Tensor | None, tuple[Tensor, ...] | None] | None = None
+
+    @classmethod
+    def of(cls, model: nn.Module, sizes: tuple[int, ...]) -> "Stack | None":
+        """The stack that a model is, if it is one."""
+        parts, weights = list(_parts(model)), list(model.parameters())
+        plain = all(type(part) is nn.Linear or type(part) in _BETWEEN for part in parts)
+        once = len(weights) == sum(p is not None for part in parts for p in part._parameters.values())
+        written = any(getattr(part, "inplace", False) for part in parts if type(part) is not nn.ReLU)
+        if not plain or not once or written:
+            return None
+        floats = all(p.dtype == torch.float32 and p.device.type == "cpu" for p in weights)
+        return cls(model, parts, sizes) if floats and all(p.is_contiguous() for p in weights) else None
+
+    def fits(self, inputs: Any, weights: Tensor | None, bound: TorchBound) -> bool:
+        """Whether a batch and a bound are plain as well, and nobody watches the modules."""
+        if weights is not None or not isinstance(inputs, Tensor) or inputs.dtype != torch.float32:
+            return False
+        if inputs.ndim < 2 or inputs.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+            return False
+        if not isinstance(bound, ClipNorm | ClipCoordinates | Automatic | ClipCounted):
+            return False
+        return not any(map(_watched, self._parts)) and list(_parts(self._model)) == self._parts
+
+    def add(
+        self, inputs: Tensor, targets: Any, losses: Losses, bound: Any, total: Tensor, empty: bool
+    ) -> bool:
+        """total += (= where it is ``empty``) Σ bounded gradients; False, and nothing done, where it cannot.
+
+        ``losses`` gives the loss of each record from the model's outputs, the targets and their number.
+        """
+        clamps = isinstance(bound, ClipCoordinates)
+        scale, inverse = self._scaled(bound, total)
+        with torch.no_grad():
+            forth = self._forth(inputs)
+            if forth is None:
+                return False
+            outputs, inner, between = forth
+            squares = torch.zeros(len(inputs), dtype=torch.float64)
+            delta = _delta(losses, outputs, targets)
+            if delta is None:
+                if empty:
+                    total.zero_()
+                return True
+            outer = self._back(delta, inner, between, squares, None if clamps else inverse)
+            factors, strange = _factors(bound, squares)
+            if isinstance(bound, ClipCounted):
+                count = clipping.count(bound, squares.sqrt().float(), None, bound.clip)
+                total[-1] = count if empty else total[-1] + count
+            if strange:
+                good = factors[:, None] > 0
+                outer = {n: torch.where(good, u, 0.0) for n, u in outer.items()}
+                inner = {n: torch.where(good, v, 0.0) for n, v in inner.items()}
+            spans = total[: sum(self._sizes)].split(self._sizes)
+            if clamps:
+                assert scale is not None
+                self._add_clamped(outer, inner, scale, total.zero_() if empty else total)
+                return True
+            for n, u in outer.items():
+                module, weight, bias = self._layers[n]
+                if weight is not None:
+                    sides = _weighted(u, inner[n], factors)
+                    add_product(*sides, spans[weight].view(module.weight.shape), empty=empty)
+                if bias is not None:
+                    found = totals.weighted(u, factors)
+                    spans[bias].copy_(found) if empty else spans[bias].add_(found)
+        return True
+
+    def _scaled(self, bound: Any, total: Tensor) -> tuple[Tensor | None, tuple[Tensor, ...] | None]:
+        """A bound's scale, and for every trained parameter 1 / scale²; the last one's are kept."""
+        if self._last is None or self._last[0] is not bound:
+            scale = Live.of(bound, sum(self._sizes), total.device).scale
+            inverse = None if scale is None else scale.square().reciprocal_().split(self._sizes)
+            self._last = bound, scale, inverse
+        return self._last[1:]
+
+    def _add_clamped(
+        self, outer: dict[int, Tensor], inner: dict[int, Tensor], limit: Tensor, total: Tensor
+    ) -> None:
+        """total += Σ gradients clamped to ± limit, coordinate by coordinate."""
+        limits, spans = limit.split(self._sizes), total.split(self._sizes)
+        for n, u in outer.items():
+            module, weight, bias = self._layers[n]
+            if weight is not None:
+                shape = module.weight.shape
+                clamped_sum(u, inner[n], limits[weight].view(shape), spans[weight].view(shape))
+            if bias is not None:
+                clamped_rows(u, limits[bias], spans[bias])
+
+    def _forth(self, x: Tensor) -> tuple[Tensor, dict[int, Tensor], dict[int, Any]] | None:
+        """The outputs, every layer's input, and what the way back needs of the parts between."""
+        rows, inner, between = len(x), dict[int, Tensor](), dict[int, Any]()
+        for n, part in enumerate(self._parts):
+            if n in self._layers:
+                if x.ndim != 2 or not x.is_contiguous():
+                    return None
+                module = self._layers[n].module
+                room = self._room(n, rows, module.out_features)
+                inner[n], x = x, affine(x, module.weight, module.bias, room)
+            elif type(part) is nn.ReLU:
+                between[n] = x = x.relu_() if n - 1 in self._layers else x.relu()
+            elif n < self._first:
+                x = part(x)
+            else:
+                between[n] = _passed(part, x)
+                x = between[n][1].detach()
+        return x, inner, between
+
+    def _back(
+        self,
+        delta: Tensor,
+        inner: dict[int, Tensor],
+        between: dict[int, Any],
+        squares: Tensor,
+        inverse: tuple[Tensor, ...] | None,
+    ) -> dict[int, Tensor]:
+        """The gradient of every layer's output; adds what it makes of squared norms to ``squares``.
+
+        These are norms of gradient / scale where ``inverse`` is 1 / scale², parameter by parameter.
+        """
+        found: dict[int, Tensor] = {}
+        own = False  # whether delta is nobody else's
+        gate: Tensor | None = None  # a ReLU's output that it still has to pass
+        for n in range(len(self._parts) - 1, self._first - 1, -1):
+            if n in self._layers:
+                module, weight, bias = self._layers[n]
+                found[n] = delta = delta.contiguous()
+                if inverse is None:
+                    _add_squares(delta, gate, inner[n], weight is not None, bias is not None, squares)
+                else:
+                    if gate is not None:
+                        _shut(delta, gate)
+                    if weight is not None:
+                        by = inverse[weight].view(module.weight.shape)
+                        squares += scaled_squares(delta, inner[n], by)
+                    if bias is not None:
+                        one = delta.new_ones(len(delta), 1)
+                        squares += scaled_squares(delta, one, inverse[bias][:, None])
+                own, gate = True, None
+                if n > self._first:
+                    delta = torch.mm(delta, module.weight, out=self._room(-n, len(delta), module.in_features))
+            elif type(self._parts[n]) is not nn.ReLU:
+                leaf, out = between[n]
+                (delta,) = torch.autograd.grad(out, leaf, delta)
+                own = False
+            elif own and n - 1 in self._layers:
+                gate = between[n]  # with the norms, in one go
+            else:
+                delta = torch.where(between[n] <= 0, 0.0, delta)
+        return found
+
+    def _room(self, n: int, rows: int, width: int) -> Tensor:
+        """Memory of one's own, the same in every step: new memory is slow."""
+        room = self._rooms.get(n)
+        if room is None or room.numel() < rows * width:
+            room = self._rooms[n] = torch.empty((rows + rows // 8) * width)
+        return room[: rows * width].view(rows, width)
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """What a model is made of, in order, where it is nothing but a sequence."""
+    if type(module) is nn.Sequential and not _watched(module):
+        for part in module:
+            yield from _parts(part)
+    else:
+        yield module
+
+
+def _watched(module: nn.Module) -> bool:
+    """Whether something hangs on a module's call."""
+    own = module.__dict__
+    return bool(
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or modules._global_forward_hooks
+        or modules._global_forward_pre_hooks
+        or "forward" in own
+    )
+
+
+def _passed(part: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What goes into a part between, and what comes out, for autograd to find the way back."""
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        return leaf, part(leaf)
+
+
+def _delta(losses: Losses, outputs: Tensor, targets: Any) -> Tensor | None:
+    """The gradient of each record's loss by the outputs; None where there is none."""
+    with torch.enable_grad():
+        leaf = outputs.detach().requires_grad_()
+        found = losses(leaf, targets, len(leaf))
+        if not found.requires_grad:
+            return None
+        (delta,) = torch.autograd.grad(found, leaf, torch.ones_like(found), allow_unused=True)
+    return delta
+
+
+def _add_squares(
+    u: Tensor, gate: Tensor | None, v: Tensor, weight: bool, bias: bool, squares: Tensor
+) -> None:
+    """squares += |u|² (|v|² + 1), of weight and bias what is trained; u is zeroed where a gate is shut."""
+    kernels = native.kernels(u.numel() + v.numel())
+    if kernels is not None:
+        shut, sizes = None if gate is None else gate.data_ptr(), (len(u), u.shape[1], v.shape[1])
+        kernels["add_squares"](u.data_ptr(), shut, v.data_ptr(), *sizes, weight, bias, squares.data_ptr())
+        return
+    if gate is not None:
+        _shut(u, gate)
+    each, other = (torch.linalg.vector_norm(side, dim=1, dtype=torch.float64).square() for side in (u, v))
+    squares += each * (other + bias if weight else float(bias))
+
+
+def _shut(u: Tensor, gate: Tensor) -> None:
+    """Zeros in place where a ReLU let nothing through."""
+    torch.ops.aten.threshold_backward.grad_input(u, gate, 0, grad_input=u)
+
+
+def _factors(bound: Any, squares: Tensor) -> tuple[Tensor, bool]:
+    """What gradients of these squared norms are multiplied by, and whether one of them is not finite."""
+    gamma = bound.gamma if isinstance(bound, Automatic) else 0.0
+    clip = 1.0 if isinstance(bound, ClipCoordinates) else bound.clip
+    kernels = native.kernels(len(squares))
+    if kernels is not None:
+        found = torch.empty(len(squares))
+        places = squares.data_ptr(), len(squares), clip, gamma, found.data_ptr()
+        return found, bool(kernels["factors"](*places))
+    norms = squares.sqrt()
+    good = norms.float().isfinite()
+    return torch.where(good, clipping.factors(bound, norms, clip).float(), 0.0), not good.all()
+
+
+def _weighted(u: Tensor, v: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    """Both sides of a sum of products, the narrow one weighted."""
+    each = factors[:, None]
+    return (u * each, v) if u.shape[1] <= v.shape[1] else (u, v * each)

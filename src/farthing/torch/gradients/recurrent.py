@@ -1,0 +1,137 @@
+"""Rules for recurrent layers: their steps written out, so that every gate's gradient is seen.
+
+The gates of a step are x W_ihᵀ + h W_hhᵀ plus biases. The gradient of the projected input is that of the
+gates, at all steps at once; together with the inputs and the hidden states before each step it makes the
+terms of all four parameters. (A GRU's candidate multiplies its hidden part by the reset gate, and so is its
+gradient.)
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from farthing.errors import Unsupported
+from farthing.torch.gradients.tape import Tape
+from farthing.torch.gradients.terms import Factor, Outer, summed
+
+
+def _lstm(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    i, f, g, o = gates.chunk(4, -1)
+    cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
+    return o.sigmoid() * cell.tanh(), cell
+
+
+def _gru(x: Tensor, hidden: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """The next state, and the reset gate."""
+    (xr, xz, xn), (hr, hz, hn) = x.chunk(3, -1), hidden.chunk(3, -1)
+    reset, update = (xr + hr).sigmoid(), (xz + hz).sigmoid()
+    candidate = (xn + reset * hn).tanh()
+    return candidate + update * (h - candidate), reset
+
+
+def _weights(module: nn.RNNBase, suffix: str) -> list[Tensor | None]:
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+    return [getattr(module, f"{name}_{suffix}", None) for name in names]
+
+
+def _sweep(
+    tape: Tape, module: nn.RNNBase, suffix: str, x: Tensor, h: Tensor, c: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """One layer in one direction over x (records, steps, width): outputs, last state, last cell."""
+    w_ih, w_hh, b_ih, b_hh, w_hr = _weights(module, suffix)
+    assert w_ih is not None
+    assert w_hh is not None
+    before: list[Tensor] = []
+    resets: list[Tensor] = []
+
+    def then(delta: Tensor) -> None:
+        u = Factor(tape.grouped(delta, 0))
+        hidden = u
+        if isinstance(module, nn.GRU):
+            r, z, n = delta.chunk(3, -1)
+            hidden = Factor(tape.grouped(torch.cat([r, z, n * torch.stack(resets, 1).float()], -1), 0))
+        tape.put(w_ih, lambda: Outer(u, Factor(tape.grouped(x.detach(), 0).float())))
+        tape.put(b_ih, lambda: summed(u))
+        states = torch.stack(before, 1).float()
+        tape.put(w_hh, lambda: Outer(hidden, Factor(tape.grouped(states, 0))))
+        tape.put(b_hh, lambda: summed(hidden))
+
+    gates = tape.watch(F.linear(x, w_ih, b_ih), then)
+    outs = []
+    for step in gates.unbind(1):
+        before.append(h.detach())
+        hidden = F.linear(h, w_hh, b_hh)
+        if isinstance(module, nn.LSTM):
+            assert c is not None
+            h, c = _lstm(step + hidden, c)
+            if w_hr is not None:
+                h = tape.project(h, w_hr, None, 0, F.linear(h, w_hr))
+        elif isinstance(module, nn.GRU):
+            h, reset = _gru(step, hidden, h)
+            resets.append(reset.detach())
+        else:
+            h = (step + hidden).relu() if module.mode == "RNN_RELU" else (step + hidden).tanh()
+        outs.append(h)
+    return torch.stack(outs, 1), h, c
+
+
+def recurrent(tape: Tape, module: nn.RNNBase, own: Any, input: Any, hx: Any = None) -> Any:
+    """nn.RNN, nn.LSTM, nn.GRU: several layers, both directions, dropout between layers."""
+    if not isinstance(input, Tensor) or input.ndim != 3:
+        raise Unsupported(
+            f"{tape.plan.names[module]} ({type(module).__name__}) needs padded sequences in a batch of three "
+            "dimensions, not a PackedSequence: pad them, and let the loss leave the padding out"
+        )
+    x = input if module.batch_first else input.transpose(0, 1)
+    ways = 2 if module.bidirectional else 1
+    lstm = isinstance(module, nn.LSTM)
+    width = module.proj_size or module.hidden_size
+    if hx is None:
+        h0 = x.new_zeros(module.num_layers * ways, len(x), width)
+        c0 = x.new_zeros(module.num_layers * ways, len(x), module.hidden_size)
+    else:
+        h0, c0 = hx if lstm else (hx, hx)
+    names = [f"l{n}{end}" for n in range(module.num_layers) for end in ("", "_reverse")[:ways]]
+    tape.use(module, *(p for name in names for p in _weights(module, name)[:4]))
+    if lstm and module.proj_size:
+        for _ in range(x.shape[1]):
+            tape.use(module, *(_weights(module, name)[4] for name in names))
+    last, cells = [], []
+    for n in range(module.num_layers):
+        outs = []
+        for way in range(ways):
+            place = n * ways + way
+            seen = x.flip(1) if way else x
+            out, h, c = _sweep(tape, module, names[place], seen, h0[place], c0[place] if lstm else None)
+            outs.append(out.flip(1) if way else out)
+            last.append(h)
+            cells.append(c)
+        x = outs[0] if ways == 1 else torch.cat(outs, -1)
+        if n + 1 < module.num_layers:
+            x = F.dropout(x, module.dropout, module.training)
+    found = x if module.batch_first else x.transpose(0, 1)
+    h = torch.stack(last)
+    return (found, (h, torch.stack([c for c in cells if c is not None]))) if lstm else (found, h)
+
+
+def cell(tape: Tape, module: nn.RNNCellBase, own: Any, input: Tensor, hx: Any = None) -> Any:
+    """nn.RNNCell, nn.LSTMCell, nn.GRUCell: one step."""
+    tape.use(module, module.weight_ih, module.weight_hh, module.bias_ih, module.bias_hh)
+    if input.ndim != 2:
+        raise Unsupported(f"{tape.plan.names[module]} ({type(module).__name__}) needs examples in a batch")
+    lstm = isinstance(module, nn.LSTMCell)
+    if hx is None:
+        zeros = input.new_zeros(len(input), module.hidden_size)
+        hx = (zeros, zeros) if lstm else zeros
+    h = hx[0] if lstm else hx
+    x = F.linear(input, module.weight_ih, module.bias_ih)
+    x = tape.project(input, module.weight_ih, module.bias_ih, 0, x)
+    hidden = F.linear(h, module.weight_hh, module.bias_hh)
+    hidden = tape.project(h, module.weight_hh, module.bias_hh, 0, hidden)
+    if lstm:
+        return _lstm(x + hidden, hx[1])
+    if isinstance(module, nn.GRUCell):
+        return _gru(x, hidden, h)[0]
+    return (x + hidden).relu() if module.nonlinearity == "relu" else (x + hidden).tanh()

@@ -1,0 +1,222 @@
+"""One forward and one backward pass that note, use by use, what per-example gradients are made of.
+
+While a tape runs, the rules of `farthing.torch.gradients.layers` stand in for the forward of every module
+that holds trainable parameters, and these do not require gradients: the backward pass computes output
+gradients only. Where several records make an example (a user, several views), they are its further positions.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from farthing.errors import Unsupported
+from farthing.torch.gradients.terms import Factor, Outer, Rows, Sum, Term, summed
+
+Use = tuple[int, int]  # a module's number, and the how-manieth call of it
+Axes = tuple[tuple[int | None, ...], tuple[int | None, ...]]  # of inputs and outputs; None: no batch
+Rule = Callable[..., Any]
+
+
+def _anchored(ctx: Any, out: Tensor, anchor: Tensor) -> Tensor:
+    ctx.mark_dirty(out)
+    return out
+
+
+# Makes an output that needs no gradient need one, without a copy and without being a leaf (an in-place ReLU
+# may follow).
+_Anchor: Any = type(
+    "_Anchor",
+    (torch.autograd.Function,),
+    {"forward": staticmethod(_anchored), "backward": staticmethod(lambda ctx, delta: (None, None))},
+)
+
+
+@dataclass
+class Plan:
+    """What is known of a model before private examples reach it: a rule a module, the batch axis of each use.
+
+    Axes are found by `probe` on made-up batches of two sizes: the axis that grew is the batch's. A use whose
+    input does not grow (positions of tokens, say) belongs to every example alike.
+    """
+
+    model: nn.Module
+    rules: dict[nn.Module, Rule]
+    spread: list[tuple[nn.Module, str]] = field(default_factory=list)
+    axes: dict[Use, Axes] = field(default_factory=dict)
+    held: int = 0  # numbers that go into and come out of the uses, a record
+
+    def __post_init__(self) -> None:
+        self.numbers = {module: number for number, module in enumerate(self.rules)}
+        self.names = {module: name or "the model" for name, module in self.model.named_modules()}
+        self.trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.slots = {id(p): slot for slot, p in enumerate(self.trained)}
+        self.anchor = torch.zeros((), device=self.trained[0].device, requires_grad=True)
+
+    @contextmanager
+    def patched(self, tape: "Tape") -> Iterator[None]:
+        """The rules in place of the modules' own forward; parameters that need no gradient."""
+        before = {module: module.__dict__.get("forward") for module in self.rules}
+        for module, rule in self.rules.items():
+            module.__dict__["forward"] = _Forward(rule, tape, module, module.forward)
+        for p in self.trained:
+            p.requires_grad_(False)
+        bare: list[tuple[nn.Module, str, Any]] = [
+            (module, name, module._parameters.pop(name)) for module, name in self.spread
+        ]
+        for module, name, p in bare:
+            module.__dict__[name] = tape.copies(p, tuple(p.shape[1:]))
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
+            for module, name, p in bare:
+                del module.__dict__[name]
+                module._parameters[name] = p
+            for p in self.trained:
+                p.requires_grad_(True)
+            for module, forward in before.items():
+                if forward is None:
+                    del module.__dict__["forward"]
+                else:
+                    module.__dict__["forward"] = forward
+
+
+class _Forward:
+    """A module's forward while a tape runs."""
+
+    __slots__ = ("args",)
+
+    def __init__(self, rule: Rule, tape: "Tape", module: nn.Module, own: Callable[..., Any]) -> None:
+        self.args = rule, tape, module, own
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        rule, tape, module, own = self.args
+        return rule(tape, module, own, *args, **kwargs)
+
+
+class Tape:
+    """The terms of every trainable parameter, as the two passes go by.
+
+    ``put`` is called with a parameter's slot and its term as soon as all its uses are known; terms of
+    parameters that are used once are handed on at once, so that what they hold can be let go.
+    """
+
+    def __init__(self, plan: Plan, examples: int, records: int, put: Callable[[int, Term], None]) -> None:
+        self.plan, self.examples, self.records, self._put = plan, examples, records, put
+        self._calls: dict[nn.Module, int] = defaultdict(int)
+        self._uses: dict[int, int] = defaultdict(int)
+        self._terms: dict[int, list[Term]] = defaultdict(list)
+        self._ends: list[Callable[[], None]] = []
+        self._copies: list[tuple[int, Tensor]] = []
+
+    @property
+    def rows(self) -> int:
+        """Records in the batch."""
+        return self.examples * self.records
+
+    def use(self, module: nn.Module, *parameters: Tensor | None) -> Use:
+        """Notes one more call of a module, and which parameters it uses."""
+        self._calls[module] += 1
+        for p in parameters:
+            if p is not None and id(p) in self.plan.slots:
+                self._uses[self.plan.slots[id(p)]] += 1
+        return self.plan.numbers[module], self._calls[module]
+
+    def axes(self, use: Use) -> Axes:
+        """The batch axes of a use."""
+        found = self.plan.axes.get(use)
+        if found is None:
+            module = list(self.plan.rules)[use[0]]
+            raise Unsupported(
+                f"{self.plan.names[module]} ({type(module).__name__}) is called more often than in the "
+                "check: calls of a module must not depend on the data or the size of the batch"
+            )
+        return found
+
+    def grouped(self, x: Tensor, axis: int | None, last: int = 1) -> Tensor:
+        """x as (examples, positions, *last dimensions); what all examples share is repeated."""
+        if axis == 0 and x.ndim == last + 1 and len(x) == self.examples:
+            return x.unsqueeze(1)
+        if axis is None:
+            x = x.expand(self.rows, *x.shape[1:]) if len(x) == 1 else x.expand(self.rows, *x.shape)
+        elif axis:
+            x = x.movedim(axis, 0)
+        return x.reshape(self.examples, -1, *x.shape[x.ndim - last :])
+
+    def watch(self, out: Tensor, then: Callable[[Tensor], None]) -> Tensor:
+        """Hands the gradient of ``out`` to ``then``, in float32."""
+        if not torch.is_grad_enabled():
+            return out
+        if not out.requires_grad:
+            out = _Anchor.apply(out, self.plan.anchor)
+        watched: Any = out
+        watched.register_hook(lambda delta: then(delta.float()))
+        return out
+
+    def project(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, axis: int | None, out: Tensor
+    ) -> Tensor:
+        """Watches out = x Wᵀ + b, for any leading dimensions: δ ⊗ x and δ, summed over positions."""
+
+        def then(delta: Tensor) -> None:
+            u = Factor(self.grouped(delta, 0 if axis is None else axis))
+            self.put(weight, lambda: Outer(u, Factor(self.grouped(x.detach(), axis).float())))
+            self.put(bias, lambda: summed(u))
+
+        return self.watch(out, then)
+
+    def spread(self, out: Tensor) -> Tensor:
+        """An output that all examples share, once for each, so that its gradients stay apart."""
+        return out.expand(self.rows, *out.shape[1:]) if len(out) == 1 else out.expand(self.rows, *out.shape)
+
+    def trained(self, p: Tensor | None) -> bool:
+        """Whether the gradient of a parameter is asked for."""
+        return p is not None and id(p) in self.plan.slots
+
+    def put(self, p: Tensor | None, term: Callable[[], Term]) -> None:
+        """The term of one use of a parameter."""
+        if p is None or (slot := self.plan.slots.get(id(p))) is None:
+            return
+        if self._uses[slot] == 1:
+            self._put(slot, term())
+        else:
+            self._terms[slot].append(term())
+
+    def copies(self, p: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """A parameter once for each record, an example's copies being one: its gradients are rows."""
+        slot = self.plan.slots[id(p)]
+        self._uses[slot] += 2  # its gradient comes last, so that no use of it may be handed on before
+        leaf = p.detach().view(1, *shape).expand(self.examples, *shape).requires_grad_()
+        self._copies.append((slot, leaf))
+        return leaf if self.records == 1 else leaf.repeat_interleave(self.records, 0)
+
+    def finally_(self, then: Callable[[], None]) -> None:
+        """To be done after the backward pass."""
+        self._ends.append(then)
+
+    def back(self, objective: Tensor) -> None:
+        """The backward pass, towards what is trained and nothing else.
+
+        Only gradients that are asked for are made: another leaf that the graph reaches (a parameter of the
+        loss, say) would keep the exact gradient of a batch in its ``grad``.
+        """
+        leaves = [leaf for _, leaf in self._copies]
+        found = torch.autograd.grad(objective, [self.plan.anchor, *leaves], allow_unused=True)
+        for (slot, _), gradient in zip(self._copies, found[1:], strict=True):
+            if gradient is not None:
+                self._terms[slot].append(Rows(gradient.float().reshape(self.examples, -1)))
+
+    def finish(self) -> None:
+        """Hands on what is left after the backward pass."""
+        for end in self._ends:
+            end()
+        for slot, terms in self._terms.items():
+            self._put(slot, Sum.of(terms))
+        self._terms.clear()

@@ -1,0 +1,521 @@
+"""Per-example gradients of one parameter in factored form: their norms and weighted sums, not themselves.
+
+A layer's gradient is a sum over positions (tokens, pixels, uses of a tied weight) of outer products
+u_t ⊗ v_t. Such a `Term` answers `norms`, the norm of every example's gradient, and `add`, the
+weighted sum; `rows` makes the gradients themselves where nothing cheaper will do. The ways to the norm:
+
+* one position: |u|² |v|²;
+* rows: the gradients are made, measured, kept, and summed by one product with the weights;
+* again: the same in parts that are dropped; the sum is then the layer's own product with weighted u;
+* gram: Σ_ts (u_t · u_s)(v_t · v_s) (Goodfellow 2015; Li et al. 2022), for few positions and wide layers.
+"""
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import nullcontext
+from enum import StrEnum
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from farthing.torch.gradients.coordinates import clamped_rows, clamped_sum
+from farthing.torch.kernels import positions as compiled
+from farthing.torch.kernels import totals
+from farthing.torch.kernels.noise_pool import has_triton
+from farthing.torch.kernels.precision import coarse, exact
+from farthing.torch.kernels.products import add_product, scaled_squares
+
+_PART = 2**20  # entries of the gradients made at once: they stay in the cache
+_WIDE = 2**26  # on a GPU: few launches, and a quarter of a gigabyte
+_ROUNDED = 2.0**-20  # rounding of a Gram sum, relative to the sum of absolute values
+_TENSOR_ROUNDED = 2.0**-9  # of a product of two factors of ten bits, relative to the product of their norms
+_LOST = 1e-32  # what an inner product of up to 800,000 entries may lose where squares vanish
+_SMALLEST = 1e-18  # squares of entries below may have lost digits: a norm is rounded up by as much
+
+
+def part_of(device: torch.device) -> int:
+    """How many entries of gradients are made at once."""
+    return _WIDE if device.type == "cuda" else _PART
+
+
+def fused(device: torch.device, positions: int = 1) -> bool:
+    """Whether there are kernels for norms of so many positions (`grams`)."""
+    if device.type != "cuda" or not has_triton():
+        return False
+    from farthing.torch.kernels import grams
+
+    return bool(grams.fits(device) and positions <= grams.MOST)
+
+
+class Route(StrEnum):
+    """How a term of several positions comes by its norms and its sum."""
+
+    ROWS = "rows"
+    AGAIN = "again"
+    GRAM = "gram"
+
+
+class Factor:
+    """A tensor (examples, positions, width) whose norms per example are computed once."""
+
+    __slots__ = ("_norms", "values")
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self._norms: Tensor | None = None
+
+    @property
+    def norms(self) -> Tensor:
+        """The norm of each example; rounded up by 1e-18, so that a product with a huge one cannot vanish."""
+        if self._norms is None:
+            self._norms = norms(self.values).add_(_SMALLEST)
+        return self._norms
+
+
+def norms(values: Tensor) -> Tensor:
+    """The norm of each example, in float32."""
+    flat = values.flatten(1) if values.ndim > 2 else values
+    found: Tensor = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float32)
+    return found
+
+
+def weighted(values: Tensor, factors: Tensor) -> Tensor:
+    """Each example times its factor."""
+    if fused(values.device) and values.dtype == factors.dtype == torch.float32:
+        from farthing.torch.kernels import grams
+
+        found: Tensor = grams.weighted(values, factors)
+        return found
+    return values * factors.view(-1, *(1,) * (values.ndim - 1))
+
+
+def where(good: Tensor, values: Tensor) -> Tensor:
+    """Each example that is good, and zeros."""
+    return torch.where(good.view(-1, *(1,) * (values.ndim - 1)), values, 0.0)
+
+
+def blanked(good: Tensor, values: Tensor) -> Tensor:
+    """The same as `where`, in place of what may be overwritten: on a GPU good examples are not even read."""
+    if not fused(values.device) or not values.is_contiguous() or values.dtype != torch.float32:
+        return where(good, values)
+    from farthing.torch.kernels import grams
+
+    grams.blank(values, good)
+    return values
+
+
+class Term(ABC):
+    """The gradients of one parameter, one an example."""
+
+    route = Route.ROWS
+    own = False  # whether what a term holds is nobody else's
+    kept: Tensor | None = None
+    space: Tensor | None = None  # for the rows that are kept, so that memory is not asked for anew
+    device: torch.device
+    examples: int
+    size: int
+
+    def fresh(self, count: int | None = None) -> Self:
+        """The same term, or that of the first ``count`` examples, with nothing computed yet."""
+        some = copy.copy(self)
+        some.examples, some.space = len(range(self.examples)[:count]), None
+        return some
+
+    def routes(self) -> tuple[Route, ...]:
+        """The ways worth measuring; one where there is no choice."""
+        return (Route.ROWS,)
+
+    def parts(self) -> Iterator[slice]:
+        """Examples whose gradients are made at once."""
+        step = max(1, part_of(self.device) // max(1, self.size))
+        return (slice(start, start + step) for start in range(0, self.examples, step))
+
+    @abstractmethod
+    def rows(self, part: slice) -> Tensor:
+        """The gradients of some examples, flat, one a row, in float32."""
+
+    @abstractmethod
+    def product(self, factors: Tensor, out: Tensor) -> None:
+        """out += Σ factor · gradient, from the factored form."""
+
+    @abstractmethod
+    def only(self, good: Tensor) -> None:
+        """Zeros in place of the examples that are not good: 0 · NaN would be NaN."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Lets go of the factored form: the rows are kept."""
+
+    def norms(self) -> Tensor:
+        """The norm of each example's gradient."""
+        if self.route is Route.ROWS:
+            return self._keep()
+        return torch.cat([norms(self.rows(part)) for part in self.parts()])
+
+    def _keep(self, inverse: Tensor | None = None) -> Tensor:
+        """The rows, made in parts that are measured, as they are or over a scale, while in the cache."""
+        self.kept = self.room()
+        found = []
+        for part in self.parts():
+            self.rows_into(part, self.kept[part])
+            found.append(norms(self.kept[part] if inverse is None else self.kept[part] * inverse))
+        self.release()
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def room(self) -> Tensor:
+        """Memory for the rows of all examples."""
+        if self.space is None:
+            return torch.empty(self.examples, self.size, device=self.device)
+        return self.space[: self.examples * self.size].view(self.examples, self.size)
+
+    def rows_into(self, part: slice, out: Tensor) -> None:
+        """The gradients of some examples, written where they are to be."""
+        out.copy_(self.rows(part))
+
+    def scaled_norms(self, inverse: Tensor) -> Tensor:
+        """The norms of gradient / scale, where ``inverse`` is 1 / scale, one a coordinate."""
+        return torch.cat([norms(self.rows(part) * inverse) for part in self.parts()])
+
+    def largest(self) -> Tensor:
+        """A bound on the norm, not tight: finite where the gradient is for certain."""
+        return torch.cat([norms(self.rows(part)) for part in self.parts()])
+
+    def add(self, factors: Tensor, out: Tensor) -> None:
+        """out += Σ factor · gradient."""
+        if self.kept is not None:
+            out += totals.weighted(self.kept, factors)
+        else:
+            self.product(factors, out)
+
+    def add_clamped(self, limit: Tensor, out: Tensor) -> None:
+        """out += Σ gradient clamped to ± limit."""
+        for part in self.parts():
+            clamped_rows(self.rows(part), limit, out)
+
+
+class Rows(Term):
+    """Gradients that are there already: biases, scales of norms, whatever is small."""
+
+    def __init__(self, factor: Factor | Tensor) -> None:
+        self.factor = factor if isinstance(factor, Factor) else Factor(factor)
+        self.device = self.factor.values.device
+        self.examples = len(self.factor.values)
+        self.size = self.factor.values[0].numel() if self.examples else 0
+
+    def rows(self, part: slice) -> Tensor:
+        return self.factor.values[part].flatten(1)
+
+    def norms(self) -> Tensor:
+        return self.factor.norms
+
+    def product(self, factors: Tensor, out: Tensor) -> None:
+        out += totals.weighted(self.factor.values.flatten(1), factors)
+
+    def only(self, good: Tensor) -> None:
+        self.factor = Factor(where(good, self.factor.values))
+
+    def release(self) -> None:
+        """Nothing else is held."""
+
+
+def summed(u: Factor) -> Rows:
+    """Σ over positions: the gradients of a bias."""
+    return Rows(u if u.values.shape[1] == 1 else u.values.sum(1))
+
+
+class Outer(Term):
+    """Σ_t u_t ⊗ v_t, for u (examples, positions, p) and v (examples, positions, q): a (p, q) matrix."""
+
+    def __init__(self, u: Factor, v: Factor) -> None:
+        self.u, self.v, self.device, self.turned = u, v, u.values.device, False
+        self.examples, self.positions, self.height = u.values.shape
+        self.width = v.values.shape[2]
+        self.size = self.height * self.width
+
+    @classmethod
+    def joined(cls, terms: list["Outer"]) -> "Outer":
+        """The sum over several uses of one weight: more positions."""
+        if len(terms) == 1:
+            return terms[0]
+        u = torch.cat([term.u.values for term in terms], 1)
+        return cls(Factor(u), Factor(torch.cat([term.v.values for term in terms], 1)))
+
+    def fresh(self, count: int | None = None) -> Self:
+        some = super().fresh(count)
+        some.u, some.v = Factor(self.u.values[:count]), Factor(self.v.values[:count])
+        return some
+
+    def routes(self) -> tuple[Route, ...]:
+        if self.positions == 1:
+            return (Route.GRAM,)
+        held = 2 * self.positions * (self.height + self.width)
+        rows = Route.ROWS if self.size <= max(held, part_of(self.device) // self.examples) else Route.AGAIN
+        if self.positions**2 > 4 * self.size:
+            return (rows,)
+        return rows, Route.GRAM
+
+    def rows(self, part: slice) -> Tensor:
+        u, v = self.u.values[part], self.v.values[part]
+        if self.positions == 1:
+            return (u.transpose(1, 2) * v).flatten(1)
+        return torch.bmm(u.transpose(1, 2), v).flatten(1)
+
+    def rows_into(self, part: slice, out: Tensor) -> None:
+        u, v = self.u.values[part], self.v.values[part]
+        torch.bmm(u.transpose(1, 2), v, out=out.view(-1, self.height, self.width))
+
+    def norms(self) -> Tensor:
+        if self.positions == 1:
+            found = self.u.norms * self.v.norms
+            return found * (1 + _TENSOR_ROUNDED) if coarse(self.device) else found
+        if self.route is Route.GRAM:
+            return self._gram()
+        if self.route is Route.ROWS:
+            return self._compiled() if compiled.available(self.device) else super().norms()
+        return super().norms() + self._rounding() if coarse(self.device) else super().norms()
+
+    def _rounding(self) -> Tensor:
+        """How far the sum of a coarse product may be from these gradients."""
+        u, v = (torch.linalg.vector_norm(side.values, dim=2) for side in (self.u, self.v))
+        found: Tensor = (u * v).sum(1) * _TENSOR_ROUNDED
+        return found
+
+    def _compiled(self) -> Tensor:
+        """Rows and norms by the kernel in C, which likes its second factor wide: a row may be (q, p)."""
+        self.kept, self.turned = self.room(), self.height > self.width
+        u, v = self.u.values, self.v.values
+        found = compiled.outers(v, u, self.kept) if self.turned else compiled.outers(u, v, self.kept)
+        self.release()
+        return found
+
+    def add(self, factors: Tensor, out: Tensor) -> None:
+        if self.kept is None or not self.turned:
+            super().add(factors, out)
+            return
+        found = totals.weighted(self.kept, factors).view(self.width, self.height)
+        out.view(self.height, self.width).add_(found.t())
+
+    def add_clamped(self, limit: Tensor, out: Tensor) -> None:
+        shape = self.height, self.width
+        clamped_sum(self.u.values, self.v.values, limit.view(shape), out.view(shape))
+
+    def largest(self) -> Tensor:
+        return self.u.norms * self.v.norms
+
+    def _gram(self) -> Tensor:
+        if fused(self.device, self.positions):
+            from farthing.torch.kernels import grams
+
+            found_: Tensor = grams.norms(self.u.values, self.v.values, coarse=coarse(self.device))
+            return found_
+        step = max(1, 4 * part_of(self.device) // self.positions**2)
+        found = []
+        for start in range(0, self.examples, step):
+            u, v = self.u.values[start : start + step], self.v.values[start : start + step]
+            found.append(contracted(torch.bmm(u, u.transpose(1, 2)), torch.bmm(v, v.transpose(1, 2))))
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def scaled_norms(self, inverse: Tensor) -> Tensor:
+        if self.positions > 1:
+            return self._keep(inverse) if self.route is Route.ROWS else super().scaled_norms(inverse)
+        inverse = inverse.square().view(self.height, self.width)
+        return scaled_squares(self.u.values.squeeze(1), self.v.values.squeeze(1), inverse).sqrt()
+
+    def product(self, factors: Tensor, out: Tensor) -> None:
+        u, v = self.u.values, self.v.values
+        if self.height <= self.width:
+            u = weighted(u, factors)
+        else:
+            v = weighted(v, factors)
+        if self.positions == 1:
+            u, v = u.squeeze(1), v.squeeze(1)
+        else:
+            u, v = u.flatten(0, 1), v.flatten(0, 1)
+        add_product(u, v, out.view(self.height, self.width), examples=self.examples)
+
+    def only(self, good: Tensor) -> None:
+        if self.kept is not None:
+            self.kept = blanked(good, self.kept)
+            return
+        clear = blanked if self.own else where
+        self.u, self.v = Factor(clear(good, self.u.values)), Factor(clear(good, self.v.values))
+
+    def release(self) -> None:
+        empty = Factor(self.u.values.new_zeros(self.examples, 0, 0))
+        self.u = self.v = empty
+
+
+class Lookup(Term):
+    """Σ_t e(ids_t) ⊗ v_t: rows of an embedding with ``height`` of them."""
+
+    def __init__(self, ids: Tensor, v: Factor, height: int) -> None:
+        self.ids, self.v, self.height, self.device = ids, v, height, ids.device
+        self.examples, self.positions, self.width = v.values.shape
+        self.size = height * self.width
+
+    @classmethod
+    def joined(cls, terms: list["Lookup"]) -> "Lookup":
+        """The sum over several uses of one embedding."""
+        if len(terms) == 1:
+            return terms[0]
+        values = torch.cat([term.v.values for term in terms], 1)
+        return cls(torch.cat([term.ids for term in terms], 1), Factor(values), terms[0].height)
+
+    def rows(self, part: slice) -> Tensor:
+        ids, v = self.ids[part], self.v.values[part]
+        places = ids + torch.arange(len(ids), device=ids.device)[:, None] * self.height
+        table = v.new_zeros(len(ids) * self.height, self.width)
+        return table.index_add_(0, places.flatten(), v.flatten(0, 1)).view(len(ids), -1)
+
+    def norms(self) -> Tensor:
+        if self.positions == 1:
+            return self.v.norms
+        if fused(self.device, self.positions):
+            from farthing.torch.kernels import grams
+
+            found_: Tensor = grams.norms(self.ids, self.v.values, coarse=coarse(self.device))
+            return found_
+        step = max(1, 4 * part_of(self.device) // self.positions**2)
+        found = []
+        for start in range(0, self.examples, step):
+            ids, v = self.ids[start : start + step], self.v.values[start : start + step]
+            same = (ids[:, :, None] == ids[:, None, :]).to(v.dtype)
+            found.append(contracted(same, torch.bmm(v, v.transpose(1, 2))))
+        return torch.cat(found)
+
+    def largest(self) -> Tensor:
+        return self.v.norms * math.sqrt(self.positions)
+
+    def product(self, factors: Tensor, out: Tensor) -> None:
+        values = weighted(self.v.values, factors).flatten(0, 1)
+        table = out.view(self.height, self.width)
+        wide = torch.zeros_like(table, dtype=torch.float64)
+        table += wide.index_add_(0, self.ids.flatten(), values.double())
+
+    def only(self, good: Tensor) -> None:
+        self.v = Factor((blanked if self.own else where)(good, self.v.values))
+
+    def release(self) -> None:
+        """Rows of an embedding are never kept."""
+
+
+class Sum(Term):
+    """The sum of terms of several kinds on one parameter, cross terms and all."""
+
+    def __init__(self, terms: list[Term]) -> None:
+        outers = [term for term in terms if isinstance(term, Outer)]
+        lookups = [term for term in terms if isinstance(term, Lookup)]
+        others = [term for term in terms if not isinstance(term, Outer | Lookup)]
+        self.terms: list[Term] = list(others)
+        if outers:
+            self.terms.append(Outer.joined(outers))
+        if lookups:
+            self.terms.append(Lookup.joined(lookups))
+        self.examples, self.size, self.device = terms[0].examples, terms[0].size, terms[0].device
+
+    @staticmethod
+    def of(terms: list[Term]) -> Term:
+        """One term for all uses of a parameter."""
+        joined = Sum(terms)
+        return joined.terms[0] if len(joined.terms) == 1 else joined
+
+    def rows(self, part: slice) -> Tensor:
+        first, *rest = (term.rows(part) for term in self.terms)
+        for more in rest:
+            first = first + more
+        return first
+
+    def _pair(self) -> tuple[Outer, Lookup] | None:
+        """A wide matrix that is looked up in and multiplied by: its norms need no rows."""
+        match self.terms:
+            case [Outer() as outer, Lookup() as lookup] if self.size > outer.positions * lookup.positions:
+                return outer, lookup
+        return None
+
+    def norms(self) -> Tensor:
+        if pair := self._pair():
+            return _crossed(*pair)
+        with exact(self.device):  # as the sum is
+            return torch.cat([norms(self.rows(part)) for part in self.parts()])
+
+    def largest(self) -> Tensor:
+        return torch.stack([term.largest() for term in self.terms]).sum(0)
+
+    def product(self, factors: Tensor, out: Tensor) -> None:
+        with nullcontext() if self._pair() else exact(self.device):
+            for term in self.terms:
+                term.product(factors, out)
+
+    def only(self, good: Tensor) -> None:
+        for term in self.terms:
+            term.only(good)
+
+    def release(self) -> None:
+        """Nothing is kept."""
+
+
+class Blocks(Term):
+    """Terms of consecutive parts of one parameter: the three projections of attention."""
+
+    def __init__(self, terms: list[Term]) -> None:
+        self.terms, self.device = terms, terms[0].device
+        self.examples, self.size = terms[0].examples, sum(term.size for term in terms)
+
+    def rows(self, part: slice) -> Tensor:
+        return torch.cat([term.rows(part) for term in self.terms], 1)
+
+    def norms(self) -> Tensor:
+        return norms(torch.stack([term.norms() for term in self.terms], 1))
+
+    def product(self, factors: Tensor, out: Tensor) -> None:
+        for term, part in zip(self.terms, torch.split(out, [term.size for term in self.terms]), strict=True):
+            term.add(factors, part)
+
+    def only(self, good: Tensor) -> None:
+        for term in self.terms:
+            term.only(good)
+
+    def release(self) -> None:
+        """Nothing is kept here; the terms see to themselves."""
+
+
+def contracted(first: Tensor, second: Tensor) -> Tensor:
+    """√Σ_ts of the product of two Gram matrices.
+
+    Where positions cancel so much that rounding could matter, the norm is rounded up by its bound. So it is
+    by what tiny factors lose in their squares, which huge ones on the other side would bring back:
+    |G_ts| <= √G_tt √G_ss, so a loss of l in every entry of one matrix moves the sum by l (Σ √G_tt)² of the
+    other.
+    """
+    each, other = (gram.diagonal(dim1=1, dim2=2).sqrt() for gram in (first, second))
+    lost = (each.sum(1).square() + other.sum(1).square()) * _LOST
+    square = (first.flatten(1) * second.flatten(1)).sum(1)
+    return _rooted(square + lost, (each * other).add_(_SMALLEST).sum(1))
+
+
+def _rooted(square: Tensor, most: Tensor) -> Tensor:
+    """√square, where ``most`` is the norm that positions would have together if none cancelled another.
+
+    With factors of ten bits both Gram matrices and the sum that follows round: all of it is added on.
+    """
+    least = most.square()
+    if coarse(square.device):
+        return (square.clamp_min(0.0) + least * (2 * _TENSOR_ROUNDED)).sqrt() + most * _TENSOR_ROUNDED
+    return torch.where(square < least * 2.0**-10, square.clamp_min(0.0) + least * _ROUNDED, square).sqrt()
+
+
+def _crossed(outer: Outer, lookup: Lookup) -> Tensor:
+    """The norms of the sum of both: |o|² + |l|² + 2 Σ_ts u_s[ids_t] (v_t · v_s)."""
+    step = max(1, 4 * part_of(outer.device) // (outer.positions * lookup.positions))
+    found = []
+    for start in range(0, outer.examples, step):
+        part = slice(start, start + step)
+        u, ids = outer.u.values[part], lookup.ids[part]
+        picked = u.gather(2, ids[:, None, :].expand(-1, u.shape[1], -1))
+        products = torch.bmm(outer.v.values[part], lookup.v.values[part].transpose(1, 2))
+        found.append((picked * products).flatten(1).sum(1))
+    one, other = outer._gram(), lookup.norms()
+    return _rooted(one.square() + other.square() + 2 * torch.cat(found), one + other)

@@ -1,0 +1,1 @@
+"""Training inside another framework's loop: Lightning, and optimisers that are stepped elsewhere."""

@@ -1,0 +1,206 @@
+"""A LightningModule trained within a budget, by Lightning's own Trainer.
+
+    private = Private(lambda net, optimizer: ft.torch.train(net, loss, data, ledger, optimizer=optimizer))
+    trainer = Trainer(callbacks=[private], max_epochs=-1)    # it ends when the budget is spent
+    trainer.fit(module, private.lots, val_dataloaders=public)
+
+Lightning's loop draws batches, and hands each to hooks, loggers and `training_step`; a loss logged there is
+a release that nobody paid for. So with this callback no private record enters the loop: the Trainer counts
+*lots*, 0, 1, 2, …, and where it would call the module's `training_step`, one lot is asked of the ledger
+(Poisson, every example's gradient bounded, noise on the sum). The released gradient is in the parameters'
+``grad`` when Lightning takes the optimiser's step. From there on all is Lightning's: schedules, checkpoints,
+validation on public data, early stopping, loggers. What is logged by itself is public: the share of the plan
+that is used, lots left, clip and noise.
+
+Guarantee: that of `farthing.torch.training.loop.train`, which draws the lots, clips and adds the noise.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from farthing import validate
+from farthing.errors import InvalidValue, Unsupported
+from farthing.torch.checks.optimizer_trial import rehearse
+from farthing.torch.integrations.deferred import defer
+from farthing.torch.training.loop import Training
+
+try:
+    from lightning.pytorch import Callback
+except ModuleNotFoundError as error:
+    if error.name not in ("lightning", "lightning.pytorch"):
+        raise
+    raise ModuleNotFoundError(
+        "farthing.torch.integrations.lightning needs Lightning: pip install lightning", name="lightning"
+    ) from None
+
+Begin = Callable[[Any, torch.optim.Optimizer | None], Training]
+
+_OURS = ("t", "clip")  # of a run's state, what Lightning's checkpoints do not keep by themselves
+_REPLACED = ("training_step", "configure_optimizers")
+_LOGS = ("log", "log_dict")
+
+
+class Private(Callback):  # type: ignore[misc]
+    """Makes a Trainer take private lots in place of the module's own training steps.
+
+    ``begin(module, optimizer)`` starts the run: a call of `farthing.torch.train` with this model and this
+    optimiser, which is what the module's `configure_optimizers` made, or None where that returned None; then
+    the run chooses. ``lots_per_epoch`` lots count as an epoch of the Trainer, which may validate, save and
+    log after each; `lots` is what `Trainer.fit` takes in place of a loader.
+
+    A checkpoint holds weights, optimiser and step number, never the spend: with ``ckpt_path`` training goes
+    on from the weights, with what the ledger has left.
+    """
+
+    def __init__(self, begin: Begin, *, lots_per_epoch: int = 100) -> None:
+        self.begin = begin
+        self.lots = range(validate.count(lots_per_epoch=lots_per_epoch))
+        self.training: Training | None = None
+        self._saved: dict[str, Any] = {}
+        self._automatic: bool | None = None
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Puts lots in the place of training steps, until the fit has ended."""
+        if stage != "fit":
+            return
+        _refuse(trainer)
+        configure = pl_module.configure_optimizers
+
+        def training_step(batch: Any, batch_idx: int) -> None:
+            self._lot(trainer, pl_module)
+
+        self._automatic = bool(pl_module.automatic_optimization)
+        pl_module.automatic_optimization = False
+        pl_module.training_step = training_step
+        pl_module.configure_optimizers = lambda: self._configured(pl_module, configure())
+
+    def _configured(self, module: Any, given: Any) -> Any:
+        """Begins the run with the optimiser that the module made; weights are on their device by now."""
+        optimizer = _only(given)
+        with _unlogged(module):
+            training = self.begin(module, optimizer)
+        if training.model is not module or (optimizer is not None and training.optimizer is not optimizer):
+            raise InvalidValue(
+                "begin must hand its module and optimizer on: train(module, …, optimizer=optimizer)"
+            )
+        taking = defer(training)
+        self.training = training
+        return taking if given is None else given
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Before the first batch is read: only lot numbers may come."""
+        if trainer.train_dataloader != self.lots:
+            raise InvalidValue(
+                "Trainer.fit must be given the callback's own lots, trainer.fit(module, private.lots), not a "
+                "loader: what a loader of private records yields goes to hooks and loggers without noise"
+            )
+        for config in trainer.lr_scheduler_configs:
+            rehearse(config.scheduler.optimizer, config.scheduler)
+        if self._saved and self.training is not None:
+            self.training.load_state_dict({**self.training.state_dict(), **self._saved})
+
+    def _lot(self, trainer: Any, module: Any) -> None:
+        assert self.training is not None
+        try:
+            with _unlogged(module):
+                step = next(self.training)
+        except StopIteration:
+            trainer.should_stop = True
+            return
+        module.optimizers().step()
+        _schedule(trainer, module, "step", step.t)
+        public = {"left": float(step.left), "clip": step.clip, "noise": step.noise}
+        module.log("privacy/share", step.share, prog_bar=True, batch_size=1)
+        module.log_dict({f"privacy/{name}": value for name, value in public.items()}, batch_size=1)
+        if step.left == 0:
+            trainer.should_stop = True
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Schedules that count epochs."""
+        _schedule(trainer, pl_module, "epoch", trainer.current_epoch + 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside weights and optimiser."""
+        if self.training is None:
+            return self._saved
+        state = self.training.state_dict()
+        return {name: state[name] for name in _OURS}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Taken up when training starts."""
+        self._saved = dict(state_dict)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """The module is as it was."""
+        self._restore(pl_module)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The module is as it was, also then."""
+        self._restore(pl_module)
+
+    def _restore(self, module: Any) -> None:
+        if self._automatic is None:
+            return
+        module.automatic_optimization, self._automatic = self._automatic, None
+        for name in _REPLACED:
+            delattr(module, name)
+
+
+def _refuse(trainer: Any) -> None:
+    """What the Trainer would do beside a lot, without knowing of its noise."""
+    if trainer.world_size > 1:
+        raise Unsupported(
+            f"this callback trains on one device, the Trainer has {trainer.world_size}: for several call "
+            "farthing.torch.train on every rank, which draws one lot for all"
+        )
+    if str(trainer.precision) not in ("32-true", "32"):
+        raise Unsupported(
+            f"the Trainer's precision must be 32, got {trainer.precision!r}: mixed precision is an option of "
+            "the run, train(…, autocast=torch.bfloat16)"
+        )
+    if trainer.gradient_clip_val is not None:
+        raise Unsupported("gradient_clip_val clips a mean; give train(…, clip=…), which clips every example")
+    if trainer.accumulate_grad_batches != 1:
+        raise Unsupported("accumulate_grad_batches must be 1: lots are accumulated by train(…, accumulate=…)")
+
+
+def _only(given: Any) -> torch.optim.Optimizer | None:
+    """The one optimiser in what `configure_optimizers` returned, in any of the forms that Lightning takes."""
+    while (
+        isinstance(given, list | tuple) and given and (len(given) == 1 or isinstance(given[0], list | tuple))
+    ):
+        given = given[0]
+    found = given["optimizer"] if isinstance(given, dict) else given
+    if found is not None and not isinstance(found, torch.optim.Optimizer):
+        raise Unsupported(f"one torch optimizer takes the released gradient, got a {type(found).__name__}")
+    return found
+
+
+def _schedule(trainer: Any, module: Any, interval: str, count: int) -> None:
+    """Learning rates by Lightning's own description, which it leaves to us where steps are taken by hand."""
+    for config in trainer.lr_scheduler_configs:
+        if config.interval == interval and count % config.frequency == 0:
+            module.lr_scheduler_step(config.scheduler, None)
+
+
+@contextlib.contextmanager
+def _unlogged(module: nn.Module) -> Iterator[None]:
+    """While private records go through a forward, it may not log."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise Unsupported(
+            f"{type(module).__name__}.forward logs: what it sees in training are private records, and nobody "
+            "pays for the release; log in validation_step, on public data"
+        )
+
+    for name in _LOGS:
+        setattr(module, name, refused)
+    try:
+        yield
+    finally:
+        for name in _LOGS:
+            delattr(module, name)

@@ -1,0 +1,62 @@
+"""Per-example gradients of layers with several positions, by the kernel in C: made and measured in one go."""
+
+import functools
+import threading
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from farthing.noise import native
+
+
+class Shape(NamedTuple):
+    """What the kernel `windows` must know of a layer; see there."""
+
+    size: int
+    spots: int
+    sites: int
+    groups: int
+    height: int
+    width: int
+    apart: int
+
+
+def available(device: torch.device) -> bool:
+    """Whether there is a kernel for tensors on a device."""
+    return device.type == "cpu" and native.kernels() is not None
+
+
+def windows(x: Tensor, delta: Tensor, base: Tensor, offsets: Tensor, shape: Shape, rows: Tensor) -> Tensor:
+    """Fills ``rows`` (examples, groups · width · height) and returns their norms; all float32, contiguous."""
+    kernels = native.kernels()
+    assert kernels is not None
+    kernel, examples = kernels["windows"], len(rows)
+    threads = max(1, min(torch.get_num_threads(), examples))
+    room = torch.empty(threads, shape.spots * (-(-shape.height // 32) * 32))
+    squares = torch.empty(examples)
+    inputs = [part.data_ptr() for part in (x, delta, base, offsets)]
+
+    def run(n: int) -> None:
+        first, last = (examples * edge // threads for edge in (n, n + 1))
+        kernel(*inputs, first, last, *shape, room[n].data_ptr(), rows.data_ptr(), squares.data_ptr())
+
+    others = [threading.Thread(target=run, args=(n,)) for n in range(1, threads)]
+    for other in others:
+        other.start()
+    run(0)
+    for other in others:
+        other.join()
+    return squares.sqrt_()
+
+
+def outers(x: Tensor, delta: Tensor, rows: Tensor) -> Tensor:
+    """rows = Σ_t x_t ⊗ δ_t of each example, for x (examples, positions, q) and δ (…, p), and their norms."""
+    _, positions, width = x.shape
+    shape = Shape(positions * width, positions, 0, 1, delta.shape[2], width, 0)
+    return windows(x.contiguous(), delta.contiguous(), *_steps(positions, width), shape, rows)
+
+
+@functools.lru_cache(maxsize=256)
+def _steps(positions: int, width: int) -> tuple[Tensor, Tensor]:
+    return torch.arange(positions) * width, torch.arange(width)

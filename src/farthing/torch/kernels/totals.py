@@ -1,0 +1,167 @@
+"""Float32 sums of clipped gradients whose rounding is bounded: the theorem behind the slack of torch's noise.
+
+Added in float32 one after the other, 512 terms built to round badly move a sum by 0.4 % of the clip more than
+the one example between neighbours does, 4,096 by a quarter of it.
+
+**Theorem.** Let n examples have terms t_i, |t_i| <= C in the norm of the bound, and let no term go through
+more than h roundings of u = 2⁻²⁴ on its way into the sum, in any order. Then the computed sum is within
+γ_h n C of Σ t_i, γ_h = hu / (1 - hu): every coordinate is off by at most γ_h Σ |t_i| there (Higham 2002,
+Section 4.2), and the norm is absolute. With h n <= 3 · 2¹⁴ that is 3 · 2⁻¹⁰ C, for two neighbours 3/4 of
+`SLACK`. The result itself is rounded to float32 once, so that n may be 2¹⁵; for larger batches give noise a
+slack of n 2⁻²² more. The rest, 2⁻⁹ C, is for the one example's own term, which does not grow with n: its
+norm, measured in float32 in blocks (and rounded up where positions cancel), its factor, and their product.
+
+`chain` gives h for the examples of a batch (all of it, over all parts and ranks). What is summed, and how:
+
+* one product a layer and example (linear layers of plain networks): float32 where the batch is no longer than
+  h; else in float64 on GPUs where that is as quick; else float32 in pieces of h examples, pieces by a binary
+  tree, which takes log2 of their number more roundings, up to 1,024 examples, and beyond in float64;
+* rows (biases, norms, convolutions, whatever is kept): by a C kernel that adds in float64, else pieces of h
+  examples in float32, and pieces in float64;
+* products over several positions (tokens) and embeddings: in float64, since the terms of one example may
+  cancel, and positions times examples is many;
+* clamped gradients, coordinate by coordinate: in float64, or in pieces of h examples;
+* parts of a batch and ranks: in float64.
+
+**What the theorem takes as given.** What is computed of one example alone (activations, output gradients,
+rows) must not depend on who is beside it; libraries choose other kernels for other sizes, and such last bits
+count for every example. Not covered are, because float64 would cost much there: any product where TF32 is
+switched on; products over several positions on GPUs without full-rate float64 (`exact64`); and convolutions
+that are not kept as rows. Their h is the number of examples times that of positions, and the slack covers it
+for small batches only.
+
+>>> with among(500):
+...     chain()
+88
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from farthing.noise import native
+from farthing.torch.kernels.precision import coarse, exact
+
+SLACK = 2.0**-7  # of the clip
+_ROUNDINGS = 3 * 2**14  # h n: two neighbours, 2⁻²⁴ a rounding, three quarters of the slack
+_AFTER = 8  # roundings besides those in a piece: a factor, its product, a tree of pieces or their total
+_FEWEST = 40  # examples in a piece of products that is worth its call
+_FULL_RATE = (8, 0), (9, 0), (10, 0)  # GPUs that multiply float64 about as fast as float32
+
+
+class _Batch(threading.local):
+    """How many examples the batch has that this thread sums a part of."""
+
+    records = 1
+
+
+_batch = _Batch()
+
+
+@contextmanager
+def among(records: int) -> Iterator[None]:
+    """What is summed here, in this thread, is a part of a batch of so many examples."""
+    before = _batch.records
+    _batch.records = level(records)
+    try:
+        yield
+    finally:
+        _batch.records = before
+
+
+def level(records: int = 1) -> int:
+    """The batch's size, rounded up to a power of two: sums of one level are made alike."""
+    return max(_batch.records, _power(records))
+
+
+def _power(records: int) -> int:
+    return 1 << max(0, records - 1).bit_length()
+
+
+def chain(records: int = 1) -> int:
+    """How many examples may be added up in float32 in any order, of a batch of at least so many."""
+    return max(1, _ROUNDINGS // level(records) - _AFTER)
+
+
+def exact64(device: torch.device) -> bool:
+    """Whether products in float64 cost little more than in float32."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) in _FULL_RATE
+
+
+def product(u: Tensor, v: Tensor, examples: int, out: Tensor | None = None) -> Tensor:
+    """uᵀ v, in ``out`` if it is given: a row of both is an example's term, or one of several."""
+    several = examples < len(u)
+    if coarse(u.device) or (several and not exact64(u.device)):
+        return torch.mm(u.t(), v, out=out)
+    whole = len(u) <= chain(examples)
+    if several or chain(examples) < _FEWEST or (u.is_cuda and not whole and exact64(u.device)):
+        found = torch.mm(u.t().double(), v.double())
+        return found if out is None else out.copy_(found)
+    return _tree(u, v, chain(examples), out)
+
+
+def _tree(u: Tensor, v: Tensor, rows: int, out: Tensor | None) -> Tensor:
+    """uᵀ v in pieces of at most so many rows, which a binary tree adds up, in memory that is used again."""
+    pieces = -(-len(u) // rows)
+    if pieces == 1:
+        return torch.mm(u.t(), v, out=out)
+    free = [torch.empty(u.shape[1], v.shape[1], device=u.device) if out is None else out]
+    held: list[tuple[int, Tensor]] = []  # sums of 2^k pieces each, as a binary counter holds them
+    for left, right in zip(u.tensor_split(pieces), v.tensor_split(pieces), strict=True):
+        room = free.pop() if free else torch.empty_like(held[0][1])
+        held.append((0, torch.mm(left.t(), right, out=room)))
+        while len(held) > 1 and held[-1][0] == held[-2][0]:
+            _join(held, free)
+    while len(held) > 1:
+        _join(held, free)
+    return held[0][1]
+
+
+def _join(held: list[tuple[int, Tensor]], free: list[Tensor]) -> None:
+    """Adds the last sum to the one before it."""
+    _, last = held.pop()
+    k, before = held.pop()
+    held.append((k + 1, before.add_(last)))
+    free.append(last)
+
+
+def weighted(rows: Tensor, factors: Tensor) -> Tensor:
+    """Σ factor · row, in float32.
+
+    >>> weighted(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1.0, 0.5]))
+    tensor([2.5000, 4.0000])
+    """
+    if len(rows) <= chain(len(rows)):
+        return torch.mv(rows.t(), factors)
+    kernels = native.kernels(rows.numel()) if rows.device.type == "cpu" else None
+    if kernels is not None and rows.is_contiguous() and rows.dtype == factors.dtype == torch.float32:
+        out = torch.empty(rows.shape[1])
+        places = rows.data_ptr(), factors.contiguous().data_ptr()
+        kernels["weighted_rows"](*places, *rows.shape, out.data_ptr())
+        return out
+    step = min(chain(len(rows)), 64)
+    whole = len(rows) // step * step
+    with exact(rows.device):
+        pieces = torch.bmm(factors[:whole].view(-1, 1, step), rows[:whole].unflatten(0, (-1, step)))
+    total = pieces.sum((0, 1), dtype=torch.float64)
+    if whole < len(rows):
+        total += torch.mv(rows[whole:].t(), factors[whole:])
+    return total.float()
+
+
+class Parts:
+    """The sum of a batch's parts, each a flat float32 tensor; several are added in float64."""
+
+    def __init__(self) -> None:
+        self._total: Tensor | None = None
+
+    def put(self, part: Tensor) -> None:
+        """Adds a part, whose memory may be used again."""
+        self._total = part.double() if self._total is None else self._total.add_(part)
+
+    def whole(self, last: Tensor) -> Tensor:
+        """The sum, with the last part, in its memory."""
+        return last if self._total is None else last.copy_(self._total.add_(last))

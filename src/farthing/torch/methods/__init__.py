@@ -1,0 +1,1 @@
+"""Training methods for networks beyond DP-SGD, one paper a file: AdaDP, DpOpt, DP-AGD."""

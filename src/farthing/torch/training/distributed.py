@@ -1,0 +1,247 @@
+"""One lot over several processes: each takes its share of the examples, noise is added once.
+
+Every rank runs the same `train` on the same data. Rank 0 has the ledger: it charges, draws the lot and tells
+the others which examples are in it; every rank sums the bounded gradients of its part, the sums meet on
+rank 0, noise is added there, and the released answer goes to all, who take the same step. So the privacy is
+that of one process with one ledger, and the weights stay the same everywhere. (Which examples are in a lot is
+told to the ranks, not to the outside: they hold the records anyway.)
+
+A rank whose sum fails takes part in the exchange all the same and says so. Rank 0's ledger then asks for
+parts of the lot until the examples that fail stand alone, and counts those as zero
+(`farthing.ledger.failsafe`); the other ranks answer as often as it asks. Where a rank has no memory, or with
+seeded noise, nothing is released, the lot stays charged, and every rank raises `NotReleased`. So it is when a
+rank dies, as soon as torch.distributed notices.
+"""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from farthing.errors import BudgetSpent, NotReleased
+from farthing.ledger.failsafe import refusal, zero_sum
+from farthing.ledger.ledger import Ledger
+from farthing.queries.query import Contribution, Query, Receipt
+from farthing.torch.checks import agreement
+from farthing.torch.kernels import totals
+from farthing.torch.training.plan import Plan
+from farthing.torch.training.records import Examples, Lot
+
+_LOT, _SPENT, _RELEASED, _FAILED = range(4)
+
+Group = dist.ProcessGroup
+Released = tuple[Any, tuple[Receipt, ...]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranks:
+    """The processes that train together, and the device their messages travel from."""
+
+    group: Group | None
+    device: torch.device
+
+    @property
+    def rank(self) -> int:
+        """This process's number; rank 0 holds the ledger."""
+        return dist.get_rank(self.group)
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return dist.get_world_size(self.group)
+
+    def tell(self, *numbers: int) -> tuple[int, ...]:
+        """Rank 0's whole numbers, at every rank."""
+        message = torch.tensor(numbers, dtype=torch.int64, device=self.device)
+        self.send(message)
+        return tuple(message.tolist())
+
+    def send(self, tensor: Tensor) -> Tensor:
+        """Rank 0's tensor, at every rank."""
+        with _whole():
+            dist.broadcast(tensor, group=self.group, group_src=0)
+        return tensor
+
+    def meet(self, total: Tensor | None, public: bool = False) -> Tensor:
+        """The sum of all ranks' totals, at rank 0; raises everywhere if one has none.
+
+        ``public``: for a reason that no example decides, such as want of memory.
+        """
+        with _whole():
+            word = torch.tensor([total is None, public], dtype=torch.int64, device=self.device)
+            dist.all_reduce(word, group=self.group)
+            failed, for_good = word.tolist()
+            if failed:
+                raise (NotReleased if for_good else RanksFailed)(
+                    f"{failed} of {self.size} ranks failed on their part of a lot: it is charged, and "
+                    "nothing was released"
+                )
+            assert total is not None
+            dist.reduce(total, group=self.group, group_dst=0)
+        return total
+
+
+class RanksFailed(NotReleased):
+    """A rank failed on its part of a lot, perhaps because of an example: rank 0 may ask for parts of it."""
+
+    public = False
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """What torch.distributed raises when a rank is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise NotReleased(f"a rank is gone; what was charged is not released: {error}") from None
+
+
+def ranks(device: torch.device, group: Group | None = None) -> Ranks | None:
+    """Those of ``group``, or of torch's default group; None where this process is alone."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) < 2:
+        return None
+    own = dist.get_backend(group) == "nccl"
+    return Ranks(group, device if own else torch.device("cpu"))
+
+
+def same_records(together: Ranks, examples: Examples) -> None:
+    """Raises on every rank where the ranks hold different records, before anything is asked."""
+    (key,) = together.tell(agreement.new_key())
+    own = torch.tensor(agreement.digests(examples, key), dtype=torch.int64, device=together.device)
+    found = [torch.empty_like(own) for _ in range(together.size)]
+    with _whole():
+        dist.all_gather(found, own, group=together.group)
+    agreement.refuse_different([tuple(one.tolist()) for one in found])
+
+
+def agree(together: Ranks, model: nn.Module, plan: Plan | None, place: int) -> tuple[Plan, int]:
+    """Rank 0's weights, plan and place in it, at every rank."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        moved = together.send(tensor.detach().to(together.device).contiguous())
+        with torch.no_grad():
+            tensor.copy_(moved)
+    own = plan if plan is not None else Plan(0, 0.0, (), 0)
+    length, steps, place, records = together.tell(len(own.noises), own.steps or 0, place, own.records)
+    numbers = [own.rate, *own.noises] if plan is not None else [0.0] * (1 + length)
+    told = together.send(torch.tensor(numbers, dtype=torch.float64, device=together.device))
+    rate, *noises = told.tolist()
+    return Plan(records, rate, tuple(noises), steps), place
+
+
+class Asks(Protocol):
+    """A door to the examples: that of a single process, or one shared by several."""
+
+    def ask(self, query: Query) -> Released:
+        """What was released, and the receipts."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Alone:
+    """The door of a single process."""
+
+    door: Ledger
+
+    def ask(self, query: Query) -> Released:
+        """`Ledger.ask`."""
+        answer = self.door.ask(query)
+        return answer.value, (answer.receipt,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Leader:
+    """Rank 0's door: what it asks, all ranks answer."""
+
+    door: Ledger
+    together: Ranks
+
+    def ask(self, query: Query) -> Released:
+        """`Ledger.ask`; the released value goes to every rank."""
+        spread = Query(query.sampler, _Parts(query.contribution, self.together), query.bound, query.mechanism)
+        try:
+            answer = self.door.ask(spread)
+        except BudgetSpent:
+            self.together.tell(_SPENT, 0)
+            raise
+        except NotReleased as error:
+            if isinstance(error, RanksFailed):
+                self.together.tell(_FAILED, 0)
+            raise  # every rank knows
+        except Exception:
+            self.together.tell(_FAILED, 0)
+            raise
+        value = answer.value if isinstance(answer.value, Tensor) else torch.as_tensor(answer.value)
+        value = value.to(self.together.device, torch.float32)
+        self.together.tell(_RELEASED, len(value))
+        return self.together.send(value), (answer.receipt,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Parts:
+    """A contribution of which every rank sums a part."""
+
+    contribution: Contribution
+    together: Ranks
+
+    def bounded_sum(self, lot: Lot, w: Any, bound: Any) -> Tensor:
+        """All ranks' sums, added up at rank 0."""
+        self.together.tell(_LOT, len(lot))
+        self.together.send(torch.from_numpy(lot.indices).to(self.together.device))
+        return _part(self.contribution, self.together, lot, bound)
+
+    @property
+    def honours(self) -> Collection[str]:
+        """What the contribution honours."""
+        return self.contribution.honours
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The contribution's."""
+        return self.contribution.shape
+
+    def zero(self, records: Any, w: Any, bound: Any) -> Any:
+        """Of rank 0 alone: nobody else is asked for nothing."""
+        return zero_sum(self.contribution, records, w, bound)
+
+
+def _part(contribution: Contribution, together: Ranks, lot: Lot, bound: Any) -> Tensor:
+    """This rank's sum, added to the others'. An error here is told to all before it is raised."""
+    part = lot.part(together.rank, together.size)
+    try:
+        with totals.among(len(lot)):
+            total: Tensor = contribution.bounded_sum(part, None, bound)
+    except Exception as error:
+        together.meet(None, public=refusal(error) is not None)  # raises, with this error as its context
+        raise
+    whole = together.meet(total.to(together.device, torch.float64))
+    return whole.to(total.device, total.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Follower:
+    """The door of every other rank: it waits for rank 0's lot, sums its part, and gets what is released."""
+
+    examples: Examples
+    together: Ranks
+
+    def ask(self, query: Query) -> Released:
+        """The value that rank 0 released; its receipt is rank 0's."""
+        word, size = self.together.tell(_FAILED, 0)
+        if word == _SPENT:
+            raise BudgetSpent("rank 0 says that the budget is spent")
+        failed = NotReleased("rank 0 failed: what was charged is not released")
+        while word == _LOT:  # again, in parts, where a rank fails
+            indices = self.together.send(torch.empty(size, dtype=torch.int64, device=self.together.device))
+            lot = self.examples.take(np.asarray(indices.cpu()))
+            try:
+                _part(query.contribution, self.together, lot, query.bound)
+            except RanksFailed as error:
+                failed = error
+            word, size = self.together.tell(_FAILED, 0)
+        if word != _RELEASED:
+            raise failed
+        return self.together.send(torch.empty(size, device=self.together.device)), ()

@@ -1,0 +1,71 @@
+"""Looking at a run without looking at its records.
+
+A loss or an accuracy on training data is a release like any other, and nobody paid for it. So training shows
+none; `evaluate` is for data outside the guarantee: public, or held out from people who agreed to it.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from farthing import validate
+from farthing.errors import NotPrivate
+from farthing.torch.checks import overlap
+from farthing.torch.gradients.calls import call
+from farthing.torch.training.loop import Step, Training
+from farthing.torch.training.records import Examples
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    public: Any,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    *,
+    physical: int = 1024,
+) -> float:
+    """The share of right classes on public data, or the mean of a ``loss`` that gives one value a record.
+
+    Warns (`farthing.errors.NotPrivate`) where these are records that a run of this process was trained on.
+
+    >>> model = nn.Linear(1, 2, bias=False)
+    >>> _ = model.weight.data.copy_(torch.tensor([[-1.0], [1.0]]))
+    >>> evaluate(model, (torch.tensor([[1.0], [2.0], [-1.0]]), torch.tensor([1, 1, 1])))
+    0.6666666666666666
+    """
+    device = next(model.parameters()).device
+    examples = public if isinstance(public, Examples) else Examples(public, device=device)
+    if overlap.shared(examples.data):
+        warnings.warn(
+            "these are records that a model was trained on: this value is not private, and no guarantee "
+            "covers it; evaluate on public data, or on records that were held out and may be used so",
+            NotPrivate,
+            stacklevel=3,
+        )
+    training, total = model.training, 0.0
+    model.eval()
+    try:
+        for inputs, targets, _ in examples.take(slice(None)).batches(validate.count(physical=physical)):
+            outputs = call(model, inputs)
+            found = (outputs.argmax(-1) == targets).float() if loss is None else loss(outputs, targets)
+            total += float(found.double().sum())
+    finally:
+        model.train(training)
+    return total / len(examples)
+
+
+def progress(training: Training) -> Iterator[Step]:
+    """The same steps, with a bar in the terminal: lots done, lots left, clip and noise."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    words = TextColumn("clip {task.fields[clip]:.3g}, noise {task.fields[noise]:.3g}")
+    with Progress(
+        TextColumn("lots"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), words, transient=True
+    ) as bar:
+        task = bar.add_task("lots", total=training.steps, clip=0.0, noise=0.0)
+        for step in training:
+            bar.update(task, completed=training.steps - step.left, clip=step.clip, noise=step.noise)
+            yield step

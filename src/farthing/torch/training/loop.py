@@ -1,0 +1,358 @@
+"""Training a model until its budget is spent: DP-SGD with any optimiser of torch.
+
+Abadi et al. 2016, Algorithm 1, behind the ledger's door: a Poisson lot, every example's gradient bounded, one
+noise vector a lot, the sum divided by the *expected* size of a lot. What is released becomes the parameters'
+``grad``; from there on everything is post-processing: optimiser, schedule of learning rates, weight averages,
+checkpoints, evaluation on public data. There is no number of steps to choose: lots are promised ahead and
+counted by tight accounting, and the loop ends when they are used up.
+
+Guarantee: that of the promised plan (`ledger.guarantee`), under the ledger's adjacency, for a record, or with
+``users`` for a person with all records, against anyone who sees every release and not who is in a lot.
+
+>>> from torch import nn
+>>> model = nn.Linear(3, 2)
+>>> data = torch.randn(4000, 3), torch.randint(2, (4000,))
+>>> training = train(model, nn.CrossEntropyLoss(reduction="none"), data, epsilon=1.0, delta=1e-5, steps=5)
+>>> [step.left for step in training]
+[4, 3, 2, 1, 0]
+>>> print(training.ledger.budget)
+(1, 1e-05)-DP, add-remove, per record, against anyone
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from farthing import validate
+from farthing.errors import BudgetSpent, InvalidValue
+from farthing.ledger.ledger import Ledger
+from farthing.queries import query as asking
+from farthing.queries.bounds import Bound
+from farthing.queries.query import Query, Receipt
+from farthing.torch.checks import overlap
+from farthing.torch.checks.optimizer_trial import rehearse
+from farthing.torch.gradients.bookkeeping import Gradient
+from farthing.torch.kernels.noise import Gaussian, beside
+from farthing.torch.training import distributed
+from farthing.torch.training.averaging import Average
+from farthing.torch.training.optim import chosen
+from farthing.torch.training.plan import Noise, Plan
+from farthing.torch.training.preparation import (
+    FIRST,
+    Kind,
+    checked,
+    examples_of,
+    ledger_of,
+    planned_on,
+    promised_on,
+    refuse_nan,
+    refuse_other,
+)
+from farthing.torch.training.randomness import OwnRandomness, apart, one_by_one
+from farthing.torch.training.schedules import Bounds, Clip
+
+CLIP = 1.0
+PHYSICAL = 512
+_LOOK = 16  # how often weights on another device are looked at for NaN: a look waits for the device
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step(asking.Step):
+    """One update, in public numbers; ``w`` is the model. Nothing here was seen on the records alone.
+
+    ``lot`` is the expected size of a lot, ``clip`` the bound of one example's gradient, ``noise`` the
+    standard deviation over that, ``share`` the part of the plan that is used, ``left`` the lots to come.
+    """
+
+    lot: float = 0.0
+    clip: float = 0.0
+    noise: float = 0.0
+    share: float = 0.0
+    left: int = 0
+
+
+class Scheduler(Protocol):
+    """A schedule of learning rates, as in torch.optim.lr_scheduler."""
+
+    def step(self) -> None:
+        """After every update."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """For checkpoints."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From checkpoints."""
+
+
+@dataclass(slots=True, eq=False)
+class _Parts:
+    """What an update is made of: all of it public, all of it post-processing."""
+
+    optimizer: torch.optim.Optimizer | None
+    scheduler: Scheduler | None
+    average: float | None
+    accumulate: int
+    callbacks: tuple[Callable[[Step], object], ...]
+
+
+def train(
+    model: nn.Module,
+    loss: Callable[[Any, Any], Tensor],
+    dataset: Any,
+    ledger: Ledger | None = None,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    rate: float | None = None,
+    clip: Clip | None = None,
+    noise: Noise | None = None,
+    steps: int | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    scheduler: Scheduler | None = None,
+    records: int | None = None,
+    users: Any = None,
+    records_per_user: int | None = None,
+    augment: Callable[[Any], Any] | None = None,
+    views: int = 1,
+    physical: int | None = None,
+    autocast: torch.dtype | None = None,
+    example: tuple[Any, Any] | None = None,
+    isolate: bool | str = False,
+    mechanism: Callable[[float], Gaussian] = Gaussian,
+    accumulate: int = 1,
+    average: float | None = None,
+    callbacks: Iterable[Callable[[Step], object]] = (),
+    group: distributed.Group | None = None,
+) -> "Training":
+    """Noisy lots until the budget is spent: iterate it, one `Step` an update.
+
+    ``loss(outputs, targets)`` gives one value a record (reduction="none"). Everything named is optional and
+    public. ``rate`` is an example's chance to be in a lot, ``noise`` the standard deviation over the clip: a
+    number, or for a schedule one a lot or a function of t = 1, 2, …; ``clip`` likewise, or a bound, or a
+    `Quantile` that finds its own. What is not given follows from the budget (of ``ledger``, or ``epsilon``
+    and ``delta``) and the number of examples by the rules of `farthing.torch.training.plan`; ``records`` is
+    that number where the size of the data is itself private.
+
+    ``physical`` rows go through the model at once, in the mixed precision of ``autocast`` if it is given.
+    The model is checked on made-up inputs first, or on ``example``, public (inputs, targets).
+    ``isolate=True`` is for models that you do not know: examples cannot meet in them, whatever they do
+    (`farthing.torch.gradients.isolation`); it is slower, and "loop" slower still for what vmap cannot run.
+    ``accumulate`` lots make one update. ``average`` is the decay of a moving average of the weights, kept in
+    `Training.averaged`. Under torch.distributed every rank calls this alike, and rank 0's ledger counts.
+    """
+    rows = PHYSICAL if physical is None else physical
+    gradient = Gradient(model, loss, physical=rows, autocast=autocast, example=example, isolate=isolate)
+    device = next(model.parameters()).device
+    examples = examples_of(dataset, users, records_per_user, augment, views, device)
+    count = validate.count(records=records) if records is not None else len(examples)
+    bounds = Bounds(CLIP if clip is None else clip, gradient.layout)
+    refuse_nan(model)
+    if optimizer is not None:
+        refuse_other(optimizer, [parameter for parameter in model.parameters() if parameter.requires_grad])
+        rehearse(optimizer, scheduler)
+    elif scheduler is not None:
+        raise InvalidValue("a scheduler needs the optimizer it was made for: give optimizer= as well")
+    parts = _Parts(
+        optimizer,
+        scheduler,
+        None if average is None else validate.probability(average=average),
+        validate.count(accumulate=accumulate),
+        tuple(callbacks),
+    )
+    if examples.augment is not None:
+        one_by_one(examples.augment, examples.plain(FIRST)[0], device)
+    with apart(device):
+        examples = checked(gradient, examples, example)
+    kind = Kind(OwnRandomness(gradient, device), gradient.layout, mechanism)
+    overlap.remember(examples.data)
+    together = distributed.ranks(device, group)
+    if together is not None:
+        distributed.same_records(together, examples)
+    if together is not None and together.rank > 0:
+        plan, place = distributed.agree(together, model, None, 0)
+        follower = distributed.Follower(examples, together)
+        return Training(model, kind, follower, plan, place, bounds, parts, None)
+    ledger = ledger_of(ledger, epsilon, delta, examples.unit)
+    plan = planned_on(ledger, count, rate, noise, steps)
+    door = ledger.over(examples)
+    plan, place = promised_on(door, kind, bounds, plan)
+    if optimizer is not None and scheduler is not None:
+        rehearse(optimizer, scheduler, -(-((plan.steps or 1) - place) // parts.accumulate))
+    asks: distributed.Asks = distributed.Alone(door)
+    if together is not None:
+        distributed.agree(together, model, plan, place)
+        asks = distributed.Leader(door, together)
+    return Training(model, kind, asks, plan, place, bounds, parts, ledger)
+
+
+class Training:
+    """A run, checked and promised, not yet begun. Iterating it asks; stopping early costs nothing more."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        kind: Kind,
+        asks: distributed.Asks,
+        plan: Plan,
+        place: int,
+        bounds: Bounds,
+        parts: _Parts,
+        ledger: Ledger | None,
+    ) -> None:
+        self.model, self.plan, self.ledger, self.t = model, plan, ledger, 0
+        self._kind, self._layout, self._asks, self._place = kind, kind.layout, asks, place
+        self._bounds, self._parts = bounds, parts
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        first = bounds.at(1, plan.noise(0), plan.lot).norm()
+        self.optimizer = chosen(model, plan, first) if parts.optimizer is None else parts.optimizer
+        self._falling = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self._average = None if parts.average is None else Average(model, parts.average)
+        self._last: tuple[Bound, float, Query] | None = None
+        self._spread: tuple[list[tuple[Bound, float]], float | list[Tensor]] | None = None
+        self._steps = self._run()
+
+    def __iter__(self) -> Iterator[Step]:
+        return self
+
+    def __next__(self) -> Step:
+        return next(self._steps)
+
+    @property
+    def steps(self) -> int:
+        """How many lots the plan has in all."""
+        assert self.plan.steps is not None
+        return self.plan.steps
+
+    @property
+    def averaged(self) -> nn.Module:
+        """The model with averaged weights."""
+        if self._average is None:
+            raise InvalidValue("weights are averaged only if train is given average=, a decay such as 0.999")
+        return self._average.model
+
+    def _run(self) -> Iterator[Step]:
+        spent, held = set[float](), list[_Held]()
+        device = self._trained[0].device
+        for place in range(self._place, self.steps):
+            noise = self.plan.noise(place)
+            if noise in spent:  # a crash forfeited some lots of this noise: others may be left
+                continue
+            query = self._query(place, noise)
+            self.optimizer.zero_grad(set_to_none=True)
+            if device.type == "cpu" or place % _LOOK == 0:
+                refuse_nan(self.model)
+            try:
+                value, receipts = self._asks.ask(query)
+            except BudgetSpent:
+                spent.add(noise)
+                continue
+            released = torch.as_tensor(value, dtype=torch.float32, device=device)
+            gradient = self._bounds.learn(query.bound, released, self.plan.lot)
+            held.append(_Held(gradient, query.bound, noise, receipts))
+            if len(held) == self._parts.accumulate:
+                yield self._update(held, place + 1)
+                held = []
+        if held:
+            yield self._update(held, self.steps)
+        if not self.t:  # those that a state was loaded from count
+            raise BudgetSpent(
+                f"no lot of {self.steps} is left: the ledger was spent before this training made a step"
+            )
+
+    def _query(self, place: int, noise: float) -> Query:
+        """The query of this lot; the one before it where nothing changed, so that it is priced once."""
+        bound, last = self._bounds.at(place + 1, noise, self.plan.lot), self._last
+        if last is None or last[0] is not bound or last[1] != noise:
+            self._last = last = bound, noise, self._kind.query(self.plan.rate, bound, noise)
+        return last[2]
+
+    def _update(self, held: "list[_Held]", place: int) -> Step:
+        """One step of the optimiser on the mean of what was released."""
+        self.t += 1
+        parts, lots = self._parts, self.plan.lot * len(held)
+        total = held[0].gradient if len(held) == 1 else torch.stack([one.gradient for one in held]).sum(0)
+        for parameter, view in zip(self._trained, self._layout.views(total / lots), strict=True):
+            parameter.grad = view.to(parameter.dtype)
+        if expect := getattr(self.optimizer, "expect", None):  # DP-Adam's, which takes the noise off
+            expect(self._expected(held))
+        if parts.optimizer is None:
+            for group, full in zip(self.optimizer.param_groups, self._falling, strict=True):
+                group["lr"] = full * (1 - (place - 1) / self.steps)
+        self.optimizer.step()
+        if parts.scheduler is not None:
+            parts.scheduler.step()
+        if self._average is not None:
+            self._average.update(self.model, self.t)
+        step = Step(
+            self.t,
+            self.model,
+            tuple(itertools.chain(*(one.receipts for one in held))),
+            self.plan.lot,
+            held[-1].bound.norm(),
+            held[-1].noise,
+            place / self.steps,
+            self.steps - place,
+        )
+        for callback in parts.callbacks:
+            callback(step)
+        return step
+
+    def _expected(self, held: "list[_Held]") -> float | list[Tensor]:
+        """The same as `_deviation`; found once for lots that are asked for alike."""
+        asked = [(one.bound, one.noise) for one in held]
+        last = self._spread
+        if last is None or len(last[0]) != len(asked) or any(map(_differ, last[0], asked)):
+            self._spread = last = asked, self._deviation(held)
+        return last[1]
+
+    def _deviation(self, held: "list[_Held]") -> float | list[Tensor]:
+        """The standard deviation of the noise on the mean gradient, by coordinate where it differs."""
+        variance: Any = 0.0
+        for one in held:
+            scale: Any = one.bound.scale
+            each = scale if isinstance(scale, float) else beside(scale, self._trained[0].device)
+            variance = variance + (one.noise * one.bound.norm() * each) ** 2
+        spread = variance**0.5 / (self.plan.lot * len(held))
+        return self._layout.views(spread) if isinstance(spread, Tensor) and len(spread) > 1 else float(spread)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimiser, schedule, averages, clip and step number: all but what was spent."""
+        parts = self._parts
+        return {
+            "t": self.t,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": parts.scheduler.state_dict() if parts.scheduler is not None else None,
+            "averaged": self._average.model.state_dict() if self._average is not None else None,
+            "clip": self._bounds.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from there, with what the ledger has left."""
+        parts = self._parts
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if parts.scheduler is not None and state["scheduler"] is not None:
+            parts.scheduler.load_state_dict(state["scheduler"])
+        if self._average is not None:
+            self._average.model.load_state_dict(state["averaged"] or state["model"])
+        self._bounds.load_state_dict(state["clip"])
+        self.t = int(state["t"])
+
+
+def _differ(one: tuple[Bound, float], other: tuple[Bound, float]) -> bool:
+    return one[0] is not other[0] or one[1] != other[1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """A released gradient sum, and how it was asked for."""
+
+    gradient: Tensor
+    bound: Bound
+    noise: float
+    receipts: tuple[Receipt, ...]

@@ -1,0 +1,163 @@
+"""Dropout and augmentation draw from torch's generators: here they do so in private.
+
+What a model or a transform draws for one example depends on how many examples came before it in its lot. As
+long as nobody knows the generator's state these are fresh, independent draws for every example, and whether
+one more example is there changes nothing for the others. So every sum runs on a seed from the operating
+system, and the state that the caller sees afterwards is the one before: it does not tell how large lots were.
+
+For the same reason a transform that draws elsewhere (from Python's or numpy's generator) is refused, and one
+that mixes examples as well: it would move other examples' gradients with the one that comes or goes.
+"""
+
+import os
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from farthing.errors import Unsupported
+from farthing.ledger.failsafe import zero_sum
+from farthing.queries.query import Contribution
+from farthing.torch.gradients.calls import mapped
+from farthing.torch.gradients.layers import leaves
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnRandomness:
+    """A contribution computed on torch generators of its own."""
+
+    contribution: Contribution
+    device: torch.device
+
+    def bounded_sum(self, records: Any, w: Any, bound: Any) -> Any:
+        """The contribution's sum; torch's generators are afterwards as they were."""
+        with apart(self.device):
+            return self.contribution.bounded_sum(records, w, bound)
+
+    @property
+    def honours(self) -> Collection[str]:
+        """What the contribution honours."""
+        return self.contribution.honours
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The contribution's."""
+        return self.contribution.shape
+
+    def zero(self, records: Any, w: Any, bound: Any) -> Any:
+        """The contribution's sum over nobody."""
+        return zero_sum(self.contribution, records, w, bound)
+
+
+@contextmanager
+def apart(device: torch.device, seed: int | None = None) -> Iterator[None]:
+    """Torch's generators, of the CPU and of ``device``, newly seeded, and afterwards as they were.
+
+    ``seed`` is for checks on made-up examples.
+
+    Generator by generator: `torch.manual_seed` also leaves a note for every backend that is not in use.
+    """
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        place = device.index if device.index is not None else torch.cuda.current_device()
+        generators.append(torch.cuda.default_generators[place])
+    states = [generator.get_state() for generator in generators]
+    try:
+        for generator in generators:
+            secret = int.from_bytes(os.urandom(8), "little", signed=True)
+            generator.manual_seed(secret if seed is None else seed)
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+
+
+def one_by_one(augment: Callable[[Any], Any], inputs: Any, device: torch.device) -> None:
+    """Refuses a transform that mixes examples, or whose random numbers are not torch's.
+
+    A check, on made-up inputs of the same shapes, of several sizes and scales: one of them is exchanged, and
+    the others must stay as they are; and where every draw is the same number, an example by itself must
+    become what it becomes among others.
+    """
+    for size, seed, scale in _CASES:
+        batch, other = (_made(inputs, size, 2 * seed + more, scale) for more in range(2))
+        swapped = _with_one(other, batch, seed % size)
+        views, again, exchanged = (_seen(augment, one, device, seed) for one in (batch, batch, swapped))
+        if any(len(view) != size for view in views):
+            raise Unsupported("augment must return a batch of as many examples as it was given")
+        if not all(map(torch.equal, views, again)):
+            raise Unsupported(
+                "augment must draw from torch's generators only, so that its numbers stay secret"
+            )
+        kept = torch.arange(size, device=views[0].device) != seed % size
+        if not all(torch.equal(a[kept], b[kept]) for a, b in zip(views, exchanged, strict=True)):
+            raise Unsupported(_MIXES)
+    for size, scale in sorted({(size, scale) for size, _, scale in _CASES}):
+        batch, place = _made(inputs, size, size, scale), size // 2
+        one = mapped(batch, partial(_row, place))
+        with _Still():  # type: ignore[no-untyped-call]
+            together, alone = (_seen(augment, given, device, 0) for given in (batch, one))
+        if not all(map(_alike, (view[place : place + 1] for view in together), alone)):
+            raise Unsupported(_MIXES)
+
+
+_MIXES = "augment mixes examples: it must make a view of each one from that one alone"
+_SIZES = 2, 4, 9, 33, 70
+_CASES = (
+    *((4, seed, 1.0) for seed in range(8)),
+    *((size, size, 1.0) for size in _SIZES),
+    *((size, 1, scale) for size in (4, 33) for scale in (-1.0, 1e-4, 300.0)),
+)
+
+
+class _Still(TorchDispatchMode):
+    """Every random number is one half, or zero among whole numbers, however many are drawn."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags and isinstance(found, torch.Tensor):
+            found.fill_(0.5 if found.is_floating_point() else 0)
+        return found
+
+
+def _seen(augment: Callable[[Any], Any], value: Any, device: torch.device, seed: int) -> list[torch.Tensor]:
+    with apart(device, seed):
+        return leaves((augment(mapped(value, torch.clone)),))
+
+
+def _made(inputs: Any, size: int, seed: int, scale: float) -> Any:
+    """Made-up examples: floats up to ``scale``, whole numbers of all sizes where they are pixels."""
+    made = torch.Generator().manual_seed(seed)
+
+    def fill(x: torch.Tensor) -> torch.Tensor:
+        shape = (size, *x.shape[1:])
+        if x.is_floating_point() or x.is_complex():
+            values = (torch.rand(shape, generator=made) * 0.9 + 0.05) * scale
+        else:
+            values = torch.randint(0, 256 if x.dtype is torch.uint8 else 2, shape, generator=made)
+        return values.to(x.device, x.dtype)
+
+    return mapped(inputs, fill)
+
+
+def _with_one(other: Any, value: Any, place: int) -> Any:
+    """``value`` with one example of ``other``."""
+    if isinstance(value, list | tuple):
+        return tuple(_with_one(a, b, place) for a, b in zip(other, value, strict=True))
+    exchanged = value.clone()
+    exchanged[place] = other[place]
+    return exchanged
+
+
+def _row(place: int, x: torch.Tensor) -> torch.Tensor:
+    return x[place : place + 1]
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    return bool(torch.allclose(one.double(), other.double(), rtol=1e-4, atol=1e-6, equal_nan=True))

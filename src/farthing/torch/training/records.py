@@ -1,0 +1,324 @@
+"""Private examples for a model, and the lots drawn from them.
+
+An example is what the guarantee protects: a record, or with ``users`` all records of a person, or with
+``views`` one record seen several times. The last two reach the model with a second dimension, and their
+gradients are added before they are clipped.
+
+>>> examples = Examples((torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1, 0, 1, 0, 1])))
+>>> lot = examples.take(np.array([1, 4, 5]))
+>>> [(tuple(inputs.shape), targets.tolist()) for inputs, targets, weights in lot.batches(2)]
+[((2, 2), [1, 0]), ((1, 2), [1])]
+
+At user level a person with fewer than ``records_per_user`` records is filled up with blanks of weight 0; of
+one with more the first count. Who comes or goes changes nothing for the others.
+
+>>> people = Examples(examples.tensors, users=["a", "b", "a", "a", "c", "b"], records_per_user=2)
+>>> inputs, targets, weights = next(people.take(slice(None)).batches(64))
+>>> len(people), tuple(inputs.shape), weights.tolist()
+(3, (3, 2, 2), [[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
+"""
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import IterableDataset, TensorDataset
+
+from farthing import validate
+from farthing.budget import Unit
+from farthing.errors import InvalidValue, Unsupported
+from farthing.queries.samplers import Indices
+from farthing.torch.training.collating import Collate, Reader
+
+Integers = NDArray[np.int64]
+Inputs = Tensor | tuple[Any, ...]
+Batch = tuple[Any, Any, Tensor | None]
+
+
+class Examples:
+    """Records for a model: tensors (inputs…, targets), or a map-style dataset of such tuples.
+
+    ``augment`` maps a batch of inputs to another view of it, drawn afresh ``views`` times for every lot; the
+    views of an example count as one (their mean gradient is clipped). It must treat examples one by one.
+    ``collate`` makes a batch of a list of records, by default torch's, and is given one record at a time;
+    `Padded` makes sequences alike. ``workers`` threads read ahead. Of a dataset the first record's shape is
+    taken for that of all: a record of another shape, or one that cannot be read, counts as zero.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        *,
+        users: Sequence[Any] | NDArray[Any] | Tensor | None = None,
+        records_per_user: int | None = None,
+        augment: Callable[[Any], Any] | None = None,
+        views: int = 1,
+        device: torch.device | str | None = None,
+        collate: Collate | None = None,
+        workers: int = 0,
+    ) -> None:
+        self.data = data
+        self.tensors, dataset, self.records = _source(data)
+        self._reader = None if dataset is None else Reader(dataset, collate)
+        self._targets: tuple[int, tuple[int, ...]] | None = None
+        self._places = _places(users, records_per_user, self.records)
+        self.views, self.augment = validate.count(views=views), augment
+        if self.views > 1 and augment is None:
+            raise InvalidValue(f"{views} views of one record are all the same without augment")
+        self.device = torch.device(device) if device is not None else None
+        if workers:
+            validate.count(workers=workers)
+        self._workers = workers
+
+    def __len__(self) -> int:
+        return self.records if self._places is None else len(self._places)
+
+    @property
+    def unit(self) -> Unit:
+        """Whom an example stands for."""
+        return Unit.RECORD if self._places is None else Unit.USER
+
+    @property
+    def width(self) -> int:
+        """How many rows of the model's batch an example takes up."""
+        return self.views * (1 if self._places is None else self._places.shape[1])
+
+    @property
+    def form(self) -> Any:
+        """Shapes and dtypes of a record's parts, the same for all."""
+        if self.tensors is not None:
+            return [((1, *tensor.shape[1:]), tensor.dtype) for tensor in self.tensors]
+        assert self._reader is not None
+        return self._reader.form
+
+    def on(self, device: torch.device) -> "Examples":
+        """The same examples, whose batches come on ``device``."""
+        moved = copy.copy(self)
+        moved.device = device
+        return moved
+
+    def take(self, indices: Indices) -> "Lot":
+        """The lot at ``indices``; nothing is read yet."""
+        places = np.arange(len(self))[indices] if isinstance(indices, slice) else indices
+        return Lot(self, np.asarray(places, dtype=np.int64))
+
+    def within(self, classes: int, others: tuple[int, ...] = ()) -> "Examples":
+        """The same examples; targets are whole numbers below ``classes``, or among ``others``.
+
+        Tensors are looked at now, all of them, and refused if one is not; a record of a dataset whose target
+        is not in the range counts as zero.
+        """
+        limited = copy.copy(self)
+        limited._targets = classes, others
+        if self.tensors is not None and not limited._fit(self.tensors[-1]).all():
+            raise InvalidValue(
+                f"targets must be whole numbers from 0 to {classes - 1}, as the model has {classes} outputs, "
+                "and some are not"
+            )
+        return limited
+
+    def _fit(self, targets: Tensor) -> Tensor:
+        """Whether each record's targets are in the range."""
+        assert self._targets is not None
+        classes, others = self._targets
+        fit = (targets >= 0) & (targets < classes)
+        for other in others:
+            fit |= targets == other
+        return fit.flatten(1).all(1) if fit.ndim > 1 else fit
+
+    def batch(self, places: Integers) -> Batch | None:
+        """The examples at ``places``, on the device: inputs, targets, weights; None where nothing counts."""
+        if self._places is None:
+            (inputs, targets), good = self._read(places)
+            if good is not None and not good.any():
+                return None
+            weights = None
+        else:
+            chosen = self._places[places]
+            there = chosen >= 0
+            (inputs, targets), good = self._read(chosen[there])
+            if good is not None:
+                there[there] = good
+            if not there.any():
+                return None
+            mask = torch.from_numpy(there)
+            inputs, targets = (_map(part, lambda rows: _spread(rows, mask)) for part in (inputs, targets))
+            weights = self._moved(mask.to(torch.float32))
+        if self.augment is None:
+            return inputs, targets, weights
+        return self._seen(inputs, targets, weights)
+
+    def _seen(self, inputs: Any, targets: Any, weights: Tensor | None) -> Batch:
+        """``views`` views of each example along a second dimension, weighted to make a mean."""
+        assert self.augment is not None
+        if self._places is not None:
+            inputs = _map(inputs, lambda rows: rows.flatten(0, 1))
+        views = [self.augment(inputs) for _ in range(self.views)]
+        if self.views == 1 and weights is None:
+            return views[0], targets, None
+        if weights is None:
+            first = targets[0] if isinstance(targets, tuple) else targets
+            weights = torch.ones(len(first), 1, device=first.device)
+            targets = _map(targets, lambda rows: rows.unsqueeze(1))
+        shape = (weights.shape[0], -1)
+        stacked = _map(_stack(views), lambda rows: rows.reshape(*shape, *rows.shape[2:]))
+        targets = _map(targets, lambda rows: rows.repeat_interleave(self.views, 1))
+        return stacked, targets, (weights / self.views).repeat_interleave(self.views, 1)
+
+    def plain(self, places: Integers) -> tuple[Any, Any]:
+        """The records at ``places`` as they are, (inputs, targets)."""
+        return self._read(places)[0]
+
+    def _read(self, places: Integers) -> tuple[tuple[Any, Any], NDArray[np.bool_] | None]:
+        """The records at ``places``, and which of them count; None where all do."""
+        good: NDArray[np.bool_] | None = None
+        if self.tensors is not None:
+            rows = torch.from_numpy(places)
+            columns = tuple(tensor.index_select(0, rows.to(tensor.device)) for tensor in self.tensors)
+        else:
+            assert self._reader is not None
+            columns, good = self._reader.read(places.tolist())
+            if columns is None:
+                return (None, None), good
+            columns = self._limited(columns, good)
+        *inputs, targets = (self._moved(_map(column, Tensor.detach)) for column in columns)
+        return ((inputs[0] if len(inputs) == 1 else tuple(inputs)), targets), good
+
+    def _limited(self, columns: tuple[Any, ...], good: NDArray[np.bool_]) -> tuple[Any, ...]:
+        """Without the records whose targets are not in the range; ``good`` is told."""
+        if self._targets is None or not isinstance(columns[-1], Tensor):
+            return columns
+        fit = self._fit(columns[-1]).cpu()
+        if fit.all():
+            return columns
+        good[good] = fit.numpy()
+        return tuple(_map(column, lambda rows: rows[fit.to(rows.device)]) for column in columns)
+
+    def _moved(self, value: Any) -> Any:
+        if self.device is None:
+            return value
+        return _map(value, lambda rows: rows.to(self.device, non_blocking=True))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lot:
+    """Some of the examples, read batch by batch."""
+
+    examples: Examples
+    indices: Integers
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def part(self, place: int, of: int) -> "Lot":
+        """One of ``of`` parts of equal size, to within one."""
+        return Lot(self.examples, np.array_split(self.indices, of)[place])
+
+    def batches(self, physical: int | None = None) -> Iterator[Batch]:
+        """Batches of at most ``physical`` rows (a user or a set of views is never cut), evenly filled."""
+        size = len(self) if physical is None else max(1, physical // self.examples.width)
+        if len(self) <= size:  # all at once, or nobody
+            parts = [self.indices] if len(self) else []
+        else:
+            parts = np.array_split(self.indices, -(-len(self) // size))
+        yield from (batch for batch in self._read(parts) if batch is not None)
+
+    def _read(self, parts: list[Integers]) -> Iterator[Batch | None]:
+        workers = self.examples._workers
+        if not workers or len(parts) < 2:
+            yield from map(self.examples.batch, parts)
+            return
+        with ThreadPoolExecutor(workers) as pool:
+            waiting = deque[Future[Batch | None]]()
+            for part in parts:
+                waiting.append(pool.submit(self.examples.batch, part))
+                if len(waiting) > workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+
+
+def _source(data: Any) -> tuple[tuple[Tensor, ...] | None, Any, int]:
+    """Tensors or a dataset, and how many records."""
+    if isinstance(data, TensorDataset):
+        data = data.tensors
+    if isinstance(data, list | tuple) and data and all(isinstance(x, Tensor | np.ndarray) for x in data):
+        tensors = tuple(torch.as_tensor(column).detach() for column in data)
+        lengths = {len(tensor) if tensor.ndim else 0 for tensor in tensors}
+        if len(tensors) < 2 or len(lengths) != 1:
+            raise InvalidValue(
+                f"data must be inputs and targets, one row a record each, got lengths {sorted(lengths)}"
+            )
+        return tensors, None, _some(lengths.pop())
+    if isinstance(data, IterableDataset):
+        raise Unsupported(
+            "a Poisson lot needs records by number, an IterableDataset only has the next one; "
+            "use a map-style Dataset, with __getitem__ and __len__"
+        )
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__") or isinstance(data, str | dict):
+        raise Unsupported(
+            "data must be tensors (inputs…, targets) or a map-style Dataset, with __getitem__ and __len__, "
+            f"got {type(data).__name__}; of a DataLoader give its dataset, the ledger draws the lots"
+        )
+    return None, data, _some(len(data))
+
+
+def _some(records: int) -> int:
+    if records == 0:
+        raise InvalidValue("data has no records")
+    return records
+
+
+def _places(users: Any, records_per_user: int | None, records: int) -> Integers | None:
+    """The first ``records_per_user`` records of each user, a row a user, filled up with -1."""
+    if users is None:
+        if records_per_user is not None:
+            raise InvalidValue("records_per_user needs users: whose record each one is")
+        return None
+    if records_per_user is None:
+        raise InvalidValue(
+            "users needs records_per_user, the public number of records of a user that count at most"
+        )
+    most = validate.count(records_per_user=records_per_user)
+    ids = np.asarray(users)
+    if ids.shape != (records,) or ids.dtype.kind not in "iuUS":
+        raise InvalidValue(
+            f"users must be {records} whole numbers or texts, one a record, "
+            f"got shape {ids.shape} of {ids.dtype.name}"
+        )
+    order = np.argsort(ids, kind="stable")
+    starts = np.flatnonzero(np.append(True, ids[order][1:] != ids[order][:-1]))
+    ends = np.append(starts[1:], records)
+    places = starts[:, None] + np.arange(most)
+    filled: Integers = np.where(places < ends[:, None], order[np.minimum(places, records - 1)], -1)
+    return filled
+
+
+def _spread(rows: Tensor, mask: Tensor) -> Tensor:
+    """Rows in the places of ``mask``, zeros elsewhere."""
+    spread = rows.new_zeros((*mask.shape, *rows.shape[1:]))
+    spread[mask.to(rows.device)] = rows
+    return spread
+
+
+def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """``function`` of every tensor in a (nested) tuple."""
+    if isinstance(value, list | tuple):
+        return tuple(_map(part, function) for part in value)
+    if not isinstance(value, Tensor):
+        raise InvalidValue(f"a batch must be made of tensors, got a {type(value).__name__}; give collate=")
+    return function(value)
+
+
+def _stack(views: list[Any]) -> Any:
+    """Several views of a batch along a second dimension."""
+    if isinstance(views[0], tuple):
+        return tuple(_stack(list(parts)) for parts in zip(*views, strict=True))
+    return torch.stack(views, 1)

@@ -1,0 +1,85 @@
+"""A training that is watched: every step is seen, and one may be the last."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import farthing as ft
+from farthing.cli.step_recorder import Followed
+from farthing.data.tables import Table
+from farthing.errors import BudgetSpent
+from farthing.linear import losses
+from farthing.linear.methods.descent import STEPS, descent
+from farthing.linear.problem import Problem
+
+PROBLEM = Problem(losses.logistic, 200, 2, unit=False)
+
+
+def door() -> ft.Ledger:
+    x = np.random.default_rng(0).uniform(size=(200, 2))
+    return ft.Ledger(ft.Budget(1.0, 1e-5)).over(Table(x, 1.0 * (x[:, 0] > x[:, 1])))
+
+
+def test_steps_are_those_of_the_algorithm_and_all_are_seen() -> None:
+    followed, seen = Followed("auto", descent), list[tuple[int, float]]()
+
+    def watch(step: ft.Step, ledger: ft.Ledger) -> bool:
+        seen.append((step.t, ledger.share))
+        return False
+
+    followed.watch = watch
+    ledger = door()
+    steps = list(followed(ledger, PROBLEM))
+    assert [step.t for step in steps] == [t for t, _ in seen] == list(range(1, STEPS + 1))
+    shares = [share for _, share in seen]
+    assert shares == sorted(shares)
+    assert shares[-1] == ledger.share == pytest.approx(1)
+    assert not followed.stopped
+
+
+def test_a_step_may_be_the_last_and_nothing_more_is_asked() -> None:
+    followed = Followed("auto", descent)
+    followed.watch = lambda step, _: step.t == 3
+    ledger = door()
+    assert [step.t for step in followed(ledger, PROBLEM)] == [1, 2, 3]
+    assert followed.stopped
+    assert followed.door is not None
+    assert followed.door.share == ledger.share < 0.3
+
+
+def test_what_is_asked_is_noted_with_its_noise() -> None:
+    followed, ledger = Followed("auto", descent), door()
+    list(followed(ledger, PROBLEM))
+    assert {what: asked.times for (what, _, _), asked in followed.asked.items()} == {
+        "norms": 1,
+        "spread": 1,
+        "gradient": STEPS,
+    }
+    gradients = followed.asked["gradient", "everyone", "Gaussian"]
+    (noise,) = set(gradients.noise)
+    # all of a Gaussian budget: norms, moments and gradients have 1, 14 and 85 hundredths of μ²
+    assert STEPS / noise**2 == pytest.approx(0.85 * ledger.budget.mu**2)
+    assert gradients.deviation[0] == pytest.approx(noise * gradients.clip[0])
+
+
+def test_the_deviation_of_laplace_noise_is_not_its_scale() -> None:
+    query = ft.Query(
+        ft.Poisson(0.25), ft.PerExample(lambda rows, w: rows[0]), ft.ClipNorm(2.0, order=1), ft.Laplace(3.0)
+    )
+
+    def once(ledger: ft.Ledger, _: Problem) -> Iterator[ft.Step]:
+        yield ft.Step(1, ledger.ask(query).value)
+
+    followed = Followed("once", once)
+    ledger = ft.Ledger(ft.Budget(1.0, 0.0))
+    list(followed(ledger.over(ft.Rows(np.ones((5, 1)))), PROBLEM))
+    ((kind, asked),) = followed.asked.items()
+    assert kind == ("perexample", "poisson, rate 0.25", "Laplace")
+    assert asked.deviation == pytest.approx((6 * 2**0.5, 6 * 2**0.5))
+
+
+def test_no_step_at_all_is_an_error() -> None:
+    followed = Followed("none", lambda ledger, problem: iter(()))
+    with pytest.raises(BudgetSpent, match="does not allow a single step of 'none'"):
+        list(followed(door(), PROBLEM))

@@ -1,0 +1,332 @@
+"""Training on a table: the model file, what is charged and when, and what is told."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import farthing as ft
+from farthing.accounting.filters import BasicFilter, ZcdpFilter
+from farthing.cli.training import Job, train
+from farthing.data import model_file, table_files
+from farthing.data.model_file import Model
+from farthing.data.schema import Categorical, Numeric, Schema
+from farthing.data.tables import Features
+from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
+from farthing.linear.losses import Gradient
+from farthing.linear.problem import Problem
+from farthing.linear.solvers import CLASSIFIERS, Method
+
+SCHEMA = Schema(
+    (Numeric("age", 0, 100), Categorical("sex", ("Female", "Male"))), Categorical("rich", ("no", "yes"))
+)
+COLOURS = Schema((Numeric("age", 0, 100),), Categorical("colour", ("red", "green", "blue")))
+HOURS = Schema((Numeric("age", 0, 100),), Numeric("hours", 0, 60))
+
+
+def write_table(path: Path, rows: int = 600) -> str:
+    """Those over 50 are rich, and work 0.6 hours a year of age."""
+    lines = ["age,sex,rich,colour,hours"]
+    for row in range(rows):
+        age = 100 * row / rows
+        colour = ("red", "green", "blue")[int(age // 34)]
+        lines.append(f"{age},{('Female', 'Male')[row % 2]},{('no', 'yes')[age > 50]},{colour},{0.6 * age}")
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    table = write_table(tmp_path / "people.csv")
+    return Job(table, SCHEMA, epsilon=200.0, delta=1e-5, out=tmp_path / "out")
+
+
+def saved(job: Job) -> Model:
+    return Model.load(job.out)
+
+
+def test_a_classifier_learns_and_its_file_predicts(job: Job, tmp_path: Path) -> None:
+    test = write_table(tmp_path / "test.csv", 300)
+    told = train(replace(job, test=test))
+    assert told["test"]["accuracy"] > 0.8 > told["test"]["guessing"]
+    labels = list(saved(job).predictions(test))
+    truth = ["no" if 100 * row / 300 <= 50 else "yes" for row in range(300)]
+    assert np.mean(np.array(labels) == truth) == told["test"]["accuracy"]
+
+
+def test_three_classes_and_a_machine(job: Job, tmp_path: Path) -> None:
+    test = write_table(tmp_path / "test.csv", 300)
+    for kind in ("logistic", "svm"):
+        told = train(replace(job, schema=COLOURS, model=kind, test=test, force=True))
+        assert "auc" not in told["test"]
+        assert ("log_loss" in told["test"]) is (kind == "logistic")
+        model = saved(job)
+        assert model.coef.shape == (3, 1)
+        labels = np.array(list(model.predictions(test)))
+        assert set(labels) <= {"red", "green", "blue"}
+        truth = [("red", "green", "blue")[int(100 * row / 300 // 34)] for row in range(300)]
+        assert np.mean(labels == truth) == told["test"]["accuracy"]
+
+
+def test_a_regression_predicts_in_its_own_unit(job: Job, tmp_path: Path) -> None:
+    test = write_table(tmp_path / "test.csv", 300)
+    told = train(replace(job, schema=HOURS, test=test))
+    assert told["test"]["rmse"] < told["test"]["rmse of the mean"]
+    found = np.array(list(saved(job).predictions(test)))
+    truth = 0.6 * 100 * np.arange(300) / 300
+    assert np.sqrt(np.mean(np.square(found - truth))) == pytest.approx(told["test"]["rmse"])
+
+
+def test_the_model_file_holds_numbers_and_texts_only(job: Job) -> None:
+    train(job)
+    with np.load(job.out / "model.npz", allow_pickle=False) as file:
+        assert file["coef"].shape == (1, 3)
+        assert file["intercept"].shape == (1,)
+        assert file["classes"].tolist() == ["no", "yes"]
+        assert file["feature_names"].tolist() == ["age", "sex=Female", "sex=Male"]
+        assert Schema.from_json(str(file["schema"])) == SCHEMA
+        privacy = json.loads(str(file["privacy"]))
+    assert privacy == json.loads((job.out / "privacy.json").read_text())
+    assert privacy["epsilon"] == 200.0
+    assert sorted(path.name for path in job.out.iterdir()) == ["model.npz", "privacy.json", "report.html"]
+
+
+def test_what_is_told(job: Job) -> None:
+    told = train(job)
+    assert list(told) == [
+        *("epsilon", "delta", "adjacency", "unit", "observer", "accountant", "theorem", "note"),
+        *(
+            "method",
+            "settings",
+            "steps",
+            "records",
+            "features",
+            "partial",
+            "spent",
+            "ledger",
+            "model",
+            "report",
+        ),
+    ]
+    assert (told["records"], told["features"], told["ledger"]) == (600, 3, None)
+    assert "taken as public" in told["note"]
+
+
+def test_a_declared_number_of_records_is_the_only_one_told(job: Job) -> None:
+    told = train(replace(job, records=550))
+    assert told["records"] == 550
+    assert told["note"] == ""
+    assert "600" not in (job.out / "privacy.json").read_text()
+
+
+def test_adjacency_reaches_the_guarantee(job: Job) -> None:
+    assert train(replace(job, adjacency=ft.Adjacency.REPLACE_ONE))["adjacency"] == "replace-one"
+
+
+def test_the_embedded_data_trains_and_tests_on_different_records() -> None:
+    X, y = table_files.read("adult", table_files.ADULT)
+    X_test, y_test = table_files.read("adult", table_files.ADULT, test=True)
+    assert (len(X), len(X_test)) == (len(y), len(y_test)) == (32_561, 16_281)
+
+
+def test_values_beyond_the_schema_are_clipped_or_zero(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("age,sex,rich\n250,Unknown,no\n-3,,yes\n")
+    X, y = table_files.read(str(path), SCHEMA)
+    assert X.tolist() == [[1, 0, 0], [0, 0, 0]]
+    assert y.tolist() == [0, 1]
+
+
+# --- ledgers
+
+
+def rows(path: Path) -> list[str]:
+    with ft.Ledger.open(path) as ledger:
+        return [row.kind for row in ledger.journal.rows()]
+
+
+def test_a_new_ledger_holds_the_budget_and_is_spent(job: Job, tmp_path: Path) -> None:
+    path = tmp_path / "a.ledger"
+    told = train(replace(job, ledger=path))
+    assert told["ledger"] == str(path)
+    with ft.Ledger.open(path) as ledger:
+        assert ledger.budget == ft.Budget(200.0, 1e-5)
+        assert ledger.share == pytest.approx(1)
+    with pytest.raises(BudgetSpent):
+        train(replace(job, ledger=path, force=True))
+    assert rows(path) == ["open", "charge", "note"]
+
+
+def test_parts_of_one_ledger(job: Job, tmp_path: Path) -> None:
+    path = tmp_path / "a.ledger"
+    ft.Ledger(ft.Budget(3.0, 1e-5, "replace-one"), journal=path).close()
+    part = replace(job, ledger=path, epsilon=1.0, force=True)
+    told = train(part)
+    assert (told["epsilon"], told["adjacency"]) == (1.0, "replace-one")  # the ledger's, since none was named
+    with ft.Ledger.open(path) as ledger:
+        assert 0 < ledger.share < 0.5
+    for _ in range(3):  # μ² adds up, which allows more than ε would
+        train(part)
+    with pytest.raises(BudgetSpent):
+        train(replace(part, epsilon=2.5))
+    with ft.Ledger.open(path) as ledger:
+        assert ledger.spent.epsilon <= 3.0
+
+
+def test_a_ledger_per_user_is_refused(job: Job, tmp_path: Path) -> None:
+    path = tmp_path / "a.ledger"
+    ft.Ledger(ft.Budget(200.0, 1e-5, unit="user"), journal=path).close()
+    with pytest.raises(InvalidValue, match="per record"):
+        train(replace(job, ledger=path))
+    assert rows(path) == ["open"]
+
+
+@ft.until_spent
+def _planned(ledger: ft.Ledger, problem: Problem) -> Iterator[ft.Step]:
+    """Promises a plan, and asks it until it is spent."""
+    features = Features(problem.width, intercept=float(problem.intercept))
+    query = ft.Query(
+        ft.Everyone(),
+        Gradient(problem.loss, features),
+        ft.ClipNorm(1.0),
+        ft.Gaussian(0.5),
+    )
+    ledger.promise(query, 5)
+    w = problem.zeros(features.size)
+    for t in range(1, 9):
+        answer = ledger.ask(query, w)
+        w = w - answer.value / problem.records
+        yield ft.Step(t, features.unfold(w), (answer.receipt,))
+
+
+@ft.until_spent
+def _picky(ledger: ft.Ledger, problem: Problem) -> Iterator[ft.Step]:
+    raise Unsupported("two outputs only")
+    yield
+
+
+@pytest.fixture
+def methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CLASSIFIERS, "planned", Method(_planned, filter=None))
+    monkeypatch.setitem(CLASSIFIERS, "picky", Method(_picky))
+    monkeypatch.setitem(CLASSIFIERS, "careful", Method(CLASSIFIERS["auto"].algorithm, filter=ZcdpFilter))
+
+
+@pytest.mark.usefixtures("methods")
+def test_what_a_method_refuses_is_not_charged(job: Job, tmp_path: Path) -> None:
+    path = tmp_path / "a.ledger"
+    with pytest.raises(Unsupported, match="two outputs only"):
+        train(replace(job, ledger=path, method="picky"))
+    assert not path.exists()
+    ft.Ledger(ft.Budget(300.0, 1e-5), journal=path).close()
+    for method in ("picky", "planned"):  # a plan cannot be a part of a GDP filter's budget
+        with pytest.raises(Unsupported):
+            train(replace(job, ledger=path, method=method))
+    assert rows(path) == ["open"]
+    assert not job.out.exists()
+
+
+@pytest.mark.usefixtures("methods")
+def test_a_plan_in_a_ledger_of_its_own_or_a_part_by_basic_composition(job: Job, tmp_path: Path) -> None:
+    told = train(replace(job, ledger=tmp_path / "own.ledger", method="planned"))
+    assert (told["accountant"], told["steps"]) == ("pld", 5)
+    assert rows(tmp_path / "own.ledger")[:4] == ["open", "note", "promise", "charge"]
+    path = tmp_path / "basic.ledger"
+    ft.Ledger(ft.Budget(300.0, 1e-3), journal=path, filter=BasicFilter).close()
+    told = train(replace(job, ledger=path, method="planned", force=True))
+    assert told["accountant"] == "pld"
+    with ft.Ledger.open(path) as ledger:
+        assert ledger.spent.epsilon == 200.0
+
+
+@pytest.mark.usefixtures("methods")
+def test_a_new_ledger_suits_the_method(job: Job, tmp_path: Path) -> None:
+    path = tmp_path / "a.ledger"
+    told = train(replace(job, ledger=path, method="careful"))
+    assert told["accountant"] == "zcdp"
+    with ft.Ledger.open(path) as ledger:
+        assert ledger.journal.header["filter"]["name"] == "zcdp"
+
+
+# --- files
+
+
+def test_a_name_that_ends_in_npz(job: Job, tmp_path: Path) -> None:
+    told = train(replace(job, out=tmp_path / "first.npz"))
+    assert told["model"] == str(tmp_path / "first.npz")
+    assert json.loads((tmp_path / "first.privacy.json").read_text())["epsilon"] == 200.0
+
+
+def test_files_are_only_replaced_when_asked(job: Job) -> None:
+    train(job)
+    before = (job.out / "model.npz").read_bytes()
+    with pytest.raises(InvalidValue, match=r"model\.npz' exists already; --force"):
+        train(job)
+    (job.out / "model.npz").unlink()
+    with pytest.raises(InvalidValue, match=r"privacy\.json' exists already"):
+        train(job)
+    train(replace(job, force=True))
+    assert (job.out / "model.npz").read_bytes() != before
+
+
+def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"before")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(FarthingError, match=r"could not be written: .*No space left"):
+        model_file.write(path, b"after")
+    assert [file.name for file in tmp_path.iterdir()] == ["a"]
+    assert path.read_bytes() == b"before"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"text", b"PK\x03\x04", b"\x93NUMPY", b"\x80\x04N."],
+    ids=["", "text", "zip", "npy", "pkl"],
+)
+def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.npz"
+    path.write_bytes(content)
+    with pytest.raises(InvalidValue, match=r"MODEL .*a\.npz' is not one"):
+        Model.load(path)
+    with pytest.raises(InvalidValue, match=r"there is no .*b\.npz"):
+        Model.load(tmp_path / "b.npz")
+
+
+@pytest.mark.parametrize("change", ["coef", "intercept", "schema", None])
+def test_a_model_that_does_not_fit_its_schema_is_refused(job: Job, change: str | None) -> None:
+    train(job)
+    with np.load(job.out / "model.npz", allow_pickle=False) as file:
+        arrays: dict[str, Any] = dict(file)
+    if change == "schema":
+        arrays["schema"] = np.array(COLOURS.to_json())
+    elif change is not None:
+        arrays[change] = np.zeros((2, 2))
+    else:
+        del arrays["coef"]
+    np.savez(job.out / "model.npz", **arrays)
+    with pytest.raises(InvalidValue, match=r"model\.npz"):
+        saved(job)
+
+
+def test_a_report_that_fails_does_not_take_the_model_with_it(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> str:
+        raise Unsupported("no picture of this")
+
+    monkeypatch.setattr("farthing.cli.training.page", fails)
+    with pytest.raises(FarthingError, match=r"the model is written, but its report .* no picture") as error:
+        train(job)
+    assert not isinstance(error.value, Unsupported)  # nothing was wrong with what was asked for
+    assert saved(job).coef.shape == (1, 3)
+    assert json.loads((job.out / "privacy.json").read_text())["partial"] is False

@@ -1,0 +1,104 @@
+"""CSV files: what is read, what is refused, and that no message shows a cell."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from farthing.data import csv_files
+from farthing.errors import InvalidValue
+
+
+def table(path: Path, names: list[str]) -> list[dict[str, list[str]]]:
+    return [
+        {name: column.tolist() for name, column in block.items()}
+        for block in csv_files.columns(str(path), names)
+    ]
+
+
+def test_named_columns_in_any_order_and_quoted_cells(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('\ufeffa,b, c\n1,"x, y",3\n\n4,"two\nlines", 6\n', encoding="utf-8")
+    assert table(path, ["c", "b"]) == [{"c": ["3", "6"], "b": ["x, y", "two\nlines"]}]
+    assert csv_files.header(str(path), "a") == ["a", "b", "c"]
+
+
+def test_gzip(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(b"a,b\n1,2\n"))
+    assert table(path, ["a"]) == [{"a": ["1"]}]
+    path.write_bytes(gzip.compress(b"a,b\n1,2\n" * 1000)[:-9])
+    with pytest.raises(InvalidValue, match="not a whole gzip file"):
+        table(path, ["a"])
+    path.write_bytes(b"a,b\n1,2\n")
+    with pytest.raises(InvalidValue, match="not a whole gzip file"):
+        table(path, ["a"])
+
+
+def test_a_line_without_an_end_does_not_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_files, "_LONGEST", 100)
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n" + "secret," * 100)
+    with pytest.raises(InvalidValue, match="a line of more than 100 characters") as error:
+        table(path, ["a"])
+    assert "secret" not in str(error.value)
+    path.write_text("a,b\n" + f"{'x' * 50},{'y' * 40}\n" * 3)
+    assert len(table(path, ["a"])[0]["a"]) == 3
+
+
+def test_records_are_counted_without_a_look_at_their_cells(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('a,b\n1,"two\nlines"\n\n,\n')
+    assert csv_files.count(str(path), ["b"]) == 2
+    with pytest.raises(InvalidValue, match="no column 'c'"):
+        csv_files.count(str(path), ["c"])
+
+
+def test_blocks_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_files, "_BLOCK", 2)
+    path = tmp_path / "a.csv"
+    for rows, sizes in ((4, [2, 2]), (5, [2, 2, 1]), (0, [])):
+        path.write_text("a\n" + "".join(f"{row}\n" for row in range(rows)))
+        found = [block["a"] for block in table(path, ["a"])]
+        assert [len(block) for block in found] == sizes
+        assert [cell for block in found for cell in block] == [str(row) for row in range(rows)]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"secret,7\nsecret,8\n", "no column 'a'"),
+        (b"a,a,b\n1,2,secret\n", "two columns 'a'"),
+        (b"a;b\n1;secret\n", "no column 'a': .* between commas"),
+        (b"a,b\n1,2\n3,secret,5\n", "not every record has as many cells as the header, 2"),
+        (b"a,b\n1,2\nsecret\n", "not every record has as many cells as the header, 2"),
+        (b"a,b\n1,secret\xff\n", "not UTF-8 text"),
+        (b'a,b\n1,"secret\n', "not a CSV table"),
+        (b'a,b\n1,"secret"more\n', "not a CSV table"),
+        (b"a,b\n1," + b"secret" * 50_000 + b"\n", "not a CSV table: field larger"),
+    ],
+)
+def test_refused_without_showing_a_cell(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(content)
+    with pytest.raises(InvalidValue, match=message) as caught:
+        table(path, ["a", "b"])
+    assert "secret" not in str(caught.value)
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+def test_a_header_is_only_shown_when_it_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("39,secret\n40,secret\n")
+    with pytest.raises(InvalidValue, match="no column 'income'") as caught:
+        csv_files.header(str(path), "income")
+    assert "secret" not in str(caught.value)
+
+
+def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing.csv", tmp_path, tmp_path / "missing.csv.gz"):
+        with pytest.raises(InvalidValue, match=f"{path.name}' cannot be read"):
+            table(path, ["a"])

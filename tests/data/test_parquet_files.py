@@ -1,0 +1,141 @@
+"""Parquet files: what is read, what is refused, and that no message shows a cell."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from farthing.data import parquet_files, table_files
+from farthing.data.schema import Categorical, Numeric, Schema
+from farthing.errors import InvalidValue, Unsupported
+
+SCHEMA = Schema(
+    (Numeric("age", 0, 100), Categorical("sex", ("Female", "Male")), Categorical("code", ("0", "1"))),
+    Categorical("rich", ("false", "true")),
+)
+
+
+@pytest.fixture
+def arrow() -> Any:
+    return pytest.importorskip("pyarrow", reason="needs the extra parquet")
+
+
+def written(arrow: Any, path: Path, **columns: Any) -> str:
+    from pyarrow import parquet
+
+    parquet.write_table(arrow.table(columns), path)
+    return str(path)
+
+
+def people(arrow: Any, path: Path, **other: Any) -> str:
+    columns = {
+        "rich": arrow.array([False, True, True]),
+        "sex": arrow.array(["Male", "Female", "Male"]).dictionary_encode(),
+        "age": arrow.array([50, 250, 0], arrow.int16()),
+        "code": arrow.array([1, 0, 7]),
+    }
+    return written(arrow, path, **columns | other)
+
+
+def test_numbers_words_and_booleans_are_read_as_a_schema_means_them(arrow: Any, tmp_path: Path) -> None:
+    path = people(arrow, tmp_path / "a.parquet")
+    X, y = table_files.read(path, SCHEMA)
+    assert X.tolist() == [[0.5, 0, 1, 0, 1], [1, 1, 0, 1, 0], [0, 0, 1, 0, 0]]
+    assert y.tolist() == [0, 1, 1]
+    flags = Schema((Numeric("rich", 0, 1),), Categorical("sex", ("Female", "Male")))
+    assert table_files.read(path, flags)[0].tolist() == [[0], [1], [1]]
+    assert table_files.count(path, SCHEMA) == 3
+    assert table_files.header(path) == ["rich", "sex", "age", "code"]
+
+
+def test_the_same_records_as_from_csv(arrow: Any, tmp_path: Path) -> None:
+    ages, sexes = np.arange(40) * 2.5, np.array(["Female", "Male", "other", ""])[np.arange(40) % 4]
+    codes, rich = np.arange(40) % 2, np.arange(40) % 3 == 0
+    csv = tmp_path / "a.csv"
+    rows = zip(ages, sexes, codes, np.where(rich, "true", "false"), strict=True)
+    csv.write_text("age,sex,code,rich\n" + "".join(",".join(map(str, row)) + "\n" for row in rows))
+    missing = arrow.array([sex or None for sex in sexes])
+    path = written(arrow, tmp_path / "a.pq", age=ages, sex=missing, code=codes, rich=rich)
+    for ours, theirs in zip(table_files.read(path, SCHEMA), table_files.read(str(csv), SCHEMA), strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+def test_blocks_follow_each_other(arrow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_files, "_BLOCK", 2)
+    path = people(arrow, tmp_path / "a.parquet")
+    blocks = list(parquet_files.columns(path, ["age"]))
+    assert [block["age"].tolist() for block in blocks] == [[50, 250], [0]]
+
+
+def test_the_content_tells_and_not_the_name(arrow: Any, tmp_path: Path) -> None:
+    assert table_files.count(people(arrow, tmp_path / "people.csv"), SCHEMA) == 3
+    (tmp_path / "b.parquet").write_text("age,sex,code,rich\n1,Male,0,true\n")
+    with pytest.raises(InvalidValue, match=r"b\.parquet' is not a whole Parquet file"):
+        table_files.count(str(tmp_path / "b.parquet"), SCHEMA)
+
+
+def test_a_file_cut_short_is_refused(arrow: Any, tmp_path: Path) -> None:
+    path = Path(people(arrow, tmp_path / "a.parquet"))
+    whole = path.read_bytes()
+    for size in (4, 100, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(InvalidValue, match="not a whole Parquet file"):
+            table_files.read(str(path), SCHEMA)
+    path.write_bytes(whole[:4] + b"\xff" * 40 + whole[44:])  # the footer is whole, the pages are not
+    with pytest.raises(InvalidValue, match=r"not a whole Parquet file|cannot be read: it is damaged"):
+        table_files.read(str(path), SCHEMA)
+
+
+def test_cells_that_are_not_what_is_declared_are_nan(arrow: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    for other, nans in (
+        ({"age": arrow.array([1.0, None, 2.0])}, (1, 0)),
+        ({"age": arrow.array([1, None, 2])}, (1, 0)),
+        ({"age": arrow.array(["1", "secret", "2"])}, (1, 0)),
+        ({"age": arrow.array([float("inf"), 1.0, 2.0])}, (1, 0)),
+        ({"rich": arrow.array(["true", "secret", "false"])}, (0, 1)),
+        ({"rich": arrow.array([True, None, False])}, (0, 1)),
+    ):
+        X, y = table_files.read(people(arrow, path, **other), SCHEMA)
+        assert (np.isnan(X).any(axis=1).sum(), np.isnan(y).sum()) == nans
+        for options in ({"strict": True}, {"test": True}):
+            with pytest.raises(InvalidValue, match=r"column '(age|rich)'") as error:
+                table_files.read(people(arrow, path, **other), SCHEMA, **options)
+            assert "secret" not in str(error.value)
+
+
+def test_wrong_columns_are_refused_as_those_of_csv(arrow: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    for other, message in (
+        ({"age": arrow.array([1, 2, 3], arrow.timestamp("s"))}, "column 'age' .* holds timestamp"),
+        ({"age": arrow.array([[1], [2], [3]])}, "column 'age' .* holds list"),
+        ({"sex": arrow.array([b"a", b"b", b"c"])}, "column 'sex' .* holds binary"),
+        ({"code": arrow.array([0.0, 1.0, 0.5])}, "column 'code' holds fractions"),
+    ):
+        with pytest.raises(InvalidValue, match=message):
+            table_files.read(people(arrow, path, **other), SCHEMA)
+    with pytest.raises(InvalidValue, match="no column 'sex'"):
+        table_files.read(written(arrow, path, age=[1]), SCHEMA)
+    empty = written(arrow, path, **{name: arrow.array([], "string") for name in NAMES})
+    assert len(table_files.read(empty, SCHEMA)[0]) == 0
+    with pytest.raises(InvalidValue, match="has no records"):
+        table_files.read(empty, SCHEMA, test=True)
+    from pyarrow import parquet
+
+    parquet.write_table(arrow.Table.from_arrays([arrow.array([1])] * 2, names=["age", "age"]), path)
+    with pytest.raises(InvalidValue, match="two columns 'age'"):
+        table_files.header(str(path), "age")
+
+
+NAMES = ("age", "sex", "code", "rich")
+
+
+def test_without_pyarrow_the_message_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (tmp_path / "a").write_bytes(b"PAR1")
+    with pytest.raises(Unsupported, match=r"pip install 'farthing\[parquet\]'"):
+        table_files.read(str(tmp_path / "a"), SCHEMA)

@@ -1,0 +1,284 @@
+"""Flower's apps and our doorman, without processes."""
+
+import asyncio
+import itertools
+import os
+import socket
+import threading
+
+import pytest
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.proto.control_pb2 import StartRunRequest
+from flwr.proto.fab_pb2 import Fab
+
+from farthing.deploy.flower import app as flower
+from farthing.deploy.flower import link as flower_link
+from farthing.deploy.flower import node as flower_node
+from farthing.deploy.flower.app import Carrier, Looks, opened, wrapped
+from farthing.deploy.flower.superlink import APP, BRIDGE, Place, environment
+from farthing.deploy.messages.signed import Kind, Signer, seal
+from farthing.errors import InvalidValue
+
+
+@pytest.fixture(autouse=True)
+def identity(monkeypatch):
+    """Messages name the run that they belong to, which Flower's processes know."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+class Clock:
+    """Time that passes only by sleeping."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = Clock()
+    monkeypatch.setattr(flower, "time", found)
+    return found
+
+
+class Grid:
+    """Nodes that answer as ``plan`` says of (node, how often it was asked): seconds, or None for never."""
+
+    def __init__(self, clock, plan, error=()):
+        self.clock, self.plan, self.error = clock, plan, error
+        self.numbers = itertools.count()
+        self.waiting, self.pushed, self.pulls = {}, [], 0
+
+    def push_messages(self, messages):
+        numbers = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            times = sum(n == node for n, _ in self.pushed)
+            self.pushed.append((node, self.clock.now))
+            number, delay = f"m{next(self.numbers)}", self.plan(node, times)
+            message.metadata.__dict__["_message_id"] = number
+            if delay is not None:
+                self.waiting[number] = (self.clock.now + delay, message, (node, times) in self.error)
+            numbers.append(number)
+        return numbers
+
+    def pull_messages(self, numbers):
+        self.pulls += 1
+        for number in numbers:
+            when, message, failed = self.waiting.get(number, (float("inf"), None, False))
+            if when <= self.clock.now:
+                del self.waiting[number]
+                said = opened(message) + b"!"
+                content = {"error": Error(1, "no guard")} if failed else {"content": wrapped(said)}
+                yield Message(*content.values(), reply_to=message)
+
+
+def test_answers_come_as_they_arrive(clock):
+    grid = Grid(clock, lambda node, times: node / 10)
+    assert list(Carrier(grid).exchange({3: b"c", 1: b"a"}, 60.0)) == [(1, b"a!"), (3, b"c!")]
+
+
+def test_what_nobody_answers_is_sent_again_and_given_up(clock):
+    grid = Grid(clock, lambda node, times: None if times == 0 or node == 2 else 0.1)
+    assert list(Carrier(grid).exchange({1: b"a", 2: b"b"}, 50.0)) == [(1, b"a!")]
+    assert [node for node, _ in grid.pushed] == [1, 2, 1, 2, 2]
+    assert 1050.0 <= clock.now < 1052.0
+
+
+def test_after_an_error_it_is_sent_again_soon(clock):
+    grid = Grid(clock, lambda node, times: 0.1, error={(1, 0)})
+    assert list(Carrier(grid).exchange({1: b"a"}, 60.0)) == [(1, b"a!")]
+    (_, first), (_, second) = grid.pushed
+    assert 0.5 < second - first < 3.0
+
+
+def test_an_answer_to_an_earlier_exchange_is_waited_for(clock):
+    """A slow node is not asked twice for the same."""
+    grid = Grid(clock, lambda node, times: 8.0)
+    carrier = Carrier(grid)
+    assert list(carrier.exchange({1: b"a"}, 5.0)) == []
+    assert list(carrier.exchange({1: b"a"}, 5.0)) == [(1, b"a!")]
+    assert len(grid.pushed) == 1
+    assert list(carrier.exchange({1: b"a"}, 9.0)) == [(1, b"a!")]  # once answered, asked anew
+    assert len(grid.pushed) == 2
+
+
+def test_two_who_wait_for_each_other_come_down_to_what_the_work_takes(clock):
+    """A round begins slow (5 s); whoever looks for a message finds it at the first look after it came."""
+    node, carrier, gap = Looks(), Looks(), 5.0
+    for _ in range(60):
+        for looks in (node, carrier):
+            looks.begin()
+            until, clock_before = clock.now + gap, clock.now
+            while clock.now < until:
+                looks.wait()
+            looks.end()
+            gap = 0.15 + (clock.now - until) + 0.05 * (clock.now - clock_before)
+    assert gap < 0.4
+
+
+def test_the_relay_hands_bytes_to_the_guard(tmp_path):
+    path = tmp_path / "g"
+    request = seal(Kind.HELLO, {"run": "r"}, b"", Signer.new())
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def guard():
+            peer, _ = listener.accept()
+            with peer:
+                peer.sendall(peer.recv(65536))
+
+        threading.Thread(target=guard, daemon=True).start()
+        message = Message(wrapped(request), 5, "query")
+        message.metadata.__dict__["_message_id"] = "m"
+        context = Context(1, 5, {"guard": str(path)}, RecordDict(), {})
+        assert opened(flower.client(message, context)) == request
+    with pytest.raises(OSError, match=r"refused|No such"):
+        flower.client(message, context)
+
+
+def test_content_of_others_is_nothing():
+    message = Message(RecordDict(), 5, "query")
+    with pytest.raises(KeyError):
+        opened(message)
+
+
+def test_the_app_names_what_is_there():
+    assert 'serverapp = "farthing.deploy.flower.app:server"' in APP
+    assert 'clientapp = "farthing.deploy.flower.app:client"' in APP
+    assert flower.BRIDGE == BRIDGE
+    assert callable(flower_node.attend)
+
+
+def test_hurry():
+    from flwr.supercore.inflatable import inflatable_utils
+
+    flower.hurry()
+    assert inflatable_utils.pull_objects.__kwdefaults__["initial_backoff"] == 0.1
+
+
+# --- the door
+
+
+KEY, BUNDLE = "5" * 64, flower_link.our_bundle()
+
+
+def start(content, spec=""):
+    """A request that would start such an app."""
+    return StartRunRequest(fab=Fab(content=content), app_spec=spec).SerializeToString()
+
+
+def ask(path, peer=("192.0.2.7", 1), kind="http", key=None, body=b""):
+    """What comes of a request: where it was passed on to and with what, or the status of a refusal."""
+    sent, passed = [], []
+    incoming = [
+        {"type": "http.request", "body": body[:7], "more_body": True},
+        {"type": "http.request", "body": body[7:], "more_body": False},
+    ]
+
+    async def receive():
+        return incoming.pop(0)
+
+    async def app(scope, receive, send):
+        passed.append(scope["path"])
+        if body:
+            passed.append((await receive())["body"])
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [] if key is None else [(flower_link.KEY_HEADER.encode(), key.encode())]
+    scope = {"type": kind, "path": path, "client": peer, "server": ("192.0.2.1", 9092), "headers": headers}
+    asyncio.run(flower_link.Doorman(app, KEY, BUNDLE)(scope, receive, send))
+    return passed or sent[0]["status"]
+
+
+HERE, THERE = ("127.0.0.1", 1), ("192.0.2.7", 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "peer", "key", "said"),
+    [
+        ("/v1/fleet/pull-messages", THERE, None, ["/v1/fleet/pull-messages"]),
+        (flower_link.REGISTER, THERE, KEY, 403),
+        (flower_link.REGISTER, HERE, None, 403),
+        (flower_link.REGISTER, HERE, "6" * 64, 403),
+        (flower_link.REGISTER, HERE, "", 403),
+        (flower_link.REGISTER, HERE, KEY, [flower_link.REGISTER]),
+        (flower_link.REGISTER, ("::ffff:127.0.0.1", 1), KEY, [flower_link.REGISTER]),
+        (flower_link.REGISTER, ("192.0.2.1", 1), KEY, [flower_link.REGISTER]),
+        (flower_link.REGISTER, None, KEY, 403),
+        (flower_link.REGISTER, ("unix", 0), KEY, 403),
+        (flower_link.START, HERE, None, 403),
+        (flower_link.START, HERE, KEY, 403),
+        ("/v1/control/list-runs", HERE, KEY, 403),
+        ("/v1/control/start-automation", HERE, KEY, 403),
+        ("/v1/runtime/acquire-task", THERE, None, 403),
+        ("/v1/runtime/acquire-task", HERE, None, ["/v1/runtime/acquire-task"]),
+        ("/v1/fleet/../control/start-run", THERE, None, 403),
+        ("/v1/runtime/../control/register-node", HERE, None, 403),
+        ("/v1/control/register-node/", HERE, None, 403),
+        ("//v1/control/register-node", HERE, None, 403),
+        ("/docs", THERE, None, 403),
+        ("/docs", HERE, None, 403),
+        ("/openapi.json", HERE, KEY, 403),
+        (flower_link.AT_THE_DOOR, HERE, KEY, 204),
+        (flower_link.AT_THE_DOOR, HERE, None, 403),
+        (flower_link.AT_THE_DOOR, THERE, KEY, 403),
+    ],
+)
+def test_the_doorman(path, peer, key, said):
+    assert ask(path, peer, key=key) == said
+
+
+def test_only_our_own_app_is_started():
+    """Known by its bundle, whose hash follows from our source alone."""
+    ours = start(flower_link.bundled({"pyproject.toml": APP.encode()}))
+    assert ask(flower_link.START, HERE, key=KEY, body=ours) == [flower_link.START, ours]
+    assert ask(flower_link.START, HERE, body=ours) == 403
+    other = APP.replace("farthing.deploy.flower.app:server", "os:abort").encode()
+    lies = [
+        start(flower_link.bundled({"pyproject.toml": other})),
+        start(flower_link.bundled({"pyproject.toml": APP.encode(), "more.py": b"1"})),
+        start(flower_link.bundled({"pyproject.toml": APP.encode()}), "@someone/else"),
+        StartRunRequest(fab=Fab(hash_str=BUNDLE), app_spec="@farthing/farthing-relay").SerializeToString(),
+        b"not a request at all",
+        bytes(2**23),
+    ]
+    for lie in lies:
+        assert ask(flower_link.START, HERE, key=KEY, body=lie) == 403
+
+
+def test_a_doorman_has_a_key():
+    with pytest.raises(ValueError, match="key"):
+        flower_link.Doorman(None, "", BUNDLE)
+
+
+def test_the_doorman_lets_no_other_protocol_in():
+    assert ask("/v1/fleet/pull-messages", kind="websocket") == 403
+
+
+def test_places():
+    assert str(Place.of("0.0.0.0:9092").near) == "127.0.0.1:9092"
+    assert str(Place.of("[::]:9092").near) == "[::1]:9092"
+    assert Place.of("host.example:1") == Place("host.example", 1)
+    for text in ("host", "host:", ":1", "host:0", "host:70000", "host:x"):
+        with pytest.raises(InvalidValue, match="HOST:PORT"):
+            Place.of(text)
+
+
+def test_nothing_is_reported_or_installed(tmp_path):
+    found = environment(tmp_path / "home")
+    assert (found["FLWR_TELEMETRY_ENABLED"], found["FLWR_DISABLE_UPDATE_CHECK"]) == ("0", "1")
+    assert found["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
+    assert found["FLWR_HOME"] == str(tmp_path / "home")
+    assert os.pathsep in found["PATH"]

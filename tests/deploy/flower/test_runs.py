@@ -1,0 +1,244 @@
+"""Parties, SuperLink and coordinator as real processes on this machine, killed and started again."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import farthing as ft
+from farthing.cli.demo_parties import set_up
+from farthing.data.tables import Table
+from farthing.deploy.serve import Plan
+from farthing.federated import Parties
+from farthing.federated.methods.addp import addp
+from farthing.federated.protocol import ClientAgent
+from farthing.noise.lattice import SeededStream
+from farthing.queries.query import run
+from farthing.queries.samplers import Poisson
+
+pytestmark = pytest.mark.slow
+
+_PLACE = (
+    Path(__file__).parents[2] / "deploy" / "guard" / "conftest.py"
+)  # guards that are forked, and the checker
+_SPEC = importlib.util.spec_from_file_location("farthing_guard_houses", _PLACE)
+houses = importlib.util.module_from_spec(_SPEC)
+sys.modules[_SPEC.name] = houses
+_SPEC.loader.exec_module(houses)
+
+NAMES, RECORDS, ROUNDS = ("a", "b", "c"), 400, 10
+METHOD = f'name = "addp"\nrounds = 5\ndraw = "poisson:0.1"\nmost = {ROUNDS}'
+_COMMAND = "import sys; from farthing.cli.main import main; sys.exit(main())"
+_LONG = 300.0  # seconds; a busy machine is no failure
+
+
+@dataclass(frozen=True)
+class Books:
+    """Where a party's ledger is, as the checker asks."""
+
+    ledger: Path
+
+    @property
+    def log(self):
+        return Path(f"{self.ledger}.answers")
+
+
+class Town:
+    """Three parties, and coordinators that come and go."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.folder, self.nursery = folder, houses.Nursery()
+        self.run = set_up(
+            folder,
+            NAMES,
+            port=self.port,
+            method=METHOD,
+            records=RECORDS,
+            epsilon=4.0,
+            settings="seconds = 120\nwait = 240",
+        )
+        self.guards, self.processes = {}, {}
+
+    def guard(self, name):
+        """Starts a guard whose noise follows from its name and the round."""
+        self.guards[name], said = self.nursery.start(
+            self.folder / name / "policy.toml", "", 1, NAMES.index(name)
+        )
+        assert said.startswith("listening"), said
+
+    def start(self, name, *command):
+        with open(self.folder / f"{name}.log", "ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-c", _COMMAND, *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(ft.__file__).parents[1])},
+            )
+        return self.processes[name]
+
+    def join(self, name):
+        self.start(name, "join", str(self.folder / name / "party.toml"))
+
+    def serve(self, path=None):
+        (self.folder / "serve.log").unlink(missing_ok=True)
+        self.start("serve", "serve", str(path or self.run), "--page", "0")
+
+    def kill(self, name, number=signal.SIGKILL):
+        self.processes[name].send_signal(number)
+        self.processes[name].wait(_LONG)
+
+    def child(self, name, of):
+        """The number of a process that another one started."""
+        until = time.monotonic() + _LONG
+        while time.monotonic() < until:
+            for place in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError):
+                    parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+                    if parent == self.processes[of].pid and name in (place / "cmdline").read_text():
+                        return int(place.name)
+            time.sleep(0.1)
+        raise AssertionError(f"{of} has no {name}")
+
+    def status(self):
+        said = (self.folder / "serve.log").read_text() if (self.folder / "serve.log").exists() else ""
+        found = re.search(r"page +(http\S+)", said)
+        if not found:
+            return {"round": 0, "parties": []}
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(found[1] + "status.json", timeout=30) as answer:
+                return json.load(answer)
+        except OSError:
+            return {"round": 0, "parties": []}
+
+    def reached(self, number):
+        """Waits until a round is over; the coordinator must not be done before."""
+        until = time.monotonic() + _LONG
+        while self.status()["round"] < number:
+            assert self.processes["serve"].poll() is None, (self.folder / "serve.log").read_text()
+            assert time.monotonic() < until, (self.folder / "serve.log").read_text()
+            time.sleep(0.1)
+
+    def over(self):
+        code = self.processes["serve"].wait(_LONG)
+        assert code == 0, (self.folder / "serve.log").read_text()
+
+    def checked(self):
+        """Answers and charges of every party, once its books were found in order.
+
+        (`farthing ledger verify` refuses them, as it must: their noise has a seed.)
+        """
+        return {name: houses.check(Books(self.folder / name / f"{name}.ledger")) for name in NAMES}
+
+    def close(self):
+        for process in self.processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in self.processes.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_LONG)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(_LONG)
+        for guard in self.guards.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(guard.pid, signal.SIGCONT)
+            guard.end(signal.SIGKILL)
+        self.nursery.close()
+
+
+@pytest.fixture(scope="module")
+def town(tmp_path_factory):
+    found = Town(tmp_path_factory.mktemp("t"))
+    try:
+        for name in NAMES:
+            found.guard(name)
+            found.join(name)
+        yield found
+    finally:
+        found.close()
+
+
+class Reseeded(ClientAgent):
+    """An agent of one process whose noise follows from its seed and the round."""
+
+    def __init__(self, folder, seed):
+        with np.load(folder / "records.npz") as found:
+            table = Table(found["X"], found["y"])
+        self.seed, self.stream = seed, SeededStream(seed)
+        ledger = ft.Ledger(ft.Budget(4.0, 1e-6, observer="server"), stream=self.stream)
+        super().__init__(ledger.over(table), len(table))
+
+    def handle(self, ask):
+        self.stream._seed, self.stream._generation = 1000 * self.seed + ask.round, 0
+        self.stream._rekey()
+        return super().handle(ask)
+
+
+def test_whoever_is_killed_and_comes_back_the_model_is_the_simulations(town):
+    town.serve()
+    town.reached(1)
+    os.kill(town.child("flower_link", of="serve"), signal.SIGKILL)
+    town.reached(3)
+    town.kill("serve")
+    town.serve()
+    town.reached(5)
+    town.guards["b"].end(signal.SIGKILL)
+    town.guard("b")
+    town.reached(6)
+    os.kill(town.child("flower_node", of="c"), signal.SIGKILL)
+    town.over()
+    report = json.loads((town.folder / "run" / "report.json").read_text())
+    assert report["rounds"] == ROUNDS
+    assert [party["state"] for party in report["parties"]] == ["here"] * 3
+    assert town.checked() == dict.fromkeys(NAMES, (ROUNDS, ROUNDS))
+    agents = [Reseeded(town.folder / name, seed) for seed, name in enumerate(NAMES)]
+    problem = Plan.load(town.run).problem(len(NAMES) * RECORDS)
+    steps = addp(Parties(agents), problem, draw=Poisson(0.1), rounds=5)
+    u, constant = run(steps, stop=lambda step: step.t >= ROUNDS).w
+    with np.load(town.folder / "run" / "model.npz") as model:
+        np.testing.assert_array_equal(model["coef"][0], u)
+        np.testing.assert_array_equal(model["intercept"], np.atleast_1d(constant))
+
+
+def test_a_straggler_is_waited_for_and_one_that_never_comes_back_is_not(town):
+    before = town.checked()
+    text = town.run.read_text().replace('run = "demo"', 'run = "second"').replace('folder = "run"', "F")
+    text = text.replace("F", 'folder = "run2"').replace("seconds = 120", "seconds = 10\npatience = 2")
+    path = town.folder / "second.toml"
+    path.write_text(text.replace(f"most = {ROUNDS}", "most = 6"))
+    town.serve(path)
+    town.reached(1)
+    os.kill(town.guards["b"].pid, signal.SIGSTOP)  # takes its time
+    town.kill("c")
+    town.guards["c"].end(signal.SIGKILL)
+    until = time.monotonic() + _LONG
+    while {p["name"]: p["state"] for p in town.status()["parties"]}.get("b") != "missing":
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    os.kill(town.guards["b"].pid, signal.SIGCONT)
+    town.over()
+    report = json.loads((town.folder / "run2" / "report.json").read_text())
+    states = {party["party"]: party["state"] for party in report["parties"]}
+    assert (report["rounds"], states["c"]) == (6, "gone")
+    after = town.checked()
+    assert all(answers <= charges for answers, charges in after.values())
+    assert after["a"][1] <= before["a"][1] + 6
+    assert after["c"][1] < before["c"][1] + 6

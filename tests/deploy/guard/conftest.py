@@ -1,0 +1,444 @@
+"""Parties with policies, records and keys in a folder; guards as objects or as real processes; a checker.
+
+The checker reads ledgers, heads and answer logs with its own SQL, hashing and parsing.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import select
+import shutil
+import signal
+import sqlite3
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import farthing
+from farthing.data.tables import Features
+from farthing.deploy.coordinator import Remote
+from farthing.deploy.guard import command
+from farthing.deploy.guard.policy import Policy
+from farthing.deploy.messages.forms import Question, Turn
+from farthing.deploy.messages.signed import Kind, Reason, Signer, pack_numbers, seal, unseal
+from farthing.deploy.messages.transport import InProcess, UnixSockets
+from farthing.federated.terms import Invitation
+from farthing.ledger import verifier
+from farthing.ledger.journal import Journal
+from farthing.linear.losses import Gradient, logistic
+
+GRADIENT = Gradient(logistic, Features(2))
+PLAIN = Invitation(1.0, rounds=5)
+
+# Forks guards, each a process of its own, after everything was imported once. A guard may be told to die (by
+# SIGKILL) the nth time that it comes to a place, to distrust clocks, and to draw the same noise for the same
+# round however often it was started.
+NURSERY = """
+import gc, json, os, signal, sys, time, traceback
+from pathlib import Path
+from farthing.ledger import journal
+from farthing.ledger import verifier
+from farthing.deploy.guard import answers
+from farthing.deploy.guard import command
+from farthing.deploy.guard import keeper
+from farthing.noise.lattice import SeededStream
+import mpmath, scipy.special
+
+def live(policy, place, number, seed):
+    countdown = number
+
+    def reached(where):
+        nonlocal countdown
+        if where == place:
+            countdown -= 1
+            if countdown == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(kind, name, before, after, when=lambda *a, **k: True):
+        whole = getattr(kind, name)
+        def wrapped(self, *args, **kwargs):
+            here = when(*args, **kwargs)
+            if here: reached(before)
+            result = whole(self, *args, **kwargs)
+            if here: reached(after)
+            return result
+        setattr(kind, name, wrapped)
+
+    charged = lambda kind, decide, key=None, request=None: key is not None
+    around(journal.Journal, "append", "before-charge", "after-charge", charged)
+    around(journal.Journal, "store_answer", "before-store", "after-store")
+    around(answers.AnswerLog, "append", "before-log", "after-log")
+    around(keeper.Guard, "answer", "before-anything", "after-answer")
+    if place == "slow":  # to be killed by others at any moment
+        answer = keeper.Guard.answer
+        def late(self, data):
+            time.sleep(number / 1000)
+            return answer(self, data)
+        keeper.Guard.answer = late
+    if place == "clock":  # every look at it shows another year
+        class Jumping(journal.datetime):
+            years = [1971, 2038, 1999, 9998]
+            @classmethod
+            def now(cls, zone=None):
+                cls.years.append(cls.years.pop(0))
+                return journal.datetime(cls.years[0], 1, 1, tzinfo=zone)
+        journal.datetime = Jumping
+        time.time = lambda: -1e9
+    stream = None
+    if seed is not None:
+        stream, ask = SeededStream(seed), keeper.Guard.ask
+        def reseeded(self, question, terms, w, key):
+            stream._seed, stream._generation = 1000 * seed + question.turn.round, 0
+            stream._rekey()
+            return ask(self, question, terms, w, key)
+        keeper.Guard.ask = reseeded
+    command.guard(Path(policy), stream=stream)
+
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+gc.freeze()
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        sys.stderr = open(os.devnull, "w")
+        try:
+            live(*json.loads(line))
+            os._exit(0)
+        except BaseException as error:
+            print("failed", type(error).__name__, flush=True)
+            os._exit(1)
+    print("pid", pid, flush=True)
+"""
+
+
+class Nursery:
+    """Starts guards."""
+
+    def __init__(self) -> None:
+        source = Path(farthing.__file__).parents[1]
+        environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", NURSERY],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._lock = threading.Lock()
+
+    def start(self, policy: Path, place: str, number: int, seed: int | None) -> tuple["Child", str]:
+        """A guard, and the first that it says: that it listens, or that it failed."""
+        with self._lock:
+            self._process.stdin.write(json.dumps([str(policy), place, number, seed]) + "\n")
+            self._process.stdin.flush()
+            lines = dict(self._process.stdout.readline().split(maxsplit=1) for _ in range(2))
+        child = Child(int(lines.pop("pid")))
+        ((word, rest),) = lines.items()
+        return child, f"{word} {rest.strip()}"
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(300)
+        self._process.stdout.close()
+
+
+class Child:
+    """A process that is somebody else's child."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        try:
+            self._file = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._file = -1
+
+    def gone(self, seconds: float = 0.0) -> bool:
+        return self._file < 0 or bool(select.select([self._file], [], [], seconds)[0])
+
+    def end(self, number: int) -> None:
+        if not self.gone():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+        assert self.gone(60)
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+@pytest.fixture(scope="session")
+def nursery():
+    """One for all tests of a process."""
+    if not hasattr(os, "pidfd_open"):
+        pytest.skip("processes are waited for by their file descriptors, which only Linux has")
+    found = Nursery()
+    yield found
+    found.close()
+
+
+@dataclass
+class House:
+    """A party's folder."""
+
+    name: str
+    folder: Path
+    signer: Signer
+    nursery: Nursery
+    process: Child | None = None
+    objects: list = field(default_factory=list)
+
+    @property
+    def policy(self) -> Path:
+        return self.folder / "policy.toml"
+
+    @property
+    def ledger(self) -> Path:
+        return self.folder / "my.ledger"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "my.ledger.answers"
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "s"
+
+    def open(self, **options):
+        """The guard as an object of this process."""
+        self.objects.append(command.opened(Policy.load(self.policy), **options))
+        return self.objects[-1]
+
+    def start(self, place="", number=1, seed=None):
+        """The guard as a process of its own, once it listens."""
+        self.stop()
+        self.process, said = self.nursery.start(self.policy, place, number, seed)
+        assert said == f"listening {self.signer.public.hex()}", said
+        return self
+
+    def fails(self):
+        """How one more guard fails to start."""
+        child, said = self.nursery.start(self.policy, "", 1, None)
+        child.end(signal.SIGKILL)
+        return said
+
+    @contextlib.contextmanager
+    def kept_alive(self, seed=None):
+        """Starts the guard again whenever it dies, until the end of the block."""
+        over = threading.Event()
+
+        def watch():
+            while not over.wait(0.01):
+                if self.process.gone():
+                    self.start(seed=seed)
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(300)
+
+    def stop(self, number=signal.SIGKILL):
+        if self.process is not None:
+            self.process.end(number)
+            self.process = None
+        while self.objects:
+            self.objects.pop().close()
+
+
+class Village:
+    """Some parties, and a coordinator's key."""
+
+    def __init__(self, folder: Path, nursery: Nursery | None = None) -> None:
+        self.folder, self.nursery, self.coordinator = folder, nursery, Signer.new()
+        self.houses: dict[str, House] = {}
+        self.crowds: list[Remote] = []
+
+    def settle(self, parties=3, records=20, width=2, *, budget="", limits="", top="", epsilon=1.0):
+        """Parties with random records of their own; further lines for their policies may be given."""
+        signers = {f"p{i}": Signer.new() for i in range(parties)}
+        for i, (name, signer) in enumerate(signers.items()):
+            house = House(name, self.folder / name, signer, self.nursery)
+            house.folder.mkdir()
+            rng = np.random.default_rng(i)
+            X, y = rng.uniform(size=(records + i, width)), rng.integers(0, 2, records + i) * 1.0
+            np.savez(house.folder / "records.npz", X=X, y=y)
+            signer.save(house.folder / "key")
+            enrolled = "\n".join(f'{other} = "{s.public.hex()}"' for other, s in signers.items())
+            house.policy.write_text(
+                f'dataset = "d"\nrecords = "records.npz"\nsize = {records + i}\nledger = "my.ledger"\n'
+                f'socket = "s"\nkey = "key"\ncoordinators = ["{self.coordinator.public.hex()}"]\n{top}\n'
+                f"[budget]\nepsilon = {epsilon}\ndelta = 1e-6\n{budget}\n"
+                f"[limits]\nnoise = 0.5\nclip = 3.0\nrounds = 1000\nwidth = {width}\n"
+                f'draws = ["all", "poisson:0.5", "exactly:1"]\n{limits}\n[parties]\n{enrolled}\n'
+            )
+            self.houses[name] = house
+        return self
+
+    @property
+    def enrolled(self):
+        return {name: house.signer.public for name, house in self.houses.items()}
+
+    def sockets(self):
+        return UnixSockets({name: house.socket for name, house in self.houses.items()})
+
+    def functions(self, **options):
+        return InProcess({name: house.open(**options).answer for name, house in self.houses.items()})
+
+    def crowd(self, transport, **options):
+        settings = {"run": "run-1", "dataset": "d", "seconds": 60.0} | options
+        self.crowds.append(Remote(transport, self.coordinator, self.enrolled, **settings))
+        return self.crowds[-1]
+
+    def question(
+        self,
+        number=1,
+        *,
+        w=(0.0, 0.0, 0.0),
+        run="run-1",
+        nonce=None,
+        dataset="d",
+        invitation=PLAIN,
+        gradient=GRADIENT,
+        seen=None,
+        signer=None,
+        kind=Kind.QUESTION,
+        body=None,
+        lies=None,
+    ):
+        """A question as the coordinator asks it, with ``lies`` in place of some fields."""
+        w = np.asarray(w)
+        turn = Turn(run, number, f"{number:032x}" if nonce is None else nonce)
+        header = Question(turn, dataset, invitation, gradient, w.shape, seen).header() | (lies or {})
+        return seal(kind, header, pack_numbers(w) if body is None else body, signer or self.coordinator)
+
+    def start(self, **options):
+        for house in self.houses.values():
+            house.start(**options)
+        return self
+
+    def stop(self):
+        for crowd in self.crowds:
+            crowd.close()
+        for house in self.houses.values():
+            house.stop()
+
+    def check(self, verify=False):
+        """All parties' books: see `check`; ``verify`` may name one of them."""
+        return {name: check(house, verify in (True, name)) for name, house in self.houses.items()}
+
+
+def read(reply: bytes, house: House):
+    """What a guard replied: the reason of a refusal, or the fields of its answer."""
+    found = unseal(reply, {house.signer.public}, 10**7)
+    fields = found.fields().plain()
+    if found.kind is Kind.REFUSAL:
+        return Reason(fields["reason"])
+    return fields | {"kind": found.kind, "value": np.frombuffer(found.body)}
+
+
+def check(house: House, verify: bool = False) -> tuple[int, int]:
+    """How many answers were logged and charged, if every answer was charged and all files are whole.
+
+    ``verify`` also has the spend recomputed from an export by `farthing.ledger.verifier`, which takes a
+    second.
+    """
+    content = house.log.read_bytes() if house.log.exists() else b""
+    lines = content.splitlines(keepends=True)
+    if lines and not lines[-1].endswith(b"\n"):
+        lines.pop()  # torn: never sent
+    previous, logged = "0" * 64, {}
+    for line in lines:
+        entry = json.loads(line)
+        assert entry["previous"] == previous
+        assert entry["key"] not in logged
+        logged[entry["key"]] = entry
+        previous = hashlib.sha256(line[:-1]).hexdigest()
+    if not house.ledger.exists():
+        assert not logged
+        return 0, 0
+    head = Path(f"{house.ledger}.head").read_bytes()
+    with contextlib.closing(sqlite3.connect(house.ledger)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        if not connection.execute("SELECT name FROM sqlite_master").fetchall():
+            assert not logged
+            return 0, 0
+        rows = connection.execute("SELECT * FROM chain ORDER BY seq").fetchall()
+        answers = connection.execute("SELECT key, seq, released, value FROM answers").fetchall()
+
+    charged, promised, previous = {}, 0, "0" * 64
+    for number, (seq, moment, kind, body, state, before, digest) in enumerate(rows):
+        values = [before, seq, moment, kind, json.loads(body), json.loads(state)]
+        text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+        assert (seq, before) == (number, previous)
+        assert digest == hashlib.sha256(text.encode()).hexdigest()
+        promised += values[4]["times"] if kind == "promise" else 0
+        if kind == "charge":
+            assert values[4]["count"] == 1
+            assert values[4]["answer"]["key"] not in charged
+            charged[values[4]["answer"]["key"]] = (seq, digest)
+        previous = digest
+    for slot in (head[:64], head[4096:4160]):
+        if len(slot) == 64 and hashlib.sha256(b"farthing head" + slot[:48]).digest()[:16] == slot[48:]:
+            _, seq, digest = struct.unpack(">8sQ32s", slot[:48])
+            assert rows[seq][6] == digest.hex()
+
+    stored = {}
+    for key, seq, released, value in answers:
+        assert charged[key][0] == seq
+        if released is not None:
+            array = np.load(io.BytesIO(value.split(b"\n", 1)[1]), allow_pickle=False)
+            stored[key] = hashlib.sha256(array.tobytes()).hexdigest()
+    for key, entry in logged.items():
+        assert charged[key] == (entry["row"], entry["hash"]), f"{key} was answered and not charged"
+        assert stored[key] == entry["answer"], f"{key} was answered with something else"
+    assert len(charged) <= promised
+    if verify:
+        export = io.StringIO()
+        with Journal(house.ledger) as journal:
+            journal.export(export)
+        verdict = verifier.verify(export.getvalue().splitlines())
+        assert verdict.code == 0, verdict
+    return len(logged), len(charged)
+
+
+def roomy(prefix: str) -> Path:
+    """A new folder, in memory where that is possible."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=memory))
+
+
+@pytest.fixture
+def told():
+    """See `read`."""
+    return read
+
+
+@pytest.fixture
+def books():
+    """See `check`."""
+    return check
+
+
+@pytest.fixture
+def village(nursery):
+    """Parties in a folder with a short name (paths of sockets are short) and, where there is one, in memory.
+
+    Processes are killed here, not machines: what they wrote is there whether or not a disk was waited for.
+    """
+    folder = roomy("v")
+    found = Village(folder, nursery)
+    try:
+        yield found
+    finally:
+        found.stop()
+        shutil.rmtree(folder, ignore_errors=True)

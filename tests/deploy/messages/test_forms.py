@@ -1,0 +1,116 @@
+"""Invitations, contributions, budgets: there and back, and nothing else."""
+
+import contextlib
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farthing.budget import Adjacency, Budget, Observer, Unit
+from farthing.data.tables import Features
+from farthing.deploy.messages import forms
+from farthing.deploy.messages.forms import Question, Turn
+from farthing.deploy.messages.signed import Fields, Refused
+from farthing.errors import InvalidValue, Unsupported
+from farthing.federated.terms import Accountant, Exactly, InTurn, Invitation
+from farthing.linear.losses import Gradient, Scores, logistic, multinomial
+from farthing.queries.query import PerExample
+from farthing.queries.samplers import Everyone, Poisson
+
+POSITIVE = st.floats(1e-6, 1e6)
+DRAWS = st.one_of(st.just(Everyone()), st.floats(1e-9, 1.0).map(Poisson), st.integers(1, 1000).map(Exactly))
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def there(value):
+    return Fields(json.loads(json.dumps(value)))
+
+
+@given(
+    POSITIVE,
+    DRAWS,
+    st.integers(1, 10**6),
+    st.none() | POSITIVE,
+    st.sampled_from(Accountant),
+    st.integers(1, 50),
+)
+def test_invitations(clip, draw, rounds, noise, accountant, survivors):
+    trust = "local" if noise is None else "distributed"
+    given_ = Invitation(clip, draw, rounds, noise, accountant=accountant, trust=trust, survivors=survivors)
+    assert forms.invitation_of(there(forms.invitation(given_))) == given_
+
+
+@given(st.sampled_from(sorted(forms.invitation(Invitation(1.0)))), PLAIN)
+def test_an_invitation_with_any_lie_is_refused_or_makes_sense(name, lie):
+    values = forms.invitation(Invitation(1.0, rounds=5, noise=2.0)) | {name: lie}
+    with contextlib.suppress(Refused):
+        found = forms.invitation_of(Fields(values))
+        assert forms.invitation_of(Fields(forms.invitation(found))) == found
+
+
+def test_what_cannot_be_asked_over_a_wire():
+    with pytest.raises(Unsupported, match="simulated"):
+        forms.invitation(Invitation(1.0, InTurn()))
+    features = Features(3)
+    for other in (PerExample(lambda rows, w: rows), Scores(logistic, features)):
+        with pytest.raises(Unsupported, match="gradients"):
+            forms.contribution(other)
+    for odd in (Features(3, centre=1.0), Features(3, scale=2.0), Features(3, scale=np.eye(3))):
+        with pytest.raises(Unsupported, match="as they are"):
+            forms.contribution(Gradient(logistic, odd))
+
+
+@pytest.mark.parametrize("loss", forms.LOSSES.values(), ids=forms.LOSSES)
+@pytest.mark.parametrize("features", [Features(3), Features(2, intercept=0.0, radius=1.5)])
+def test_contributions(loss, features):
+    found = forms.contribution_of(there(forms.contribution(Gradient(loss, features))))
+    assert found.loss == loss
+    assert forms.contribution(found) == forms.contribution(Gradient(loss, features))
+
+
+@given(st.sampled_from(["loss", "width", "intercept", "radius"]), PLAIN)
+def test_a_contribution_with_any_lie_is_refused_or_makes_sense(name, lie):
+    values = forms.contribution(Gradient(multinomial, Features(3))) | {name: lie}
+    with contextlib.suppress(Refused):
+        assert isinstance(forms.contribution_of(Fields(values)), Gradient)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "some", "poisson", "poisson:0", "poisson:x", "exactly:0", "all:1", 3, None]
+)
+def test_draws_that_are_none(text):
+    with pytest.raises(InvalidValue):
+        forms.draw_of(text)
+
+
+@given(
+    POSITIVE, st.floats(0, 0.5), st.sampled_from(Adjacency), st.sampled_from(Unit), st.sampled_from(Observer)
+)
+def test_budgets(epsilon, delta, adjacency, unit, observer):
+    budget = Budget(epsilon, delta, adjacency, unit, observer)
+    assert forms.budget_of(there(forms.budget(budget))) == budget
+
+
+def question():
+    turn = Turn("run-1", 3, "ab" * 16)
+    gradient = Gradient(logistic, Features(3))
+    return Question(turn, "d", Invitation(1.0), gradient, (4,), (7, "cd" * 32))
+
+
+def test_questions():
+    found = Question.of(there(question().header()))
+    assert found.header() == question().header()
+    assert found.turn.key("d") == f"d/run-1/3/{'ab' * 16}"
+
+
+@given(st.sampled_from(sorted(question().header())), PLAIN)
+def test_a_question_with_any_lie_is_refused_or_makes_sense(name, lie):
+    with contextlib.suppress(Refused):
+        found = Question.of(Fields(question().header() | {name: lie}))
+        assert Question.of(Fields(found.header())).header() == found.header()

@@ -1,0 +1,112 @@
+"""A party's file, and its guard under ``farthing join``."""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+import pytest
+
+from farthing.cli.demo_parties import set_up
+from farthing.cli.main import main
+from farthing.deploy import join as joining
+from farthing.deploy.flower.superlink import Place
+from farthing.deploy.join import Party, join, listening
+from farthing.errors import FarthingError, InvalidValue
+
+
+@pytest.fixture
+def folder(tmp_path):
+    set_up(tmp_path, ["a", "b"], port=9092, records=5)
+    return tmp_path
+
+
+def test_a_party(folder):
+    party = Party.load(folder / "a" / "party.toml")
+    assert party.coordinator == Place("localhost", 9092)
+    assert party.socket == (folder / "a" / "guard.sock")
+    assert not party.apps
+
+
+def test_a_guard_elsewhere(folder):
+    path = folder / "a" / "party.toml"
+    path.write_text(path.read_text().replace('policy = "policy.toml"', 'socket = "/run/g"\napps = true'))
+    party = Party.load(path)
+    assert (str(party.socket), party.policy, party.apps) == ("/run/g", None, True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ('policy = "policy.toml"', "", "policy or"),
+        ('policy = "policy.toml"', 'policy = "policy.toml"\nsocket = "s"', "policy or"),
+        ('policy = "policy.toml"', 'policy = "none.toml"', "none.toml"),
+        ("localhost:9092", "localhost", "HOST:PORT"),
+        ("node.key", "other.key", "there is no file"),
+        ("ca.pem", "other.pem", "there is no file"),
+        ("authority", "autority", "authority must be a text"),
+        ("coordinator =", 'speed = "9"\ncoordinator =', "no setting speed"),
+        ("coordinator =", "apps = 1\ncoordinator =", "true or false"),
+    ],
+)
+def test_what_a_party_must_be(folder, old, new, what, capsys):
+    path = folder / "a" / "party.toml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(InvalidValue) as error:
+        Party.load(path)
+    assert what in str(error.value)
+    assert main(["join", str(path)]) == 2
+    assert what in capsys.readouterr().err
+
+
+def test_listening(tmp_path):
+    path = tmp_path / "s"
+    assert not listening(path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        assert listening(path)
+    assert not listening(path)
+
+
+@pytest.fixture
+def quiet_node(monkeypatch):
+    """A node that does nothing, since there is no coordinator, and no need of Flower."""
+    real = joining.Child
+
+    def child(command, log, environment=None):
+        if "farthing.deploy.flower.node" in command:
+            wait = "from farthing.deploy import processes; processes.end_with_parent(); input()"
+            command = [sys.executable, "-c", wait]
+        return real(command, log, environment)
+
+    monkeypatch.setattr(joining, "Child", child)
+    monkeypatch.setattr(joining, "needs_flower", lambda: None)
+
+
+def test_guard_and_node_live_until_told_to_end(folder, quiet_node):
+    party, said = Party.load(folder / "a" / "party.toml"), []
+    ended, began = threading.Event(), time.monotonic()
+
+    def end():
+        while not any(line.startswith("joining") for line in said) and time.monotonic() - began < 300:
+            time.sleep(0.05)
+        said.append(listening(party.socket))
+        ended.set()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end, daemon=True).start()
+    join(party, said.append)
+    assert ended.is_set()
+    assert said[-1] is True
+    assert not listening(party.socket)
+
+
+def test_a_guard_that_cannot_start_says_why(folder, quiet_node):
+    (folder / "a" / "records.npz").unlink()
+    with pytest.raises(FarthingError, match="records must be"):
+        join(Party.load(folder / "a" / "party.toml"))

@@ -1,0 +1,130 @@
+"""Keys and certificates: new, whole, and for their owner only."""
+
+import socket
+import ssl
+import stat
+import threading
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from farthing.cli.main import main
+from farthing.deploy import keys as keyring
+from farthing.deploy.keys import Card
+from farthing.deploy.messages.signed import Signer
+from farthing.errors import InvalidValue
+
+
+@pytest.fixture
+def folder(tmp_path):
+    keyring.make(tmp_path / "keys", ["a", "b"], ["wards.example", "192.0.2.7"], coordinator=True)
+    return tmp_path / "keys"
+
+
+def test_everything_is_there_and_nobody_else_reads_it(folder):
+    found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    party = {f"{name}/{file}" for name in "ab" for file in ("guard.key", "node.key", "public.toml")}
+    own = {"ca.key", "ca.pem", "coordinator.key", "public.toml", "server.key", "server.pem"}
+    assert found == party | {f"coordinator/{file}" for file in own}
+    for path in folder.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
+
+
+def test_a_card_holds_the_public_halves(folder):
+    card = Card.load(folder / "a" / "public.toml")
+    assert card.key == Signer.load(folder / "a" / "guard.key").public
+    private = load_ssh_private_key((folder / "a" / "node.key").read_bytes(), None)
+    assert isinstance(private.curve, ec.SECP384R1)
+    numbers = load_ssh_public_key(card.node.encode()).public_numbers()
+    assert numbers == private.public_key().public_numbers()
+    assert card != Card.load(folder / "b" / "public.toml")
+
+
+def greeted(folder, name):
+    """What a client that knows the authority makes of the server's certificate under this name."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "coordinator/server.pem", folder / "coordinator/server.key")
+    client = ssl.create_default_context(cafile=str(folder / "coordinator/ca.pem"))
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    here, there = socket.socketpair()
+
+    def serve():
+        try:
+            server.wrap_socket(there, server_side=True).close()
+        except OSError:
+            there.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        client.wrap_socket(here, server_hostname=name).close()
+        return True
+    except ssl.SSLCertVerificationError:
+        here.close()
+        return False
+    finally:
+        thread.join(300)
+
+
+def test_the_certificate_is_for_its_hosts_only(folder):
+    assert all(greeted(folder, name) for name in ("wards.example", "192.0.2.7", "localhost", "127.0.0.1"))
+    assert not greeted(folder, "other.example")
+
+
+def test_keys_are_never_overwritten(folder):
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(InvalidValue, match="never overwritten"):
+        keyring.make(folder, ["c", "b"], [], coordinator=False)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("parties", "hosts", "coordinator", "what"),
+    [
+        (["a/b"], [], False, "letters"),
+        (["a", "a"], [], False, "a name each"),
+        (["coordinator"], [], False, "none is called"),
+        ([], [], False, "names of parties"),
+        (["a"], ["wärd.example"], True, "ASCII"),
+        (["a"], [""], True, "address"),
+    ],
+)
+def test_what_is_refused(tmp_path, parties, hosts, coordinator, what):
+    with pytest.raises(InvalidValue, match=what):
+        keyring.make(tmp_path / "keys", parties, hosts, coordinator)
+    assert not (tmp_path / "keys").exists()
+
+
+def test_nothing_is_left_where_writing_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(keyring, "_pem", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+    with pytest.raises(InvalidValue, match="cannot be written"):
+        keyring.make(tmp_path / "keys", ["a"], [], coordinator=True)
+    assert list((tmp_path / "keys").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (None, "missing"),
+        ("key = ", "TOML"),
+        ('key = "00"', "key and node"),
+        ('key = "' + "0" * 64 + '"\nnode = "ssh-ed25519 AAAA"', "ECDSA"),
+    ],
+)
+def test_a_card_must_be_one(tmp_path, text, what):
+    path = tmp_path / "public.toml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(InvalidValue, match=what):
+        Card.load(path)
+
+
+def test_the_command(tmp_path, capsys):
+    folder = str(tmp_path / "k")
+    assert main(["keys", folder, "--parties", "a, b"]) == 0
+    assert main(["keys", folder, "--host", "wards.example"]) == 0
+    assert capsys.readouterr().out.split() == [f"{folder}/{name}" for name in ("a", "b", "coordinator")]
+    assert main(["keys", folder, "--parties", "a"]) == 2
+    assert "never overwritten" in capsys.readouterr().err
+    assert main(["keys", folder]) == 2

@@ -1,0 +1,301 @@
+"""A run's file, and the coordinator over guards in this process; real processes are in tests/crowd."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from farthing.budget import Budget
+from farthing.cli.demo_parties import set_up
+from farthing.cli.main import main
+from farthing.data import table_files
+from farthing.data.tables import Table
+from farthing.deploy import serve
+from farthing.deploy.guard import command
+from farthing.deploy.guard.policy import Policy
+from farthing.deploy.messages.signed import Signer
+from farthing.deploy.messages.transport import InProcess
+from farthing.deploy.processes import Child
+from farthing.deploy.serve import Board, Plan, coordinate
+from farthing.errors import BudgetSpent, FarthingError, InvalidValue
+from farthing.federated import Parties
+from farthing.federated.methods.addp import addp
+from farthing.federated.protocol import ClientAgent
+from farthing.ledger.ledger import Ledger
+from farthing.noise.lattice import SeededStream
+from farthing.queries.query import run
+from farthing.queries.samplers import Poisson
+
+NAMES = ("a", "b", "c")
+ADDP = 'name = "addp"\nrounds = 5\ndraw = "poisson:0.1"\nmost = 6'
+
+
+@pytest.fixture
+def guards():
+    """Guards of a folder as functions; closed in the end."""
+    opened = []
+
+    def start(folder, seed=None, **options):
+        found = {}
+        for place, name in enumerate(NAMES):
+            stream = None if seed is None else SeededStream(seed + place)
+            opened.append(command.opened(Policy.load(folder / name / "policy.toml"), stream=stream))
+            found[name] = opened[-1].answer
+        return InProcess(found)
+
+    yield start
+    for guard in opened:
+        guard.close()
+
+
+def plan_of(folder, *, edit=lambda text: text, **options):
+    path = set_up(folder, NAMES, port=9092, **{"records": 60, "method": ADDP, "epsilon": 4.0} | options)
+    path.write_text(edit(path.read_text()))
+    return Plan.load(path)
+
+
+def coordinated(plan, transport, board=None):
+    plan.folder.mkdir(exist_ok=True)
+    signer = Signer.load(plan.keys / "coordinator.key")
+    test = table_files.read("adult", plan.schema, test=True)
+    return coordinate(plan, transport, signer, test, board or Board(plan))
+
+
+def test_the_model_is_that_of_the_simulation_with_the_same_seed(tmp_path, guards):
+    plan = plan_of(tmp_path)
+    board = Board(plan)
+    report = coordinated(plan, guards(tmp_path, seed=40), board)
+    agents = []
+    for place, name in enumerate(NAMES):
+        with np.load(tmp_path / name / "records.npz") as found:
+            table = Table(found["X"], found["y"])
+        ledger = Ledger(Budget(4.0, 1e-6, observer="server"), stream=SeededStream(40 + place))
+        agents.append(ClientAgent(ledger.over(table), 60))
+    steps = addp(Parties(agents), plan.problem(180), draw=Poisson(0.1), rounds=5)
+    u, constant = run(steps, stop=lambda step: step.t >= 6).w
+    with np.load(plan.model) as model:
+        np.testing.assert_array_equal(model["coef"][0], u)
+        np.testing.assert_array_equal(model["intercept"], np.atleast_1d(constant))
+        assert json.loads(str(model["privacy"])) == report
+    assert json.loads(plan.report.read_text()) == report
+    assert (report["rounds"], report["records"]) == (6, 180)
+    assert "as the run's file says" in report["stopped"]
+    assert 0.5 < report["test"]["accuracy"] < 1
+    assert [party["guarantee"]["epsilon"] for party in report["parties"]] == [4.0] * 3
+    assert "north" not in " ".join(serve.lines(report)["parties"])
+    view = board.view()
+    assert view.phase.startswith("over")
+    assert (view.round, len(view.accuracy), len(view.parties)) == (6, 6, 3)
+    assert view.noise == pytest.approx(report["parties"][0]["noise"])
+    assert main(["predict", str(plan.model), "adult", "-o", str(tmp_path / "out.csv")]) == 0
+
+
+@pytest.mark.parametrize("method", ['name = "sgd2"\nrounds = 3', 'name = "together"\nmost = 3'])
+def test_it_ends_when_nobody_can_afford_a_round(tmp_path, guards, method):
+    plan = plan_of(tmp_path, method=method)
+    report = coordinated(plan, guards(tmp_path))
+    assert report["rounds"] == 3
+    if "sgd2" in method:
+        assert report["stopped"] == "nobody can afford another round, or is left"
+        assert [party["state"] for party in report["parties"]] == ["spent"] * 3
+        assert main(["ledger", "verify", str(tmp_path / "b" / "b.ledger")]) == 0
+
+
+def test_published_noise_takes_its_rounds_and_the_report_says_what_they_give(tmp_path, guards):
+    plan = plan_of(tmp_path, method='name = "sgd2"\nrounds = 3\npublished_noise = true\nradius = 2')
+    report = coordinated(plan, guards(tmp_path))
+    assert report["rounds"] == 3
+    assert [party["state"] for party in report["parties"]] == ["here"] * 3  # budgets would allow more
+    (really,) = report["holds"]
+    assert 0 < really["epsilon"] < 4.0 / 2
+    assert serve.lines(report)["published noise"] == [f"epsilon {really['epsilon']:.4g} against server"]
+
+
+def test_one_party_at_a_time(tmp_path, guards):
+    plan = plan_of(
+        tmp_path,
+        method='name = "sgd1"\nmost = 15',
+        records=5,
+        epsilon=8.0,
+        limits='noise = 0.01\nclip = 3.0\nrounds = 100000\ndraws = ["exactly:1"]',
+    )
+    for name in NAMES:
+        policy = tmp_path / name / "policy.toml"
+        policy.write_text(
+            policy.read_text().replace("delta = 1e-6", 'delta = 1e-3\nadjacency = "replace-one"')
+        )
+    report = coordinated(plan, guards(tmp_path))
+    assert report["rounds"] == 15
+
+
+def test_a_run_goes_on_where_it_was(tmp_path, guards, monkeypatch):
+    plan = plan_of(tmp_path)
+    transport = guards(tmp_path, seed=7)
+
+    def interrupt(self, step, accuracy):
+        if step.t == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Board, "stepped", interrupt)
+        with pytest.raises(FarthingError, match="goes on where it was"):
+            coordinated(plan, transport)
+    assert not plan.report.exists()
+    report = coordinated(plan, transport)
+    assert report["rounds"] == 6
+    other = tmp_path / "other"
+    other.mkdir()
+    whole = plan_of(other)
+    for name in NAMES:  # the same records; other keys
+        assert (other / name / "records.npz").read_bytes() == (tmp_path / name / "records.npz").read_bytes()
+    coordinated(whole, guards(other, seed=7))
+    with np.load(plan.model) as one, np.load(whole.model) as two:
+        np.testing.assert_array_equal(one["coef"], two["coef"])
+
+
+def test_terms_that_no_guard_takes(tmp_path, guards):
+    plan = plan_of(tmp_path, limits='noise = 1000.0\nclip = 3.0\nrounds = 9\ndraws = ["poisson:0.1"]')
+    with pytest.raises(BudgetSpent, match="noise"):
+        coordinated(plan, guards(tmp_path))
+    assert not plan.report.exists()
+
+
+def test_who_does_not_come_is_waited_for(tmp_path, guards):
+    plan = plan_of(tmp_path, settings="wait = 0.1\nseconds = 0.1")
+    transport = guards(tmp_path)
+    transport._parties["c"] = lambda request: 1 / 0
+    with pytest.raises(FarthingError, match="2 of 3 parties"):
+        coordinated(plan, transport)
+    path = tmp_path / "run.toml"
+    path.write_text(path.read_text().replace("wait = 0.1", "least = 2"))
+    report = coordinated(Plan.load(path), transport)
+    assert [party["party"] for party in report["parties"]] == ["a", "b"]
+
+
+# --- files
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ('name = "addp"', 'name = "nonprivate"', "method.name must be one of"),
+        ('name = "addp"', 'nam = "addp"', "method.name must be a text"),
+        ("rounds = 5", 'rounds = "five"', "method.rounds must be a whole number"),
+        ("rounds = 5", "rounds = 0", "method.rounds must be a whole number"),
+        ("rounds = 5", 'rounds = 5\ntrust = "trusted"', "without noise"),
+        ("rounds = 5", 'rounds = 5\naccountant = "x"', "accountant must be one of"),
+        ("rounds = 5", "rounds = 5\nsurvivors = 2", "survivors"),
+        ('draw = "poisson:0.1"', 'draw = "some"', "draw must be"),
+        ("most = 6", "most = 6\nspeed = 9", "no setting method.speed"),
+        ('run = "demo"', 'run = "de mo"', "run must be"),
+        ('run = "demo"', 'ran = "demo"', "run must be a text"),
+        ('schema = "adult"', 'schema = "nowhere.json"', "nowhere.json"),
+        (":9092", "", "HOST:PORT"),
+        ("keys/a/public.toml", "keys/z/public.toml", "public.toml is missing"),
+        ("keys/a/public.toml", "keys/b/public.toml", "a key of their own"),
+        ('test = "adult"', "least = 4", "least must be at most"),
+        ('test = "adult"', "wait = -1", "wait must be a positive number"),
+        ("[parties]", "[partys]", "[parties]"),
+        ("[method]", "[method", "TOML"),
+    ],
+)
+def test_what_a_run_must_be(tmp_path, old, new, what, capsys):
+    path = set_up(tmp_path, NAMES, port=9092, records=5, method=ADDP)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    with pytest.raises(InvalidValue) as error:
+        Plan.load(path)
+    assert what in str(error.value)
+    assert main(["serve", str(path)]) == 2
+    assert what in capsys.readouterr().err
+
+
+def test_a_run_that_is_over_stays_so(tmp_path):
+    plan = plan_of(tmp_path, records=5)
+    plan.folder.mkdir()
+    plan.report.write_text("{}")
+    with pytest.raises(InvalidValue, match="is over"):
+        serve.serve(plan)
+
+
+def test_without_flower_it_says_so(tmp_path, monkeypatch, capsys):
+    set_up(tmp_path, NAMES, port=9092, records=5)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["serve", str(tmp_path / "run.toml")]) == 2
+    assert "farthing[flower]" in capsys.readouterr().err
+    assert main(["join", str(tmp_path / "a" / "party.toml")]) == 2
+
+
+def test_a_port_must_be_one(tmp_path, capsys):
+    assert main(["serve", str(tmp_path / "run.toml"), "--page", "70000"]) == 2
+    assert "--page must be a port" in capsys.readouterr().err
+
+
+def test_before_the_run_everybody_is_awaited(tmp_path):
+    view = Board(plan_of(tmp_path, records=5)).view()
+    assert [(party.name, party.state) for party in view.parties] == [(name, "awaited") for name in NAMES]
+    assert view.phase == "waiting for parties"
+
+
+# --- processes
+
+
+def test_a_child_ends_with_its_group_and_is_started_again(tmp_path):
+    code = "import subprocess as s, time; print(s.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+    child = Child([sys.executable, "-c", code], tmp_path / "log")
+    child.start()
+    until = time.monotonic() + 300
+    while not (tmp_path / "log").read_text().strip() and time.monotonic() < until:
+        time.sleep(0.01)
+    grandchild = int((tmp_path / "log").read_text())
+    assert not child.revive()  # it lives
+    os.kill(child.pid, signal.SIGKILL)
+    while child.running:
+        time.sleep(0.01)
+    until = time.monotonic() + 300
+    while not child.revive() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert child.running
+    child.stop()
+    assert not child.running
+    assert not alive(grandchild)
+
+
+def alive(pid):
+    """Whether a process is there and no zombie."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_child_ends_when_its_parent_is_killed(tmp_path):
+    inner = (
+        "from farthing.deploy.processes import end_with_parent as e; import time; e(); "
+        "print('watching', flush=True); time.sleep(600)"
+    )
+    outer = (
+        "import sys, time; from pathlib import Path; from farthing.deploy.processes import Child; "
+        f"c = Child([sys.executable, '-c', {inner!r}], Path({str(tmp_path / 'inner')!r})); c.start(); "
+        "print(c.pid, flush=True); time.sleep(600)"
+    )
+    parent = Child([sys.executable, "-c", outer], tmp_path / "outer")
+    parent.start()
+    until = time.monotonic() + 300
+    while not (tmp_path / "outer").read_text().strip() and time.monotonic() < until:
+        time.sleep(0.01)
+    pid = int((tmp_path / "outer").read_text())
+    while "watching" not in (tmp_path / "inner").read_text() and time.monotonic() < until:
+        time.sleep(0.01)
+    os.kill(parent.pid, signal.SIGKILL)
+    until = time.monotonic() + 300
+    while alive(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not alive(pid)
+    parent.stop()

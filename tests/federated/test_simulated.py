@@ -1,0 +1,435 @@
+"""Users as arrays: the same books, draws and noise as agents asked one by one."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse, stats
+
+import farthing as ft
+from farthing.accounting import sampling
+from farthing.data.tables import Features, Table
+from farthing.errors import BudgetSpent, InvalidValue, Unsupported
+from farthing.federated import Accountant, ClientAgent, Exactly, InTurn, Invitation, Parties, Trust, Weights
+from farthing.federated.compact import Indicators
+from farthing.federated.people import personal
+from farthing.federated.simulated import Simulated
+from farthing.federated.terms import Together
+from farthing.linear.losses import Gradient, Scores, logistic, multinomial
+from farthing.linear.methods.dpagd import Total
+from farthing.noise.lattice import SeededStream
+from farthing.queries.bounds import Kind
+from farthing.queries.events import FixedSizeEvent, GaussianEvent, PoissonEvent
+from farthing.queries.samplers import Everyone, Poisson
+
+RNG = np.random.default_rng(3)
+X, Y = RNG.uniform(size=(60, 2)), RNG.integers(0, 2, 60) * 1.0
+GRADIENT = Gradient(logistic, Features(2))
+MOST = 100  # rounds that the oracle can compose in a moment
+DRAWS = [Everyone(), Poisson(0.3), Exactly(1), Exactly(4)]
+
+
+def split(records=10, budgets=None, seed=0, **options):
+    budgets = ft.Budget(1.0, 1e-6) if budgets is None else budgets
+    return Simulated.split(X, Y, records=records, budgets=budgets, stream=SeededStream(seed), **options)
+
+
+def true_delta(event, epsilon, rounds, adjacency):
+    """δ(ε) of the plan by dp-accounting's grid, rounded down."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    match event:
+        case GaussianEvent(noise):
+            rate, shift = 1.0, 2.0 if adjacency == "replace-one" else 1.0
+        case PoissonEvent(rate, GaussianEvent(noise)):
+            shift = 1.0
+        case FixedSizeEvent(size, of, GaussianEvent(noise)):
+            rate, shift = size / of, 1.0 if size == of and adjacency == "zero-out" else 2.0
+    if rate == 1.0:
+        mu = shift * math.sqrt(rounds) / noise
+        first, second = (stats.norm.cdf(sign * mu / 2 - epsilon / mu) for sign in (1, -1))
+        return first - math.exp(epsilon) * second
+    grid = {"pessimistic_estimate": False, "use_connect_dots": False, "value_discretization_interval": 1e-3}
+    once = pld.from_gaussian_mechanism(noise, sensitivity=shift, sampling_prob=rate, **grid)
+    return once.self_compose(rounds).get_delta_for_epsilon(epsilon)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    users=st.lists(
+        st.tuples(
+            st.floats(0.1, 3.0), st.sampled_from([1e-8, 1e-5]), st.integers(0, 12), st.floats(0.2, 4.0)
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    draw=st.sampled_from(DRAWS),
+    rounds=st.integers(1, 5),
+    calibration=st.sampled_from(Accountant),
+    accountant=st.sampled_from(Accountant),
+    adjacency=st.sampled_from(["add-remove", "zero-out", "replace-one"]),
+)
+def test_nobody_ever_spends_more_than_its_budget(users, draw, rounds, calibration, accountant, adjacency):
+    if isinstance(draw, Poisson) and adjacency == "replace-one":
+        adjacency = "zero-out"  # dp-accounting has no such pair
+    parts = [(X[:n], Y[:n]) for _, _, n, _ in users]
+    budgets = [ft.Budget(e, d, adjacency) for e, d, _, _ in users]
+    crowd = Simulated.gather(parts, budgets, clip=[c for *_, c in users], stream=SeededStream(1))
+    crowd.invite(Invitation(1.0, draw, rounds, calibration=calibration, accountant=accountant))
+    settled = crowd.left.copy()
+    asked = 0
+    while asked < 40:
+        try:
+            got = crowd.ask(GRADIENT, np.zeros(3))
+        except BudgetSpent:
+            assert crowd.alive == 0
+            break
+        assert got.count == np.sum(settled > asked)
+        asked += 1
+    np.testing.assert_array_equal(crowd.done, np.minimum(settled, asked))
+    for user, (epsilon, delta, _, clip) in enumerate(users):
+        term = crowd.terms(user)
+        assert term.bound.clip == clip
+        if settled[user]:
+            event, done = term.price(crowd.budgets[user]), min(int(settled[user]), MOST)
+            assert true_delta(event, epsilon, done, adjacency) <= delta * (1 + 1e-6)
+        event = crowd.event(user)
+        assert (0 if event is None else event.count) == min(settled[user], asked)
+        assert crowd.spent(user).epsilon == math.inf  # seeded: no guarantee
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.6])
+def test_the_papers_countdown(epsilon):
+    counts = {0.1: (37849, 3833979), 0.5: (38012, 3857819), 1.6: (38745, 3937953)}[epsilon]
+    for accountant, rounds in zip(("sampling", "tight"), counts, strict=True):
+        crowd = Simulated.split(
+            np.ones((200, 2)), np.ones(200), records=100, budgets=ft.Budget(epsilon, 1e-8)
+        )
+        crowd.invite(Invitation(3.0, Poisson(0.01), 10, calibration="advanced", accountant=accountant))
+        assert crowd.left.tolist() == [rounds, rounds]
+        noise = crowd.terms(0).mechanism.noise
+        fits = [sampling.delta(noise, 0.01, n, epsilon) <= 1e-8 for n in (counts[0], counts[0] + 1)]
+        assert fits == [True, False]
+        crowd.ask(Gradient(logistic, Features(2)), np.zeros(3))
+        assert crowd.done.tolist() == [1, 1]
+        assert 0 < crowd.spent(0).epsilon <= epsilon == crowd.guarantee(0).epsilon
+        assert crowd.guarantee(0).observer == "server"
+
+
+def personal_crowd(noise, seed=0, rounds=1500, draw=Everyone(), n=(0, 3, 9, 9)):  # noqa: B008
+    parts = [(X[:k], Y[:k]) for k in n]
+    budgets = [ft.Budget(e, 1e-6) for e in (0.5, 1.0, 2.0, 2.0)]
+    crowd = Simulated.gather(
+        parts, budgets, clip=[1.0, 0.5, 0.3, 2.0], noise=noise, stream=SeededStream(seed)
+    )
+    crowd.invite(Invitation(1.0, draw, rounds))
+    return crowd
+
+
+def means(crowd, rounds, w):
+    return np.array([crowd.ask(GRADIENT, w).mean for _ in range(rounds)])
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_summed_and_per_user_noise_agree_in_distribution(draw):
+    w, both = np.array([0.5, -1.0, 0.2]), []
+    for seed, noise in enumerate(("sum", "each")):
+        crowd = personal_crowd(noise, seed, draw=draw)
+        deviation = math.sqrt(crowd.ask(GRADIENT, w).variance)
+        both.append(means(crowd, 1200, w) / deviation)
+    for first, second in zip(both[0].T, both[1].T, strict=True):
+        assert stats.ks_2samp(first, second).pvalue > 1e-3
+        assert np.std(second) == pytest.approx(np.std(first), rel=0.1)
+    if isinstance(draw, Everyone):  # nothing is random but the noise
+        for coordinates in both:
+            centred = (coordinates - coordinates.mean(axis=0)).ravel()
+            assert stats.kstest(centred, "norm").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("weights", Weights)
+@pytest.mark.parametrize("noise", ["sum", "each"])
+def test_without_noise_to_speak_of_a_round_is_the_weighted_mean(weights, noise):
+    parts = [(X[:k], Y[:k]) for k in (2, 5, 9)]
+    crowd = Simulated.gather(
+        parts, ft.Budget(1e9, 1e-6), clip=[0.3, 0.6, 5.0], noise=noise, stream=SeededStream(0)
+    )
+    crowd.invite(Invitation(1.0, rounds=1), weights)
+    w = np.array([1.0, 2.0, 3.0])
+    sums = [
+        GRADIENT.bounded_sum(Table(*part), w, ft.ClipNorm(clip))
+        for part, clip in zip(parts, (0.3, 0.6, 5.0), strict=True)
+    ]
+    n, v = np.array([2.0, 5.0, 9.0]), np.square([0.3, 0.6, 5.0])
+    weight = {"precision": n / v, "plain": 1 / n, "records": np.ones(3)}[weights]
+    expected = weight @ np.array(sums) / (weight @ n)
+    np.testing.assert_allclose(crowd.ask(GRADIENT, w).mean, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("noise", ["sum", "each"])
+def test_matrices_of_weights_and_storages_agree(noise):
+    ones = (RNG.random((40, 6)) < 0.4).astype(np.uint8)
+    y = RNG.integers(0, 3, 40)
+    gradient, w = Gradient(multinomial, Features(6)), RNG.normal(size=(7, 3))
+    exact = gradient.bounded_sum(Table(ones, y), w, ft.ClipNorm(0.8)) / 40
+    for table in (ones, ones.astype(np.float32), sparse.csr_array(ones), Indicators.of(ones, y)):
+        targets = None if isinstance(table, Indicators) else y
+        crowd = Simulated.split(
+            table, targets, records=7, budgets=ft.Budget(1e9, 1e-6), noise=noise, stream=SeededStream(0)
+        )
+        crowd.invite(Invitation(0.8, rounds=1), Weights.RECORDS)
+        np.testing.assert_allclose(crowd.ask(gradient, w).mean, exact, atol=1e-3)
+
+
+@pytest.mark.parametrize("draw", [Poisson(0.3), Exactly(1), Exactly(4)])
+def test_agents_in_a_loop_and_the_simulation_agree_in_distribution(draw):
+    invitation, w = Invitation(0.7, draw, 400), np.array([0.5, -1.0, 0.2])
+    budgets = [ft.Budget(e, 1e-6, observer="server") for e in (1.0, 1.0, 2.0)]
+    crowd = Simulated.gather([(X[:k], Y[:k]) for k in (5, 9, 9)], budgets, stream=SeededStream(0))
+    agents = [
+        ClientAgent(ft.Ledger(b, stream=SeededStream(i)).over(Table(X[:k], Y[:k])), k)
+        for i, (k, b) in enumerate(zip((5, 9, 9), budgets, strict=True))
+    ]
+    parties = Parties(agents)
+    assert crowd.forecast(invitation) == parties.forecast(invitation)
+    crowd.invite(invitation)
+    parties.invite(invitation)
+    np.testing.assert_array_equal(crowd.left, parties.left)
+    np.testing.assert_array_equal(crowd.records, parties.records)
+    assert list(crowd.budgets) == list(parties.budgets)
+    first, second = crowd.ask(GRADIENT, w), parties.ask(GRADIENT, w)
+    assert (first.count, first.alive) == (second.count, second.alive)
+    assert first.variance == pytest.approx(second.variance)
+    ours, theirs = means(crowd, 390, w), means(parties, 390, w)
+    for column, other in zip(ours.T, theirs.T, strict=True):
+        assert stats.ks_2samp(column, other).pvalue > 1e-3
+
+
+def counted_draws(draw, rounds=3000, sizes=None):
+    """How often each of ten records came, from a contribution that marks them, one column a record."""
+    marks = np.eye(10)
+    crowd = Simulated(
+        Table(marks, np.zeros(10)), [0, 4, 10], ft.Budget(1e9, 1e-6), sizes=sizes, stream=SeededStream(2)
+    )
+    crowd.invite(Invitation(1.0, draw, rounds, calibration="basic", accountant="basic"), Weights.RECORDS)
+    gradient = Gradient(logistic, Features(10, intercept=0.0))
+    # the gradient of each mark at 0 is half of it
+    return np.array([np.rint(crowd.ask(gradient, np.zeros(10)).total * 2) for _ in range(rounds)])
+
+
+@pytest.mark.parametrize(
+    ("draw", "probabilities"),
+    [
+        (Poisson(0.3), [0.3] * 10),
+        (Exactly(1), [1 / 4] * 4 + [1 / 6] * 6),
+        (Exactly(3), [3 / 4] * 4 + [3 / 6] * 6),
+        (Exactly(5), [1.0] * 4 + [5 / 6] * 6),
+        (Everyone(), [1.0] * 10),
+    ],
+)
+def test_every_record_is_drawn_as_often_as_it_should(draw, probabilities):
+    drawn = counted_draws(draw)
+    assert set(np.unique(drawn)) <= {0.0, 1.0}
+    p = np.array(probabilities)
+    np.testing.assert_allclose(drawn.mean(axis=0), p, atol=4.5 * math.sqrt(0.25 / 3000))
+    if isinstance(draw, Exactly):
+        assert (drawn[:, :4].sum(axis=1) == min(draw.size, 4)).all()
+        assert (drawn[:, 4:].sum(axis=1) == min(draw.size, 6)).all()
+
+
+def test_blank_records_fill_up_to_the_public_number():
+    drawn = counted_draws(Exactly(1), sizes=[8, 6])
+    np.testing.assert_allclose(drawn[:, :4].mean(axis=0), 1 / 8, atol=0.03)
+    assert drawn[:, :4].sum(axis=1).min() == 0
+
+
+def test_turns_visit_each_record_once_a_pass_and_are_charged_by_the_pass():
+    crowd = Simulated.split(
+        np.eye(6), np.zeros(6), records=3, budgets=ft.Budget(1e9, 1e-6, "zero-out"), stream=SeededStream(0)
+    )
+    crowd.invite(Invitation(1.0, InTurn(), 2, calibration="basic", accountant="basic"), Weights.RECORDS)
+    assert crowd.left.tolist() == [6, 6]
+    gradient = Gradient(logistic, Features(6, intercept=0.0))
+    seen = [np.flatnonzero(np.rint(crowd.ask(gradient, np.zeros(6)).total * 2)).tolist() for _ in range(4)]
+    assert seen == [[0, 3], [1, 4], [2, 5], [0, 3]]
+    assert crowd.event(0).count == 2
+
+
+def test_users_leave_one_by_one_and_the_rest_goes_on():
+    crowd = split(budgets=personal([0.5, 1.0, 2.0, 2.0, 0.5, 1.0], 1e-6))
+    crowd.invite(Invitation(1.0, Exactly(1), noise=25.0))
+    settled, came = crowd.left.copy(), []
+    while crowd.alive:
+        got = crowd.ask(GRADIENT, np.zeros(3))
+        came.append((got.count, got.alive))
+    with pytest.raises(BudgetSpent, match="none of 6"):
+        crowd.ask(GRADIENT, np.zeros(3))
+    assert came == [(int(np.sum(settled > t)), int(np.sum(settled > t + 1))) for t in range(max(settled))]
+    np.testing.assert_array_equal(crowd.done, settled)
+
+
+def test_a_user_without_records_uploads_noise_and_stays_as_long_as_others():
+    parts = [(X[:0], Y[:0]), (X[:9], Y[:9]), (X[9:18], Y[9:18])]
+    for noise in ("sum", "each"):
+        crowd = Simulated.gather(parts, ft.Budget(1.0, 1e-6), noise=noise, stream=SeededStream(0))
+        crowd.invite(Invitation(1.0, Exactly(1), 5, calibration="basic", accountant="basic"))
+        assert crowd.left.tolist() == [5, 5, 5]
+        assert crowd.records.tolist() == [9, 9, 9]
+        assert crowd.ask(GRADIENT, np.zeros(3)).count == 3
+    alone = Simulated.gather(parts[:1], ft.Budget(1.0, 1e-6), noise="each", stream=SeededStream(0))
+    alone.invite(Invitation(1.0, rounds=400))
+    uploads = [alone.ask(GRADIENT, np.ones(3)) for _ in range(400)]
+    values = np.array([got.mean / math.sqrt(got.variance) for got in uploads])
+    assert stats.kstest(values.ravel(), "norm").pvalue > 1e-3
+
+
+def test_the_books_come_before_the_answer():
+    class Broken:
+        honours, shape = (Kind.NORM,), None
+
+        def bounded_sum(self, records, w, bound):
+            if len(records):
+                raise RuntimeError("in the middle of a round")
+            return np.zeros(3)
+
+    crowd = split()
+    crowd.invite(Invitation(1.0, rounds=5))
+    with pytest.raises(RuntimeError):
+        crowd.ask(Broken(), np.zeros(3))
+    assert crowd.left.tolist() == [4] * 6
+    with pytest.raises(InvalidValue, match="finite"):
+        crowd.ask(GRADIENT, np.array([np.nan, 0, 0]))
+    assert crowd.left.tolist() == [4] * 6
+
+
+@pytest.mark.parametrize("noise", ["sum", "each"])
+@pytest.mark.parametrize(("trust", "variance"), [("distributed", 6 / 4), ("trusted", 1.0)])
+def test_who_adds_the_noise(trust, variance, noise):
+    crowd = split(budgets=ft.Budget(1.0, 1e-6), noise=noise)
+    invitation = Invitation(2.0, noise=80.0, trust=trust, survivors=4)
+    deviation = crowd.forecast(invitation).deviation
+    crowd.invite(invitation)
+    assert crowd.guarantee(0).observer == Trust(trust).observer
+    got = [crowd.ask(GRADIENT, np.zeros(3)) for _ in range(200)]
+    assert got[0].variance == pytest.approx(variance * (160.0 / 60) ** 2)
+    assert deviation == pytest.approx(math.sqrt(got[0].variance))
+    values = np.array([g.mean for g in got]) / deviation
+    centred = values - GRADIENT.bounded_sum(Table(X, Y), np.zeros(3), ft.ClipNorm(2.0)) / 60 / deviation
+    assert stats.kstest(centred.ravel(), "norm").pvalue > 1e-3
+
+
+def test_too_few_survivors_end_a_round_of_shares():
+    crowd = split(budgets=personal([0.5, 2, 2, 2, 2, 2], 1e-6))
+    crowd.invite(Invitation(1.0, noise=40.0, trust="distributed", survivors=6))
+    while crowd.left[0]:
+        crowd.ask(GRADIENT, np.zeros(3))
+    with pytest.raises(BudgetSpent, match="5 of 6"):
+        crowd.ask(GRADIENT, np.zeros(3))
+    assert crowd.left[0] == 0 < crowd.left[1]
+    with pytest.raises(InvalidValue, match="user 2 clips at 2"):
+        split(clip=[1, 1, 2, 1, 1, 1]).invite(Invitation(1.0, noise=40.0, trust="distributed"))
+
+
+def test_other_contributions_need_alike_users_or_the_sum():
+    crowd = split(noise="each")
+    crowd.invite(Invitation(1.0, rounds=5))
+    with pytest.raises(Unsupported, match="noise='sum'"):
+        crowd.ask(Total(Features(2)), np.zeros(3))
+    with pytest.raises(Unsupported, match=r"honours ClipValue"):
+        crowd.ask(Scores(logistic, Features(2)), np.zeros((3, 4)))
+
+
+def test_a_seed_makes_a_run_again():
+    def values(seed, noise):
+        crowd = split(seed=seed, noise=noise)
+        crowd.invite(Invitation(1.0, Exactly(2), 5, calibration="basic", accountant="basic"))
+        return means(crowd, 3, np.ones(3))
+
+    for noise in ("sum", "each"):
+        np.testing.assert_array_equal(values(4, noise), values(4, noise))
+        assert not np.array_equal(values(4, noise), values(5, noise))
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: split(budgets=[ft.Budget(1.0, 1e-6)] * 5), "5 for 6 users"),
+        (lambda: split(budgets=[1.0] * 6), "user 0 must have a Budget"),
+        (lambda: split(clip=[1.0, 1.0, 0.0, 1.0, 1.0, 1.0]), r"clip of user 2 .* 0\.0"),
+        (lambda: split(clip=[1.0, math.nan, 1.0, 1.0, 1.0, 1.0]), "clip of user 1 .* nan"),
+        (lambda: split(clip=[1.0]), "shape"),
+        (lambda: split(noise="some"), "noise must be"),
+        (lambda: split(records=0), "records"),
+        (lambda: split(records=[30, 20]), "sum to the number of rows"),
+        (lambda: split(records=[30, 30], users=3), "not for 3"),
+        (lambda: split(records=10, users=7), "make 6 users"),
+        (lambda: split(records=None), "users"),
+        (lambda: personal([1.0, 0.0], 1e-6), r"epsilon of user 1 .* 0\.0"),
+        (lambda: personal([-1.0, 1.0], 1e-6), "epsilon of user 0"),
+        (lambda: personal([1.0, math.nan], 1e-6), "epsilon of user 1 .* nan"),
+        (lambda: personal([1.0, 1.0], [1e-6, 1.0]), "delta of user 1"),
+        (lambda: personal([1.0, 1.0], [1e-6] * 3), "epsilon must be one number"),
+        (lambda: Simulated.gather([], ft.Budget(1.0, 1e-6)), "at least one user"),
+        (lambda: Simulated.gather([(X, Y), (X[:, :1], Y)], ft.Budget(1, 1e-6)), "user 1 .* width 2"),
+        (lambda: Simulated.gather([(X, Y), (X, Y[:3])], ft.Budget(1, 1e-6)), "user 1 .* one target a row"),
+        (lambda: Simulated(Table(X, Y), [0, 50], ft.Budget(1, 1e-6)), "offsets"),
+        (lambda: Simulated(Table(X, Y), [0, 30, 20, 60], ft.Budget(1, 1e-6)), "offsets"),
+        (lambda: Simulated(Table(X, Y), [0, 60], ft.Budget(1, 1e-6), sizes=[0]), "records of user 0"),
+        (lambda: Simulated(Table(X, Y), [0, 60], ft.Budget(1, 1e-6), sizes=[0.5]), "whole numbers"),
+    ],
+)
+def test_bad_input_is_named(make, what):
+    with pytest.raises(InvalidValue, match=what):
+        make()
+
+
+@pytest.mark.parametrize("storage", [np.asarray, sparse.csr_array])
+@pytest.mark.parametrize("noise", ["sum", "each"])
+def test_what_is_not_finite_counts_as_nothing_and_names_nobody(storage, noise):
+    bad, wrong = X.copy(), Y.copy()
+    bad[37, 1], wrong[0] = math.inf, math.nan
+    values = []
+    for other in (0.0, 5.0):
+        bad[[0, 37], 0] = other
+        options = {"records": 10, "budgets": ft.Budget(1.0, 1e-6), "noise": noise, "stream": SeededStream(1)}
+        crowd = Simulated.split(storage(bad), wrong, **options)
+        crowd.invite(Invitation(clip=1.0, rounds=5))
+        values.append(crowd.ask(Gradient(logistic, Features(2)), np.zeros(3)).mean)
+    np.testing.assert_array_equal(*values)
+    assert np.isfinite(values[0]).all()
+
+
+def test_a_crowd_is_invited_once_and_before_it_is_asked():
+    crowd = split()
+    with pytest.raises(InvalidValue, match="invited"):
+        crowd.ask(GRADIENT, np.zeros(3))
+    crowd.invite(Invitation(1.0))
+    with pytest.raises(InvalidValue, match="settled once"):
+        crowd.invite(Invitation(1.0))
+
+
+def test_rows_are_dealt_evenly_or_as_told():
+    evenly = Simulated.split(X, Y, users=7, budgets=ft.Budget(1.0, 1e-6))
+    assert (evenly.users, evenly.records.sum(), np.ptp(evenly.records)) == (7, 60, 1)
+    told = split(records=[10, 0, 50], budgets=ft.Budget(1.0, 1e-6))
+    assert told.users == 3
+    assert len(told.budgets[1:]) == 2
+
+
+def test_all_records_of_a_user_are_priced_and_bounded_together():
+    mechanism, bound = Together(8.0, records=4), ft.ClipNorm(2.0)
+    assert mechanism.unit_event() == GaussianEvent(2.0)
+    for sampled in (False, True):
+        assert mechanism.event(bound, ft.Adjacency.ADD_REMOVE, sampled) == GaussianEvent(2.0)
+    quiet = Together(1e-9, records=4)  # more records than were said: as far as four of norm 2 reach
+    released = quiet.release(np.array([300.0, 400.0]), bound, SeededStream(0))
+    np.testing.assert_allclose(released, [4.8, 6.4], rtol=1e-6)
+    np.testing.assert_allclose(quiet.release(np.array([3.0, 4.0]), bound, SeededStream(0)), [3.0, 4.0])
+
+
+def test_who_clips_lower_adds_as_much_noise_where_all_share_it():
+    invitation = Invitation(3.0, noise=200.0, trust=Trust.TRUSTED)
+    own, lower = (invitation.terms(ft.Budget(1.0, 1e-6), 10, clip=clip) for clip in (3.0, 1.5))
+    assert (lower.mechanism.noise, own.mechanism.noise) == (400.0, 200.0)
+    assert lower.variance == pytest.approx(own.variance) == pytest.approx(600.0**2)

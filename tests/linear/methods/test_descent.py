@@ -1,0 +1,133 @@
+"""The default for classification: what it charges, what its sums may move by, and that it learns."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+import farthing as ft
+from farthing.accounting.filters import RdpFilter, ZcdpFilter
+from farthing.data.tables import Features, Table
+from farthing.errors import BudgetSpent, Unsupported
+from farthing.linear.losses import huber_hinge, logistic, multinomial, one_against_rest
+from farthing.linear.methods import descent as module
+from farthing.linear.methods.descent import MEAN_WEIGHT, SHARES, STEPS, Norms, Spread, descent
+from farthing.linear.problem import Problem
+from farthing.noise.lattice import SeededStream
+
+RNG = np.random.default_rng(0)
+X = RNG.uniform(size=(6000, 4)) * np.array([1.0, 1.0, 0.2, 0.0])
+Y = (X @ np.array([3.0, -3.0, 5.0, 0.0]) + 0.2 * RNG.logistic(size=6000) > 0.5).astype(float)
+BUDGET = ft.Budget(1.0, 1e-6)
+
+
+def fitted(table, loss=logistic, budget=BUDGET, rule=None, **public):
+    ledger = ft.Ledger(budget, filter=rule, stream=SeededStream(1))
+    problem = Problem(loss, len(table), table.X.shape[1], **{"unit": False, **public})
+    return ledger, list(descent(ledger.over(table), problem))
+
+
+@pytest.mark.parametrize("adjacency", list(ft.Adjacency))
+@pytest.mark.parametrize("unit", [False, True])
+def test_the_budget_is_spent_to_the_end_and_divided_as_said(adjacency, unit):
+    budget = ft.Budget(1.0, 1e-6, adjacency)
+    ledger, steps = fitted(Table(X, Y, unit=unit), budget=budget, unit=unit)
+    assert ledger.share == pytest.approx(1.0, abs=1e-6)
+    assert ledger.share <= 1.0
+    receipts = [receipt for step in steps for receipt in step.receipts]
+    rule = ledger.filter
+    parts = [rule.cost(receipt.event)[0] / rule.mu**2 for receipt in receipts]
+    first = [] if unit else [SHARES[0]]
+    gradients = (SHARES[2] + (SHARES[0] if unit else 0.0)) / STEPS
+    np.testing.assert_allclose(parts, [*first, SHARES[1], *[gradients] * STEPS], rtol=1e-6)
+
+
+@pytest.mark.parametrize("rule", [ZcdpFilter, RdpFilter])
+def test_any_filter_that_prices_gaussians_will_do(rule):
+    ledger, steps = fitted(Table(X, Y), rule=rule)
+    assert len(steps) == STEPS
+    assert 0.999 < ledger.share <= 1.0
+
+
+def test_no_delta_no_gaussians():
+    with pytest.raises((Unsupported, BudgetSpent, ValueError)):
+        fitted(Table(X, Y), budget=ft.Budget(1.0, 0.0))
+
+
+@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("loss", [logistic, huber_hinge])
+def test_it_learns(loss, intercept, unit):
+    _, steps = fitted(Table(X, Y, unit=unit), loss, unit=unit, intercept=intercept)
+    u, constant = steps[-1].w
+    rows = X / np.linalg.norm(X, axis=1, keepdims=True) if unit else X
+    assert np.mean((rows @ u + constant > 0) == Y) > (0.85 if intercept else 0.7)
+    assert intercept or constant == 0
+
+
+@pytest.mark.parametrize("loss", [multinomial, one_against_rest])
+def test_it_learns_several_classes(loss):
+    classes = (X[:, :3] * [1, 1, 5]).argmax(axis=1).astype(float)
+    _, steps = fitted(Table(X, classes), loss, outputs=3, budget=ft.Budget(5.0, 1e-6))
+    u, constant = steps[-1].w
+    assert u.shape == (4, 3)
+    assert np.mean((X @ u + constant).argmax(axis=1) == classes) > 0.85
+
+
+def test_a_large_budget_comes_near_the_fit_without_privacy():
+    from sklearn.linear_model import LogisticRegression
+
+    plain = LogisticRegression(C=1e4, max_iter=1000).fit(X, Y)
+    _, steps = fitted(Table(X, Y), budget=ft.Budget(1e4, 1e-3))
+    u, constant = steps[-1].w
+    agree = np.mean((X @ u + constant > 0) == plain.predict(X))
+    assert agree > 0.98
+
+
+def test_wide_tables_skip_the_matrix(monkeypatch):
+    monkeypatch.setattr(module, "MOST_GRAM", 3)
+    ledger, steps = fitted(Table(X, Y))
+    assert ledger.share == pytest.approx(1.0, abs=1e-6)
+    u, constant = steps[-1].w
+    assert np.mean((X @ u + constant > 0) == Y) > 0.85
+
+
+def test_the_answer_is_the_mean_of_the_later_half():
+    """Step by step, weights handed out change ever less: each is a mean of one more iterate."""
+    _, steps = fitted(Table(X, Y))
+    moves = [np.linalg.norm(b.w[0] - a.w[0]) for a, b in itertools.pairwise(steps)]
+    assert np.mean(moves[-5:]) < 0.5 * np.mean(moves[:5])
+
+
+@pytest.mark.parametrize("gram", [True, False])
+def test_one_record_moves_the_moments_by_their_bound_at_most(gram):
+    rows = RNG.standard_t(1, size=(200, 3))
+    features = Features(3, scale=1 / 0.7, intercept=0.0, radius=1.0)
+    bound = ft.ClipNorm(math.hypot(1.0, MEAN_WEIGHT))
+    whole = Spread(features, gram).bounded_sum(Table(rows), None, bound)
+    moved = [
+        np.linalg.norm(whole - Spread(features, gram).bounded_sum(Table(np.delete(rows, k, 0)), None, bound))
+        for k in range(200)
+    ]
+    assert max(moved) <= bound.clip * (1 + 1e-9)
+    if gram:
+        assert max(moved) > 0.999 * bound.clip  # a long row attains it
+        np.testing.assert_array_equal(whole, whole.T)
+    smaller = Spread(features, gram).bounded_sum(Table(rows[:1]), None, ft.ClipNorm(0.1))
+    assert np.linalg.norm(smaller) <= 0.1 * (1 + 1e-9)
+
+
+def test_norms_count_every_row_once():
+    grid = 2.0 ** -np.arange(6.0)
+    rows = np.array([[0.0], [5.0], [1.0], [0.6], [0.5], [0.26], [1e-9], [1e300]])
+    counts = Norms(1, grid).bounded_sum(Table(rows), None, ft.ClipNorm(1.0))
+    assert counts.sum() == len(rows)
+    assert counts[0] == 3  # 5, 1 and .6: above the second edge
+    assert not Norms(1, grid).bounded_sum(Table(np.empty((0, 1))), None, ft.ClipNorm(1.0)).any()
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 1e-3])
+def test_tiny_budgets_stay_finite(epsilon):
+    _, steps = fitted(Table(X[:50], Y[:50]), budget=ft.Budget(epsilon, 1e-9))
+    assert all(np.isfinite(part).all() for step in steps for part in step.w)

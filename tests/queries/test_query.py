@@ -1,0 +1,47 @@
+"""A query's price follows from its parts; an algorithm ends with its budget and with nothing else."""
+
+import numpy as np
+import pytest
+
+from farthing.budget import Adjacency, Budget, Observer
+from farthing.errors import BudgetSpent, InvalidValue
+from farthing.queries.bounds import ClipNorm, ClipValue
+from farthing.queries.events import DrawnEvent, GaussianEvent, PoissonEvent
+from farthing.queries.mechanisms import Gaussian
+from farthing.queries.query import PerExample, Query, Rows, Step, run, until_spent
+from farthing.queries.samplers import Everyone, Poisson
+
+FIRST = PerExample(lambda rows, w: rows[0])
+REPLACE = Budget(1.0, 1e-5, Adjacency.REPLACE_ONE)
+
+
+def test_what_a_bound_knows_of_everybody_is_not_taken_for_a_sample():
+    """A replaced value in [0, 1] moves a sum by 1, but in a sample it may also come or go."""
+    bound = ClipValue(0.0, 1.0)
+    assert Query(Everyone(), FIRST, bound, Gaussian(2.0)).price(REPLACE) == GaussianEvent(4.0)
+    sampled = Query(Poisson(0.1), FIRST, bound, Gaussian(2.0)).price(REPLACE)
+    assert sampled == PoissonEvent(0.1, GaussianEvent(2.0))
+
+
+def test_a_coordinator_who_sees_the_draw_gets_no_amplification():
+    query = Query(Poisson(0.1), FIRST, ClipNorm(1.0), Gaussian(2.0))
+    seen = Budget(1.0, 1e-5, Adjacency.ZERO_OUT, observer=Observer.COORDINATOR)
+    assert query.price(seen) == DrawnEvent(0.1, GaussianEvent(2.0))
+    assert query.price(Budget(1.0, 1e-5)) == PoissonEvent(0.1, GaussianEvent(2.0))
+
+
+def test_rows_are_of_equal_length():
+    assert len(Rows(np.zeros((3, 2)), np.zeros(3))) == 3
+    with pytest.raises(InvalidValue, match="one row a record"):
+        Rows(np.zeros((3, 2)), np.zeros(2))
+
+
+def steps(error):
+    yield Step(1, "w")
+    raise error
+
+
+def test_an_algorithm_ends_by_itself_when_the_budget_is_spent_and_not_otherwise():
+    assert run(until_spent(steps)(BudgetSpent("all of it"))).steps == 1
+    with pytest.raises(ZeroDivisionError):
+        run(until_spent(steps)(ZeroDivisionError()))

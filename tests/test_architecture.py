@@ -1,0 +1,130 @@
+"""The architecture: which folder may import which, what is exported, and how fast it opens."""
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import farthing as ft
+
+SOURCE = Path(ft.__file__).parent
+ROOT = SOURCE.parents[1]
+
+# A folder imports from itself and from those before it, and from the modules beside them.
+FOLDERS = [
+    "noise",
+    "queries",
+    "accounting",
+    "ledger",
+    "data",
+    "linear",
+    "torch",
+    "federated",
+    "deploy",
+    "audit",
+    "report",
+    "cli",
+]
+BESIDE = ["errors", "validate", "budget"]
+MODULES = {
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts): path
+    for path in sorted(SOURCE.rglob("*.py"))
+    if path.name != "__init__.py"
+}
+
+
+def imports(path):
+    """The modules of farthing that a file imports anywhere, by their names without the package's."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "farthing":
+            prefix = node.module.removeprefix("farthing").removeprefix(".")
+            for alias in node.names:
+                inner = f"{prefix}.{alias.name}".removeprefix(".")
+                yield inner if inner in MODULES else prefix
+        elif isinstance(node, ast.Import):
+            yield from (
+                a.name.removeprefix("farthing.") for a in node.names if a.name.startswith("farthing.")
+            )
+
+
+def rank(name):
+    """How far down a module or folder stands; those beside the folders come before all of them."""
+    folder = name.split(".")[0]
+    return -1 if folder in ("", *BESIDE) else FOLDERS.index(folder)
+
+
+def test_every_folder_has_its_place():
+    found = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert found == set(FOLDERS)
+    assert {path.stem for path in SOURCE.glob("*.py")} == {"__init__", *BESIDE}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_point_down(name):
+    for imported in imports(MODULES[name]):
+        if name == "budget" and imported.startswith("accounting."):
+            continue  # `Budget.rho` and `Budget.mu`, looked up when they are asked for
+        assert rank(imported) <= rank(name), f"{name} must not import {imported}"
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    graph = {name: {one for one in imports(path) if one in MODULES} for name, path in MODULES.items()}
+    graph["budget"] = {one for one in graph["budget"] if not one.startswith("accounting.")}
+    TopologicalSorter(graph).prepare()
+
+
+def test_torch_and_flower_are_imported_in_their_folders_only():
+    homes = {"torch": "torch", "triton": "torch", "flwr": "deploy.flower", "lightning": "torch.integrations"}
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for imported in {one.split(".")[0] for one in names} & set(homes):
+                allowed = homes[imported], "audit.deep", "audit.torch_inputs", "audit.adapters"
+                assert name.startswith(allowed), f"{name} imports {imported}"
+
+
+def test_nothing_uses_the_global_generators():
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [alias.name for alias in node.names] + [getattr(node, "module", "") or ""]
+                assert "random" not in names, path
+            if isinstance(node, ast.Attribute):
+                assert ast.unparse(node) not in ("np.random", "numpy.random"), path
+
+
+def test_exports_are_curated():
+    assert ft.__all__ == sorted(ft.__all__, key=lambda name: (not name.isupper(), name[0].islower(), name))
+    assert all(hasattr(ft, name) for name in ft.__all__)
+    assert len(ft.__all__) <= 62
+
+
+def test_every_error_that_people_catch_is_exported():
+    raised = {name for name, kind in vars(ft.errors).items() if isinstance(kind, type)}
+    assert raised <= {*ft.__all__}
+    assert ft.BudgetSpent is ft.errors.BudgetSpent
+
+
+def test_opening_is_light():
+    code = (
+        "import sys, farthing; "
+        "heavy = 'dp_accounting torch flwr sklearn matplotlib scipy.stats mpmath'.split(); "
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_the_page_shows_the_folders_as_they_are():
+    path = ROOT / "tools" / "architecture.py"
+    if not path.exists():
+        pytest.skip("not a checkout")
+    spec = importlib.util.spec_from_file_location("architecture", path)
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert page == tool.drawn(page), "run: python tools/architecture.py"

@@ -1,0 +1,231 @@
+"""A pass over private examples leaves nothing behind: no gradient of its own, nothing in the model."""
+
+import gc
+import io
+
+import pytest
+import torch
+from torch import nn
+
+import farthing as ft
+from farthing.errors import Unsupported
+from farthing.noise.lattice import SeededStream
+from farthing.queries.bounds import ClipNorm
+from farthing.torch.checks import leftovers
+from farthing.torch.gradients.bookkeeping import Gradient
+from farthing.torch.training.loop import train
+from farthing.torch.training.records import Examples
+
+LOSS = nn.CrossEntropyLoss(reduction="none")
+X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)) * 3
+Y = (X[:, 0] > 0).long()
+
+
+def run(model, loss=LOSS, **options):
+    ledger = ft.Ledger(ft.Budget(2.0, 1e-5), stream=SeededStream(1))
+    options = {"rate": 0.2, "noise": 2.0, "steps": 3, **options}
+    return list(train(model, loss, (X, Y), ledger, **options))
+
+
+class Temperature(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heat = nn.Parameter(torch.ones(()))
+
+    def forward(self, outputs, targets):
+        return LOSS(outputs * self.heat, targets)
+
+
+class Net(nn.Module):
+    """Two layers, and what ``keep`` does with an input on the way."""
+
+    shared: torch.Tensor | None = None
+
+    def __init__(self, keep=lambda self, x: None):
+        super().__init__()
+        self.first, self.second, self.keep = nn.Linear(4, 6), nn.Linear(6, 2), keep
+        self.mean, self.rows, self.table, self.total, self.seen = torch.zeros(4), [], {}, 0.0, 0
+        self.register_buffer("running", torch.zeros(4), persistent=False)
+
+    def forward(self, x):
+        self.keep(self, x.detach())
+        return self.second(self.first(x).relu())
+
+
+KEEPERS = {
+    "last": lambda self, x: setattr(self, "last", x),
+    "mean": lambda self, x: self.mean.mul_(0.9).add_(x.mean(0)),
+    "rows": lambda self, x: self.rows.append(x),
+    "table.x": lambda self, x: self.table.update(x=x),
+    "total": lambda self, x: setattr(self, "total", self.total + float(x.mean())),
+    "seen": lambda self, x: setattr(self, "seen", self.seen + len(x)),
+    "running": lambda self, x: self.running.add_(x.mean(0)),
+    "first.kept": lambda self, x: setattr(self.first, "kept", x),
+    "first.weight.kept": lambda self, x: setattr(self.first.weight, "kept", x),
+    "Net.shared": lambda self, x: setattr(Net, "shared", x),
+}
+
+
+@pytest.fixture(autouse=True)
+def shared():
+    yield
+    Net.shared = None
+
+
+@pytest.mark.parametrize("name", KEEPERS)
+def test_what_keeps_something_of_examples_is_refused_by_name_before_any_charge(name):
+    ledger = ft.Ledger(ft.Budget(2.0, 1e-5))
+    model = Net(KEEPERS[name])
+    with pytest.raises(Unsupported, match=rf"\b{name}\b"):
+        train(model, LOSS, (X, Y), ledger, rate=0.2, noise=2.0, steps=3)
+    assert ledger.share == 0
+    assert not hasattr(model, "last")
+
+
+def sometimes(keep):
+    """The same only for inputs that a check does not make up."""
+    return lambda self, x: keep(self, x) if x.max() > 1.5 else None
+
+
+@pytest.mark.parametrize("name", KEEPERS)
+def test_what_is_kept_of_some_inputs_only_is_gone_after_every_sum(name):
+    model = Net(sometimes(KEEPERS[name]))
+    before = leftovers.values(model)
+    for _ in run(model):
+        pass
+    trained = {name for name, _ in model.named_parameters()}
+    assert set(leftovers.changes(before, leftovers.values(model))) <= trained
+    assert Net.shared is None
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    assert set(torch.load(file)) == trained
+
+
+def test_hooks_and_closures_are_looked_into():
+    seen = []
+    for hook in (
+        lambda model: model.register_forward_hook(lambda module, args, out: seen.append(out.detach())),
+        lambda model: model.register_forward_pre_hook(lambda module, args: seen.append(args[0])),
+    ):
+        model = nn.Linear(4, 2)
+        hook(model)
+        with pytest.raises(Unsupported, match="seen"):
+            run(model)
+
+    def loss(outputs, targets):
+        found = LOSS(outputs, targets)
+        seen.append(found.detach())
+        return found
+
+    with pytest.raises(Unsupported, match=r"loss\.seen"):
+        run(nn.Linear(4, 2), loss)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_what_is_cached_once_and_for_all_may_stay():
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.places = nn.Linear(4, 2), None
+
+        def forward(self, x):
+            if self.places is None:
+                self.places = torch.arange(x.shape[1]).float()
+            return self.fc(x + self.places)
+
+    model = Positions()
+    assert len(run(model)) == 3
+    assert model.places.tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert len(run(nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)))) == 3
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_loss_with_parameters_is_refused_with_advice(stacked, hidden):
+    loss = Temperature()
+    used = (lambda outputs, targets: loss(outputs, targets)) if hidden else loss
+    model = nn.Linear(4, 2) if stacked else nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    with pytest.raises(Unsupported, match=r"heat .* part of the model"):
+        run(model, used)
+    loss.heat.requires_grad_(False)
+    assert len(run(model, used)) == 3
+
+
+def test_a_parameter_of_the_loss_is_trained_as_part_of_the_model():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.scale = nn.Linear(4, 2), nn.Linear(1, 1, bias=False)
+
+        def forward(self, x):
+            return self.net(x) * self.scale(x.new_ones(len(x), 1))
+
+    model = Both()
+    before = model.scale.weight.item()
+    run(model)
+    assert model.scale.weight.item() != before
+
+
+def other_leaves(model):
+    """Tensors anywhere that hold a gradient, and are no parameter of the model."""
+    own = {id(p) for p in model.parameters()}
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    return [t for t in found if t.is_leaf and t.grad is not None and id(t) not in own]
+
+
+MODELS = {
+    "stack": lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)),
+    "tape": lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 2)),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_no_leaf_anywhere_keeps_a_gradient_but_the_released_one(kind, monkeypatch):
+    """Also where a loss uses a leaf for some inputs only, which no check can see."""
+    heat = torch.ones((), requires_grad=True)
+    seen = []
+
+    def loss(outputs, targets):
+        return LOSS(outputs * heat, targets) if outputs.abs().max() > 0.7 else LOSS(outputs, targets)
+
+    monkeypatch.setattr(leftovers, "refuse", lambda *given: seen.append(given))
+    model = MODELS[kind]()
+    x = X.clone().requires_grad_()
+    before = {id(leaf) for leaf in other_leaves(model)}
+    examples = Examples((x, Y))
+    Gradient(model, loss).bounded_sum(examples.take(slice(None)), None, ClipNorm(1.0))
+    assert seen
+    assert heat.grad is None
+    assert x.grad is None
+    assert all(p.grad is None for p in model.parameters())
+    assert [leaf for leaf in other_leaves(model) if id(leaf) not in before] == []
+    run(model)
+    assert all(p.grad is not None for p in model.parameters())  # what was released
+    assert [leaf for leaf in other_leaves(model) if id(leaf) not in before] == []
+
+
+def test_a_table_that_makes_what_it_gives_is_left_alone():
+    """Its copy would hold other things than it does, and putting that back would spoil it."""
+
+    class Makes(dict):
+        def __getitem__(self, key):
+            return super().__getitem__(key)()
+
+        def __iter__(self):
+            return super().__iter__()
+
+    table = Makes(relu=nn.ReLU)
+
+    class Chooses(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.table = nn.Linear(5, 3), table
+
+        def forward(self, x):
+            return self.fc(self.table["relu"](x))
+
+    model = Chooses()
+    with leftovers.Wall(model, None, everything=True):
+        model(torch.randn(2, 5))
+    assert isinstance(table["relu"], nn.ReLU)

@@ -1,0 +1,276 @@
+"""Models in which examples do not stay apart are refused by name, and nothing else is."""
+
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import farthing as ft
+from farthing.errors import InvalidValue, Unsupported
+from farthing.queries.bounds import ClipNorm
+from farthing.torch.checks import independence
+from farthing.torch.checks.probe import Source
+from farthing.torch.gradients.bookkeeping import Gradient
+from farthing.torch.training.records import Examples
+
+X, Y = torch.randn(8, 5, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+IMAGES = torch.randn(8, 4, 6, 6, generator=torch.Generator().manual_seed(0))
+
+
+def losses(outputs, targets):
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+class Centred(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+
+class Reused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.out = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.out(F.linear(torch.tanh(self.fc(x)), self.fc.weight))
+
+
+class Remembering(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(5, 3)
+        self.register_buffer("mean", torch.zeros(5))
+
+    def forward(self, x):
+        self.mean.mul_(0.9).add_(x.detach().mean(0))
+        return self.fc(x)
+
+
+class Noisy(nn.Module):
+    """Random, and not by a dropout that can be switched off; it may mix examples."""
+
+    def __init__(self, mixes):
+        super().__init__()
+        self.fc, self.mixes = nn.Linear(5, 3), mixes
+
+    def forward(self, x):
+        x = x + torch.randn_like(x)
+        return self.fc(x - x.mean(0) if self.mixes else x)
+
+
+def image(layer):
+    return nn.Sequential(nn.Sequential(nn.Conv2d(4, 48, 3), layer), nn.Flatten(), nn.Linear(768, 3))
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "message"),
+    [
+        (image(nn.BatchNorm2d(48)), IMAGES, r"0\.1 \(BatchNorm2d\) mixes examples: use GroupNorm\(16, 48\)"),
+        (image(nn.SyncBatchNorm(48)), IMAGES, r"0\.1 \(SyncBatchNorm\) mixes examples"),
+        (image(nn.InstanceNorm2d(48, track_running_stats=True)), IMAGES, "set track_running_stats=False"),
+        (nn.Sequential(nn.Linear(5, 4), Centred(), nn.Linear(4, 3)), X, r"1 \(Centred\) mixes examples"),
+        (Reused(), X, r"fc \(Linear\): its parameter fc\.weight \(5, 5\) is used past its module"),
+        (Remembering(), X, "a pass over the model changes mean"),
+        (Noisy(mixes=True), X, "mixes examples"),
+        (nn.Embedding(9, 3, max_norm=1.0), X, "set max_norm=None"),
+        (nn.Embedding(9, 3, scale_grad_by_freq=True), X, "set scale_grad_by_freq=False"),
+        (nn.DataParallel(nn.Linear(5, 3)), X, r"model\.module"),
+        (nn.Linear(6, 3), X, r"does not run on made-up inputs.*example=\(inputs, targets\)"),
+    ],
+)
+def test_refused_by_name(model, inputs, message):
+    with pytest.raises(Unsupported, match=message):
+        Gradient(model, losses).bounded_sum(Examples((inputs, Y)).take(slice(None)), None, ClipNorm(1.0))
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "message"),
+    [
+        (lambda out, y: losses(out, y) / len(y), Unsupported, "the loss is divided by the size of the batch"),
+        (
+            lambda out, y: losses(out, y) * len(y),
+            Unsupported,
+            "the loss is multiplied by the size of the batch",
+        ),
+        (lambda out, y: losses(out - out.mean(0), y), Unsupported, "or its loss mixes examples"),
+        (nn.CrossEntropyLoss(), InvalidValue, r'got \(\): use reduction="none"'),
+        (lambda out, y: out, InvalidValue, r"shape \(4,\), got \(4, 3\)"),
+    ],
+)
+def test_losses_that_are_not_one_a_record(loss, error, message):
+    with pytest.raises(error, match=message):
+        Gradient(nn.Linear(5, 3), loss).check(X, Y)
+
+
+class Attends(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(5, 1, 8, 0.3, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x[:, None].expand(-1, 3, -1)).mean(1)[:, :3]
+
+
+class Drops(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.fc(F.dropout(x, 0.5, self.training))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3)),
+        Attends(),
+        Drops(),
+        Noisy(mixes=False),
+        nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).eval(),
+    ],
+)
+def test_randomness_and_fixed_statistics_pass(model):
+    training, state = model.training, torch.get_rng_state()
+    Gradient(model, losses).check(X, Y)
+    assert model.training is training
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_only_shapes_are_looked_at():
+    seen = SimpleQueue()  # a list would be found, and refused
+
+    class Seen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(5, 3)
+
+        def forward(self, x):
+            seen.put(float(x.abs().max()))
+            return self.fc(x)
+
+    Gradient(Seen(), losses).check(torch.full_like(X, 1e9), Y)
+    assert not seen.empty()
+    assert max(seen.get() for _ in range(seen.qsize())) < 1e5
+
+
+def test_public_examples_for_a_model_that_is_particular():
+    class Particular(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.fc = nn.Embedding(20, 5), nn.Linear(5, 3)
+
+        def forward(self, ids):
+            if int(ids.min()) < 10:
+                raise ValueError("ids begin at 10")
+            return self.fc(self.table(ids).mean(1))
+
+    model, ids = Particular(), torch.randint(10, 20, (8, 4))
+    with pytest.raises(Unsupported, match=r"ValueError: ids begin at 10\); give public ones"):
+        Gradient(model, losses).check(ids, Y)
+    gradient = Gradient(model, losses, example=(torch.tensor([[10, 11, 12, 13], [13, 12, 11, 19]]), Y[:2]))
+    assert gradient.bounded_sum(Examples((ids, Y)).take(slice(None)), None, ClipNorm(1.0)).norm() > 0
+
+
+def test_a_change_of_mode_is_checked_again():
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).eval()
+    gradient, lot = Gradient(model, losses), Examples((X, Y)).take(slice(None))
+    gradient.bounded_sum(lot, None, ClipNorm(1.0))
+    model.train()
+    with pytest.raises(ft.FarthingError, match="BatchNorm1d"):
+        gradient.bounded_sum(lot, None, ClipNorm(1.0))
+
+
+def test_weights_used_past_their_module_pass_by_vmap():
+    model = Reused()
+    found = Gradient(model, losses, route="vmap").bounded_sum(
+        Examples((X, Y)).take(slice(None)), None, ClipNorm(9.0)
+    )
+    losses(model(X), Y).sum().backward()
+    assert torch.allclose(found, torch.cat([p.grad.flatten() for p in model.parameters()]), atol=1e-5)
+
+
+EQUAL = torch.ones(6, 5)
+
+
+@pytest.mark.parametrize("inputs", [X[:1], EQUAL, (X[:1], X[:1]), (EQUAL, EQUAL)])
+def test_an_example_of_one_record_or_of_equal_ones_is_refused(inputs):
+    """On such a batch x - x.mean(0) is zero for everyone, whoever is exchanged."""
+    with pytest.raises(InvalidValue, match=r"at least two records whose inputs differ, got [16]"):
+        Gradient(nn.Linear(5, 3), losses, example=(inputs, Y[:6]))
+
+
+def test_few_public_examples_show_what_mixes():
+    model = nn.Sequential(Centred(), nn.Linear(5, 3))
+    with pytest.raises(Unsupported, match="mixes examples"):
+        Gradient(model, losses, example=(X[:2], Y[:2])).check(X, Y)
+
+
+def test_what_draws_elsewhere_cannot_be_checked():
+    class Elsewhere(nn.Linear):
+        def forward(self, x):
+            return super().forward(x * float(np.random.default_rng().uniform(1, 2)))
+
+    with pytest.raises(Unsupported, match=r"does not repeat itself.*use isolate=True"):
+        Gradient(Elsewhere(5, 3), losses).check(X, Y)
+
+
+def test_the_effort_follows_from_the_model_and_not_from_a_clock(monkeypatch):
+    """A large model is checked on fewer and smaller batches, and the same ones every time."""
+    calls = []
+    monkeypatch.setattr(independence, "_exchanged", _noting(independence._exchanged, calls))
+    sizes = []
+    for width in (8, 1500):
+        calls.clear()
+        torch.manual_seed(0)
+        Gradient(
+            nn.Sequential(nn.Linear(5, width), nn.Linear(width, width), nn.Linear(width, 3)), losses
+        ).check(X, Y)
+        sizes.append(list(calls))
+    assert max(sizes[0]) == 40
+    assert 0 < len(sizes[1]) < len(sizes[0])
+
+
+def _noting(function, calls):
+    def run(batch, others, away):
+        calls.append(len(away))
+        return function(batch, others, away)
+
+    return run
+
+
+def test_whole_numbers_that_a_model_hardly_ever_meets_are_tried_first():
+    """99 classes: of made-up targets below 100 one in a hundred is out of range, which would end a GPU."""
+    model = nn.Sequential(nn.Embedding(99, 4), nn.Flatten(), nn.Linear(8, 99))
+    source = Source(torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, dtype=torch.long))
+
+    def runs(ranges):
+        try:
+            inputs, targets = source.batch(2, ranges=ranges)
+            nn.functional.cross_entropy(model(inputs), targets)
+        except IndexError:
+            return False
+        return True
+
+    found = source.wildest(runs)
+    assert found.inputs.high == found.targets.high == 10
+
+
+class RandomInPlace(nn.Module):
+    """Random numbers by a method that works in place, which lanes of vmap do not take."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.fc(x) * torch.empty(2).bernoulli_(0.9)
+
+
+def test_random_numbers_that_lanes_do_not_take_are_refused_by_name_of_the_way_out():
+    gradient = Gradient(RandomInPlace(), nn.CrossEntropyLoss(reduction="none"), isolate=True)
+    with pytest.raises(Unsupported, match='isolate="loop"'):
+        gradient.check(torch.zeros(1, 3), torch.zeros(1, dtype=torch.long))

@@ -1,0 +1,343 @@
+"""Bounded sums of a model's gradients: every bound, odd lots, strange examples, random networks."""
+
+import copy
+import traceback
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+import farthing as ft
+from farthing.errors import InvalidValue, OutOfMemory, Unsupported
+from farthing.queries.bounds import ClipCoordinates, ClipNorm, ClipValue
+from farthing.queries.mechanisms import Gaussian
+from farthing.queries.query import Query
+from farthing.queries.samplers import Poisson
+from farthing.torch.gradients.bookkeeping import Gradient
+from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, plain_sum
+from farthing.torch.training.flat import Layout
+from farthing.torch.training.records import Examples
+
+EVERYBODY = slice(None)
+NOBODY = np.empty(0, np.int64)
+
+
+def losses(outputs, targets):
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def network():
+    """Convolution, norm, positions, one position: a term of every kind."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(
+            nn.Conv2d(2, 6, 3, padding=1),
+            nn.GroupNorm(2, 6),
+            nn.ReLU(),
+            nn.Flatten(2),
+            nn.Linear(30, 8),
+            nn.Tanh(),
+        ),
+        *(nn.LayerNorm(8), nn.Flatten(), nn.Linear(48, 7), nn.ReLU(), nn.Linear(7, 3)),
+    )
+
+
+def data(n=13):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(n, 2, 5, 6, generator=generator)
+    return x, torch.randint(0, 3, (n,), generator=generator)
+
+
+def bounds(rows, layout):
+    clip = 0.9 * float(rows.norm(dim=1).median())
+    scale = np.random.default_rng(0).uniform(0.5, 2.0, layout.size)
+    yield from (
+        ClipNorm(clip),
+        ClipNorm(clip, scale),
+        ClipNorm(clip, np.array(2.0)),
+        ClipCoordinates(scale / 50),
+    )
+    yield from (Automatic(clip), ClipCounted(clip, 0.1))
+    yield ClipLayers(tuple(clip / (2 + n) for n in range(len(layout.sizes))), layout.sizes)
+    yield ClipLayers((clip / 2, clip / 3), (sum(layout.sizes[:4]), sum(layout.sizes[4:])), (1.0, 3.0))
+
+
+def agree(found, expected, tolerance=1e-5):
+    assert found.dtype == torch.float32
+    assert found.shape == expected.shape
+    assert (found - expected).norm() <= tolerance * expected.norm()
+
+
+@pytest.mark.parametrize("route", [None, "rows", "again", "gram", "vmap"])
+@pytest.mark.parametrize("physical", [None, 4])
+def test_bounds_are_those_of_plain_rows(route, physical, one_by_one):
+    model, (x, y) = network(), data()
+    rows, gradient = one_by_one(model, losses, x, y), Gradient(model, losses, physical=physical, route=route)
+    for bound in bounds(rows, gradient.layout):
+        agree(gradient.bounded_sum(Examples((x, y)).take(EVERYBODY), None, bound), plain_sum(rows, bound))
+
+
+def test_plain_rows_are_bounded_like_the_core(one_by_one):
+    model, (x, y) = network(), data()
+    rows = one_by_one(model, losses, x, y)
+    for bound in bounds(rows, Layout.of(model)):
+        if isinstance(bound, ClipNorm | ClipCoordinates):
+            expected = torch.from_numpy(bound.apply(rows.numpy()).sum(0)).float()
+            agree(plain_sum(rows, bound), expected)
+
+
+def test_an_empty_lot_is_zeros():
+    model = network()
+    gradient = Gradient(model, losses)
+    lot = Examples(data()).take(NOBODY)
+    assert gradient.bounded_sum(lot, None, ClipNorm(1.0)).tolist() == [0.0] * gradient.layout.size
+    assert len(gradient.bounded_sum(lot, None, ClipCounted(1.0))) == gradient.layout.size + 1
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30])
+@pytest.mark.parametrize("route", [None, "gram", "vmap"])
+def test_an_example_that_is_not_finite_counts_as_zero(bad, route):
+    model, (x, y) = network(), data()
+    gradient = Gradient(model, losses, route=route)
+    spoilt = x.clone()
+    spoilt[3, 0, 0, 0] = bad
+    others = [n for n in range(len(y)) if n != 3]
+    for bound in (ClipNorm(0.5), ClipNorm(0.5, np.linspace(1, 2, gradient.layout.size)), Automatic(0.5)):
+        found = gradient.bounded_sum(Examples((spoilt, y)).take(EVERYBODY), None, bound)
+        expected = gradient.bounded_sum(Examples((x[others], y[others])).take(EVERYBODY), None, bound)
+        if bad == 1e30:  # still finite in its norms' layer: at most one bounded gradient more
+            assert (found - expected).norm() <= 1.01
+        else:
+            agree(found, expected)
+
+
+def test_a_spoilt_example_is_no_trace_under_coordinates_or_layers():
+    model, (x, y) = network(), data()
+    gradient = Gradient(model, losses)
+    spoilt = x.clone()
+    spoilt[0] = float("nan")
+    layers = ClipLayers((0.1,) * len(gradient.layout.sizes), gradient.layout.sizes)
+    for bound in (ClipCoordinates(np.full(gradient.layout.size, 0.01)), layers):
+        found = gradient.bounded_sum(Examples((spoilt, y)).take(EVERYBODY), None, bound)
+        agree(found, gradient.bounded_sum(Examples((x[1:], y[1:])).take(EVERYBODY), None, bound))
+
+
+class Padded:
+    """A lot filled up with rows that count for nothing."""
+
+    def __init__(self, x, y, filler):
+        self.x, self.y, self.filler = x, y, filler
+
+    def __len__(self):
+        return len(self.y)
+
+    def batches(self, physical):
+        blank = torch.full((2, *self.x.shape[1:]), self.filler)
+        weights = torch.cat([torch.ones(len(self.y)), torch.zeros(2)])
+        yield torch.cat([self.x, blank]), torch.cat([self.y, self.y[:2]]), weights
+
+
+@pytest.mark.parametrize("filler", [0.0, 7.0, float("nan")])
+@pytest.mark.parametrize("route", [None, "vmap"])
+def test_rows_that_fill_up_count_for_nothing(filler, route, one_by_one):
+    model, (x, y) = network(), data()
+    rows, gradient = one_by_one(model, losses, x, y), Gradient(model, losses, route=route)
+    for bound in bounds(rows, gradient.layout):
+        agree(gradient.bounded_sum(Padded(x, y, filler), None, bound), plain_sum(rows, bound))
+
+
+@pytest.mark.parametrize("route", [None, "gram", "vmap"])
+def test_a_user_is_the_sum_of_their_records(route, one_by_one):
+    model, (x, y) = network(), data()
+    users = np.array([0, 1, 0, 2, 2, 2, 3, 0, 4, 4, 5, 6, 6])
+    rows = one_by_one(model, losses, x, y)
+    kept = [np.flatnonzero(users == user)[:2] for user in range(7)]
+    people = torch.stack([rows[places].sum(0) for places in kept])
+    gradient = Gradient(model, losses, physical=6, route=route)
+    lot = Examples((x, y), users=users, records_per_user=2).take(EVERYBODY)
+    for bound in bounds(people, gradient.layout):
+        agree(gradient.bounded_sum(lot, None, bound), plain_sum(people, bound))
+
+
+def test_users_of_a_model_with_copies(one_by_one):
+    class Token(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.token, self.head = nn.Parameter(torch.randn(1, 4)), nn.Linear(4, 3)
+            self.act = nn.PReLU()
+
+        def forward(self, x):
+            return self.head(self.act(x + self.token))
+
+    torch.manual_seed(0)
+    model, x, y = Token(), torch.randn(8, 4), torch.randint(0, 3, (8,))
+    rows = one_by_one(model, losses, x, y)
+    people, bound = torch.stack([rows[n::4].sum(0) for n in range(4)]), ClipNorm(0.5)
+    lot = Examples((x, y), users=[0, 1, 2, 3] * 2, records_per_user=3).take(EVERYBODY)
+    agree(Gradient(model, losses).bounded_sum(lot, None, bound), plain_sum(people, bound))
+
+
+def test_several_inputs_and_outputs(one_by_one):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Linear(4, 3), nn.Linear(2, 3)
+
+        def forward(self, x, z=None):
+            return self.one(x[:, :4] if z is None else x) + self.other(x[:, 4:] if z is None else z)
+
+    torch.manual_seed(0)
+    model, x, y = Two(), torch.randn(8, 6), torch.randint(0, 3, (8,))
+    expected = plain_sum(one_by_one(model, losses, x, y), ClipNorm(0.5))
+    lot = Examples((x[:, :4], x[:, 4:], y)).take(EVERYBODY)
+    agree(Gradient(model, losses).bounded_sum(lot, None, ClipNorm(0.5)), expected)
+
+
+def test_mixed_precision_bounds_what_it_computed():
+    model, (x, y) = network(), data()
+    exact = Gradient(model, losses).bounded_sum(Examples((x, y)).take(EVERYBODY), None, ClipNorm(0.1))
+    for route in (None, "gram", "vmap"):
+        gradient = Gradient(model, losses, autocast=torch.bfloat16, route=route)
+        found = gradient.bounded_sum(Examples((x, y)).take(EVERYBODY), None, ClipNorm(0.1))
+        agree(found, exact, 0.05)
+        one = gradient.bounded_sum(Examples((x[:1], y[:1])).take(EVERYBODY), None, ClipNorm(1e-3))
+        assert float(one.norm()) <= 1e-3 * (1 + 2.0**-10)
+
+
+def test_dropout_does_not_join_examples():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 50), nn.Dropout(0.5), nn.ReLU(), nn.Linear(50, 3))
+    x, y = torch.randn(6, 4), torch.randint(0, 3, (6,))
+    gradient = Gradient(model, losses)
+    gradient.check(x, y)
+    torch.manual_seed(5)
+    rows = gradient.rows(x, y)
+    torch.manual_seed(5)
+    losses(model(x), y).sum().backward()
+    agree(rows.sum(0), torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert ((rows[:, :200].view(6, 50, 4).abs().sum(2) == 0).float().mean(1) > 0.3).all()
+
+
+def test_through_the_door():
+    model, (x, y) = network(), data()
+    gradient = Gradient(model, losses)
+    query = Query(Poisson(0.5), gradient, ClipNorm(1.0), Gaussian(4.0))
+    ledger = ft.Ledger(ft.Budget(3.0, 1e-5))
+    ledger.promise(query)
+    door = ledger.over(Examples((x, y)))
+    assert len(door.ask(query).value) == gradient.layout.size
+    assert ledger.share > 0
+
+
+def test_what_does_not_fit_is_refused():
+    model, (x, y) = network(), data()
+    gradient, lot = Gradient(model, losses), Examples((x, y)).take(EVERYBODY)
+    with pytest.raises(Unsupported, match="ClipValue does not bound"):
+        gradient.bounded_sum(lot, None, ClipValue(0.0, 1.0))
+    with pytest.raises(Unsupported, match="order 2"):
+        gradient.bounded_sum(lot, None, ClipNorm(1.0, order=1))
+    with pytest.raises(InvalidValue, match="the bound has 3 coordinates"):
+        gradient.bounded_sum(lot, None, ClipCoordinates(np.ones(3)))
+    with pytest.raises(InvalidValue, match="the bound has 8 coordinates"):
+        gradient.bounded_sum(lot, None, ClipLayers((1.0,), (8,)))
+    with pytest.raises(InvalidValue, match="no trainable parameter"):
+        Gradient(nn.ReLU(), losses)
+    with pytest.raises(InvalidValue, match="route"):
+        Gradient(model, losses, route="fast")
+
+
+def test_layers_must_end_where_parameters_do():
+    gradient = Gradient(nn.Linear(4, 3), losses)
+    lot = Examples((torch.randn(5, 4), torch.randint(0, 3, (5,)))).take(EVERYBODY)
+    with pytest.raises(InvalidValue, match="a layer ends inside a parameter"):
+        gradient.bounded_sum(lot, None, ClipLayers((1.0, 1.0), (13, 2)))
+
+
+def test_the_model_is_as_before():
+    model, (x, y) = network(), data()
+    before = copy.deepcopy(model.state_dict())
+    gradient = Gradient(model, losses)
+    gradient.bounded_sum(Examples((x, y)).take(EVERYBODY), None, ClipNorm(1.0))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+
+
+LAYERS = st.sampled_from(["linear", "tanh", "norm", "attention", "conv", "lstm", "twice", "odd"])
+
+
+class Random(nn.Module):
+    """Layers in any order over a sequence of width 6."""
+
+    def __init__(self, kinds):
+        super().__init__()
+        made = {
+            "linear": lambda: nn.Linear(6, 6),
+            "tanh": nn.Tanh,
+            "norm": lambda: nn.LayerNorm(6),
+            "attention": lambda: nn.TransformerEncoderLayer(6, 2, 7, 0.0, batch_first=True),
+            "conv": lambda: nn.Conv1d(6, 6, 3, padding=1, groups=2),
+            "lstm": lambda: nn.LSTM(6, 3, bidirectional=True, batch_first=True),
+            "twice": lambda: nn.Linear(6, 6, bias=False),
+            "odd": lambda: nn.PReLU(6),
+        }
+        self.kinds, self.layers = kinds, nn.ModuleList([made[kind]() for kind in kinds])
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        for kind, layer in zip(self.kinds, self.layers, strict=True):
+            match kind:
+                case "conv":
+                    x = layer(x.transpose(1, 2)).transpose(1, 2)
+                case "lstm":
+                    x = layer(x)[0]
+                case "twice":
+                    x = layer(torch.tanh(layer(x)))
+                case "odd":
+                    x = layer(x.transpose(1, 2)).transpose(1, 2)
+                case _:
+                    x = layer(x)
+        return self.head(x.mean(1))
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(kinds=st.lists(LAYERS, min_size=1, max_size=4), frozen=st.integers(0, 3), seed=st.integers(0, 9))
+def test_random_networks(kinds, frozen, seed):
+    torch.manual_seed(seed)
+    model, x, y = Random(kinds), torch.randn(5, 4, 6), torch.randint(0, 3, (5,))
+    if frozen < len(kinds):
+        model.layers[frozen].requires_grad_(False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    rows = []
+    for n in range(5):
+        found = torch.autograd.grad(losses(model(x[n : n + 1]), y[n : n + 1]).sum(), trained)
+        rows.append(torch.cat([part.flatten() for part in found]))
+    rows = torch.stack(rows)
+    bound = ClipNorm(0.7 * float(rows.norm(dim=1).mean()))
+    gradient = Gradient(model, losses, physical=3)
+    agree(gradient.bounded_sum(Examples((x, y)).take(EVERYBODY), None, bound), plain_sum(rows, bound))
+
+
+def test_without_memory_nothing_is_said_of_the_lot(monkeypatch):
+    """What torch could not allocate tells how many rows were drawn."""
+    model = nn.Conv1d(2, 3, 2)
+    gradient = Gradient(model, lambda out, y: out.flatten(1).sum(1), physical=7)
+    lot = Examples((torch.randn(5, 2, 4), torch.zeros(5))).take(slice(None))
+    gradient.check(torch.randn(5, 2, 4), torch.zeros(5))
+
+    def greedy(*given):
+        raise torch.OutOfMemoryError("Tried to allocate 4.32 GiB")
+
+    monkeypatch.setattr(gradient, "_add", greedy)
+    with pytest.raises(OutOfMemory, match="no memory for a batch of physical=7 rows") as caught:
+        gradient.bounded_sum(lot, None, ClipNorm(1.0))
+    assert "GiB" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_loss_that_is_a_mean_is_refused_where_it_is_computed():
+    gradient = Gradient(nn.Linear(2, 1), lambda outputs, targets: (outputs[:, 0] - targets).square().mean())
+    with pytest.raises(InvalidValue, match="one value a record"):
+        gradient._losses(torch.zeros(4, 1), torch.zeros(4), 4)

@@ -1,0 +1,88 @@
+"""Bounds: what they promise the mechanism, and what they do to rows."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from farthing.budget import Adjacency, Budget
+from farthing.errors import InvalidValue, Unsupported
+from farthing.queries.bounds import ClipCoordinates, ClipNorm
+from farthing.queries.events import GaussianEvent
+from farthing.queries.mechanisms import Gaussian
+from farthing.queries.query import Query
+from farthing.queries.samplers import Everyone
+from farthing.torch.gradients.bookkeeping import Gradient
+from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, plain_sum
+
+ROWS = torch.randn(40, 10, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 40)[:, None]
+BOUNDS = [
+    ClipNorm(0.7),
+    ClipNorm(0.7, np.linspace(0.5, 2.0, 10)),
+    ClipCoordinates(np.linspace(0.1, 1.0, 10)),
+    ClipLayers((0.3, 0.6), (4, 6)),
+    ClipLayers((0.3, 0.6), (4, 6), (0.5, 4.0)),
+    Automatic(0.7, 0.05),
+    ClipCounted(0.7, 0.2),
+]
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_no_row_is_longer_than_its_bound(bound):
+    strange = torch.cat([ROWS, torch.tensor([[math.nan] * 10, [math.inf] + [0.0] * 9, [0.0] * 10])])
+    for row in strange:
+        length = (plain_sum(row[None], bound) / torch.as_tensor(np.array(bound.scale))).double().norm()
+        assert float(length) <= bound.norm() * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_the_price_is_that_of_the_noise(bound):
+    gradient = Gradient(torch.nn.Linear(9, 1), torch.nn.MSELoss(reduction="none"))
+    query = Query(Everyone(), gradient, bound, Gaussian(1.3))
+    assert query.price(Budget(1.0, 1e-5)) == GaussianEvent(1.3)
+    assert bound.sensitivity(Adjacency.REPLACE_ONE) == 2 * bound.sensitivity(Adjacency.ADD_REMOVE)
+
+
+def test_counting_is_paid_for_out_of_the_same_norm():
+    bound = ClipCounted(2.0, share=0.04)
+    assert bound.norm() ** 2 == pytest.approx(2.0**2 + (bound.unit / 2) ** 2)
+    rows = torch.tensor([[1.0, 0.0], [3.0, 4.0], [math.nan, 0.0], [0.0, 2.0]])
+    gradient, count = bound.read(plain_sum(rows, bound))
+    assert gradient.tolist() == pytest.approx([1.0 + 1.2, 1.6 + 2.0])
+    assert count == pytest.approx(3 * 0.5 - 0.5)
+
+
+def test_stretches_move_noise_between_layers():
+    plain, stretched = ClipLayers((1.0, 1.0), (2, 3)), ClipLayers((1.0, 1.0), (2, 3), (1.0, 3.0))
+    assert plain.scale == 1.0
+    assert plain.norm() == pytest.approx(math.sqrt(2))
+    assert stretched.norm() == pytest.approx(math.hypot(1, 1 / 3))
+    assert np.asarray(stretched.scale).tolist() == [1.0, 1.0, 3.0, 3.0, 3.0]
+
+
+def test_automatic_is_never_quite_the_clip():
+    found = plain_sum(torch.tensor([[3.0, 4.0]]), Automatic(1.0, 0.01))
+    assert found.tolist() == pytest.approx([3 / 5.01, 4 / 5.01])
+
+
+def test_bad_bounds_are_refused():
+    with pytest.raises(InvalidValue, match="one clip, size and stretch a layer"):
+        ClipLayers((1.0, 1.0), (2,))
+    with pytest.raises(InvalidValue, match="clip must be"):
+        ClipLayers((0.0,), (2,))
+    with pytest.raises(InvalidValue, match="share must be"):
+        ClipCounted(1.0, 1.0)
+    for bound in (ClipLayers((1.0,), (2,)), Automatic(), ClipCounted(1.0)):
+        with pytest.raises(Unsupported, match="Gaussian"):
+            bound.norm(1)
+
+
+def test_a_scale_that_was_changed_in_place_is_refused():
+    """Measured in one scale and given noise in another, an example would get past its bound."""
+    bound = ClipNorm(1.0, torch.ones(4))
+    rows = torch.ones(3, 4)
+    plain_sum(rows, bound)
+    bound.scale.mul_(1e-3)
+    with pytest.raises(InvalidValue, match="changed in place"):
+        plain_sum(rows, bound)

@@ -1,0 +1,347 @@
+"""Every layer's per-example gradients against ordinary autograd, one example at a time."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from farthing.torch.checks.probe import Source, plan_of
+from farthing.torch.gradients.bookkeeping import Gradient
+from farthing.torch.gradients.convolution import Windows
+from farthing.torch.gradients.layers import anything, rules_of
+from farthing.torch.gradients.terms import Factor, Lookup, Outer, Route, Rows, Sum
+
+
+def losses(outputs, targets):
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+class Head(nn.Module):
+    """A layer whose output is cut to three numbers an example."""
+
+    def __init__(self, layer, forward):
+        super().__init__()
+        self.layer, self.way = layer, forward
+
+    def forward(self, *inputs):
+        return self.way(self.layer, *inputs).flatten(1)[:, :3]
+
+
+class Tied(nn.Module):
+    """Tokens, learnt places that all examples share, and an output layer that is the embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.places, self.layer = (
+            nn.Embedding(11, 6, padding_idx=0),
+            nn.Embedding(7, 6),
+            nn.Linear(6, 6),
+        )
+        self.out = nn.Linear(6, 11, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, tokens):
+        x = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
+        return self.out(torch.tanh(self.layer(x))).mean(1)
+
+
+class Vision(nn.Module):
+    """A class token and places as parameters of the model itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.places = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(1, 8, 8))
+        self.patches, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+
+    def forward(self, x):
+        x = self.patches(x)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.places
+        return self.head(self.layer(x)[:, 0])
+
+
+class Odd(nn.Module):
+    """A layer that no rule knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.weight = nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(5, 3))
+
+    def forward(self, x):
+        return (x * self.scale).sin() @ self.weight
+
+
+class LowRank(nn.Module):
+    """A frozen layer with an adapter beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(5, 6).requires_grad_(False)
+        self.down, self.up = nn.Linear(5, 2, bias=False), nn.Linear(2, 6, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+def _cells(cells, x):
+    state = cells[0](x[:, 1], cells[0](x[:, 0]))
+    return cells[2](cells[1](state[0]))
+
+
+def _frozen_middle():
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+    model[2].requires_grad_(False)
+    model[4].weight.requires_grad_(False)
+    return model
+
+
+N = 9
+WIDE, LONG, IMAGE = (N, 5), (N, 7, 5), (N, 4, 8, 9)
+
+
+def first(found):
+    return found[0]
+
+
+def mean(x):
+    return x.mean(1)
+
+
+MODELS = {
+    "linear": (lambda: nn.Sequential(nn.Linear(5, 7), nn.ReLU(inplace=True), nn.Linear(7, 3)), WIDE),
+    "positions": (lambda: Head(nn.Linear(5, 7), lambda m, x: m(x).tanh().mean(1)), LONG),
+    "flattened": (lambda: Head(nn.Linear(5, 7), lambda m, x: m(x.flatten(0, 1)).view(len(x), -1)), LONG),
+    "conv1d": (
+        lambda: nn.Sequential(nn.Conv1d(7, 6, 3, 2, 2, 2), nn.ReLU(), nn.Flatten(), nn.Linear(18, 3)),
+        LONG,
+    ),
+    "conv2d": (
+        lambda: nn.Sequential(
+            nn.Conv2d(4, 6, 3, padding=1, groups=2),
+            nn.ReLU(),
+            nn.Conv2d(6, 20, (2, 3), (1, 2)),
+            nn.Flatten(),
+            nn.Linear(560, 3),
+        ),
+        IMAGE,
+    ),
+    "padding": (
+        lambda: nn.Sequential(
+            nn.Conv2d(4, 6, 3, padding=(1, 2), padding_mode="circular"),
+            nn.Conv2d(6, 5, 4, padding="same"),
+            nn.Flatten(),
+            nn.Linear(440, 3),
+        ),
+        IMAGE,
+    ),
+    "conv3d": (
+        lambda: nn.Sequential(nn.Conv3d(2, 4, 2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(480, 3)),
+        (N, 2, 3, 4, 5),
+    ),
+    "transposed": (lambda: Head(nn.ConvTranspose2d(4, 3, 3), lambda m, x: m(x).mean((2, 3))), IMAGE),
+    "channel norms": (
+        lambda: nn.Sequential(
+            nn.Conv2d(4, 6, 3),
+            nn.GroupNorm(2, 6),
+            nn.InstanceNorm2d(6, affine=True),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(252, 3),
+        ),
+        IMAGE,
+    ),
+    "norms": (
+        lambda: nn.Sequential(
+            nn.Linear(5, 8), nn.LayerNorm(8), nn.RMSNorm((7, 8)), nn.Flatten(), nn.Linear(56, 3)
+        ),
+        LONG,
+    ),
+    "attention": (
+        lambda: Head(nn.MultiheadAttention(4, 2, batch_first=True), lambda m, x: first(m(x, x, x))),
+        (N, 6, 4),
+    ),
+    "cross attention": (
+        lambda: Head(
+            nn.MultiheadAttention(4, 2, batch_first=True),
+            lambda m, x: m(x, x.flip(1), x + 1, need_weights=False)[0],
+        ),
+        (N, 6, 4),
+    ),
+    "other widths": (
+        lambda: Head(
+            nn.MultiheadAttention(8, 2, kdim=5, vdim=4),
+            lambda m, x: m(*(side.transpose(0, 1) for side in (x, x[..., :5], x[..., :4])))[0].transpose(
+                0, 1
+            ),
+        ),
+        (N, 6, 8),
+    ),
+    "transformer": (
+        lambda: Head(
+            nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0), 2, enable_nested_tensor=False),
+            lambda m, x: m(x.transpose(0, 1)).mean(0),
+        ),
+        (N, 6, 8),
+    ),
+    "decoder": (
+        lambda: Head(nn.TransformerDecoderLayer(8, 2, 16, 0.0, batch_first=True), lambda m, x: m(x, 2 * x)),
+        (N, 6, 8),
+    ),
+    "tied": (Tied, "tokens"),
+    "bag": (lambda: nn.Sequential(nn.EmbeddingBag(11, 6, mode="sum"), nn.Linear(6, 3)), "tokens"),
+    "padded bag": (
+        lambda: nn.Sequential(nn.EmbeddingBag(11, 6, padding_idx=0), nn.Tanh(), nn.Linear(6, 3)),
+        "tokens",
+    ),
+    "largest of a bag": (
+        lambda: nn.Sequential(nn.EmbeddingBag(11, 6, mode="max"), nn.Linear(6, 3)),
+        "tokens",
+    ),
+    "vision": (Vision, LONG),
+    "odd": (lambda: nn.Sequential(nn.Linear(5, 5), Odd()), WIDE),
+    "odd positions": (lambda: Head(nn.Sequential(Odd(), nn.Linear(3, 3)), lambda m, x: m(x).mean(1)), LONG),
+    "prelu": (lambda: nn.Sequential(nn.Linear(5, 4), nn.PReLU(4), nn.Linear(4, 3)), WIDE),
+    "bilinear": (lambda: Head(nn.Bilinear(5, 5, 3), lambda m, x: m(x, x.flip(1))), WIDE),
+    "weight norm": (
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 4)), nn.Linear(4, 3)),
+        WIDE,
+    ),
+    "twice": (lambda: Head(nn.Linear(5, 5), lambda m, x: m(torch.tanh(m(x)))), WIDE),
+    "twice convolved": (
+        lambda: Head(nn.Conv2d(4, 4, 3, padding=1), lambda m, x: m(torch.tanh(m(x))).mean((2, 3))),
+        IMAGE,
+    ),
+    "frozen": (_frozen_middle, WIDE),
+    "adapter": (lambda: nn.Sequential(LowRank(), nn.Tanh(), nn.Linear(6, 3).requires_grad_(False)), WIDE),
+    "statistics": (
+        lambda: nn.Sequential(nn.Conv2d(4, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(126, 3)).eval(),
+        IMAGE,
+    ),
+    "lstm": (
+        lambda: Head(nn.LSTM(5, 6, 2, bidirectional=True, batch_first=True), lambda m, x: m(x)[0].mean(1)),
+        LONG,
+    ),
+    "projected lstm": (
+        lambda: Head(nn.LSTM(5, 6, proj_size=4), lambda m, x: m(x.transpose(0, 1))[0].mean(0)),
+        LONG,
+    ),
+    "gru": (
+        lambda: Head(nn.GRU(5, 6, 2, bidirectional=True), lambda m, x: m(x.transpose(0, 1))[1].mean(0)),
+        LONG,
+    ),
+    "rnn": (
+        lambda: Head(nn.RNN(5, 6, nonlinearity="relu", batch_first=True), lambda m, x: m(x)[0].mean(1)),
+        LONG,
+    ),
+    "cells": (
+        lambda: Head(nn.ModuleList([nn.LSTMCell(5, 6), nn.GRUCell(6, 4), nn.RNNCell(4, 3)]), _cells),
+        LONG,
+    ),
+}
+
+
+def made(name):
+    """A model, its inputs and targets, the same at every call."""
+    build, shape = MODELS[name]
+    torch.manual_seed(len(name))
+    model = build()
+    inputs = torch.randint(0, 11, (N, 7)) if shape == "tokens" else torch.randn(shape)
+    return model, inputs, torch.randint(0, 3, (N,))
+
+
+@pytest.mark.filterwarnings("ignore:.*(batching rule|oneDNN|zero-padded):UserWarning")  # torch's own
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_of_autograd(name, one_by_one):
+    model, inputs, targets = made(name)
+    gradient = Gradient(model, losses)
+    gradient.check(inputs, targets)
+    found, expected = gradient.rows(inputs, targets), one_by_one(model, losses, inputs, targets)
+    assert (found - expected).norm() <= 1e-5 * expected.norm()
+    assert all(p.requires_grad for name, p in model.named_parameters() if name in gradient.layout.names)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_known_layers_are_not_mapped():
+    known = [name for name in MODELS if anything not in rules_of(made(name)[0])[0].values()]
+    mapped = {"transposed", "odd", "odd positions", "prelu", "bilinear", "weight norm", "statistics"}
+    assert set(MODELS) - set(known) == mapped | {"largest of a bag"}
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags_of_users_and_empty_bags(mode, one_by_one):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.EmbeddingBag(11, 6, mode=mode, padding_idx=0), nn.Linear(6, 3))
+    ids, targets = torch.randint(0, 11, (N, 2, 4)), torch.randint(0, 3, (N, 2))
+    ids[3, 1] = 0  # nothing but padding
+    weights = torch.ones(N, 2)
+    gradient = Gradient(model, losses)
+    gradient.check(ids, targets, weights)
+    found = gradient.rows(ids, targets, weights)
+    expected = sum(one_by_one(model, losses, ids[:, n], targets[:, n]) for n in range(2))
+    assert (found - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_a_batch_axis_is_the_one_that_grows():
+    model, inputs, targets = made("transformer")
+    plan = plan_of(model, Source(inputs, targets))
+    by_type = {type(module): plan.axes[number, 1][0][0] for module, number in plan.numbers.items()}
+    assert by_type[nn.Linear] == by_type[nn.LayerNorm] == 1
+    assert plan_of(made("tied")[0], Source(made("tied")[1], targets)).axes[1, 1][0] == (None,)
+
+
+def terms():
+    """Terms of every kind with their rows, written out."""
+    generator = torch.Generator().manual_seed(0)
+    u, v = torch.randn(6, 7, 5, generator=generator), torch.randn(6, 7, 40, generator=generator)
+    ids = torch.randint(0, 5, (6, 4), generator=generator)
+    looked = torch.randn(6, 4, 40, generator=generator)
+    outer = torch.einsum("btp,btq->bpq", u, v)
+    lookup = torch.einsum("btp,btq->bpq", F.one_hot(ids, 5).float(), looked)
+    conv = nn.Conv2d(6, 20, 3, stride=2, dilation=2, groups=2)
+    delta = torch.randn(6, 2, 20, 3, 2, generator=generator)
+    x = torch.randn(6, 2, 6, 9, 8, generator=generator)
+    weight = conv.weight.detach()
+    convolved = torch.stack(
+        [torch.nn.grad.conv2d_weight(x[n], weight.shape, delta[n], 2, 0, 2, 2).flatten() for n in range(6)]
+    )
+    yield "outer", Outer(Factor(u), Factor(v)), outer
+    yield "wide", Outer(Factor(v), Factor(u)), outer.transpose(1, 2)
+    yield "one", Outer(Factor(u[:, :1]), Factor(v[:, :1])), u[:, 0, :, None] * v[:, 0, None]
+    yield "lookup", Lookup(ids, Factor(looked), 5), lookup
+    yield "sum", Sum.of([Outer(Factor(u), Factor(v)), Lookup(ids, Factor(looked), 5)]), outer + lookup
+    yield "windows", Windows(conv, delta, x), convolved
+    yield "rows", Rows(outer.flatten(1)), outer
+
+
+@pytest.mark.parametrize("route", Route)
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize(("name", "term", "rows"), list(terms()), ids=[name for name, *_ in terms()])
+def test_terms_measure_and_add_what_they_stand_for(name, term, rows, route, native, monkeypatch):
+    if not native:
+        monkeypatch.setattr("farthing.noise.native.kernels", lambda *_: None)
+    rows, term = rows.flatten(1), term.fresh()
+    inverse, factors = torch.linspace(0.5, 2.0, rows.shape[1]), torch.linspace(0.0, 1.0, len(rows))
+    close = {"rtol": 1e-5, "atol": 1e-5 * float(rows.abs().max())}
+    assert (term.largest() >= rows.norm(dim=1) * (1 - 1e-6)).all()
+    scaled, out = term.fresh(), torch.ones(rows.shape[1])
+    scaled.route = term.route = route
+    assert torch.allclose(scaled.scaled_norms(inverse), (rows * inverse).norm(dim=1), **close)
+    scaled.add(factors, out)
+    assert torch.allclose(out, 1 + factors @ rows, **close)
+    assert torch.allclose(term.norms(), rows.norm(dim=1), **close)
+    out = torch.ones(rows.shape[1])
+    term.add(factors, out)
+    assert torch.allclose(out, 1 + factors @ rows, **close)
+
+
+def test_a_norm_lost_to_rounding_is_rounded_up():
+    u = torch.tensor([[[1.0], [-1.0]]])
+    v = torch.tensor([[[1e4, 1.0], [1e4, 1.0 + 2.0**-12]]])  # what is left of the sum is 2⁻¹²
+    term = Outer(Factor(u), Factor(v))
+    term.route = Route.GRAM
+    assert 2.0**-12 <= float(term.norms()) < 50.0
+
+
+def test_a_product_of_tiny_and_huge_does_not_vanish():
+    term = Outer(Factor(torch.full((1, 1, 1000), 1e-22)), Factor(torch.full((1, 1, 4), 1e18)))
+    assert float(term.norms()) >= 1e-22 * 1e18 * (4000**0.5)

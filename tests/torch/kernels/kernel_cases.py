@@ -1,0 +1,393 @@
+"""The Triton kernels, on a GPU or interpreted, against references that share no code with them."""
+
+import struct
+
+import mpmath as mp
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+from farthing.noise import lattice
+from farthing.noise.lattice import SeededStream
+from farthing.torch.kernels import clamped_sums, grams, lattice_noise, noise_pool, updates
+
+DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+KEY = bytes(range(32))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def interpreter():
+    """Triton's interpreter counts loops by arrays of one number, which new versions of numpy refuse."""
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang_tensor
+
+    def mended(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(interpreter, "_patch_lang_tensor", mended)
+        yield
+
+
+def keystream(key, counter, nonce, blocks):
+    return (
+        Cipher(algorithms.ChaCha20(key, struct.pack("<I", counter) + nonce), None)
+        .encryptor()
+        .update(bytes(64 * blocks))
+    )
+
+
+def words_of(key, size):
+    """The word of every sample, in order, by another ChaCha20."""
+    programs = -(-size // (8 * lattice_noise.LANES))
+    words = np.frombuffer(keystream(key, 0, bytes(12), programs * lattice_noise.LANES), "<u8")
+    return words.reshape(programs, lattice_noise.LANES, 8).transpose(0, 2, 1).reshape(-1)[:size]
+
+
+def drawn(key, size, bits):
+    cells, places = lattice_noise.gaussian(key, size, bits, DEVICE)
+    count, *places = places.tolist()
+    assert count <= len(places)
+    return cells.cpu().numpy().astype(np.int64), sorted(places[:count])
+
+
+def test_the_block_function_is_that_of_rfc_8439():
+    nonce = bytes.fromhex("000000090000004a00000000")  # section 2.3.2
+    block = lattice_noise.blocks(KEY, 1, nonce, 1, DEVICE).cpu().numpy().tobytes()
+    assert block.hex() == (
+        "10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e"
+        "d2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e"
+    )
+
+
+@pytest.mark.parametrize(("counter", "seed"), [(0, 1), (7, 2), (2**32 - 8, 3)])
+def test_blocks_are_those_of_another_implementation(counter, seed):
+    random = np.random.default_rng(seed)
+    key, nonce = random.bytes(32), random.bytes(12)
+    found = lattice_noise.blocks(key, counter, nonce, 8, DEVICE).cpu().numpy().tobytes()
+    assert found == keystream(key, counter, nonce, 8)
+
+
+def test_places_tell_their_words():
+    words = words_of(KEY, 5000)
+    for place in (0, 1, lattice_noise.LANES - 1, lattice_noise.LANES, 8 * lattice_noise.LANES, 4999):
+        assert noise_pool._word(KEY, *lattice_noise.block_of(place)) == words[place]
+
+
+@pytest.mark.parametrize("bits", [20, 26, 27, 40])
+def test_samples_are_exact(bits):
+    """Every sample is that of its word in exact arithmetic, or is left open."""
+    size = 3000
+    cells, places = drawn(KEY, size, bits)
+    words = words_of(KEY, size).view(np.int64)
+    wanted = lattice._cells(SeededStream(0), lattice._HALF_NORMAL, words & (2**63 - 1), bits)
+    wanted = np.where(words < 0, -wanted, wanted)
+    assert set(np.flatnonzero(cells != wanted)) <= set(places)
+    assert len(places) <= size * 2.0 ** (bits - 46)  # 2^(bits - 49) · E|Z| · 2 are expected
+    settled = noise_pool.settle(SeededStream(0), KEY, places, bits, lattice_noise.block_of)
+    assert (settled == wanted[places]).all()
+
+
+def test_what_is_open_is_decided():
+    noise, places = lattice_noise.gaussian(KEY, 3000, 40, DEVICE)
+    assert int(places[0]) > 0
+    noise_pool.decide(noise, places.cpu(), SeededStream(0), KEY, 40, lattice_noise.block_of)
+    words = words_of(KEY, 3000).view(np.int64)
+    wanted = lattice._cells(SeededStream(0), lattice._HALF_NORMAL, words & (2**63 - 1), 40)
+    assert (noise.cpu().numpy() == np.where(words < 0, -wanted, wanted)).all()
+    with pytest.raises(ArithmeticError, match="7 roundings are open where at most 2"):
+        noise_pool.decide(noise, torch.tensor([7, 1, 2]), SeededStream(0), KEY, 40, lattice_noise.block_of)
+
+
+def test_noise_may_take_the_place_of_used_noise():
+    noise, _ = lattice_noise.gaussian(KEY, 700, 20, DEVICE)
+    first = noise.clone()
+    again, _ = lattice_noise.gaussian(bytes(32), 700, 20, DEVICE, noise)
+    assert again is noise
+    assert not torch.equal(first, again)
+    assert lattice_noise.gaussian(KEY, 700, 30, DEVICE, noise)[0].dtype == torch.int64  # which does not fit
+
+
+def test_at_many_bits_some_are_open_and_noted_once():
+    cells, places = drawn(KEY, 4096, 40)
+    assert 1 <= len(places) == len(set(places))
+    assert max(places) < 4096
+    assert cells.dtype == np.int64
+
+
+@triton.jit
+def quantile_kernel(odd, out, SIZE: tl.constexpr):
+    place = tl.arange(0, SIZE)
+    x, _ = lattice_noise._half_normal(tl.load(odd + place).to(tl.uint64, bitcast=True))
+    tl.store(out + place, x)
+
+
+def quantiles(words):
+    """The kernel's own quantile, of words without sign."""
+    odd = torch.from_numpy((2 * words.astype(np.uint64) + 1).view(np.int64)).to(DEVICE)
+    out = torch.empty(len(words), dtype=torch.float64, device=DEVICE)
+    quantile_kernel[(1,)](odd, out, SIZE=len(words))
+    return out.cpu().numpy()
+
+
+def exact_quantile(word):
+    with mp.workdps(40):
+        u = mp.mpf(2 * word + 1) / 2**64
+        if u > 0.2:
+            return mp.sqrt(2) * mp.erfinv(1 - u)
+        x = mp.sqrt(-2 * mp.log(u))
+        while True:
+            tail = mp.erfc(x / mp.sqrt(2))
+            step = mp.log(tail / u) * tail / (mp.sqrt(2 / mp.pi) * mp.exp(-x * x / 2))
+            x += step
+            if abs(step) < x * mp.mpf(10) ** -30:
+                return x
+
+
+def test_the_quantile_keeps_to_less_than_half_of_its_error():
+    random = np.random.default_rng(5)
+    words = np.concatenate(
+        [
+            random.integers(0, 2**63, 700),
+            (2.0 ** random.uniform(0, 63, 800)).astype(np.int64),  # tails
+            2**63 - 1 - (2.0 ** random.uniform(0, 62, 500)).astype(np.int64),  # near zero
+            np.arange(44),
+            [2**63 - 1, 2**63 - 2, int(0.2 * 2**63), int(0.2 * 2**63) + 1],
+        ]
+    )
+    assert len(words) == 2048
+    found = quantiles(words)
+    worst = max(abs(mp.mpf(float(x)) / exact_quantile(int(w)) - 1) for x, w in zip(found, words, strict=True))
+    assert worst < lattice_noise.ERROR / 2
+
+
+def test_a_release_rounds_adds_and_scales():
+    draw = torch.Generator(DEVICE).manual_seed(3)
+    total = torch.randn(2500, generator=draw, device=DEVICE)
+    added = torch.randint(-(2**23), 2**23, (2500,), generator=draw, device=DEVICE)
+    scale = torch.rand(2500, generator=draw, device=DEVICE) + 0.1
+    cell = 1.37 * 2.0**-22
+    for each in (None, scale):
+        units = 1.0 if each is None else each.double()
+        wanted = (torch.round(total.double() / units / cell) + added) * cell * units
+        found = lattice_noise.release(total, added, each, cell)
+        assert found.dtype == torch.float32
+        assert torch.allclose(found.double(), wanted, rtol=2.0**-23, atol=2 * cell)
+
+
+def test_a_release_of_what_is_not_finite_is_bounded():
+    total = torch.tensor([float("nan"), float("inf"), -float("inf"), 3e38], device=DEVICE)
+    found = lattice_noise.release(total, torch.zeros(4, dtype=torch.int32, device=DEVICE), None, 2.0**-20)
+    assert found.tolist() == [0.0, 2.0**32, -(2.0**32), 2.0**32]
+
+
+def reference(delta, a, limit):
+    gradients = torch.einsum("bto,bti->boi", delta.double(), a.double())
+    return torch.minimum(torch.maximum(gradients, -limit.double()), limit.double()).sum(0)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1), (9, 1, 70, 90), (33, 1, 16, 200), (3, 5, 70, 20), (2, 40, 5, 90)]
+)
+@pytest.mark.parametrize("matrix", [False, True])
+def test_clamped_sums(shape, matrix):
+    batch, length, rows, columns = shape
+    draw = torch.Generator(DEVICE).manual_seed(4)
+    delta = torch.randn(batch, length, rows, generator=draw, device=DEVICE)
+    a = torch.randn(batch, length, columns, generator=draw, device=DEVICE)
+    limits = torch.rand(rows, columns, generator=draw, device=DEVICE) + 0.01
+    limit = limits if matrix else torch.tensor(0.7, device=DEVICE)
+    found = (
+        clamped_sums.clamped_outer(delta[:, 0], a[:, 0], limit)
+        if length == 1
+        else clamped_sums.clamped_dots(delta, a, limit)
+    )
+    assert torch.allclose(found.double(), reference(delta, a, limit), rtol=1e-5, atol=1e-6 * batch)
+
+
+@pytest.mark.parametrize("vector", [False, True])
+def test_clamped_rows(vector):
+    draw = torch.Generator(DEVICE).manual_seed(6)
+    rows = torch.randn(41, 300, generator=draw, device=DEVICE)
+    limit = torch.rand(300, generator=draw, device=DEVICE) if vector else torch.tensor(0.7, device=DEVICE)
+    wanted = torch.minimum(torch.maximum(rows.double(), -limit.double()), limit.double()).sum(0)
+    assert torch.allclose(clamped_sums.clamped_rows(rows, limit).double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's numpy
+def test_what_overflows_is_bounded():
+    delta, a = torch.full((3, 2, 4), 1e30, device=DEVICE), torch.full((3, 2, 5), 1e30, device=DEVICE)
+    a[0, 1] *= -1  # ∞ - ∞, or ∞ where products are not rounded before they are added
+    limit = torch.tensor(0.5, device=DEVICE)
+    assert set(clamped_sums.clamped_dots(delta, a, limit).flatten().tolist()) <= {0.5, 1.0, 1.5}
+    first = delta[:, 0].contiguous(), a[:, 0].contiguous()
+    assert clamped_sums.clamped_outer(*first, limit).flatten().tolist() == [1.5] * 20
+    rows = torch.tensor([[float("nan"), float("inf"), -1e38]], device=DEVICE)
+    assert clamped_sums.clamped_rows(rows, limit).tolist() == [0.0, 0.5, -0.5]
+
+
+def layers(examples, shapes, seed=8):
+    draw = torch.Generator(DEVICE).manual_seed(seed)
+    return [tuple(torch.randn(examples, n, generator=draw, device=DEVICE) for n in shape) for shape in shapes]
+
+
+def squares_of(pairs, biases):
+    squares = torch.full((len(pairs[0][0]),), 7.0, dtype=torch.float64, device=DEVICE)
+    for n, ((u, v), bias) in enumerate(zip(pairs, biases, strict=True)):
+        clamped_sums.add_squares(u, v, squares, bias=bias, first=n == 0)
+    return squares
+
+
+def test_squares_of_several_layers():
+    pairs = layers(5, [(30, 70), (10, 1), (3, 1500)])
+    gradients = [(u[:, :, None] * v[:, None, :]).double().flatten(1) for u, v in pairs]
+    gradients.append(pairs[0][0].double())  # the bias of the first
+    wanted = torch.cat(gradients, 1).square().sum(1)
+    assert torch.allclose(squares_of(pairs, [True, False, False]), wanted, rtol=1e-6)
+
+
+def test_squares_neither_vanish_nor_overflow():
+    u, v = torch.full((2, 4), 1e-30, device=DEVICE), torch.full((2, 9), 1e36, device=DEVICE)
+    assert torch.allclose(squares_of([(u, v)], [False]).sqrt(), torch.tensor(6e6, dtype=torch.float64))
+    v[1, 0] = float("nan")
+    assert squares_of([(u, v)], [False]).isfinite().tolist() == [True, False]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("gamma", [None, 0.01])
+def test_weights_clip(gamma):
+    pairs = layers(6, [(1100, 3), (4, 2)])
+    pairs[0][0][1] = float("inf")
+    pairs[1][0][2] = 0.0
+    squares = squares_of(pairs, [True, True])
+    norms = squares.sqrt()
+    factors = 2.0 / (norms + gamma) if gamma else (2.0 / norms).clamp(max=1.0)
+    found = clamped_sums.weighted(pairs[0][0], squares, 2.0, gamma)
+    wanted = torch.where(norms.isfinite(), factors, 0.0)[:, None] * pairs[0][0].double().nan_to_num(
+        posinf=0.0
+    )
+    assert found.dtype == torch.float32
+    assert torch.allclose(found.double(), wanted, rtol=1e-6, atol=1e-30)
+    assert found[1].abs().max() == 0
+
+
+@pytest.mark.parametrize("slots", [1, 7, 132, 528])
+def test_work_is_shared_without_losing_an_example(slots):
+    for examples in (1, 7, 8, 9, 64, 600):
+        for tiles in (1, 3, 208, 5000):
+            shares, part = clamped_sums._shares(examples, tiles, slots)
+            assert (shares - 1) * part < examples <= shares * part
+    assert clamped_sums._shares(600, 208, 4 * 132)[0] == 5  # two waves that are full, and not one and a bit
+    assert clamped_sums._shares(600, 1, 132)[0] > 30
+
+
+def factors(shape, seed=9):
+    examples, positions, height, width = shape
+    draw = torch.Generator(DEVICE).manual_seed(seed)
+    sides = ((examples, positions, n) for n in (height, width))
+    return [torch.randn(side, generator=draw, device=DEVICE) for side in sides]
+
+
+def norms_of(u, v):
+    return torch.einsum("btp,btq->bpq", u.double(), v.double()).flatten(1).norm(dim=1)
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 7, 9), (2, 70, 40, 33), (1, 17, 500, 3), (1, 130, 5, 20)])
+def test_norms_from_gram_matrices(shape):
+    u, v = factors(shape)
+    wanted = norms_of(u, v)
+    assert torch.allclose(grams.norms(u, v, coarse=False).double(), wanted, rtol=2e-6)
+    coarse, most = grams.norms(u, v, coarse=True).double(), (u.norm(dim=2) * v.norm(dim=2)).sum(1).double()
+    assert (coarse >= wanted).all()
+    assert (coarse <= wanted + 2 * grams.COARSE * most).all()
+
+
+def test_norms_of_parts_that_are_not_whole_tensors():
+    u, v = (side.transpose(0, 1) for side in factors((6, 3, 10, 20)))
+    assert torch.allclose(grams.norms(u, v, coarse=False).double(), norms_of(u, v), rtol=2e-6)
+    u, v = u[:, 1:5, 2:9], v[:, 1:5, ::2]
+    assert torch.allclose(grams.norms(u, v, coarse=False).double(), norms_of(u, v), rtol=2e-6)
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_norms_of_what_cancels_or_underflows_are_not_too_small(coarse):
+    u, v = factors((4, 6, 8, 8))
+    u[0, 3:], v[0, 3:] = -u[0, :3], v[0, :3]  # all of it
+    u[1], v[1] = 1e-21, 1e18
+    u[2], v[2] = 0.0, 1.0
+    found, wanted = grams.norms(u, v, coarse=coarse).double(), norms_of(u, v)
+    assert (found >= wanted * (1 - 2.0**-11)).all()
+    assert found[2] < 1e-15
+    assert found[0] < 0.05 * (u[0].norm(dim=1) * v[0].norm(dim=1)).sum()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_norms_of_what_is_not_finite_are_not():
+    u, v = factors((4, 5, 6, 7))
+    u[0, 1, 2], v[1, 0, 0], v[2] = float("nan"), float("inf"), 1e30
+    for coarse in (False, True):
+        assert grams.norms(u, v, coarse=coarse).isfinite().tolist() == [False, False, False, True]
+
+
+def test_norms_of_rows_of_a_table():
+    ids = torch.randint(0, 6, (3, 40), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    v = factors((3, 40, 1, 30))[1]
+    wanted = norms_of(torch.nn.functional.one_hot(ids, 6), v)
+    assert torch.allclose(grams.norms(ids, v, coarse=False).double(), wanted, rtol=2e-6)
+
+
+def test_sums_of_a_norm_layer():
+    x, delta = factors((3, 37, 50, 50))
+    x = 3 * x + 1
+    hat = torch.nn.functional.layer_norm(x.double(), (50,), eps=1e-5)
+    scale, shift = grams.norm_sums(x, delta, 1e-5)
+    assert torch.allclose(scale.double(), (hat * delta).sum(1), rtol=1e-5, atol=1e-4)
+    assert torch.allclose(shift.double(), delta.double().sum(1), rtol=1e-5, atol=1e-5)
+
+
+def test_examples_that_are_not_good_are_blanked_and_others_left():
+    x = factors((4, 30, 70, 1))[0]
+    x[1], before = float("nan"), x.clone()
+    grams.blank(x, torch.tensor([True, False, True, True], device=DEVICE))
+    before[1] = 0.0
+    assert torch.equal(x, before)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_factor_of_zero_makes_zeros():
+    x = factors((3, 10, 500, 1))[0]
+    x[1] = float("inf")
+    found = grams.weighted(x, torch.tensor([0.5, 0.0, 2.0], device=DEVICE))
+    assert torch.equal(found[0], x[0] * 0.5)
+    assert torch.equal(found[2], x[2] * 2)
+    assert found[1].abs().max() == 0
+
+
+@pytest.mark.parametrize("held", [("signal", "square"), ("mean", "signal"), ("mean", "square"), ()])
+def test_a_step_of_adadp(held):
+    """Three lots by the recursion in float64; states that are not held are not touched."""
+    size = 1500
+    random = np.random.default_rng(4)
+    states = {name: random.random(size) for name in held}
+    given = {name: torch.tensor(states[name], dtype=torch.float32, device=DEVICE) for name in held}
+    for _ in range(3):
+        released, variance = random.normal(size=size), random.random(size)
+        step = released
+        if "signal" in held:
+            states["signal"] += 0.1 * (released**2 - variance - states["signal"])
+        if "mean" in held:
+            states["mean"] = step = 0.7 * states["mean"] + released
+        if "square" in held:
+            states["square"] += 0.2 * (released**2 - states["square"])
+            step = step / np.sqrt(states["square"] + 1e-3)
+        tensors = (torch.tensor(x, dtype=torch.float32, device=DEVICE) for x in (released, variance))
+        kept = (given.get(name) for name in ("mean", "signal", "square"))
+        moved = updates.adapted(*tensors, *kept, (0.7, 0.1, 0.2, 1e-3))
+        assert np.allclose(moved.cpu(), step, rtol=1e-5, atol=1e-5)
+        for name in held:
+            assert np.allclose(given[name].cpu(), states[name], rtol=1e-5, atol=1e-5)

@@ -1,0 +1,207 @@
+"""Records become rows one by one: whatever a collate function does, nobody's row depends on another's."""
+
+import traceback
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import farthing as ft
+from farthing.errors import InvalidValue
+from farthing.queries.bounds import ClipNorm
+from farthing.torch.gradients.bookkeeping import Gradient
+from farthing.torch.training.collating import Padded, Reader
+from farthing.torch.training.records import Examples
+
+LOSS = nn.CrossEntropyLoss(reduction="none")
+SECRET = "8675309"
+
+
+class Texts(Dataset):
+    """Sequences of different lengths, the last one the longest."""
+
+    def __init__(self, records=12, longest=True):
+        self.records, self.longest = records, longest
+
+    def __len__(self):
+        return self.records
+
+    def __getitem__(self, place):
+        made = torch.Generator().manual_seed(place)
+        length = 40 if place == self.records - 1 and self.longest else 3 + place % 4
+        return torch.randint(1, 20, (length,), generator=made), place % 2
+
+
+class Pooled(nn.Module):
+    """A bag of embeddings, padding and all: what the usual text classifier is."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.fc = nn.Embedding(20, 5), nn.Linear(5, 2)
+
+    def forward(self, tokens):
+        return self.fc(self.table(tokens).mean(1))
+
+
+def longest_of_the_batch(records):
+    tokens = nn.utils.rnn.pad_sequence([tokens for tokens, _ in records], batch_first=True)
+    return tokens, torch.tensor([target for _, target in records])
+
+
+def centred(records):
+    rows = torch.stack([tokens[:3].float() for tokens, _ in records])
+    return rows - rows.mean(0), torch.tensor([target for _, target in records])
+
+
+def move(collate, model, clip=0.1):
+    """How far the last record moves the sum, in clips."""
+    examples = Examples(Texts(), collate=collate)
+    gradient = Gradient(model, LOSS)
+    everyone, others = (
+        gradient.bounded_sum(examples.take(np.arange(n)), None, ClipNorm(clip)) for n in (12, 11)
+    )
+    return float((everyone - others).norm()) / clip
+
+
+@pytest.mark.parametrize(("collate", "model"), [(Padded(8), Pooled), (centred, lambda: nn.Linear(3, 2))])
+def test_a_record_moves_the_sum_by_its_own_bound_at_most_whatever_collate_does(collate, model):
+    torch.manual_seed(0)
+    assert move(collate, model()) <= 1 + 1e-5
+
+
+def words(records):
+    """The usual recipe from texts."""
+    tokens = [torch.tensor([len(word) for word in text.split()]) for text, _ in records]
+    return nn.utils.rnn.pad_sequence(tokens, batch_first=True), torch.tensor([y for _, y in records])
+
+
+@pytest.mark.parametrize(
+    ("collate", "records"),
+    [
+        (longest_of_the_batch, Texts()),
+        (words, [("a good film", 1), ("bad", 0), ("not so bad", 1)]),
+        (lambda rows: longest_of_the_batch([(torch.tensor(a), b) for a, b in rows]), [([1, 2], 0), ([1], 1)]),
+    ],
+)
+def test_a_collate_that_pads_to_the_longest_is_refused_before_any_charge_with_the_way_out(collate, records):
+    with pytest.raises(InvalidValue, match=r"Padded\(length\)"):
+        ft.torch.train(Pooled(), LOSS, Examples(records, collate=collate), epsilon=1.0, delta=1e-5, steps=2)
+
+
+def test_padded_cuts_and_fills_to_a_public_length():
+    tokens, targets = Padded(5, value=-1)([(torch.arange(3), 1), (np.arange(9), 0)])
+    assert tokens.tolist() == [[0, 1, 2, -1, -1], [0, 1, 2, 3, 4]]
+    assert targets.tolist() == [1, 0]
+    words, first, second = Padded(3, targets=-100)([([1.5], torch.ones(2, 4), [1, 2])])
+    assert words.tolist() == [[1.5, 0, 0]]
+    assert first.shape == (1, 3, 4)
+    assert second.tolist() == [[1, 2, -100]]
+    with pytest.raises(InvalidValue, match="length"):
+        Padded(0)
+
+
+class Odd(Dataset):
+    """Ten records, some of which are not like the first."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, place):
+        if place == 4:
+            raise OSError(f"{SECRET} is broken")
+        odd = {2: (torch.ones(7), 1), 5: (torch.ones(3).double(), 1), 7: {}}
+        return odd.get(place, (torch.full((3,), float(place)), place % 2))
+
+
+@pytest.mark.parametrize("collate", [None, torch.utils.data.default_collate, lambda rows: rowed(rows)])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_record_of_another_shape_or_one_that_cannot_be_read_counts_as_zero(collate, workers):
+    examples = Examples(Odd(), collate=collate, workers=workers)
+    batches = list(examples.take(slice(None)).batches(3))
+    assert [row[0] for inputs, _, _ in batches for row in inputs.tolist()] == [0, 1, 3, 6, 8, 9]
+    assert list(examples.take(np.array([2, 4])).batches()) == []
+    gradient = Gradient(nn.Linear(3, 2), LOSS)
+    found, good = (
+        gradient.bounded_sum(examples.take(np.array(places)), None, ClipNorm(1.0))
+        for places in ([0, 1, 2, 3, 4, 5, 6], [0, 1, 3, 6])
+    )
+    assert torch.allclose(found, good)
+
+
+def rowed(rows):
+    return torch.stack([row for row, _ in rows]), torch.tensor([target for _, target in rows])
+
+
+def test_a_user_keeps_the_records_that_can_be_read():
+    examples = Examples(Odd(), users=[0] * 5 + [1] * 5, records_per_user=5)
+    inputs, _, weights = next(examples.take(slice(None)).batches())
+    assert weights.tolist() == [[1, 1, 0, 1, 0], [0, 1, 0, 1, 1]]
+    assert inputs[0, :, 0].tolist() == [0, 1, 0, 3, 0]
+
+
+def test_the_first_record_is_refused_without_a_word_of_it():
+    class Bad(Odd):
+        def __getitem__(self, place):
+            raise KeyError(f"no file {SECRET}")
+
+    with pytest.raises(InvalidValue, match="KeyError") as caught:
+        Reader(Bad()).read([3])
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    with pytest.raises(InvalidValue, match="list of one record"):
+        Reader(Odd(), lambda rows: (torch.ones(4, 3), torch.ones(4))).read([0])
+
+
+def targets_at(value):
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(60) % 3
+    y[7] = value
+    return x, y
+
+
+class Rows(Dataset):
+    def __init__(self, columns):
+        self.columns = columns
+
+    def __len__(self):
+        return len(self.columns[0])
+
+    def __getitem__(self, place):
+        return tuple(column[place] for column in self.columns)
+
+
+def test_targets_out_of_range_are_refused_when_tensors_are_loaded_and_not_named():
+    ledger = ft.Ledger(ft.Budget(2.0, 1e-5))
+    options = {"rate": 0.5, "noise": 3.0, "steps": 3}
+    with pytest.raises(InvalidValue, match="0 to 2") as caught:
+        ft.torch.train(nn.Linear(4, 3), LOSS, targets_at(77), ledger, **options)
+    assert "77" not in str(caught.value)
+    assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+    assert ledger.share == 0
+    assert len(list(ft.torch.train(nn.Linear(4, 3), LOSS, targets_at(-100), ledger, **options))) == 3
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_a_record_whose_target_is_out_of_range_counts_as_zero_in_a_dataset(deep):
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 3)) if deep else nn.Linear(4, 3)
+    ledger = ft.Ledger(ft.Budget(2.0, 1e-5))
+    training = ft.torch.train(model, LOSS, Rows(targets_at(77)), ledger, rate=0.5, noise=3.0, steps=3)
+    assert len(list(training)) == 3
+
+
+@pytest.mark.parametrize("deep", [True, False])
+@pytest.mark.parametrize("users", [True, False])
+def test_an_example_that_makes_a_pass_fail_counts_as_zero_and_the_others_do_not(deep, users):
+    """Without train, which knows the range: the loss raises, quoting the target."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 3)) if deep else nn.Linear(4, 3)
+    options = {"users": np.arange(60) // 2, "records_per_user": 2} if users else {}
+    whole = Examples(targets_at(77), **options)
+    gradient = Gradient(model, LOSS, physical=16)
+    without = np.delete(np.arange(len(whole)), 3 if users else 7)
+    others = gradient.bounded_sum(whole.take(without), None, ClipNorm(1.0))
+    budget = ft.Budget(1e6, 1e-5, unit="user" if users else "record")
+    query = ft.Query(ft.Everyone(), gradient, ClipNorm(1.0), ft.torch.Gaussian(1e-3))
+    answer = ft.Ledger(budget).over(whole).ask(query)
+    assert torch.allclose(answer.value, others, atol=0.01)
+    assert float(others.norm()) > 0.1

@@ -1,0 +1,212 @@
+"""Two processes, one lot: the same weights as one process, one noise vector, and what a failure costs."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import farthing as ft
+from farthing.noise.lattice import SeededStream
+from farthing.torch.training.loop import train
+from farthing.torch.training.quantile import Quantile
+
+pytestmark = pytest.mark.slow
+
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+PRELUDE = """
+    import json, os, sys
+    from datetime import timedelta
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    import farthing as ft
+    from farthing.errors import *
+    from farthing.noise.lattice import SeededStream
+
+    rank, folder = int(sys.argv[1]), sys.argv[2]
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=300)
+    )
+    made = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 4, generator=made)
+    y = (x[:, 0] > 0).long()
+    LOSS = nn.CrossEntropyLoss(reduction="none")
+    BUDGET = ft.Budget(2.0, 1e-5)
+
+    def network():
+        torch.manual_seed(rank)  # different weights: rank 0's are taken
+        return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+
+    def flat(model):
+        return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+
+    def ledger(seed=7):
+        return ft.Ledger(BUDGET, stream=SeededStream(seed), block=1) if rank == 0 else None
+
+    def told(**found):
+        print(json.dumps(found), flush=True)
+"""
+
+
+def two(tmp_path, script):
+    """Runs it as ranks 0 and 1; what each of them told, and how it ended."""
+    source = Path(ft.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
+    # left without teardown: gloo's threads may abort a process that ends while they run
+    code = textwrap.dedent(PRELUDE) + textwrap.dedent(script) + "\nsys.stdout.flush()\nos._exit(0)\n"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(rank), str(tmp_path)], env=environment, text=True, **pipes
+        )
+        for rank in range(2)
+    ]
+    try:
+        ended = [process.communicate(timeout=300) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    found = [[json.loads(line) for line in out.splitlines()] for out, _ in ended]
+    return found, [process.returncode for process in started], [error for _, error in ended]
+
+
+def alone(**options):
+    made = torch.Generator().manual_seed(0)
+    x = torch.randn(300, 4, generator=made)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+    ledger = ft.Ledger(ft.Budget(2.0, 1e-5), stream=SeededStream(7), block=1)
+    options = {"rate": 0.1, "noise": 3.0, "steps": 6} | options
+    steps = list(train(model, LOSS, (x, (x[:, 0] > 0).long()), ledger, **options))
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), [step.clip for step in steps]
+
+
+def test_two_ranks_are_one_process_and_fail_together(tmp_path):
+    """Each part in turn, in one pair of processes."""
+    found, codes, errors = two(
+        tmp_path,
+        """
+        model = network()
+        training = ft.torch.train(model, LOSS, (x, y), ledger(), rate=0.1, noise=3.0, steps=6, physical=5)
+        steps = list(training)
+        told(weights=flat(model), receipts=[len(step.receipts) for step in steps], left=steps[-1].left)
+
+        model = network()
+        clip = ft.torch.Quantile(0.5, start=0.3)
+        steps = list(ft.torch.train(model, LOSS, (x, y), ledger(), rate=0.1, noise=3.0, steps=6, clip=clip))
+        told(weights=flat(model), clips=[step.clip for step in steps])
+
+        # noise, rate and steps follow from rank 0's budget
+        training = ft.torch.train(network(), LOSS, (x, y), ledger(), steps=3)
+        told(noise=training.plan.noises, rate=training.plan.rate, steps=len(list(training)))
+
+        # a schedule whose first noise is used up: both skip alike
+        book = ledger()
+        options = {"rate": 0.1, "noise": [3.0, 4.0, 3.0, 4.0]}
+        ft.run(ft.torch.train(network(), LOSS, (x, y), book, **options), stop=lambda step: step.t == 2)
+        again = ft.torch.train(network(), LOSS, (x, y), book, **options)
+        told(noises=[step.noise for step in again])
+
+        # rank 1's loss breaks in the second lot: charged, not released, and both know
+        ill = []
+        def broken(outputs, targets):
+            if ill:
+                raise RuntimeError("this rank has a fault")
+            return LOSS(outputs, targets)
+        model, book = network(), ledger()
+        training = ft.torch.train(model, broken, (x, y), book, rate=0.1, noise=3.0, steps=6)
+        next(training)
+        ill += [1] * rank
+        before = flat(model)
+        try:
+            next(training)
+        except NotReleased as error:
+            told(error=str(error), moved=flat(model) != before, share=book.share if book else None)
+
+        # rank 0's mechanism breaks
+        class Broken(ft.torch.Gaussian):
+            def release(self, total, bound, stream):
+                raise RuntimeError("no noise today")
+        book = ledger()
+        try:
+            options = {"rate": 0.1, "noise": 3.0, "steps": 4, "mechanism": Broken}
+            next(ft.torch.train(network(), LOSS, (x, y), book, **options))
+        except (NotReleased, RuntimeError) as error:
+            told(error=type(error).__name__, share=book.share if book else None)
+        dist.barrier()
+        """,
+    )
+    assert codes == [0, 0], errors
+    weights, _ = alone()
+    assert found[0][0]["weights"] == found[1][0]["weights"]
+    assert torch.allclose(torch.tensor(found[0][0]["weights"]), weights, atol=1e-5)
+    assert [row[0]["receipts"] for row in found] == [[1] * 6, [0] * 6]
+    assert [row[0]["left"] for row in found] == [0, 0]
+
+    weights, clips = alone(clip=Quantile(0.5, start=0.3))
+    assert found[0][1] == found[1][1]
+    assert torch.allclose(torch.tensor(found[0][1]["weights"]), weights, atol=1e-5)
+    assert found[0][1]["clips"] == pytest.approx(clips, rel=1e-5)
+
+    assert found[0][2] == found[1][2]
+    assert found[0][2]["steps"] == 3
+    assert found[0][3] == found[1][3] == {"noises": [3.0, 4.0]}
+
+    for rank in range(2):
+        assert "1 of 2 ranks failed" in found[rank][4]["error"]
+        assert not found[rank][4]["moved"]
+    assert found[0][4]["share"] == pytest.approx(2 / 6)  # the lot that failed stays charged
+    assert [row[5]["error"] for row in found] == ["RuntimeError", "NotReleased"]
+    assert found[0][5]["share"] == 0.25
+
+
+def test_ranks_with_shards_of_their_own_are_refused_before_any_charge(tmp_path):
+    found, codes, errors = two(
+        tmp_path,
+        """
+        book = ledger()
+        for part in (slice(150 * rank, 150 * rank + 150), slice(0, 300 - rank)):
+            try:
+                ft.torch.train(network(), LOSS, (x[part], y[part]), book, rate=0.1, noise=3.0, steps=6)
+            except InvalidValue as error:
+                told(error=str(error), share=book.share if book else 0)
+        dist.barrier()
+        """,
+    )
+    assert codes == [0, 0], errors
+    for rank in range(2):
+        assert [("not a shard" in row["error"], row["share"]) for row in found[rank]] == [(True, 0)] * 2
+
+
+def test_a_rank_that_dies_ends_it_charged_and_not_released(tmp_path):
+    found, codes, errors = two(
+        tmp_path,
+        """
+        ill = []
+        def loss(outputs, targets):
+            if ill:
+                os._exit(9)
+            return LOSS(outputs, targets)
+        model, book = network(), ledger()
+        training = ft.torch.train(model, loss, (x, y), book, rate=0.1, noise=3.0, steps=8)
+        next(training), next(training)
+        ill += [1] * rank
+        before = flat(model)
+        try:
+            next(training)
+        except NotReleased as error:
+            told(error=str(error), moved=flat(model) != before, share=book.share)
+        """,
+    )
+    assert codes == [0, 9], errors
+    assert "a rank is gone" in found[0][0]["error"]
+    assert not found[0][0]["moved"]
+    assert found[0][0]["share"] == 3 / 8

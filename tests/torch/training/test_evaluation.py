@@ -1,0 +1,87 @@
+"""Looking at a run: on public data, and by a bar in the terminal."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+import farthing as ft
+from farthing.errors import NotPrivate
+from farthing.noise.lattice import SeededStream
+from farthing.torch.training.evaluation import evaluate, progress
+from farthing.torch.training.loop import train
+from farthing.torch.training.records import Examples
+
+LOSS = nn.CrossEntropyLoss(reduction="none")
+
+
+def data(records=400):
+    x = torch.randn(records, 4, generator=torch.Generator().manual_seed(0))
+    return x, (x[:, 0] > 0).long()
+
+
+def network():
+    return nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 2))
+
+
+def test_evaluation_leaves_the_mode_alone_and_takes_a_loss():
+    model = network().train()
+    x, y = data(50)
+    with torch.no_grad():
+        wanted = LOSS(model.eval()(x), y).mean().item()
+    model.train()
+    assert evaluate(model, (x, y), LOSS, physical=7) == pytest.approx(wanted, rel=1e-5)
+    assert model.training
+
+
+class Numbered(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, place):
+        return torch.full((4,), float(place)), place % 2
+
+
+def trained_on(records, **options):
+    model = nn.Linear(4, 2)
+    train(model, LOSS, records, epsilon=2.0, delta=1e-5, rate=0.2, noise=2.0, steps=3, **options)
+    return model
+
+
+def quietly(model, records):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate(model, records)
+
+
+def test_a_value_of_training_records_comes_with_a_warning_and_one_of_others_does_not():
+    x, y = data()
+    model = trained_on((x[:300], y[:300]))
+    for private in ((x[:300], y[:300]), (x[10:20], y[10:20]), TensorDataset(x, y), (x.clone(), y)):
+        with pytest.warns(NotPrivate, match="not private"):
+            evaluate(model, private)
+    order = torch.randperm(300)
+    with pytest.warns(NotPrivate):
+        evaluate(model, (x[order].numpy(), y[order].numpy()))
+    quietly(model, (x[300:], y[300:]))
+    quietly(model, (x + 1, y))
+
+
+def test_parts_of_a_dataset_are_told_apart_by_their_indices():
+    whole = Numbered()
+    model = trained_on(Subset(whole, range(0, 40, 2)))
+    quietly(model, Subset(whole, range(1, 40, 2)))
+    quietly(model, Numbered())
+    for private in (whole, Subset(whole, [3, 4]), Examples(whole), Subset(Subset(whole, [7, 8, 9]), [1])):
+        with pytest.warns(NotPrivate):
+            evaluate(model, private)
+
+
+def test_callbacks_and_progress_see_every_step():
+    seen = []
+    ledger = ft.Ledger(ft.Budget(2.0, 1e-5), stream=SeededStream(1))
+    training = train(network(), LOSS, data(), ledger, rate=0.2, noise=2.0, steps=3, callbacks=[seen.append])
+    assert [step.t for step in progress(training)] == [1, 2, 3]
+    assert [step.t for step in seen] == [1, 2, 3]

@@ -1,0 +1,97 @@
+"""Torch's generators: newly seeded inside, untouched outside."""
+
+import random
+
+import pytest
+import torch
+
+from farthing.errors import Unsupported
+from farthing.queries.bounds import Kind
+from farthing.torch.training.randomness import OwnRandomness, one_by_one
+
+CPU = torch.device("cpu")
+
+
+class Draws:
+    honours, shape = (Kind.NORM,), None
+
+    def bounded_sum(self, records, w, bound):
+        return torch.rand(records)
+
+
+def test_every_sum_has_numbers_of_its_own_and_leaves_none_behind():
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    own = OwnRandomness(Draws(), CPU)
+    first, second = (own.bounded_sum(100, None, None) for _ in range(2))
+    assert not torch.equal(first, second)
+    torch.manual_seed(0)
+    assert not torch.equal(first, torch.rand(100))  # a seed that somebody knows decides nothing
+    torch.set_rng_state(state)
+    own.bounded_sum(12345, None, None)
+    assert torch.equal(torch.get_rng_state(), state)  # nor does the state tell how much was drawn
+
+
+class Breaks:
+    honours, shape = (Kind.NORM,), None
+
+    def bounded_sum(self, records, w, bound):
+        raise RuntimeError(f"broken after {len(torch.rand(records))}")
+
+
+def test_an_error_leaves_them_as_they_were():
+    state = torch.get_rng_state()
+    with pytest.raises(RuntimeError, match="broken after 3"):
+        OwnRandomness(Breaks(), CPU).bounded_sum(3, None, None)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def flipped(images):
+    return torch.where(torch.rand(len(images), 1, 1) < 0.5, images.flip(-1), images)
+
+
+def mixed_up(images):
+    share = torch.rand(1)
+    return share * images + (1 - share) * images[torch.randperm(len(images))]
+
+
+def cropped(images):
+    across = torch.randint(0, 4, (len(images),))
+    padded = torch.nn.functional.pad(images, (2, 2))
+    return torch.stack([image[:, n : n + 8] for image, n in zip(padded, across.tolist(), strict=True)])
+
+
+@pytest.mark.parametrize(
+    "fine", [flipped, cropped, lambda x: x + torch.randn_like(x), lambda x: x * torch.rand(1), lambda x: x]
+)
+def test_transforms_of_single_examples_pass(fine):
+    state = torch.get_rng_state()
+    one_by_one(fine, torch.ones(1, 8, 8), CPU)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("odd", "says"),
+    [
+        (mixed_up, "mixes examples"),
+        (lambda x: x - x.mean(), "mixes examples"),
+        (lambda x: x.roll(1, 0), "mixes examples"),
+        (lambda x: x * random.random(), "torch's generators"),
+        (lambda x: torch.cat([x, x]), "as many examples"),
+        (lambda x: x / len(x), "mixes examples"),
+        (lambda x: x + torch.rand(len(x), 1, 1) / len(x), "mixes examples"),
+        (lambda x: x / x.max() if x.max() > 1 else x, "mixes examples"),
+        (lambda x: x - x.mean() if len(x) > 32 else x, "mixes examples"),
+        (lambda x: torch.cat([x[:-1], x[-1:] + x[:1]]), "mixes examples"),
+        (lambda x: x - x.min() if x.min() < 0 else x, "mixes examples"),
+    ],
+)
+def test_others_are_refused(odd, says):
+    with pytest.raises(Unsupported, match=says):
+        one_by_one(odd, torch.ones(1, 8, 8), CPU)
+
+
+def test_several_inputs():
+    one_by_one(lambda both: (both[0] + 1, both[1]), (torch.ones(1, 3), torch.ones(1, dtype=torch.long)), CPU)
+    with pytest.raises(Unsupported, match="mixes examples"):
+        one_by_one(lambda both: (both[0], both[1].flip(0)), (torch.ones(1, 3), torch.ones(1, 2)), CPU)
