@@ -19,7 +19,7 @@ _ROOMS = {
         "src/farthing/torch/kernels/lattice_noise.py",
         "src/farthing/torch/kernels/clamped_sums.py",
         "src/farthing/torch/kernels/grams.py",
-        "src/farthing/torch/kernels/updates.py",
+        "src/farthing/torch/kernels/lattice_noise.py",
         "tests/torch/kernels/kernel_cases.py",
     ],
     "lightning": ["src/farthing/torch/integrations/lightning.py"],

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import farthing as ft
-from farthing.audit import GaussianCurve, SampledCurve, canaries_of, judge, one_run, test_statistics
+from farthing.audit import GaussianCurve, SampledCurve, canaries_of, judge, one_run, statistics
 from farthing.audit.steps import CanaryStep, canary_table, per_step, train_once
 from farthing.data.tables import Features, Table
 from farthing.linear.losses import Gradient, logistic
@@ -74,7 +74,7 @@ def steps(epsilon: float, runs: int, theirs: Any) -> dict[str, float]:
     sigma = asked.mechanism.noise  # type: ignore[attr-defined]
     ratios = [np.log1p(RATE * np.expm1((world / 0.5 - 0.5) / sigma**2)) for world in worlds]
     sums = [ratio.reshape(runs, STEPS).sum(axis=1) for ratio in ratios]
-    named = [("sums", test_statistics.value)]
+    named = [("sums", statistics.value)]
     plain = judge(sums[0], sums[1], claim, named, 0.99, curve=GaussianCurve())
     found["ours, sums"] = plain.eps_lower / epsilon
     if theirs is not None:

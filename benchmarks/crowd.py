@@ -22,7 +22,7 @@ import numpy as np
 from farthing.budget import Budget
 from farthing.data.tables import Features
 from farthing.federated import Exactly, Invitation
-from farthing.federated.compact import Indicators
+from farthing.federated.draws import Indicators
 from farthing.federated.simulated import Simulated
 from farthing.linear.losses import Gradient, logistic
 

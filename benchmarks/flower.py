@@ -29,8 +29,8 @@ from farthing.deploy import keys as keyring
 from farthing.deploy.coordinator import Remote
 from farthing.deploy.flower.superlink import Place, SuperLink, environment
 from farthing.deploy.join import listening
+from farthing.deploy.messages.forms import Transport, UnixSockets
 from farthing.deploy.messages.signed import Kind, Signer, seal
-from farthing.deploy.messages.transport import Transport, UnixSockets
 from farthing.deploy.processes import Child
 from farthing.deploy.serve import Plan
 from farthing.federated.methods.addp import addp

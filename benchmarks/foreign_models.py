@@ -19,11 +19,11 @@ from torch.nn import functional as F
 
 from farthing.errors import FarthingError
 from farthing.queries.bounds import ClipNorm
-from farthing.torch.checks.deterministic import Calm
 from farthing.torch.checks.independence import gradient
+from farthing.torch.checks.probe import Calm
 from farthing.torch.gradients.bookkeeping import Gradient
-from farthing.torch.gradients.calls import one
 from farthing.torch.gradients.clipping import plain_sum
+from farthing.torch.gradients.tape import one
 from farthing.torch.training.records import Examples
 
 N, VOCABULARY, LENGTH, CLASSES = 5, 40, 7, 3

@@ -513,7 +513,8 @@ def check_kernels(torch: Any, report: Report, device: Any, small: bool) -> bool:
     import numpy as np
 
     from farthing.torch.kernels import clamped_sums as sums
-    from farthing.torch.kernels import grams, lattice_noise, noise, noise_pool
+    from farthing.torch.kernels import grams, lattice_noise, noise
+    from farthing.torch.kernels import noise as noise_pool
 
     draw = torch.Generator(device).manual_seed(1)
 

@@ -24,10 +24,9 @@ import numpy as np
 
 from farthing.budget import Budget
 from farthing.data.tables import Features, Table
-from farthing.deploy.messages.forms import Question, Turn
+from farthing.deploy.messages.forms import Question, Turn, call
 from farthing.deploy.messages.signed import Kind as Message
 from farthing.deploy.messages.signed import Signer, pack_numbers, seal
-from farthing.deploy.messages.transport import call
 from farthing.federated.terms import Invitation
 from farthing.ledger.ledger import Ledger
 from farthing.linear.losses import Gradient, logistic

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 import farthing as ft
-from farthing.torch.integrations.deferred import defer
+from farthing.torch.integrations.lightning import defer
 
 WORDS, LENGTH, PADDING = 60, 12, 0
 GOOD, BAD = range(1, 11), range(11, 21)  # the rest is plain

@@ -26,8 +26,8 @@ from experiments.published import UNSOUND, published
 from farthing.accounting import calibrate, pld, rdp
 from farthing.accounting.filters import RdpFilter, ZcdpFilter
 from farthing.data.tables import Features, Table
+from farthing.linear.budget_schedule import at_price
 from farthing.linear.methods.dppca import Scatter, components
-from farthing.linear.pricing import at_price
 from farthing.queries.bounds import Bound, ClipOuter, Kind
 from farthing.queries.events import ComposedEvent, Event, GaussianEvent, PoissonEvent, RepeatedEvent
 from farthing.queries.mechanisms import SymmetricGaussian

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import farthing as ft
-from farthing.audit import GaussianCurve, adapters, test_statistics
+from farthing.audit import GaussianCurve, adapters, statistics
 
 
 def test_diffprivlib():
@@ -67,7 +67,7 @@ def test_an_opacus_step_stands_where_floats_are_not_looked_at():
         step,
         (without, within),
         step.claim(1e-5),
-        test_statistics.Projection(),
+        statistics.Projection(),
         1000,
         0.9999,
         curve=GaussianCurve(),
@@ -80,5 +80,5 @@ def test_an_opacus_step_stands_where_floats_are_not_looked_at():
 def test_an_opacus_step_is_told_apart_by_its_float_noise():
     model, loss, without, within = opacus_parts(16_000)
     step = adapters.OpacusStep(model, loss, noise=5.0, clip=1.0)
-    verdict = ft.audit(step, (without, within), step.claim(1e-5), test_statistics.lowest_bit, 300)
+    verdict = ft.audit(step, (without, within), step.claim(1e-5), statistics.lowest_bit, 300)
     assert verdict.broken

@@ -4,17 +4,9 @@ import numpy as np
 import pytest
 
 import farthing as ft
-from farthing.audit import (
-    GaussianCurve,
-    SampledCurve,
-    assert_private,
-    canaries_of,
-    each,
-    one_run,
-    section,
-    test_statistics,
-)
-from farthing.audit.verdict import Verdict
+from farthing.audit import GaussianCurve, SampledCurve, assert_private, canaries_of, each, one_run, section
+from farthing.audit import statistics as test_statistics
+from farthing.audit.auditing import Verdict
 from farthing.noise.lattice import SeededStream, gaussian
 
 CLAIM = ft.Budget(1.0, 1e-5)

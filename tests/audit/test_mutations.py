@@ -11,8 +11,8 @@ from scipy.special import ndtri
 
 import farthing as ft
 from farthing.accounting import calibrate, filters, gaussian, pairs, pld
-from farthing.audit import charges, contributions, laws, prices, steps, test_statistics
-from farthing.audit.curves import GaussianCurve
+from farthing.audit import charges, contributions, laws, prices, statistics, steps
+from farthing.audit.statistics import GaussianCurve
 from farthing.audit.transcripts import Overheard
 from farthing.budget import Adjacency, Observer
 from farthing.data import tables
@@ -48,9 +48,7 @@ def _canary(sampler, trials, seed):
     # flagged above half of what may be contributed at most, not of what a mutant contributes
     curve = steps.SampledCurve(getattr(sampler, "rate", 1.0), 1)
     worlds = [step(present, trials, SeededStream(seed)) for present in (False, True)]
-    return steps.judge(
-        *worlds, claim, [("canary", test_statistics.value)], CONFIDENCE, threshold=0.1, curve=curve
-    )
+    return steps.judge(*worlds, claim, [("canary", statistics.value)], CONFIDENCE, threshold=0.1, curve=curve)
 
 
 def everyone_audit(seed):
@@ -74,7 +72,7 @@ def door_audit(seed, asks=1000):
         heard.append(values @ [0.6, 0.8])
     return _said(
         steps.judge(
-            *heard, claim, [("door", test_statistics.value)], CONFIDENCE, threshold=0.5, curve=GaussianCurve()
+            *heard, claim, [("door", statistics.value)], CONFIDENCE, threshold=0.5, curve=GaussianCurve()
         )
     )
 
@@ -84,7 +82,7 @@ def laplace_audit(seed, runs=100_000):
         return ft.Laplace(1.0).release(np.full(runs, data), ft.ClipNorm(1.0, order=1), stream)
 
     verdict = ft.audit(
-        mechanism, (0.0, 1.0), ft.Budget(1.0, 0.0), test_statistics.value, runs, CONFIDENCE, threshold=1.0,
+        mechanism, (0.0, 1.0), ft.Budget(1.0, 0.0), statistics.value, runs, CONFIDENCE, threshold=1.0,
         stream=SeededStream(seed),
     )  # fmt: skip
     return _said(verdict)
@@ -103,7 +101,7 @@ def _tied(kind, seed, runs=5000):
             choose,
             ties,
             claim,
-            test_statistics.value,
+            statistics.value,
             runs,
             CONFIDENCE,
             threshold=0.5,
@@ -131,7 +129,7 @@ def float_audit(seed):
             mechanism,
             (0.0, 1.0),
             claim,
-            test_statistics.lowest_bit,
+            statistics.lowest_bit,
             2000,
             CONFIDENCE,
             stream=SeededStream(seed),

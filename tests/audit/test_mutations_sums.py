@@ -2,35 +2,35 @@
 
 import pytest
 
-from farthing.audit import rounding
+from farthing.audit import steps
 from farthing.data import tables
 from farthing.noise import native, summing
 from farthing.noise.lattice import SeededStream
 
 
 def test_the_real_sums_set_off_no_alarm():
-    assert rounding.sums(SeededStream(0)) == []
+    assert steps.sums(SeededStream(0)) == []
 
 
 def test_rows_summed_one_after_the_other_are_noticed(monkeypatch):
     monkeypatch.setattr(
         "farthing.queries.query.summed", lambda bounded, rows: bounded(rows).cumsum(axis=0)[-1]
     )
-    assert any("examples" in told for told in rounding.sums(SeededStream(0)))
+    assert any("examples" in told for told in steps.sums(SeededStream(0)))
 
 
 @pytest.mark.skipif(native.kernels(2**20) is None, reason="no compiler")
 def test_kernels_that_never_move_their_sums_are_noticed(monkeypatch):
     """With a chain as long as the table, the kernel adds rows one after the other."""
-    monkeypatch.setattr(rounding, "badly_rounded", lambda n, apart=1, made=rounding.badly_rounded: made(n, 8))
-    monkeypatch.setattr(rounding, "_MOST", 2.0**-20)
+    monkeypatch.setattr(steps, "badly_rounded", lambda n, apart=1, made=steps.badly_rounded: made(n, 8))
+    monkeypatch.setattr(steps, "_MOST", 2.0**-20)
     monkeypatch.setattr(summing, "chain", lambda records, spread=1.0: 2**40)
-    assert any("gradients" in told for told in rounding.sums(SeededStream(0)))
+    assert any("gradients" in told for told in steps.sums(SeededStream(0)))
 
 
 def test_norms_that_forget_what_cancels_are_noticed(monkeypatch):
     monkeypatch.setattr(tables.Features, "at_least", lambda self, norm, x, unit: norm)
-    assert any("centre" in told for told in rounding.sums(SeededStream(0)))
+    assert any("centre" in told for told in steps.sums(SeededStream(0)))
 
 
 def _in_chains(terms):
@@ -46,7 +46,7 @@ def test_a_total_without_its_compensation_is_noticed(monkeypatch):
         self._high = (0.0 if self._high is None else self._high) + self._part
         self._part, self._longest, self._parts = None, 0, 0
 
-    terms = rounding.badly_rounded(2**13)
-    assert abs(rounding.moved(_in_chains, terms) - 1) < 2.0**-34
+    terms = steps.badly_rounded(2**13)
+    assert abs(steps.moved(_in_chains, terms) - 1) < 2.0**-34
     monkeypatch.setattr(summing.Sum, "_settle", settle)
-    assert rounding.moved(_in_chains, terms) > 1 + 2.0**-30
+    assert steps.moved(_in_chains, terms) > 1 + 2.0**-30

@@ -5,15 +5,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from farthing.audit import torch_inputs  # noqa: E402
-from farthing.torch.checks import (  # noqa: E402
-    agreement,
-    leftovers,
-    overlap,
-)
+from farthing.torch.checks import agreement, leftovers, overlap  # noqa: E402
 from farthing.torch.gradients import tape  # noqa: E402
 from farthing.torch.training import (  # noqa: E402
     collating,
-    preparation,
+    plan,
     randomness,
 )
 from farthing.torch.training import loop as runs  # noqa: E402
@@ -91,7 +87,7 @@ BUGS = [
     (torch_inputs.attributes, leftovers.Wall, "_tensors", tensors_are_left),
     (torch_inputs.collating, collating.Reader, "read", the_whole_batch_is_collated),
     (torch_inputs.collating, collating.Reader, "_refuse_padding", nothing),
-    (torch_inputs.refusals, preparation, "target_range", nothing),
+    (torch_inputs.refusals, plan, "target_range", nothing),
     (torch_inputs.refusals, runs, "rehearse", nothing),
     (torch_inputs.refusals, runs, "one_by_one", nothing),
     (torch_inputs.refusals, randomness, "_CASES", no_size),

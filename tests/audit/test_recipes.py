@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import farthing as ft
-from farthing.audit import adaptive, as_published, test_statistics
+from farthing.audit import as_published, statistics, transcripts
 from farthing.audit.groups import canary_pair
 from farthing.noise.lattice import SeededStream
 from farthing.queries.bounds import ClipValue
@@ -49,11 +49,11 @@ def test_the_sound_versions_stand(noise_adapts):
 
     sums = [
         lambda outputs: outputs[:, :, 1, 2].mean(axis=1),
-        lambda outputs: test_statistics.largest(outputs[:, :, 1, 2]),
-        lambda outputs: test_statistics.level(outputs[:, :, 1, 2]),
+        lambda outputs: statistics.largest(outputs[:, :, 1, 2]),
+        lambda outputs: statistics.level(outputs[:, :, 1, 2]),
     ]
     verdict = ft.audit(
-        adaptive.SoundAdaDP(noise_adapts=noise_adapts),
+        transcripts.SoundAdaDP(noise_adapts=noise_adapts),
         canary_pair(),
         CLAIM,
         [weights("WeightMoved"), weights("FarthestMove"), *sums],
@@ -93,7 +93,7 @@ def test_dividing_by_the_realised_lot_is_caught():
         as_published.RealisedLot(),
         (3, 4),
         ft.Budget(0.1, 1e-5),
-        [test_statistics.spread, test_statistics.level],
+        [statistics.spread, statistics.level],
         stream=SeededStream(5),
     )
     assert verdict.eps_lower > 3
@@ -102,7 +102,7 @@ def test_dividing_by_the_realised_lot_is_caught():
 def test_float_noise_is_caught_and_lattice_noise_is_not():
     claim = ft.Budget(1.0, 1e-5)
     float_noise = as_published.FloatGaussian(noise=4.0)
-    verdict = ft.audit(float_noise, (0.0, 1.0), claim, test_statistics.lowest_bit, stream=SeededStream(6))
+    verdict = ft.audit(float_noise, (0.0, 1.0), claim, statistics.lowest_bit, stream=SeededStream(6))
     assert verdict.eps_lower > 3
 
     def lattice(data, runs, stream):
@@ -111,7 +111,5 @@ def test_float_noise_is_caught_and_lattice_noise_is_not():
             [mechanism.release(np.array([data]), ft.ClipNorm(1.0), stream) for _ in range(runs)]
         )
 
-    verdict = ft.audit(
-        lattice, (0.0, 1.0), claim, test_statistics.lowest_bit, trials=4000, stream=SeededStream(6)
-    )
+    verdict = ft.audit(lattice, (0.0, 1.0), claim, statistics.lowest_bit, trials=4000, stream=SeededStream(6))
     assert verdict.eps_lower == 0

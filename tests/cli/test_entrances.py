@@ -18,7 +18,7 @@ from farthing.audit.entrances import MARK, entrances, outcome, refusals
 from farthing.cli import main as cli
 from farthing.data.schema import Categorical, Numeric, Schema
 from farthing.data.tables import Table
-from farthing.federated.compact import Indicators
+from farthing.federated.draws import Indicators
 from farthing.federated.simulated import Simulated
 from farthing.linear.selection import Folds, choose
 

@@ -15,10 +15,10 @@ from farthing.cli.main import main
 from farthing.data import table_files
 from farthing.data.tables import Table
 from farthing.deploy import serve
-from farthing.deploy.guard import command
+from farthing.deploy.guard import server
 from farthing.deploy.guard.policy import Policy
+from farthing.deploy.messages.forms import InProcess
 from farthing.deploy.messages.signed import Signer
-from farthing.deploy.messages.transport import InProcess
 from farthing.deploy.processes import Child
 from farthing.deploy.serve import Board, Plan, coordinate
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue
@@ -43,7 +43,7 @@ def guards():
         found = {}
         for place, name in enumerate(NAMES):
             stream = None if seed is None else SeededStream(seed + place)
-            opened.append(command.opened(Policy.load(folder / name / "policy.toml"), stream=stream))
+            opened.append(server.opened(Policy.load(folder / name / "policy.toml"), stream=stream))
             found[name] = opened[-1].answer
         return InProcess(found)
 

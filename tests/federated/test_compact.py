@@ -6,7 +6,7 @@ import pytest
 import farthing as ft
 from farthing.data.tables import Features, Table
 from farthing.errors import InvalidValue, Unsupported
-from farthing.federated.compact import Indicators
+from farthing.federated.draws import Indicators
 from farthing.linear.losses import Gradient, logistic, multinomial
 
 RNG = np.random.default_rng(5)

@@ -13,7 +13,7 @@ from farthing.accounting import sampling
 from farthing.data.tables import Features, Table
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.federated import Accountant, ClientAgent, Exactly, InTurn, Invitation, Parties, Trust, Weights
-from farthing.federated.compact import Indicators
+from farthing.federated.draws import Indicators
 from farthing.federated.people import personal
 from farthing.federated.simulated import Simulated
 from farthing.federated.terms import Together

@@ -8,7 +8,7 @@ import pytest
 
 from farthing.budget import Budget
 from farthing.deploy import keys as keyring
-from farthing.deploy.guard.answers import AnswerLog
+from farthing.deploy.guard.keeper import AnswerLog
 from farthing.errors import LedgerLocked
 from farthing.ledger.journal import Journal
 from farthing.ledger.journal_head import create_private, narrow

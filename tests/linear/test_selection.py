@@ -11,7 +11,7 @@ from sklearn.model_selection import KFold, StratifiedKFold
 import farthing as ft
 from farthing.accounting.filters import BasicFilter, GdpFilter, RdpFilter, ZcdpFilter
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
-from farthing.linear.noise_for_budget import choice_epsilon
+from farthing.linear.budget_schedule import choice_epsilon
 from farthing.linear.selection import Folds, Score, choose, equal_part
 from farthing.noise.lattice import SeededStream
 

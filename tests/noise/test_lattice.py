@@ -14,8 +14,9 @@ import pytest
 from scipy import stats
 
 from farthing.errors import FarthingError, InvalidValue, Unsupported
-from farthing.noise import halfnormal, native, streams
 from farthing.noise import lattice as noise
+from farthing.noise import native, streams
+from farthing.noise import native as halfnormal
 from farthing.noise.lattice import SeededStream, Stream, gaussian, gumbel, laplace
 
 LAWS = [(gaussian, stats.norm), (laplace, stats.laplace), (gumbel, stats.gumbel_r)]

@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from farthing.audit.rounding import badly_rounded, moved
+from farthing.audit.steps import badly_rounded, moved
 from farthing.budget import Adjacency
 from farthing.data.tables import Features, Table
 from farthing.errors import InvalidValue

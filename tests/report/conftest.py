@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import farthing as ft
-from farthing.audit.verdict import Verdict
+from farthing.audit.auditing import Verdict
 from farthing.budget import Budget, Guarantee
 from farthing.noise.lattice import SeededStream
 from farthing.report import Crowd, Score, Subject, Users

@@ -13,8 +13,8 @@ import farthing as ft
 from farthing.accounting.filters import BasicFilter
 from farthing.ledger.journal import Journal
 from farthing.report import Score, Subject, broken, page
+from farthing.report.drawing import STYLE
 from farthing.report.statement import statement
-from farthing.report.style import STYLE
 
 TITLES = [
     "The budget, answer by answer",

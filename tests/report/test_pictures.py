@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farthing.audit.verdict import Verdict
+from farthing.audit.auditing import Verdict
 from farthing.budget import Budget
 from farthing.report import Score
 from farthing.report.drawing import HEIGHT, WIDTH, frame

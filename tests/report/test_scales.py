@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from farthing.report.scales import Scale, around
+from farthing.report.drawing import Scale, around
 
 FINITE = st.floats(-1e9, 1e9)
 

@@ -10,7 +10,7 @@ from scipy.stats import norm
 import farthing as ft
 from farthing.accounting import filters
 from farthing.queries.events import GaussianEvent
-from farthing.report import Subject, spending
+from farthing.report import Subject, reading
 from farthing.report.subject import Charge
 
 
@@ -20,10 +20,10 @@ def subject(ledger, history=(), **more):
 
 def test_a_filter_ends_at_what_its_ledger_says(filtered):
     ledger, history = filtered
-    points = spending.spent(subject(ledger))
+    points = reading.spent(subject(ledger))
     assert points[0] == (0.0, 0.0)
     assert points[-1] == (40.0, pytest.approx(ledger.spent.epsilon))
-    assert points == spending.spent(subject(ledger, history))
+    assert points == reading.spent(subject(ledger, history))
     assert [epsilon for _, epsilon in points] == sorted(epsilon for _, epsilon in points)
     half = [epsilon for answers, epsilon in points if answers == 20]
     mu = math.sqrt(20) / 30
@@ -36,7 +36,7 @@ def gaussian_delta(mu, epsilon):
 
 def test_a_plan_is_priced_tightly_and_from_what_was_charged(planned):
     ledger, history = planned
-    points = spending.spent(subject(ledger, history))
+    points = reading.spent(subject(ledger, history))
     assert points[-1][0] == 40
     assert points[-1][1] == pytest.approx(
         ft.epsilon(ft.Poisson(0.1).amplify(ft.Gaussian(4.0)), steps=40, delta=1e-5)
@@ -55,7 +55,7 @@ def test_what_was_given_back_is_not_shown(tmp_path, queries, ledgers):
     with ft.Ledger.open(tmp_path / "a.ledger") as ledger:
         found = subject(ledger)
     assert found.charges == (Charge(GaussianEvent(30.0), 12),)
-    assert spending.spent(found)[-1][0] == 12
+    assert reading.spent(found)[-1][0] == 12
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_every_filter_ends_at_its_own_total(rule, ledgers, queries):
         query = replace(query, bound=ft.ClipNorm(1.0, order=1), mechanism=ft.Laplace(50.0))
     ledger = ft.Ledger(ft.Budget(1.0, 1e-5), filter=rule)
     ledgers(ledger, query, 10)
-    points = spending.spent(subject(ledger))
+    points = reading.spent(subject(ledger))
     assert len(points) == 11
     assert points[-1][1] == pytest.approx(ledger.spent.epsilon, rel=1e-9)
 
@@ -79,17 +79,17 @@ def test_a_part_is_shown_by_its_own_answers():
     ledger = ft.Ledger(ft.Budget(2.0, 1e-5))
     model = ft.LogisticRegression(1.0, 1e-5, bounds=(0, 1), ledger=ledger).fit(X, (X[:, 0] > 0.5) * 1)
     found = subject(ledger, model.history_, guarantee=model.privacy_)
-    points = spending.spent(found)
+    points = reading.spent(found)
     assert points[-1][0] == sum(len(step.receipts) for step in model.history_) > 40
     assert points[-1][1] == pytest.approx(1.0, rel=1e-3)
     assert found.share < 0.5  # of the ledger, whose budget is larger
-    assert spending.curve(found)[-1][1] < 1e-9
+    assert reading.curve(found)[-1][1] < 1e-9
     assert len(found.clips) == len(found.charges)
 
 
 def test_the_curve_of_a_filter_is_that_of_its_limit(filtered):
     found = subject(filtered[0])
-    points = spending.curve(found)
+    points = reading.curve(found)
     mu = found.rule.mu
     for epsilon, delta in points:
         assert gaussian_delta(mu, epsilon) == pytest.approx(delta, rel=1e-4)
@@ -97,7 +97,7 @@ def test_the_curve_of_a_filter_is_that_of_its_limit(filtered):
 
 
 def test_the_curve_of_a_plan_is_that_of_all_that_was_promised(planned):
-    points = spending.curve(subject(planned[0]))
+    points = reading.curve(subject(planned[0]))
     step = ft.Poisson(0.1).amplify(ft.Gaussian(4.0))
     for epsilon, delta in points[::8]:
         assert ft.delta(step, steps=60, epsilon=epsilon) <= delta * (1 + 1e-6)
@@ -106,7 +106,7 @@ def test_the_curve_of_a_plan_is_that_of_all_that_was_promised(planned):
 
 @pytest.mark.parametrize("rule", [filters.BasicFilter, filters.RdpFilter])
 def test_where_one_pair_is_proven_there_is_no_curve(rule):
-    assert spending.curve(subject(ft.Ledger(ft.Budget(1.0, 1e-5), filter=rule))) == []
+    assert reading.curve(subject(ft.Ledger(ft.Budget(1.0, 1e-5), filter=rule))) == []
 
 
 def test_nothing_is_priced_where_nothing_is_promised(seeded):
@@ -116,4 +116,4 @@ def test_nothing_is_priced_where_nothing_is_promised(seeded):
         found = subject(journal)
     assert not found.guaranteed
     assert math.isinf(found.guarantee.epsilon)
-    assert spending.spent(found) == spending.curve(found) == []
+    assert reading.spent(found) == reading.curve(found) == []

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 import farthing as ft
-from farthing.audit.verdict import Verdict
+from farthing.audit.auditing import Verdict
 from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
 from farthing.queries.events import ApproximateEvent, DrawnEvent, FixedSizeEvent, GaussianEvent
 from farthing.report import Subject, page

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import farthing as ft
-from farthing.report.table import table, what
+from farthing.report.drawing import table, what
 
 
 def rows_of(text):

@@ -20,7 +20,7 @@ from farthing.queries.events import (
     RepeatedEvent,
     ZcdpEvent,
 )
-from farthing.report.words import escape, noise_of, number, percent, plain, priced
+from farthing.report.subject import escape, noise_of, number, percent, plain, priced
 
 
 @pytest.mark.parametrize(

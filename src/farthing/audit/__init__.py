@@ -18,10 +18,9 @@ False
 import sys
 from types import ModuleType
 
-from farthing.audit.auditing import audit, each, judge
-from farthing.audit.curves import GaussianCurve, SampledCurve, Unknown
+from farthing.audit.auditing import Verdict, audit, each, judge, section
 from farthing.audit.helpers import assert_private, canaries_of, one_run
-from farthing.audit.verdict import Verdict, section
+from farthing.audit.statistics import GaussianCurve, SampledCurve, Unknown
 
 __all__ = [
     "GaussianCurve",

@@ -13,9 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from farthing import validate
 from farthing.accounting import gaussian
 from farthing.audit import canaries as bounds
-from farthing.audit.auditing import Mechanism, Statistic, audit
-from farthing.audit.curves import Curve, GaussianCurve, SampledCurve
-from farthing.audit.verdict import Verdict
+from farthing.audit.auditing import Mechanism, Statistic, Verdict, audit
+from farthing.audit.statistics import Curve, GaussianCurve, SampledCurve
 from farthing.budget import Budget
 from farthing.errors import InvalidValue
 from farthing.noise.lattice import Stream

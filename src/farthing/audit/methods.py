@@ -12,10 +12,11 @@ import numpy as np
 from farthing import validate
 from farthing.accounting import pld
 from farthing.accounting.filters import BasicFilter, GdpFilter, RdpFilter, ZcdpFilter
-from farthing.audit import adaptive, as_published, test_statistics
+from farthing.audit import as_published, statistics, transcripts
 from farthing.audit.as_published import FarthestMove, WeightMoved
-from farthing.audit.curves import GaussianCurve, Unknown
+from farthing.audit.auditing import ATTACKED_AS, Verdict
 from farthing.audit.groups import canary_pair
+from farthing.audit.statistics import GaussianCurve, Unknown
 from farthing.audit.targets import (
     DELTA,
     Asked,
@@ -28,7 +29,6 @@ from farthing.audit.targets import (
     Together,
     Trained,
 )
-from farthing.audit.verdict import ATTACKED_AS, Verdict
 from farthing.budget import Adjacency, Budget, Observer
 from farthing.data.tables import Features, Table
 from farthing.errors import InvalidValue
@@ -45,10 +45,10 @@ from farthing.linear.methods.dpagd import dpagd
 from farthing.linear.methods.dppca import dppca
 from farthing.linear.methods.dpsgd import dpsgd, sgd_adv
 from farthing.linear.methods.functional import functional
-from farthing.linear.methods.gradient import noisy_gradient
 from farthing.linear.methods.leastsquares import least_squares
 from farthing.linear.methods.perturbation import objective, output
 from farthing.linear.methods.privgene import privgene
+from farthing.linear.methods.regression import noisy_gradient
 from farthing.linear.methods.sufficient import sufficient
 from farthing.linear.problem import Problem
 from farthing.noise.lattice import Stream
@@ -126,8 +126,8 @@ def targets() -> dict[str, Target]:
         "dpsgd": Trained(lambda door: dpsgd(door, fit, rate=0.5, noise=2.0), pair, claim),
         "dpsgd-step": Stepped(1.386, 0.1, 100),
         "sgd-adv": Trained(lambda door: sgd_adv(door, fit, rate=0.5, steps=20), pair, claim, runs=15),
-        "adadp": Enacted(adaptive.SoundAdaDP()),
-        "adal": Enacted(adaptive.SoundAdaDP(noise_adapts=False)),
+        "adadp": Enacted(transcripts.SoundAdaDP()),
+        "adal": Enacted(transcripts.SoundAdaDP(noise_adapts=False)),
         "objective": Trained(
             lambda door: objective(door, Problem(logistic, 200, 2, intercept=False)),
             outvoted_pair(),
@@ -196,10 +196,10 @@ def targets() -> dict[str, Target]:
             rule=GdpFilter,
             curve=GaussianCurve(),
             statistics=(
-                test_statistics.largest,
-                test_statistics.spread,
-                test_statistics.frozen,
-                test_statistics.lowest_bit,
+                statistics.largest,
+                statistics.spread,
+                statistics.frozen,
+                statistics.lowest_bit,
             ),
         ),
         "laplace": Asked(
@@ -207,7 +207,7 @@ def targets() -> dict[str, Target]:
             ones,
             Budget(1.0, 0.0),
             runs=6000,
-            statistics=(test_statistics.largest, test_statistics.lowest_bit),
+            statistics=(statistics.largest, statistics.lowest_bit),
         ),
         "noisy-max": Asked(
             Query(Everyone(), rows, ClipValue(-1.0, 0.0), NoisyMax(1.0)), ties, Budget(1.0, 0.0), runs=6000
@@ -247,17 +247,17 @@ def published() -> dict[str, Target]:
             as_published.ExponentialNoisyMin(0.5),
             ties,
             Budget(0.5, 0.0),
-            (test_statistics.Outcomes(),),
+            (statistics.Outcomes(),),
             40_000,
         ),
         "realised-lot": Published(
             as_published.RealisedLot(),
             (3, 4),
             Budget(0.1, DELTA),
-            (test_statistics.spread, test_statistics.level),
+            (statistics.spread, statistics.level),
         ),
         "float-noise": Published(
-            as_published.FloatGaussian(4.0), (0.0, 1.0), Budget(1.0, DELTA), (test_statistics.lowest_bit,)
+            as_published.FloatGaussian(4.0), (0.0, 1.0), Budget(1.0, DELTA), (statistics.lowest_bit,)
         ),
     }
 

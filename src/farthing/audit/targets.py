@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from farthing.accounting import pld
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter
-from farthing.audit import adaptive, test_statistics
+from farthing.audit import statistics as test_statistics
+from farthing.audit import transcripts
 from farthing.audit.as_published import FarthestMove, WeightMoved
-from farthing.audit.auditing import Mechanism, audit, judge
-from farthing.audit.curves import Curve, GaussianCurve, Unknown
+from farthing.audit.auditing import Mechanism, Verdict, audit, judge
 from farthing.audit.groups import canary_pair
+from farthing.audit.statistics import Curve, GaussianCurve, Unknown
 from farthing.audit.steps import CanaryStep, per_step
 from farthing.audit.transcripts import Overheard
-from farthing.audit.verdict import Verdict
 from farthing.budget import Adjacency, Budget, Observer
 from farthing.data.tables import Features, Table
 from farthing.federated.protocol import ClientAgent, Parties
@@ -192,7 +192,7 @@ class Stepped:
 class Enacted:
     """The sound forms of AdaDP and AdaL under the attack that breaks the published ones."""
 
-    mechanism: adaptive.SoundAdaDP
+    mechanism: transcripts.SoundAdaDP
     runs: int = 10_000
 
     def verdicts(self, scale: float, confidence: float, stream: Stream, tick: Tick) -> list[Verdict]:

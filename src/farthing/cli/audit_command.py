@@ -26,7 +26,7 @@ def audit(
 
     Ends with 1 where a claim is broken. "Not refuted" is no proof.
     """
-    from farthing.audit.verdict import section
+    from farthing.audit.auditing import section
     from farthing.cli import auditing
     from farthing.data.model_file import check_writable, write
 

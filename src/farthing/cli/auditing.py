@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from farthing import validate
-from farthing.audit import charges, contributions, entrances, guards, laws, methods, prices, rounding
+from farthing.audit import charges, contributions, entrances, guards, laws, methods, prices, steps
+from farthing.audit.auditing import ATTACKED_AS, attacks
 from farthing.audit.methods import Finding
-from farthing.audit.verdict import ATTACKED_AS, attacks
 from farthing.cli.progress import progress
 from farthing.errors import InvalidValue
 from farthing.noise.lattice import Stream
@@ -79,7 +79,7 @@ def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[s
         "failures": charges.failures(),
         "copies": charges.copies(words),
         "contributions": contributions.contributions(words) + contributions.pairs(),
-        "sums": rounding.sums(words),
+        "sums": steps.sums(words),
         "entrances": entrances.refusals(),
         "perturbation": contributions.objectives(words) + contributions.minimisers(words),
         "models": _models(),

@@ -32,7 +32,7 @@ def guard(
     """
     if as_json and not check:
         raise InvalidValue("--json goes with --check: a guard that listens prints nothing else")
-    from farthing.deploy.guard.command import guard as keep
+    from farthing.deploy.guard.server import guard as keep
 
     key = keep(policy, check=check)
     if as_json:

@@ -39,7 +39,7 @@ from farthing.errors import InvalidValue
 from farthing.ledger.journal import Journal
 
 if TYPE_CHECKING:  # what opens numpy is opened by the commands
-    from farthing.cli.step_recorder import Watch
+    from farthing.cli.training import Watch
     from farthing.ledger.ledger import Ledger
     from farthing.queries.query import Step
 

@@ -25,11 +25,10 @@ from numpy.typing import NDArray
 
 from farthing import validate
 from farthing.budget import Budget
+from farthing.deploy.bridge import Party, PartyStatus, State, Status, longest
 from farthing.deploy.checkpoint import Checkpoint
-from farthing.deploy.members import Party, PartyStatus, State, Status, longest
 from farthing.deploy.messages import forms
-from farthing.deploy.messages.forms import Question, Turn
-from farthing.deploy.messages.post import Check, Post, Request
+from farthing.deploy.messages.forms import Check, Post, Question, Request, Transport, Turn
 from farthing.deploy.messages.signed import (
     Fields,
     Kind,
@@ -42,7 +41,6 @@ from farthing.deploy.messages.signed import (
     refuse,
     unpack_numbers,
 )
-from farthing.deploy.messages.transport import Transport
 from farthing.deploy.secagg.sessions import Session
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.federated.protocol import Answers, Forecast, enough_came, forecast_of, weight_of, weights_under

@@ -48,8 +48,8 @@ from farthing.data.tables import Features
 from farthing.deploy.coordinator import Remote, State
 from farthing.deploy.flower.superlink import Place, SuperLink, needs_flower
 from farthing.deploy.keys import Card
+from farthing.deploy.messages.forms import Transport
 from farthing.deploy.messages.signed import Signer, checked_name
-from farthing.deploy.messages.transport import Transport
 from farthing.deploy.page import Page, PartyView, View
 from farthing.deploy.toml_settings import Settings
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue

@@ -8,7 +8,7 @@
 (3, [100, 100, 100])
 """
 
-from farthing.federated.compact import Indicators
+from farthing.federated.draws import Indicators
 from farthing.federated.people import personal
 from farthing.federated.protocol import (
     Accountant,

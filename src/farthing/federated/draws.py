@@ -1,11 +1,28 @@
-"""Draws from the records of many users at once: rows, sorted by user, and whose they are."""
+"""Draws from the records of many users at once: rows, sorted by user, and whose they are.
 
-from typing import NamedTuple
+Rows of zeros and ones, kept as the places of their ones: a byte each where there are at most 255 features.
+
+A million users with 100 records of 14 ones among 123 features take 1.4 GB, a ninth of what bytes would.
+
+>>> rows = Indicators(np.array([[0, 2], [1, 3]], dtype=np.uint8), 3, np.array([1, 0]))  # 3 is no place
+>>> [block.margins(np.array([1.0, 2.0, 4.0]), np.array(0.5)) for block in rows.blocks(Features(3))]
+[array([5.5, 2.5])]
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from farthing import validate
+from farthing.data.tables import Features, Parts
+from farthing.errors import InvalidValue, Unsupported
+from farthing.noise import summing
 from farthing.noise.lattice import Stream
+from farthing.queries import arrays
+from farthing.queries.samplers import Indices
 
 Integers = NDArray[np.int64]
 
@@ -69,3 +86,123 @@ def below(bounds: Integers, stream: Stream) -> Integers:
     while len(again := np.flatnonzero(words > np.uint64(2**64 - 1) - beyond)):
         words[again] = stream.integers(len(again))
     return (words % limit).astype(np.int64)
+
+
+Array = NDArray[np.float64]
+
+_BLOCK = 2**15  # rows
+
+
+class PlacesBlock(NamedTuple):
+    """Some rows, like `farthing.data.tables.Block`."""
+
+    places: NDArray[Any]
+    y: Any
+    unit: Array
+    shrink: Array
+    norm: Array
+    width: int
+
+    def margins(self, u: Array, constant: Array) -> Array:
+        """z·w of every row, for weights that `Features.unfold` turned into weights on x."""
+        known = np.concatenate([u, np.zeros((1, *u.shape[1:]))])
+        inner = _times(known[self.places].sum(axis=1), self.unit) + constant
+        return _times(inner, self.shrink)
+
+    def weighted(self, v: Array, rows: int) -> Parts:
+        """Σ v x and Σ v; no block has more rows than a part may have."""
+        v = _times(v, self.shrink)
+        scaled, places = _times(v, self.unit), self.places.ravel()
+        columns = scaled.reshape(len(v), math.prod(v.shape[1:])).T
+        times = self.places.shape[1]
+        sums = [np.bincount(places, np.repeat(column, times), self.width + 1) for column in columns]
+        total = np.stack(sums, axis=-1, dtype=np.float64)[: self.width]
+        return [(total.reshape(self.width, *v.shape[1:]), v.sum(axis=0))]
+
+    def rows(self, features: Features) -> Array:
+        """The z themselves."""
+        x = np.zeros((len(self.places), self.width + 1))
+        x[np.arange(len(x))[:, None], self.places] = 1.0
+        return features.rows(x[:, : self.width], self.unit) * self.shrink[:, None]
+
+
+def _times(values: Array, factors: Array) -> Array:
+    return values * (factors if values.ndim == 1 else factors[:, None])
+
+
+class Indicators:
+    """Private rows of zeros and ones: ``places`` of the ones, ``width`` itself where there are fewer.
+
+    With ``unit`` each row is divided by its norm. Works where a `farthing.data.tables.Table` does, for public
+    maps that scale features one by one.
+    """
+
+    __slots__ = ("_unit", "places", "width", "y")
+
+    def __init__(self, places: Any, width: int, y: Any = None, *, unit: bool = False) -> None:
+        places = arrays.attempt(np.asanyarray, places, said="places must be a table of integers")
+        if places.ndim != 2 or places.dtype.kind not in "iu":
+            raise InvalidValue(f"places must be a table of integers, got {places.dtype.type.__name__}")
+        validate.count(width=width)
+        for start in range(0, len(places), _BLOCK):
+            part = places[start : start + _BLOCK]
+            if part.size and not 0 <= part.min() <= part.max() <= width:
+                raise InvalidValue(f"places must lie between 0 and width={width}")
+        y = None if y is None else arrays.target(y)
+        if y is not None and len(y) != len(places):
+            raise InvalidValue("there must be one target a row")
+        self.places, self.width, self.y, self._unit = places, width, y, unit
+
+    @classmethod
+    def of(cls, X: Any, y: Any = None, *, unit: bool = False) -> "Indicators":
+        """From a dense table of zeros and ones."""
+        X = arrays.features(X)
+        X = X.toarray() if hasattr(X, "indptr") else X
+        if not np.isin(X, (0, 1)).all():
+            raise InvalidValue("indicators must be a table of zeros and ones")
+        width, counts = X.shape[1], np.count_nonzero(X, axis=1)
+        kind = np.uint8 if width < 2**8 else np.uint16 if width < 2**16 else np.uint32
+        places = np.full((len(X), int(counts.max(initial=1))), width, dtype=kind)
+        rows, columns = np.nonzero(X)
+        places[rows, np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)] = columns
+        return cls(places, width, y, unit=unit)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def take(self, indices: Indices) -> "Indicators":
+        """Those at ``indices``; everybody costs no copy."""
+        if isinstance(indices, slice) and indices == slice(None):
+            return self
+        taken = object.__new__(Indicators)
+        taken.places, taken.y = self.places[indices], None if self.y is None else self.y[indices]
+        taken.width, taken._unit = self.width, self._unit
+        return taken
+
+    def blocks(self, features: Features) -> Iterator[PlacesBlock]:
+        """All rows, block by block."""
+        if np.ndim(features.scale) == 2:
+            raise Unsupported("indicators are scaled feature by feature: use a Table for a matrix of scales")
+        squares, centre = np.square(features.scale), np.asarray(features.centre)
+        ones = np.append(squares * np.ones(self.width), 0.0)
+        crossed = np.append(squares * centre * np.ones(self.width), 0.0)
+        rest = float(np.sum(squares * np.square(centre))) + features.intercept**2
+        step = max(2**5, min(_BLOCK, summing.chain(len(self), features.spread) // 4))
+        for start in range(0, max(len(self), 1), step):  # one empty block for nobody
+            places = self.places[start : start + step]
+            if self._unit:
+                unit = 1 / np.sqrt(np.maximum(np.count_nonzero(places < self.width, axis=1), 1))
+            else:
+                unit = np.ones(len(places))
+            square = np.square(unit) * ones[places].sum(axis=1) + rest
+            if centre.any():
+                square = square - 2 * unit * crossed[places].sum(axis=1)
+            norm = np.sqrt(np.maximum(square, 0.0))
+            if features.spread > 1:  # near the centre squares cancel, and so do sums: see Features.at_least
+                length = unit * np.sqrt(ones[places].sum(axis=1)) + math.sqrt(rest)
+                norm = np.maximum(norm, length / features.spread)
+            shrink = np.ones_like(norm)
+            if features.radius is not None:
+                shrink = features.radius / np.maximum(norm, features.radius)
+            y = None if self.y is None else self.y[start : start + step]
+            yield PlacesBlock(places, y, unit, shrink, norm * shrink, self.width)

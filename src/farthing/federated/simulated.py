@@ -33,8 +33,7 @@ from farthing.accounting import pld
 from farthing.budget import Budget, Guarantee, Observer, Unit
 from farthing.data.tables import Table
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
-from farthing.federated.compact import Indicators
-from farthing.federated.draws import Users, exactly, present, ranges
+from farthing.federated.draws import Indicators, Users, exactly, present, ranges
 from farthing.federated.people import Budgets, dealt, per_user, personal, public_sizes
 from farthing.federated.protocol import (
     NOT_INVITED,

@@ -43,7 +43,7 @@ from farthing.accounting.filters import BasicFilter, GdpFilter, ZcdpFilter
 from farthing.budget import Adjacency, Budget
 from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
-from farthing.linear.noise_for_budget import choice_epsilon, gaussian_mu, noise_of
+from farthing.linear.budget_schedule import choice_epsilon, gaussian_mu, noise_of
 from farthing.noise.lattice import Stream
 from farthing.noise.summing import summed
 from farthing.queries import arrays

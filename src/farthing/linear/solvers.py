@@ -37,10 +37,10 @@ from farthing.linear.methods.descent import descent
 from farthing.linear.methods.dpagd import dpagd
 from farthing.linear.methods.dpsgd import dpsgd, sgd_adv
 from farthing.linear.methods.functional import functional
-from farthing.linear.methods.gradient import noisy_gradient
 from farthing.linear.methods.leastsquares import least_squares
 from farthing.linear.methods.perturbation import objective, output
 from farthing.linear.methods.privgene import privgene
+from farthing.linear.methods.regression import noisy_gradient
 from farthing.linear.methods.sufficient import sufficient
 
 Settings = dict[str, Any]
@@ -281,4 +281,4 @@ class FunctionalMechanism(Solver, known=REGRESSORS["functional"]):
 
 
 class NoisyGradient(Solver, known=REGRESSORS["gradient"]):
-    """``"gradient"``, Bassily et al. 2014: `farthing.linear.methods.gradient`; ``steps`` Gaussian answers."""
+    """``"gradient"``, Bassily et al. 2014, `farthing.linear.methods.regression`, in ``steps`` answers."""

@@ -39,7 +39,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing.errors import InvalidValue
-from farthing.noise import halfnormal, native
+from farthing.noise import native
+from farthing.noise import native as halfnormal
 from farthing.noise.streams import BLOCK, MOST, SeededStream, Stream, whole
 
 __all__ = ["SeededStream", "Stream", "gaussian", "gumbel", "laplace", "noisy", "on_grid"]

@@ -11,12 +11,10 @@ from dataclasses import replace
 
 import farthing
 from farthing.report import pictures
+from farthing.report.drawing import STYLE, table
 from farthing.report.pictures import Picture
 from farthing.report.statement import Item, Tone, band, headline, statement, upwards
-from farthing.report.style import STYLE
-from farthing.report.subject import Crowd, Subject
-from farthing.report.table import table
-from farthing.report.words import escape, number, percent, plain
+from farthing.report.subject import Crowd, Subject, escape, number, percent, plain
 
 _HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 _POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'"
@@ -191,7 +189,7 @@ def _numbers(picture: Picture) -> str:
 def _audit(subject: Subject) -> str:
     if not subject.audit:
         return ""
-    from farthing.audit.verdict import section
+    from farthing.audit.auditing import section
 
     seen = [
         (plain(name, 120), replace(one, attack=plain(one.attack), assumption=plain(one.assumption)))

@@ -5,12 +5,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from farthing.report import drawing, spending
-from farthing.report.drawing import COLOURS, WIDTH, Frame, frame
-from farthing.report.scales import Scale, around
+from farthing.report import drawing, reading
+from farthing.report.drawing import COLOURS, WIDTH, Frame, Scale, around, frame
 from farthing.report.statement import downwards, upwards
-from farthing.report.subject import Crowd, Score, Subject, Users
-from farthing.report.words import escape, noise_of, number, percent, plain
+from farthing.report.subject import Crowd, Score, Subject, Users, escape, noise_of, number, percent, plain
 
 _SHARES = ("accuracy", "auc", "f1", "precision", "recall")
 _MOST_BARS = 12
@@ -54,7 +52,7 @@ def _stroke(kind: str) -> str:
 
 def burned(subject: Subject) -> Picture | None:
     """ε spent after so many answers, and the limit."""
-    points = spending.spent(subject)
+    points = reading.spent(subject)
     if len(points) < 2:
         return None
     limit, answers = subject.guarantee.epsilon, points[-1][0]
@@ -84,7 +82,7 @@ def burned(subject: Subject) -> Picture | None:
 
 def profile(subject: Subject) -> Picture | None:
     """ε at every δ: the same guarantee, read at other points."""
-    points = spending.curve(subject)
+    points = reading.curve(subject)
     if len(points) < 2:
         return None
     said = subject.guarantee

@@ -20,8 +20,7 @@ from farthing.queries.events import (
     RepeatedEvent,
     ZcdpEvent,
 )
-from farthing.report.subject import Subject
-from farthing.report.words import exponential, number, percent, plain
+from farthing.report.subject import Subject, exponential, number, percent, plain
 
 
 class Tone(StrEnum):

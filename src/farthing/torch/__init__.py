@@ -16,15 +16,14 @@ if TYPE_CHECKING:
     from farthing.torch.kernels.noise import FloatGaussian, Gaussian
     from farthing.torch.methods.adadp import AdaDP, AdaL, AdaN
     from farthing.torch.methods.dpopt import DpOpt
-    from farthing.torch.training.checkpoint import restore, save
+    from farthing.torch.training.checkpoint import Layout, restore, save
     from farthing.torch.training.collating import Padded
     from farthing.torch.training.evaluation import evaluate, progress
-    from farthing.torch.training.flat import Layout
     from farthing.torch.training.loop import Step, Training, train
     from farthing.torch.training.optim import DPAdam
     from farthing.torch.training.plan import Plan, fitted
-    from farthing.torch.training.quantile import Quantile
     from farthing.torch.training.records import Examples, Lot
+    from farthing.torch.training.schedules import Quantile
 
 __all__ = [
     "AdaDP",

@@ -12,8 +12,7 @@ import pytest
 
 import farthing
 from farthing.deploy import keys as keyring
-from farthing.deploy.flower.control import objects
-from farthing.deploy.flower.superlink import Place, SuperLink, environment
+from farthing.deploy.flower.superlink import Place, SuperLink, environment, objects
 from farthing.deploy.keys import Card
 
 pytestmark = pytest.mark.slow

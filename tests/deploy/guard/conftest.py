@@ -26,11 +26,10 @@ import pytest
 import farthing
 from farthing.data.tables import Features
 from farthing.deploy.coordinator import Remote
-from farthing.deploy.guard import command
+from farthing.deploy.guard import server
 from farthing.deploy.guard.policy import Policy
-from farthing.deploy.messages.forms import Question, Turn
+from farthing.deploy.messages.forms import InProcess, Question, Turn, UnixSockets
 from farthing.deploy.messages.signed import Kind, Reason, Signer, pack_numbers, seal, unseal
-from farthing.deploy.messages.transport import InProcess, UnixSockets
 from farthing.federated.terms import Invitation
 from farthing.ledger import verifier
 from farthing.ledger.journal import Journal
@@ -47,8 +46,8 @@ import gc, json, os, signal, sys, time, traceback
 from pathlib import Path
 from farthing.ledger import journal
 from farthing.ledger import verifier
-from farthing.deploy.guard import answers
-from farthing.deploy.guard import command
+from farthing.deploy.guard import keeper as answers
+from farthing.deploy.guard import server
 from farthing.deploy.guard import keeper
 from farthing.noise.lattice import SeededStream
 import mpmath, scipy.special
@@ -213,7 +212,7 @@ class House:
 
     def open(self, **options):
         """The guard as an object of this process."""
-        self.objects.append(command.opened(Policy.load(self.policy), **options))
+        self.objects.append(server.opened(Policy.load(self.policy), **options))
         return self.objects[-1]
 
     def start(self, place="", number=1, seed=None):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import farthing
-from farthing.deploy.guard.answers import AnswerLog
+from farthing.deploy.guard.keeper import AnswerLog
 from farthing.errors import InvalidValue, LedgerLocked
 
 
@@ -91,7 +91,7 @@ def test_a_full_disk_leaves_whole_lines(path):
     code = """
 import resource, sys
 from farthing.errors import LedgerLocked
-from farthing.deploy.guard.answers import AnswerLog
+from farthing.deploy.guard.keeper import AnswerLog
 log = AnswerLog(sys.argv[1])
 size = len(open(sys.argv[1], "rb").read())
 resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, resource.RLIM_INFINITY))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from farthing.data.schema import ADULT
-from farthing.deploy.guard.command import records_of
 from farthing.deploy.guard.policy import Policy
+from farthing.deploy.guard.server import records_of
 from farthing.errors import InvalidValue
 
 SCHEMA = """{"columns": [{"name": "age", "low": 0, "high": 100}, {"name": "sex", "values": ["f", "m"]}],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from farthing.accounting import transform
-from farthing.deploy.guard import pricing
+from farthing.deploy.guard import policy
 from farthing.deploy.messages import forms
 from farthing.deploy.messages.signed import Kind, Reason, seal
 from farthing.federated.terms import Invitation
@@ -120,14 +120,14 @@ def test_more_noise_than_can_be_drawn_is_refused_before_it_is_priced(noise, vill
 def test_others_are_answered_while_a_proposal_is_priced(village, house, told, monkeypatch):
     guard = house.open()
     entered, go_on = threading.Event(), threading.Event()
-    whole = pricing.Pricing._priced
+    whole = policy.Pricing._priced
 
     def slow(self, invitation):
         entered.set()
         assert go_on.wait(60)
         return whole(self, invitation)
 
-    monkeypatch.setattr(pricing.Pricing, "_priced", slow)
+    monkeypatch.setattr(policy.Pricing, "_priced", slow)
     header, said = {"run": "r", "round": 0, "nonce": "0" * 32, "dataset": "d"}, []
     asked = propose(village, forms.invitation(Invitation(1.0, rounds=5)))
     thread = threading.Thread(target=lambda: said.append(told(guard.answer(asked), house)))

@@ -13,10 +13,9 @@ import farthing as ft
 from farthing.data.schema import load_adult
 from farthing.data.tables import Features, Table
 from farthing.deploy import coordinator
-from farthing.deploy.bridge import Bridge, carry
-from farthing.deploy.members import State, longest
+from farthing.deploy.bridge import Bridge, State, carry, longest
+from farthing.deploy.messages.forms import InProcess
 from farthing.deploy.messages.signed import Kind, Reason, digest, pack_numbers, seal, unpack_table, unseal
-from farthing.deploy.messages.transport import InProcess
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.federated import Invitation, Parties, Weights
 from farthing.federated.methods.addp import addp

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from farthing.deploy.messages.forms import InProcess, UnixSockets, call
 from farthing.deploy.messages.signed import Kind, Refused, Signer, seal
-from farthing.deploy.messages.transport import InProcess, UnixSockets, call
 
 SIGNER = Signer.new()
 MESSAGE = seal(Kind.ANSWER, {"x": 1}, bytes(1000), SIGNER)

@@ -14,7 +14,7 @@ from scipy import stats
 import farthing as ft
 from farthing.deploy.messages.signed import Reason, Refused, Signer
 from farthing.deploy.secagg import protocol as secagg
-from farthing.deploy.secagg import shamir
+from farthing.deploy.secagg import protocol as shamir
 from farthing.deploy.secagg.protocol import (
     ADVERT,
     MASK_KEY,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from farthing.deploy.secagg import shamir
+from farthing.deploy.secagg import protocol as shamir
 from farthing.errors import InvalidValue
 
 

@@ -7,9 +7,9 @@ import pytest
 
 import farthing as ft
 from farthing.data.tables import Features, Table
+from farthing.linear.budget_schedule import gaussian_mu
 from farthing.linear.losses import squared
 from farthing.linear.methods.adassp import Smallest, adassp
-from farthing.linear.noise_for_budget import gaussian_mu
 from farthing.linear.problem import Problem
 from farthing.noise.lattice import SeededStream
 

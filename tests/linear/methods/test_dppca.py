@@ -8,8 +8,8 @@ import pytest
 import farthing as ft
 from farthing.data.tables import Features, Table
 from farthing.errors import BudgetSpent, InvalidValue
+from farthing.linear.budget_schedule import gaussian_mu
 from farthing.linear.methods.dppca import Mean, Scatter, components, dppca
-from farthing.linear.noise_for_budget import gaussian_mu
 from farthing.noise.lattice import SeededStream
 from farthing.queries.events import GaussianEvent
 

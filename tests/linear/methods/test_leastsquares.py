@@ -8,11 +8,10 @@ import pytest
 import farthing as ft
 from farthing.data.tables import Features, Table
 from farthing.errors import BudgetSpent
-from farthing.linear.budget_schedule import Purse
+from farthing.linear.budget_schedule import Purse, gaussian_mu
 from farthing.linear.losses import Gram, squared
 from farthing.linear.methods import leastsquares
 from farthing.linear.methods.leastsquares import Scatter, Slope, Targets, Total, least_squares
-from farthing.linear.noise_for_budget import gaussian_mu
 from farthing.linear.problem import Problem
 from farthing.noise.lattice import SeededStream
 from farthing.queries.events import GaussianEvent

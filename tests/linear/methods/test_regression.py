@@ -11,9 +11,8 @@ from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.linear.losses import logistic, squared
 from farthing.linear.methods.adassp import adassp
 from farthing.linear.methods.functional import functional
-from farthing.linear.methods.gradient import noisy_gradient
 from farthing.linear.methods.leastsquares import least_squares
-from farthing.linear.methods.regression import Space, ridge
+from farthing.linear.methods.regression import Space, noisy_gradient, ridge
 from farthing.linear.methods.sufficient import sufficient
 from farthing.linear.problem import Problem
 from farthing.noise.lattice import SeededStream

@@ -12,7 +12,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from farthing.noise import lattice
 from farthing.noise.lattice import SeededStream
-from farthing.torch.kernels import clamped_sums, grams, lattice_noise, noise_pool, updates
+from farthing.torch.kernels import clamped_sums, grams, lattice_noise
+from farthing.torch.kernels import lattice_noise as updates
+from farthing.torch.kernels import noise as noise_pool
 
 DEVICE = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
 KEY = bytes(range(32))

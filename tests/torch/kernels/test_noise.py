@@ -24,10 +24,8 @@ from farthing.queries import mechanisms  # noqa: E402
 from farthing.queries.bounds import ClipCoordinates, ClipNorm, ClipValue, Kind  # noqa: E402
 from farthing.queries.query import Query, Rows  # noqa: E402
 from farthing.queries.samplers import Everyone, Poisson  # noqa: E402
-from farthing.torch.kernels import (  # noqa: E402
-    noise,
-    noise_pool,
-)
+from farthing.torch.kernels import noise  # noqa: E402
+from farthing.torch.kernels import noise as noise_pool  # noqa: E402
 from farthing.torch.kernels.noise import FloatGaussian, Gaussian  # noqa: E402
 from farthing.torch.kernels.totals import SLACK  # noqa: E402
 

@@ -11,7 +11,7 @@ from farthing.queries.bounds import ClipNorm
 from farthing.torch.gradients import bookkeeping, convolution, terms
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.kernels import positions
-from farthing.torch.kernels.precision import coarse, exact
+from farthing.torch.kernels.totals import coarse, exact
 from farthing.torch.training.records import Examples
 
 GPU = torch.device("cuda")

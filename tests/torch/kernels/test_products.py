@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from farthing.torch.kernels.products import add_product, affine, scaled_squares
+from farthing.torch.kernels.totals import add_product, affine, scaled_squares
 
 
 @pytest.mark.parametrize("rows", [1, 5, 70])

@@ -21,7 +21,7 @@ from farthing.ledger.verifier import verify
 from farthing.noise.lattice import SeededStream
 from farthing.torch.training.checkpoint import restore, save
 from farthing.torch.training.loop import train
-from farthing.torch.training.quantile import Quantile
+from farthing.torch.training.schedules import Quantile
 
 BUDGET = ft.Budget(2.0, 1e-5)
 LOSS = nn.CrossEntropyLoss(reduction="none")

@@ -14,7 +14,7 @@ from torch import nn
 import farthing as ft
 from farthing.noise.lattice import SeededStream
 from farthing.torch.training.loop import train
-from farthing.torch.training.quantile import Quantile
+from farthing.torch.training.schedules import Quantile
 
 pytestmark = pytest.mark.slow
 

@@ -23,8 +23,8 @@ from farthing.torch.training.evaluation import evaluate
 from farthing.torch.training.loop import train
 from farthing.torch.training.optim import DPAdam
 from farthing.torch.training.plan import planned
-from farthing.torch.training.quantile import Quantile
 from farthing.torch.training.records import Examples
+from farthing.torch.training.schedules import Quantile
 
 BUDGET = ft.Budget(2.0, 1e-5)
 LOSS = nn.CrossEntropyLoss(reduction="none")

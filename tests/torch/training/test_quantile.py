@@ -14,7 +14,7 @@ from farthing.queries.events import GaussianEvent, PoissonEvent
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.clipping import ClipCounted
 from farthing.torch.training.loop import train
-from farthing.torch.training.quantile import Quantile
+from farthing.torch.training.schedules import Quantile
 
 BUDGET = ft.Budget(4.0, 1e-5)
 

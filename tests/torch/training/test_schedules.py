@@ -7,9 +7,8 @@ from torch import nn
 import farthing as ft
 from farthing.errors import InvalidValue, Unsupported
 from farthing.torch.gradients.clipping import ClipCounted, ClipLayers
-from farthing.torch.training.flat import Layout
-from farthing.torch.training.quantile import Quantile
-from farthing.torch.training.schedules import Bounds
+from farthing.torch.training.checkpoint import Layout
+from farthing.torch.training.schedules import Bounds, Quantile
 
 LAYOUT = Layout.of(nn.Linear(3, 2))
 

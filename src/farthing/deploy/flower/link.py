@@ -22,8 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from farthing.deploy.flower.control import KEY_FILE, KEY_HEADER
-from farthing.deploy.flower.superlink import APP
+from farthing.deploy.flower.superlink import APP, KEY_FILE, KEY_HEADER
 from farthing.deploy.processes import end_with_parent
 
 NODES = "/v1/fleet/"

@@ -9,19 +9,54 @@ Whatever else a message names is refused.
 1.5
 >>> draw_of(draw(Poisson(0.25)))
 Poisson(rate=0.25)
+
+The coordinator's post: seals requests, and sorts what comes back before anything of it is believed.
+
+How requests reach guards and answers come back: opaque bytes, whatever carries them.
+
+A `Transport` sends each party its request and yields what comes back until the time is up; who does not
+answer is absent. `InProcess` calls functions, `UnixSockets` connects to guards on this machine.
+
+>>> echo = InProcess({"a": lambda request: request + b"!"})
+>>> list(echo.exchange({"a": b"hello"}, seconds=1.0))
+[('a', b'hello!')]
 """
 
-from dataclasses import asdict, dataclass, fields
+import contextlib
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any
+from os import PathLike, fspath
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farthing.budget import Budget
 from farthing.data.tables import Features
-from farthing.deploy.messages.signed import NONCE, Fields, Reason, checked_name, refuse
+from farthing.deploy.messages.signed import (
+    LARGEST_HEADER,
+    NONCE,
+    PREFIX,
+    Fields,
+    Kind,
+    Opened,
+    Reason,
+    Refused,
+    Signer,
+    checked_name,
+    expected_size,
+    message_digest,
+    refuse,
+    seal,
+    unseal,
+)
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.federated.terms import Draw, Exactly, Invitation
 from farthing.linear.losses import Gradient, Loss, huber_hinge, logistic, multinomial, squared
@@ -221,3 +256,158 @@ def row_of(seen: Any) -> tuple[int, str] | None:
         refuse(Reason.MALFORMED, "seen must be a number and a hash, or nothing")
     given = Fields({"seq": seen[0], "hash": seen[1]})
     return given.whole("seq"), given.hexadecimal("hash", 32)
+
+
+LARGEST_ANSWER = 2**30
+
+
+class Transport(Protocol):
+    """Carries requests to parties, and their answers back."""
+
+    @property
+    def parties(self) -> Sequence[str]:
+        """Their names, in a fixed order."""
+
+    def exchange(self, requests: Mapping[str, bytes], seconds: float) -> Iterable[tuple[str, bytes]]:
+        """(party, answer) as they come, until all came or the time is up. Never raises for a single party."""
+
+
+class InProcess:
+    """Parties as functions from bytes to bytes, asked one after the other; one that raises is absent."""
+
+    def __init__(self, parties: Mapping[str, Callable[[bytes], bytes]]) -> None:
+        self._parties = dict(parties)
+
+    @property
+    def parties(self) -> Sequence[str]:
+        return list(self._parties)
+
+    def exchange(self, requests: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, bytes]]:
+        for name, request in requests.items():
+            with contextlib.suppress(Exception):  # whatever happened to it, it did not answer
+                yield name, self._parties[name](request)
+
+
+class UnixSockets:
+    """Guards on this machine, by the paths of their sockets; asked at the same time."""
+
+    def __init__(self, sockets: Mapping[str, str | PathLike[str]]) -> None:
+        self._sockets = dict(sockets)
+
+    @property
+    def parties(self) -> Sequence[str]:
+        return list(self._sockets)
+
+    def exchange(self, requests: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, bytes]]:
+        came: queue.SimpleQueue[tuple[str, bytes | None]] = queue.SimpleQueue()
+        until = time.monotonic() + seconds
+
+        def ask(name: str, request: bytes) -> None:
+            answer = None
+            with contextlib.suppress(Exception):
+                answer = call(self._sockets[name], request, seconds=seconds)
+            came.put((name, answer))
+
+        for name, request in requests.items():
+            threading.Thread(target=ask, args=(name, request), daemon=True).start()
+        for _ in requests:
+            try:
+                name, answer = came.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                return
+            if answer is not None:
+                yield name, answer
+
+
+def call(
+    path: str | PathLike[str], request: bytes, *, seconds: float, largest: int = LARGEST_ANSWER
+) -> bytes:
+    """One question to the guard at ``path``. `OSError` where it does not answer in time."""
+    until = time.monotonic() + seconds
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
+        guard.settimeout(seconds)
+        guard.connect(fspath(path))
+        guard.sendall(request)
+        prefix = _read(guard, PREFIX.size, until)
+        return prefix + _read(guard, expected_size(prefix, largest) - len(prefix), until)
+
+
+def _read(guard: socket.socket, size: int, until: float) -> bytes:
+    parts, missing = [], size
+    while missing:
+        guard.settimeout(max(1e-3, until - time.monotonic()))
+        part = guard.recv(min(missing, 2**20))
+        if not part:
+            raise ConnectionError("the guard ended before its answer did")
+        parts.append(part)
+        missing -= len(part)
+        if missing and time.monotonic() > until:
+            raise TimeoutError("the guard took too long")
+    return b"".join(parts)
+
+
+log = logging.getLogger("farthing.federated")
+
+Request = tuple[Kind, dict[str, Any], bytes]
+Check = Callable[[str, Opened], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mail:
+    """What came of an exchange, by party; who is in none of the three was not heard of."""
+
+    came: dict[str, Opened] = field(default_factory=dict)
+    refused: dict[str, Reason] = field(default_factory=dict)  # by the guard
+    broken: dict[str, Reason] = field(default_factory=dict)  # by us: signed, and against the rules
+
+    @property
+    def heard(self) -> set[str]:
+        return {*self.came, *self.refused, *self.broken}
+
+
+class Post:
+    """Exchanges messages with enrolled parties."""
+
+    def __init__(self, transport: Transport, signer: Signer, enrolled: Mapping[str, bytes]) -> None:
+        self._transport, self._signer, self._enrolled = transport, signer, enrolled
+
+    def exchange(
+        self, requests: Mapping[str, Request], kind: Kind, seconds: float, check: Check, largest: int = 0
+    ) -> Mail:
+        """Answers of a kind, with bodies up to ``largest`` bytes; ``check`` raises `Refused` for bad ones.
+
+        What is not signed by the party for this very request says nothing about it: anybody could have made
+        or kept it. It counts as if nothing had come, and the same party may still be heard of.
+        """
+        sealed = {name: seal(*request, self._signer) for name, request in requests.items()}
+        about = {name: message_digest(data) for name, data in sealed.items()}
+        mail = Mail()
+        for name, data in self._transport.exchange(sealed, seconds):
+            if name not in sealed or name in mail.heard:
+                continue  # nobody asked it, or it answered before: duplicates count once
+            try:
+                opened = unseal(data, {self._enrolled[name]}, LARGEST_HEADER + 256 + largest)
+                said = opened.fields()
+                if said.take("about") != about[name]:
+                    refuse(Reason.STALE, "it is not about this request")
+            except Refused as refusal:
+                log.warning("from %s: %s", name, refusal)
+                continue
+            self._sort(mail, name, opened, said.plain().get("reason"), kind, check)
+            if len(mail.heard) == len(sealed):
+                break
+        return mail
+
+    def _sort(self, mail: Mail, name: str, opened: Opened, text: Any, kind: Kind, check: Check) -> None:
+        if opened.kind is Kind.REFUSAL:
+            mail.refused[name] = Reason(text) if text in list(Reason) else Reason.MALFORMED
+            log.warning("%s refused: %s", name, mail.refused[name])
+            return
+        try:
+            if opened.kind is not kind:
+                refuse(Reason.MALFORMED, "it is another kind of message")
+            check(name, opened)
+            mail.came[name] = opened
+        except Refused as refusal:
+            log.warning("from %s: %s", name, refusal)
+            mail.broken[name] = refusal.reason

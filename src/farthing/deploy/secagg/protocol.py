@@ -24,13 +24,25 @@ t >= survivors + c, so that a sum holds the noise of at least ``survivors`` hone
 a sum, not look behind it: `Aggregator` finds wrong shares, not wrong vectors.
 
 Masks are AES-256 in counter mode under keys of 256 bits from HKDF-SHA-256. Keys, signatures, ciphers: from
-`cryptography`; Shamir's shares from `farthing.deploy.secagg.shamir`.
+`cryptography`; Shamir's shares from `farthing.deploy.secagg.protocol`.
+
+Shamir's secret sharing of 32 bytes: any ``threshold`` shares give the secret back, fewer say nothing.
+
+Shamir 1979, "How to share a secret": a polynomial over the integers modulo a prime p > 2^256, uniform but for
+its value at 0, which is the secret; a share is its value at a place from 1 on. For fewer than ``threshold``
+shares every secret is equally likely. p = 2^256 + 297 is the smallest prime above 2^256. Nothing here checks
+that a share is genuine: who combines them must know the secret's hash or public key. Not constant-time.
+
+>>> shares = split(bytes(range(32)), threshold=3, places=range(1, 6))
+>>> combine({place: shares[place] for place in (1, 4, 5)}) == bytes(range(32))
+True
 """
 
 import hashlib
 import json
 import math
 import os
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,15 +57,59 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import ArrayLike, NDArray
 
 from farthing.deploy.messages.signed import KEY, SIGNATURE, Reason, Refused, Signer, refuse, verified
-from farthing.deploy.secagg import shamir
+from farthing.errors import InvalidValue
 from farthing.federated.terms import Terms
 from farthing.noise.lattice import Stream
 from farthing.queries.mechanisms import Gaussian
 
+PRIME = 2**256 + 297
+SECRET, SHARE = 32, 33  # bytes
+
+
+def split(secret: bytes, threshold: int, places: Iterable[int]) -> dict[int, bytes]:
+    """One share a place."""
+    where = list(places)
+    if len(secret) != SECRET or not 1 <= threshold <= len(where):
+        raise InvalidValue(f"{SECRET} bytes are shared among at least as many as the threshold {threshold}")
+    if len(set(where)) != len(where) or not all(0 < place < PRIME for place in where):
+        raise InvalidValue("places must differ and be at least 1")
+    polynomial = [int.from_bytes(secret, "big"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
+    return {place: _value(polynomial, place).to_bytes(SHARE, "big") for place in where}
+
+
+def _value(polynomial: list[int], place: int) -> int:
+    value = 0
+    for coefficient in reversed(polynomial):
+        value = (value * place + coefficient) % PRIME
+    return value
+
+
+def coefficients(places: Iterable[int]) -> dict[int, int]:
+    """What shares at these places are multiplied by and added: Lagrange's polynomials at 0."""
+    where = list(places)
+    found = {}
+    for place in where:
+        above, below = 1, 1
+        for other in where:
+            if other != place:
+                above, below = above * other % PRIME, below * (other - place) % PRIME
+        found[place] = above * pow(below, -1, PRIME) % PRIME
+    return found
+
+
+def combine(shares: Mapping[int, bytes], known: Mapping[int, int] | None = None) -> bytes:
+    """The secret, from exactly ``threshold`` genuine shares; ``known`` saves their `coefficients`."""
+    weights = coefficients(shares) if known is None else known
+    total = sum(weights[place] * int.from_bytes(share, "big") for place, share in shares.items()) % PRIME
+    return (total % 2**256).to_bytes(
+        SECRET, "big"
+    )  # beyond 2^256 there is no secret: some other one comes out
+
+
 Words = NDArray[np.uint64]
 
 ADVERT = 3 * KEY + SIGNATURE  # sealing key, mask key, hash of the seed, signature
-SEALED = 2 * shamir.SHARE + 16
+SEALED = 2 * SHARE + 16
 SEED, MASK_KEY = b"\0", b"\1"  # which of its two secrets a revealed share is of
 _ADVERT, _CONSENT, _SEED = (b"farthing secagg " + what + b" 1\0" for what in (b"advert", b"consent", b"seed"))
 _CHUNK = 2**17  # words of a mask made at a time: a megabyte, which stays in the cache
@@ -200,7 +256,7 @@ class Member:
         roster = Roster(self._session, dict(adverts), threshold)
         places = roster.places
         secrets = self._masking.private_bytes_raw(), self._seed
-        key, seed = (shamir.split(secret, threshold, places.values()) for secret in secrets)
+        key, seed = (split(secret, threshold, places.values()) for secret in secrets)
         both = {name: key[place] + seed[place] for name, place in places.items()}
         own, sealed = both.pop(self._name), {}
         for name, shares in both.items():
@@ -223,7 +279,7 @@ class Member:
                 held[name] = channel.decrypt(bytes(12), box, roster.digest)
             except InvalidTag:
                 refuse(Reason.MEMBERS, "shares for us cannot be opened")
-            if len(held[name]) != 2 * shamir.SHARE:
+            if len(held[name]) != 2 * SHARE:
                 refuse(Reason.MEMBERS, "shares for us are none")
         total = np.zeros(size, np.uint64)
         for name in sealed:
@@ -261,7 +317,7 @@ class Member:
             refuse(Reason.MEMBERS, f"{len(signed)} signed the list of those who arrived, too few")
         revealed = {}
         for name, both in self._held.items():
-            key, seed = both[: shamir.SHARE], both[shamir.SHARE :]
+            key, seed = both[:SHARE], both[SHARE:]
             revealed[name] = SEED + seed if name in self._arrived else MASK_KEY + key
         self._taken = 5
         return revealed
@@ -354,8 +410,8 @@ class Aggregator:
         for first in range(max(0, len(places) - t + 1)):
             those = tuple(places[first : first + t])
             if those not in known:
-                known[those] = shamir.coefficients(those)
-            secret = shamir.combine({place: shares[place] for place in those}, known[those])
+                known[those] = coefficients(those)
+            secret = combine({place: shares[place] for place in those}, known[those])
             if here and hashlib.sha256(_SEED + secret).digest() == self.roster.seed_hash(name):
                 return secret
             if not here:

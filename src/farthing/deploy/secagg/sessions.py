@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing.deploy.messages import forms
-from farthing.deploy.messages.forms import Question, Turn
-from farthing.deploy.messages.post import Check, Request
+from farthing.deploy.messages.forms import Check, Question, Request, Turn
 from farthing.deploy.messages.signed import (
     SIGNATURE,
     Kind,
@@ -29,6 +28,7 @@ from farthing.deploy.messages.signed import (
 from farthing.deploy.secagg.protocol import (
     ADVERT,
     SEALED,
+    SHARE,
     Aggregator,
     least_threshold,
     own_cell,
@@ -37,7 +37,6 @@ from farthing.deploy.secagg.protocol import (
     unpack_words,
     word_bytes,
 )
-from farthing.deploy.secagg.shamir import SHARE
 from farthing.federated.terms import Terms
 
 Array = NDArray[np.float64]

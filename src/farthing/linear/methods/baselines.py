@@ -31,8 +31,8 @@ from farthing.budget import Adjacency
 from farthing.data.tables import Features, Table, Weighted
 from farthing.errors import InvalidValue
 from farthing.ledger.ledger import Ledger
+from farthing.linear.budget_schedule import choice_epsilon
 from farthing.linear.losses import Loss
-from farthing.linear.noise_for_budget import choice_epsilon
 from farthing.linear.problem import Problem
 from farthing.noise.summing import summed
 from farthing.queries.bounds import ClipValue, Kind

@@ -67,8 +67,8 @@ from farthing.budget import Budget
 from farthing.data.tables import Features, Table, Weighted
 from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
+from farthing.linear.budget_schedule import Limited, Pricing, at_price
 from farthing.linear.losses import Gradient, Loss
-from farthing.linear.pricing import Limited, Pricing, at_price
 from farthing.linear.problem import Problem
 from farthing.noise.summing import Sum
 from farthing.queries.bounds import ClipNorm, ClipValue, Kind

@@ -45,8 +45,8 @@ from farthing import validate
 from farthing.data.tables import Features, Table
 from farthing.errors import BudgetSpent
 from farthing.ledger.ledger import Ledger
+from farthing.linear.budget_schedule import refuse_remainder
 from farthing.linear.methods.regression import Space, ridge
-from farthing.linear.noise_for_budget import refuse_remainder
 from farthing.linear.problem import Problem
 from farthing.noise.summing import Sum
 from farthing.queries.bounds import ClipNorm, Kind

@@ -27,11 +27,10 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.flop_counter import FlopCounterMode
 
 from farthing.errors import FarthingError, InvalidValue, Unsupported
-from farthing.torch.checks.deterministic import Calm
 from farthing.torch.checks.leftovers import Wall
-from farthing.torch.checks.probe import Range, Ranges, Source
-from farthing.torch.gradients.calls import Loss, call, mapped, one
+from farthing.torch.checks.probe import Calm, Range, Ranges, Source
 from farthing.torch.gradients.layers import leaves
+from farthing.torch.gradients.tape import Loss, call, mapped, one
 
 Rows = Callable[[Any, Any], Tensor]
 

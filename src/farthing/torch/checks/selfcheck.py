@@ -34,8 +34,8 @@ from farthing.torch.checks.independence import (
 )
 from farthing.torch.checks.leftovers import Wall
 from farthing.torch.checks.probe import Source, devices
-from farthing.torch.gradients.calls import Loss, one
 from farthing.torch.gradients.isolation import Isolation
+from farthing.torch.gradients.tape import Loss, one
 
 T = TypeVar("T")
 

@@ -23,15 +23,16 @@ from farthing.torch.checks import leftovers
 from farthing.torch.checks.leftovers import Wall
 from farthing.torch.checks.probe import Source, devices, plan_of, refuse_equal
 from farthing.torch.checks.selfcheck import refuse_known, verify, verify_isolated
-from farthing.torch.gradients import calls, clipping, isolation
+from farthing.torch.gradients import clipping, isolation
+from farthing.torch.gradients import tape as calls
 from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, Live, TorchBound
 from farthing.torch.gradients.graphs import Graphs
 from farthing.torch.gradients.mlp import Stack
 from farthing.torch.gradients.tape import Plan, Tape
 from farthing.torch.gradients.terms import Route, Rows, Term
 from farthing.torch.kernels import totals
-from farthing.torch.kernels.precision import exact, without_cudnn
-from farthing.torch.training.flat import Layout
+from farthing.torch.kernels.totals import exact, without_cudnn
+from farthing.torch.training.checkpoint import Layout
 
 _SOME = 16  # examples on which ways are timed: what all of them take would be the most memory of the run
 _HELD = 3 * 2**19  # numbers that layers take and give, for all rows of a batch on a CPU

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from farthing.torch.gradients.terms import Route, Term, blanked, contracted, norms, part_of, weighted, where
 from farthing.torch.kernels import positions, totals
-from farthing.torch.kernels.precision import exact
+from farthing.torch.kernels.totals import exact
 
 
 def padded(module: Any, x: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from farthing.queries.bounds import ClipCoordinates
-from farthing.torch.gradients.calls import mapped
 from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, Live, TorchBound, extra
+from farthing.torch.gradients.tape import mapped
 from farthing.torch.kernels import totals
 
 _STEP = 32  # rows: sizes are rounded up to a multiple

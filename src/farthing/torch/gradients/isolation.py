@@ -38,7 +38,7 @@ from torch.func import functional_call, grad, vmap
 
 from farthing.errors import InvalidValue, Unsupported
 from farthing.torch.checks.leftovers import Wall
-from farthing.torch.gradients.calls import Loss, call, mapped
+from farthing.torch.gradients.tape import Loss, call, mapped
 
 
 class Isolation(StrEnum):

@@ -16,10 +16,16 @@ from torch.nn.modules import module as modules
 from farthing.noise import native
 from farthing.queries.bounds import ClipCoordinates, ClipNorm
 from farthing.torch.gradients import clipping
-from farthing.torch.gradients.clipping import Automatic, ClipCounted, Live, TorchBound
-from farthing.torch.gradients.coordinates import clamped_rows, clamped_sum
+from farthing.torch.gradients.clipping import (
+    Automatic,
+    ClipCounted,
+    Live,
+    TorchBound,
+    clamped_rows,
+    clamped_sum,
+)
 from farthing.torch.kernels import totals
-from farthing.torch.kernels.products import add_product, affine, scaled_squares
+from farthing.torch.kernels.totals import add_product, affine, scaled_squares
 
 # What may stand between linear layers: it has no parameters, keeps nothing, and takes examples one by one.
 _BETWEEN = (

@@ -3,6 +3,8 @@
 While a tape runs, the rules of `farthing.torch.gradients.layers` stand in for the forward of every module
 that holds trainable parameters, and these do not require gradients: the backward pass computes output
 gradients only. Where several records make an example (a user, several views), they are its further positions.
+
+Calls of a model with one input or several, and functions over what batches are made of.
 """
 
 from collections import defaultdict
@@ -220,3 +222,27 @@ class Tape:
         for slot, terms in self._terms.items():
             self._put(slot, Sum.of(terms))
         self._terms.clear()
+
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+def call(model: Callable[..., Any], inputs: Any) -> Any:
+    """The model's outputs; several inputs are a tuple."""
+    return model(*inputs) if isinstance(inputs, list | tuple) else model(inputs)
+
+
+def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """``function`` of every tensor in a (nested) tuple."""
+    if isinstance(value, list | tuple):
+        return tuple(mapped(part, function) for part in value)
+    return function(value) if isinstance(value, Tensor) else value
+
+
+def one(inputs: Any, targets: Any, place: int) -> tuple[Any, Any]:
+    """The example at a place, as a batch of one."""
+
+    def pick(x: Tensor) -> Tensor:
+        return x[place : place + 1]
+
+    return mapped(inputs, pick), mapped(targets, pick)

@@ -21,12 +21,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from farthing.torch.gradients.coordinates import clamped_rows, clamped_sum
+from farthing.torch.gradients.clipping import clamped_rows, clamped_sum
 from farthing.torch.kernels import positions as compiled
 from farthing.torch.kernels import totals
-from farthing.torch.kernels.noise_pool import has_triton
-from farthing.torch.kernels.precision import coarse, exact
-from farthing.torch.kernels.products import add_product, scaled_squares
+from farthing.torch.kernels.noise import has_triton
+from farthing.torch.kernels.totals import add_product, coarse, exact, scaled_squares
 
 _PART = 2**20  # entries of the gradients made at once: they stay in the cache
 _WIDE = 2**26  # on a GPU: few launches, and a quarter of a gigabyte

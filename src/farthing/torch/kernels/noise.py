@@ -12,24 +12,284 @@ Noise is drawn ahead (`noise_pool`), since it does not depend on data.
 >>> released = Gaussian(1.0).release(torch.zeros(1000), ClipNorm(2.0), SeededStream(1))
 >>> released.dtype, bool(1.8 < released.std() < 2.2)
 (torch.float32, True)
+
+Noise drawn ahead: what the next releases need is drawn while the model computes.
+
+Noise does not depend on data, so it need not wait for the sum; and noise that was there before says nothing
+by how long it took. On a CPU a thread of its own draws it (`farthing.noise.lattice`). On a GPU a kernel does
+(`kernels`), beside the model's work; roundings that it leaves open are settled exactly by the CPU, from the
+same words, before the noise is used.
+
+How much is drawn, under which key and in which order, is decided when noise is asked for and never by who is
+faster: a seeded run repeats itself. Noise is used once. A forked child drops what its parent has drawn.
 """
 
+import functools
 import math
+import os
+import struct
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from torch import Tensor
 
 from farthing import validate
 from farthing.errors import InvalidValue, Unsupported
-from farthing.noise import lattice
+from farthing.noise import lattice, native
 from farthing.noise.lattice import Stream
 from farthing.queries import mechanisms
 from farthing.queries.bounds import Bound
-from farthing.torch.kernels import noise_pool
 from farthing.torch.kernels.totals import SLACK
+
+_AHEAD = {"cpu": 2**19, "cuda": 3 * 2**20}  # samples in a draw at most, or those of one release
+_SMALL = 2**21  # samples of a release up to which a GPU has two draws ahead: Python would wait for one
+_RELEASES = 64  # whose noise is drawn ahead at most
+_SHELVES = 4  # kinds of release whose noise is kept ahead, a stream
+_CHUNK = 2**17  # coordinates at a time on a CPU: they stay in the cache
+_LARGEST = 2.0**52  # cells: whole numbers up to here add up exactly in float64
+
+
+def release(stream: Stream, total: Tensor, scale: Tensor | None, cell: float, bits: int) -> Tensor:
+    """(round(total / scale / cell) + round(2^bits Z)) · cell · scale, as float32."""
+    return _shelf(stream, total.numel(), bits, total.device).release(stream, total, scale, cell)
+
+
+def _released(total: Tensor, noise: Tensor, scale: Tensor | None, cell: float) -> Tensor:
+    """(round(total / scale / cell) + noise) · cell · scale, with whole numbers held exactly in float64."""
+    total = total.detach()
+    if total.is_cuda and has_triton():
+        from farthing.torch.kernels import lattice_noise
+
+        return lattice_noise.release(total.contiguous(), noise, scale, cell)
+    if total.device.type == "cpu":
+        found = native.kernels(total.numel())
+        if found is not None and (scale is None or scale.dtype == torch.float32):
+            return _at_once(found["release_drawn"], total.contiguous(), noise, scale, cell)
+        if not torch.isfinite(total).all():
+            raise InvalidValue(lattice._UNBOUNDED)
+    out = torch.empty_like(total)
+    room = total.new_empty(min(_CHUNK, total.numel()), dtype=torch.float64)
+    for start in range(0, total.numel(), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        cells = room[: total[part].numel()].copy_(total[part])
+        each = 1.0 if scale is None else scale[part].double()
+        cells.div_(each * cell).round_().clamp_(-_LARGEST, _LARGEST)
+        if total.device.type != "cpu":
+            cells.nan_to_num_(0.0)
+        out[part] = cells.add_(noise[part]).mul_(each * cell)
+    return out
+
+
+def _at_once(
+    kernel: Callable[..., int], total: Tensor, noise: Tensor, scale: Tensor | None, cell: float
+) -> Tensor:
+    """The same by the kernel in C, which also looks whether the sum is finite."""
+    out, units = torch.empty_like(total), None if scale is None else scale.contiguous()
+    by = None if units is None else units.data_ptr()
+    if kernel(total.data_ptr(), total.numel(), noise.data_ptr(), by, cell, out.data_ptr()):
+        raise InvalidValue(lattice._UNBOUNDED)
+    return out
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether there are kernels for a GPU."""
+    return find_spec("triton") is not None
+
+
+class _Keyed(Stream):
+    """The stream of one draw, under a key from the ledger's stream."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        super().__init__()
+
+    def _new_key(self) -> bytes:
+        key, self._key = self._key, os.urandom(32)  # once: whoever forks goes on with other words
+        return key
+
+
+class _Draw:
+    """Noise for ``count`` releases, begun at once. Nothing of it is handed out twice.
+
+    ``room`` may be noise that is used up: the new noise takes its place.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        size: int,
+        bits: int,
+        device: torch.device,
+        count: int,
+        room: Tensor | None = None,
+    ) -> None:
+        self._size, self.left = size, count
+        self.noise: Tensor | None = None
+        key = stream.integers(4).tobytes()
+        self._drawn: _Threaded | _Launched = (
+            _Launched(key, size * count, bits, device, room)
+            if device.type == "cuda" and has_triton()
+            else _Threaded(key, size * count, bits, device, room)
+        )
+
+    def take(self, stream: Stream) -> Tensor:
+        """The noise of the next release."""
+        if self.noise is None:
+            self.noise = self._drawn.result(stream)
+        self.left -= 1
+        return self.noise[self.left * self._size : (self.left + 1) * self._size]
+
+
+class _Threaded:
+    """Drawn by a thread that ends with its work."""
+
+    def __init__(self, key: bytes, size: int, bits: int, device: torch.device, room: Tensor | None) -> None:
+        self._future: Future[Tensor] = Future()
+        fits = room is not None and room.device.type == "cpu" and len(room) == size
+        drawn = room if room is not None and fits else torch.empty(size, dtype=torch.int64)
+
+        def draw() -> None:
+            try:
+                lattice.gaussian(_Keyed(key), size, bits, drawn.numpy())
+                self._future.set_result(drawn.to(device))
+            except BaseException as error:
+                self._future.set_exception(error)
+
+        # Not a daemon: one that is cut off inside torch takes the process down with it.
+        threading.Thread(target=draw, name="farthing noise").start()
+
+    def result(self, stream: Stream) -> Tensor:
+        """The noise; waits for it."""
+        return self._future.result()
+
+
+class _Launched:
+    """Drawn by a kernel. The places it left open come back beside the work that follows."""
+
+    def __init__(self, key: bytes, size: int, bits: int, device: torch.device, room: Tensor | None) -> None:
+        from farthing.torch.kernels import lattice_noise
+
+        self._key, self._bits, self._block_of = key, bits, lattice_noise.block_of
+        self._queue = queue = _queues.get(device) or _queues.setdefault(device, torch.cuda.Stream(device))
+        queue.wait_stream(torch.cuda.current_stream(device))  # whoever reads the old noise comes first
+        with torch.cuda.stream(queue):
+            self._noise, places = lattice_noise.gaussian(key, size, bits, device, room)
+            self._places = torch.empty(places.shape, dtype=torch.int64, pin_memory=True)
+            self._places.copy_(places, non_blocking=True)
+            self._done = queue.record_event()
+
+    def result(self, stream: Stream) -> Tensor:
+        """The noise with every rounding settled; more bits of a word, if need be, come from the stream."""
+        self._done.synchronize()
+        key, self._key = self._key, b""
+        here = torch.cuda.current_stream(self._noise.device)
+        if self._places[0]:
+            with torch.cuda.stream(self._queue):  # a copy there does not wait for the model's work
+                decide(self._noise, self._places, stream, key, self._bits, self._block_of)
+            here.wait_stream(self._queue)
+        self._noise.record_stream(here)
+        return self._noise
+
+
+def decide(
+    noise: Tensor,
+    places: Tensor,
+    stream: Stream,
+    key: bytes,
+    bits: int,
+    block_of: Callable[[int], tuple[int, int]],
+) -> None:
+    """Settles the samples that a kernel left open: ``places`` begins with their number."""
+    count, *found = places[: 1 + int(places[0])].tolist()
+    if count > len(found):
+        raise ArithmeticError(f"{count} roundings are open where at most {len(found)} are ever expected")
+    if not found:
+        return
+    found.sort()  # the order in which a GPU noted them is no order
+    settled = settle(stream, key, found, bits, block_of)
+    if np.abs(settled).max() > torch.iinfo(noise.dtype).max:
+        raise ArithmeticError("a sample lies 32 standard deviations out, which ideal bits never give")
+    at = torch.tensor(found, device=noise.device)
+    noise[at] = torch.from_numpy(settled).to(noise.device, noise.dtype)
+
+
+def settle(
+    stream: Stream, key: bytes, places: list[int], bits: int, block_of: Callable[[int], tuple[int, int]]
+) -> lattice.Integers:
+    """The samples at these places of a kernel's draw, in exact arithmetic, from the same words."""
+    words = np.array([_word(key, *block_of(place)) for place in places], np.uint64).view(np.int64)
+    cells = lattice._cells(stream, lattice._HALF_NORMAL, words & (2**63 - 1), bits)
+    return np.where(words < 0, -cells, cells)
+
+
+def _word(key: bytes, block: int, word: int) -> int:
+    cipher = Cipher(algorithms.ChaCha20(key, struct.pack("<QQ", block, 0)), None)
+    return int.from_bytes(cipher.encryptor().update(bytes(64))[8 * word : 8 * word + 8], "little")
+
+
+class _Shelf:
+    """What is ahead for one kind of release. Noise is drawn ahead once the kind has been asked for twice."""
+
+    def __init__(self, bits: int) -> None:
+        self._bits, self._asked = bits, 0
+        self._draws = deque[_Draw]()
+        self._lock = threading.Lock()
+
+    def release(self, stream: Stream, total: Tensor, scale: Tensor | None, cell: float) -> Tensor:
+        size, device = total.numel(), total.device
+        with self._lock:
+            draw = self._draws.popleft() if self._draws else _Draw(stream, size, self._bits, device, 1)
+            out = _released(total, draw.take(stream), scale, cell)  # if it fails, its noise is not used again
+            if draw.left:
+                self._draws.appendleft(draw)
+                return out
+            self._asked += 1
+            if self._asked > 1:
+                room, count = draw.noise, max(1, min(_RELEASES, _AHEAD.get(device.type, 0) // size))
+                while len(self._draws) < (2 if device.type == "cuda" and size <= _SMALL else 1):
+                    self._draws.append(_Draw(stream, size, self._bits, device, count, room))
+                    room = None
+            return out
+
+
+_queues: dict[torch.device, Any] = {}  # beside the work of the model, one a GPU
+_stocks: "weakref.WeakKeyDictionary[Stream, dict[Any, _Shelf]]" = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+_process = os.getpid()
+
+
+def _shelf(stream: Stream, size: int, bits: int, device: torch.device) -> _Shelf:
+    if _process != os.getpid():  # a fork that bypassed Python's hooks
+        _drop_in_child()
+    with _lock:
+        shelves = _stocks.setdefault(stream, {})
+        shelf = shelves.get((size, bits, device))
+        if shelf is None:
+            shelf = shelves[size, bits, device] = _Shelf(bits)
+            if len(shelves) > _SHELVES:
+                shelves.pop(next(iter(shelves)))
+        return shelf
+
+
+def _drop_in_child() -> None:
+    """A forked child must not use what its parent will: it begins with nothing ahead."""
+    global _stocks, _lock, _process
+    _stocks, _lock, _process = weakref.WeakKeyDictionary(), threading.Lock(), os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_drop_in_child)
+
 
 _FEW = 2**14  # coordinates below which drawing ahead does not pay
 
@@ -61,8 +321,8 @@ class Gaussian(mechanisms.Gaussian):
             released = lattice.noisy(stream, total.detach().double().numpy(), unit, cell, bits)
             return torch.from_numpy(released).float()
         if isinstance(scale, float):
-            return noise_pool.release(stream, total, None, cell * scale, bits)
-        return noise_pool.release(stream, total, scale, cell, bits)
+            return release(stream, total, None, cell * scale, bits)
+        return release(stream, total, scale, cell, bits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,17 +33,76 @@ for small batches only.
 >>> with among(500):
 ...     chain()
 88
+
+Matrix products in the order in which a CPU is quick: its libraries want the wide side of a result inside.
+
+A result with a few columns leaves vector registers half empty; its transpose does not. Both give the same
+sums, to rounding.
+
+How precisely a GPU multiplies float32: it may round factors to ten bits (TF32) where that is allowed.
+
+A norm and the sum that it bounds may be found in different ways. Where both are coarse they differ by what
+their products lose, and norms are rounded up by that; where that is not done, both are made `exact`.
 """
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from farthing.noise import native
-from farthing.torch.kernels.precision import coarse, exact
+
+
+def coarse(device: torch.device) -> bool:
+    """Whether matrix products on a device may round their factors to ten bits."""
+    if device.type != "cuda":
+        return False
+    matmul: Any = torch.backends.cuda.matmul
+    if hasattr(matmul, "fp32_precision"):
+        return matmul.fp32_precision not in ("none", "ieee")
+    return bool(matmul.allow_tf32)  # before PyTorch 2.9
+
+
+@contextmanager
+def exact(device: torch.device) -> Iterator[None]:
+    """Products and convolutions on a GPU in full float32."""
+    if device.type != "cuda":
+        yield
+        return
+    kinds: tuple[Any, Any] = torch.backends.cuda.matmul, torch.backends.cudnn
+    name, full = "allow_tf32", cast(Any, False)  # before PyTorch 2.9
+    if hasattr(kinds[0], "fp32_precision"):
+        kinds, name, full = (kinds[0], kinds[1].conv), "fp32_precision", "ieee"
+    before = [getattr(kind, name) for kind in kinds]
+    try:
+        for kind in kinds:
+            setattr(kind, name, full)
+        yield
+    finally:
+        for kind, old in zip(kinds, before, strict=True):
+            setattr(kind, name, old)
+
+
+@contextmanager
+def without_cudnn(model: nn.Module) -> Iterator[None]:
+    """Recurrent layers by torch's own kernels: cuDNN's have a backward pass in training mode only.
+
+    A check switches dropout between layers off by that mode, and a model may be in eval mode by choice.
+    """
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    before = torch.backends.cudnn.enabled
+    if not recurrent or not before or next(model.parameters()).device.type != "cuda":
+        yield
+        return
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
+
 
 SLACK = 2.0**-7  # of the clip
 _ROUNDINGS = 3 * 2**14  # h n: two neighbours, 2⁻²⁴ a rounding, three quarters of the slack
@@ -165,3 +224,59 @@ class Parts:
     def whole(self, last: Tensor) -> Tensor:
         """The sum, with the last part, in its memory."""
         return last if self._total is None else last.copy_(self._total.add_(last))
+
+
+_NARROW = 16  # columns that fill a vector register
+_SHORT = 64  # columns of a gradient that is better made the other way round
+
+
+def affine(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """out = x Wᵀ + b, for float32 matrices on a CPU.
+
+    >>> x, weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]])
+    >>> affine(x, weight, torch.ones(2), torch.empty(1, 2))
+    tensor([[12., 18.]])
+    """
+    if 1 < len(weight) < _NARROW and x.shape[1] > 4 * _NARROW:
+        out.copy_(torch.mm(weight, x.t()).t())
+        return out if bias is None else out.add_(bias)
+    return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
+
+
+def add_product(
+    u: Tensor, v: Tensor, out: Tensor, *, empty: bool = False, examples: int | None = None
+) -> None:
+    """out += uᵀ v, or out = uᵀ v where it is ``empty``; rounded as `farthing.torch.kernels.totals` says.
+
+    A row of both is an example's term, or one of several where there are fewer ``examples`` than rows.
+
+    >>> out = torch.empty(2, 1)
+    >>> add_product(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0]]), out, empty=True)
+    >>> out
+    tensor([[3.],
+            [6.]])
+    """
+    examples = len(u) if examples is None else examples
+    if out.device.type == "cpu" and out.shape[1] <= _SHORT and len(out) >= 4 * out.shape[1]:
+        found = product(v, u, examples).t()
+        out.copy_(found) if empty else out.add_(found)
+    elif empty:
+        product(u, v, examples, out)
+    else:
+        out.add_(product(u, v, examples))
+
+
+def scaled_squares(u: Tensor, v: Tensor, inverse: Tensor) -> Tensor:
+    """Σ_ij inverse_ij u_bi² v_bj² of every row b: squared norms of u ⊗ v, its coordinates weighted.
+
+    Squares are rounded up by 2⁻¹⁰⁰: tiny factors beside huge ones count, and no product is denormal.
+
+    >>> one = torch.tensor([[2.0]])
+    >>> scaled_squares(one, torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 0.5]]))
+    tensor([22.])
+    """
+    tiny = torch.full((), 2.0**-100, device=u.device)
+    u, v = torch.addcmul(tiny, u, u), torch.addcmul(tiny, v, v)
+    if len(inverse) <= inverse.shape[1]:  # the smaller side is what a product leaves
+        return (torch.mm(inverse, v.t()).t() * u).sum(1)
+    return (torch.mm(u, inverse) * v).sum(1)

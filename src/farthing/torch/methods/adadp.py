@@ -52,8 +52,8 @@ from farthing import validate
 from farthing.errors import InvalidValue
 from farthing.queries.bounds import Bound, ClipCoordinates, ClipNorm
 from farthing.torch.gradients.graphs import Recorded
-from farthing.torch.kernels.noise_pool import has_triton
-from farthing.torch.training.flat import Flat, Layout, joined
+from farthing.torch.kernels.noise import has_triton
+from farthing.torch.training.checkpoint import Flat, Layout, joined
 from farthing.torch.training.optim import DPAdam
 
 _FACTOR = 1.2  # β of the paper's figures
@@ -316,9 +316,9 @@ def adapted(
     ``rates`` are the momentum of ``mean``, 1 - γ' by which ``signal`` E' moves, 1 - γ of ``square`` E, ε₀.
     """
     if released.is_cuda and has_triton():
-        from farthing.torch.kernels import updates
+        from farthing.torch.kernels import lattice_noise
 
-        return updates.adapted(released, variance, mean, signal, square, rates)
+        return lattice_noise.adapted(released, variance, mean, signal, square, rates)
     squares, steps = released.square(), released
     momentum, learns, adapts, eps = rates
     if signal is not None:

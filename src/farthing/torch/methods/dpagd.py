@@ -37,8 +37,8 @@ from torch.func import functional_call
 from farthing import validate
 from farthing.errors import InvalidValue
 from farthing.ledger.ledger import Ledger
+from farthing.linear.budget_schedule import Limited, Pricing
 from farthing.linear.methods.dpagd import Lengths
-from farthing.linear.pricing import Limited, Pricing
 from farthing.queries.bounds import ClipNorm, ClipValue, Kind
 from farthing.queries.mechanisms import NoisyMax
 from farthing.queries.query import Query, Step, until_spent
@@ -49,8 +49,8 @@ from farthing.torch.gradients import isolation
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.kernels.noise import Gaussian
-from farthing.torch.training.flat import Layout
-from farthing.torch.training.preparation import checked
+from farthing.torch.training.checkpoint import Layout
+from farthing.torch.training.plan import checked
 from farthing.torch.training.randomness import OwnRandomness, apart
 from farthing.torch.training.records import Examples, Lot
 

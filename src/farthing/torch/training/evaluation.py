@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from farthing import validate
 from farthing.errors import NotPrivate
 from farthing.torch.checks import overlap
-from farthing.torch.gradients.calls import call
+from farthing.torch.gradients.tape import call
 from farthing.torch.training.loop import Step, Training
 from farthing.torch.training.records import Examples
 

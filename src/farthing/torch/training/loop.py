@@ -38,12 +38,12 @@ from farthing.torch.checks.optimizer_trial import rehearse
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.kernels.noise import Gaussian, beside
 from farthing.torch.training import distributed
-from farthing.torch.training.averaging import Average
 from farthing.torch.training.optim import chosen
-from farthing.torch.training.plan import Noise, Plan
-from farthing.torch.training.preparation import (
+from farthing.torch.training.plan import (
     FIRST,
     Kind,
+    Noise,
+    Plan,
     checked,
     examples_of,
     ledger_of,
@@ -53,7 +53,7 @@ from farthing.torch.training.preparation import (
     refuse_other,
 )
 from farthing.torch.training.randomness import OwnRandomness, apart, one_by_one
-from farthing.torch.training.schedules import Bounds, Clip
+from farthing.torch.training.schedules import Average, Bounds, Clip
 
 CLIP = 1.0
 PHYSICAL = 512

@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from farthing.errors import Unsupported
 from farthing.ledger.failsafe import zero_sum
 from farthing.queries.query import Contribution
-from farthing.torch.gradients.calls import mapped
 from farthing.torch.gradients.layers import leaves
+from farthing.torch.gradients.tape import mapped
 
 
 @dataclass(frozen=True, slots=True, eq=False)
