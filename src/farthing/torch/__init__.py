@@ -56,8 +56,7 @@ __all__ = [
 _HOMES = {
     "methods.adadp": ("AdaDP", "AdaL", "AdaN"),
     "gradients.bookkeeping": ("Gradient",),
-    "training.flat": ("Layout",),
-    "training.checkpoint": ("restore", "save"),
+    "training.checkpoint": ("Layout", "restore", "save"),
     "gradients.clipping": ("Automatic", "ClipLayers"),
     "training.collating": ("Padded",),
     "methods.dpopt": ("DpOpt",),
@@ -65,7 +64,7 @@ _HOMES = {
     "kernels.noise": ("FloatGaussian", "Gaussian"),
     "training.optim": ("DPAdam",),
     "training.plan": ("Plan", "fitted"),
-    "training.quantile": ("Quantile",),
+    "training.schedules": ("Quantile",),
     "training.records": ("Examples", "Lot"),
     "features.scattering": ("Scattering",),
     "training.loop": ("Step", "Training", "train"),

@@ -139,3 +139,42 @@ def test_a_step_that_wants_more_than_gradients_is_refused():
     with pytest.raises(Unsupported, match="nothing but the gradients"):
         begin(model, ledger, optimizer=Wants(model.parameters(), 0.1))
     assert ledger.share == 0
+
+
+class FullFromTheStart(torch.optim.Optimizer):
+    """Like Adagrad of PyTorch 2.11: its state exists as soon as it is made."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+        for p in (p for group in self.param_groups for p in group["params"]):
+            self.state[p] = {"step": torch.tensor(0.0), "sum": torch.full_like(p, 0.1)}
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                total = self.state[p]["sum"].addcmul_(p.grad, p.grad)
+                p.addcdiv_(p.grad, total.sqrt(), value=-group["lr"])
+
+
+FullFromTheStart.__module__ = "torch.optim.full"  # only torch's own take a step in the trial
+
+
+def test_an_optimizer_whose_state_exists_from_the_start_works():
+    model, ledger = network(), ledger_of()
+    optimizer = FullFromTheStart(model.parameters(), 0.1)
+    assert len(list(begin(model, ledger, optimizer=optimizer))) == STEPS
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name not in REFUSED])
+def test_an_optimizer_that_goes_on_from_earlier_steps_works_and_keeps_its_state(name):
+    model = network()
+    optimizer = getattr(torch.optim, name)(model.parameters())
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    held = [value for state in optimizer.state.values() for value in state.values()]
+    before = [value.clone() if isinstance(value, torch.Tensor) else value for value in held]
+    rehearse(optimizer)
+    assert all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(held, before, strict=True))
+    assert len(list(begin(model, ledger_of(), optimizer=optimizer))) == STEPS

@@ -57,19 +57,33 @@ def _step(twin: torch.optim.Optimizer) -> None:
 
 
 def _twin(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, dict[int, Any]]:
-    """A copy for parameters of one element, without a memory of its steps; and what stands for what."""
+    """Return a copy for parameters of one element each, and the map from old objects to new ones.
+
+    Its state is the optimiser's own, cut to one element: some optimisers fill theirs when they are made.
+    """
     twin = object.__new__(type(optimizer))
     memo: dict[int, Any] = {id(optimizer): twin}
     for p in (p for group in optimizer.param_groups for p in group["params"]):
-        memo[id(p)] = small = nn.Parameter(torch.zeros([1] * p.ndim, dtype=p.dtype, device=p.device))
+        memo[id(p)] = small = nn.Parameter(_cut(p.detach()).zero_())
         small.grad = torch.full_like(small, 1e-3)
     for name, value in optimizer.__dict__.items():
         if "hooks" in name:
             twin.__dict__[name] = OrderedDict[Any, Any]()
         elif name not in ("state", "step"):  # a schedule puts its own step there, of the optimiser itself
             twin.__dict__[name] = copy.deepcopy(value, memo)
-    twin.__dict__["state"] = defaultdict[Any, Any](dict)
+    state = defaultdict[Any, Any](dict)
+    for p, held in optimizer.state.items():
+        if id(p) in memo:
+            state[memo[id(p)]] = {name: _cut(value) for name, value in held.items()}
+    twin.__dict__["state"] = state
     return twin, memo
+
+
+def _cut(value: Any) -> Any:
+    """Return the first element of a tensor along every dimension, and anything else as a copy."""
+    if isinstance(value, torch.Tensor):
+        return value[tuple(slice(0, 1) for _ in value.shape)].clone()
+    return copy.deepcopy(value)
 
 
 def _unfit(optimizer: torch.optim.Optimizer, error: Exception) -> str:
