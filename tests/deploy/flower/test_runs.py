@@ -195,7 +195,7 @@ class Reseeded(ClientAgent):
 def test_whoever_is_killed_and_comes_back_the_model_is_the_simulations(town):
     town.serve()
     town.reached(1)
-    os.kill(town.child("flower_link", of="serve"), signal.SIGKILL)
+    os.kill(town.child("flower.link", of="serve"), signal.SIGKILL)
     town.reached(3)
     town.kill("serve")
     town.serve()
@@ -203,7 +203,7 @@ def test_whoever_is_killed_and_comes_back_the_model_is_the_simulations(town):
     town.guards["b"].end(signal.SIGKILL)
     town.guard("b")
     town.reached(6)
-    os.kill(town.child("flower_node", of="c"), signal.SIGKILL)
+    os.kill(town.child("flower.node", of="c"), signal.SIGKILL)
     town.over()
     report = json.loads((town.folder / "run" / "report.json").read_text())
     assert report["rounds"] == ROUNDS
