@@ -116,9 +116,9 @@ class Timed(Gaussian):
 
     seconds = 0.0
 
-    def release(self, total: Any, bound: Any, stream: Any) -> Any:
+    def release(self, total: Any, bound: Any, stream: Any, turn: int = 0) -> Any:
         start = time.perf_counter()
-        found = super().release(total, bound, stream)
+        found = super().release(total, bound, stream, turn)
         Timed.seconds += time.perf_counter() - start
         return found
 

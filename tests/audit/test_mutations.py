@@ -320,7 +320,7 @@ def _(original):
 
 @bug("diagonal of a symmetric answer too quiet", "releases", mechanisms.SymmetricGaussian, "release")
 def _(original):
-    def release(self, total, bound, stream):
+    def release(self, total, bound, stream, turn=0):
         answer = original(self, total, bound, stream)
         diagonal = np.diag_indices(len(answer))
         answer[diagonal] = total[diagonal] + (answer[diagonal] - total[diagonal]) / math.sqrt(2)
@@ -458,7 +458,7 @@ def _(original):
 def _(original):
     left = []
 
-    def draw(self, n, stream):
+    def draw(self, n, stream, turn=0):
         size = round(self.rate * n)
         if not left:
             order = np.argsort(stream.integers(n))
@@ -470,7 +470,7 @@ def _(original):
 
 @bug("empty lots skipped", "draws", samplers.Poisson, "draw")
 def _(original):
-    def draw(self, n, stream):
+    def draw(self, n, stream, turn=0):
         while not len(drawn := original(self, n, stream)):
             pass
         return drawn
@@ -490,7 +490,7 @@ def _(original):
 
 @bug("records come in pairs", "draws", samplers.Poisson, "draw")
 def _(original):
-    def draw(self, n, stream):
+    def draw(self, n, stream, turn=0):
         half = original(self, n // 2, stream)
         return np.sort(np.concatenate([2 * half, 2 * half + 1]))
 
@@ -638,7 +638,7 @@ def _(original):
 @bug("computed before it is charged", "order", ledger.Ledger, "ask")
 def _(original):
     def ask(self, query, w=None, *, key=None):
-        self._compute(self._readied(query, w), w)
+        self._compute(self._readied(query, w), w, 0)
         return original(self, query, w, key=key)
 
     return ask
@@ -693,7 +693,7 @@ def _(original):
 
 @bug("a user's sum not held to its records", "shares", terms.Together, "release")
 def _(original):
-    def release(self, total, bound, stream):
+    def release(self, total, bound, stream, turn=0):
         return ft.Gaussian(self.noise / math.sqrt(self.survivors)).release(total, bound, stream)
 
     return release

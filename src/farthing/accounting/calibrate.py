@@ -33,6 +33,7 @@ MOST_STEPS = 2**53  # counts beyond are not told apart in floating point
 
 _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e9
 _LINES = 8  # tried for a count
+_MOST_TURNS = 2**32  # of a plan whose price may stop to grow
 _COARSE = 1e-5  # in log σ, while lines are still sought
 _VISIBLE = 1e-6  # a part of δ that is worth another search
 
@@ -181,6 +182,24 @@ def steps(event: Event, budget: Budget, before: Event | None = None) -> int:
         strict=True,
     )
     return min(_steps(way[:parts], way[parts:], budget.epsilon, goal) for way, parts in ways)
+
+
+def turns(plan: Callable[[int], Event], budget: Budget, before: Event | None = None) -> int:
+    """The most turns for which ``plan(turns)`` fits the budget, after everything in ``before``; 0 if none.
+
+    Prices must not fall with the turns; if they do, fewer are found, never more than fit.
+    """
+
+    def fits(count: int) -> bool:
+        return affordable(ComposedEvent((plan(count), before or ComposedEvent(()))), budget)
+
+    low, high = 0, 1
+    while high <= _MOST_TURNS and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if middle <= _MOST_TURNS and fits(middle) else (low, middle)
+    return low
 
 
 def _counts(event: Event, spent: Event, budget: Budget) -> list[int]:

@@ -126,7 +126,7 @@ class Share(Gaussian):
 
     survivors: int = 1
 
-    def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:
+    def release(self, total: ArrayLike, bound: Bound, stream: Stream, turn: int = 0) -> Array:
         return Gaussian(self.noise / math.sqrt(self.survivors)).release(total, bound, stream)
 
 
@@ -147,7 +147,7 @@ class Together(Gaussian):
     def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
         return Gaussian(self.noise / self.records).event(bound, adjacency, sampled)
 
-    def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:
+    def release(self, total: ArrayLike, bound: Bound, stream: Stream, turn: int = 0) -> Array:
         most, sums = self.records * bound.norm(), np.asarray(total, dtype=np.float64)
         size = float(np.linalg.norm(sums))
         within = sums if size <= most else sums * (most / size)

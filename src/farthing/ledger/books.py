@@ -7,11 +7,13 @@ promise; one of the two kinds stays zero, because a ledger spends in one way onl
 
 import atexit
 import contextlib
+import itertools
+import json
 import math
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -20,8 +22,9 @@ from farthing.accounting.filters import FILTERS, BasicFilter, Filter, GdpFilter,
 from farthing.budget import Budget, Guarantee
 from farthing.errors import BudgetSpent, InvalidValue, PromiseBroken, Unsupported
 from farthing.ledger.journal import Journal, Row
-from farthing.queries.events import ComposedEvent, Event, RepeatedEvent, decode, encode
-from farthing.queries.query import Receipt
+from farthing.ledger.turns import Turns
+from farthing.queries.events import ComposedEvent, Event, RepeatedEvent, TurnEvent, decode, encode
+from farthing.queries.query import Query, Receipt
 
 SEEDED = "seeded noise: no privacy at all, for tests only"
 SOUND = "lattice noise from a cryptographic stream"
@@ -66,6 +69,7 @@ class _Promised(Exception):
 @dataclass(slots=True)
 class _Reservation:
     row: Row
+    turns: Iterator[int]
     left: int
     used: int = 0
 
@@ -79,6 +83,9 @@ class Books:
         self.parent: Books | None = None  # the books that paid for these
         self.plans = True  # whether promises may be made; not where only the filter's own total was paid for
         self._known: Plan = []
+        self._counted: dict[str, Turns] = {}  # of each promised event, as the rows encode it
+        self._holders: dict[int, Turns] = {}  # of each charge, by its row
+        self._replayed = 0  # rows that turns are counted in
         self._reserved: dict[Event, _Reservation] = {}
         self._process = os.getpid()
         self._lock = threading.RLock()
@@ -90,11 +97,21 @@ class Books:
             held = self._own().get(event)
             if key is None and held is not None and held.left > 0:
                 held.left, held.used = held.left - 1, held.used + 1
-                return Receipt(held.row.seq, held.row.hash, event, held.used)
+                return Receipt(held.row.seq, held.row.hash, event, held.used, turn=next(held.turns))
             row = self._charge(event, 1, self._block if key is None else 1, key, request)
+            turns = self._turns(row)
+            receipt = Receipt(row.seq, row.hash, event, turn=next(turns))
             if row.body["count"] > 1:
-                self._reserved[event] = _Reservation(row, row.body["count"] - 1)
-            return Receipt(row.seq, row.hash, event)
+                self._reserved[event] = _Reservation(row, turns, row.body["count"] - 1)
+            return receipt
+
+    def turn(self, seq: int) -> int:
+        """The turn of an answer that was charged by itself in row ``seq``; 0 where nothing is promised."""
+        with self._lock:
+            if not self._plan(self._state(self.journal.last())):
+                return 0
+            self._catch_up()
+            return next(self._holders[seq].held(seq))
 
     def note(self, text: str) -> None:
         """Keeps what a charge takes for granted, once, here and where this part of a budget came from."""
@@ -114,7 +131,8 @@ class Books:
             held = self._own().get(event)
             if held is not None and held.left > 0:
                 self._refund(event, held)
-            self._reserved[event] = _Reservation(self._charge(event, count, count), count)
+            row = self._charge(event, count, count)
+            self._reserved[event] = _Reservation(row, self._turns(row), count)
 
     def affords(self, event: Event, times: int) -> bool:
         """Whether ``times`` more would be charged, this process's own reservations included."""
@@ -145,6 +163,58 @@ class Books:
             if times is not None and times != promised:
                 raise PromiseBroken(f"this query is already promised {promised} times, not {times}")
             return Countdown(promised, place, self)
+
+    def promised_as(self, query: Query) -> Event:
+        """The event as which an answer of a query with memory is charged: a turn of its promise."""
+        with self._lock:
+            plan = self._plan(self._state(self.journal.last()))
+            found = self._turn_of(query, plan)
+            if found is None and plan:
+                raise PromiseBroken(f"no plan of {query} was promised; this ledger only answers what was")
+            return found or query.price(self.rule.budget)  # each answer is a plan of one turn by itself
+
+    def promise_turns(self, query: Query, times: int | None) -> "Countdown":
+        """Adds turns of a query with memory (None: as many as fit) to the plan, or finds them there."""
+        with self._lock:
+            budget, plan = self.rule.budget, self._plan(self._state(self.journal.last()))
+            event = self._turn_of(query, plan)
+            if event is None:
+                if times is None:
+                    times = calibrate.turns(lambda steps: query.plan(budget, steps), budget, _composed(plan))
+                if times == 0:
+                    raise BudgetSpent(f"not even one turn of {query} fits {budget} beside {len(plan)} others")
+                event = query.promised(budget, times)
+            return self.promise(event, times)
+
+    def _turn_of(self, query: Query, plan: Plan) -> Event | None:
+        of = self.rule.budget
+        turns = ((event, times) for event, times in plan if isinstance(event, TurnEvent))
+        return next((event for event, times in turns if event == query.promised(of, times)), None)
+
+    def _turns(self, row: Row) -> Iterator[int]:
+        """The turns of the answers that a row charges; 0 for each where nothing is promised."""
+        if not self._plan(self._state(row)):
+            return itertools.repeat(0)
+        self._catch_up(row)
+        return self._holders[row.seq].held(row.seq)
+
+    def _catch_up(self, new: Row | None = None) -> None:
+        """Counts turns in the rows that were written since the last look, by whichever process."""
+        alone = new is not None and new.seq == self._replayed
+        for row in [new] if new is not None and alone else self.journal.rows(self._replayed):
+            if row.kind == "promise":
+                self._counted[json.dumps(row.body["event"])] = Turns()
+            elif row.kind == "charge" and json.dumps(row.body["event"]) in self._counted:
+                turns = self._holders[row.seq] = self._counted[json.dumps(row.body["event"])]
+                turns.charge(row.seq, row.body["count"])
+            elif row.kind == "refund" and row.body["of"] in self._holders:
+                self._holders[row.body["of"]].refund(row.body["of"], row.body["count"])
+            self._replayed = row.seq + 1
+
+    def _forget(self) -> None:
+        """Starts anew in a forked process: reservations are its parent's, counts may be half made."""
+        self._process, self._reserved = os.getpid(), {}
+        self._counted, self._holders, self._replayed = {}, {}, 0
 
     def used(self, place: int) -> int:
         """How many answers of a promise were released or forfeited (reservations of others count)."""
@@ -220,7 +290,7 @@ class Books:
     def _own(self) -> dict[Event, _Reservation]:
         """This process's reservations: a forked child starts with none, its parent's are not its own."""
         if self._process != os.getpid():
-            self._process, self._reserved = os.getpid(), {}
+            self._forget()
         return self._reserved
 
     def _charge(
@@ -359,7 +429,8 @@ def _close_all() -> None:
 def _after_fork_in_child() -> None:
     """A lock may have been held by a thread that the child does not have."""
     for books in list(_OPEN):
-        books._lock, books._reserved = threading.RLock(), {}
+        books._lock = threading.RLock()
+        books._forget()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

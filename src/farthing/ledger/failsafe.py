@@ -63,7 +63,7 @@ def zero_sum(contribution: Contribution, records: Records, w: Any, bound: Any) -
         raise
 
 
-def released(query: Query, records: Records, drawn: Indices | None, w: Any, stream: Stream) -> Any:
+def released(query: Query, records: Records, drawn: Indices | None, w: Any, stream: Stream, turn: int) -> Any:
     """An answer to a query that was charged and failed; ``drawn`` is None where nobody could be drawn."""
     total = zero = zero_sum(query.contribution, records, w, query.bound)
     if drawn is not None and getattr(query.contribution, "additive", True):
@@ -73,8 +73,8 @@ def released(query: Query, records: Records, drawn: Indices | None, w: Any, stre
             return query.contribution.bounded_sum(records.take(part), w, query.bound)
 
         total = without_failing(sums, places, zero, getattr(query.bound, "blank", 0.0))
-    found = _tried(lambda total: query.mechanism.release(total, query.bound, stream), total)
-    return query.mechanism.release(zero, query.bound, stream) if found is None else found
+    found = _tried(lambda total: query.mechanism.release(total, query.bound, stream, turn), total)
+    return query.mechanism.release(zero, query.bound, stream, turn) if found is None else found
 
 
 def without_failing(sums: Callable[[Integers], Any], places: Integers, zero: Any, blank: float = 0.0) -> Any:

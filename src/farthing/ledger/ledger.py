@@ -132,15 +132,16 @@ class Ledger:
         event = ready.event
         if key is None:
             receipt = _with_clip(self._books.take(event), query)
-            return Answer(self._compute(ready, w), receipt)
+            return Answer(self._compute(ready, w, receipt.turn), receipt)
         asked = [encode(event), repr(query.mechanism), type(query.bound).__name__, query.bound.scale, w]
         request = hashlib.sha256(_bytes(asked)).hexdigest()
         stored = self.journal.find_answer(key, request)
         if stored is not None:
-            answer = _unpack(stored, event)
-            return Answer(answer.value, _with_clip(answer.receipt, query))
+            seq, digest, value = _unpack(stored)
+            receipt = Receipt(seq, digest, event, turn=self._books.turn(seq))
+            return Answer(value, _with_clip(receipt, query))
         receipt = _with_clip(self._books.take(event, key, request), query)
-        answer = Answer(self._compute(ready, w), receipt)
+        answer = Answer(self._compute(ready, w, receipt.turn), receipt)
         self.journal.store_answer(key, _pack(answer))
         return answer
 
@@ -152,6 +153,8 @@ class Ledger:
         assert self._records is not None
         ready, form = self._ready, _form(w)  # read once: another thread may ask something else by this door
         if ready is not None and ready.query is query and ready.form == form:  # queries do not change
+            if query.remembers:  # which promise it belongs to may have been made since
+                return ready._replace(event=self._event(query))
             return ready
         if ready is not None and _alike(ready.query, query) and ready.form == form:
             shape = ready.shape
@@ -160,10 +163,10 @@ class Ledger:
             query.mechanism.check(query.bound, shape)
             if (grid := getattr(query.mechanism, "grid", None)) is not None:
                 grid(query.bound, math.prod(shape))  # refuses noise that needs too fine a grid
-        self._ready = ready = _Ready(query, query.price(self.budget), form, shape)
+        self._ready = ready = _Ready(query, self._event(query), form, shape)
         return ready
 
-    def _compute(self, ready: "_Ready", w: Any) -> Any:
+    def _compute(self, ready: "_Ready", w: Any, turn: int) -> Any:
         """Draws, sums and releases, only after the charge is written: whatever fails, noise is released.
 
         With a seeded stream, which guarantees nothing, errors are raised as they are: for made-up records.
@@ -173,35 +176,44 @@ class Ledger:
         sound = self._stream.sound
         with np.errstate(all="ignore") if sound else nullcontext():  # a warning would tell about a record
             try:
-                drawn = query.sampler.draw(len(records), self._stream)
+                drawn = query.sampler.draw(len(records), self._stream, turn)
                 total = query.contribution.bounded_sum(records.take(drawn), w, query.bound)
                 if failsafe.shape_of(total) != ready.shape:
                     raise InvalidValue("a bounded sum over records has another shape than over none")
-                return query.mechanism.release(total, query.bound, self._stream)
+                return query.mechanism.release(total, query.bound, self._stream, turn)
             except Exception as error:
                 if not sound:
                     raise
                 refusal = failsafe.refusal(error)
             if refusal is not None:  # raised here, it does not carry the error with it
                 raise refusal
-            return failsafe.released(query, records, drawn, w, self._stream)
+            return failsafe.released(query, records, drawn, w, self._stream, turn)
 
     def promise(self, query: Query | Event, times: int | None = None) -> Countdown:
         """Fixes ``times`` answers of one price (None: as many as fit), before anything is asked.
 
-        Several promises make a plan; they are priced together. Promising again what is promised joins it.
+        Several promises make a plan; they are priced together. Promising again what is promised joins it. A
+        query whose noise or draws depend on the turn is promised as one event over all of its turns
+        (`Query.plan`).
         """
-        event = query.price(self.budget) if isinstance(query, Query) else query
-        return self._books.promise(event, None if times is None else validate.count(times=times))
+        times = None if times is None else validate.count(times=times)
+        if isinstance(query, Query) and query.remembers:
+            return self._books.promise_turns(query, times)
+        return self._books.promise(query.price(self.budget) if isinstance(query, Query) else query, times)
+
+    def _event(self, query: Query | Event) -> Event:
+        """Return the event as which one answer is charged: its own price, or a turn of what was promised."""
+        if not isinstance(query, Query):
+            return query
+        return self._books.promised_as(query) if query.remembers else query.price(self.budget)
 
     def reserve(self, query: Query, count: int) -> None:
         """Charges ``count`` answers ahead in one durable commit; `close` gives unused ones back."""
-        self._books.reserve(query.price(self.budget), validate.count(count=count))
+        self._books.reserve(self._event(query), validate.count(count=count))
 
     def affords(self, query: Query | Event, times: int = 1) -> bool:
         """Whether ``times`` more answers fit. Costs nothing and tells nothing about the records."""
-        event = query.price(self.budget) if isinstance(query, Query) else query
-        return self._books.affords(event, validate.count(times=times))
+        return self._books.affords(self._event(query), validate.count(times=times))
 
     def allot(
         self,
@@ -367,8 +379,8 @@ def _pack(answer: Answer) -> bytes:
     return buffer.getvalue()
 
 
-def _unpack(stored: bytes, event: Event) -> Answer:
+def _unpack(stored: bytes) -> tuple[int, str, Any]:
     first, rest = stored.split(b"\n", 1)
     seq, digest = json.loads(first)
     value = np.load(io.BytesIO(rest), allow_pickle=False)
-    return Answer(value if value.ndim else value.item(), Receipt(seq, digest, event))
+    return seq, digest, value if value.ndim else value.item()

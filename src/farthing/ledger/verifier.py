@@ -278,7 +278,9 @@ class _Audit:
 
     def _enclose(self, plan: dict[str, int], side: int) -> tuple[float, float]:
         """ε of a plan from below and above, in one direction, composed by FFT."""
-        flat = [(part, times * n) for name, n in plan.items() if n for part, times in _flat(json.loads(name))]
+        parts = ((json.loads(name), n) for name, n in plan.items() if n)
+        once = ((event, -(-n // event.get("turns", 1))) for event, n in parts)  # all turns are one event
+        flat = [pair for event, n in once for pair in _flat(event, n)]
         pairs = [(self._pair(part, side, 1.0), n) for part, n in flat]
         logs = [sum(n * _moments(pair, sign * TILTS) for pair, n in pairs) for sign in (-1, 1)]
         low, high = (min((log + 20 - math.log(self.delta)) / TILTS) for log in logs)  # but for e^-20 δ
@@ -310,13 +312,13 @@ class _Audit:
 def _flat(event: Event, times: int = 1) -> list[tuple[Event, int]]:
     """Repetitions and compositions unrolled; every number must be one that an event can have."""
     most = {"rate": 1.0, "delta": 1.0, "size": event.get("of", 0)}
-    for key in event.keys() - {"kind", "event", "events"}:
-        value, whole = event[key], key not in ("count", "size", "of") or type(event[key]) is int
+    for key in event.keys() - {"kind", "event", "events", "by"}:
+        value, whole = event[key], key not in ("count", "size", "of", "turns") or type(event[key]) is int
         fits = 0 < value <= most.get(key, math.inf) or (key, value) == ("delta", 0)
         _must(whole and fits, f"{key} cannot be {value!r}")
     parts = [event["event"]] if "event" in event else event.get("events", [])
     inner = [pair for part in parts for pair in _flat(part, times * event.get("count", 1))]
-    return inner if event["kind"] in ("repeated", "composed") else [(event, times)]
+    return inner if event["kind"] in ("repeated", "composed", "turn") else [(event, times)]
 
 
 def _first(holds: Callable[[float], bool], high: float) -> float:

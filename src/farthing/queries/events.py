@@ -9,6 +9,7 @@ contribution, so the same event costs more under replace-one (where the sum move
 True
 """
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -134,6 +135,22 @@ class ComposedEvent:
     events: tuple["Event", ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TurnEvent:
+    """One of ``turns`` answers that depend on each other and cost ``event`` together.
+
+    One answer costs as much as all of them: correlated noise has no price answer by answer. ``by`` identifies
+    the sampler and the mechanism that the plan was priced for (`farthing.queries.query.Query.promised`).
+    """
+
+    event: "Event"
+    turns: int
+    by: str
+
+    def __post_init__(self) -> None:
+        validate.count(turns=self.turns)
+
+
 Event = (
     GaussianEvent
     | LaplaceEvent
@@ -146,6 +163,7 @@ Event = (
     | DrawnEvent
     | RepeatedEvent
     | ComposedEvent
+    | TurnEvent
 )
 
 _KINDS: dict[str, type[Any]] = {
@@ -160,6 +178,7 @@ _KINDS: dict[str, type[Any]] = {
     "drawn": DrawnEvent,
     "repeated": RepeatedEvent,
     "composed": ComposedEvent,
+    "turn": TurnEvent,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
@@ -190,9 +209,13 @@ def decode(row: dict[str, Any]) -> Event:
 
 
 def flatten(event: Event, count: int = 1) -> list[tuple[Event, int]]:
-    """Repetitions and compositions unrolled into (simple event, how often)."""
+    """Repetitions, compositions and turns of plans unrolled into (simple event, how often)."""
+    if isinstance(event, RepeatedEvent) and isinstance(event.event, TurnEvent):
+        return flatten(event.event, count * math.ceil(event.count / event.event.turns))
     if isinstance(event, RepeatedEvent):
         return flatten(event.event, count * event.count)
+    if isinstance(event, TurnEvent):
+        return flatten(event.event, count)
     if isinstance(event, ComposedEvent):
         return [pair for part in event.events for pair in flatten(part, count)]
     return [(event, count)]

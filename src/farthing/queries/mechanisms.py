@@ -34,7 +34,12 @@ _BITS_OF_A_CHOICE, _CELLS_OF_A_CHOICE = 30, 6  # at least; see NoisyMax
 
 
 class Mechanism(Protocol):
-    """Adds noise to a bounded sum."""
+    """Noise on a bounded sum.
+
+    A mechanism whose noise depends on the turn, such as one that correlates it over turns, also offers
+    ``plan(event, steps) -> Event``: the price of its answers of the turns 0 to ``steps`` - 1 together, where
+    ``event`` is that of turn 0 alone. Mechanisms without it draw independent noise and ignore the turn.
+    """
 
     def unit_event(self) -> Event:
         """The event for contributions bounded by one."""
@@ -45,8 +50,8 @@ class Mechanism(Protocol):
     def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
         """Refuses a bound or a sum of this shape (None: not known yet) that its noise does not answer to."""
 
-    def release(self, total: Any, bound: Any, stream: Stream) -> Any:
-        """The noisy answer; raises for a sum that is not finite."""
+    def release(self, total: Any, bound: Any, stream: Stream, turn: int = 0) -> Any:
+        """Return the noisy answer of this turn of a promised plan; raises for a sum that is not finite."""
 
 
 def _ratio(bound: Bound, adjacency: Adjacency, sampled: bool, order: int) -> float:
@@ -123,7 +128,7 @@ class _Added(ABC):
         if shape is not None:
             refuse_width(bound, math.prod(shape))
 
-    def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:
+    def release(self, total: ArrayLike, bound: Bound, stream: Stream, turn: int = 0) -> Array:
         total = np.asarray(total, dtype=np.float64)
         refuse_width(bound, total.size)
         bits, cell = self.grid(bound, total.size)
@@ -170,7 +175,7 @@ class SymmetricGaussian(Gaussian):
         if shape is not None and (len(shape) != 2 or shape[0] != shape[1]):
             raise InvalidValue(f"a symmetric sum must be a square matrix, got shape {shape}")
 
-    def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> Array:
+    def release(self, total: ArrayLike, bound: Bound, stream: Stream, turn: int = 0) -> Array:
         total = np.asarray(total, dtype=np.float64)
         self.check(bound, total.shape)
         rows, columns = np.triu_indices(len(total))
@@ -250,7 +255,7 @@ class NoisyMax:
         enlarged = _enlarged(2 * norm, nearest) / (1 - share * 2.0**-bits)  # a gap is one of two sums
         return bits, self.noise * norm * enlarged * 2.0**-bits
 
-    def release(self, total: ArrayLike, bound: Bound, stream: Stream) -> int:
+    def release(self, total: ArrayLike, bound: Bound, stream: Stream, turn: int = 0) -> int:
         total = np.asarray(total, dtype=np.float64)
         self.check(bound, total.shape)
         bits, cell = self.grid(bound)

@@ -13,9 +13,10 @@ PoissonEvent(rate=0.01, event=GaussianEvent(noise=1.1))
 """
 
 import functools
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, ParamSpec, Protocol
+from typing import Any, ClassVar, ParamSpec, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.noise.summing import checked, summed
 from farthing.queries.arrays import length, rows
 from farthing.queries.bounds import ROWS, Bound
-from farthing.queries.events import Event
+from farthing.queries.events import Event, RepeatedEvent, TurnEvent
 from farthing.queries.mechanisms import Mechanism
 from farthing.queries.samplers import Everyone, Indices, Sampler
 
@@ -87,6 +88,35 @@ class Query:
         sampled = not isinstance(self.sampler, Everyone)
         event = self.mechanism.event(self.bound, budget.adjacency, sampled)
         return self.sampler.amplify(event, budget.observer)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether draws or noise depend on the turn, so that many answers are priced as one plan."""
+        return hasattr(self.mechanism, "plan") or hasattr(self.sampler, "plan")
+
+    def plan(self, budget: Budget, steps: int) -> Event:
+        """Return the event of ``steps`` answers together, of the turns 0 to ``steps`` - 1 of a promise.
+
+        That is ``steps`` times the price of one, unless the mechanism or the sampler says otherwise by a
+        ``plan`` of its own (see `Mechanism` and `Sampler`).
+        """
+        mechanism, sampler = (getattr(part, "plan", None) for part in (self.mechanism, self.sampler))
+        if mechanism is not None and sampler is not None:
+            raise Unsupported(
+                f"no theorem prices {self.mechanism!r} on draws of {self.sampler!r}: both depend on the turn"
+            )
+        if sampler is not None:
+            one = self.mechanism.event(self.bound, budget.adjacency, True)
+            return cast(Event, sampler(one, steps, budget.observer))
+        price = self.price(budget)
+        return RepeatedEvent(price, steps) if mechanism is None else cast(Event, mechanism(price, steps))
+
+    def promised(self, budget: Budget, steps: int) -> Event:
+        """Return the event as which one of ``steps`` promised answers is charged."""
+        if not self.remembers:
+            return self.price(budget)
+        parts = f"{self.sampler!r}, {self.mechanism!r}"
+        return TurnEvent(self.plan(budget, steps), steps, hashlib.sha256(parts.encode()).hexdigest())
 
 
 def refuse_bound(contribution: Contribution, bound: Bound) -> None:
@@ -159,6 +189,7 @@ class Receipt:
     """Where a charge stands in the journal. ``ticket`` counts answers drawn from one reservation.
 
     ``clip`` is where the query clipped one contribution, if it has such a number: public, like the query.
+    ``turn`` is how many answers of the same promise came before; 0 where nothing was promised.
     """
 
     seq: int
@@ -166,6 +197,7 @@ class Receipt:
     event: Event
     ticket: int = 0
     clip: float | None = None
+    turn: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -32,10 +32,15 @@ class HasEvent(Protocol):
 
 
 class Sampler(Protocol):
-    """How the records of one query are drawn."""
+    """How the records of one query are drawn.
 
-    def draw(self, records: int, stream: Stream) -> Indices:
-        """The positions of those who take part, of ``records`` in all."""
+    A sampler whose draws depend on the turn, such as one that cycles through blocks, also offers
+    ``plan(event, steps, observer) -> Event``: the price of ``event`` on its draws of the turns 0 to ``steps``
+    - 1 together. ``amplify`` is then the price of turn 0 alone.
+    """
+
+    def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
+        """Return the positions of those who take part in this turn, of ``records`` in all."""
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
         """The event of ``step`` on such a draw, before ``observer``."""
@@ -49,7 +54,7 @@ def _event(step: Event | HasEvent) -> Event:
 class Everyone:
     """All records: nothing is drawn, nothing is amplified."""
 
-    def draw(self, records: int, stream: Stream) -> Indices:
+    def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
         return slice(None)
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
@@ -65,7 +70,7 @@ class Poisson:
     def __post_init__(self) -> None:
         validate.rate(rate=self.rate)
 
-    def draw(self, records: int, stream: Stream) -> Indices:
+    def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
         return stream.poisson_indices(self.rate, records)
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
@@ -89,7 +94,7 @@ class FixedSize:
         if validate.count(size=self.size) > validate.count(of=self.of):
             raise InvalidValue(f"size must be at most of={self.of}, got {self.size}")
 
-    def draw(self, records: int, stream: Stream) -> Indices:
+    def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
         drawn = stream.choose(self.size, max(records, self.of))
         return drawn[drawn < records]
 

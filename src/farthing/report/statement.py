@@ -18,6 +18,7 @@ from farthing.queries.events import (
     FixedSizeEvent,
     PoissonEvent,
     RepeatedEvent,
+    TurnEvent,
     ZcdpEvent,
 )
 from farthing.report.subject import Subject, exponential, number, percent, plain
@@ -244,7 +245,7 @@ def _drawn(event: Event) -> str:
             return f"Exactly {size:,} of {of:,} records, without replacement"
         case DrawnEvent(rate):
             return f"With probability {number(rate)}, and the draw may be seen"
-        case RepeatedEvent(inner):
+        case RepeatedEvent(inner) | TurnEvent(inner):
             return _drawn(inner)
         case ApproximateEvent() | ZcdpEvent():
             return "Not told: parts of the budget were handed on, and this ledger holds only their cost"

@@ -44,6 +44,7 @@ from farthing.queries.events import (
     PoissonEvent,
     PureEvent,
     RepeatedEvent,
+    TurnEvent,
     ZcdpEvent,
 )
 
@@ -334,6 +335,8 @@ def priced(event: Event) -> str:
             return f"{count:,} × {priced(inner)}"
         case ComposedEvent(events):
             return " and ".join(map(priced, events))
+        case TurnEvent(inner, turns):
+            return f"one of {turns:,} turns that cost {priced(inner)} together"
 
 
 def noise_of(event: Event) -> float | None:

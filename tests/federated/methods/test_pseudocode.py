@@ -170,7 +170,7 @@ def test_a_simulated_crowd_runs_the_same_lines(monkeypatch, weights):
         noises.append(came)
         return rows, np.arange(len(came))
 
-    def release(self, total, bound, stream):
+    def release(self, total, bound, stream, turn=0):
         """The parts' noise in the units that the sum has: that of weights over the largest."""
         came = noises[-1]
         sigmas = np.array([8.0 * clips[user] for user in came])

@@ -149,7 +149,7 @@ def test_dpagd_is_algorithm_2_to_its_last_farthing(monkeypatch, kind, search):
     """
     script, drawn = Script(seed=9), {"normal": 0, "race": 0}
 
-    def release(self, total, bound, stream):
+    def release(self, total, bound, stream, turn=0):
         drawn["normal"] += 1
         return total + self.noise * bound.clip * script.normal(drawn["normal"] - 1, 3)
 
@@ -207,7 +207,7 @@ def test_dpagd_on_batches_is_algorithm_2_on_the_records_that_were_drawn(monkeypa
     batches = [np.flatnonzero(row < 0.4) for row in some.random((400, 60))]
     batches[4], taken = np.empty(0, np.int64), iter(batches)
 
-    def release(self, total, bound, stream):
+    def release(self, total, bound, stream, turn=0):
         drawn["normal"] += 1
         return total + self.noise * bound.clip * script.normal(drawn["normal"] - 1, 3)
 
@@ -283,12 +283,12 @@ def test_dpsgd_is_algorithm_1_lot_by_lot(monkeypatch, momentum):
     script, lots, drawn = Script(seed=1), [], []
     some = np.random.default_rng(5)
 
-    def draw(self, records, stream):
+    def draw(self, records, stream, turn=0):
         came = np.empty(0, np.int64) if len(lots) == 2 else np.flatnonzero(some.random(records) < self.rate)
         lots.append((self.rate, came))
         return came
 
-    def release(self, total, bound, stream):
+    def release(self, total, bound, stream, turn=0):
         drawn.append((self.noise, bound.clip))
         return total + self.noise * bound.clip * script.normal(len(drawn) - 1, 3)
 

@@ -54,12 +54,12 @@ def seen(monkeypatch):
     """Scripts the lots; a mechanism with scripted noise, and what it was asked for."""
     drawn, asked = iter(LOTS), []
 
-    def draw(self, records, stream):
+    def draw(self, records, stream, turn=0):
         assert (self.rate, records) == (RATE, RECORDS)
         return next(drawn)
 
     class Scripted(Gaussian):
-        def release(self, total, bound, stream):
+        def release(self, total, bound, stream, turn=0):
             scale = np.asarray(bound.scale, dtype=np.float64) * np.ones(3)
             asked.append(SimpleNamespace(noise=self.noise, bound=bound, scale=scale))
             added = self.noise * bound.norm() * scale * NORMALS[len(asked) - 1]
@@ -211,12 +211,12 @@ def test_dpagd_of_a_model_on_batches_is_algorithm_2_on_the_examples_that_were_dr
     some, taken, asked = np.random.default_rng(2), [], []
     normals, races = some.normal(size=(200, 3)), some.gumbel(size=(200, 5))
 
-    def draw(self, records, stream):
+    def draw(self, records, stream, turn=0):
         rows = np.empty(0, np.int64) if len(taken) == 2 else np.flatnonzero(some.random(records) < self.rate)
         taken.append(rows)
         return rows
 
-    def release(self, total, bound, stream):
+    def release(self, total, bound, stream, turn=0):
         asked.append(("gradient", self.noise))
         return total + self.noise * bound.norm() * torch.from_numpy(normals[len(asked) - 1]).float()
 

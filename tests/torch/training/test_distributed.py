@@ -133,7 +133,7 @@ def test_two_ranks_are_one_process_and_fail_together(tmp_path):
 
         # rank 0's mechanism breaks
         class Broken(ft.torch.Gaussian):
-            def release(self, total, bound, stream):
+            def release(self, total, bound, stream, turn=0):
                 raise RuntimeError("no noise today")
         book = ledger()
         try:

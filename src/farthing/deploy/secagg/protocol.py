@@ -435,8 +435,8 @@ class Masked(Gaussian):
     cell: float = 1.0
     mask: Words = field(default_factory=lambda: np.zeros(0, np.uint64), repr=False, compare=False)
 
-    def release(self, total: ArrayLike, bound: Any, stream: Stream) -> Any:
-        cells = np.rint(self.inner.release(total, bound, stream) / self.cell).astype(np.int64)
+    def release(self, total: ArrayLike, bound: Any, stream: Stream, turn: int = 0) -> Any:
+        cells = np.rint(self.inner.release(total, bound, stream, turn) / self.cell).astype(np.int64)
         return cells.reshape(-1).view(np.uint64) + self.mask
 
 

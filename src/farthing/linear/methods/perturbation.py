@@ -188,7 +188,7 @@ class ObjectiveNoise:
         outer = gaussian.delta(1 / self.rest, self.epsilon * _SHARE)
         return ApproximateEvent(self.epsilon, min(inner + outer, math.nextafter(1.0, 0.0)))
 
-    def release(self, total: Any, bound: Convex, stream: Stream) -> Array:
+    def release(self, total: Any, bound: Convex, stream: Stream, turn: int = 0) -> Array:
         """The minimiser of a ``total`` that `Objective` handed on, noise in and around it."""
         size, penalty = total.features.size, self.penalty * bound.radius**2
         cell = self.noise * bound.radius * _FLOAT_SLACK * 2.0**-_BITS

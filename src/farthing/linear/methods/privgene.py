@@ -162,7 +162,7 @@ class NoisyTop:
     def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
         return RepeatedEvent(NoisyMax(self.noise).event(bound, adjacency, sampled), self.count)
 
-    def release(self, total: ArrayLike, bound: ClipValue, stream: Stream) -> NDArray[np.int64]:
+    def release(self, total: ArrayLike, bound: ClipValue, stream: Stream, turn: int = 0) -> NDArray[np.int64]:
         scores, choose = np.asarray(total, dtype=np.float64), NoisyMax(self.noise)
         self.check(bound, scores.shape)
         left, chosen = np.arange(len(scores)), np.empty(self.count, np.int64)

@@ -308,7 +308,7 @@ class Gaussian(mechanisms.Gaussian):
         bits, cell = mechanisms.Gaussian.grid(self, bound, size)
         return bits, cell * (1 + self.slack)
 
-    def release(self, total: Any, bound: Any, stream: Stream) -> Any:
+    def release(self, total: Any, bound: Any, stream: Stream, turn: int = 0) -> Any:
         """The noisy sum: a new float32 tensor on the same device.
 
         A coordinate that is not finite, which no bounded sum has, is refused on a CPU and counts as zero on
@@ -336,7 +336,7 @@ class FloatGaussian(Gaussian):
 
     on_lattice: ClassVar[bool] = False
 
-    def release(self, total: Any, bound: Any, stream: Stream) -> Any:
+    def release(self, total: Any, bound: Any, stream: Stream, turn: int = 0) -> Any:
         """total + noise · bound · N(0, 1), in float32."""
         scale = _checked(total, bound)
         generator = torch.Generator(total.device)
