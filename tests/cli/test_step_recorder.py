@@ -44,8 +44,8 @@ def test_a_step_may_be_the_last_and_nothing_more_is_asked() -> None:
     ledger = door()
     assert [step.t for step in followed(ledger, PROBLEM)] == [1, 2, 3]
     assert followed.stopped
-    assert followed.door is not None
-    assert followed.door.share == ledger.share < 0.3
+    assert followed.ledger is not None
+    assert followed.ledger.share == ledger.share < 0.3
 
 
 def test_what_is_asked_is_noted_with_its_noise() -> None:

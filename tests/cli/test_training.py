@@ -231,6 +231,28 @@ def test_what_a_method_refuses_is_not_charged(job: Job, tmp_path: Path) -> None:
     assert not job.out.exists()
 
 
+def test_a_training_is_rehearsed_once_and_paid_by_one_ledger(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, started, begin = list[object](), list[int](), ft.Ledger.__init__
+
+    def algorithm(ledger: ft.Ledger, problem: Problem) -> Iterator[ft.Step]:
+        started.append(len(ledger._records))  # type: ignore[arg-type]
+        return CLASSIFIERS["auto"].algorithm(ledger, problem)
+
+    def init(self: ft.Ledger, *args: Any, **options: Any) -> None:
+        made.append(options.get("journal"))
+        begin(self, *args, **options)
+
+    monkeypatch.setitem(CLASSIFIERS, "counted", Method(algorithm))
+    monkeypatch.setattr(ft.Ledger, "__init__", init)
+    train(replace(job, method="counted"))
+    assert (started, made) == ([2, 600], [None, None])  # the rehearsal's ledger, and the one that pays
+    train(replace(job, method="counted", ledger=tmp_path / "a.ledger", out=tmp_path / "b"))
+    assert started[2:] == [2, 600]
+    assert made[2:] == [None, tmp_path / "a.ledger", None]  # and the part that the fit was given
+
+
 @pytest.mark.usefixtures("methods")
 def test_a_plan_in_a_ledger_of_its_own_or_a_part_by_basic_composition(job: Job, tmp_path: Path) -> None:
     told = train(replace(job, ledger=tmp_path / "own.ledger", method="planned"))

@@ -556,3 +556,17 @@ def test_an_order_that_prices_no_more_never_fits_again():
     for question in (query(0.5), full(), full()):
         ledger.over(ROWS).ask(question, W)
         assert ledger.journal.last().state[1] >= 1e300
+
+
+def test_a_rehearsal_has_the_balance_and_charges_nothing(tmp_path):
+    with ft.Ledger(BUDGET, journal=tmp_path / "a.ledger") as ledger:
+        ledger.allot(BUDGET.epsilon / 2, BUDGET.delta)
+        rows, copy = list(ledger.journal.rows()), ledger.rehearsal()
+        assert copy.share == ledger.share
+        copy.allot()
+        with pytest.raises(BudgetSpent):
+            copy.allot(BUDGET.epsilon / 2, BUDGET.delta)
+        assert list(ledger.journal.rows()) == rows
+    plan = ft.Ledger(BUDGET)
+    countdown = plan.promise(GaussianEvent(40.0), 3)
+    assert plan.rehearsal().promise(GaussianEvent(40.0)).left == countdown.left == 3

@@ -11,9 +11,8 @@ A method's steps as they are taken: watched, ended early when asked to, and what
 import json
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,7 @@ from farthing.data import table_files
 from farthing.data.model_file import Model, check_writable, write
 from farthing.data.schema import Categorical, Schema
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
-from farthing.ledger.books import rule_of
-from farthing.ledger.journal import Journal, Row
+from farthing.ledger.journal import Journal
 from farthing.ledger.ledger import Ledger
 from farthing.linear.estimators import PUBLIC_SIZE, LinearRegression, LinearSVC, LogisticRegression
 from farthing.linear.methods.privgene import NoisyTop
@@ -52,15 +50,16 @@ class Followed:
         self.name, self.algorithm = name, algorithm
         self.watch: Watch | None = None
         self.stopped = False
-        self.door: Ledger | None = None  # what the last run spent from
+        self.ledger: Ledger | None = None  # what the last run spent from
         self.asked: dict[tuple[str, str, str], Asked] = {}
 
     def __call__(self, ledger: Ledger, problem: Problem) -> Iterator[Step]:
-        self.door, self.stopped, self.asked = _Noting(ledger, self._note), False, {}
+        self.ledger, self.stopped, self.asked = ledger, False, {}
+        noting: Any = _Noting(ledger, self._note)
         step = None
-        for step in self.algorithm(self.door, problem):
+        for step in self.algorithm(noting, problem):
             yield step
-            if self.watch is not None and self.watch(step, self.door):
+            if self.watch is not None and self.watch(step, ledger):
                 self.stopped = True
                 return
         if step is None:
@@ -92,17 +91,19 @@ class Asked:
         self.deviation = _stretched(self.deviation, noise * clip)
 
 
-class _Noting(Ledger):
-    """The same door, which notes what is asked."""
+class _Noting:
+    """A ledger's door that notes every query once it is answered."""
 
-    def __init__(self, door: Ledger, note: Callable[[Query], None]) -> None:
-        vars(self).update(vars(door))
-        self._note = note
+    def __init__(self, ledger: Ledger, note: Callable[[Query], None]) -> None:
+        self._ledger, self._note = ledger, note
 
     def ask(self, query: Query, w: Any = None, *, key: str | None = None) -> Answer:
-        answer = super().ask(query, w, key=key)
+        answer = self._ledger.ask(query, w, key=key)
         self._note(query)
         return answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
 
 
 def drawn(sampler: Sampler) -> str:
@@ -179,11 +180,20 @@ def train(job: Job, follow: Follow = nullcontext) -> dict[str, Any]:
         check_writable(path, job.force, kept=(job.table, job.test, job.ledger))
     if job.ledger is not None and not Journal.exists(job.ledger):
         check_writable(job.ledger, force=False, option="--ledger")
-    rehearse(job, len(X), whole=False)
-    with follow() as followed.watch, _spent(job, estimator, method, X, y) as ledger:
+    with ExitStack() as resources:
+        ledger = resources.enter_context(_existing(job))
+        followed.watch = _first_step_only
+        _rehearse(job, estimator, method, len(X), ledger)
+        if ledger is None and job.ledger is not None:
+            ledger = resources.enter_context(_created(job, method))
+        followed.watch = resources.enter_context(follow())
+        _paying(job, estimator, method, ledger).fit(X, y)
+        assert followed.ledger is not None
+        followed.ledger.refund()
         measured = None if test is None else {"table": job.test, **_measured(estimator, *test)}
         if job.strict:
             estimator.privacy_ = estimator.privacy_.noted(STRICT)
+        spent = followed.ledger.spent
         told = {
             **asdict(estimator.privacy_),
             "method": job.method,
@@ -192,7 +202,7 @@ def train(job: Job, follow: Follow = nullcontext) -> dict[str, Any]:
             "records": len(X) if job.records is None else job.records,  # a private number stays private
             "features": job.schema.width,
             "partial": followed.stopped,
-            "spent": _charged(followed, ledger),
+            "spent": {"epsilon": spent.epsilon, "delta": spent.delta, "note": spent.note},
             "ledger": None if job.ledger is None else str(job.ledger),
             **{kind: str(path) for kind, path in files.items() if kind != "privacy"},
         }
@@ -203,34 +213,27 @@ def train(job: Job, follow: Follow = nullcontext) -> dict[str, Any]:
         for form in job.formats:
             write(files[form], export.exported(form, job.schema, estimator.to_sklearn()))
         try:
-            report = _reported(job, estimator, ledger, told, measured)
+            report = _reported(job, estimator, ledger or followed.ledger, told, measured)
         except FarthingError as error:  # nothing is wrong with what was asked for, and it is paid
             raise FarthingError(f"the model is written, but its report could not be: {error}") from None
         write(files["report"], report.encode())
     return told if measured is None else {**told, "test": measured}
 
 
-def rehearse(job: Job, records: int, *, whole: bool = True) -> dict[str, Any]:
-    """The training (or its first step) on made-up rows, charged to a ledger in memory like the real one.
-
-    What a method refuses, and what does not fit the budget, it refuses here. Returns the price and the noise.
-    """
-    actor, method, followed, settings = _prepared(job)
-    followed.watch = None if whole else lambda *_: True
-    actor.set_params(records=job.records or records)
-    with _ledger(job, method, rehearsal=True) as ledger:
-        before = ledger.share
-        _spending(actor, method, ledger, job).fit(*_made_up(job.schema))
-        after = ledger.share
-    for form in job.formats:
-        export.exported(form, job.schema, actor.to_sklearn())
+def rehearse(job: Job, records: int) -> dict[str, Any]:
+    """Trains on made-up rows, charged to a ledger in memory like the real one; returns price and noise."""
+    estimator, method, followed, settings = _prepared(job)
+    with _existing(job) as ledger:
+        before = 0.0 if ledger is None else ledger.share
+        paid = _rehearse(job, estimator, method, records, ledger)
+    assert followed.ledger is not None
     return {
         "dry_run": True,
-        **asdict(actor.privacy_),
+        **asdict(estimator.privacy_),
         **({"note": PUBLIC_SIZE} if job.records is None else {}),
         "method": job.method,
         "settings": settings,
-        "steps": actor.n_iter_,
+        "steps": estimator.n_iter_,
         "records": job.records or records,
         "features": job.schema.width,
         "answers": [
@@ -239,8 +242,29 @@ def rehearse(job: Job, records: int, *, whole: bool = True) -> dict[str, Any]:
         ],
         "expected": REHEARSED,
         "ledger": None if job.ledger is None else str(job.ledger),
-        "share": [before, after],
+        "share": [before, (paid or followed.ledger).share],
     }
+
+
+def _rehearse(
+    job: Job, estimator: Estimator, method: Method, records: int, ledger: Ledger | None
+) -> Ledger | None:
+    """Fits made-up rows, and exports the result; returns the copy of ``ledger`` that paid for it.
+
+    What a method refuses, what does not fit the budget and what cannot be exported is refused here, before
+    anything is charged.
+    """
+    copy = None if ledger is None else ledger.rehearsal()
+    estimator.set_params(records=job.records or records)
+    _paying(job, estimator, method, copy).fit(*_made_up(job.schema))
+    estimator.set_params(records=job.records)
+    for form in job.formats:
+        export.exported(form, job.schema, estimator.to_sklearn())
+    return copy
+
+
+def _first_step_only(step: Step, ledger: Ledger) -> bool:
+    return True
 
 
 def _prepared(job: Job) -> tuple[Estimator, Method, Followed, Settings]:
@@ -271,7 +295,7 @@ def _prepared(job: Job) -> tuple[Estimator, Method, Followed, Settings]:
     settings = plain.parsed(job.settings, job.method)
     chosen = plain.with_(settings)
     followed = Followed(job.method, chosen.algorithm)
-    method = replace(chosen, algorithm=followed)
+    method = replace(chosen, algorithm=followed, rehearsed=True)
     estimator = made[kind]().set_params(
         epsilon=job.epsilon,
         delta=job.delta,
@@ -283,49 +307,20 @@ def _prepared(job: Job) -> tuple[Estimator, Method, Followed, Settings]:
     return estimator, method, followed, settings
 
 
-def _ledger(job: Job, method: Method, *, rehearsal: bool = False) -> Ledger:
-    """The ledger to spend from, or one in memory that is like it; a new one holds the job's budget."""
+@contextmanager
+def _existing(job: Job) -> Iterator[Ledger | None]:
+    """Opens the ledger that a job names, if there is one already."""
     if job.ledger is None or not Journal.exists(job.ledger):
-        budget = Budget(job.epsilon, job.delta, job.adjacency or Adjacency.ADD_REMOVE)
-        file = None if rehearsal else job.ledger
-        return Ledger(budget, journal=file, filter=method.filter, block=1 if file is None else None)
-    if not rehearsal:
-        return Ledger.open(job.ledger)
-    with Journal(job.ledger) as found:
-        rule, last = rule_of(found.header), found.last()
-        promises = [row for row in found.rows() if row.kind == "promise"]
-    like = Ledger(rule.budget, filter=lambda _: rule)  # with the balance, so that what is spent is noticed
-    for promise in promises:
-        like.journal.append("promise", partial(_as_it_was, promise.body, promise.state))
-    if last.state:
-        like.journal.append("note", partial(_as_it_was, {}, last.state))
-    return like
+        yield None
+    else:
+        with Ledger.open(job.ledger) as ledger:
+            yield ledger
 
 
-def _as_it_was(body: dict[str, Any], state: list[float], _: Row) -> tuple[dict[str, Any], list[float]]:
-    return body, state
-
-
-def _spent(job: Job, estimator: Estimator, method: Method, X: Array, y: NDArray[Any]) -> Ledger:
-    """Fits; returns the ledger that paid for it, with what was reserved and not used given back."""
-    ledger = _ledger(job, method)
-    try:
-        _spending(estimator, method, ledger, job).fit(X, y)
-    except BaseException:
-        ledger.close()
-        raise
-    if job.ledger is None:
-        return ledger
-    ledger.close()
-    return Ledger.open(job.ledger)
-
-
-def _charged(followed: Followed, ledger: Ledger) -> dict[str, Any]:
-    """What the answers of this training cost, up to where it ended."""
-    assert followed.door is not None
-    door = followed.door if followed.door.journal.path is None else ledger  # a part of it, or all of it
-    spent = door.spent
-    return {"epsilon": spent.epsilon, "delta": spent.delta, "note": spent.note}
+def _created(job: Job, method: Method) -> Ledger:
+    """Creates the ledger that a job names, with the job's budget and the filter that its method needs."""
+    budget = Budget(job.epsilon, job.delta, job.adjacency or Adjacency.ADD_REMOVE)
+    return Ledger(budget, journal=job.ledger, filter=method.filter)
 
 
 def _reported(
@@ -358,8 +353,13 @@ def _reported(
     return page(subject)
 
 
-def _spending(estimator: Estimator, method: Method, ledger: Ledger, job: Job) -> Estimator:
-    """The estimator with a ledger to take ε and δ from; all of it where that is meant and none is spent."""
+def _paying(job: Job, estimator: Estimator, method: Method, ledger: Ledger | None) -> Estimator:
+    """Gives the estimator a ledger to take ε and δ from, or all of it where that is meant and none is spent.
+
+    Without one it makes its own, in memory.
+    """
+    if ledger is None:
+        return estimator
     if ledger.budget.unit is not Unit.RECORD:
         raise InvalidValue(
             f"--ledger must be one per record, since a row counts as one: its budget is {ledger.budget}"

@@ -279,12 +279,17 @@ class Books:
             "what is left of a plan or of an RDP filter is not a budget: name epsilon and delta"
         )
 
-    def close(self) -> None:
+    def refund(self) -> None:
         """Gives back what this process reserved and did not use."""
         with self._lock:
             for event, held in list(self._own().items()):
                 if held.left > 0:
                     self._refund(event, held)
+
+    def close(self) -> None:
+        """Refunds, and closes the journal."""
+        with self._lock:
+            self.refund()
             self.journal.close()
 
     def _own(self) -> dict[Event, _Reservation]:

@@ -260,6 +260,22 @@ class Ledger:
         """
         return self._books.rest()
 
+    def rehearsal(self) -> "Ledger":
+        """Returns a ledger in memory with this one's filter and balance.
+
+        A method that is tried on it with made-up records refuses whatever it would refuse here, and nothing
+        is charged.
+        """
+        rule = self.filter
+        copy = Ledger(rule.budget, filter=lambda _: rule, float_noise=self._books.noise == FLOATS)
+        rows = [row for row in self.journal.rows() if row.kind == "promise"]
+        if (last := self.journal.last()).state:
+            rows.append(replace(last, kind="note", body={}))
+        for row in rows:
+            copy.journal.append(row.kind, lambda _, row=row: (row.body, list(row.state)))  # type: ignore[misc]
+        copy._books.plans, copy._depth = self._books.plans, self._depth
+        return copy
+
     def note(self, text: str) -> None:
         """Writes down what is taken for granted, that a count is public for instance; `guarantee` says it.
 
@@ -287,8 +303,12 @@ class Ledger:
         """The books themselves: rows, verify, export."""
         return self._books.journal
 
+    def refund(self) -> None:
+        """Gives back the reserved answers that were not used."""
+        self._books.refund()
+
     def close(self) -> None:
-        """Gives reserved answers back that were not used, and closes the journal."""
+        """Gives back the reserved answers that were not used, and closes the journal."""
         self._books.close()
 
     def __enter__(self) -> Self:

@@ -200,11 +200,11 @@ class _PrivateLinear(_Private):
         return u, constant - low @ u
 
     def _spend(self, table: Table, problem: Problem, method: Method) -> None:
-        if self.ledger is not None:  # what a method refuses, it refuses here, before anything is charged
-            rule = self.ledger.filter
-            like = Ledger(rule.budget, filter=lambda _: rule)
+        if self.ledger is not None and not method.rehearsed:
+            # what a method refuses, it refuses here, before anything is charged
             blank = Table(np.zeros((2, problem.width)), np.zeros(2), unit=problem.unit)
-            next(iter(method.algorithm(self._door(like, method.filter).over(blank), problem)), None)
+            door = self._door(self.ledger.rehearsal(), method.filter).over(blank)
+            next(iter(method.algorithm(door, problem)), None)
         ledger = self._door(self.ledger, method.filter)
         if self.records is None:
             ledger.note(PUBLIC_SIZE)

@@ -55,6 +55,7 @@ class Method:
     private: bool = True
     aliases: Mapping[str, str] = field(default_factory=dict)  # the papers' symbols
     batches: Callable[[Budget], Filter] | None = None  # the filter, if another one, where ``rate`` is set
+    rehearsed: bool = False  # whether the caller has tried it on made-up rows, so that `fit` need not
 
     @property
     def settings(self) -> Settings:
