@@ -46,9 +46,7 @@ import gc, json, os, signal, sys, time, traceback
 from pathlib import Path
 from farthing.ledger import journal
 from farthing.ledger import verifier
-from farthing.deploy.guard import keeper as answers
-from farthing.deploy.guard import server
-from farthing.deploy.guard import keeper
+from farthing.deploy.guard import keeper, server
 from farthing.noise.lattice import SeededStream
 import mpmath, scipy.special
 
@@ -75,7 +73,7 @@ def live(policy, place, number, seed):
     charged = lambda kind, decide, key=None, request=None: key is not None
     around(journal.Journal, "append", "before-charge", "after-charge", charged)
     around(journal.Journal, "store_answer", "before-store", "after-store")
-    around(answers.AnswerLog, "append", "before-log", "after-log")
+    around(keeper.AnswerLog, "append", "before-log", "after-log")
     around(keeper.Guard, "answer", "before-anything", "after-answer")
     if place == "slow":  # to be killed by others at any moment
         answer = keeper.Guard.answer
@@ -100,7 +98,7 @@ def live(policy, place, number, seed):
             stream._rekey()
             return ask(self, question, terms, w, key)
         keeper.Guard.ask = reseeded
-    command.guard(Path(policy), stream=stream)
+    server.guard(Path(policy), stream=stream)
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 gc.freeze()
