@@ -13,6 +13,7 @@ import typer
 
 import farthing as ft
 from farthing.cli.main import app
+from farthing.federated.methods.table import every_option
 from farthing.linear.solvers import CLASSIFIERS, REGRESSORS
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'farthing[torch]'")
@@ -146,7 +147,7 @@ def found(name: str) -> Any:
 
 
 def keys() -> set[str]:
-    """The texts that the reader of a run's file knows, and the parts of a budget, which a policy names."""
+    """The keys of a run's file, the options of federated methods, and the parts of a budget (a policy's)."""
     nodes = ast.walk(ast.parse((SOURCE / "deploy" / "serve.py").read_text()))
     texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    return texts | {*inspect.signature(ft.Budget).parameters}
+    return texts | {*inspect.signature(ft.Budget).parameters} | {*every_option()}

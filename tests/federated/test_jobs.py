@@ -15,7 +15,8 @@ from farthing.cli import main as cli
 from farthing.cli.demo_parties import set_up
 from farthing.deploy import serve
 from farthing.errors import InvalidValue
-from farthing.federated import jobs
+from farthing.federated import jobs, methods
+from farthing.federated.methods import addp, addp_baselines, sgd1, sgd2  # noqa: F401
 
 ROWS, USERS = 600, 6
 
@@ -64,8 +65,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
         return recorded
 
-    for name in ("addp", "sgd1", "sgd2", "sgd_adv", "sgd_maj", "sgd_pass"):
-        monkeypatch.setattr(jobs, name, recorder(getattr(jobs, name)))
+    for module, names in (
+        (methods.addp, ("addp",)),
+        (methods.sgd1, ("sgd1",)),
+        (methods.sgd2, ("sgd2",)),
+        (methods.addp_baselines, ("sgd_adv", "sgd_maj", "sgd_pass")),
+    ):
+        for name in names:
+            monkeypatch.setattr(module, name, recorder(getattr(module, name)))
     return seen
 
 
@@ -180,7 +187,7 @@ def test_published_noise_of_sgd2_takes_t_rounds_and_says_what_they_cost(told: An
         (("addp", "--epsilon-iter", 1, "--delta-iter", 1), "--delta-iter must be a number strictly between"),
         (
             ("addp", "--epsilon-iter", 1, "--delta-iter", 1e-6, "--noise-multiplier", 5),
-            "give one of --epsilon-iter, --noise-multiplier and --published-noise",
+            "give one of --epsilon-iter and --noise-multiplier: each sets the noise",
         ),
         (("addp", "--radius", 2), "--radius must be left out with --method addp"),
         (("addp", "--published-noise"), "--published-noise must be left out with --method addp"),
@@ -190,9 +197,15 @@ def test_published_noise_of_sgd2_takes_t_rounds_and_says_what_they_cost(told: An
         ),
         (("sgd2", "--radius", 0), "--radius must be a finite number > 0, got 0.0"),
         (("sgd2", "--convexity", -1), "--convexity must be a finite number > 0, got -1.0"),
-        (("sgd2", "--lr", 1, "--weights", "plain"), "--weights must be 'records' with --lr"),
+        (
+            ("sgd2", "--lr", 1, "--weights", "plain"),
+            "rate is that of a plain sum, the weights are 'plain': use 'records'",
+        ),
         (("sgd1", "--noise-multiplier", 0), "--noise-multiplier must be a finite number > 0"),
-        (("sgd1", "--noise-multiplier", 9, "--published-noise"), "give one of --epsilon-iter"),
+        (
+            ("sgd1", "--noise-multiplier", 9, "--published-noise"),
+            "give one of --noise-multiplier and --published-noise",
+        ),
         (("sgd1", "--rounds", 9), "--rounds must be left out with --method sgd1"),
         (("together", "--lr", 0.1), "--lr must be left out with --method together"),
         (("sgd-adv", "--weights", "plain"), "--weights must be left out with --method sgd-adv"),
@@ -234,12 +247,13 @@ def plan_of(folder: Path, method: str) -> serve.Plan:
 
 def test_a_runs_file_has_the_same_symbols(tmp_path: Path) -> None:
     text = 'name = "addp"\nlr = 0.3\nweights = "plain"\nepsilon_iter = 0.2\ndelta_iter = 1e-6\nclip = 2'
-    job = plan_of(tmp_path / "one", text).job
-    assert (job.lr, job.weights, job.epsilon_iter, job.delta_iter, job.clip) == (0.3, "plain", 0.2, 1e-6, 2.0)
+    options = plan_of(tmp_path / "one", text).job.options
+    assert options == {"lr": 0.3, "weights": "plain", "epsilon_iter": 0.2, "delta_iter": 1e-6, "clip": 2.0}
     text = 'name = "sgd2"\nradius = 4\nconvexity = 0.5\npublished_noise = true\nrounds = 7'
-    job = plan_of(tmp_path / "two", text).job
-    assert (job.radius, job.convexity, job.published_noise, job.rounds) == (4.0, 0.5, True, 7)
-    assert plan_of(tmp_path / "three", 'name = "addp"\nnoise_multiplier = 40').job.noise_multiplier == 40.0
+    options = plan_of(tmp_path / "two", text).job.options
+    assert options == {"radius": 4.0, "convexity": 0.5, "published_noise": True, "rounds": 7}
+    job = plan_of(tmp_path / "three", 'name = "addp"\nnoise_multiplier = 40').job
+    assert job.options == {"noise_multiplier": 40.0}
 
 
 @pytest.mark.parametrize(
@@ -278,11 +292,7 @@ def test_a_rate_moves_weights_as_the_text_says() -> None:
         schema=schema,
         users=4,
         method="addp",
-        lr=0.5,
-        weights="plain",
-        draw="all",
-        clip=1.5,
-        noise_multiplier=0.02,
+        options={"lr": 0.5, "weights": "plain", "draw": "all", "clip": 1.5, "noise_multiplier": 0.02},
     )
     step = next(jobs.steps(given, crowd, Problem(logistic, 40, 1, unit=False)))
     gradient = np.column_stack([x, np.ones(40)]).T @ (0.5 - y) / 40

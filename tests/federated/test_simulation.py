@@ -113,8 +113,8 @@ def test_the_observer_follows_from_trust(job: Job, trust: str, observer: str, no
 @pytest.mark.parametrize("unit", ["record", "party"])
 def test_sums_need_less_noise_than_each_upload(job: Job, method: str, unit: str) -> None:
     rounds = None if method == "together" else 20
-    given = replace(job, method=method, rounds=rounds, unit=Unit(unit), users=60, epsilon="5")
-    given = replace(given, accountant="tight") if method == "addp" else given
+    options = {"addp": {"accountant": "tight", "rounds": 20}, "sgd2": {"rounds": 20}}.get(method, {})
+    given = replace(job, method=method, options=options, unit=Unit(unit), users=60, epsilon="5")
     told = {trust: simulate(replace(given, trust=trust)) for trust in Trust}
     assert {one["unit"] for one in told.values()} == {unit}
     assert {one["rounds"] for one in told.values()} == {rounds or ROUNDS}
@@ -127,11 +127,13 @@ def test_a_whole_user_is_hidden_by_more_noise(job: Job) -> None:
     record, user = (simulate(replace(job, unit=unit)) for unit in (Unit.RECORD, Unit.USER))
     assert user["sigma"] == pytest.approx(100 * record["sigma"])  # as many records as it has
     with pytest.raises(Unsupported, match="Poisson draw"):
-        simulate(replace(job, unit=Unit.USER, method="addp", draw="poisson:0.1"))
+        simulate(replace(job, unit=Unit.USER, method="addp", options={"draw": "poisson:0.1"}))
 
 
 def test_too_few_survivors_end_a_run(job: Job) -> None:
-    given = replace(job, method="sgd2", epsilon="1,4", rounds=5, trust="distributed", survivors=6)
+    given = replace(
+        job, method="sgd2", epsilon="1,4", options={"rounds": 5}, trust="distributed", survivors=6
+    )
     told = simulate(given)
     assert (told["rounds"], told["alive"]) == (5, 3)
     assert told["stopped"] == "3 users are too few to make up the noise of another round"
@@ -147,7 +149,9 @@ def test_sgd1_takes_the_square_of_its_records(job: Job) -> None:
 
 def test_accountants_of_addp_differ_in_rounds_and_noise(job: Job) -> None:
     by = {
-        name: simulate(replace(job, users=60, method="addp", accountant=name, epsilon="1", rounds=20))
+        name: simulate(
+            replace(job, users=60, method="addp", epsilon="1", options={"accountant": name, "rounds": 20})
+        )
         for name in ("advanced", "sampling", "tight")
     }
     assert by["advanced"]["rounds"] == by["tight"]["rounds"] == 20 < by["sampling"]["rounds"]
@@ -156,8 +160,9 @@ def test_accountants_of_addp_differ_in_rounds_and_noise(job: Job) -> None:
 
 
 def test_draws(job: Job) -> None:
+    tight = {"accountant": "tight", "rounds": 300}
     of = {
-        draw: simulate(replace(job, method="addp", accountant="tight", epsilon="1", rounds=300, draw=draw))
+        draw: simulate(replace(job, method="addp", epsilon="1", options={**tight, "draw": draw}))
         for draw in ("one", "10", "all", "poisson:0.01")
     }
     noise = {draw: told["sigma"] for draw, told in of.items()}
@@ -168,7 +173,7 @@ def test_draws(job: Job) -> None:
 def test_users_leave_one_after_the_other_and_the_largest_budget_is_told(job: Job) -> None:
     seen: list[Reached] = []
     told = simulate(
-        replace(job, method="sgd2", epsilon="0.5,2", rounds=30, records=50),
+        replace(job, method="sgd2", epsilon="0.5,2", options={"rounds": 30}, records=50),
         watch=lambda now: seen.append(now),
     )
     assert (told["epsilon"], told["records"], told["rounds"]) == (2.0, 300, 30)
@@ -223,7 +228,7 @@ def test_an_interruption_before_the_first_round_reaches_nothing(
         raise KeyboardInterrupt
         yield
 
-    monkeypatch.setattr("farthing.federated.jobs.together", interrupted)
+    monkeypatch.setattr("farthing.federated.methods.federated_descent.together", interrupted)
     with pytest.raises(KeyboardInterrupt):
         simulate(job)
 
@@ -328,19 +333,25 @@ def test_a_bad_cell_names_its_user(job: Job, tmp_path: Path, cell: str, message:
         ({"delta": 1.0}, "--delta"),
         ({"delta": None}, "needs --epsilon and --delta"),
         ({"method": "magic"}, "--method must be one of .*'together', 'addp'.* got 'magic'"),
-        ({"clip": 2.0}, "--clip must be left out with --method together"),
-        ({"rounds": 2}, "--rounds must be left out with --method together"),
-        ({"method": "addp", "clip": 0.0}, "--clip must be a finite number > 0, got 0.0"),
-        ({"method": "addp", "clip": float("nan")}, "--clip .* got nan"),
-        ({"method": "addp", "rounds": 0}, "--rounds must be a whole number"),
+        ({"options": {"clip": 2.0}}, "--clip must be left out with --method together"),
+        ({"options": {"rounds": 2}}, "--rounds must be left out with --method together"),
+        ({"method": "addp", "options": {"clip": 0.0}}, "--clip must be a finite number > 0, got 0.0"),
+        ({"method": "addp", "options": {"clip": float("nan")}}, "--clip .* got nan"),
+        ({"method": "addp", "options": {"rounds": 0}}, "--rounds must be a whole number"),
         ({"method": "sgd-adv", "trust": "trusted"}, "--trust must be one of .'local'. with --method sgd-adv"),
         ({"trust": "nobody"}, "--trust must be one of .* got 'nobody'"),
-        ({"accountant": "sampling"}, "--accountant must be one of .'tight'. with --method together"),
-        ({"method": "addp", "accountant": "guess"}, "--accountant must be one of .* got 'guess'"),
-        ({"draw": "one"}, "--draw must be one of .'all'."),
-        ({"method": "addp", "draw": "some"}, "--draw must be one, a whole number, all, or poisson:P"),
-        ({"method": "addp", "draw": "poisson:2"}, "the rate of --draw must be"),
-        ({"method": "addp", "draw": "0"}, "--draw must be a whole number"),
+        ({"options": {"accountant": "sampling"}}, "--accountant must be left out with --method together"),
+        (
+            {"method": "addp", "options": {"accountant": "guess"}},
+            "--accountant must be one of .* got 'guess'",
+        ),
+        ({"options": {"draw": "one"}}, "--draw must be left out with --method together"),
+        (
+            {"method": "addp", "options": {"draw": "some"}},
+            "--draw must be one, a whole number, all, or poisson:P",
+        ),
+        ({"method": "addp", "options": {"draw": "poisson:2"}}, "the rate of --draw must be"),
+        ({"method": "addp", "options": {"draw": "0"}}, "--draw must be a whole number"),
         ({"noise": "none"}, "--noise must be one of"),
         ({"survivors": 3}, "--survivors is for --trust distributed only"),
         ({"trust": "distributed", "survivors": 7}, "--survivors must be at most the number of users, 6"),

@@ -1,8 +1,11 @@
 """The command ``farthing simulate``."""
 
-from collections.abc import Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,11 +31,44 @@ from farthing.cli.options import (
 )
 from farthing.cli.progress import progress
 from farthing.errors import InvalidValue
+from farthing.federated.methods.table import METHODS, Option, every_option
 
 if TYPE_CHECKING:
     from farthing.federated.simulation import Watch
 
+_SUMS = ", ".join(method.name for method in METHODS.values() if len(method.trusts) > 1)
 
+
+def _with_method_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Gives a command the options of all federated methods; those that are given become ``options``."""
+    known = every_option()
+
+    @functools.wraps(command)
+    def called(**given: Any) -> int:
+        options = {name: given.pop(name) for name in known}
+        return command(**given, options={name: value for name, value in options.items() if value is not None})
+
+    signature = inspect.signature(command)
+    own = [one for one in signature.parameters.values() if one.name != "options"]
+    more = [_parameter(one, methods) for one, methods in known.values()]
+    vars(called)["__signature__"] = signature.replace(parameters=[*own[:-1], *more, own[-1]])
+    called.__annotations__ = {one.name: one.annotation for one in [*own, *more]} | {"return": int}
+    return called
+
+
+def _parameter(one: Option, methods: list[str]) -> inspect.Parameter:
+    """Return an option as typer takes it from a signature; the help names its methods."""
+    text, default = f"{one.help} ({', '.join(methods)})", False if one.kind is bool else None
+    if one.kind in (int, float):
+        info = option(whole if one.kind is int else number, text)
+    else:
+        info = typer.Option(one.flag, metavar=None if one.kind is bool else "NAME", help=text)
+    kind = bool if one.kind is bool else one.kind | None
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter(one.name, either, default=default, annotation=Annotated[kind, info])
+
+
+@_with_method_options
 def simulate(
     table: TableName,
     users: Annotated[int, option(whole, "How many users share the records, in the order of the table.")],
@@ -54,16 +90,11 @@ def simulate(
         ),
     ] = None,
     method: Annotated[
-        str, typer.Option(metavar="NAME", help="Together, addp, sgd2, sgd-adv, ...; a wrong name lists them.")
+        str, typer.Option(metavar="NAME", help=f"The method: {', '.join(METHODS)}.")
     ] = "together",
-    accountant: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of addp: sampling (its own), advanced or tight.")
-    ] = None,
     trust: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Who adds noise: local; with together, addp, sgd2 distributed or trusted."
-        ),
+        typer.Option(metavar="NAME", help=f"Who adds noise: local; with {_SUMS} distributed or trusted."),
     ] = None,
     survivors: Annotated[
         int | None, option(whole, "The least number of honest users of a round, for distributed noise.")
@@ -71,30 +102,6 @@ def simulate(
     noise: Annotated[
         str, typer.Option(metavar="NAME", help="Simulate the sum of all noise, or that of each user.")
     ] = "sum",
-    clip: Annotated[float | None, option(number, "Where a record's gradient is clipped; 3 in A-DDP.")] = None,
-    draw: Annotated[
-        str | None, typer.Option(metavar="DRAW", help="Of a round: one, a number, all, or poisson:P.")
-    ] = None,
-    rounds: Annotated[int | None, option(whole, "The rounds T that noise is chosen for.")] = None,
-    lr: Annotated[float | None, option(number, "The learning rate; by default from public numbers.")] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Of uploads, addp and sgd2: plain, precision or records."),
-    ] = None,
-    epsilon_iter: Annotated[
-        float | None, option(number, "Of addp: noise with which one round has this epsilon, ...")
-    ] = None,
-    delta_iter: Annotated[float | None, option(number, "... and this delta, before its draw.")] = None,
-    noise_multiplier: Annotated[
-        float | None, option(number, "Noise over the clip, in place of what a budget asks for.")
-    ] = None,
-    radius: Annotated[float | None, option(number, "Of sgd1, sgd2: the ball that steps stay in.")] = None,
-    convexity: Annotated[
-        float | None, option(number, "Of sgd1, sgd2: make every loss so strongly convex.")
-    ] = None,
-    published_noise: Annotated[
-        bool, typer.Option("--published-noise", help="Of sgd1, sgd2: their text's; says what it gives.")
-    ] = False,
     adjacency: Annotated[
         Adjacency | None, typer.Option(help="When two users' records are neighbours; by default add-remove.")
     ] = None,
@@ -107,6 +114,7 @@ def simulate(
     values: Values = None,
     test: TestTable = None,
     as_json: AsJson = False,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> int:
     """Lets users who keep their records train together.
 
@@ -125,24 +133,13 @@ def simulate(
         delta=delta,
         records=records,
         method=method,
-        accountant=accountant,
         trust=trust,
         survivors=survivors,
         noise=noise,
-        clip=clip,
-        draw=draw,
-        rounds=rounds,
         adjacency=adjacency,
         test=test,
         unit=unit,
-        lr=lr,
-        weights=weights,
-        epsilon_iter=epsilon_iter,
-        delta_iter=delta_iter,
-        noise_multiplier=noise_multiplier,
-        radius=radius,
-        convexity=convexity,
-        published_noise=published_noise,
+        options=options,
     )
     with shown(quiet=as_json) as watch:
         fields = simulation.simulate(job, watch)

@@ -44,7 +44,6 @@ from numpy.typing import NDArray
 from farthing.budget import Budget
 from farthing.data import model_file, table_files
 from farthing.data.schema import Categorical, Schema
-from farthing.data.tables import Features
 from farthing.deploy.coordinator import Remote, State
 from farthing.deploy.flower.superlink import Place, SuperLink, needs_flower
 from farthing.deploy.keys import Card
@@ -53,9 +52,9 @@ from farthing.deploy.messages.signed import Signer, checked_name
 from farthing.deploy.page import Page, PartyView, View
 from farthing.deploy.toml_settings import Settings
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue
-from farthing.federated import simulation
-from farthing.federated.jobs import holds
-from farthing.federated.methods.federated_descent import learnt_in
+from farthing.federated.jobs import Job, checked, holds, steps
+from farthing.federated.methods import table
+from farthing.federated.simulation import measured
 from farthing.federated.terms import Trust
 from farthing.linear import losses
 from farthing.linear.problem import Problem
@@ -66,7 +65,6 @@ log = logging.getLogger("farthing.federated")
 Array = NDArray[np.float64]
 Weights = tuple[Array, Array]
 
-METHODS = ("together", "addp", "sgd2", "sgd1")
 _POINTS = 200  # of accuracy, on the page
 _LATELY = 10  # rounds that say how long one takes
 
@@ -81,7 +79,7 @@ class Plan:
     keys: Path
     folder: Path
     schema: Schema
-    job: simulation.Job
+    job: Job
     parties: dict[str, Card]
     test: str | None = None
     wait: float = 3600.0
@@ -105,25 +103,15 @@ class Plan:
         name = given.text("schema")
         found = table_files.schema_of(name if name == table_files.EMBEDDED else str(given.beside(name)), None)
         test = given.text("test", None)
-        job = simulation.Job(
+        deployed = [one for one in table.METHODS.values() if one.deployed]
+        job = Job(
             table="",
             schema=found,
             users=max(1, len(parties)),
-            method=method.text("name"),
-            accountant=method.text("accountant", None),
+            method=table.named(method.text("name"), deployed, "method.name"),
             trust=method.text("trust", None),
             survivors=method.whole("survivors", None),
-            clip=method.number("clip", None),
-            draw=method.text("draw", None),
-            rounds=method.whole("rounds", None),
-            lr=method.number("lr", None),
-            weights=method.text("weights", None),
-            epsilon_iter=method.number("epsilon_iter", None),
-            delta_iter=method.number("delta_iter", None),
-            noise_multiplier=method.number("noise_multiplier", None),
-            radius=method.number("radius", None),
-            convexity=method.number("convexity", None),
-            published_noise=method.flag("published_noise"),
+            options=_options(method),
         )
         most = method.whole("most", None)
         plan = cls(
@@ -148,9 +136,7 @@ class Plan:
         return plan
 
     def _check(self) -> None:
-        if self.job.method not in METHODS:
-            raise InvalidValue(f"method.name must be one of {list(METHODS)}, got {self.job.method!r}")
-        simulation.checked(self.job)
+        checked(self.job)
         if self.job.trust == Trust.TRUSTED:
             raise InvalidValue("trust must be local or distributed: a guard hands nothing out without noise")
         if not self.parties:
@@ -181,6 +167,16 @@ class Plan:
         loss: losses.Loss = losses.logistic if self.labels == 2 else losses.multinomial
         outputs = self.labels if self.labels > 2 else 0
         return Problem(loss, records, self.schema.width, outputs, unit=False)
+
+
+def _options(given: Settings) -> dict[str, Any]:
+    """Return the options in a [method] table; those of other methods are refused later, by name."""
+    read: dict[type, Callable[..., Any]] = {float: given.number, int: given.whole, str: given.text}
+    return {
+        name: given.flag(name) if option.kind is bool else read[option.kind](name, None)
+        for name, (option, _) in table.every_option().items()
+        if name in given.names
+    }
 
 
 def serve(
@@ -273,7 +269,7 @@ def _trained(
     problem = plan.problem(int(crowd.records.sum()))
     step, end = None, ""
     board.begun(crowd)
-    for step in simulation.steps(plan.job, crowd, problem):
+    for step in steps(plan.job, crowd, problem):
         board.stepped(step, None if test is None else _accuracy(step.w, *test))
         if plan.most is not None and step.t >= plan.most:
             end = f"{plan.most} rounds were taken, as the run's file says"
@@ -302,8 +298,8 @@ def _written(
     report: dict[str, Any] = {
         "run": plan.run,
         "dataset": plan.dataset,
-        "method": plan.job.method,
-        "trust": plan.job.trust or str(Trust.LOCAL),
+        "method": plan.job.record.name,
+        "trust": str(plan.job.trusted),
         "rounds": step.t,
         "stopped": end,
         "records": int(crowd.records.sum()),
@@ -315,7 +311,7 @@ def _written(
     }
     if test is not None:
         said = _said(plan, crowd, step.w, test[0])
-        report["test"] = {"table": plan.test, **simulation.measured(said, test[1])}
+        report["test"] = {"table": plan.test, **measured(said, test[1])}
     u, constant = (np.asarray(part) for part in step.w)
     coef, intercept = (u.T, constant) if u.ndim == 2 else (u[None, :], np.atleast_1d(constant))
     text = json.dumps(report, allow_nan=False, indent=1)
@@ -327,12 +323,7 @@ def _written(
 def _said(plan: Plan, crowd: Remote, w: Weights, X: Array) -> Array:
     """Probabilities, as `farthing simulate` gives them."""
     problem = plan.problem(int(crowd.records.sum()))
-    trust = Trust(plan.job.trust or Trust.LOCAL)
-    features = Features(problem.width)
-    if plan.job.method == "together":
-        features = learnt_in(crowd, problem, trust=trust, survivors=plan.job.survivors)
-    elif plan.job.method in ("sgd1", "sgd2"):
-        features = problem.rows()
+    features = plan.job.features(crowd, problem)
     return problem.probabilities(w, X, clip=crowd.terms(0).bound.clip, features=features)
 
 
@@ -400,7 +391,7 @@ class Board:
     def view(self) -> View:
         """A look at it, from any thread."""
         plan, crowd = self.plan, self.crowd
-        what = " · ".join(part for part in (plan.job.method, plan.job.trust, plan.dataset) if part)
+        what = " · ".join(part for part in (plan.job.record.name, plan.job.trust, plan.dataset) if part)
         if crowd is None:
             parties = tuple(PartyView(name, "awaited") for name in plan.parties)
             return View(plan.run, what, self.phase, parties=parties)

@@ -1,4 +1,4 @@
-"""Parties who train together, each keeping its records and its own budget.
+"""Federated training: clients and parties that keep their records, each with a budget of its own.
 
 >>> import numpy as np
 >>> import farthing as ft
@@ -8,28 +8,28 @@
 (3, [100, 100, 100])
 """
 
-from farthing.federated.draws import Indicators
-from farthing.federated.people import personal
-from farthing.federated.protocol import (
-    Accountant,
-    Answers,
-    Ask,
-    ClientAgent,
-    Crowd,
-    Exactly,
-    Forecast,
-    InTurn,
-    Invitation,
-    Parties,
-    Passing,
-    Reply,
-    Terms,
-    Trust,
-    Weights,
-)
-from farthing.federated.simulated import Simulated
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from farthing.federated.draws import Indicators
+    from farthing.federated.methods.table import METHODS, Method, Option
+    from farthing.federated.people import personal
+    from farthing.federated.protocol import (
+        Answers,
+        Ask,
+        ClientAgent,
+        Crowd,
+        Forecast,
+        Parties,
+        Passing,
+        Reply,
+    )
+    from farthing.federated.simulated import Simulated
+    from farthing.federated.terms import Accountant, Exactly, InTurn, Invitation, Terms, Trust, Weights
 
 __all__ = [
+    "METHODS",
     "Accountant",
     "Answers",
     "Ask",
@@ -40,6 +40,8 @@ __all__ = [
     "InTurn",
     "Indicators",
     "Invitation",
+    "Method",
+    "Option",
     "Parties",
     "Passing",
     "Reply",
@@ -49,3 +51,25 @@ __all__ = [
     "Weights",
     "personal",
 ]
+
+# Names are looked up when they are used: the command line reads the table of methods without numpy.
+_HOMES = {
+    "draws": ("Indicators",),
+    "methods.table": ("METHODS", "Method", "Option"),
+    "people": ("personal",),
+    "protocol": ("Answers", "Ask", "ClientAgent", "Crowd", "Forecast", "Parties", "Passing", "Reply"),
+    "simulated": ("Simulated",),
+    "terms": ("Accountant", "Exactly", "InTurn", "Invitation", "Terms", "Trust", "Weights"),
+}
+_HOME = {name: f"farthing.federated.{home}" for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,21 +7,19 @@ round. Budgets are public, so that messages may show them; of a table they never
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farthing import validate
-from farthing.budget import Adjacency
 from farthing.data import table_files
 from farthing.data.schema import Categorical
-from farthing.data.tables import Features, Table
+from farthing.data.tables import Table
 from farthing.errors import BudgetSpent, InvalidValue
-from farthing.federated.jobs import METHODS, Job, Kind, checked, holds, steps
-from farthing.federated.methods.addp_baselines import non_private
-from farthing.federated.methods.federated_descent import learnt_in
+from farthing.federated.jobs import Job, checked, holds, steps
+from farthing.federated.methods.table import METHODS, Method
 from farthing.federated.protocol import Trust
 from farthing.federated.simulated import Simulated, personal
 from farthing.linear import losses
@@ -42,9 +40,6 @@ __all__ = [
     "steps",
 ]
 
-_MORE = 1000  # rounds without privacy
-_MOST_RECORDS = 1000  # for SGD1, which takes as many iterations as their square
-_SHRUNK = ("sgd1", "sgd2")  # methods that learn from rows shrunk to norm 1
 _MOST_KINDS = 200  # of users that are told apart exactly
 _SHOWN = 0.1  # seconds between two looks at the progress
 
@@ -68,11 +63,11 @@ Watch = Callable[[Reached], None]
 
 def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
     """Trains until nobody can afford a round, or until interrupted; returns what may be told."""
-    kind = checked(job)
+    method = checked(job)
     target = job.schema.target
     if not isinstance(target, Categorical):
         raise InvalidValue(f"a crowd learns labels, and target {target.name!r} is a number")
-    budgets = _budgets(job, kind)
+    budgets = _budgets(job, method)
     X, y = table_files.read(job.table, job.schema)
     test = table_files.held_out(job.test, job.table, job.schema)
     n = _rows(job, len(X))
@@ -81,12 +76,12 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
     loss: losses.Loss = losses.logistic if labels == 2 else losses.multinomial
     problem = Problem(loss, n, job.schema.width, labels if labels > 2 else 0, unit=False)
     told: dict[str, Any] = {
-        "method": job.method,
+        "method": method.name,
         "users": job.users,
         "records": n,
         "features": job.schema.width,
     }
-    if kind.private:
+    if method.private:
         fidelity: Literal["sum", "each"] = "each" if job.noise == "each" else "sum"
         crowd = Simulated.split(table, users=job.users, budgets=budgets, noise=fidelity)
         step, interrupted = _taken(steps(job, crowd, problem), crowd, watch)
@@ -99,29 +94,26 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
             short = f"{crowd.alive} users are too few to make up the noise of another round"
             end = short if job.trust == Trust.DISTRIBUTED else "all rounds were taken"
     else:
-        rate = job.lr or 2 / (loss.curvature * (len(job.schema.columns) + 1))  # of the largest squared norm
-        step, interrupted = _taken(non_private(table, problem, rounds=job.rounds or _MORE, rate=rate))
+        largest = len(job.schema.columns) + 1  # squared norm of a row
+        options = {"lr": 2 / (loss.curvature * largest), **job.options}
+        step, interrupted = _taken(steps(replace(job, options=options), table, problem))
         told |= {"epsilon": None, "note": "no noise, no budgets: nothing is promised"}
         end = "all rounds were taken"
     told |= {"rounds": step.t, "stopped": "interrupted" if interrupted else end}
     if test is None:
         return told
-    features = problem.rows() if job.method in _SHRUNK else Features(problem.width)
-    if job.method == "together":
-        trust = Trust(job.trust or Trust.LOCAL)
-        features = learnt_in(crowd, problem, trust=trust, survivors=job.survivors)
+    features = job.features(crowd if method.private else None, problem)
     said = problem.probabilities(step.w, test[0], clip=told.get("clip", math.inf), features=features)
     return {**told, "test": {"table": job.test, **measured(said, test[1])}}
 
 
-def _budgets(job: Job, kind: Kind) -> Any:
-    if not kind.private:
+def _budgets(job: Job, method: Method) -> Any:
+    if not method.private:
         return []
     if job.epsilon is None or job.delta is None:
-        raise InvalidValue(f"--method {job.method} needs --epsilon and --delta")
-    turns = Adjacency.ZERO_OUT if kind.draw == "turn" else Adjacency.ADD_REMOVE  # others would move turns
+        raise InvalidValue(f"--method {method.name} needs --epsilon and --delta")
     delta = validate.probability(**{"--delta": job.delta})
-    return personal(epsilons(job.epsilon, job.users), delta, job.adjacency or turns, job.unit)
+    return personal(epsilons(job.epsilon, job.users), delta, job.adjacency or method.adjacency, job.unit)
 
 
 def epsilons(text: str, users: int) -> Array:
@@ -162,10 +154,11 @@ def _rows(job: Job, n: int) -> int:
     if job.users > n:
         raise InvalidValue(f"--users must be at most the number of records, {n}, got {job.users}")
     taken = n if job.records is None else job.users * job.records
-    if job.method == "sgd1" and taken > _MOST_RECORDS:
+    most = job.record.most_records
+    if most is not None and taken > most:
         raise InvalidValue(
-            f"--method sgd1 takes as many iterations as the square of its {taken} records: give "
-            f"--records-per-user, so that there are at most {_MOST_RECORDS} in all"
+            f"--method {job.record.name} takes as many iterations as the square of its {taken} records: give "
+            f"--records-per-user, so that there are at most {most} in all"
         )
     if job.records is None:
         return n
@@ -209,7 +202,7 @@ def _reached(job: Job, crowd: Simulated, step: Step, user: int) -> dict[str, Any
     return {
         **({"holds": really} if really else {}),
         **asdict(crowd.guarantee(user)),
-        "trust": job.trust or str(Trust.LOCAL),
+        "trust": str(job.trusted),
         "noise": job.noise,
         "clip": terms.bound.clip,
         "sigma": terms.mechanism.noise,

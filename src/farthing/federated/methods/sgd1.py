@@ -70,7 +70,7 @@ from farthing.accounting.inversion import smallest
 from farthing.budget import Adjacency, Guarantee, Observer, Unit
 from farthing.errors import BudgetSpent, InvalidValue
 from farthing.federated.methods.projection import Ball, lipschitz_of
-from farthing.federated.protocol import Exactly, Invitation, Passing, least_noise
+from farthing.federated.protocol import Crowd, Exactly, Invitation, Passing, least_noise
 from farthing.linear.losses import Gradient
 from farthing.linear.problem import Problem
 from farthing.queries.events import GaussianEvent, RepeatedEvent
@@ -199,6 +199,11 @@ def sgd1_guarantees(
         _guarantee(turns, delta, Observer.SERVER, pairs, f"knows the turns of a party with {mine} records"),
         _guarantee(least, delta, Observer.ANYONE, pairs, knows),
     )
+
+
+def sgd1_published(crowd: Crowd, noise: float, user: int, rounds: int) -> Guarantees:
+    """Return what noise σ/(nL) gives a record of party ``user``, by who looks."""
+    return sgd1_guarantees(crowd.records.tolist(), noise, crowd.budgets[user].delta, of=user)
 
 
 def _turns(n: int, mine: int, step: GaussianEvent, delta: float) -> float:

@@ -53,7 +53,7 @@ from numpy.typing import ArrayLike
 
 from farthing import validate
 from farthing.accounting import gaussian
-from farthing.budget import Budget, Unit
+from farthing.budget import Budget, Guarantee, Unit
 from farthing.errors import InvalidValue
 from farthing.federated.methods.projection import Ball, lipschitz_of
 from farthing.federated.protocol import Crowd, Invitation, Trust, Weights, under, weights_under
@@ -78,13 +78,20 @@ def sgd2(
     weights: Weights = Weights.RECORDS,
     trust: Trust = Trust.LOCAL,
     survivors: int | None = None,
+    exact: bool = True,
 ) -> Iterator[Step]:
     """Rounds until nobody can afford another. ``radius`` is that of C, ``convexity`` Δ, ``lipschitz`` L.
 
     ``weights`` says how uploads are added up: the write-up's plain sum, or by their precision. ``trust`` may
     leave it to ``survivors`` honest parties (all, unless told) or to an aggregator to add noise to the sum.
-    ``rate`` is η(k), which multiplies the plain sum; ``noise`` is σ/L.
+    ``rate`` is η(k), which multiplies the plain sum; ``noise`` is σ/L. Without ``exact`` the noise is that of
+    `sgd2_published_noise`, the largest of all parties, and ends after ``rounds``.
     """
+    if not exact:
+        if noise is not None:
+            raise InvalidValue("give noise, or exact=False for that of Theorem 3, not both")
+        pairs = set(zip(crowd.budgets, crowd.records.tolist(), strict=True))
+        noise = max(sgd2_published_noise(budget, rounds, records=size) for budget, size in pairs)
     features, ball = problem.rows(), Ball(radius)
     clip = lipschitz_of(problem, features, lipschitz)
     convexity = validate.non_negative(convexity=convexity)
@@ -93,7 +100,7 @@ def sgd2(
         raise InvalidValue(f"rate is that of a plain sum, the weights are {str(weights)!r}: use 'records'")
     crowd.invite(under(crowd, Invitation(clip, rounds=rounds, noise=noise), trust, survivors), weights)
     gradient = Gradient(problem.loss, features)
-    for t in itertools.count(1):
+    for t in itertools.count(1) if exact else range(1, rounds + 1):
         given = validate.positive(rate=rate(t)) if rate else None
         got = crowd.ask(gradient, w)
         length = ball.length(t, clip**2 + w.size * got.variance, convexity)
@@ -129,6 +136,23 @@ def sgd2_epsilon(budget: Budget, noise: float, rounds: int, records: int = 1) ->
     """The ε, at the budget's δ, of ``rounds`` rounds with ``noise`` = σ/L; the budget's own ε is not used."""
     noise, rounds = validate.positive(noise=noise), validate.count(rounds=rounds)
     return gaussian.epsilon(_sensitivity(budget, 1.0, records) * math.sqrt(rounds) / noise, budget.delta)
+
+
+def sgd2_published(crowd: Crowd, noise: float, user: int, rounds: int) -> list[Guarantee]:
+    """Return what ``rounds`` rounds with noise σ/L give a record of party ``user``."""
+    budget = crowd.budgets[user]
+    return [
+        Guarantee(
+            sgd2_epsilon(budget, noise, rounds, int(crowd.records[user])),
+            budget.delta,
+            budget.adjacency,
+            budget.unit,
+            budget.observer,
+            "gaussian",
+            "Dong, Roth & Su 2022, Cor. 3.3, and Balle & Wang 2018, Thm. 8",
+            f"{rounds} rounds with noise {noise:.6g} x L",
+        )
+    ]
 
 
 def _sensitivity(budget: Budget, lipschitz: float, records: int) -> float:
