@@ -214,7 +214,7 @@ def test_every_page_is_once_in_the_navigation():
 @pytest.mark.parametrize(
     ("module", "pages"),
     [
-        ("farthing", ["core", "estimators", "algorithms"]),
+        ("farthing", ["core", "estimators", "algorithms", "audit"]),
         ("farthing.torch", ["torch"]),
         ("farthing.federated", ["crowd"]),
         ("farthing.audit", ["audit"]),

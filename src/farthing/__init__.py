@@ -15,9 +15,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from farthing import federated, torch
+    from farthing import audit, federated, torch
     from farthing.accounting.api import delta, epsilon, noise_for, steps_for
-    from farthing.audit.auditing import audit
+    from farthing.audit.auditing import audit_mechanism
     from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
     from farthing.errors import (
         BudgetSpent,
@@ -107,6 +107,7 @@ __all__ = [
     "Unit",
     "Unsupported",
     "audit",
+    "audit_mechanism",
     "delta",
     "epsilon",
     "federated",
@@ -119,6 +120,7 @@ __all__ = [
 
 # Names are looked up when they are used: `farthing --help` need not wait for numpy and scipy.
 _HOMES = {
+    "audit.auditing": ("audit_mechanism",),
     "queries.bounds": ("ClipCoordinates", "ClipNorm", "ClipOuter", "ClipValue"),
     "budget": ("Adjacency", "Budget", "Guarantee", "Observer", "Unit"),
     "errors": (

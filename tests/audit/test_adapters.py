@@ -13,13 +13,13 @@ def test_diffprivlib():
     attacked = adapters.diffprivlib(
         lambda: mechanisms.Laplace(epsilon=1.0, sensitivity=1.0, random_state=seeds.pop())
     )
-    verdict = ft.audit(attacked, (0.0, 1.0), ft.Budget(1.0, 0.0), trials=4000, confidence=0.9999)
+    verdict = ft.audit_mechanism(attacked, (0.0, 1.0), ft.Budget(1.0, 0.0), trials=4000, confidence=0.9999)
     assert not verdict.broken
     assert verdict.eps_lower > 0.5
     # the same mechanism under half of its claim is broken
-    assert ft.audit(attacked, (0.0, 1.0), ft.Budget(0.4, 0.0), trials=4000).broken
+    assert ft.audit_mechanism(attacked, (0.0, 1.0), ft.Budget(0.4, 0.0), trials=4000).broken
     with pytest.raises(ft.FarthingError, match="make must return a diffprivlib mechanism"):
-        ft.audit(adapters.diffprivlib(lambda: 3), (0, 1), ft.Budget(1.0, 0.0))
+        ft.audit_mechanism(adapters.diffprivlib(lambda: 3), (0, 1), ft.Budget(1.0, 0.0))
 
 
 def test_opendp():
@@ -29,13 +29,17 @@ def test_opendp():
     measurement = dp.m.make_laplace(*space, scale=1.0)
     claim = adapters.opendp_claim(measurement, 1.0)
     assert claim.epsilon == pytest.approx(1.0)
-    verdict = ft.audit(adapters.opendp(measurement), (0.0, 1.0), claim, trials=4000, confidence=0.9999)
+    verdict = ft.audit_mechanism(
+        adapters.opendp(measurement), (0.0, 1.0), claim, trials=4000, confidence=0.9999
+    )
     assert not verdict.broken
     assert verdict.eps_lower > 0.5
     gauss = dp.m.make_gaussian(*space, scale=1.0)
     claim = adapters.opendp_claim(gauss, 1.0, delta=1e-5)
     attacked = adapters.opendp(gauss)
-    verdict = ft.audit(attacked, (0.0, 1.0), claim, trials=4000, confidence=0.9999, curve=GaussianCurve())
+    verdict = ft.audit_mechanism(
+        attacked, (0.0, 1.0), claim, trials=4000, confidence=0.9999, curve=GaussianCurve()
+    )
     assert not verdict.broken
     assert verdict.eps_lower > 3
 
@@ -63,7 +67,7 @@ def opacus_parts(width):
 def test_an_opacus_step_stands_where_floats_are_not_looked_at():
     model, loss, without, within = opacus_parts(4)
     step = adapters.OpacusStep(model, loss, noise=1.0, clip=0.25)
-    verdict = ft.audit(
+    verdict = ft.audit_mechanism(
         step,
         (without, within),
         step.claim(1e-5),
@@ -80,5 +84,5 @@ def test_an_opacus_step_stands_where_floats_are_not_looked_at():
 def test_an_opacus_step_is_told_apart_by_its_float_noise():
     model, loss, without, within = opacus_parts(16_000)
     step = adapters.OpacusStep(model, loss, noise=5.0, clip=1.0)
-    verdict = ft.audit(step, (without, within), step.claim(1e-5), statistics.lowest_bit, 300)
+    verdict = ft.audit_mechanism(step, (without, within), step.claim(1e-5), statistics.lowest_bit, 300)
     assert verdict.broken

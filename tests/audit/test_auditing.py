@@ -21,7 +21,7 @@ def noisy(sigma):
 
 def test_says_broken_or_not_refuted_and_never_proved():
     for sigma, word in ((0.3, "broken"), (4.0, "not refuted")):
-        verdict = ft.audit(noisy(sigma), (0.0, 1.0), CLAIM, stream=SeededStream(0))
+        verdict = ft.audit_mechanism(noisy(sigma), (0.0, 1.0), CLAIM, stream=SeededStream(0))
         assert verdict.word == word
         assert str(verdict).startswith(f"{word}: ε is at least ")
         assert "prove" not in str(verdict)
@@ -30,7 +30,7 @@ def test_says_broken_or_not_refuted_and_never_proved():
 
 
 def test_a_threshold_fixed_ahead_counts_every_run():
-    verdict = ft.audit(
+    verdict = ft.audit_mechanism(
         noisy(0.5), (0.0, 1.0), CLAIM, test_statistics.value, threshold=0.5, stream=SeededStream(0)
     )
     assert verdict.trials == 10_000
@@ -45,9 +45,9 @@ def test_the_bound_is_valid_over_many_audits():
     for seed in range(150):
         stream = SeededStream(seed)
         statistics = [test_statistics.value, test_statistics.largest, test_statistics.spread]
-        verdict = ft.audit(noisy(sigma), (0.0, mu), truth, statistics, 400, 0.9, stream=stream)
+        verdict = ft.audit_mechanism(noisy(sigma), (0.0, mu), truth, statistics, 400, 0.9, stream=stream)
         exceeded += verdict.broken
-        verdict = ft.audit(
+        verdict = ft.audit_mechanism(
             noisy(sigma),
             (0.0, mu),
             truth,
@@ -67,14 +67,14 @@ def test_vectors_are_projected_and_whole_numbers_looked_at_by_outcome():
         noise = gaussian(stream, 3 * runs, 20).reshape(runs, 3) / 2**20
         return noise + np.array([0.0, 2.0 * data, 0.0])
 
-    verdict = ft.audit(vector, (0, 1), CLAIM, trials=4000, stream=SeededStream(1))
+    verdict = ft.audit_mechanism(vector, (0, 1), CLAIM, trials=4000, stream=SeededStream(1))
     assert verdict.broken
     assert "worst direction" in verdict.attack
 
     def coin(data, runs, stream):
         return stream.bernoulli(0.9 if data else 0.1, runs).astype(np.int64)
 
-    verdict = ft.audit(coin, (0, 1), CLAIM, trials=4000, stream=SeededStream(1))
+    verdict = ft.audit_mechanism(coin, (0, 1), CLAIM, trials=4000, stream=SeededStream(1))
     assert 2.0 < verdict.eps_lower < np.log(9)
     assert "outcomes" in verdict.attack
 
@@ -91,7 +91,7 @@ def test_nan_and_infinity_give_a_record_away():
 
     for bad in (np.nan, np.inf):
         for statistic in (test_statistics.largest, test_statistics.value, None):
-            verdict = ft.audit(spoilt(bad), (0, 1), CLAIM, statistic, 2000, stream=SeededStream(8))
+            verdict = ft.audit_mechanism(spoilt(bad), (0, 1), CLAIM, statistic, 2000, stream=SeededStream(8))
             assert verdict.broken, (bad, statistic)
 
 
@@ -100,24 +100,26 @@ def test_one_output_at_a_time():
     def mechanism(data, stream):
         return data + 4.0 * float(gaussian(stream, 1, 20)[0]) / 2**20
 
-    assert not ft.audit(mechanism, (0, 1), CLAIM, trials=400, stream=SeededStream(2)).broken
+    assert not ft.audit_mechanism(mechanism, (0, 1), CLAIM, trials=400, stream=SeededStream(2)).broken
 
 
 def test_nonsense_is_refused_in_one_sentence():
     with pytest.raises(ft.FarthingError, match="claim must be a Budget"):
-        ft.audit(noisy(1.0), (0, 1), 1.0)
+        ft.audit_mechanism(noisy(1.0), (0, 1), 1.0)
     with pytest.raises(ft.FarthingError, match="one row a run"):
-        ft.audit(lambda data, runs, stream: 1.0, (0, 1), CLAIM)
+        ft.audit_mechanism(lambda data, runs, stream: 1.0, (0, 1), CLAIM)
     with pytest.raises(ft.FarthingError, match="trials must be at least 4"):
-        ft.audit(noisy(1.0), (0, 1), CLAIM, trials=2)
+        ft.audit_mechanism(noisy(1.0), (0, 1), CLAIM, trials=2)
     with pytest.raises(ft.FarthingError, match="fixed ahead for one plain function"):
-        ft.audit(noisy(1.0), (0, 1), CLAIM, test_statistics.Projection(), threshold=0.0)
+        ft.audit_mechanism(noisy(1.0), (0, 1), CLAIM, test_statistics.Projection(), threshold=0.0)
     claim = ft.Budget(1.0, 1e-5, "replace-one")
     with pytest.raises(ft.FarthingError, match="another curve"):
-        ft.audit(noisy(1.0), (0, 1), claim, trials=100, curve=SampledCurve(0.1, 5), stream=SeededStream(0))
+        ft.audit_mechanism(
+            noisy(1.0), (0, 1), claim, trials=100, curve=SampledCurve(0.1, 5), stream=SeededStream(0)
+        )
     for confidence in (0.0, 1.0, float("nan")):
         with pytest.raises(ft.FarthingError, match="confidence"):
-            ft.audit(noisy(1.0), (0, 1), CLAIM, confidence=confidence)
+            ft.audit_mechanism(noisy(1.0), (0, 1), CLAIM, confidence=confidence)
 
 
 def test_assert_private_in_two_lines():

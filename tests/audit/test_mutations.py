@@ -81,7 +81,7 @@ def laplace_audit(seed, runs=100_000):
     def mechanism(data, runs, stream):
         return ft.Laplace(1.0).release(np.full(runs, data), ft.ClipNorm(1.0, order=1), stream)
 
-    verdict = ft.audit(
+    verdict = ft.audit_mechanism(
         mechanism, (0.0, 1.0), ft.Budget(1.0, 0.0), statistics.value, runs, CONFIDENCE, threshold=1.0,
         stream=SeededStream(seed),
     )  # fmt: skip
@@ -97,7 +97,7 @@ def _tied(kind, seed, runs=5000):
     ties = np.zeros(21), np.append(0.0, np.ones(20))
     claim = ft.Budget(1.0, 0.0)
     return _said(
-        ft.audit(
+        ft.audit_mechanism(
             choose,
             ties,
             claim,
@@ -125,7 +125,7 @@ def float_audit(seed):
 
     claim = ft.Budget(1.0, 1e-5)
     return _said(
-        ft.audit(
+        ft.audit_mechanism(
             mechanism,
             (0.0, 1.0),
             claim,

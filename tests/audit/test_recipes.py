@@ -14,7 +14,7 @@ CLAIM = ft.Budget(0.235, 1e-5)  # what tight accounting says of q=.1, σ=8, T=30
 
 
 def frozen_coordinate(mechanism, claim, seed=0):
-    return ft.audit(
+    return ft.audit_mechanism(
         mechanism, canary_pair(), claim, as_published.WeightMoved(2), threshold=0.5, stream=SeededStream(seed)
     )
 
@@ -35,7 +35,7 @@ def test_dpopt_as_published_is_broken():
 @pytest.mark.parametrize("floor", [1e-4, 1e-3])
 def test_a_floor_does_not_help(floor):
     mechanism = as_published.AdaDP(floor=floor)
-    verdict = ft.audit(
+    verdict = ft.audit_mechanism(
         mechanism, canary_pair(), ft.Budget(0.689, 1e-5), as_published.FarthestMove(2), stream=SeededStream(1)
     )
     assert verdict.broken
@@ -52,7 +52,7 @@ def test_the_sound_versions_stand(noise_adapts):
         lambda outputs: statistics.largest(outputs[:, :, 1, 2]),
         lambda outputs: statistics.level(outputs[:, :, 1, 2]),
     ]
-    verdict = ft.audit(
+    verdict = ft.audit_mechanism(
         transcripts.SoundAdaDP(noise_adapts=noise_adapts),
         canary_pair(),
         CLAIM,
@@ -71,7 +71,9 @@ TIES = np.zeros(21), np.append(0.0, np.ones(20))  # the added record costs 0 at 
 @pytest.mark.parametrize(("epsilon", "shown"), [(0.1, 0.9), (0.5, 2.0)])
 def test_the_exponential_noisy_min_is_broken(epsilon, shown):
     mechanism = as_published.ExponentialNoisyMin(epsilon)
-    verdict = ft.audit(mechanism, TIES, ft.Budget(epsilon, 0.0), trials=40_000, stream=SeededStream(3))
+    verdict = ft.audit_mechanism(
+        mechanism, TIES, ft.Budget(epsilon, 0.0), trials=40_000, stream=SeededStream(3)
+    )
     assert verdict.eps_lower > shown
 
 
@@ -84,12 +86,12 @@ def test_our_noisy_max_stands_on_the_same_pair(kind):
     def choose(costs, runs, stream):
         return np.array([mechanism.release(-costs, bound, stream) for _ in range(runs)])
 
-    verdict = ft.audit(choose, TIES, claim, trials=8000, stream=SeededStream(4))
+    verdict = ft.audit_mechanism(choose, TIES, claim, trials=8000, stream=SeededStream(4))
     assert not verdict.broken
 
 
 def test_dividing_by_the_realised_lot_is_caught():
-    verdict = ft.audit(
+    verdict = ft.audit_mechanism(
         as_published.RealisedLot(),
         (3, 4),
         ft.Budget(0.1, 1e-5),
@@ -102,7 +104,9 @@ def test_dividing_by_the_realised_lot_is_caught():
 def test_float_noise_is_caught_and_lattice_noise_is_not():
     claim = ft.Budget(1.0, 1e-5)
     float_noise = as_published.FloatGaussian(noise=4.0)
-    verdict = ft.audit(float_noise, (0.0, 1.0), claim, statistics.lowest_bit, stream=SeededStream(6))
+    verdict = ft.audit_mechanism(
+        float_noise, (0.0, 1.0), claim, statistics.lowest_bit, stream=SeededStream(6)
+    )
     assert verdict.eps_lower > 3
 
     def lattice(data, runs, stream):
@@ -111,5 +115,7 @@ def test_float_noise_is_caught_and_lattice_noise_is_not():
             [mechanism.release(np.array([data]), ft.ClipNorm(1.0), stream) for _ in range(runs)]
         )
 
-    verdict = ft.audit(lattice, (0.0, 1.0), claim, statistics.lowest_bit, trials=4000, stream=SeededStream(6))
+    verdict = ft.audit_mechanism(
+        lattice, (0.0, 1.0), claim, statistics.lowest_bit, trials=4000, stream=SeededStream(6)
+    )
     assert verdict.eps_lower == 0

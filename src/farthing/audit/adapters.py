@@ -1,10 +1,11 @@
 """Other people's libraries as something to attack: Opacus, diffprivlib, OpenDP.
 
-Each adapter returns a mechanism for `farthing.audit.audit` and, where the library says what it guarantees,
+Each adapter returns a mechanism for `audit_mechanism` and, where the library says what it guarantees,
 the claim beside it. The libraries bring their own randomness, so that a seeded stream does not make these
 audits repeatable. Nothing here is imported before it is used.
 
-    ft.audit(diffprivlib(lambda: Laplace(epsilon=1, sensitivity=1)), (0.0, 1.0), ft.Budget(1.0, 0.0))
+    laplace = diffprivlib(lambda: Laplace(epsilon=1, sensitivity=1))
+    ft.audit_mechanism(laplace, (0.0, 1.0), ft.Budget(1.0, 0.0))
 """
 
 from collections.abc import Callable

@@ -1,10 +1,10 @@
-"""`audit`: a mechanism, two neighbouring data sets, a claim; runs both worlds, and says what the runs show.
+"""Attacks on a mechanism in two worlds, one with a record and one without, and the verdict on its claim.
 
 >>> import numpy as np
 >>> from farthing.noise.lattice import (SeededStream, gaussian)
 >>> def noisy_count(people, runs, stream):  # all runs at once: fast
 ...     return people + 0.5 * gaussian(stream, runs, 20) / 2**20
->>> verdict = audit(noisy_count, (100, 101), Budget(1.0, 1e-5), trials=2000, stream=SeededStream(0))
+>>> verdict = audit_mechanism(noisy_count, (100, 101), Budget(1.0, 1e-5), trials=2000, stream=SeededStream(0))
 >>> verdict.broken, verdict.word
 (True, 'broken')
 
@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing import validate
-from farthing.audit.statistics import Curve, Outcomes, Projection, Scores, Tell, Unknown, value
+from farthing.audit.statistics import Curve, FittedStatistic, Outcomes, Projection, Scores, Unknown, value
 from farthing.budget import Budget
 from farthing.errors import InvalidValue
 from farthing.noise.lattice import Stream
@@ -153,13 +153,13 @@ def section(verdicts: Iterable[tuple[str, Verdict]], title: str = "Audit") -> st
 
 
 Array = NDArray[np.float64]
-Statistic = Scores | Tell
+Statistic = Scores | FittedStatistic
 Mechanism = Callable[[Any, int, Stream], Any]
 
 _THRESHOLDS = 400  # tried on the runs that are not counted
 
 
-def audit(
+def audit_mechanism(
     mechanism: Mechanism,
     neighbours: tuple[Any, Any],
     claim: Budget,
@@ -187,7 +187,7 @@ def audit(
     stream = Stream() if stream is None else stream
     without, within = (_runs(mechanism, data, trials, stream) for data in neighbours)
     named = _named(statistic, without)
-    if threshold is not None and (len(named) != 1 or isinstance(named[0][1], Tell)):
+    if threshold is not None and (len(named) != 1 or isinstance(named[0][1], FittedStatistic)):
         raise InvalidValue("a threshold is fixed ahead for one plain function of the outputs; leave it out")
     return judge(without, within, claim, named, confidence, threshold, curve or Unknown(), attack)
 
@@ -208,7 +208,7 @@ def judge(
         raise InvalidValue(f"both worlds must have as many runs, got {trials} and {len(within)}")
     if threshold is not None:
         name, plain = statistics[0]
-        assert not isinstance(plain, Tell)
+        assert not isinstance(plain, FittedStatistic)
         above, sign = threshold, 1.0
         scores = plain
     else:
@@ -282,7 +282,7 @@ def _choose(
     counted: int,
 ) -> tuple[float, Scores, float, float]:
     """The best threshold on runs that are not counted: its strength, the scores, threshold and sign."""
-    scores = statistic.fit(without, within) if isinstance(statistic, Tell) else statistic
+    scores = statistic.fit(without, within) if isinstance(statistic, FittedStatistic) else statistic
     found = [_seen(scores, part) for part in (without, within)]
     options = []
     for sign in (1.0, -1.0):

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from farthing import validate
 from farthing.accounting import gaussian
 from farthing.audit import canaries as bounds
-from farthing.audit.auditing import Mechanism, Statistic, Verdict, audit
+from farthing.audit.auditing import Mechanism, Statistic, Verdict, audit_mechanism
 from farthing.audit.statistics import Curve, GaussianCurve, SampledCurve
 from farthing.budget import Budget
 from farthing.errors import InvalidValue
@@ -36,7 +36,7 @@ def assert_private(
 
     With a `SeededStream` they always do or never.
     """
-    verdict = audit(
+    verdict = audit_mechanism(
         mechanism,
         neighbours,
         claim,

@@ -27,8 +27,8 @@ granted.
 
 Statistics: what an attack looks at in the outputs of a run, one number a run, large where it says "with".
 
-A plain function of all outputs (one row a run) is fixed ahead. A `Tell` is learnt: ``fit`` sees outputs of
-both worlds that are not counted later, and returns such a function.
+A plain function of all outputs (one row a run) is fixed ahead. A `FittedStatistic` is learnt: ``fit`` sees
+outputs of both worlds that are not counted later, and returns such a function.
 """
 
 import math
@@ -190,7 +190,7 @@ Scores = Callable[[Any], Array]
 
 
 @runtime_checkable
-class Tell(Protocol):
+class FittedStatistic(Protocol):
     """A statistic that is learnt from runs which are not counted."""
 
     @property

@@ -16,7 +16,7 @@ from farthing.accounting.filters import BasicFilter, Filter, GdpFilter
 from farthing.audit import statistics as test_statistics
 from farthing.audit import transcripts
 from farthing.audit.as_published import FarthestMove, WeightMoved
-from farthing.audit.auditing import Mechanism, Verdict, audit, judge
+from farthing.audit.auditing import Mechanism, Verdict, audit_mechanism, judge
 from farthing.audit.groups import canary_pair
 from farthing.audit.statistics import Curve, GaussianCurve, Unknown
 from farthing.audit.steps import CanaryStep, per_step
@@ -229,7 +229,9 @@ class Published:
     def verdicts(self, scale: float, confidence: float, stream: Stream, tick: Tick) -> list[Verdict]:
         runs = max(200, round(self.runs * scale))
         chosen = list(self.statistics)
-        return [audit(self.mechanism, self.pair, self.claim, chosen, runs, confidence, stream=stream)]
+        return [
+            audit_mechanism(self.mechanism, self.pair, self.claim, chosen, runs, confidence, stream=stream)
+        ]
 
 
 Target = Trained | Together | Asked | Seen | Stepped | Enacted | Published
