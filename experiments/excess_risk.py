@@ -44,7 +44,7 @@ DIAMETER, P = 2 * RADIUS, 7
 PUBLISHED, LEAST, START = "published σ", "least σ", "θ₀"
 LIPSCHITZ, STRONG = "Lipschitz, (9)", "strongly convex, (10)"
 ONE, TWO, SKETCH = "risk of SGD1", "risk of SGD2", "risk of SGD2, constant η"
-SGD1 = [(25, 0.5), (50, 0.5), (100, 0.5), (50, 0.1), (50, 0.9)]  # n, ε
+SGD1 = [(25, 0.5), (50, 0.5), (100, 0.5), (200, 0.5), (400, 0.5), (50, 0.1), (50, 0.9)]  # n, ε
 BASE = {"n": 10_000, "ε": 0.5, "m": 10, "T": 100}
 VARIED = {"n": (1000, 40_000), "ε": (0.1, 2.0), "m": (2, 100), "T": (10, 1000, 3000)}
 
