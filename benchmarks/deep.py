@@ -3,13 +3,13 @@
     python -m benchmarks.deep [mlp cnn cifar transformer adadp checks] [--rounds 9] [--threads N] [--busy] ...
 
 An ordinary step is zero_grad, forward, mean loss, backward, SGD, on a batch that is there already. Ours draws
-a Poisson lot from ten times as many examples, charges the ledger, fetches the lot, sums clipped gradients,
-adds the sound (lattice) noise and updates; the noise's share is printed. Opacus 1.6 (hooks and ghost) and
-vmap (plain and compiled) clip and add torch.randn, without sampling or accounting. All of them take turns in
-one process, warm; a ratio is that of medians. Peak memory is that of a fresh process each, over what it held
-before its first step (--no-memory: left out). ``adadp`` compares the steps of AdaDP and of DP-SGD, both by
-`train`. ``checks`` shows what Opacus makes of three models that must be refused. ``--busy`` counts the
-process' own time on one thread, noise drawn ahead included: for a machine that others use as well.
+a Poisson batch from ten times as many examples, charges the ledger, fetches the batch, sums clipped
+gradients, adds the sound (lattice) noise and updates; the noise's share is printed. Opacus 1.6 (hooks and
+ghost) and vmap (plain and compiled) clip and add torch.randn, without sampling or accounting. All of them
+take turns in one process, warm; a ratio is that of medians. Peak memory is that of a fresh process each, over
+what it held before its first step (--no-memory: left out). ``adadp`` compares the steps of AdaDP and of
+DP-SGD, both by `train`. ``checks`` shows what Opacus makes of three models that must be refused. ``--busy``
+counts the process' own time on one thread, noise drawn ahead included: for a machine that others use as well.
 
 A step that asks the system for new memory again and again waits for it. Most of these do, the ordinary one
 first of all; set MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ to 1000000000 to leave that out.

@@ -8,7 +8,7 @@ warm-up. A ratio is to the ordinary step of the same kind (eager, or in a CUDA g
 private step with the release left out: the rest is what noise costs. Memory is the peak, from making the
 model to the last step, above what was allocated before: choosing routes and capturing graphs included.
 
-``by turns``: steps of AdaDP and DP-SGD, and whole lots of `train`, in alternating blocks; the ratio is the
+``by turns``: steps of AdaDP and DP-SGD, and whole batches of `train`, in alternating blocks; the ratio is the
 median over pairs of blocks.
 
 Packages are looked for in vendor/ beside the sources as well. Opacus runs where it can be imported.
@@ -100,7 +100,7 @@ class Clock:
     def turns(self, steps: dict[str, Step]) -> dict[str, list[float]]:
         """All of them block by block, several times; what a step took in each block."""
         once = max(self.time(step, 12 if self.blocks > 3 else 2) for step in steps.values())
-        count = 10 * max(1, int(self.block_ms / once / 10))  # AdaDP finds scales every ten lots
+        count = 10 * max(1, int(self.block_ms / once / 10))  # AdaDP finds scales every ten batches
         found: dict[str, list[float]] = {name: [] for name in steps}
         for _ in range(2 * self.blocks + 1):
             for name, step in steps.items():
@@ -160,7 +160,7 @@ def graphed(torch: Any, step: Step) -> Step:
 
 
 def models(torch: Any, small: bool) -> dict[str, tuple[Callable[[], Any], Callable[[Any], tuple[Any, Any]]]]:
-    """By name: how to make the model, and inputs and targets for one lot."""
+    """By name: how to make the model, and inputs and targets for one batch."""
     nn, F = torch.nn, torch.nn.functional
 
     class Block(nn.Module):
@@ -205,16 +205,16 @@ def models(torch: Any, small: bool) -> dict[str, tuple[Callable[[], Any], Callab
         body = [*pair(3, 32), *pair(32, 64), *pair(64, 128)]
         return nn.Sequential(*body, nn.Flatten(), nn.Linear(2048, 128), nn.Tanh(), nn.Linear(128, 10))
 
-    def images(lot: int, *shape: int) -> Callable[[Any], tuple[Any, Any]]:
+    def images(batch: int, *shape: int) -> Callable[[Any], tuple[Any, Any]]:
         return lambda device: (
-            torch.randn(lot, *shape, device=device),
-            torch.randint(10, (lot,), device=device),
+            torch.randn(batch, *shape, device=device),
+            torch.randint(10, (batch,), device=device),
         )
 
-    def texts(lot: int, length: int) -> Callable[[Any], tuple[Any, Any]]:
+    def texts(batch: int, length: int) -> Callable[[Any], tuple[Any, Any]]:
         return lambda device: (
-            torch.randint(1000, (lot, length), device=device),
-            torch.randint(10, (lot,), device=device),
+            torch.randint(1000, (batch, length), device=device),
+            torch.randint(10, (batch,), device=device),
         )
 
     if small:
@@ -235,8 +235,8 @@ def models(torch: Any, small: bool) -> dict[str, tuple[Callable[[], Any], Callab
 # ---- steps ------------------------------------------------------------------------------------------------
 
 
-class OneLot:
-    """A lot that is already on the device: what an ordinary step gets, too."""
+class OneBatch:
+    """A batch that is already on the device: what an ordinary step gets, too."""
 
     def __init__(self, x: Any, y: Any) -> None:
         self.x, self.y = x, y
@@ -244,7 +244,7 @@ class OneLot:
     def __len__(self) -> int:
         return len(self.x)
 
-    def batches(self, physical: int | None = None) -> Any:
+    def physical_batches(self, physical: int | None = None) -> Any:
         yield self.x, self.y, None
 
 
@@ -266,7 +266,7 @@ def losses(torch: Any) -> Callable[[Any, Any], Any]:
 def private(torch: Any, model: Any, x: Any, y: Any, kind: str) -> Step:
     """kind: 'noise', 'without noise', 'float noise', 'coordinates', 'vmap'; with ' graphed' behind it.
 
-    'AdaDP box' and 'AdaDP ellipsoid' are the whole method: its update, and new scales every ten lots.
+    'AdaDP box' and 'AdaDP ellipsoid' are the whole method: its update, and new scales every ten batches.
     """
     import numpy as np
 
@@ -278,7 +278,7 @@ def private(torch: Any, model: Any, x: Any, y: Any, kind: str) -> Step:
     from farthing.torch.kernels.noise import FloatGaussian, Gaussian
 
     kind, graph = kind.removesuffix(" graphed"), kind.endswith(" graphed")
-    stream, lot = Stream(), OneLot(x, y)
+    stream, batch = Stream(), OneBatch(x, y)
     gradient = Gradient(model, losses(torch))
     mechanism = FloatGaussian(1.0) if kind.startswith("float") else Gaussian(1.0)
     size = gradient.layout.size
@@ -291,10 +291,10 @@ def private(torch: Any, model: Any, x: Any, y: Any, kind: str) -> Step:
             how, names = isolation.Isolation.VMAP, gradient.layout.names
             rows = isolation.per_example(how, model, losses(torch), names, x, y, None)
             return plain_sum(rows, bound)
-        return gradient.bounded_sum(lot, None, bound)
+        return gradient.bounded_sum(batch, None, bound)
 
     if kind.startswith("AdaDP"):
-        return adadp(torch, model, gradient, lot, mechanism, stream, kind.removeprefix("AdaDP "))
+        return adadp(torch, model, gradient, batch, mechanism, stream, kind.removeprefix("AdaDP "))
     if not graph:
 
         def step() -> None:
@@ -328,22 +328,22 @@ def mover(torch: Any, model: Any, layout: Any, optimizer: Any, size: int) -> Cal
     return moved
 
 
-def adadp(torch: Any, model: Any, gradient: Any, lot: Any, mechanism: Any, stream: Any, shape: str) -> Step:
-    """One lot of AdaDP as `train` runs it, the ledger left out as it is for the others."""
+def adadp(torch: Any, model: Any, gradient: Any, batch: Any, mechanism: Any, stream: Any, shape: str) -> Step:
+    """One batch of AdaDP as `train` runs it, the ledger left out as it is for the others."""
     from farthing.torch.kernels.noise import beside
     from farthing.torch.methods.adadp import AdaDP
 
     method, t = AdaDP(model, 0.01, shape=shape), 0
-    moved = mover(torch, model, gradient.layout, method, len(lot))
+    moved = mover(torch, model, gradient.layout, method, len(batch))
     expected: list[Any] = [None, None]
 
     def step() -> None:
         nonlocal t
         t += 1
         bound = method.bound(t)
-        released = mechanism.release(gradient.bounded_sum(lot, None, bound), bound, stream)
+        released = mechanism.release(gradient.bounded_sum(batch, None, bound), bound, stream)
         if expected[0] is not bound:
-            size = mechanism.noise * bound.norm() / len(lot)
+            size = mechanism.noise * bound.norm() / len(batch)
             spread = bound.scale if isinstance(bound.scale, float) else beside(bound.scale, released.device)
             expected[:] = bound, size if isinstance(spread, float) else gradient.layout.views(size * spread)
         method.expect(expected[1])
@@ -353,7 +353,7 @@ def adadp(torch: Any, model: Any, gradient: Any, lot: Any, mechanism: Any, strea
 
 
 def trained(torch: Any, model: Any, x: Any, kind: str) -> Step:
-    """A lot of `train`, drawn from a hundred lots of records: all of it, the ledger too."""
+    """A batch of `train`, drawn from a hundred batches of records: all of it, the ledger too."""
     import farthing as ft
     from farthing.torch.methods.adadp import AdaDP
 
@@ -373,17 +373,17 @@ def trained(torch: Any, model: Any, x: Any, kind: str) -> Step:
     return lambda: next(training)
 
 
-def by_turns(torch: Any, report: Report, clock: Clock, name: str, make: Any, lot: Any) -> None:
+def by_turns(torch: Any, report: Report, clock: Clock, name: str, make: Any, batch: Any) -> None:
     """AdaDP's steps against those of DP-SGD, block by block: a host that is busy is busy for all of them."""
-    x, y = lot(clock.device)
+    x, y = batch(clock.device)
     kinds = {"DP-SGD": "noise", "AdaDP, box": "AdaDP box", "AdaDP, ellipsoid": "AdaDP ellipsoid"}
-    for what in ("a step", "a lot of train"):
+    for what in ("a step", "a batch of train"):
         try:
             steps: dict[str, Step] = {}
             for kind, way in kinds.items():
                 torch.manual_seed(0)
                 model = make().to(clock.device).train()
-                whole = what == "a lot of train"
+                whole = what == "a batch of train"
                 steps[kind] = trained(torch, model, x, way) if whole else private(torch, model, x, y, way)
             times = clock.turns(steps)
         except Exception:
@@ -427,7 +427,9 @@ def opacus_step(torch: Any, model: Any, x: Any, y: Any, ghost: bool) -> Step:
     return step
 
 
-def race(torch: Any, report: Report, clock: Clock, name: str, make: Any, lot: Any, has_opacus: bool) -> None:
+def race(
+    torch: Any, report: Report, clock: Clock, name: str, make: Any, batch: Any, has_opacus: bool
+) -> None:
     """All kinds of step of one model, each with a model of its own."""
     device = clock.device
     if device.type == "cuda":
@@ -468,7 +470,7 @@ def race(torch: Any, report: Report, clock: Clock, name: str, make: Any, lot: An
             if device.type == "cuda":
                 torch.cuda.reset_peak_memory_stats(device)
             model = make().to(device).train()
-            x, y = lot(device)
+            x, y = batch(device)
             step = build(model, x, y)
             times[kind] = clock.time(step)
             peaks[kind] = (clock.peak() - before) / 2**20
@@ -827,11 +829,11 @@ def main(arguments: list[str] | None = None) -> None:
                 report.failed.append("kernels")
     else:
         print("no kernels are checked: they need Triton, and a GPU or TRITON_INTERPRET=1")
-    for model, (make, lot) in models(torch, options.small).items():
+    for model, (make, batch) in models(torch, options.small).items():
         if options.only in model:
-            race(torch, report, clock, model, make, lot, has_opacus)
+            race(torch, report, clock, model, make, batch, has_opacus)
         if options.only in f"{model}, by turns" and not model.startswith("transformer"):
-            by_turns(torch, report, clock, model, make, lot)
+            by_turns(torch, report, clock, model, make, batch)
     table(report)
     if options.out:
         Path(options.out).mkdir(parents=True, exist_ok=True)

@@ -3,9 +3,9 @@
     pip install 'farthing[torch]' transformers accelerate
     python examples/huggingface.py
 
-`PrivateTrainer` keeps the Trainer's loop, callbacks, checkpoints and evaluation, and gives it *lots* to count
-in place of batches to read: no private record enters the loop, and no loss of one is logged. Where the
-Trainer would compute a gradient, one lot is asked of the ledger; the noisy gradient is in the parameters'
+`PrivateTrainer` keeps the Trainer's loop, callbacks, checkpoints and evaluation, and gives it *batches* to
+count in place of batches to read: no private record enters the loop, and no loss of one is logged. Where the
+Trainer would compute a gradient, one batch is asked of the ledger; the noisy gradient is in the parameters'
 ``grad`` when the Trainer takes the optimiser's step. It ends when the budget is spent.
 
 Nothing is downloaded: the model is made from a configuration and the sentences are made up.
@@ -22,14 +22,14 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 import farthing as ft
-from farthing.torch.integrations.lightning import defer
+from farthing.torch.integrations.deferred import defer
 
 WORDS, LENGTH, PADDING = 60, 12, 0
 GOOD, BAD = range(1, 11), range(11, 21)  # the rest is plain
 
 
 class PrivateTrainer(Trainer):
-    """A Trainer whose steps are private lots. ``begin(model)`` starts the run: a call of `ft.torch.train`."""
+    """A Trainer whose steps are private batches; ``begin(model)`` calls `ft.torch.train` to start the run."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class PrivateTrainer(Trainer):
         self.begin = begin
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """The numbers of the lots; the records stay behind the ledger."""
+        """The numbers of the batches; the records stay behind the ledger."""
         self.private = self.begin(self.model)
         self.deferred = defer(self.private)
-        return DataLoader([{"lot": place} for place in range(self.private.steps)], batch_size=1)
+        return DataLoader([{"batch": place} for place in range(self.private.steps)], batch_size=1)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """The run's own."""
@@ -66,7 +66,7 @@ class PrivateTrainer(Trainer):
         return self.optimizer
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """One lot. Its loss is nobody's business: 0 stands for it, and is not logged."""
+        """One batch. Its loss is nobody's business: 0 stands for it, and is not logged."""
         model.train()
         step = next(self.private, None)
         if step is None or step.left == 0:

@@ -3,7 +3,7 @@
     pip install 'farthing[torch]' lightning
     python examples/lightning_adult.py
 
-The module is an ordinary one. What changes: the `Private` callback, its `lots` in place of a loader, and a
+The module is an ordinary one. What changes: the `Private` callback, its `batches` in place of a loader, and a
 loss with one value a record. Validation runs on the test table, which counts as public here.
 """
 
@@ -59,7 +59,7 @@ def main(epsilon: float = 1.0, steps: int | None = None) -> tuple[float, Trainer
         lambda module, optimizer: ft.torch.train(
             module, loss, private, ledger, optimizer=optimizer, steps=steps
         ),
-        lots_per_epoch=100,
+        batches_per_epoch=100,
     )
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
@@ -72,10 +72,10 @@ def main(epsilon: float = 1.0, steps: int | None = None) -> tuple[float, Trainer
             enable_model_summary=False,
         )
         module = Income(adult.X_train.shape[1])
-        trainer.fit(module, callback.lots, val_dataloaders=public)
+        trainer.fit(module, callback.batches, val_dataloaders=public)
         (found,) = trainer.validate(module, public, verbose=False)
     print(ledger.guarantee)
-    print(f"{found['right']:.1%} right on the test table, after {callback.training.t} lots")
+    print(f"{found['right']:.1%} right on the test table, after {callback.training.t} batches")
     return found["right"], trainer
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from farthing.torch.training.loop import Step, Training, train
     from farthing.torch.training.optim import DPAdam
     from farthing.torch.training.plan import Plan, fitted
-    from farthing.torch.training.records import Examples, Lot
+    from farthing.torch.training.records import Batch, Examples
     from farthing.torch.training.schedules import Quantile
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "AdaL",
     "AdaN",
     "Automatic",
+    "Batch",
     "ClipLayers",
     "DPAdam",
     "DpOpt",
@@ -38,7 +39,6 @@ __all__ = [
     "Gaussian",
     "Gradient",
     "Layout",
-    "Lot",
     "Padded",
     "Plan",
     "Quantile",
@@ -65,7 +65,7 @@ _HOMES = {
     "training.optim": ("DPAdam",),
     "training.plan": ("Plan", "fitted"),
     "training.schedules": ("Quantile",),
-    "training.records": ("Examples", "Lot"),
+    "training.records": ("Examples", "Batch"),
     "features.scattering": ("Scattering",),
     "training.loop": ("Step", "Training", "train"),
 }

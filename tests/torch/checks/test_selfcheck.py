@@ -177,11 +177,11 @@ def test_public_examples_for_a_model_that_is_particular():
 
 def test_a_change_of_mode_is_checked_again():
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).eval()
-    gradient, lot = Gradient(model, losses), Examples((X, Y)).take(slice(None))
-    gradient.bounded_sum(lot, None, ClipNorm(1.0))
+    gradient, batch = Gradient(model, losses), Examples((X, Y)).take(slice(None))
+    gradient.bounded_sum(batch, None, ClipNorm(1.0))
     model.train()
     with pytest.raises(ft.FarthingError, match="BatchNorm1d"):
-        gradient.bounded_sum(lot, None, ClipNorm(1.0))
+        gradient.bounded_sum(batch, None, ClipNorm(1.0))
 
 
 def test_weights_used_past_their_module_pass_by_vmap():

@@ -73,8 +73,8 @@ def test_three_answers_are_charged_and_no_more():
 def test_it_pays_beside_training_from_one_ledger():
     ledger = ft.Ledger(ft.Budget(1.0, 1e-5))
     promised(ledger, noise=12.0)
-    lots = ft.Poisson(0.1).amplify(ft.Gaussian(3.0))
-    times = ledger.promise(lots).times
+    batches = ft.Poisson(0.1).amplify(ft.Gaussian(3.0))
+    times = ledger.promise(batches).times
     white = whitening(ledger, maps(), noise=12.0)
     assert times > 10
     assert ledger.guarantee.epsilon <= 1.0

@@ -1,4 +1,4 @@
-"""Bounded sums of a model's gradients: every bound, odd lots, strange examples, random networks."""
+"""Bounded sums of a model's gradients: every bound, odd batches, strange examples, random networks."""
 
 import copy
 import traceback
@@ -90,12 +90,12 @@ def test_plain_rows_are_bounded_like_the_core(one_by_one):
             agree(plain_sum(rows, bound), expected)
 
 
-def test_an_empty_lot_is_zeros():
+def test_an_empty_batch_is_zeros():
     model = network()
     gradient = Gradient(model, losses)
-    lot = Examples(data()).take(NOBODY)
-    assert gradient.bounded_sum(lot, None, ClipNorm(1.0)).tolist() == [0.0] * gradient.layout.size
-    assert len(gradient.bounded_sum(lot, None, ClipCounted(1.0))) == gradient.layout.size + 1
+    batch = Examples(data()).take(NOBODY)
+    assert gradient.bounded_sum(batch, None, ClipNorm(1.0)).tolist() == [0.0] * gradient.layout.size
+    assert len(gradient.bounded_sum(batch, None, ClipCounted(1.0))) == gradient.layout.size + 1
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30])
@@ -127,7 +127,7 @@ def test_a_spoilt_example_is_no_trace_under_coordinates_or_layers():
 
 
 class Padded:
-    """A lot filled up with rows that count for nothing."""
+    """A batch filled up with rows that count for nothing."""
 
     def __init__(self, x, y, filler):
         self.x, self.y, self.filler = x, y, filler
@@ -135,7 +135,7 @@ class Padded:
     def __len__(self):
         return len(self.y)
 
-    def batches(self, physical):
+    def physical_batches(self, physical):
         blank = torch.full((2, *self.x.shape[1:]), self.filler)
         weights = torch.cat([torch.ones(len(self.y)), torch.zeros(2)])
         yield torch.cat([self.x, blank]), torch.cat([self.y, self.y[:2]]), weights
@@ -158,9 +158,9 @@ def test_a_user_is_the_sum_of_their_records(route, one_by_one):
     kept = [np.flatnonzero(users == user)[:2] for user in range(7)]
     people = torch.stack([rows[places].sum(0) for places in kept])
     gradient = Gradient(model, losses, physical=6, route=route)
-    lot = Examples((x, y), users=users, records_per_user=2).take(EVERYBODY)
+    batch = Examples((x, y), users=users, records_per_user=2).take(EVERYBODY)
     for bound in bounds(people, gradient.layout):
-        agree(gradient.bounded_sum(lot, None, bound), plain_sum(people, bound))
+        agree(gradient.bounded_sum(batch, None, bound), plain_sum(people, bound))
 
 
 def test_users_of_a_model_with_copies(one_by_one):
@@ -177,8 +177,8 @@ def test_users_of_a_model_with_copies(one_by_one):
     model, x, y = Token(), torch.randn(8, 4), torch.randint(0, 3, (8,))
     rows = one_by_one(model, losses, x, y)
     people, bound = torch.stack([rows[n::4].sum(0) for n in range(4)]), ClipNorm(0.5)
-    lot = Examples((x, y), users=[0, 1, 2, 3] * 2, records_per_user=3).take(EVERYBODY)
-    agree(Gradient(model, losses).bounded_sum(lot, None, bound), plain_sum(people, bound))
+    batch = Examples((x, y), users=[0, 1, 2, 3] * 2, records_per_user=3).take(EVERYBODY)
+    agree(Gradient(model, losses).bounded_sum(batch, None, bound), plain_sum(people, bound))
 
 
 def test_several_inputs_and_outputs(one_by_one):
@@ -193,8 +193,8 @@ def test_several_inputs_and_outputs(one_by_one):
     torch.manual_seed(0)
     model, x, y = Two(), torch.randn(8, 6), torch.randint(0, 3, (8,))
     expected = plain_sum(one_by_one(model, losses, x, y), ClipNorm(0.5))
-    lot = Examples((x[:, :4], x[:, 4:], y)).take(EVERYBODY)
-    agree(Gradient(model, losses).bounded_sum(lot, None, ClipNorm(0.5)), expected)
+    batch = Examples((x[:, :4], x[:, 4:], y)).take(EVERYBODY)
+    agree(Gradient(model, losses).bounded_sum(batch, None, ClipNorm(0.5)), expected)
 
 
 def test_mixed_precision_bounds_what_it_computed():
@@ -235,15 +235,15 @@ def test_through_the_door():
 
 def test_what_does_not_fit_is_refused():
     model, (x, y) = network(), data()
-    gradient, lot = Gradient(model, losses), Examples((x, y)).take(EVERYBODY)
+    gradient, batch = Gradient(model, losses), Examples((x, y)).take(EVERYBODY)
     with pytest.raises(Unsupported, match="ClipValue does not bound"):
-        gradient.bounded_sum(lot, None, ClipValue(0.0, 1.0))
+        gradient.bounded_sum(batch, None, ClipValue(0.0, 1.0))
     with pytest.raises(Unsupported, match="order 2"):
-        gradient.bounded_sum(lot, None, ClipNorm(1.0, order=1))
+        gradient.bounded_sum(batch, None, ClipNorm(1.0, order=1))
     with pytest.raises(InvalidValue, match="the bound has 3 coordinates"):
-        gradient.bounded_sum(lot, None, ClipCoordinates(np.ones(3)))
+        gradient.bounded_sum(batch, None, ClipCoordinates(np.ones(3)))
     with pytest.raises(InvalidValue, match="the bound has 8 coordinates"):
-        gradient.bounded_sum(lot, None, ClipLayers((1.0,), (8,)))
+        gradient.bounded_sum(batch, None, ClipLayers((1.0,), (8,)))
     with pytest.raises(InvalidValue, match="no trainable parameter"):
         Gradient(nn.ReLU(), losses)
     with pytest.raises(InvalidValue, match="route"):
@@ -252,9 +252,9 @@ def test_what_does_not_fit_is_refused():
 
 def test_layers_must_end_where_parameters_do():
     gradient = Gradient(nn.Linear(4, 3), losses)
-    lot = Examples((torch.randn(5, 4), torch.randint(0, 3, (5,)))).take(EVERYBODY)
+    batch = Examples((torch.randn(5, 4), torch.randint(0, 3, (5,)))).take(EVERYBODY)
     with pytest.raises(InvalidValue, match="a layer ends inside a parameter"):
-        gradient.bounded_sum(lot, None, ClipLayers((1.0, 1.0), (13, 2)))
+        gradient.bounded_sum(batch, None, ClipLayers((1.0, 1.0), (13, 2)))
 
 
 def test_the_model_is_as_before():
@@ -321,11 +321,11 @@ def test_random_networks(kinds, frozen, seed):
     agree(gradient.bounded_sum(Examples((x, y)).take(EVERYBODY), None, bound), plain_sum(rows, bound))
 
 
-def test_without_memory_nothing_is_said_of_the_lot(monkeypatch):
+def test_without_memory_nothing_is_said_of_the_batch(monkeypatch):
     """What torch could not allocate tells how many rows were drawn."""
     model = nn.Conv1d(2, 3, 2)
     gradient = Gradient(model, lambda out, y: out.flatten(1).sum(1), physical=7)
-    lot = Examples((torch.randn(5, 2, 4), torch.zeros(5))).take(slice(None))
+    batch = Examples((torch.randn(5, 2, 4), torch.zeros(5))).take(slice(None))
     gradient.check(torch.randn(5, 2, 4), torch.zeros(5))
 
     def greedy(*given):
@@ -333,7 +333,7 @@ def test_without_memory_nothing_is_said_of_the_lot(monkeypatch):
 
     monkeypatch.setattr(gradient, "_add", greedy)
     with pytest.raises(OutOfMemory, match="no memory for a batch of physical=7 rows") as caught:
-        gradient.bounded_sum(lot, None, ClipNorm(1.0))
+        gradient.bounded_sum(batch, None, ClipNorm(1.0))
     assert "GiB" not in "".join(traceback.format_exception(caught.value))
 
 

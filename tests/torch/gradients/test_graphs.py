@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from farthing.queries.bounds import ClipCoordinates, ClipNorm
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers
-from farthing.torch.gradients.graphs import Batch, Graphs, Recorded, Room, kind_of
+from farthing.torch.gradients.graphs import BatchGraph, Graphs, Recorded, Room, kind_of
 from farthing.torch.training.records import Examples
 
 
@@ -42,7 +42,7 @@ def test_batches_of_other_sizes_and_numbers_in_the_same_buffers(first, second):
     gradient = Gradient(model, losses)
     gradient.check(x, y)
     assert kind_of(first) == kind_of(second)
-    batch = Batch(gradient._add, Room(x, y, None, first, gradient.layout.size, 40), 32)
+    batch = BatchGraph(gradient._add, Room(x, y, None, first, gradient.layout.size, 40), 32)
     x[19] = float("nan")  # stays in the buffers, with weight 0
     for bound, places in ((first, slice(0, 20)), (second, slice(0, 7)), (first, slice(3, 16))):
         batch.room.fill(x[places], y[places], None, bound)
@@ -54,10 +54,12 @@ def test_batches_of_other_sizes_and_numbers_in_the_same_buffers(first, second):
 def test_users_in_buffers():
     model, x, y = model_and_data()
     gradient = Gradient(model, losses)
-    lot = Examples((x, y), users=np.arange(20) // 3, records_per_user=2).take(slice(None))
-    inputs, targets, weights = next(lot.batches(None))
-    expected = gradient.bounded_sum(lot, None, ClipNorm(0.5))
-    batch = Batch(gradient._add, Room(inputs, targets, weights, ClipNorm(0.5), gradient.layout.size, 32), 32)
+    batch = Examples((x, y), users=np.arange(20) // 3, records_per_user=2).take(slice(None))
+    inputs, targets, weights = next(batch.physical_batches(None))
+    expected = gradient.bounded_sum(batch, None, ClipNorm(0.5))
+    batch = BatchGraph(
+        gradient._add, Room(inputs, targets, weights, ClipNorm(0.5), gradient.layout.size, 32), 32
+    )
     batch.room.fill(inputs, targets, weights, ClipNorm(0.5))
     batch.run()
     assert torch.allclose(batch.total, expected, rtol=1e-5, atol=1e-6)
@@ -83,8 +85,8 @@ def test_graphs_replay_what_would_be_computed(first, second):
     gradient, plain = Gradient(model, losses), Gradient(model, losses)
     plain._graphs.wanted = False
     for bound, rows in ((first, 20), (first, 18), (first, 20), (second, 7), (second, 20)):
-        lot = Examples((x[:rows], y[:rows])).take(slice(None))
-        found, expected = (one.bounded_sum(lot, None, bound) for one in (gradient, plain))
+        batch = Examples((x[:rows], y[:rows])).take(slice(None))
+        found, expected = (one.bounded_sum(batch, None, bound) for one in (gradient, plain))
         assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
     assert gradient._graphs._batches
 
@@ -100,7 +102,7 @@ def test_examples_that_are_not_finite_leave_the_buffers_clean():
     x[3], x[7, 2, 1], x[9] = float("nan"), float("inf"), 1e30
     gradient, plain = Gradient(model, losses), Gradient(model, losses, route="vmap")
     gradient.check(x, y)
-    batch = Batch(gradient._add, Room(x, y, None, ClipNorm(0.5), gradient.layout.size, 64), 64)
+    batch = BatchGraph(gradient._add, Room(x, y, None, ClipNorm(0.5), gradient.layout.size, 64), 64)
     batch.room.fill(x, y, None, ClipNorm(0.5))
     batch.run()
     expected = plain.bounded_sum(Examples((x, y)).take(slice(None)), None, ClipNorm(0.5))
@@ -113,10 +115,12 @@ def test_a_graph_leaves_out_what_is_not_finite_and_the_data_alone():
     x[3], x[7, 2, 1], x[9] = float("nan"), float("inf"), 1e30
     before = x.clone()
     gradient, plain = Gradient(model, losses), Gradient(model, losses, route="vmap")
-    lot = Examples((x, y)).take(slice(None))
-    expected = plain.bounded_sum(lot, None, ClipNorm(0.5))
+    batch = Examples((x, y)).take(slice(None))
+    expected = plain.bounded_sum(batch, None, ClipNorm(0.5))
     for _ in range(4):
-        assert torch.allclose(gradient.bounded_sum(lot, None, ClipNorm(0.5)), expected, rtol=1e-4, atol=1e-6)
+        assert torch.allclose(
+            gradient.bounded_sum(batch, None, ClipNorm(0.5)), expected, rtol=1e-4, atol=1e-6
+        )
     assert gradient._graphs._batches
     assert torch.equal(x.nan_to_num(), before.nan_to_num())
 
@@ -167,8 +171,8 @@ def test_without_memory_for_a_graph_it_goes_on_without():
     model, x, y = model_and_data()
     model, x, y = model.cuda(), x.cuda(), y.cuda()
     gradient = Gradient(model, losses)
-    lot, bound = Examples((x, y)).take(slice(None)), ClipNorm(0.5)
-    expected = gradient.bounded_sum(lot, None, bound)
+    batch, bound = Examples((x, y)).take(slice(None)), ClipNorm(0.5)
+    expected = gradient.bounded_sum(batch, None, bound)
     add, calls = gradient._graphs._add, []
 
     def greedy(*given):
@@ -179,7 +183,7 @@ def test_without_memory_for_a_graph_it_goes_on_without():
 
     gradient._graphs._add = greedy
     for _ in range(4):
-        assert torch.allclose(gradient.bounded_sum(lot, None, bound), expected, rtol=1e-5, atol=1e-6)
+        assert torch.allclose(gradient.bounded_sum(batch, None, bound), expected, rtol=1e-5, atol=1e-6)
     assert len(calls) == 2
     assert not gradient._graphs.wanted
     assert not gradient._graphs._rooms
@@ -192,9 +196,9 @@ def test_graphs_of_several_sizes_share_their_buffers():
     x, y = torch.randn(640, 1000, device="cuda"), torch.randint(0, 3, (640,), device="cuda")
     gradient, bound = Gradient(model, losses), ClipNorm(0.5)
     for rows in (600, 600, 570, 630, 540, 600, 630, 570):
-        lot = Examples((x[:rows], y[:rows])).take(slice(None))
-        found = gradient.bounded_sum(lot, None, bound)
-        expected = Gradient(model, losses, route="vmap").bounded_sum(lot, None, bound)
+        batch = Examples((x[:rows], y[:rows])).take(slice(None))
+        found = gradient.bounded_sum(batch, None, bound)
+        expected = Gradient(model, losses, route="vmap").bounded_sum(batch, None, bound)
         assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
     batches = gradient._graphs._batches.values()
     assert len(batches) >= 3

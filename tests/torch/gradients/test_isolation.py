@@ -223,9 +223,9 @@ def test_records_of_a_user_are_batches_of_one(isolate, one_by_one):
     x, y = data(8)
     rows = one_by_one(model, losses, x, y)
     people, bound = torch.stack([rows[n::4].sum(0) for n in range(4)]), ClipNorm(0.5)
-    lot = Examples((x, y), users=[0, 1, 2, 3] * 2, records_per_user=2).take(slice(None))
+    batch = Examples((x, y), users=[0, 1, 2, 3] * 2, records_per_user=2).take(slice(None))
     with pytest.warns(UserWarning, match="each is a batch of its own"):
-        found = Gradient(model, losses, isolate=isolate).bounded_sum(lot, None, bound)
+        found = Gradient(model, losses, isolate=isolate).bounded_sum(batch, None, bound)
     assert torch.allclose(found, plain_sum(people, bound), atol=1e-5)
 
 

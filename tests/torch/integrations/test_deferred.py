@@ -7,7 +7,7 @@ from torch import nn
 import farthing as ft
 from farthing.errors import InvalidValue
 from farthing.noise.lattice import SeededStream
-from farthing.torch.integrations.lightning import defer
+from farthing.torch.integrations.deferred import defer
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 X = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Lightning's Trainer on private lots: what it sees, what it saves, and when it ends."""
+"""Lightning's Trainer on private batches: what it sees, what it saves, and when it ends."""
 
 import logging
 
@@ -79,11 +79,11 @@ def ledger_of(path=None, epsilon=20.0):
     return ft.Ledger(ft.Budget(epsilon, 1e-5), journal=path)
 
 
-def private_of(ledger, steps=12, lots_per_epoch=5, **options):
+def private_of(ledger, steps=12, batches_per_epoch=5, **options):
     def begin(module, optimizer):
         return ft.torch.train(module, LOSS, (X, Y), ledger, optimizer=optimizer, steps=steps, **options)
 
-    return Private(begin, lots_per_epoch=lots_per_epoch)
+    return Private(begin, batches_per_epoch=batches_per_epoch)
 
 
 def trainer_of(tmp_path, *callbacks, **options):
@@ -105,7 +105,7 @@ def test_it_trains_until_the_budget_is_spent(tmp_path, optimizer):
     module, ledger = Net(optimizer), ft.Ledger(ft.Budget(20.0, 1e-5), stream=SeededStream(1))
     private, watch = private_of(ledger, steps=30), Watch()
     trainer = trainer_of(tmp_path, private, watch)
-    trainer.fit(module, private.lots, PUBLIC)
+    trainer.fit(module, private.batches, PUBLIC)
     assert watch.steps == private.training.t == 30
     assert trainer.current_epoch == 6
     assert ledger.share == 1.0
@@ -122,7 +122,7 @@ def test_the_same_as_the_plain_loop():
         module, ledger = Net("adam"), ft.Ledger(ft.Budget(20.0, 1e-5), stream=SeededStream(3))
         if lightning:
             private = private_of(ledger)
-            trainer_of(None, private).fit(module, private.lots)
+            trainer_of(None, private).fit(module, private.batches)
         else:
             adam = module.configure_optimizers()
             list(ft.torch.train(module, LOSS, (X, Y), ledger, optimizer=adam, steps=12))
@@ -135,7 +135,7 @@ def test_a_schedule_of_steps_is_followed(tmp_path):
     module = Net("scheduled")
     private = private_of(ledger_of(), steps=6)
     trainer = trainer_of(tmp_path, private)
-    trainer.fit(module, private.lots)
+    trainer.fit(module, private.batches)
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.5 * 0.5**3)
 
 
@@ -143,7 +143,7 @@ def test_callbacks_and_loggers_see_public_numbers_only(tmp_path):
     private, watch = private_of(ledger_of()), Watch()
     logger = CSVLogger(tmp_path, name="runs")
     trainer = trainer_of(tmp_path, private, watch, logger=logger, log_every_n_steps=1)
-    trainer.fit(Net(), private.lots, PUBLIC)
+    trainer.fit(Net(), private.batches, PUBLIC)
     assert watch.batches == [0, 1, 2, 3, 4] * 2 + [0, 1]
     assert not any(watch.outputs)
     logged = {name for row in logger.experiment.metrics for name in row}
@@ -165,7 +165,7 @@ def test_a_loader_of_records_is_refused_before_it_is_read(tmp_path):
 
     ledger = ledger_of()
     trainer = trainer_of(tmp_path, private_of(ledger))
-    with pytest.raises(InvalidValue, match="lots"):
+    with pytest.raises(InvalidValue, match="batches"):
         trainer.fit(Net(), torch.utils.data.DataLoader(Counting(), batch_size=10))
     assert Counting.read == 0
     assert ledger.share == 0
@@ -180,7 +180,7 @@ def test_a_forward_that_logs_is_refused_before_any_charge(tmp_path):
     ledger = ledger_of()
     private = private_of(ledger)
     with pytest.raises(Unsupported, match="forward logs"):
-        trainer_of(tmp_path, private).fit(Talks(), private.lots)
+        trainer_of(tmp_path, private).fit(Talks(), private.batches)
     assert ledger.share == 0
 
 
@@ -192,11 +192,11 @@ def test_a_forward_that_logs_is_refused_before_any_charge(tmp_path):
         ({"accumulate_grad_batches": 2}, "accumulate"),
     ],
 )
-def test_what_the_trainer_would_do_beside_a_lot_is_refused(tmp_path, options, word):
+def test_what_the_trainer_would_do_beside_a_batch_is_refused(tmp_path, options, word):
     ledger = ledger_of()
     private = private_of(ledger)
     with pytest.raises(Unsupported, match=word):
-        trainer_of(tmp_path, private, **options).fit(Net(), private.lots)
+        trainer_of(tmp_path, private, **options).fit(Net(), private.batches)
     assert ledger.share == 0
 
 
@@ -205,7 +205,7 @@ def test_optimizers_that_do_not_fit_are_refused(tmp_path, optimizer):
     ledger = ledger_of()
     private = private_of(ledger)
     with pytest.raises(Unsupported):
-        trainer_of(tmp_path, private).fit(Net(optimizer), private.lots)
+        trainer_of(tmp_path, private).fit(Net(optimizer), private.batches)
     assert ledger.share == 0
 
 
@@ -213,33 +213,33 @@ def test_begin_must_hand_on_what_it_is_given(tmp_path):
     ledger = ledger_of()
     other = Private(lambda module, optimizer: ft.torch.train(module, LOSS, (X, Y), ledger, steps=3))
     with pytest.raises(InvalidValue, match="hand"):
-        trainer_of(tmp_path, other).fit(Net(), other.lots)
+        trainer_of(tmp_path, other).fit(Net(), other.batches)
     averaged = private_of(ledger_of(), average=0.9)
     with pytest.raises(InvalidValue, match="average"):
-        trainer_of(tmp_path, averaged).fit(Net(), averaged.lots)
+        trainer_of(tmp_path, averaged).fit(Net(), averaged.batches)
 
 
 def test_the_module_is_as_it_was_afterwards(tmp_path):
     module = Net()
     private = private_of(ledger_of())
-    trainer_of(tmp_path, private).fit(module, private.lots)
+    trainer_of(tmp_path, private).fit(module, private.batches)
     assert module.automatic_optimization
     assert "training_step" not in vars(module)
     assert "configure_optimizers" not in vars(module)
     with pytest.raises(Unsupported):
-        trainer_of(tmp_path, private, precision="bf16-mixed").fit(module, private.lots)
+        trainer_of(tmp_path, private, precision="bf16-mixed").fit(module, private.batches)
     failing = Private(lambda module, optimizer: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        trainer_of(tmp_path, failing).fit(module, failing.lots)
+        trainer_of(tmp_path, failing).fit(module, failing.batches)
     assert "training_step" not in vars(module)
     assert module.automatic_optimization
 
 
 def test_early_stopping_is_free(tmp_path):
     ledger = ledger_of()
-    private = private_of(ledger, steps=50, lots_per_epoch=2)
+    private = private_of(ledger, steps=50, batches_per_epoch=2)
     early = EarlyStopping("right", mode="max", patience=1, min_delta=1.0)
-    trainer_of(tmp_path, private, early).fit(Net(), private.lots, PUBLIC)
+    trainer_of(tmp_path, private, early).fit(Net(), private.batches, PUBLIC)
     ledger.close()
     assert 0 < private.training.t < 50
 
@@ -250,13 +250,13 @@ def test_a_checkpoint_brings_weights_back_and_no_budget(tmp_path):
     with ledger_of(path) as ledger:
         private = private_of(ledger)
         trainer = trainer_of(tmp_path, private, keep, enable_checkpointing=True, max_steps=8)
-        trainer.fit(Net("adam"), private.lots)
+        trainer.fit(Net("adam"), private.batches)
         assert private.training.t == 8
     (saved,) = (tmp_path / "kept").glob("*step=4.ckpt")
     with ft.Ledger.open(path) as ledger:
         assert ledger.share == pytest.approx(8 / 12)
         private = private_of(ledger)
         trainer = trainer_of(tmp_path, private)
-        trainer.fit(Net("adam"), private.lots, ckpt_path=saved)
+        trainer.fit(Net("adam"), private.batches, ckpt_path=saved)
         assert private.training.t == 4 + 4
         assert ledger.share == 1.0

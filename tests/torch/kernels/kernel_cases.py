@@ -372,7 +372,7 @@ def test_a_factor_of_zero_makes_zeros():
 
 @pytest.mark.parametrize("held", [("signal", "square"), ("mean", "signal"), ("mean", "square"), ()])
 def test_a_step_of_adadp(held):
-    """Three lots by the recursion in float64; states that are not held are not touched."""
+    """Three batches by the recursion in float64; states that are not held are not touched."""
     size = 1500
     random = np.random.default_rng(4)
     states = {name: random.random(size) for name in held}

@@ -120,8 +120,8 @@ def test_what_is_measured_is_what_is_summed(rough, sparing, make, route, scaled)
     gradient = Gradient(make(), lambda outputs, targets: outputs * targets, route=route)
     scale = np.exp(np.random.default_rng(0).normal(size=gradient.layout.size)) if scaled else 1.0
     for _ in range(5):
-        lot = Examples((opposed("cpu"), torch.full((1,), 1e4))).take(slice(None))
-        total = gradient.bounded_sum(lot, None, ClipNorm(1e-3, scale) if scaled else ClipNorm(1e-3))
+        batch = Examples((opposed("cpu"), torch.full((1,), 1e4))).take(slice(None))
+        total = gradient.bounded_sum(batch, None, ClipNorm(1e-3, scale) if scaled else ClipNorm(1e-3))
         assert float((total.double() / torch.as_tensor(scale)).norm()) <= 1e-3 * (1 + 2.0**-11)
 
 
@@ -138,9 +138,9 @@ def test_no_example_gets_past_its_clip_by_rounding(settings, sparing, route, sca
     bound = ClipNorm(1e-3, scale) if scaled else ClipNorm(1e-3)
     units = torch.as_tensor(scale, dtype=torch.float64, device=GPU)
     for n in range(12):
-        lot = Examples((opposed(GPU), torch.ones(1, device=GPU) * 10.0**n)).take(slice(None))
+        batch = Examples((opposed(GPU), torch.ones(1, device=GPU) * 10.0**n)).take(slice(None))
         for _ in range(3):  # without a graph, then with one
-            total = gradient.bounded_sum(lot, None, bound)
+            total = gradient.bounded_sum(batch, None, bound)
             assert float((total.double() / units).norm()) <= 1e-3 * (1 + 2.0**-11)
 
 
@@ -151,8 +151,8 @@ def test_convolutions_are_summed_by_the_gpus_own_library(settings):
     gradient = Gradient(model, nn.CrossEntropyLoss(reduction="none"), route="gram")
     data = torch.randn(100, 64, 8, 8, device=GPU), torch.randint(2, (100,), device=GPU)
     gradient._graphs.wanted = False
-    lot = Examples(data).take(slice(None))
-    gradient.bounded_sum(lot, None, ClipNorm(1.0))
+    batch = Examples(data).take(slice(None))
+    gradient.bounded_sum(batch, None, ClipNorm(1.0))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
-        gradient.bounded_sum(lot, None, ClipNorm(1.0))
+        gradient.bounded_sum(batch, None, ClipNorm(1.0))
     assert not any("im2col" in event.key for event in seen.key_averages())  # one launch an example

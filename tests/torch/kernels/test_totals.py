@@ -34,8 +34,8 @@ def excess(gradient, shape, bound, terms, device):
     inputs.view(len(terms), -1)[:, 0] = 1.0
 
     def total(terms):
-        lot = Examples((inputs.to(device), torch.tensor(terms, dtype=torch.float32, device=device)))
-        return gradient.bounded_sum(lot.take(slice(None)), None, bound).cpu().double().numpy()
+        batch = Examples((inputs.to(device), torch.tensor(terms, dtype=torch.float32, device=device)))
+        return gradient.bounded_sum(batch.take(slice(None)), None, bound).cpu().double().numpy()
 
     return moved(total, terms) - 1
 

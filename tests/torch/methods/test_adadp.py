@@ -63,7 +63,7 @@ def test_same_released_values_same_scales_whatever_the_records(shape, estimate):
 
 
 @pytest.mark.parametrize("shape", ["box", "ellipsoid"])
-def test_a_lot_costs_what_it_costs_in_dp_sgd(shape):
+def test_a_batch_costs_what_it_costs_in_dp_sgd(shape):
     model, budget = network(), ft.Budget(1.0, 1e-5)
     method = AdaDP(model, shape=shape, period=1)
     feed(method, released(model, 12), 0.05)
@@ -74,7 +74,7 @@ def test_a_lot_costs_what_it_costs_in_dp_sgd(shape):
 
 
 def test_the_recursion_by_hand():
-    """E' of one weight over three lots, its root and the update, in Python's floats."""
+    """E' of one weight over three batches, its root and the update, in Python's floats."""
     model = nn.Linear(2, 1, bias=False)
     start = model.weight.detach().clone().flatten().tolist()
     method = AdaDP(model, 0.01, memory=0.9, rate_memory=0.8, estimate="coordinate", period=1, eps=1e-6)

@@ -35,8 +35,8 @@ def test_scores_are_clipped_losses_at_the_candidates():
     layout = Layout.of(model)
     direction = torch.linspace(-1, 1, layout.size)
     ray = Ray(direction.double().numpy(), np.array([0.0, 0.5, 2.0]))
-    lot = Examples((x, y)).take(slice(None))
-    found = RayLosses(model, LOSS, layout, physical=7).bounded_sum(lot, ray, ClipValue(-1.0, 0.0))
+    batch = Examples((x, y)).take(slice(None))
+    found = RayLosses(model, LOSS, layout, physical=7).bounded_sum(batch, ray, ClipValue(-1.0, 0.0))
     start = nn.utils.parameters_to_vector(model.parameters()).detach()
     for step, score in zip(ray.steps, found, strict=True):
         nn.utils.vector_to_parameters(start - step * direction, model.parameters())

@@ -59,7 +59,7 @@ def test_it_trains_within_the_budget():
     ledger = ft.Ledger(ft.Budget(3.0, 1e-5))
     method = DpOpt(model)
     loss = nn.CrossEntropyLoss(reduction="none")
-    lots = train(model, loss, (x, x[:, :3].argmax(1)), ledger, rate=0.2, noise=2.0, steps=15,
+    batches = train(model, loss, (x, x[:, :3].argmax(1)), ledger, rate=0.2, noise=2.0, steps=15,
                  optimizer=method, clip=method.bound)  # fmt: skip
-    assert len(list(lots)) == 15
+    assert len(list(batches)) == 15
     assert ledger.spent.epsilon <= 3.0

@@ -1,4 +1,4 @@
-"""DP-SGD, AdaDP and DP-AGD of torch against their pseudocode: lots and noise are scripted, the rest is real.
+"""DP-SGD, AdaDP and DP-AGD of torch against their pseudocode: batches and noise are scripted.
 
 A reference is the paper's lines in plain numpy, one example after the other, for a linear model under half
 the squared error, whose gradients are (w·x - y) x.
@@ -29,8 +29,8 @@ RNG = np.random.default_rng(6)
 RECORDS, RATE = 40, 0.3
 X = (RNG.normal(size=(RECORDS, 3)) * [1.0, 0.5, 0.2]).astype(np.float32)
 Y = (X @ [1.5, -1.0, 0.5] + 0.1 * RNG.normal(size=RECORDS)).astype(np.float32)
-LOTS = [np.flatnonzero(row < RATE) for row in RNG.random((12, RECORDS))]
-LOTS[2] = np.empty(0, np.int64)  # an empty lot is answered like any other
+BATCHES = [np.flatnonzero(row < RATE) for row in RNG.random((12, RECORDS))]
+BATCHES[2] = np.empty(0, np.int64)  # an empty batch is answered like any other
 NORMALS = RNG.normal(size=(12, 3))
 
 
@@ -51,8 +51,8 @@ def weights_of(model):
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Scripts the lots; a mechanism with scripted noise, and what it was asked for."""
-    drawn, asked = iter(LOTS), []
+    """Scripts the batches; a mechanism with scripted noise, and what it was asked for."""
+    drawn, asked = iter(BATCHES), []
 
     def draw(self, records, stream, turn=0):
         assert (self.rate, records) == (RATE, RECORDS)
@@ -76,10 +76,10 @@ def trained(model, seen, **options):
     return [(step, weights_of(model)) for step in training]
 
 
-def test_train_is_dpsgds_algorithm_1_lot_by_lot(seen):
-    """DP-SGD, all lines, with clip, noise and η that depend on t: clip, one noise a lot, 1/L, descent.
+def test_train_is_dpsgds_algorithm_1_batch_by_batch(seen):
+    """DP-SGD, all lines, with clip, noise and η that depend on t: clip, one noise a batch, 1/L, descent.
 
-    L is the expected lot: the third one is empty.
+    L is the expected batch: the third one is empty.
     """
     clips, noises = [0.5, 0.4, 0.3, 0.6, 0.2, 0.5], [1.0, 1.0, 2.0, 2.0, 1.5, 1.5]
     model = linear()
@@ -90,7 +90,7 @@ def test_train_is_dpsgds_algorithm_1_lot_by_lot(seen):
     assert [ask.noise for ask in seen.asked] == noises
     for t, (step, found) in enumerate(path):
         total = np.zeros(3)
-        for place in LOTS[t]:
+        for place in BATCHES[t]:
             g = (theta @ X[place] - Y[place]) * X[place]
             total += g / max(1.0, np.linalg.norm(g) / clips[t])
         total += noises[t] * clips[t] * NORMALS[t]
@@ -109,11 +109,11 @@ def bound_of(state, step, shape, settings):
         return None
     young = 1 - settings.memory**step
     signal, clutter = state.signal / young, state.clutter / young
-    lots = min(step, (1 + settings.memory) / (1 - settings.memory))
-    level, edge = signal.mean(), 3 * clutter * math.sqrt(2 / (lots * 3))
+    batches = min(step, (1 + settings.memory) / (1 - settings.memory))
+    level, edge = signal.mean(), 3 * clutter * math.sqrt(2 / (batches * 3))
     if level <= edge:
         return None
-    part = max(0.0, 1 - 2 * clutter**2 / lots / signal.var())
+    part = max(0.0, 1 - 2 * clutter**2 / batches / signal.var())
     pooled = np.maximum(level + part * (signal - level), 0.0)
     root = np.sqrt(np.clip(pooled, settings.floor**2 * level, settings.ceiling**2 * level))
     if shape == "box":
@@ -130,7 +130,7 @@ def test_adadp_is_its_lines_on_released_values(seen, shape, period):
     13), or the ellipsoid |g/s| <= C'; 16 and 18 are DP-SGD's; 23 takes the noise's variance off.
     """
     settings = SimpleNamespace(memory=0.8, floor=0.3, ceiling=2.0, factor=1.3, clip=0.9)
-    model, noise, lot = linear(), 0.4, RATE * RECORDS
+    model, noise, batch = linear(), 0.4, RATE * RECORDS
     theta = weights_of(model)
     given = {name: value for name, value in vars(settings).items() if name != "factor" or shape == "box"}
     method = AdaDP(model, 0.05, **given, rate_memory=0.7, estimate="coordinate", shape=shape,
@@ -142,7 +142,7 @@ def test_adadp_is_its_lines_on_released_values(seen, shape, period):
         if t % period == 0:
             bound = bound_of(state, t, shape, settings)  # 7, 9
         total = np.zeros(3)
-        for place in LOTS[t]:  # 3, 4
+        for place in BATCHES[t]:  # 3, 4
             g = (theta @ X[place] - Y[place]) * X[place]  # 5
             if bound is None:
                 total += g / max(1.0, np.linalg.norm(g) / settings.clip)  # 16
@@ -156,14 +156,14 @@ def test_adadp_is_its_lines_on_released_values(seen, shape, period):
             deviation = noise * bound[0] * (math.sqrt(3) if shape == "box" else bound[1])  # 12
         ask = seen.asked[t]
         np.testing.assert_allclose(noise * ask.bound.norm() * ask.scale, deviation, rtol=1e-4)
-        released = (total + deviation * NORMALS[t]) / lot  # 13, 18
+        released = (total + deviation * NORMALS[t]) / batch  # 13, 18
         state.square = 0.7 * state.square + 0.3 * released**2  # 22
-        state.signal = 0.8 * state.signal + 0.2 * (released**2 - (deviation / lot) ** 2)  # 23
-        state.clutter = 0.8 * state.clutter + 0.2 * np.mean((deviation / lot) ** 2)
+        state.signal = 0.8 * state.signal + 0.2 * (released**2 - (deviation / batch) ** 2)  # 23
+        state.clutter = 0.8 * state.clutter + 0.2 * np.mean((deviation / batch) ** 2)
         theta = theta - 0.05 * released / np.sqrt(state.square + 1e-6)  # 25, 26
         np.testing.assert_allclose(found, theta, atol=1e-4)
         branches.append(bound is not None)
-    assert branches[0] is False  # the first lot has the global clip
+    assert branches[0] is False  # the first batch has the global clip
     assert sum(branches) >= 3  # and later ones the local one
 
 
@@ -172,17 +172,17 @@ def test_adadp_as_published_is_its_lines_as_printed(monkeypatch, learning):
     """AdaDP, lines 1-26 as printed, raw gradients in 7, 9, 12 and 23 included: what the audit attacks."""
     x, steps = np.array([[1.0, 0.0, 0.3], [0.0, 1.0, -0.4], [0.5, 0.5, 0.0]]), 6
     came = np.random.default_rng(3).integers(0, 9, size=(steps, 3))
-    lots, noises = iter(came), iter(NORMALS)
+    batches, noises = iter(came), iter(NORMALS)
     data = SimpleNamespace(
         x=x,
         counts=np.array([30, 20, 5]),
-        lots=lambda rate, runs, stream: next(lots)[None].astype(float),
+        lots=lambda rate, runs, stream: next(batches)[None].astype(float),
         gradients=lambda w: (w @ x.T - 1.0)[:, :, None] * x,
     )
     monkeypatch.setattr(as_published, "normal", lambda stream, shape: next(noises)[None])
     method = as_published.AdaDP(steps=steps, noise=0.7, clip=0.5, gate=1e-3, step=0.5, learning=learning)
     (path,) = method(data, 1, SeededStream(0))
-    theta, square, raw, lot, gates = np.zeros(3), np.zeros(3), np.zeros(3), 0.1 * 50, []
+    theta, square, raw, batch, gates = np.zeros(3), np.zeros(3), np.zeros(3), 0.1 * 50, []
     np.testing.assert_array_equal(path[0], theta)  # 1
     for t in range(steps):  # 2
         gates.append(bool(np.var(np.sqrt(raw)) > 1e-3))  # 7
@@ -196,9 +196,9 @@ def test_adadp_as_published_is_its_lines_as_printed(monkeypatch, learning):
         sigma = 1.2 * 0.7 * np.sqrt(3 * raw) if gates[-1] else np.full(3, 0.5 * 0.7)  # 12, 18
         noisy = total + sigma * NORMALS[t]  # 13, 18
         square = 0.9 * square + 0.1 * noisy**2  # 22
-        raw = 0.9 * raw + 0.1 * (plain / lot) ** 2  # 23
+        raw = 0.9 * raw + 0.1 * (plain / batch) ** 2  # 23
         move = noisy / np.sqrt(square + 1e-8) if learning else noisy  # 25
-        theta = theta - 0.5 / lot * move  # 26
+        theta = theta - 0.5 / batch * move  # 26
         np.testing.assert_allclose(path[t + 1], theta, atol=1e-12)
     assert set(gates) == {True, False}
 

@@ -90,7 +90,7 @@ def test_an_older_checkpoint_takes_the_weights_back_and_not_the_spend(tmp_path):
     restore(tmp_path / "a.pt", again)
     assert ledger.share == pytest.approx(8 / 12)
     steps = list(again)
-    assert [step.t for step in steps] == [2, 3, 4, 5]  # four lots were left, whatever the weights remember
+    assert [step.t for step in steps] == [2, 3, 4, 5]  # four batches were left, whatever the weights remember
     assert ledger.share == 1.0
 
 

@@ -119,9 +119,9 @@ class Odd(Dataset):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_record_of_another_shape_or_one_that_cannot_be_read_counts_as_zero(collate, workers):
     examples = Examples(Odd(), collate=collate, workers=workers)
-    batches = list(examples.take(slice(None)).batches(3))
+    batches = list(examples.take(slice(None)).physical_batches(3))
     assert [row[0] for inputs, _, _ in batches for row in inputs.tolist()] == [0, 1, 3, 6, 8, 9]
-    assert list(examples.take(np.array([2, 4])).batches()) == []
+    assert list(examples.take(np.array([2, 4])).physical_batches()) == []
     gradient = Gradient(nn.Linear(3, 2), LOSS)
     found, good = (
         gradient.bounded_sum(examples.take(np.array(places)), None, ClipNorm(1.0))
@@ -136,7 +136,7 @@ def rowed(rows):
 
 def test_a_user_keeps_the_records_that_can_be_read():
     examples = Examples(Odd(), users=[0] * 5 + [1] * 5, records_per_user=5)
-    inputs, _, weights = next(examples.take(slice(None)).batches())
+    inputs, _, weights = next(examples.take(slice(None)).physical_batches())
     assert weights.tolist() == [[1, 1, 0, 1, 0], [0, 1, 0, 1, 1]]
     assert inputs[0, :, 0].tolist() == [0, 1, 0, 3, 0]
 

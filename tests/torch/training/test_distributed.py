@@ -1,4 +1,4 @@
-"""Two processes, one lot: the same weights as one process, one noise vector, and what a failure costs."""
+"""Two processes, one batch: the same weights as one process, one noise vector, and what a failure costs."""
 
 import json
 import os
@@ -115,7 +115,7 @@ def test_two_ranks_are_one_process_and_fail_together(tmp_path):
         again = ft.torch.train(network(), LOSS, (x, y), book, **options)
         told(noises=[step.noise for step in again])
 
-        # rank 1's loss breaks in the second lot: charged, not released, and both know
+        # rank 1's loss breaks in the second batch: charged, not released, and both know
         ill = []
         def broken(outputs, targets):
             if ill:
@@ -163,7 +163,7 @@ def test_two_ranks_are_one_process_and_fail_together(tmp_path):
     for rank in range(2):
         assert "1 of 2 ranks failed" in found[rank][4]["error"]
         assert not found[rank][4]["moved"]
-    assert found[0][4]["share"] == pytest.approx(2 / 6)  # the lot that failed stays charged
+    assert found[0][4]["share"] == pytest.approx(2 / 6)  # the batch that failed stays charged
     assert [row[5]["error"] for row in found] == ["RuntimeError", "NotReleased"]
     assert found[0][5]["share"] == 0.25
 

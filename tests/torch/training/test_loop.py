@@ -72,12 +72,12 @@ def clipped_mean(model, x, y, clip, divisor):
     return total / divisor
 
 
-def test_an_update_is_the_clipped_sum_over_the_expected_lot():
+def test_an_update_is_the_clipped_sum_over_the_expected_batch():
     x, y = data()
     model, rate = network(), 0.1
-    lot = SeededStream(1).poisson_indices(rate, 400)
-    assert len(lot) != 40  # the divisor is told apart from the lot that came
-    wanted = flat(model) - 0.5 * clipped_mean(model, x[lot], y[lot], 0.3, 40)
+    batch = SeededStream(1).poisson_indices(rate, 400)
+    assert len(batch) != 40  # the divisor is told apart from the batch that came
+    wanted = flat(model) - 0.5 * clipped_mean(model, x[batch], y[batch], 0.3, 40)
     training = train(
         model,
         LOSS,
@@ -92,13 +92,13 @@ def test_an_update_is_the_clipped_sum_over_the_expected_lot():
     )
     step = next(training)
     assert torch.allclose(flat(model), wanted, atol=1e-6)
-    assert (step.t, step.lot, step.clip, step.noise) == (1, 40.0, 0.3, 2.0)
+    assert (step.t, step.expected_batch_size, step.clip, step.noise) == (1, 40.0, 0.3, 2.0)
 
 
 def test_the_divisor_is_the_public_number_of_records():
     x, y = data()
-    model, lot = network(), SeededStream(1).poisson_indices(0.1, 400)
-    wanted = flat(model) - 0.5 * clipped_mean(model, x[lot], y[lot], 0.3, 0.1 * 500)
+    model, batch = network(), SeededStream(1).poisson_indices(0.1, 400)
+    wanted = flat(model) - 0.5 * clipped_mean(model, x[batch], y[batch], 0.3, 0.1 * 500)
     next(
         train(
             model,
@@ -143,7 +143,7 @@ def test_noise_has_the_deviation_it_was_charged_for():
     assert abs(float(moved.mean())) < 0.1
 
 
-def test_an_empty_lot_is_charged_and_released_like_any_other():
+def test_an_empty_batch_is_charged_and_released_like_any_other():
     model = network()
     before, ledger = flat(model), seeded()
     training = train(model, LOSS, data(3), ledger, rate=1e-9, noise=1.0, steps=4, optimizer=sgd(model))
@@ -227,11 +227,11 @@ def test_other_bounds_are_trained_with(bound):
     assert torch.isfinite(flat(model)).all()
 
 
-def test_several_lots_make_one_update():
+def test_several_batches_make_one_update():
     x, y = data()
     model, stream = network(), SeededStream(1)
-    lots = [stream.poisson_indices(0.1, 400) for _ in range(2)]
-    both = sum(clipped_mean(model, x[lot], y[lot], 1.0, 80) for lot in lots)
+    batches = [stream.poisson_indices(0.1, 400) for _ in range(2)]
+    both = sum(clipped_mean(model, x[batch], y[batch], 1.0, 80) for batch in batches)
     wanted = flat(model) - 0.5 * both
     training = train(
         model,
@@ -255,9 +255,9 @@ def test_users_are_one_example_and_the_guarantee_says_so():
     x, y = data(60)
     users, model = np.arange(60) // 3, network()
     budget = ft.Budget(2.0, 1e-5, unit="user")
-    lot = SeededStream(1).poisson_indices(0.3, 20)
+    batch = SeededStream(1).poisson_indices(0.3, 20)
     total = torch.zeros_like(flat(model))
-    for user in lot:
+    for user in batch:
         theirs = slice(3 * user, 3 * user + 2)  # two of three records count
         gradients = torch.autograd.grad(LOSS(model(x[theirs]), y[theirs]).sum(), list(model.parameters()))
         row = torch.cat([g.flatten() for g in gradients])
@@ -278,9 +278,9 @@ def test_views_are_averaged_before_they_are_clipped(monkeypatch):
     )  # views known to the test
     x, y = data(60)
     model, sizes = network(), itertools.cycle([1.0, 3.0])
-    lot = SeededStream(1).poisson_indices(0.3, 60)
+    batch = SeededStream(1).poisson_indices(0.3, 60)
     total = torch.zeros_like(flat(model))
-    for place in lot:
+    for place in batch:
         rows = []
         for size in (1.0, 3.0):
             one = LOSS(model(size * x[place : place + 1]), y[place : place + 1]).sum()
@@ -377,8 +377,8 @@ def test_tied_weights_count_once():
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False))
     model[2].weight = model[0].weight
     x, y = data()
-    lot = SeededStream(1).poisson_indices(0.1, 400)
-    wanted = flat(model) - 0.5 * clipped_mean(model, x[lot], y[lot], 0.3, 40)
+    batch = SeededStream(1).poisson_indices(0.1, 400)
+    wanted = flat(model) - 0.5 * clipped_mean(model, x[batch], y[batch], 0.3, 40)
     options = {"rate": 0.1, "clip": 0.3, "noise": 2.0, "optimizer": sgd(model), "mechanism": Quiet}
     next(train(model, LOSS, (x, y), seeded(), **options))
     assert torch.allclose(flat(model), wanted, atol=1e-6)
@@ -502,7 +502,7 @@ def test_a_plan_leaves_room_for_what_is_promised_already():
     assert ledger.guarantee.epsilon <= 2.0
 
 
-def test_more_lots_than_fit_are_refused():
+def test_more_batches_than_fit_are_refused():
     refused(BudgetSpent, "do not fit", noise=1.0, rate=0.5, steps=1000)
 
 
@@ -513,9 +513,9 @@ def test_a_quantile_clip_costs_no_more():
     assert len({step.clip for step in steps}) == len(steps)
 
 
-@pytest.mark.parametrize("lots", [1, 2])
+@pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.parametrize("scale", [None, 3.0, np.linspace(1, 2, 44), torch.linspace(1, 2, 44)])
-def test_an_optimiser_is_told_the_deviation_of_the_noise_it_gets(scale, lots):
+def test_an_optimiser_is_told_the_deviation_of_the_noise_it_gets(scale, batches):
     """Against the noise itself, which is nearly all of what is released here."""
     told, released = [], []
 
@@ -530,8 +530,8 @@ def test_an_optimiser_is_told_the_deviation_of_the_noise_it_gets(scale, lots):
     bound = ft.ClipNorm(2.0) if scale is None else ft.ClipNorm(2.0, scale)
     optimizer = Listening(model.parameters(), lr=0.0)
     for _ in train(
-        model, LOSS, data(), seeded(budget=ft.Budget(1e4, 1e-5)), rate=0.1, steps=200 * lots, noise=50.0,
-        clip=bound, optimizer=optimizer, accumulate=lots,
+        model, LOSS, data(), seeded(budget=ft.Budget(1e4, 1e-5)), rate=0.1, steps=200 * batches, noise=50.0,
+        clip=bound, optimizer=optimizer, accumulate=batches,
     ):  # fmt: skip
         pass
     each = told[-1] if isinstance(told[-1], float) else torch.cat([part.flatten() for part in told[-1]])

@@ -1,4 +1,4 @@
-"""Plans: lots, rate and noise from public numbers, and shapes of noise fitted to a budget."""
+"""Plans: batches, rate and noise from public numbers, and shapes of noise fitted to a budget."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def test_what_is_not_given_spends_the_budget_by_public_numbers_only():
     assert second.noises[0] > first.noises[0]
     assert planned(ft.Budget(8.0, 1e-5), 60_000).steps > first.steps
     assert planned(BUDGET, 100).rate == 1.0
-    assert planned(BUDGET, 10**6).lot >= 1024
+    assert planned(BUDGET, 10**6).expected_batch_size >= 1024
 
 
 def test_a_shape_of_noise_is_fitted_to_the_budget():

@@ -46,7 +46,7 @@ def test_it_settles_at_the_quantile(quantile):
 def test_gradient_and_count_are_one_release_within_one_norm():
     """The joint contribution of any example has norm at most that which the noise is measured by."""
     clip = Quantile(0.5, start=0.7)
-    bound = clip.bound(noise=2.0, lot=50.0)
+    bound = clip.bound(noise=2.0, batch_size=50.0)
     for norm in (0.0, 0.1, 0.6999, 0.7, 0.7001, 5.0, 1e9):
         clipped = min(norm, 0.7)
         counted = bound.unit * (0.5 if norm <= 0.7 else -0.5)
@@ -57,13 +57,13 @@ def test_gradient_and_count_are_one_release_within_one_norm():
 
 
 def test_the_count_is_heard_with_the_deviation_asked_for():
-    bound = Quantile(0.5, deviation=0.05).bound(noise=1.5, lot=400.0)
+    bound = Quantile(0.5, deviation=0.05).bound(noise=1.5, batch_size=400.0)
     assert 1.5 * bound.norm() / bound.unit / 400 == pytest.approx(0.05, rel=0.01)
     assert bound.norm() == pytest.approx(1.0, rel=1e-3)  # and costs next to nothing
 
 
-def test_tiny_lots_never_drown_the_gradient():
-    bound = Quantile(0.5).bound(noise=10.0, lot=1.0)
+def test_tiny_batches_never_drown_the_gradient():
+    bound = Quantile(0.5).bound(noise=10.0, batch_size=1.0)
     assert bound.norm() == pytest.approx(math.sqrt(2))
 
 

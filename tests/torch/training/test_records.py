@@ -26,11 +26,11 @@ class Passing(IterableDataset):
         return iter(Squares())
 
 
-def read(lot, physical=None):
-    return list(lot.batches(physical))
+def read(batch, physical=None):
+    return list(batch.physical_batches(physical))
 
 
-def test_tensors_arrays_and_datasets_give_the_same_lot():
+def test_tensors_arrays_and_datasets_give_the_same_batch():
     chosen = np.array([7, 0, 3])
     for data in ((X, Y), [X.numpy(), Y.numpy()], TensorDataset(X, Y)):
         ((inputs, targets, weights),) = read(Examples(data).take(chosen))
@@ -66,15 +66,15 @@ def test_batches_are_no_larger_than_asked_and_evenly_filled(physical):
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_an_empty_lot_has_no_batches_and_everybody_is_everybody():
+def test_an_empty_batch_has_no_physical_batches_and_everybody_is_everybody():
     examples = Examples((X, Y))
     assert read(examples.take(np.array([], dtype=np.int64)), 4) == []
     assert len(examples.take(slice(None))) == 10
 
 
-def test_parts_of_a_lot_make_the_lot():
-    lot = Examples((X, Y)).take(np.array([1, 5, 6, 9, 2]))
-    parts = [lot.part(rank, 3) for rank in range(3)]
+def test_parts_of_a_batch_make_the_batch():
+    batch = Examples((X, Y)).take(np.array([1, 5, 6, 9, 2]))
+    parts = [batch.part(rank, 3) for rank in range(3)]
     assert np.concatenate([part.indices for part in parts]).tolist() == [1, 5, 6, 9, 2]
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 

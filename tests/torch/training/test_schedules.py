@@ -1,4 +1,4 @@
-"""Bounds of lots: fixed, by the step, in any form, and checked against the model before anything is asked."""
+"""Bounds of batches: fixed, by the step, in any form, checked against the model before anything is asked."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ LAYOUT = Layout.of(nn.Linear(3, 2))
 
 
 def clips(bounds, steps):
-    return [bounds.at(t, noise=1.0, lot=100.0).norm() for t in range(1, steps + 1)]
+    return [bounds.at(t, noise=1.0, batch_size=100.0).norm() for t in range(1, steps + 1)]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Before the first lot: do examples stay apart in this model, and does book-keeping see all of its gradient?
+"""Checks before the first batch that examples stay apart in a model and that book-keeping sees its gradient.
 
 A bound on each example's gradient means nothing where one example moves another's: batch normalisation,
 batch statistics in a forward, a loss divided by the size of the batch. And book-keeping misses a weight that

@@ -46,8 +46,8 @@ class Gradient:
 
     ``loss`` returns one value a record (reduction="none"). At most ``physical`` rows go through the model at
     once. ``autocast`` is the dtype of mixed precision, if any; norms and sums stay in float32. ``route``
-    fixes how norms are computed, by default whatever proves fastest on the first lot: "rows", "again" or
-    "gram" (`farthing.torch.gradients.terms`). The first lot is preceded by a check of the model on made-up
+    fixes how norms are computed, by default whatever proves fastest on the first batch: "rows", "again" or
+    "gram" (`farthing.torch.gradients.terms`). The first batch is preceded by a check of the model on made-up
     inputs; where it cannot run on these, ``example`` gives public ones.
 
     ``isolate`` keeps examples from meeting by construction (`farthing.torch.gradients.isolation`), slower and
@@ -95,11 +95,11 @@ class Gradient:
         ends = (*self.layout.offsets[1:], self.layout.size)
         self._spans = [slice(a, b) for a, b in zip(self.layout.offsets, ends, strict=True)]
 
-    def bounded_sum(self, lot: Any, w: Any, bound: Any) -> Tensor:
-        """Σ bounded gradients of the lot's examples, flat; ``w`` is not used, the model holds its weights."""
+    def bounded_sum(self, batch: Any, w: Any, bound: Any) -> Tensor:
+        """Return the flat sum of bounded gradients; ``w`` is not used, the model holds its weights."""
         try:
-            with self._wall if self._wall is not None else nullcontext(), totals.among(len(lot)):
-                return self._summed(lot, bound)
+            with self._wall if self._wall is not None else nullcontext(), totals.among(len(batch)):
+                return self._summed(batch, bound)
         except torch.OutOfMemoryError:  # how much was asked for would tell how many were drawn
             raise OutOfMemory(
                 f"there is no memory for a batch of physical={self.physical} rows: give a smaller number"
@@ -119,15 +119,15 @@ class Gradient:
             self._bound = clipping.checked(bound, self.layout.size, self.layout.offsets)
         return torch.empty(self.layout.size + clipping.extra(bound), device=self._first.device)
 
-    def _summed(self, lot: Any, bound: Any) -> Tensor:
+    def _summed(self, batch: Any, bound: Any) -> Tensor:
         total, parts = self._empty(bound), totals.Parts()
         live: Live | None = None
         empty = True
         if self._checked is not self.model.training:
-            for inputs, targets, weights in lot.batches(1):
+            for inputs, targets, weights in batch.physical_batches(1):
                 self._checked_publicly(inputs, targets, weights)
                 break
-        for inputs, targets, weights in lot.batches(self._rows()):
+        for inputs, targets, weights in batch.physical_batches(self._rows()):
             if not empty:
                 parts.put(total)
             empty = False
@@ -173,7 +173,7 @@ class Gradient:
     def check(self, inputs: Any, targets: Any, weights: Tensor | None = None) -> None:
         """Makes sure that examples stay apart in the model; see `farthing.torch.checks.selfcheck`.
 
-        Only shapes and dtypes of what is given are used. Runs by itself with the first lot.
+        Only shapes and dtypes of what is given are used. Runs by itself with the first batch.
         """
         refuse_known(self.model)
         if self._example is not None:

@@ -4,7 +4,7 @@ A small model's step is a hundred launches of a few microseconds each, and Pytho
 model's is a thousand, and without a graph Python has to wait and see whether an example is not finite. A
 graph needs shapes that do not change, so a batch is copied into buffers that hold a few more rows, up to the
 next multiple of 32, of 8 where few rows take long, of a 64th where they are many, and rows that only fill up
-get weight 0. Lots of nearly the same size share few graphs, and all graphs share their buffers. What a
+get weight 0. Batches of nearly the same size share few graphs, and all graphs share their buffers. What a
 bound's numbers are may change from run to run; what kind of bound it is may not. A model that cannot be
 captured (one that waits for the GPU in its forward, say), or not in the memory there is, goes on without.
 """
@@ -63,7 +63,7 @@ class Room:
             self.live.refill(bound, self.count)
 
 
-class Batch:
+class BatchGraph:
     """The bounded sum, in ``total``, of the first ``size`` examples in a room."""
 
     def __init__(self, add: Add, room: Room, size: int, total: Tensor | None = None) -> None:
@@ -96,7 +96,7 @@ class Graphs:
 
     def __init__(self, model: nn.Module, add: Add, count: int) -> None:
         self._model, self._add, self._count = model, add, count
-        self._batches: dict[Any, Batch] = {}
+        self._batches: dict[Any, BatchGraph] = {}
         self._rooms: dict[Any, Room] = {}
         self._seen: dict[Any, float] = {}
         self._pool: Any = None
@@ -141,7 +141,7 @@ class Graphs:
 
     def _new(
         self, key: Any, inputs: Any, targets: Any, weights: Any, bound: TorchBound, size: int
-    ) -> Batch | None:
+    ) -> BatchGraph | None:
         """A graph for a kind of batch, if it is quick enough to need one and there is room for it."""
         if len(self._batches) >= _MOST:
             return None
@@ -165,13 +165,13 @@ class Graphs:
 
     def _captured(
         self, kind: Any, inputs: Any, targets: Any, weights: Any, bound: TorchBound, size: int
-    ) -> Batch | None:
+    ) -> BatchGraph | None:
         room = self._rooms.get(kind)
         if room is None or room.rows < size:
             room = Room(inputs, targets, weights, bound, self._count, size + size // 16)
             self._rooms[kind] = room
         room.fill(inputs, targets, weights, bound)
-        batch = Batch(self._add, room, size, self._total)
+        batch = BatchGraph(self._add, room, size, self._total)
         self._total = batch.total
         if self._seen[kind] < 0:
             self._seen[kind] = _seconds(batch)
@@ -186,7 +186,7 @@ class Graphs:
         return batch
 
 
-def _seconds(batch: Batch) -> float:
+def _seconds(batch: BatchGraph) -> float:
     """How long a batch takes without a graph."""
     batch.run()
     torch.cuda.synchronize()

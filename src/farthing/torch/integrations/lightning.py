@@ -2,42 +2,22 @@
 
     private = Private(lambda net, optimizer: ft.torch.train(net, loss, data, ledger, optimizer=optimizer))
     trainer = Trainer(callbacks=[private], max_epochs=-1)    # it ends when the budget is spent
-    trainer.fit(module, private.lots, val_dataloaders=public)
+    trainer.fit(module, private.batches, val_dataloaders=public)
 
 Lightning's loop draws batches, and hands each to hooks, loggers and `training_step`; a loss logged there is
 a release that nobody paid for. So with this callback no private record enters the loop: the Trainer counts
-*lots*, 0, 1, 2, …, and where it would call the module's `training_step`, one lot is asked of the ledger
+*batches*, 0, 1, 2, …, and where it would call the module's `training_step`, one batch is asked of the ledger
 (Poisson, every example's gradient bounded, noise on the sum). The released gradient is in the parameters'
 ``grad`` when Lightning takes the optimiser's step. From there on all is Lightning's: schedules, checkpoints,
 validation on public data, early stopping, loggers. What is logged by itself is public: the share of the plan
-that is used, lots left, clip and noise.
+that is used, batches left, clip and noise.
 
-Guarantee: that of `farthing.torch.training.loop.train`, which draws the lots, clips and adds the noise.
-
-Leaving the optimiser's step to somebody else: a framework that keeps its own loop.
-
-Lightning and Hugging Face's Trainer call the optimiser themselves, between their own hooks. `defer` makes a
-run end each update where the released gradient lies in the parameters' ``grad``; the step, which is
-post-processing, is then theirs.
-
->>> import farthing as ft
->>> model = torch.nn.Linear(3, 2)
->>> data = torch.randn(4000, 3), torch.randint(2, (4000,))
->>> loss = torch.nn.CrossEntropyLoss(reduction="none")
->>> training = ft.torch.train(model, loss, data, epsilon=1.0, delta=1e-5, steps=5)
->>> optimizer = defer(training)
->>> before = model.weight.detach().clone()
->>> _ = next(training)
->>> bool((model.weight == before).all()), model.weight.grad is not None
-(True, True)
->>> optimizer.step()
->>> bool((model.weight == before).all())
-False
+Guarantee: that of `farthing.torch.training.loop.train`, which draws the batches, clips and adds the noise.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -45,52 +25,8 @@ from torch import nn
 from farthing import validate
 from farthing.errors import InvalidValue, Unsupported
 from farthing.torch.checks.optimizer_trial import rehearse
+from farthing.torch.integrations.deferred import defer
 from farthing.torch.training.loop import Training
-
-
-def defer(training: Training) -> torch.optim.Optimizer:
-    """Makes ``training`` leave its steps to the caller; returns the optimiser that is to take them.
-
-    Its learning rate follows the run's own rule where the run chose it; a scheduler or an average of weights
-    belongs to whoever takes the steps.
-    """
-    state = training.state_dict()
-    for name, what in (("scheduler", "a scheduler"), ("averaged", "an average of weights")):
-        if state[name] is not None:
-            raise InvalidValue(f"{what} follows steps that are taken elsewhere here: leave it out of train")
-    optimizer = training.optimizer
-    training.optimizer = cast(torch.optim.Optimizer, _Deferred(optimizer))
-    return optimizer
-
-
-class _Deferred:
-    """All of an optimiser but its step."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        if hasattr(optimizer, "expect"):
-            self.expect = optimizer.expect
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The optimiser's own, also after it was restored."""
-        return self._optimizer.param_groups
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Before the next lot is asked for."""
-        self._optimizer.zero_grad(set_to_none)
-
-    def step(self) -> None:
-        """Somebody else's."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """For checkpoints."""
-        return self._optimizer.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From checkpoints."""
-        self._optimizer.load_state_dict(state_dict)
-
 
 try:
     from lightning.pytorch import Callback
@@ -109,33 +45,33 @@ _LOGS = ("log", "log_dict")
 
 
 class Private(Callback):  # type: ignore[misc]
-    """Makes a Trainer take private lots in place of the module's own training steps.
+    """Makes a Trainer take private batches in place of the module's own training steps.
 
     ``begin(module, optimizer)`` starts the run: a call of `farthing.torch.train` with this model and this
     optimiser, which is what the module's `configure_optimizers` made, or None where that returned None; then
-    the run chooses. ``lots_per_epoch`` lots count as an epoch of the Trainer, which may validate, save and
-    log after each; `lots` is what `Trainer.fit` takes in place of a loader.
+    the run chooses. ``batches_per_epoch`` batches count as an epoch of the Trainer, which may validate, save
+    and log after each; `batches` is what `Trainer.fit` takes in place of a loader.
 
     A checkpoint holds weights, optimiser and step number, never the spend: with ``ckpt_path`` training goes
     on from the weights, with what the ledger has left.
     """
 
-    def __init__(self, begin: Begin, *, lots_per_epoch: int = 100) -> None:
+    def __init__(self, begin: Begin, *, batches_per_epoch: int = 100) -> None:
         self.begin = begin
-        self.lots = range(validate.count(lots_per_epoch=lots_per_epoch))
+        self.batches = range(validate.count(batches_per_epoch=batches_per_epoch))
         self.training: Training | None = None
         self._saved: dict[str, Any] = {}
         self._automatic: bool | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Puts lots in the place of training steps, until the fit has ended."""
+        """Puts batches in the place of training steps, until the fit has ended."""
         if stage != "fit":
             return
         _refuse(trainer)
         configure = pl_module.configure_optimizers
 
         def training_step(batch: Any, batch_idx: int) -> None:
-            self._lot(trainer, pl_module)
+            self._batch(trainer, pl_module)
 
         self._automatic = bool(pl_module.automatic_optimization)
         pl_module.automatic_optimization = False
@@ -156,18 +92,18 @@ class Private(Callback):  # type: ignore[misc]
         return taking if given is None else given
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Before the first batch is read: only lot numbers may come."""
-        if trainer.train_dataloader != self.lots:
+        """Before the first batch is read: only batch numbers may come."""
+        if trainer.train_dataloader != self.batches:
             raise InvalidValue(
-                "Trainer.fit must be given the callback's own lots, trainer.fit(module, private.lots), not a "
-                "loader: what a loader of private records yields goes to hooks and loggers without noise"
+                "Trainer.fit must be given the callback's own batches, trainer.fit(module, private.batches), "
+                "not a loader: what a loader yields goes to hooks and loggers without noise"
             )
         for config in trainer.lr_scheduler_configs:
             rehearse(config.scheduler.optimizer, config.scheduler)
         if self._saved and self.training is not None:
             self.training.load_state_dict({**self.training.state_dict(), **self._saved})
 
-    def _lot(self, trainer: Any, module: Any) -> None:
+    def _batch(self, trainer: Any, module: Any) -> None:
         assert self.training is not None
         try:
             with _unlogged(module):
@@ -215,11 +151,11 @@ class Private(Callback):  # type: ignore[misc]
 
 
 def _refuse(trainer: Any) -> None:
-    """What the Trainer would do beside a lot, without knowing of its noise."""
+    """What the Trainer would do beside a batch, without knowing of its noise."""
     if trainer.world_size > 1:
         raise Unsupported(
             f"this callback trains on one device, the Trainer has {trainer.world_size}: for several call "
-            "farthing.torch.train on every rank, which draws one lot for all"
+            "farthing.torch.train on every rank, which draws one batch for all"
         )
     if str(trainer.precision) not in ("32-true", "32"):
         raise Unsupported(
@@ -229,7 +165,9 @@ def _refuse(trainer: Any) -> None:
     if trainer.gradient_clip_val is not None:
         raise Unsupported("gradient_clip_val clips a mean; give train(…, clip=…), which clips every example")
     if trainer.accumulate_grad_batches != 1:
-        raise Unsupported("accumulate_grad_batches must be 1: lots are accumulated by train(…, accumulate=…)")
+        raise Unsupported(
+            "accumulate_grad_batches must be 1: batches are accumulated by train(…, accumulate=…)"
+        )
 
 
 def _only(given: Any) -> torch.optim.Optimizer | None:

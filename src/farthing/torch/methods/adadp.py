@@ -4,20 +4,20 @@ Xu, Shi, Liu, Zhao & Chen 2020, "An Adaptive and Fast Convergent Approach to Dif
 Learning", Algorithm 1. As published it has no finite ε: the scale of its noise and the gate that turns it on
 read gradients before the noise is added. Here both read what was released, and nothing else:
 
-* every example's gradient is clipped, one noise vector is added to the sum of a lot;
+* every example's gradient is clipped, one noise vector is added to the sum of a batch;
 * E' ← γ' E' + (1 - γ')(g̃² - σ²), the mean square of released mean gradients less that of their noise, which
   is public (line 23; without σ² the estimate would feed on its own noise and grow without end);
 * s = min(C, β √E') (line 9; without β for an ellipsoid), E' over 1 - γ'^t and then kept between floor² and
   ceiling² times the layer's own mean square, so that no coordinate is given up and none takes all;
-* while E' of no parameter stands out of its noise, lots are clipped at the norm C as in DP-SGD (line 7, where
-  the paper asks for Var √E' > G: ``threshold`` is that G, of released values, and noise alone may pass it);
-  a parameter whose E' does not, counts as what the noise can hide;
+* while E' of no parameter stands out of its noise, batches are clipped at the norm C as in DP-SGD (line 7,
+  where the paper asks for Var √E' > G: ``threshold`` is that G, of released values, and noise alone may pass
+  it); a parameter whose E' does not, counts as what the noise can hide;
 * w ← w - rate · g̃ / √(E + ε₀) (lines 22 to 26), E the mean square of g̃ itself, with a memory of its own.
 
 Guarantee: a bound that follows from released values keeps its price (`ClipNorm` and `ClipCoordinates` are
-measured in units of their scale, and so is the noise), so a run costs what DP-SGD costs at this noise, lot by
-lot: one promise, counted by tight accounting, under the ledger's adjacency, against anyone who does not see
-who is in a lot.
+measured in units of their scale, and so is the noise), so a run costs what DP-SGD costs at this noise, batch
+by batch: one promise, counted by tight accounting, under the ledger's adjacency, against anyone who does not
+see who is in a batch.
 
 What made it useful, beyond sound (docs/deep-results.md has the figures):
 
@@ -35,8 +35,8 @@ What made it useful, beyond sound (docs/deep-results.md has the figures):
 >>> model = torch.nn.Linear(3, 2)
 >>> data = torch.randn(4000, 3), torch.randint(2, (4000,))
 >>> method, loss = AdaDP(model), torch.nn.CrossEntropyLoss(reduction="none")
->>> lots = train(model, loss, data, epsilon=1.0, delta=1e-5, steps=20, optimizer=method, clip=method.bound)
->>> len(list(lots))
+>>> batches = train(model, loss, data, epsilon=1.0, delta=1e-5, steps=20, optimizer=method, clip=method.bound)
+>>> len(list(batches))
 20
 """
 
@@ -80,9 +80,9 @@ class AdaDP(DPAdam):
 
     ``lr`` is η, ``clip`` C, ``factor`` β (of a box, 1.2 by default), ``memory`` γ' and ``rate_memory`` 1 - γ,
     the decays of the two mean squares, ``threshold`` G, ``eps`` ε₀; ``floor`` and ``ceiling`` are multiples
-    of a layer's root mean square, ``period`` the lots between two scales. ``noise`` and ``rate`` switch the
-    two adaptive halves. ``momentum`` is that of released gradients. σ_*, L and T are arguments of `train`:
-    its noise, its rate L/N and its steps.
+    of a layer's root mean square, ``period`` the batches between two scales. ``noise`` and ``rate`` switch
+    the two adaptive halves. ``momentum`` is that of released gradients. σ_*, L and T are arguments of
+    `train`: its noise, its rate L/N and its steps.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class AdaDP(DPAdam):
         self._kept: _Held | None = None
 
     def bound(self, t: int) -> Bound:
-        """The clip of lot t = 1, 2, …: give it to `train` as ``clip``. It reads released values only."""
+        """The clip of batch t = 1, 2, …: give it to `train` as ``clip``. It reads released values only."""
         period = (t - 1) // self._period
         if self._bound is None or self._bound[0] != period:
             self._bound = period, self._found()
@@ -158,8 +158,8 @@ class AdaDP(DPAdam):
             return None, None, (0.0, 0.0)
         held, step = self._held(trained, states), states[0]["step"]
         held.young.fill_(1 - self._memory**step)
-        # a mean of k squares of noise has deviation √(2/k); memory holds (1 + γ')/(1 - γ') lots
-        held.lots.fill_(min(step, (1 + self._memory) / (1 - self._memory)))
+        # a mean of k squares of noise has deviation √(2/k); memory holds (1 + γ')/(1 - γ') batches
+        held.batches.fill_(min(step, (1 + self._memory) / (1 - self._memory)))
         root, scale, numbers = held.measuring.run(lambda: self._estimated(held))
         stands, clip = numbers.tolist()
         return root, scale, (stands, clip)
@@ -169,9 +169,9 @@ class AdaDP(DPAdam):
         flat = held.flat
         signals = flat.layout.views(flat["signal"] / held.young)
         clutters = flat["clutter"] / held.young
-        levels, edges = _means(signals), 3 * clutters * (2 / (held.lots * held.sizes)).sqrt()
+        levels, edges = _means(signals), 3 * clutters * (2 / (held.batches * held.sizes)).sqrt()
         stands = levels > edges
-        squares = _pooled(signals, self._estimate, 2 * clutters**2 / held.lots)
+        squares = _pooled(signals, self._estimate, 2 * clutters**2 / held.batches)
         # what does not stand out of the noise is taken to be as large as the noise can hide
         levels = torch.where(stands, levels, edges.clamp_min(_TINY))
         least = torch.where(stands, self._floor**2 * levels, levels)
@@ -223,7 +223,7 @@ class _Held:
 
     def __init__(self, flat: Flat) -> None:
         self.flat, device = flat, flat.device
-        self.young, self.lots = torch.ones(2, device=device)
+        self.young, self.batches = torch.ones(2, device=device)
         self.sizes = torch.tensor(flat.layout.sizes, dtype=torch.float32, device=device)
         self.measuring, self._stepping, self._hearing = (Recorded(device) for _ in range(3))
         self._variance = torch.zeros(flat.layout.size, device=device)  # of the noise that was told,
@@ -311,7 +311,7 @@ def adapted(
     square: Tensor | None,
     rates: tuple[float, float, float, float],
 ) -> Tensor:
-    """The step that follows from a released gradient; states that are given go on to the next lot in place.
+    """The step that follows from a released gradient; states that are given go on to the next batch in place.
 
     ``rates`` are the momentum of ``mean``, 1 - γ' by which ``signal`` E' moves, 1 - γ of ``square`` E, ε₀.
     """

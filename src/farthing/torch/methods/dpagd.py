@@ -52,7 +52,7 @@ from farthing.torch.kernels.noise import Gaussian
 from farthing.torch.training.checkpoint import Layout
 from farthing.torch.training.plan import checked
 from farthing.torch.training.randomness import OwnRandomness, apart
-from farthing.torch.training.records import Examples, Lot
+from farthing.torch.training.records import Batch, Examples
 
 Array = NDArray[np.float64]
 
@@ -80,18 +80,18 @@ class RayLosses:
     honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)
     shape: ClassVar[None] = None
 
-    def bounded_sum(self, records: Lot, w: Ray, bound: ClipValue) -> Array:
+    def bounded_sum(self, records: Batch, w: Ray, bound: ClipValue) -> Array:
         with Wall(self.model, self.loss):
             return self._sum(records, w, bound)
 
     @torch.no_grad()
-    def _sum(self, records: Lot, w: Ray, bound: ClipValue) -> Array:
+    def _sum(self, records: Batch, w: Ray, bound: ClipValue) -> Array:
         weights = dict(self.model.named_parameters())
         device = next(iter(weights.values())).device
         direction = torch.as_tensor(w.direction, dtype=torch.float32, device=device)
         along = dict(zip(self.layout.names, self.layout.views(direction), strict=True))
         total = np.zeros(len(w.steps))
-        for inputs, targets, present in records.batches(self.physical):
+        for inputs, targets, present in records.physical_batches(self.physical):
             scores = []
             for step in w.steps:
                 moved = {

@@ -1,16 +1,16 @@
-"""One lot over several processes: each takes its share of the examples, noise is added once.
+"""One batch over several processes: each takes its share of the examples, noise is added once.
 
-Every rank runs the same `train` on the same data. Rank 0 has the ledger: it charges, draws the lot and tells
-the others which examples are in it; every rank sums the bounded gradients of its part, the sums meet on
+Every rank runs the same `train` on the same data. Rank 0 has the ledger: it charges, draws the batch and
+tells the others which examples are in it; every rank sums the bounded gradients of its part, the sums meet on
 rank 0, noise is added there, and the released answer goes to all, who take the same step. So the privacy is
-that of one process with one ledger, and the weights stay the same everywhere. (Which examples are in a lot is
-told to the ranks, not to the outside: they hold the records anyway.)
+that of one process with one ledger, and the weights stay the same everywhere. (Which examples are in a batch
+is told to the ranks, not to the outside: they hold the records anyway.)
 
 A rank whose sum fails takes part in the exchange all the same and says so. Rank 0's ledger then asks for
-parts of the lot until the examples that fail stand alone, and counts those as zero
+parts of the batch until the examples that fail stand alone, and counts those as zero
 (`farthing.ledger.failsafe`); the other ranks answer as often as it asks. Where a rank has no memory, or with
-seeded noise, nothing is released, the lot stays charged, and every rank raises `NotReleased`. So it is when a
-rank dies, as soon as torch.distributed notices.
+seeded noise, nothing is released, the batch stays charged, and every rank raises `NotReleased`. So it is when
+a rank dies, as soon as torch.distributed notices.
 """
 
 from collections.abc import Collection, Iterator
@@ -30,9 +30,9 @@ from farthing.queries.query import Contribution, Query, Receipt
 from farthing.torch.checks import agreement
 from farthing.torch.kernels import totals
 from farthing.torch.training.plan import Plan
-from farthing.torch.training.records import Examples, Lot
+from farthing.torch.training.records import Batch, Examples
 
-_LOT, _SPENT, _RELEASED, _FAILED = range(4)
+_BATCH, _SPENT, _RELEASED, _FAILED = range(4)
 
 Group = dist.ProcessGroup
 Released = tuple[Any, tuple[Receipt, ...]]
@@ -78,7 +78,7 @@ class Ranks:
             failed, for_good = word.tolist()
             if failed:
                 raise (NotReleased if for_good else RanksFailed)(
-                    f"{failed} of {self.size} ranks failed on their part of a lot: it is charged, and "
+                    f"{failed} of {self.size} ranks failed on their part of a batch: it is charged, and "
                     "nothing was released"
                 )
             assert total is not None
@@ -87,7 +87,7 @@ class Ranks:
 
 
 class RanksFailed(NotReleased):
-    """A rank failed on its part of a lot, perhaps because of an example: rank 0 may ask for parts of it."""
+    """A rank failed on its part of a batch, perhaps because of an example: rank 0 may ask for parts of it."""
 
     public = False
 
@@ -187,11 +187,11 @@ class _Parts:
     contribution: Contribution
     together: Ranks
 
-    def bounded_sum(self, lot: Lot, w: Any, bound: Any) -> Tensor:
+    def bounded_sum(self, batch: Batch, w: Any, bound: Any) -> Tensor:
         """All ranks' sums, added up at rank 0."""
-        self.together.tell(_LOT, len(lot))
-        self.together.send(torch.from_numpy(lot.indices).to(self.together.device))
-        return _part(self.contribution, self.together, lot, bound)
+        self.together.tell(_BATCH, len(batch))
+        self.together.send(torch.from_numpy(batch.indices).to(self.together.device))
+        return _part(self.contribution, self.together, batch, bound)
 
     @property
     def honours(self) -> Collection[str]:
@@ -208,11 +208,11 @@ class _Parts:
         return zero_sum(self.contribution, records, w, bound)
 
 
-def _part(contribution: Contribution, together: Ranks, lot: Lot, bound: Any) -> Tensor:
+def _part(contribution: Contribution, together: Ranks, batch: Batch, bound: Any) -> Tensor:
     """This rank's sum, added to the others'. An error here is told to all before it is raised."""
-    part = lot.part(together.rank, together.size)
+    part = batch.part(together.rank, together.size)
     try:
-        with totals.among(len(lot)):
+        with totals.among(len(batch)):
             total: Tensor = contribution.bounded_sum(part, None, bound)
     except Exception as error:
         together.meet(None, public=refusal(error) is not None)  # raises, with this error as its context
@@ -223,7 +223,7 @@ def _part(contribution: Contribution, together: Ranks, lot: Lot, bound: Any) -> 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Follower:
-    """The door of every other rank: it waits for rank 0's lot, sums its part, and gets what is released."""
+    """The door of every other rank: it waits for rank 0's batch, sums its part, and gets what is released."""
 
     examples: Examples
     together: Ranks
@@ -234,11 +234,11 @@ class Follower:
         if word == _SPENT:
             raise BudgetSpent("rank 0 says that the budget is spent")
         failed = NotReleased("rank 0 failed: what was charged is not released")
-        while word == _LOT:  # again, in parts, where a rank fails
+        while word == _BATCH:  # again, in parts, where a rank fails
             indices = self.together.send(torch.empty(size, dtype=torch.int64, device=self.together.device))
-            lot = self.examples.take(np.asarray(indices.cpu()))
+            batch = self.examples.take(np.asarray(indices.cpu()))
             try:
-                _part(query.contribution, self.together, lot, query.bound)
+                _part(query.contribution, self.together, batch, query.bound)
             except RanksFailed as error:
                 failed = error
             word, size = self.together.tell(_FAILED, 0)

@@ -48,7 +48,9 @@ def evaluate(
     training, total = model.training, 0.0
     model.eval()
     try:
-        for inputs, targets, _ in examples.take(slice(None)).batches(validate.count(physical=physical)):
+        for inputs, targets, _ in examples.take(slice(None)).physical_batches(
+            validate.count(physical=physical)
+        ):
             outputs = call(model, inputs)
             found = (outputs.argmax(-1) == targets).float() if loss is None else loss(outputs, targets)
             total += float(found.double().sum())
@@ -58,14 +60,14 @@ def evaluate(
 
 
 def progress(training: Training) -> Iterator[Step]:
-    """The same steps, with a bar in the terminal: lots done, lots left, clip and noise."""
+    """The same steps, with a bar in the terminal: batches done, batches left, clip and noise."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     words = TextColumn("clip {task.fields[clip]:.3g}, noise {task.fields[noise]:.3g}")
     with Progress(
-        TextColumn("lots"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), words, transient=True
+        TextColumn("batches"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), words, transient=True
     ) as bar:
-        task = bar.add_task("lots", total=training.steps, clip=0.0, noise=0.0)
+        task = bar.add_task("batches", total=training.steps, clip=0.0, noise=0.0)
         for step in training:
             bar.update(task, completed=training.steps - step.left, clip=step.clip, noise=step.noise)
             yield step

@@ -1,13 +1,13 @@
 """Training a model until its budget is spent: DP-SGD with any optimiser of torch.
 
-Abadi et al. 2016, Algorithm 1, behind the ledger's door: a Poisson lot, every example's gradient bounded, one
-noise vector a lot, the sum divided by the *expected* size of a lot. What is released becomes the parameters'
-``grad``; from there on everything is post-processing: optimiser, schedule of learning rates, weight averages,
-checkpoints, evaluation on public data. There is no number of steps to choose: lots are promised ahead and
-counted by tight accounting, and the loop ends when they are used up.
+Abadi et al. 2016, Algorithm 1, behind the ledger's door: a Poisson batch, every example's gradient bounded,
+one noise vector a batch, the sum divided by the *expected* size of a batch. What is released becomes the
+parameters' ``grad``; from there on everything is post-processing: optimiser, schedule of learning rates,
+weight averages, checkpoints, evaluation on public data. There is no number of steps to choose: batches are
+promised ahead and counted by tight accounting, and the loop ends when they are used up.
 
 Guarantee: that of the promised plan (`ledger.guarantee`), under the ledger's adjacency, for a record, or with
-``users`` for a person with all records, against anyone who sees every release and not who is in a lot.
+``users`` for a person with all records, against anyone who sees every release and not who is in a batch.
 
 >>> from torch import nn
 >>> model = nn.Linear(3, 2)
@@ -64,11 +64,12 @@ _LOOK = 16  # how often weights on another device are looked at for NaN: a look 
 class Step(asking.Step):
     """One update, in public numbers; ``w`` is the model. Nothing here was seen on the records alone.
 
-    ``lot`` is the expected size of a lot, ``clip`` the bound of one example's gradient, ``noise`` the
-    standard deviation over that, ``share`` the part of the plan that is used, ``left`` the lots to come.
+    ``expected_batch_size`` is that of the sampler, ``clip`` the bound of one example's gradient, ``noise``
+    the standard deviation over that, ``share`` the part of the plan that is used, ``left`` the batches to
+    come.
     """
 
-    lot: float = 0.0
+    expected_batch_size: float = 0.0
     clip: float = 0.0
     noise: float = 0.0
     share: float = 0.0
@@ -128,21 +129,21 @@ def train(
     callbacks: Iterable[Callable[[Step], object]] = (),
     group: distributed.Group | None = None,
 ) -> "Training":
-    """Noisy lots until the budget is spent: iterate it, one `Step` an update.
+    """Noisy batches until the budget is spent: iterate it, one `Step` an update.
 
     ``loss(outputs, targets)`` gives one value a record (reduction="none"). Everything named is optional and
-    public. ``rate`` is an example's chance to be in a lot, ``noise`` the standard deviation over the clip: a
-    number, or for a schedule one a lot or a function of t = 1, 2, …; ``clip`` likewise, or a bound, or a
+    public. ``rate`` is an example's chance to be in a batch, ``noise`` the standard deviation over the clip:
+    a number, or for a schedule one a batch or a function of t = 1, 2, …; ``clip`` likewise, or a bound, or a
     `Quantile` that finds its own. What is not given follows from the budget (of ``ledger``, or ``epsilon``
     and ``delta``) and the number of examples by the rules of `farthing.torch.training.plan`; ``records`` is
     that number where the size of the data is itself private.
 
-    ``physical`` rows go through the model at once, in the mixed precision of ``autocast`` if it is given.
-    The model is checked on made-up inputs first, or on ``example``, public (inputs, targets).
-    ``isolate=True`` is for models that you do not know: examples cannot meet in them, whatever they do
+    ``physical`` rows go through the model at once, in the mixed precision of ``autocast`` if it is given. The
+    model is checked on made-up inputs first, or on ``example``, public (inputs, targets). ``isolate=True`` is
+    for models that you do not know: examples cannot meet in them, whatever they do
     (`farthing.torch.gradients.isolation`); it is slower, and "loop" slower still for what vmap cannot run.
-    ``accumulate`` lots make one update. ``average`` is the decay of a moving average of the weights, kept in
-    `Training.averaged`. Under torch.distributed every rank calls this alike, and rank 0's ledger counts.
+    ``accumulate`` batches make one update. ``average`` is the decay of a moving average of the weights, kept
+    in `Training.averaged`. Under torch.distributed every rank calls this alike, and rank 0's ledger counts.
     """
     rows = PHYSICAL if physical is None else physical
     gradient = Gradient(model, loss, physical=rows, autocast=autocast, example=example, isolate=isolate)
@@ -207,7 +208,7 @@ class Training:
         self._kind, self._layout, self._asks, self._place = kind, kind.layout, asks, place
         self._bounds, self._parts = bounds, parts
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        first = bounds.at(1, plan.noise(0), plan.lot).norm()
+        first = bounds.at(1, plan.noise(0), plan.expected_batch_size).norm()
         self.optimizer = chosen(model, plan, first) if parts.optimizer is None else parts.optimizer
         self._falling = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._average = None if parts.average is None else Average(model, parts.average)
@@ -223,7 +224,7 @@ class Training:
 
     @property
     def steps(self) -> int:
-        """How many lots the plan has in all."""
+        """How many batches the plan has in all."""
         assert self.plan.steps is not None
         return self.plan.steps
 
@@ -239,7 +240,7 @@ class Training:
         device = self._trained[0].device
         for place in range(self._place, self.steps):
             noise = self.plan.noise(place)
-            if noise in spent:  # a crash forfeited some lots of this noise: others may be left
+            if noise in spent:  # a crash forfeited some batches of this noise: others may be left
                 continue
             query = self._query(place, noise)
             self.optimizer.zero_grad(set_to_none=True)
@@ -251,7 +252,7 @@ class Training:
                 spent.add(noise)
                 continue
             released = torch.as_tensor(value, dtype=torch.float32, device=device)
-            gradient = self._bounds.learn(query.bound, released, self.plan.lot)
+            gradient = self._bounds.learn(query.bound, released, self.plan.expected_batch_size)
             held.append(_Held(gradient, query.bound, noise, receipts))
             if len(held) == self._parts.accumulate:
                 yield self._update(held, place + 1)
@@ -260,12 +261,12 @@ class Training:
             yield self._update(held, self.steps)
         if not self.t:  # those that a state was loaded from count
             raise BudgetSpent(
-                f"no lot of {self.steps} is left: the ledger was spent before this training made a step"
+                f"no batch of {self.steps} is left: the ledger was spent before this training made a step"
             )
 
     def _query(self, place: int, noise: float) -> Query:
-        """The query of this lot; the one before it where nothing changed, so that it is priced once."""
-        bound, last = self._bounds.at(place + 1, noise, self.plan.lot), self._last
+        """The query of this batch; the one before it where nothing changed, so that it is priced once."""
+        bound, last = self._bounds.at(place + 1, noise, self.plan.expected_batch_size), self._last
         if last is None or last[0] is not bound or last[1] != noise:
             self._last = last = bound, noise, self._kind.query(self.plan.rate, bound, noise)
         return last[2]
@@ -273,9 +274,9 @@ class Training:
     def _update(self, held: "list[_Held]", place: int) -> Step:
         """One step of the optimiser on the mean of what was released."""
         self.t += 1
-        parts, lots = self._parts, self.plan.lot * len(held)
+        parts, expected = self._parts, self.plan.expected_batch_size * len(held)
         total = held[0].gradient if len(held) == 1 else torch.stack([one.gradient for one in held]).sum(0)
-        for parameter, view in zip(self._trained, self._layout.views(total / lots), strict=True):
+        for parameter, view in zip(self._trained, self._layout.views(total / expected), strict=True):
             parameter.grad = view.to(parameter.dtype)
         if expect := getattr(self.optimizer, "expect", None):  # DP-Adam's, which takes the noise off
             expect(self._expected(held))
@@ -291,7 +292,7 @@ class Training:
             self.t,
             self.model,
             tuple(itertools.chain(*(one.receipts for one in held))),
-            self.plan.lot,
+            self.plan.expected_batch_size,
             held[-1].bound.norm(),
             held[-1].noise,
             place / self.steps,
@@ -302,7 +303,7 @@ class Training:
         return step
 
     def _expected(self, held: "list[_Held]") -> float | list[Tensor]:
-        """The same as `_deviation`; found once for lots that are asked for alike."""
+        """The same as `_deviation`; found once for batches that are asked for alike."""
         asked = [(one.bound, one.noise) for one in held]
         last = self._spread
         if last is None or len(last[0]) != len(asked) or any(map(_differ, last[0], asked)):
@@ -316,7 +317,7 @@ class Training:
             scale: Any = one.bound.scale
             each = scale if isinstance(scale, float) else beside(scale, self._trained[0].device)
             variance = variance + (one.noise * one.bound.norm() * each) ** 2
-        spread = variance**0.5 / (self.plan.lot * len(held))
+        spread = variance**0.5 / (self.plan.expected_batch_size * len(held))
         return self._layout.views(spread) if isinstance(spread, Tensor) and len(spread) > 1 else float(spread)
 
     def state_dict(self) -> dict[str, Any]:

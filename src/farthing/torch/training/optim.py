@@ -135,7 +135,7 @@ def chosen(model: nn.Module, plan: Plan, norm: float) -> torch.optim.Optimizer:
         return DPAdam(trained, min(walk, ADAM))
     layers = sum(parameter.ndim > 1 for parameter in trained)
     steepest = STEEPEST / norm * min(1.0, LAYERS / max(layers, 1))
-    rate = min(walk * (1 - MOMENTUM) * plan.lot / (noise * norm), steepest)
+    rate = min(walk * (1 - MOMENTUM) * plan.expected_batch_size / (noise * norm), steepest)
     return torch.optim.SGD(trained, rate, momentum=MOMENTUM)
 
 

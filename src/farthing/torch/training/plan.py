@@ -1,20 +1,20 @@
-"""How large lots are, how many, and how much noise: rules of public numbers only.
+"""How large batches are, how many, and how much noise: rules of public numbers only.
 
-Two facts decide (Dong, Roth & Su 2022, Cor. 5.4: T lots of rate q at noise σ are μ-GDP in the limit, with
+Two facts decide (Dong, Roth & Su 2022, Cor. 5.4: T batches of rate q at noise σ are μ-GDP in the limit, with
 μ = q √(T (e^(1/σ²) - 1)); De et al. 2022 and Sander et al. 2023 measure the same on images):
 
-* The noise on a mean gradient, σ/(q n), falls with the lot until σ is about 2, and hardly after: at σ = 2 it
-  is 7 % above that of lots of everybody, at σ = 1 31 %. So a lot is as small as leaves σ at `SAFE_NOISE`, and
-  never smaller than `LOT` records, which a machine takes in one stride anyway.
-* More lots cost no accuracy by themselves (steps get shorter, noise averages out), but a larger budget
-  carries training further: T = `LOTS` √ε, within `FEWEST` and `MOST`. De et al. found 875 lots best on
+* The noise on a mean gradient, σ/(q n), falls with the batch until σ is about 2, and hardly after: at σ = 2
+  it is 7 % above that of batches of everybody, at σ = 1 31 %. So a batch is as small as leaves σ at
+  `SAFE_NOISE`, and never smaller than `SMALLEST_BATCH` records, which a machine takes in one stride anyway.
+* More batches cost no accuracy by themselves (steps get shorter, noise averages out), but a larger budget
+  carries training further: T = `TYPICAL` √ε, within `FEWEST` and `MOST`. De et al. found 875 batches best on
   CIFAR-10 at ε = 1 and 2,468 at ε = 8.
 
-Then the noise is what makes T lots spend the whole budget, by tight accounting.
+Then the noise is what makes T batches spend the whole budget, by tight accounting.
 
 >>> from farthing.budget import Budget
 >>> plan = planned(Budget(2.0, 1e-5), 60_000)
->>> plan.steps, round(plan.lot), round(plan.noise(0), 2)
+>>> plan.steps, round(plan.expected_batch_size), round(plan.noise(0), 2)
 (1131, 1790, 2.16)
 
 What is settled before a run begins: its examples, ledger, plan and promise. Nothing is charged here.
@@ -59,8 +59,8 @@ from farthing.torch.training.randomness import OwnRandomness
 from farthing.torch.training.records import Examples
 from farthing.torch.training.schedules import Bounds
 
-LOTS, FEWEST, MOST = 800, 200, 3000
-LOT = 1024
+TYPICAL, FEWEST, MOST = 800, 200, 3000
+SMALLEST_BATCH = 1024
 SAFE_NOISE = 2.0
 NOTHING = ComposedEvent(())
 LEVELS = 32  # different noises of one plan: each is a promise of its own
@@ -70,7 +70,7 @@ Noise = float | Sequence[float] | NDArray[np.float64] | Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run will ask: ``steps`` lots (None: as many as fit), each of its noise."""
+    """What a run will ask: ``steps`` batches (None: as many as fit), each of its noise."""
 
     records: int
     rate: float
@@ -78,12 +78,12 @@ class Plan:
     steps: int | None
 
     @property
-    def lot(self) -> float:
-        """The expected size of a lot: what sums are divided by, whatever lot came."""
+    def expected_batch_size(self) -> float:
+        """Return the expected batch size, by which every sum is divided."""
         return self.rate * self.records
 
     def noise(self, place: int) -> float:
-        """The noise of the lot at ``place``, counted from 0."""
+        """The noise of the batch at ``place``, counted from 0."""
         return self.noises[place] if len(self.noises) > 1 else self.noises[0]
 
     def levels(self) -> dict[float, int | None]:
@@ -137,12 +137,12 @@ def fitted(
     >>> falling[0] / falling[-1], round(falling[0], 3)
     (1.5, 1.609)
     """
-    lots, each = Poisson(rate), _levelled([validate.positive(shape=shape(t)) for t in range(1, steps + 1)])
+    sampler, each = Poisson(rate), _levelled([validate.positive(shape=shape(t)) for t in range(1, steps + 1)])
     counts = {size: each.count(size) for size in dict.fromkeys(each)}
 
     def plan(sigma: float) -> Event:
         parts = (
-            RepeatedEvent(lots.amplify(GaussianEvent(sigma * size), budget.observer), times)
+            RepeatedEvent(sampler.amplify(GaussianEvent(sigma * size), budget.observer), times)
             for size, times in counts.items()
         )
         return ComposedEvent((*parts, before))
@@ -160,15 +160,15 @@ def promised(journal: Journal) -> list[tuple[Event, int]]:
 def resumed(
     plan: list[tuple[Event, int]], records: int, rate: float | None, steps: int | None
 ) -> Plan | None:
-    """The one promise of Gaussian lots in a ledger's plan, if it is what is asked for: a run that goes on."""
-    lots = [
+    """Return the plan of a run that goes on: a ledger's one promise of Gaussian batches, if it fits."""
+    found = [
         Plan(records, event.rate, (event.event.noise,), times)
         for event, times in plan
         if isinstance(event, PoissonEvent | DrawnEvent) and isinstance(event.event, GaussianEvent)
     ]
-    if len(lots) != 1 or rate not in (None, lots[0].rate) or steps not in (None, lots[0].steps):
+    if len(found) != 1 or rate not in (None, found[0].rate) or steps not in (None, found[0].steps):
         return None
-    return lots[0]
+    return found[0]
 
 
 def along(values: Sequence[float] | Callable[[int], float], steps: int, name: str) -> list[float]:
@@ -181,13 +181,13 @@ def along(values: Sequence[float] | Callable[[int], float], steps: int, name: st
 
 
 def _steps(budget: Budget) -> int:
-    return round(min(max(LOTS * math.sqrt(budget.epsilon), FEWEST), MOST))
+    return round(min(max(TYPICAL * math.sqrt(budget.epsilon), FEWEST), MOST))
 
 
 def _rate(budget: Budget, records: int, steps: int) -> float:
     """The least rate that leaves the noise at `SAFE_NOISE` (over how far neighbours are apart): q √T / μ."""
     needed = SAFE_NOISE * gaussian.mu(budget.epsilon, budget.delta) / math.sqrt(steps)
-    return min(1.0, max(needed, LOT / records))
+    return min(1.0, max(needed, SMALLEST_BATCH / records))
 
 
 def _levelled(values: list[float]) -> tuple[float, ...]:
@@ -205,14 +205,14 @@ _IGNORED = -100, -1  # what losses leave out, if they do
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kind:
-    """What every lot of a run is asked for."""
+    """What every batch of a run is asked for."""
 
     contribution: OwnRandomness
     layout: Layout
     mechanism: Callable[[float], Gaussian]
 
     def query(self, rate: float, bound: Bound, noise: float) -> Query:
-        """A Poisson lot at this bound and noise."""
+        """A Poisson batch at this bound and noise."""
         return Query(Poisson(rate), self.contribution, bound, self.mechanism(noise))
 
 
@@ -311,17 +311,17 @@ def planned_on(
 
 
 def promised_on(door: Ledger, kind: Kind, bounds: Bounds, plan: Plan) -> tuple[Plan, int]:
-    """The plan with its number of lots, promised, and how many of them were asked before."""
+    """The plan with its number of batches, promised, and how many of them were asked before."""
     bounds.covers(plan.steps or 1)
-    first = bounds.at(1, plan.noise(0), plan.lot)
+    first = bounds.at(1, plan.noise(0), plan.expected_batch_size)
     used = steps = 0
     for noise, times in plan.levels().items():
         try:
             countdown = door.promise(kind.query(plan.rate, first, noise), times)
         except PromiseBroken as error:
             raise PromiseBroken(
-                f"{error}; training promises all its lots ahead: begin a new ledger for it, or take a part, "
-                "ledger.allot(epsilon, delta), of one that spends by basic composition"
+                f"{error}; training promises all its batches ahead: begin a new ledger for it, or take a "
+                "part, ledger.allot(epsilon, delta), of one that spends by basic composition"
             ) from None
         used, steps = used + countdown.times - countdown.left, steps + countdown.times
     bounds.covers(steps)

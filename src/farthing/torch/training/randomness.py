@@ -1,9 +1,10 @@
 """Dropout and augmentation draw from torch's generators: here they do so in private.
 
-What a model or a transform draws for one example depends on how many examples came before it in its lot. As
+What a model or a transform draws for one example depends on how many examples came before it in its batch. As
 long as nobody knows the generator's state these are fresh, independent draws for every example, and whether
 one more example is there changes nothing for the others. So every sum runs on a seed from the operating
-system, and the state that the caller sees afterwards is the one before: it does not tell how large lots were.
+system, and the state that the caller sees afterwards is the one before: it does not tell how large batches
+were.
 
 For the same reason a transform that draws elsewhere (from Python's or numpy's generator) is refused, and one
 that mixes examples as well: it would move other examples' gradients with the one that comes or goes.

@@ -1,19 +1,19 @@
-"""Private examples for a model, and the lots drawn from them.
+"""Private examples for a model, and the batches drawn from them.
 
 An example is what the guarantee protects: a record, or with ``users`` all records of a person, or with
 ``views`` one record seen several times. The last two reach the model with a second dimension, and their
 gradients are added before they are clipped.
 
 >>> examples = Examples((torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1, 0, 1, 0, 1])))
->>> lot = examples.take(np.array([1, 4, 5]))
->>> [(tuple(inputs.shape), targets.tolist()) for inputs, targets, weights in lot.batches(2)]
+>>> batch = examples.take(np.array([1, 4, 5]))
+>>> [(tuple(inputs.shape), targets.tolist()) for inputs, targets, weights in batch.physical_batches(2)]
 [((2, 2), [1, 0]), ((1, 2), [1])]
 
 At user level a person with fewer than ``records_per_user`` records is filled up with blanks of weight 0; of
 one with more the first count. Who comes or goes changes nothing for the others.
 
 >>> people = Examples(examples.tensors, users=["a", "b", "a", "a", "c", "b"], records_per_user=2)
->>> inputs, targets, weights = next(people.take(slice(None)).batches(64))
+>>> inputs, targets, weights = next(people.take(slice(None)).physical_batches(64))
 >>> len(people), tuple(inputs.shape), weights.tolist()
 (3, (3, 2, 2), [[1.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
 """
@@ -39,14 +39,14 @@ from farthing.torch.training.collating import Collate, Reader
 
 Integers = NDArray[np.int64]
 Inputs = Tensor | tuple[Any, ...]
-Batch = tuple[Any, Any, Tensor | None]
+PhysicalBatch = tuple[Any, Any, Tensor | None]
 
 
 class Examples:
     """Records for a model: tensors (inputs…, targets), or a map-style dataset of such tuples.
 
-    ``augment`` maps a batch of inputs to another view of it, drawn afresh ``views`` times for every lot; the
-    views of an example count as one (their mean gradient is clipped). It must treat examples one by one.
+    ``augment`` maps a batch of inputs to another view of it, drawn afresh ``views`` times for every batch;
+    the views of an example count as one (their mean gradient is clipped). It must treat examples one by one.
     ``collate`` makes a batch of a list of records, by default torch's, and is given one record at a time;
     `Padded` makes sequences alike. ``workers`` threads read ahead. Of a dataset the first record's shape is
     taken for that of all: a record of another shape, or one that cannot be read, counts as zero.
@@ -104,10 +104,10 @@ class Examples:
         moved.device = device
         return moved
 
-    def take(self, indices: Indices) -> "Lot":
-        """The lot at ``indices``; nothing is read yet."""
+    def take(self, indices: Indices) -> "Batch":
+        """The batch at ``indices``; nothing is read yet."""
         places = np.arange(len(self))[indices] if isinstance(indices, slice) else indices
-        return Lot(self, np.asarray(places, dtype=np.int64))
+        return Batch(self, np.asarray(places, dtype=np.int64))
 
     def within(self, classes: int, others: tuple[int, ...] = ()) -> "Examples":
         """The same examples; targets are whole numbers below ``classes``, or among ``others``.
@@ -133,7 +133,7 @@ class Examples:
             fit |= targets == other
         return fit.flatten(1).all(1) if fit.ndim > 1 else fit
 
-    def batch(self, places: Integers) -> Batch | None:
+    def batch(self, places: Integers) -> PhysicalBatch | None:
         """The examples at ``places``, on the device: inputs, targets, weights; None where nothing counts."""
         if self._places is None:
             (inputs, targets), good = self._read(places)
@@ -155,7 +155,7 @@ class Examples:
             return inputs, targets, weights
         return self._seen(inputs, targets, weights)
 
-    def _seen(self, inputs: Any, targets: Any, weights: Tensor | None) -> Batch:
+    def _seen(self, inputs: Any, targets: Any, weights: Tensor | None) -> PhysicalBatch:
         """``views`` views of each example along a second dimension, weighted to make a mean."""
         assert self.augment is not None
         if self._places is not None:
@@ -208,8 +208,8 @@ class Examples:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lot:
-    """Some of the examples, read batch by batch."""
+class Batch:
+    """A drawn batch of examples, read in physical batches that fit into memory."""
 
     examples: Examples
     indices: Integers
@@ -217,12 +217,12 @@ class Lot:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def part(self, place: int, of: int) -> "Lot":
+    def part(self, place: int, of: int) -> "Batch":
         """One of ``of`` parts of equal size, to within one."""
-        return Lot(self.examples, np.array_split(self.indices, of)[place])
+        return Batch(self.examples, np.array_split(self.indices, of)[place])
 
-    def batches(self, physical: int | None = None) -> Iterator[Batch]:
-        """Batches of at most ``physical`` rows (a user or a set of views is never cut), evenly filled."""
+    def physical_batches(self, physical: int | None = None) -> Iterator[PhysicalBatch]:
+        """Yield physical batches of at most ``physical`` rows each; no user or set of views is cut."""
         size = len(self) if physical is None else max(1, physical // self.examples.width)
         if len(self) <= size:  # all at once, or nobody
             parts = [self.indices] if len(self) else []
@@ -230,13 +230,13 @@ class Lot:
             parts = np.array_split(self.indices, -(-len(self) // size))
         yield from (batch for batch in self._read(parts) if batch is not None)
 
-    def _read(self, parts: list[Integers]) -> Iterator[Batch | None]:
+    def _read(self, parts: list[Integers]) -> Iterator[PhysicalBatch | None]:
         workers = self.examples._workers
         if not workers or len(parts) < 2:
             yield from map(self.examples.batch, parts)
             return
         with ThreadPoolExecutor(workers) as pool:
-            waiting = deque[Future[Batch | None]]()
+            waiting = deque[Future[PhysicalBatch | None]]()
             for part in parts:
                 waiting.append(pool.submit(self.examples.batch, part))
                 if len(waiting) > workers:
@@ -259,13 +259,13 @@ def _source(data: Any) -> tuple[tuple[Tensor, ...] | None, Any, int]:
         return tensors, None, _some(lengths.pop())
     if isinstance(data, IterableDataset):
         raise Unsupported(
-            "a Poisson lot needs records by number, an IterableDataset only has the next one; "
+            "a Poisson batch needs records by number, an IterableDataset only has the next one; "
             "use a map-style Dataset, with __getitem__ and __len__"
         )
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__") or isinstance(data, str | dict):
         raise Unsupported(
             "data must be tensors (inputs…, targets) or a map-style Dataset, with __getitem__ and __len__, "
-            f"got {type(data).__name__}; of a DataLoader give its dataset, the ledger draws the lots"
+            f"got {type(data).__name__}; of a DataLoader give its dataset, the ledger draws the batches"
         )
     return None, data, _some(len(data))
 

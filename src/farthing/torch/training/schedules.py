@@ -1,7 +1,7 @@
-"""Which bound a lot has: one for all, one a step, or one that follows released values.
+"""Which bound a batch has: one for all, one a step, or one that follows released values.
 
 >>> falling = Bounds(lambda t: 1.0 / t)
->>> falling.at(1, noise=1.0, lot=100.0).norm(), falling.at(4, noise=1.0, lot=100.0).norm()
+>>> falling.at(1, noise=1.0, batch_size=100.0).norm(), falling.at(4, noise=1.0, batch_size=100.0).norm()
 (1.0, 0.25)
 
 A moving average of released weights: post-processing, so it costs nothing.
@@ -26,17 +26,17 @@ count are one Gaussian release of one norm, so the price is that of the noise; a
 from released values only, changes that price no more than any other public number.
 
 The clip is updated geometrically (line 17 there): C ← C exp(-step (b - quantile)), where b is the released
-share of gradients within C, over the *expected* lot. The count's noise on b is `deviation` (their σ_b, m/20:
-5 % of the lot), which makes the gradient's noise larger by a factor 1/√(1 - share); share is about
-(noise / (2 deviation lot))², 1 in 2,500 at a lot of 500 and noise 1.
+share of gradients within C, over the *expected* batch size. The count's noise on b is `deviation` (their σ_b,
+m/20: 5 % of the batch), which makes the gradient's noise larger by a factor 1/√(1 - share); share is about
+(noise / (2 deviation batch size))², 1 in 2,500 at a batch of 500 and noise 1.
 
 >>> import torch
 >>> clip = Quantile(0.5, start=1.0)
->>> bound = clip.bound(noise=1.0, lot=500.0)
+>>> bound = clip.bound(noise=1.0, batch_size=500.0)
 >>> round(bound.share, 6)
 0.0004
 >>> released = torch.tensor([0.0, 0.0, 50 * bound.unit])  # 300 of 500 were within the clip
->>> gradient = clip.learn(bound, released, lot=500.0)
+>>> gradient = clip.learn(bound, released, batch_size=500.0)
 >>> gradient.shape, round(clip.clip, 4)
 (torch.Size([2]), 0.9802)
 """
@@ -75,7 +75,7 @@ class Average:
             buffer.copy_(current)
 
 
-_MOST_SHARE = 0.5  # of the squared norm, for the count: where lots are so small that it is hardly heard
+_MOST_SHARE = 0.5  # of the squared norm, for the count: where batches are so small that it is hardly heard
 
 
 class Quantile:
@@ -102,15 +102,15 @@ class Quantile:
         if not self.low <= self.clip <= self.high:
             raise InvalidValue(f"start must be from low={low:g} to high={high:g}, got {start:g}")
 
-    def bound(self, noise: float, lot: float) -> ClipCounted:
+    def bound(self, noise: float, batch_size: float) -> ClipCounted:
         """Today's bound: the clip, and the share of the norm that the count may take."""
-        wanted = (noise / (2 * self.deviation * lot)) ** 2
+        wanted = (noise / (2 * self.deviation * batch_size)) ** 2
         return ClipCounted(self.clip, min(wanted, _MOST_SHARE))
 
-    def learn(self, bound: ClipCounted, released: Tensor, lot: float) -> Tensor:
+    def learn(self, bound: ClipCounted, released: Tensor, batch_size: float) -> Tensor:
         """Moves the clip by the released count, and returns the released gradient."""
         gradient, count = bound.read(released)
-        within = count / lot + 0.5
+        within = count / batch_size + 0.5
         moved = math.log(bound.clip) - self.step * (within - self.quantile)
         self.clip = min(max(math.exp(min(moved, 700.0)), self.low), self.high)
         return gradient
@@ -128,7 +128,7 @@ Clip = float | Bound | Quantile | Sequence[float | Bound] | Callable[[int], floa
 
 
 class Bounds:
-    """The bound of each lot, by a ``clip`` of any kind. A clip never changes the price of a lot."""
+    """The bound of each batch, by a ``clip`` of any kind. A clip never changes the price of a batch."""
 
     def __init__(self, clip: Clip, layout: Layout | None = None) -> None:
         self._layout = layout
@@ -138,21 +138,21 @@ class Bounds:
         elif not isinstance(clip, Quantile) and not callable(clip):
             self._clip = self._bound(clip)
 
-    def at(self, t: int, noise: float, lot: float) -> Bound:
-        """That of lot t = 1, 2, …; the same object where nothing changed."""
+    def at(self, t: int, noise: float, batch_size: float) -> Bound:
+        """That of batch t = 1, 2, …; the same object where nothing changed."""
         if isinstance(self._clip, Quantile):
-            return self._clip.bound(noise, lot)
+            return self._clip.bound(noise, batch_size)
         each = self._clip[t - 1] if isinstance(self._clip, list) else self._clip
         return self._bound(each(t) if callable(each) else each)
 
-    def learn(self, bound: Bound, released: Tensor, lot: float) -> Tensor:
+    def learn(self, bound: Bound, released: Tensor, batch_size: float) -> Tensor:
         """The gradient in what was released; a `Quantile` moves by the rest."""
         if isinstance(self._clip, Quantile) and isinstance(bound, ClipCounted):
-            return self._clip.learn(bound, released, lot)
+            return self._clip.learn(bound, released, batch_size)
         return released
 
     def covers(self, steps: int) -> None:
-        """Raises unless there is a bound for every one of ``steps`` lots."""
+        """Raises unless there is a bound for every one of ``steps`` batches."""
         if isinstance(self._clip, list) and len(self._clip) < steps:
             raise InvalidValue(f"clip must have a value for each of {steps} steps, got {len(self._clip)}")
 

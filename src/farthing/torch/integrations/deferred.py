@@ -1,0 +1,71 @@
+"""The optimiser's step left to a framework that keeps its own loop.
+
+Lightning and Hugging Face's Trainer call the optimiser themselves, between their own hooks. `defer` makes a
+run end each update where the released gradient lies in the parameters' ``grad``; the step, which is
+post-processing, is then theirs.
+
+>>> import farthing as ft
+>>> model = torch.nn.Linear(3, 2)
+>>> data = torch.randn(4000, 3), torch.randint(2, (4000,))
+>>> loss = torch.nn.CrossEntropyLoss(reduction="none")
+>>> training = ft.torch.train(model, loss, data, epsilon=1.0, delta=1e-5, steps=5)
+>>> optimizer = defer(training)
+>>> before = model.weight.detach().clone()
+>>> _ = next(training)
+>>> bool((model.weight == before).all()), model.weight.grad is not None
+(True, True)
+>>> optimizer.step()
+>>> bool((model.weight == before).all())
+False
+"""
+
+from typing import Any, cast
+
+import torch
+
+from farthing.errors import InvalidValue
+from farthing.torch.training.loop import Training
+
+
+def defer(training: Training) -> torch.optim.Optimizer:
+    """Makes ``training`` leave its steps to the caller; returns the optimiser that is to take them.
+
+    Its learning rate follows the run's own rule where the run chose it; a scheduler or an average of weights
+    belongs to whoever takes the steps.
+    """
+    state = training.state_dict()
+    for name, what in (("scheduler", "a scheduler"), ("averaged", "an average of weights")):
+        if state[name] is not None:
+            raise InvalidValue(f"{what} follows steps that are taken elsewhere here: leave it out of train")
+    optimizer = training.optimizer
+    training.optimizer = cast(torch.optim.Optimizer, _Deferred(optimizer))
+    return optimizer
+
+
+class _Deferred:
+    """All of an optimiser but its step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        if hasattr(optimizer, "expect"):
+            self.expect = optimizer.expect
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The optimiser's own, also after it was restored."""
+        return self._optimizer.param_groups
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Before the next batch is asked for."""
+        self._optimizer.zero_grad(set_to_none)
+
+    def step(self) -> None:
+        """Do nothing: the framework calls the step of the optimiser itself."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """For checkpoints."""
+        return self._optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From checkpoints."""
+        self._optimizer.load_state_dict(state_dict)
