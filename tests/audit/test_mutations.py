@@ -66,7 +66,8 @@ def door_audit(seed, asks=1000):
     )
     claim, heard, stream = ft.Budget(gaussian.epsilon(2.0, 1e-5), 1e-5), [], SeededStream(seed)
     for data in pair:
-        door = Overheard.door(ft.Ledger(ft.Budget(1e4, 0.5), stream=stream), data, pair)
+        ledger = ft.Ledger(ft.Budget(1e4, 0.5), stream=stream).over(data)
+        door = ledger.with_listener(Overheard(pair))
         door.reserve(question, asks)
         values = np.array([door.ask(question).value for _ in range(asks)])
         heard.append(values @ [0.6, 0.8])

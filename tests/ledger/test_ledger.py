@@ -570,3 +570,32 @@ def test_a_rehearsal_has_the_balance_and_charges_nothing(tmp_path):
     plan = ft.Ledger(BUDGET)
     countdown = plan.promise(GaussianEvent(40.0), 3)
     assert plan.rehearsal().promise(GaussianEvent(40.0)).left == countdown.left == 3
+
+
+def test_a_listener_is_told_of_every_answer_and_goes_along_to_other_records():
+    told = []
+    ledger = ft.Ledger(BUDGET).with_listener(lambda *answered: told.append(answered))
+    question = full()
+    answers = [ledger.over(ROWS).ask(question, W + n) for n in range(2)]
+    assert [(one[0], one[1][0], one[2]) for one in told] == [(question, n, answers[n]) for n in range(2)]
+    with pytest.raises(BudgetSpent):
+        ledger.over(ROWS).ask(full(0.1), W)
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize("promised", [False, True])
+def test_a_rehearsal_has_the_balance_and_spends_none_of_it(promised, tmp_path):
+    with ft.Ledger(BUDGET, journal=tmp_path / "a.ledger", block=4) as ledger:
+        ledger.note("counts are public")
+        if promised:
+            ledger.promise(full(), 50)
+        for _ in range(5):
+            ledger.over(ROWS).ask(full(), W)
+        before, like = [row.hash for row in ledger.journal.rows()], ledger.rehearsal()
+        assert (like.spent, like.guarantee) == (ledger.spent, ledger.guarantee)
+        turn = like.over(ROWS).ask(full(), W).receipt.turn
+        assert turn == (8 if promised else 0)  # the three that are reserved count as spent there
+        assert like.spent.epsilon > ledger.spent.epsilon
+        assert [row.hash for row in ledger.journal.rows()] == before
+        with pytest.raises(InvalidValue, match="no records"):
+            ledger.over(ROWS).rehearsal().ask(full(), W)

@@ -4,6 +4,7 @@
 """
 
 import itertools
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from farthing.linear.methods.perturbation import Convex, Minimiser, Objective, O
 from farthing.noise.lattice import Stream
 from farthing.queries.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
 from farthing.queries.mechanisms import Gaussian
-from farthing.queries.query import PerExample, Query
+from farthing.queries.query import Answer, PerExample, Query
 from farthing.queries.samplers import Everyone
 
 _HARD = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.0], [1e-3, 1.0]])
@@ -37,10 +38,8 @@ def contributions(stream: Stream, names: str = _LISTENED) -> list[str]:
         target = methods.targets()[name]
         assert isinstance(target, Trained)
         asked: list[tuple[Query, Any]] = []
-        door = _Listening.over_pair(
-            Ledger(target.claim, filter=target.rule, stream=stream), target.pair[1], asked
-        )
-        for _ in target.run(door):
+        ledger = Ledger(target.claim, filter=target.rule, stream=stream).over(target.pair[1])
+        for _ in target.run(ledger.with_listener(partial(_noted, asked))):
             pass
         width = target.pair[1].X.shape[1]
         records = [Table(row[None, :width], np.array([label])) for row in _HARD for label in (0.0, 1.0)]
@@ -49,19 +48,8 @@ def contributions(stream: Stream, names: str = _LISTENED) -> list[str]:
     return complaints
 
 
-class _Listening(Ledger):
-    _asked: list[tuple[Query, Any]]
-
-    @classmethod
-    def over_pair(cls, ledger: Ledger, records: Any, asked: list[tuple[Query, Any]]) -> Any:
-        door = object.__new__(cls)
-        vars(door).update(vars(ledger.over(records)))
-        door._asked = asked
-        return door
-
-    def ask(self, query: Query, w: Any = None, *, key: str | None = None) -> Any:
-        self._asked.append((query, w))
-        return super().ask(query, w, key=key)
+def _noted(asked: list[tuple[Query, Any]], query: Query, w: Any, _: Answer) -> None:
+    asked.append((query, w))
 
 
 def _within(query: Query, w: Any, records: list[Table]) -> list[str]:

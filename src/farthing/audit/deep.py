@@ -14,8 +14,8 @@ from torch import nn
 from farthing.accounting import calibrate
 from farthing.accounting.filters import ZcdpFilter
 from farthing.audit.targets import DELTA, Trained
-from farthing.audit.transcripts import Overheard
 from farthing.budget import Budget
+from farthing.ledger.ledger import Ledger
 from farthing.queries.events import GaussianEvent, PoissonEvent, RepeatedEvent
 from farthing.queries.query import Step
 from farthing.torch.methods.adadp import AdaDP, AdaL, AdaN
@@ -52,7 +52,7 @@ def _steps(model: nn.Module, lots: Iterator[Any]) -> Iterator[Step]:
 def _trained(noise: float, made: Callable[[nn.Module], AdaDP | None]) -> Trained:
     """Lots of `train` with an optimiser of the model's, and the clip that goes with it."""
 
-    def run(door: Overheard) -> Iterator[Step]:
+    def run(door: Ledger) -> Iterator[Step]:
         model = _model()
         method = made(model)
         lots = train(
@@ -72,7 +72,7 @@ def _trained(noise: float, made: Callable[[nn.Module], AdaDP | None]) -> Trained
     return Trained(run, pair(), _CLAIM, runs=80)
 
 
-def _agd(door: Overheard) -> Iterator[Step]:
+def _agd(door: Ledger) -> Iterator[Step]:
     model, examples = _model(), door._records
     assert isinstance(examples, Examples)
     return _steps(model, dpagd(door, model, _LOSS, examples, splits=5, clip=_CLIP, objective_clip=1.0))

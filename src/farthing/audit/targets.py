@@ -47,7 +47,7 @@ _GAUSSIAN = GaussianCurve()
 class Trained:
     """A method that trains through a ledger; ``run(door)`` yields its steps."""
 
-    run: Callable[[Overheard], Iterator[Step]]
+    run: Callable[[Ledger], Iterator[Step]]
     pair: tuple[Any, Any]
     claim: Budget
     rule: Callable[[Budget], Filter] = GdpFilter
@@ -62,13 +62,13 @@ class Trained:
         for data in self.pair:
             losses, ends = [], []
             for _ in range(runs):
-                door = Overheard.door(
-                    Ledger(self.claim, filter=lambda _: rule, stream=stream), data, self.pair
-                )
+                said = Overheard(self.pair)
+                ledger = Ledger(self.claim, filter=lambda _: rule, stream=stream)
+                door = ledger.over(data).with_listener(said)
                 end: Any = 0.0
                 for step in self.run(door):
                     end = step.w
-                losses.append(door.loss)
+                losses.append(said.loss)
                 ends.append(_flat(end))
                 tick()
             heard.append(np.array(losses))
@@ -94,12 +94,12 @@ class Together:
         for data in self.pair:
             losses = []
             for _ in range(max(10, round(self.runs * scale))):
-                door = Overheard.door(
-                    Ledger(self.claim, filter=lambda _: rule, stream=stream), data, self.pair
-                )
+                said = Overheard(self.pair)
+                ledger = Ledger(self.claim, filter=lambda _: rule, stream=stream)
+                door = ledger.over(data).with_listener(said)
                 for _ in self.run(Parties([ClientAgent(door, self.size or len(self.pair[0]))], stream)):
                     pass
-                losses.append(door.loss)
+                losses.append(said.loss)
                 tick()
             heard.append(np.array(losses))
         return [_by_ratio(heard, self.claim, confidence, self.curve)]
@@ -122,13 +122,14 @@ class Asked:
         heard, answers = [], []
         for data in self.pair:
             ample = Budget(_AMPLE, 0.5, self.claim.adjacency, observer=self.claim.observer)
-            door = Overheard.door(Ledger(ample, filter=self.rule, stream=stream), data, self.pair)
+            said = Overheard(self.pair)
+            door = Ledger(ample, filter=self.rule, stream=stream).over(data).with_listener(said)
             door.reserve(self.query, runs)  # in one commit
             losses, values = [], []
             for _ in range(runs):
-                door.loss = 0.0
+                said.loss = 0.0
                 values.append(_flat(door.ask(self.query).value))
-                losses.append(door.loss)
+                losses.append(said.loss)
                 tick()
             heard.append(np.array(losses))
             answers.append(np.array(values))

@@ -1,8 +1,8 @@
 """A whole run, overheard: every answer that a ledger gives, and what it says for "with" against "without".
 
 The strongest observer a guarantee allows for sees every answer and knows everything but one record.
-`Overheard` is a ledger's door for such an audit: it asks as any door does (charge, compute, add noise,
-release), and adds up the log-likelihood ratio of each answer between the two data sets. Its sum is the best
+`Overheard` listens to a ledger for such an audit (`Ledger.with_listener`): the ledger answers as any other
+does, and the log-likelihood ratio of each answer between the two data sets is added up. Its sum is the best
 statistic there is for answers of known noise (Neyman & Pearson 1933); if the noise is not what it seems, it
 is still a statistic.
 
@@ -12,11 +12,12 @@ along the canary's own contribution, or must all be alike (`FixedSize`).
 >>> import numpy as np
 >>> import farthing as ft
 >>> without, within = ft.Rows(np.zeros((3, 2))), ft.Rows(np.array([[0.0, 0.0]] * 3 + [[5.0, 0.0]]))
->>> door = Overheard.door(ft.Ledger(ft.Budget(1.0, 1e-5)), within, (without, within))
+>>> heard = Overheard((without, within))
+>>> ledger = ft.Ledger(ft.Budget(1.0, 1e-5)).over(within).with_listener(heard)
 >>> rows = ft.PerExample(lambda rows, w: rows[0])
 >>> query = ft.Query(ft.Everyone(), rows, ft.ClipNorm(1.0), ft.Gaussian(4.0))
->>> answer = door.ask(query)
->>> bool(abs(door.loss) < 3), door.asked
+>>> answer = ledger.ask(query)
+>>> bool(abs(heard.loss) < 3), heard.asked
 (True, 1)
 
 AdaDP and AdaL in their sound form, all runs side by side, through the house's own bounds and noise.
@@ -39,7 +40,6 @@ from scipy.special import logsumexp
 from farthing.audit.groups import Groups
 from farthing.errors import Unsupported
 from farthing.federated.terms import Share, Together
-from farthing.ledger.ledger import Ledger
 from farthing.linear.methods.perturbation import ObjectiveNoise
 from farthing.linear.methods.privgene import NoisyTop
 from farthing.noise.lattice import Stream
@@ -51,31 +51,20 @@ from farthing.queries.samplers import Everyone, FixedSize, Poisson
 Array = NDArray[np.float64]
 
 
-class Overheard(Ledger):
-    """A ledger's door that keeps the sum of log-likelihood ratios, ``loss``, of what it ``asked``."""
+@dataclass(slots=True)
+class Overheard:
+    """A listener that adds up log-likelihood ratios, ``loss``, of the answers that it ``asked`` for.
 
-    _pair: tuple[Any, Any]
-    loss: float
-    asked: int
+    ``neighbours`` are the two data sets (without, with) between which the ratios are taken.
+    """
 
-    @classmethod
-    def door(cls, ledger: Ledger, records: Records, neighbours: tuple[Records, Records]) -> "Overheard":
-        """The same ledger as a door to ``records``, one of the neighbours (without, with)."""
-        plain, door = ledger.over(records), object.__new__(cls)
-        vars(door).update(vars(plain))
-        door._pair, door.loss, door.asked = neighbours, 0.0, 0
-        return door
+    neighbours: tuple[Records, Records]
+    loss: float = 0.0
+    asked: int = 0
 
-    def over(self, records: Records) -> "Overheard":
-        """The same door: who opens it again, as `farthing.torch.train` does, is overheard all the same."""
-        self._records = records
-        return self
-
-    def ask(self, query: Query, w: Any = None, *, key: str | None = None) -> Answer:
-        answer = super().ask(query, w, key=key)
-        self.loss += log_ratio(query, w, answer.value, *self._pair)
+    def __call__(self, query: Query, w: Any, answer: Answer) -> None:
+        self.loss += log_ratio(query, w, answer.value, *self.neighbours)
         self.asked += 1
-        return answer
 
 
 def log_ratio(query: Query, w: Any, value: Any, without: Any, within: Any) -> float:

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import Any
 
 from farthing.accounting import calibrate, gaussian, pld, zcdp
@@ -279,6 +280,27 @@ class Books:
             "what is left of a plan or of an RDP filter is not a budget: name epsilon and delta"
         )
 
+    def rehearsal(self) -> "Books":
+        """Books in memory with the same promises, notes and balance."""
+        noise = self.noise if self.noise == FLOATS else SOUND
+        like = Books(self.rule, Journal(None, header_of(self.rule, noise)), noise, self._block)
+        like.plans = self.plans
+        with self._lock:
+            state = self._state(self.journal.last())
+            totals, counts = self._totals(state), [int(count) for count in self._counts(state)]
+            texts = self.notes()
+            for place, (event, times) in enumerate(self._plan(state)):
+                row = {"event": encode(event), "times": times}, [*self.rule.start(), *[0.0] * (place + 1)]
+                like.journal.append("promise", partial(_as_it_was, *row))
+        for (event, _), count in zip(self._known, counts, strict=True):
+            if count:
+                like._charge(event, count, count)
+        for text in texts:
+            like.note(text)
+        if any(totals):
+            like.journal.append("note", partial(_as_it_was, {}, totals))
+        return like
+
     def refund(self) -> None:
         """Gives back what this process reserved and did not use."""
         with self._lock:
@@ -412,6 +434,10 @@ def _place(event: Event, plan: Plan) -> int | None:
 
 def _composed(plan: Plan) -> ComposedEvent:
     return ComposedEvent(tuple(RepeatedEvent(event, times) for event, times in plan))
+
+
+def _as_it_was(body: dict[str, Any], state: Totals, _: Row) -> tuple[dict[str, Any], Totals]:
+    return body, state
 
 
 def _positive(budget: Budget, epsilon: float, delta: float) -> Budget:

@@ -43,6 +43,8 @@ from farthing.noise.lattice import Stream
 from farthing.queries.events import ApproximateEvent, Event, GaussianEvent, ZcdpEvent, encode
 from farthing.queries.query import Answer, Query, Receipt, Records
 
+Listener = Callable[[Query, Any, Answer], None]  # is told of each answer: what was asked, at which w
+
 _BLOCK = 32  # promised answers reserved at once: one durable commit for all of them
 
 
@@ -82,6 +84,7 @@ class Ledger:
         self._books = Books(rule, Journal(journal, header_of(rule, noise)), noise, size)
         self._records: Records | None = None
         self._ready: _Ready | None = None
+        self._listener: Listener | None = None
         self._depth = 0  # a part of a part of ...
 
     @classmethod
@@ -107,11 +110,30 @@ class Ledger:
         return self._books.rule.budget
 
     def over(self, records: Records) -> "Ledger":
-        """The same ledger (the same balance) as a door to these records."""
-        door = object.__new__(Ledger)
-        door._stream, door._books, door._records, door._ready = self._stream, self._books, records, None
-        door._depth = self._depth
-        return door
+        """Return this ledger, with the same balance, as the way to these records."""
+        return self._beside(self._books, records, self._listener)
+
+    def with_listener(self, listener: "Listener") -> "Ledger":
+        """Return this ledger, the same balance, that calls ``listener(query, w, answer)`` after each answer.
+
+        All three are public. Parts of the budget (`allot`) are not listened to.
+        """
+        return self._beside(self._books, self._records, listener)
+
+    def rehearsal(self) -> "Ledger":
+        """Return a ledger in memory with this one's budget, filter, promises and balance, without records.
+
+        For made-up records: what a method refuses, it refuses there, and nothing is charged here.
+        """
+        ledger = self._beside(self._books.rehearsal(), None, None)
+        ledger._stream = Stream()
+        return ledger
+
+    def _beside(self, books: Books, records: Records | None, listener: "Listener | None") -> "Ledger":
+        ledger = object.__new__(Ledger)
+        ledger._stream, ledger._depth = self._stream, self._depth
+        ledger._books, ledger._records, ledger._listener, ledger._ready = books, records, listener, None
+        return ledger
 
     def ask(self, query: Query, w: Any = None, *, key: str | None = None) -> Answer:
         """Charges ``query`` durably, then computes, adds noise and releases.
@@ -120,6 +142,12 @@ class Ledger:
         key that was charged but never released (a crash in between) raises `NotReleased`. Raises
         `BudgetSpent` when it does not fit; nothing is charged then.
         """
+        answer = self._answered(query, w, key)
+        if self._listener is not None:
+            self._listener(query, w, answer)
+        return answer
+
+    def _answered(self, query: Query, w: Any, key: str | None) -> Answer:
         if self._records is None:
             raise InvalidValue("this ledger has no records: ask ledger.over(records) instead")
         if self._books.noise == SOUND and not getattr(query.mechanism, "on_lattice", True):
@@ -259,22 +287,6 @@ class Ledger:
         do. Raises `Unsupported` where what is left is not a budget (a plan, an RDP filter that was asked).
         """
         return self._books.rest()
-
-    def rehearsal(self) -> "Ledger":
-        """Returns a ledger in memory with this one's filter and balance.
-
-        A method that is tried on it with made-up records refuses whatever it would refuse here, and nothing
-        is charged.
-        """
-        rule = self.filter
-        copy = Ledger(rule.budget, filter=lambda _: rule, float_noise=self._books.noise == FLOATS)
-        rows = [row for row in self.journal.rows() if row.kind == "promise"]
-        if (last := self.journal.last()).state:
-            rows.append(replace(last, kind="note", body={}))
-        for row in rows:
-            copy.journal.append(row.kind, lambda _, row=row: (row.body, list(row.state)))  # type: ignore[misc]
-        copy._books.plans, copy._depth = self._books.plans, self._depth
-        return copy
 
     def note(self, text: str) -> None:
         """Writes down what is taken for granted, that a count is public for instance; `guarantee` says it.
