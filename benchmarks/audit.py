@@ -71,7 +71,7 @@ def steps(epsilon: float, runs: int, theirs: Any) -> dict[str, float]:
         worlds=lambda present, trials, stream: worlds[present],
     )
     found = {"ours, steps": verdict.eps_lower / epsilon, "seconds": time.perf_counter() - start}
-    sigma = asked.mechanism.noise  # type: ignore[attr-defined]
+    sigma = asked.mechanism.noise_multiplier  # type: ignore[attr-defined]
     ratios = [np.log1p(RATE * np.expm1((world / 0.5 - 0.5) / sigma**2)) for world in worlds]
     sums = [ratio.reshape(runs, STEPS).sum(axis=1) for ratio in ratios]
     named = [("sums", statistics.value)]

@@ -343,7 +343,7 @@ def adadp(torch: Any, model: Any, gradient: Any, batch: Any, mechanism: Any, str
         bound = method.bound(t)
         released = mechanism.release(gradient.bounded_sum(batch, None, bound), bound, stream)
         if expected[0] is not bound:
-            size = mechanism.noise * bound.norm() / len(batch)
+            size = mechanism.noise_multiplier * bound.norm() / len(batch)
             spread = bound.scale if isinstance(bound.scale, float) else beside(bound.scale, released.device)
             expected[:] = bound, size if isinstance(spread, float) else gradient.layout.views(size * spread)
         method.expect(expected[1])

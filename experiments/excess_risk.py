@@ -157,7 +157,7 @@ def first(n: int, epsilon: float, case: str, method: str, repeats: int) -> list[
         problem = Problem(logistic, n, X.shape[1], unit=False)
         steps = sgd1(crowd, problem, radius=RADIUS, convexity=convexity, exact=method == LEAST)
         excess = risk(_learnt(steps), z, y, convexity) - best
-        found.append({**where, "σ": crowd.terms(0).mechanism.noise, "excess": excess})
+        found.append({**where, "σ": crowd.terms(0).mechanism.noise_multiplier, "excess": excess})
     return found
 
 

@@ -46,7 +46,7 @@ def _canary(sampler, trials, seed):
     step = steps.CanaryStep(question, Table(x, np.ones(1)), np.zeros(3))
     claim = ft.Budget(ft.epsilon(sampler.amplify(ft.Gaussian(0.5)), delta=1e-5), 1e-5)
     # flagged above half of what may be contributed at most, not of what a mutant contributes
-    curve = steps.SampledCurve(getattr(sampler, "rate", 1.0), 1)
+    curve = steps.SampledCurve(getattr(sampler, "sampling_rate", 1.0), 1)
     worlds = [step(present, trials, SeededStream(seed)) for present in (False, True)]
     return steps.judge(*worlds, claim, [("canary", statistics.value)], CONFIDENCE, threshold=0.1, curve=curve)
 

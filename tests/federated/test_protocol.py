@@ -50,12 +50,14 @@ def test_rounds_of_the_papers_setting(epsilon, by_theorem, tight):
     paper = Invitation(3.0, Poisson(0.01), 10, calibration="advanced", accountant="sampling")
     terms = paper.terms(budget(epsilon, 1e-8), 100)
     assert terms.rounds == by_theorem
-    counted = rounds_for(Accountant.TIGHT, terms.mechanism.noise, 10, budget(epsilon, 1e-8), Poisson(0.01))
+    counted = rounds_for(
+        Accountant.TIGHT, terms.mechanism.noise_multiplier, 10, budget(epsilon, 1e-8), Poisson(0.01)
+    )
     assert counted == tight
     once = Invitation(3.0, Exactly(1), 10, calibration="advanced", accountant="sampling")
     twice = once.terms(budget(epsilon, 1e-8), 100)
     assert twice.rounds == by_theorem  # 2C of noise for a shift of 2C
-    assert twice.mechanism.noise == pytest.approx(2 * terms.mechanism.noise)
+    assert twice.mechanism.noise_multiplier == pytest.approx(2 * terms.mechanism.noise_multiplier)
 
 
 @pytest.mark.parametrize("by", Accountant)
@@ -86,7 +88,7 @@ def test_an_agent_answers_until_its_budget_is_spent():
         reply = one.handle(Ask(1, GRADIENT, np.zeros(3)))
         assert reply.value.shape == (3,)
         assert one.left == left
-        assert reply.variance == pytest.approx(terms.mechanism.noise**2)
+        assert reply.variance == pytest.approx(terms.mechanism.noise_multiplier**2)
         assert reply.expected == pytest.approx(4.0)
     with pytest.raises(BudgetSpent):
         one.handle(Ask(4, GRADIENT, np.zeros(3)))
@@ -144,7 +146,7 @@ def parties(weights, *epsilons, **options):
 def test_weights_of_users_who_differ():
     for weights in Weights:
         crowd = parties(weights, 0.5, 2.0, 4.0)
-        noises = [agent._terms.mechanism.noise for agent in crowd._agents]
+        noises = [agent._terms.mechanism.noise_multiplier for agent in crowd._agents]
         got = crowd.ask(GRADIENT, np.zeros(3))
         n, v = np.array([10.0, 11.0, 12.0]), np.square(noises)
         weight = {"precision": n / v, "plain": 1 / n, "records": np.ones(3)}[weights]

@@ -109,7 +109,7 @@ def test_the_papers_countdown(epsilon):
         )
         crowd.invite(Invitation(3.0, Poisson(0.01), 10, calibration="advanced", accountant=accountant))
         assert crowd.left.tolist() == [rounds, rounds]
-        noise = crowd.terms(0).mechanism.noise
+        noise = crowd.terms(0).mechanism.noise_multiplier
         fits = [sampling.delta(noise, 0.01, n, epsilon) <= 1e-8 for n in (counts[0], counts[0] + 1)]
         assert fits == [True, False]
         crowd.ask(Gradient(logistic, Features(2)), np.zeros(3))
@@ -431,5 +431,5 @@ def test_all_records_of_a_user_are_priced_and_bounded_together():
 def test_who_clips_lower_adds_as_much_noise_where_all_share_it():
     invitation = Invitation(3.0, noise=200.0, trust=Trust.TRUSTED)
     own, lower = (invitation.terms(ft.Budget(1.0, 1e-6), 10, clip=clip) for clip in (3.0, 1.5))
-    assert (lower.mechanism.noise, own.mechanism.noise) == (400.0, 200.0)
+    assert (lower.mechanism.noise_multiplier, own.mechanism.noise_multiplier) == (400.0, 200.0)
     assert lower.variance == pytest.approx(own.variance) == pytest.approx(600.0**2)

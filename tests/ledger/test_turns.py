@@ -34,11 +34,13 @@ class Telescoping(ft.Gaussian):
     def release(self, total, bound, stream, turn=0):
         SEEN.append(turn)
         before = self.kept.get(turn - 1, 0.0)
-        self.kept[turn] = float(ft.Gaussian(self.noise).release(np.zeros(1), bound, stream, turn)[0])
+        self.kept[turn] = float(
+            ft.Gaussian(self.noise_multiplier).release(np.zeros(1), bound, stream, turn)[0]
+        )
         return total + self.kept[turn] - before
 
     def plan(self, event, steps):
-        return RepeatedEvent(GaussianEvent(self.noise / 2), math.ceil(steps / 4))
+        return RepeatedEvent(GaussianEvent(self.noise_multiplier / 2), math.ceil(steps / 4))
 
 
 @dataclass(frozen=True)

@@ -224,11 +224,11 @@ def allowed(query, adjacency):
     step = 2 if adjacency is Adjacency.REPLACE_ONE else 1
     match event:
         case GaussianEvent(noise):
-            return 2, query.mechanism.noise * query.bound.norm(2) / noise * step
+            return 2, query.mechanism.noise_multiplier * query.bound.norm(2) / noise * step
         case LaplaceEvent(noise):
-            return 1, query.mechanism.noise * query.bound.norm(1) / noise * step
+            return 1, query.mechanism.noise_multiplier * query.bound.norm(1) / noise * step
         case BoundedRangeEvent(epsilon) | PureEvent(epsilon) | RepeatedEvent(BoundedRangeEvent(epsilon), _):
-            return "gap", epsilon * query.mechanism.noise * query.bound.norm()
+            return "gap", epsilon * query.mechanism.noise_multiplier * query.bound.norm()
     return "gradient", query.bound.radius * step
 
 

@@ -90,7 +90,7 @@ def releases(stream: Stream, size: int = 60_000) -> list[str]:
     ]
     for name, mechanism, bound in gaussians:
         answers = [mechanism.release(np.zeros(size), bound, stream) for _ in range(2)]
-        unit = mechanism.noise * bound.norm() * np.asarray(bound.scale)
+        unit = mechanism.noise_multiplier * bound.norm() * np.asarray(bound.scale)
         for answer in answers:
             values = answer / unit
             complaints += [f"{name}: off its law at {x:g}" for x in off_law(values, ndtr, _GAUSSIAN_LEVELS)]

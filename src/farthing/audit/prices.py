@@ -53,7 +53,7 @@ def _distance(first: Array, second: Array, epsilon: float, steps: int) -> float:
 
 def worlds(sampler: Sampler, mechanism: Mechanism, adjacency: Adjacency) -> tuple[Array, Array, Event]:
     """Two worlds under a clip of 1 that a query must be priced for at least, and its price."""
-    sigma = mechanism.noise  # type: ignore[attr-defined]
+    sigma = mechanism.noise_multiplier  # type: ignore[attr-defined]
 
     def at(mean: float) -> Array:
         if isinstance(mechanism, Laplace):

@@ -88,7 +88,7 @@ def per_step(
     noise. ``worlds`` is what is attacked, ``step`` itself by default.
     """
     sampler = step.query.sampler
-    rate = sampler.rate if isinstance(sampler, Poisson) else 1.0
+    rate = sampler.sampling_rate if isinstance(sampler, Poisson) else 1.0
     curve: Curve = SampledCurve(rate, steps)
     run = step if worlds is None else worlds
     without, within = (run(present, trials, stream) for present in (False, True))
@@ -129,9 +129,9 @@ def train_once(
     for _ in range(steps):
         answer = door.ask(query, w).value
         seen = -answer[-canaries:] / clip  # a record of label 1 pulls its gradient down
-        ratio = (seen - 0.5) / mechanism.noise**2
-        scores += np.log1p(sampler.rate * np.expm1(np.minimum(ratio, 500.0)))
-        w = w - length * answer / (sampler.rate * records)
+        ratio = (seen - 0.5) / mechanism.noise_multiplier**2
+        scores += np.log1p(sampler.sampling_rate * np.expm1(np.minimum(ratio, 500.0)))
+        w = w - length * answer / (sampler.sampling_rate * records)
     return scores
 
 

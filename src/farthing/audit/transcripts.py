@@ -110,19 +110,19 @@ def _ratio(query: Query, value: Any, without: Any, within: Any) -> float:
             upper = np.triu_indices(len(value))
             stretch = np.where(upper[0] == upper[1], 1.0, math.sqrt(2))
             seen, first, second = (np.asarray(part)[upper] * stretch for part in (value, without, within))
-            return _gaussian(seen, first, second, mechanism.noise * query.bound.norm())
+            return _gaussian(seen, first, second, mechanism.noise_multiplier * query.bound.norm())
         case Gaussian():
-            deviation = mechanism.noise * query.bound.norm()
+            deviation = mechanism.noise_multiplier * query.bound.norm()
             if isinstance(mechanism, Share | Together):
                 deviation /= math.sqrt(mechanism.survivors)
             return _gaussian(value, without, within, deviation * np.asarray(query.bound.scale))
         case Laplace():
-            scale = mechanism.noise * query.bound.norm(1) * np.asarray(query.bound.scale)
+            scale = mechanism.noise_multiplier * query.bound.norm(1) * np.asarray(query.bound.scale)
             return float(np.sum((np.abs(value - without) - np.abs(value - within)) / scale))
         case NoisyMax():
-            return _chosen([int(value)], without, within, mechanism.noise * query.bound.norm())
+            return _chosen([int(value)], without, within, mechanism.noise_multiplier * query.bound.norm())
         case NoisyTop():
-            return _chosen(list(value), without, within, mechanism.noise * query.bound.norm())
+            return _chosen(list(value), without, within, mechanism.noise_multiplier * query.bound.norm())
     raise Unsupported(f"nothing is known of the noise of {mechanism!r}")
 
 
@@ -145,7 +145,7 @@ def _chosen(places: list[int], without: Any, within: Any, scale: float) -> float
 def _objective(query: Query, mechanism: ObjectiveNoise, w: Array, without: Any, within: Any) -> float:
     """w is one to one with the noise in the objective: b = -∇F(w), with the Hessian as the Jacobian."""
     bound: Any = query.bound
-    penalty, deviation = mechanism.penalty * bound.radius**2, mechanism.noise * bound.radius
+    penalty, deviation = mechanism.penalty * bound.radius**2, mechanism.noise_multiplier * bound.radius
     logs = []
     for behind in (without, within):
         _, gradient, hessian = behind._look(bound.loss, np.zeros(len(w)), penalty, np.asarray(w))

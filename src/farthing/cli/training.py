@@ -84,7 +84,7 @@ class Asked:
         """One more."""
         order = 1 if isinstance(query.mechanism, Laplace) else 2
         clip = query.bound.norm(order) * float(np.max(query.bound.scale))
-        noise = float(getattr(query.mechanism, "noise", math.nan)) * _spread(query.mechanism)
+        noise = float(getattr(query.mechanism, "noise_multiplier", math.nan)) * _spread(query.mechanism)
         self.times += 1
         self.clip = _stretched(self.clip, clip)
         self.noise = _stretched(self.noise, noise)
@@ -115,7 +115,7 @@ def drawn(sampler: Sampler) -> str:
     match sampler:
         case Everyone():
             return "everyone"
-        case Poisson(rate=rate):
+        case Poisson(sampling_rate=rate):
             return f"poisson, rate {rate:.3g}"
         case FixedSize(size=size, of=of):
             return f"{size} of {of}"

@@ -293,7 +293,7 @@ def _written(
 ) -> dict[str, Any]:
     """Model and report, on disk when this returns."""
     widest = int(np.argmax([budget.epsilon for budget in crowd.budgets]))
-    noise = crowd.terms(widest).mechanism.noise
+    noise = crowd.terms(widest).mechanism.noise_multiplier
     really = [asdict(one) for one in holds(plan.job, crowd, noise, widest, step.t)]
     report: dict[str, Any] = {
         "run": plan.run,
@@ -334,7 +334,7 @@ def _told(crowd: Remote, place: int) -> dict[str, Any]:
         "party": status.name,
         "records": int(crowd.records[place]),
         "guarantee": asdict(crowd.budgets[place]),
-        "noise": terms.mechanism.noise,
+        "noise": terms.mechanism.noise_multiplier,
         "clip": terms.bound.clip,
         "state": str(status.state),
         "left": status.left,
@@ -423,7 +423,7 @@ class Board:
             self.round,
             parties,
             tuple(self.accuracy),
-            min((terms.mechanism.noise for terms in asked), default=None),
+            min((terms.mechanism.noise_multiplier for terms in asked), default=None),
             min((terms.bound.clip for terms in asked), default=None),
             seconds,
             None if seconds is None or math.isnan(seconds) else left * seconds,

@@ -198,14 +198,14 @@ def _left(crowd: Simulated) -> float:
 def _reached(job: Job, crowd: Simulated, step: Step, user: int) -> dict[str, Any]:
     """What holds for all users: the guarantee of one whose ε is the largest (δ is the same for all)."""
     terms = crowd.terms(user)
-    really = [asdict(one) for one in holds(job, crowd, terms.mechanism.noise, user, step.t)]
+    really = [asdict(one) for one in holds(job, crowd, terms.mechanism.noise_multiplier, user, step.t)]
     return {
         **({"holds": really} if really else {}),
         **asdict(crowd.guarantee(user)),
         "trust": str(job.trusted),
         "noise": job.noise,
         "clip": terms.bound.clip,
-        "sigma": terms.mechanism.noise,
+        "sigma": terms.mechanism.noise_multiplier,
         "alive": crowd.alive,
         "left": _left(crowd),
         "people": people(crowd),

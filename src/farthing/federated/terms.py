@@ -8,7 +8,7 @@ and the number of rounds that its budget affords; all of it follows from public 
 >>> budget = Budget(0.5, 1e-8, observer=Observer.SERVER)
 >>> paper = Invitation(3.0, Poisson(0.01), 10, calibration="advanced", accountant="sampling")
 >>> terms = paper.terms(budget, records=100)
->>> round(terms.mechanism.noise, 1), terms.rounds
+>>> round(terms.mechanism.noise_multiplier, 1), terms.rounds
 (193.7, 38012)
 """
 
@@ -118,40 +118,41 @@ Draw = Everyone | Poisson | Exactly | InTurn
 class Share(Gaussian):
     """A user's share of Gaussian noise on a sum over users, of which at least ``survivors`` add theirs.
 
-    The price is that of the whole ``noise`` in the sum. On a common lattice the sum of integer shares is, but
-    for a total variation below 1e-300, round(G + V) with G Gaussian of the summed variance and V independent
-    of the records: post-processing of the Gaussian mechanism (sampling a convolution at the integers errs by
-    its Fourier transform beyond 2π, e^(-2π²σ²/2) with σ >= 2²⁰ cells).
+    The price is that of the whole ``noise_multiplier`` in the sum. On a common lattice the sum of integer
+    shares is, but for a total variation below 1e-300, round(G + V) with G Gaussian of the summed variance and
+    V independent of the records: post-processing of the Gaussian mechanism (sampling a convolution at the
+    integers errs by its Fourier transform beyond 2π, e^(-2π²σ²/2) with σ >= 2²⁰ cells).
     """
 
     survivors: int = 1
 
     def release(self, total: ArrayLike, bound: Bound, stream: Stream, turn: int = 0) -> Array:
-        return Gaussian(self.noise / math.sqrt(self.survivors)).release(total, bound, stream)
+        return Gaussian(self.noise_multiplier / math.sqrt(self.survivors)).release(total, bound, stream)
 
 
 @dataclass(frozen=True, slots=True)
 class Together(Gaussian):
     """Noise that hides all of a user's records at once, of which an upload holds ``records``.
 
-    The price is that of ``noise`` over as many clips. Where a user holds more than it said, the sum is shrunk
-    to what so many could make. The noise is the user's own, or its share of what ``survivors`` add.
+    The price is that of ``noise_multiplier`` over as many clips. Where a user holds more than it said, the
+    sum is shrunk to what so many could make. The noise is the user's own, or its share of what ``survivors``
+    add.
     """
 
     records: int = 1
     survivors: int = 1
 
     def unit_event(self) -> Event:
-        return GaussianEvent(self.noise / self.records)
+        return GaussianEvent(self.noise_multiplier / self.records)
 
     def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
-        return Gaussian(self.noise / self.records).event(bound, adjacency, sampled)
+        return Gaussian(self.noise_multiplier / self.records).event(bound, adjacency, sampled)
 
     def release(self, total: ArrayLike, bound: Bound, stream: Stream, turn: int = 0) -> Array:
         most, sums = self.records * bound.norm(), np.asarray(total, dtype=np.float64)
         size = float(np.linalg.norm(sums))
         within = sums if size <= most else sums * (most / size)
-        return Gaussian(self.noise / math.sqrt(self.survivors)).release(within, bound, stream)
+        return Gaussian(self.noise_multiplier / math.sqrt(self.survivors)).release(within, bound, stream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,7 @@ class Terms:
     @property
     def variance(self) -> float:
         """Of the noise on each coordinate of one upload."""
-        own = (self.mechanism.noise * self.bound.clip) ** 2
+        own = (self.mechanism.noise_multiplier * self.bound.clip) ** 2
         match self.mechanism:
             case Share(survivors=survivors) | Together(survivors=survivors):
                 return own / survivors

@@ -161,7 +161,9 @@ class Ledger:
         if key is None:
             receipt = _with_clip(self._books.take(event), query)
             return Answer(self._compute(ready, w, receipt.turn), receipt)
-        asked = [encode(event), repr(query.mechanism), type(query.bound).__name__, query.bound.scale, w]
+        # with the field's first name, so that answers kept under a key by earlier versions are found again
+        mechanism = repr(query.mechanism).replace("noise_multiplier=", "noise=")
+        asked = [encode(event), mechanism, type(query.bound).__name__, query.bound.scale, w]
         request = hashlib.sha256(_bytes(asked)).hexdigest()
         stored = self.journal.find_answer(key, request)
         if stored is not None:

@@ -1,11 +1,11 @@
 """Noise on a sum: the event it makes, and the release itself.
 
-``noise`` is relative to the bound of one contribution (`Bound.norm`): Gaussian(1.1) on ClipNorm(C) adds a
-standard deviation of 1.1 C. Every release lives on a lattice: the sum is rounded to a grid, integer noise of
-`farthing.noise.lattice` is added, and only then is it turned into floats. Rounding can move two neighbouring
-sums apart by one grid cell a coordinate, and float64 arithmetic by 2⁻¹⁴ of a contribution's norm, whatever
-the values of up to 2³⁰ records (the theorem of `farthing.noise.summing`); noise is enlarged by as much, and
-the price is that of the noise asked for.
+``noise_multiplier`` is relative to the bound of one contribution (`Bound.norm`): Gaussian(1.1) on ClipNorm(C)
+adds a standard deviation of 1.1 C. Every release lives on a lattice: the sum is rounded to a grid, integer
+noise of `farthing.noise.lattice` is added, and only then is it turned into floats. Rounding can move two
+neighbouring sums apart by one grid cell a coordinate, and float64 arithmetic by 2⁻¹⁴ of a contribution's
+norm, whatever the values of up to 2³⁰ records (the theorem of `farthing.noise.summing`); noise is enlarged by
+as much, and the price is that of the noise asked for.
 """
 
 import functools
@@ -102,7 +102,7 @@ def refuse_width(bound: Bound, size: int) -> None:
 class _Added(ABC):
     """Noise of one scale on every coordinate of a sum; ``order`` is that of the norm it answers to."""
 
-    noise: float
+    noise_multiplier: float
     order: ClassVar[int]
     kind: ClassVar[type[GaussianEvent] | type[LaplaceEvent]]
 
@@ -111,17 +111,17 @@ class _Added(ABC):
         """The sum on a grid of ``cell`` units, with noise of scale 2^bits cells."""
 
     def __post_init__(self) -> None:
-        validate.positive(noise=self.noise)
+        validate.positive(noise_multiplier=self.noise_multiplier)
 
     def unit_event(self) -> Event:
-        return self.kind(self.noise)
+        return self.kind(self.noise_multiplier)
 
     def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
-        return self.kind(self.noise * _ratio(bound, adjacency, sampled, self.order))
+        return self.kind(self.noise_multiplier * _ratio(bound, adjacency, sampled, self.order))
 
     def grid(self, bound: Bound, size: int) -> tuple[int, float]:
         """The lattice of a release of ``size`` coordinates: bits and width of a cell, scale 2^bits cells."""
-        return _grid(self.noise, bound, self.order, size)
+        return _grid(self.noise_multiplier, bound, self.order, size)
 
     def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
         bound.norm(self.order)  # refuses an order that it does not bound
@@ -137,7 +137,7 @@ class _Added(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Gaussian(_Added):
-    """Gaussian noise of standard deviation ``noise`` · bound (Dwork & Roth 2014; Balle & Wang 2018)."""
+    """Gaussian noise of deviation ``noise_multiplier`` · bound (Dwork & Roth 2014; Balle & Wang 2018)."""
 
     order = 2
     kind = GaussianEvent
@@ -148,7 +148,7 @@ class Gaussian(_Added):
 
 @dataclass(frozen=True, slots=True)
 class Laplace(_Added):
-    """Laplace noise of scale ``noise`` · L1 bound (Dwork et al. 2006)."""
+    """Laplace noise of scale ``noise_multiplier`` · L1 bound (Dwork et al. 2006)."""
 
     order = 1
     kind = LaplaceEvent
@@ -160,7 +160,7 @@ class Laplace(_Added):
 
 @dataclass(frozen=True, slots=True)
 class SymmetricGaussian(Gaussian):
-    """Gaussian noise on a symmetric sum: deviation ``noise`` · bound on the diagonal, 1/√2 of that off it.
+    """Gaussian noise on a symmetric sum: ``noise_multiplier`` · bound on the diagonal, 1/√2 of that off it.
 
     A symmetric matrix as the vector of its diagonal and √2 times its upper triangle has the same length as
     the Frobenius norm, so plain Gaussian noise on that vector answers to a Frobenius bound. (Dwork et al.
@@ -189,7 +189,7 @@ class SymmetricGaussian(Gaussian):
 
 @dataclass(frozen=True, slots=True)
 class NoisyMax:
-    """The place of the largest noisy score, with noise of scale ``noise`` · bound on every score.
+    """The place of the largest noisy score, with noise of scale ``noise_multiplier`` · bound on every score.
 
     Laplace: report noisy max is ε-DP with ε = d / scale, d being how much the gap between two scores can
     change (Dwork & Roth 2014, Claim 3.9). Gumbel: the exponential mechanism, whose log-probabilities vary by
@@ -209,16 +209,16 @@ class NoisyMax:
     the noise, so that this is at most 2⁻¹² of it.
     """
 
-    noise: float
+    noise_multiplier: float
     kind: Literal["gumbel", "laplace"] = "gumbel"
 
     def __post_init__(self) -> None:
-        validate.positive(noise=self.noise)
+        validate.positive(noise_multiplier=self.noise_multiplier)
         if self.kind not in ("gumbel", "laplace"):
             raise InvalidValue(f"kind must be 'gumbel' or 'laplace', got {self.kind!r}")
 
     def unit_event(self) -> Event:
-        return self._priced(1 / self.noise)
+        return self._priced(1 / self.noise_multiplier)
 
     def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
         if not isinstance(bound, ClipValue):
@@ -236,7 +236,7 @@ class NoisyMax:
             gap = 2 * (max(bound.high - bound.low, norm) if sampled else bound.high - bound.low)
         else:
             gap = norm if bound.one_signed else bound.high - bound.low
-        return self._priced(gap / (self.noise * norm))
+        return self._priced(gap / (self.noise_multiplier * norm))
 
     def _priced(self, epsilon: float) -> Event:
         return BoundedRangeEvent(epsilon) if self.kind == "gumbel" else PureEvent(epsilon)
@@ -245,15 +245,15 @@ class NoisyMax:
         """Bits and width of a cell, of which 2^bits are the scale of the noise, however many scores."""
         norm = bound.norm()
         nearest = min(norm, bound.sensitivity(Adjacency.REPLACE_ONE))
-        share = _CELLS_OF_A_CHOICE * self.noise * norm / nearest
+        share = _CELLS_OF_A_CHOICE * self.noise_multiplier * norm / nearest
         bits = max(_BITS_OF_A_CHOICE, math.ceil(math.log2(share / _GRID_SHARE)))
         if bits > _MOST_BITS:
             raise Unsupported(
-                f"a choice with noise {self.noise:g} needs a grid of 2^-{bits}, finer than 2^-{_MOST_BITS}: "
-                "lower the noise"
+                f"a choice with noise {self.noise_multiplier:g} needs a grid of 2^-{bits}, finer than "
+                f"2^-{_MOST_BITS}: lower the noise"
             )
         enlarged = _enlarged(2 * norm, nearest) / (1 - share * 2.0**-bits)  # a gap is one of two sums
-        return bits, self.noise * norm * enlarged * 2.0**-bits
+        return bits, self.noise_multiplier * norm * enlarged * 2.0**-bits
 
     def release(self, total: ArrayLike, bound: Bound, stream: Stream, turn: int = 0) -> int:
         total = np.asarray(total, dtype=np.float64)

@@ -63,20 +63,20 @@ class Everyone:
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Each record independently with probability ``rate``; an empty lot is answered like any other."""
+    """Each record independently with probability ``sampling_rate``; an empty batch is answered too."""
 
-    rate: float
+    sampling_rate: float
 
     def __post_init__(self) -> None:
-        validate.rate(rate=self.rate)
+        validate.rate(sampling_rate=self.sampling_rate)
 
     def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
-        return stream.poisson_indices(self.rate, records)
+        return stream.poisson_indices(self.sampling_rate, records)
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
         if observer is Observer.COORDINATOR:
-            return DrawnEvent(self.rate, _event(step))
-        return PoissonEvent(self.rate, _event(step))
+            return DrawnEvent(self.sampling_rate, _event(step))
+        return PoissonEvent(self.sampling_rate, _event(step))
 
 
 @dataclass(frozen=True, slots=True)

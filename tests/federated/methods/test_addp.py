@@ -40,11 +40,11 @@ def test_the_papers_setting_counts_down_from_its_own_digits():
     step = next(addp(users, PROBLEM, draw=Poisson(0.01)))
     assert (step.t, step.w[0].shape, step.w[1].shape) == (1, (3,), ())
     assert set(users.left) == {38011}
-    assert users.terms(0).mechanism.noise == pytest.approx(193.7, abs=0.05)
+    assert users.terms(0).mechanism.noise_multiplier == pytest.approx(193.7, abs=0.05)
     doubled = crowd()
     next(addp(doubled, PROBLEM))  # exactly one record: twice the noise, as many rounds
     assert set(doubled.left) == {38011}
-    assert doubled.terms(0).mechanism.noise == pytest.approx(2 * 193.735, abs=0.01)
+    assert doubled.terms(0).mechanism.noise_multiplier == pytest.approx(2 * 193.735, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_an_iterations_budget_is_that_of_what_is_protected(unit):
     budget = ft.Budget(1.0, 1e-6, "replace-one", unit=unit)
     users = Simulated.split(np.ones((20, 1)), np.ones(20), records=5, budgets=budget)
     next(addp(users, Problem(logistic, 20, 1), draw=Everyone(), epsilon_iter=0.3, delta_iter=1e-7))
-    mu = 2 * (5 if unit == "user" else 1) / users.terms(0).mechanism.noise
+    mu = 2 * (5 if unit == "user" else 1) / users.terms(0).mechanism.noise_multiplier
     tail = ndtr(mu / 2 - 0.3 / mu) - math.exp(0.3) * ndtr(-mu / 2 - 0.3 / mu)
     assert tail == pytest.approx(1e-7, rel=1e-6)
 

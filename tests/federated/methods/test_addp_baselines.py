@@ -31,12 +31,12 @@ def crowd(adjacency="zero-out", epsilon=0.8):
 def test_each_divides_the_budget_as_it_says():
     users = crowd()
     assert ft.run(sgd_maj(users, PROBLEM, draw=Poisson(0.02))).steps == 10
-    assert users.terms(0).mechanism.noise == gaussian.noise(0.08, 1e-9)
+    assert users.terms(0).mechanism.noise_multiplier == gaussian.noise(0.08, 1e-9)
 
     users = crowd()
     assert ft.run(sgd_adv(users, PROBLEM, draw=Poisson(0.02))).steps == 10
     each, missed = composition.advanced_epsilon_iter(0.8, 1e-8, 10, 5e-9)
-    noise = users.terms(0).mechanism.noise
+    noise = users.terms(0).mechanism.noise_multiplier
     amplified, _ = composition.amplify_poisson(
         gaussian.epsilon(1 / noise, missed / 0.02), missed / 0.02, 0.02
     )
@@ -44,7 +44,7 @@ def test_each_divides_the_budget_as_it_says():
 
     users = crowd()
     assert ft.run(sgd_pass(users, PROBLEM)).steps == 10 * 50
-    assert users.terms(0).mechanism.noise == gaussian.noise(each, missed)
+    assert users.terms(0).mechanism.noise_multiplier == gaussian.noise(each, missed)
     assert users.event(0).count == 10  # visits of a record
 
 

@@ -48,7 +48,7 @@ def test_nobody_spends_more_than_its_own_budget(adjacency):
     ft.run(together(users, PROBLEM))
     shift = 2 if adjacency == "replace-one" else 1
     for user in range(6):
-        mu = shift * math.sqrt(users.done[user]) / users.terms(user).mechanism.noise
+        mu = shift * math.sqrt(users.done[user]) / users.terms(user).mechanism.noise_multiplier
         assert ft.Budget(epsilons[user], 1e-7).mu * (1 - 1e-6) < mu <= ft.Budget(epsilons[user], 1e-7).mu
 
 

@@ -65,7 +65,7 @@ class Door:
         low, high = ENDS[self.user : self.user + 2]
         places = range(low, high) if self._whole else [row_of(self.user, self._t)]
         table = Table(X[list(places)], Y[list(places)])
-        deviation = query.mechanism.noise * query.bound.clip
+        deviation = query.mechanism.noise_multiplier * query.bound.clip
         total = query.contribution.bounded_sum(table, w, query.bound)
         value = total + deviation * NOISE[self.user, self._t]
         self._t += 1

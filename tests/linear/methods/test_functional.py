@@ -45,7 +45,7 @@ def test_noise_is_the_papers_under_replace_one(width):
     """Laplace of scale Δ₁/ε₁ = Δ₂/ε₂ = (2 (d+1)² + 4 (d+1)) / ε."""
     query, event, ledger = asked(width=width)
     size = width + 1
-    scale = query.mechanism.noise * query.bound.norm(1)
+    scale = query.mechanism.noise_multiplier * query.bound.norm(1)
     assert scale == pytest.approx((2 * size**2 + 4 * size) / 1.5)
     assert isinstance(event, LaplaceEvent)
     assert ledger.share == pytest.approx(1.0)
@@ -58,7 +58,7 @@ def test_the_two_budgets_of_the_text_can_be_set(share, triangle):
     """Laplace of scale Δ₁/ε₁ on a and Δ₂/ε₂ on b; together they cost ε, in the corners of the cube too."""
     width, size = 3, 4
     query, _, ledger = asked(width=width, quadratic_share=share, triangle=triangle)
-    scale, louder = query.mechanism.noise * query.bound.norm(1), query.contribution.louder
+    scale, louder = query.mechanism.noise_multiplier * query.bound.norm(1), query.contribution.louder
     first = size * (size + 1) if triangle else 2 * size**2  # Δ₁
     assert scale == pytest.approx(first / (share * 1.5))
     assert scale / louder == pytest.approx(4 * size / ((1 - share) * 1.5))
@@ -69,7 +69,9 @@ def test_the_two_budgets_of_the_text_can_be_set(share, triangle):
 
 
 def test_a_record_that_comes_or_goes_costs_half():
-    replaced, added = (asked(adjacency)[0].mechanism.noise for adjacency in ("replace-one", "add-remove"))
+    replaced, added = (
+        asked(adjacency)[0].mechanism.noise_multiplier for adjacency in ("replace-one", "add-remove")
+    )
     assert replaced == pytest.approx(2 * added)
 
 

@@ -253,7 +253,7 @@ def test_the_noise_of_objective_perturbation_is_that_of_the_linear_term():
     total = behind(Table(np.zeros((0, 2)), np.zeros(0)), Features(2, radius=1.5))
     stream = SeededStream(0)
     draws = np.array([mechanism.release(total, Convex(logistic, 1.5), stream) for _ in range(700)])
-    assert draws.std() == pytest.approx(mechanism.noise * 1.5 / (4.0 * 1.5**2), rel=0.06)
+    assert draws.std() == pytest.approx(mechanism.noise_multiplier * 1.5 / (4.0 * 1.5**2), rel=0.06)
 
 
 @pytest.mark.parametrize("noise", [1.5, 2.0, 6.0])
@@ -283,7 +283,7 @@ def test_the_tolerance_of_the_minimiser_is_priced_and_covered_by_noise_around_it
     bound, budget = Convex(logistic, 1.0), ft.Budget(1.0, 1e-6, REPLACE)
     mechanism = perturbation._calibrate(bound, 9.0, budget)
     event = mechanism.event(bound, REPLACE, False)
-    inner = delta_of(logistic, mechanism.noise, 9.0, 0.995, REPLACE)
+    inner = delta_of(logistic, mechanism.noise_multiplier, 9.0, 0.995, REPLACE)
     mu = 1 / mechanism.rest  # twice the tolerance over its noise
     outer = norm.sf(0.005 / mu - mu / 2) - math.exp(0.005) * norm.sf(0.005 / mu + mu / 2)
     assert outer == pytest.approx(1e-8, rel=1e-3)

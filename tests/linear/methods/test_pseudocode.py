@@ -184,7 +184,7 @@ def test_dpagd_is_algorithm_2_to_its_last_farthing(monkeypatch, kind, search):
         noise = 1 / math.sqrt(2 * price)
         if what == "choice":
             noise = 1 / math.sqrt((2 if kind == "laplace" else 8) * price)
-        assert ask.query.mechanism.noise == pytest.approx(noise, rel=1e-5)
+        assert ask.query.mechanism.noise_multiplier == pytest.approx(noise, rel=1e-5)
         np.testing.assert_allclose(ask.w.w if what == "choice" else ask.w, at, atol=1e-9)
         np.testing.assert_allclose(ask.value, value, rtol=1e-6, atol=1e-6)
     assert len(steps) == rounds
@@ -224,13 +224,13 @@ def test_dpagd_on_batches_is_algorithm_2_on_the_records_that_were_drawn(monkeypa
     options = {"grid": Lengths(20), "opening": 0, "momentum": 0, "averaging": None, "radius": None}
     options |= {"splits": 30, "search": 0.4, "growth": 0.1, "clip": 0.4, "objective_clip": 1.5}
     steps = list(dpagd(watched, problem, rate=0.4, penalty=0.05, **options))
-    each = 1 / (2 * watched.asked[0].query.mechanism.noise ** 2) / 0.6
+    each = 1 / (2 * watched.asked[0].query.mechanism.noise_multiplier ** 2) / 0.6
     prices, shrinks = (0.4 * each, 0.6 * each, 0.1, 0.4, 1.5), 0.05 * 60 * 0.4
     w, rounds, trace = algorithm_2(script, math.inf, prices, "gumbel", len(steps), batches, shrinks)
     assert rounds == len(steps) > 10
     for ask, (what, price, at, value) in zip(watched.asked, trace, strict=False):
         scale = 1 / math.sqrt((8 if what == "choice" else 2) * price)
-        assert ask.query.mechanism.noise == pytest.approx(scale, rel=1e-5)
+        assert ask.query.mechanism.noise_multiplier == pytest.approx(scale, rel=1e-5)
         inner = BoundedRangeEvent if what == "choice" else GaussianEvent
         event = ask.query.price(ledger.budget)
         assert isinstance(event, PoissonEvent)
@@ -347,7 +347,7 @@ def test_privgene_selects_crosses_and_mutates_generation_by_generation(adjacency
     for t, (ask, won) in enumerate(zip(ledger.asked, winners, strict=True), 1):
         assert isinstance(ask.query.mechanism, NoisyTop)
         assert ask.query.mechanism.count == len(won)
-        assert ask.query.mechanism.noise == pytest.approx(moved / epsilon, rel=1e-6)
+        assert ask.query.mechanism.noise_multiplier == pytest.approx(moved / epsilon, rel=1e-6)
         apart = max(np.linalg.norm(a - b) for a in ask.w.T for b in ask.w.T)
         assert ask.query.bound.high == pytest.approx(apart)  # slope 1, rows of norm 1 at most
         np.testing.assert_array_equal(np.append(*steps[t - 1].w), ask.w[:, won[0]])
@@ -378,7 +378,7 @@ class Laplaced:
     def ask(self, query, w=None):
         self.query = query
         total = query.contribution.bounded_sum(self._table, w, query.bound)
-        units = self._noise[: len(total)] * query.mechanism.noise * query.bound.norm(1)
+        units = self._noise[: len(total)] * query.mechanism.noise_multiplier * query.bound.norm(1)
         return Answer(total + units, Receipt(1, "", query.price(self.budget)))
 
 

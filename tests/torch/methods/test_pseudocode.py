@@ -61,7 +61,7 @@ def seen(monkeypatch):
     class Scripted(Gaussian):
         def release(self, total, bound, stream, turn=0):
             scale = np.asarray(bound.scale, dtype=np.float64) * np.ones(3)
-            asked.append(SimpleNamespace(noise=self.noise, bound=bound, scale=scale))
+            asked.append(SimpleNamespace(noise=self.noise_multiplier, bound=bound, scale=scale))
             added = self.noise * bound.norm() * scale * NORMALS[len(asked) - 1]
             return total + torch.from_numpy(added).float()
 

@@ -141,7 +141,7 @@ class Masking:
         w = unpack_numbers(opened.body[length:], question.shape)
         mask = session.member.mask(sealed, w.size)
         inner = terms.mechanism
-        masked = Masked(inner.noise, inner, own_cell(terms, w.size), mask)
+        masked = Masked(inner.noise_multiplier, inner, own_cell(terms, w.size), mask)
         hidden = Terms(terms.sampler, terms.bound, masked, terms.expected, terms.rounds)
         answer = self._keeper.ask(question, hidden, w, session.key)
         body = pack_words(np.asarray(answer.value, dtype=np.uint64), each)

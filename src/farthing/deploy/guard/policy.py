@@ -93,7 +93,10 @@ class Limits:
     def allows_draw(self, draw: Draw) -> bool:
         """Exactly one of those listed; a Poisson draw also at a lower rate."""
         if isinstance(draw, Poisson):
-            return any(isinstance(known, Poisson) and draw.rate <= known.rate for known in self.draws)
+            return any(
+                isinstance(known, Poisson) and draw.sampling_rate <= known.sampling_rate
+                for known in self.draws
+            )
         return draw in self.draws
 
     def allows_shape(self, loss: Loss, rows: int, shape: tuple[int, ...]) -> bool:
@@ -272,7 +275,7 @@ class Pricing:
         if not limits.allows_draw(draw):
             allowed = ", ".join(map(forms.draw, limits.draws))
             refuse(Reason.SAMPLER, f"draws that are allowed: {allowed}")
-        if isinstance(draw, Poisson) and draw.rate < LEAST_RATE and draw not in limits.draws:
+        if isinstance(draw, Poisson) and draw.sampling_rate < LEAST_RATE and draw not in limits.draws:
             refuse(Reason.SAMPLER, f"a Poisson rate of at least {LEAST_RATE:g} is allowed, or one listed")
         if invitation.rounds > limits.rounds:
             refuse(Reason.ROUNDS, f"at most {limits.rounds} rounds are allowed")
@@ -284,6 +287,6 @@ class Pricing:
             terms = self._agent.terms(invitation)
         except (FarthingError, ArithmeticError):
             return Refused(Reason.MALFORMED, "no theorem covers these terms with this budget")
-        if terms.mechanism.noise < self._limits.noise:
+        if terms.mechanism.noise_multiplier < self._limits.noise:
             return Refused(Reason.NOISE, f"noise of at least {self._limits.noise:g} is asked for")
         return terms

@@ -8,7 +8,7 @@ Whatever else a message names is refused.
 >>> contribution_of(Fields(contribution(asked))).features.radius
 1.5
 >>> draw_of(draw(Poisson(0.25)))
-Poisson(rate=0.25)
+Poisson(sampling_rate=0.25)
 
 The coordinator's post: seals requests, and sorts what comes back before anything of it is believed.
 

@@ -28,7 +28,7 @@ other ``trust`` the same holds against who sees sums over users, or what is rele
 >>> crowd = Simulated.split(X, (X[:, 0] > X[:, 1]) * 1.0, records=100, budgets=Budget(0.5, 1e-8))
 >>> steps = addp(crowd, Problem(logistic, 2000, 2, unit=False), draw=Poisson(0.01))
 >>> step = next(steps)
->>> int(crowd.left.min()), round(crowd.terms(0).mechanism.noise, 1)
+>>> int(crowd.left.min()), round(crowd.terms(0).mechanism.noise_multiplier, 1)
 (38011, 193.7)
 """
 

@@ -309,4 +309,4 @@ def _features(
 
 def _noise(query: Query) -> float:
     mechanism: Any = query.mechanism
-    return float(mechanism.noise)
+    return float(mechanism.noise_multiplier)

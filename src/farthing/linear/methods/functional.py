@@ -87,7 +87,7 @@ def functional(
     mechanism = _mechanism(ledger, contribution, bound)
     answer = ledger.ask(Query(Everyone(), contribution, bound, mechanism))
     a, b = answer.value[:-size], answer.value[-size:] / contribution.louder
-    deviation = math.sqrt(2) * mechanism.noise * bound.norm(1)
+    deviation = math.sqrt(2) * mechanism.noise_multiplier * bound.norm(1)
     if triangle:
         a = _mirrored(a, size)
     else:

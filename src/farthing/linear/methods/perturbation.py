@@ -90,7 +90,7 @@ def objective(ledger: Ledger, problem: Problem, *, penalty: float | None = None)
     least = _least_penalty(problem.loss, budget)
     if penalty is None:
         rough = _calibrate(bound, least, budget)
-        penalty = max(least, 2 * rough.noise**2 * features.size / problem.records)
+        penalty = max(least, 2 * rough.noise_multiplier**2 * features.size / problem.records)
     mechanism = _calibrate(bound, validate.positive(penalty=penalty), budget)
     contribution = Objective(features, _TOLERANCE * problem.records * bound.norm())
     answer = ledger.ask(Query(Everyone(), contribution, bound, mechanism))
@@ -162,12 +162,12 @@ class Convex:
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveNoise:
-    """Noise b of standard deviation ``noise`` · R in the objective, and ``rest`` for the tolerance.
+    """Noise of deviation ``noise_multiplier`` · R in the objective, and ``rest`` for the tolerance.
 
     ``penalty`` is λ / R²; ``epsilon`` is where on its curve the mechanism is priced.
     """
 
-    noise: float
+    noise_multiplier: float
     rest: float
     penalty: float
     epsilon: float
@@ -184,14 +184,16 @@ class ObjectiveNoise:
         assert isinstance(bound, Convex)
         if sampled:
             raise Unsupported("objective perturbation takes all records: use Everyone()")
-        inner = delta_of(bound.loss, self.noise, self.penalty, self.epsilon * (1 - _SHARE), adjacency)
+        inner = delta_of(
+            bound.loss, self.noise_multiplier, self.penalty, self.epsilon * (1 - _SHARE), adjacency
+        )
         outer = gaussian.delta(1 / self.rest, self.epsilon * _SHARE)
         return ApproximateEvent(self.epsilon, min(inner + outer, math.nextafter(1.0, 0.0)))
 
     def release(self, total: Any, bound: Convex, stream: Stream, turn: int = 0) -> Array:
         """The minimiser of a ``total`` that `Objective` handed on, noise in and around it."""
         size, penalty = total.features.size, self.penalty * bound.radius**2
-        cell = self.noise * bound.radius * _FLOAT_SLACK * 2.0**-_BITS
+        cell = self.noise_multiplier * bound.radius * _FLOAT_SLACK * 2.0**-_BITS
         linear = lattice.gaussian(stream, size, _BITS).astype(np.float64) * cell
         found = total.minimise(bound.loss, linear, penalty)
         off = (total.tolerance + cell * math.sqrt(size)) / penalty

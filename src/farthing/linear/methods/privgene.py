@@ -145,25 +145,25 @@ class Advantages:
 class NoisyTop:
     """Places of large scores, best first: `NoisyMax` ``count`` times, each among those that are left."""
 
-    noise: float
+    noise_multiplier: float
     count: int = 1
 
     def __post_init__(self) -> None:
-        validate.positive(noise=self.noise), validate.count(count=self.count)
+        validate.positive(noise_multiplier=self.noise_multiplier), validate.count(count=self.count)
 
     def unit_event(self) -> Event:
-        return RepeatedEvent(NoisyMax(self.noise).unit_event(), self.count)
+        return RepeatedEvent(NoisyMax(self.noise_multiplier).unit_event(), self.count)
 
     def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
-        NoisyMax(self.noise).check(bound, shape)
+        NoisyMax(self.noise_multiplier).check(bound, shape)
         if shape is not None and shape[0] < self.count:
             raise InvalidValue(f"at least {self.count} scores are needed, got shape {shape}")
 
     def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
-        return RepeatedEvent(NoisyMax(self.noise).event(bound, adjacency, sampled), self.count)
+        return RepeatedEvent(NoisyMax(self.noise_multiplier).event(bound, adjacency, sampled), self.count)
 
     def release(self, total: ArrayLike, bound: ClipValue, stream: Stream, turn: int = 0) -> NDArray[np.int64]:
-        scores, choose = np.asarray(total, dtype=np.float64), NoisyMax(self.noise)
+        scores, choose = np.asarray(total, dtype=np.float64), NoisyMax(self.noise_multiplier)
         self.check(bound, scores.shape)
         left, chosen = np.arange(len(scores)), np.empty(self.count, np.int64)
         for n in range(self.count):

@@ -342,7 +342,7 @@ class FloatGaussian(Gaussian):
         generator = torch.Generator(total.device)
         generator.manual_seed(int(stream.integers(1)[0] >> np.uint64(1)))
         noise = torch.randn(total.shape, generator=generator, device=total.device, dtype=torch.float32)
-        return total + noise * scale * (self.noise * bound.norm() * (1 + self.slack))
+        return total + noise * scale * (self.noise_multiplier * bound.norm() * (1 + self.slack))
 
 
 def _checked(total: Any, bound: Any) -> float | Tensor:
