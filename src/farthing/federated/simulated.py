@@ -1,15 +1,22 @@
 """A crowd in one process: users are rows of arrays, and nobody loops over them.
 
 Rows of all users lie in one table (`farthing.data.tables.Table`, or `Indicators` for zeros and ones), sorted
-by user. Terms are settled once for each distinct budget, number of records and clip; the books are integers,
-how many rounds a user has left, and are written before anything is drawn. A round is one draw, one bounded
-sum over the drawn rows and its noise:
+by user. Terms are settled once for each distinct budget, number of records and clip. A round is one draw, one
+bounded sum over the drawn rows and its noise:
 
 ``noise="each"``  every user's upload is put on its own lattice with its own noise, as deployed;
 ``noise="sum"``   one draw with the distribution of the weighted sum of all users' noise: the same for
                   everything the server sees in aggregate, and a hundred times as fast.
 
 Draws and noise come from a cryptographic stream; a seeded one is for tests and voids every guarantee.
+
+**The rule of a ledger.** A `ClientAgent` promises its ledger the rounds of its terms, and each answer takes
+one of them: `Ledger.ask` refuses where none is left, else it charges, and only then draws. Here `left` holds
+the same numbers, one a client, and `farthing.ledger.books.taken` is the rule behind both: it takes an answer
+from one promise or from an array of them, or refuses. Both begin with ``Invitation.terms(...).rounds``, which
+follows from public numbers and which a ledger accepts: the theorem of every accountant is an upper bound on
+tight accounting, by which a promise is checked once more. Both are asked while any is left (`enough_came`).
+Nothing is given back here, because nothing is reserved ahead.
 
 >>> from farthing.linear.losses import (Gradient, logistic)
 >>> from farthing.data.tables import Features
@@ -54,7 +61,7 @@ from farthing.federated.protocol import (
     weights_under,
 )
 from farthing.ledger import failsafe
-from farthing.ledger.books import SEEDED, TIGHT
+from farthing.ledger.books import SEEDED, TIGHT, taken
 from farthing.linear.losses import Gradient
 from farthing.noise import lattice
 from farthing.noise.lattice import Stream
@@ -260,7 +267,7 @@ class Simulated:
             self._round = self._settle(np.flatnonzero(self.left))
         now = self._round
         enough_came(len(now.came), self._survivors, self.users)
-        self.left[now.came] -= 1  # the books come first
+        self.left[now.came] = taken(self.left[now.came])  # charged before anything is drawn
         now.lasts -= 1
         alive = len(now.came) if now.same else self.alive
         return self._answered(contribution, w, now, alive)
@@ -275,7 +282,7 @@ class Simulated:
             raise BudgetSpent(f"party {party} can afford no further answer")
         if party not in self._turns:
             self._turns[party] = self._settle(np.array([party]))
-        self.left[party] -= 1  # the books come first
+        self.left[party] = taken(int(self.left[party]))  # charged before anything is drawn
         self._round = None  # who comes next may have changed
         return self._answered(contribution, w, self._turns[party], self.alive)
 

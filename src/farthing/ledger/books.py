@@ -16,7 +16,10 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from farthing.accounting import calibrate, gaussian, pld, zcdp
 from farthing.accounting.filters import FILTERS, BasicFilter, Filter, GdpFilter, Totals, ZcdpFilter
@@ -38,6 +41,7 @@ _STOPPING = "holds if when to stop did not depend on the answers; the ledger's g
 TIGHT = "Zhu, Dong & Wang 2022, Thm. 10 (dominating pairs compose), certified inversion"
 
 Plan = list[tuple[Event, int]]
+Left = TypeVar("Left", int, NDArray[np.int64])  # answers left: of one promise, or of many clients'
 
 
 def header_of(rule: Filter, noise: str) -> dict[str, Any]:
@@ -358,8 +362,7 @@ class Books:
         if place is None:
             raise PromiseBroken(f"{event} was not promised; this ledger only answers {[e for e, _ in plan]}")
         left = plan[place][1] - int(self._counts(state)[place])
-        if left < least:
-            raise BudgetSpent(f"{left} of {plan[place][1]} promised answers are left, {least} are asked for")
+        taken(left, least, f" of {plan[place][1]}")
         count = min(most, left)
         return count, self._add(state, event, count)
 
@@ -426,6 +429,19 @@ class Countdown:
     def left(self) -> int:
         """Answers still to come in this process; what others hold in reserve is not counted."""
         return self.times - self.books.used(self.place)
+
+
+def taken(left: Left, answers: int = 1, of: str = "") -> Left:
+    """Returns how many promised answers are left, one number or one for each client, after ``answers`` more.
+
+    The rule of every promise, of a ledger and of simulated clients alike. Raises `BudgetSpent` where fewer
+    are left; nothing is charged then.
+    """
+    after = left - answers
+    fewest = int(np.min(after, initial=0))
+    if fewest < 0:
+        raise BudgetSpent(f"{fewest + answers}{of} promised answers are left, {answers} are asked for")
+    return after
 
 
 def _place(event: Event, plan: Plan) -> int | None:
