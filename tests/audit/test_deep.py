@@ -31,7 +31,7 @@ def test_stands_in_a_small_audit(name):
 def test_noise_that_is_too_small_is_noticed(monkeypatch):
     real = noise.Gaussian.release
 
-    def quieter(self, total, bound, stream):
+    def quieter(self, total, bound, stream, turn=0):
         exact = total.clone()  # which the release may write over
         return exact + (real(self, total, bound, stream) - exact) / 4
 

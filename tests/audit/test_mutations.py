@@ -246,7 +246,7 @@ def _(original):
 
 @bug("noise reused in every answer", "releases", mechanisms._Added, "release")
 def _(original):
-    return lambda self, total, bound, stream: original(self, total, bound, SeededStream(7))
+    return lambda self, total, bound, stream, turn=0: original(self, total, bound, SeededStream(7))
 
 
 @bug("one noise for all coordinates", "releases", noise, "noisy")
@@ -447,12 +447,12 @@ def _(original):
 
 @bug("rate doubled", "draws", samplers.Poisson, "draw")
 def _(original):
-    return lambda self, n, stream: stream.poisson_indices(2 * self.rate, n)
+    return lambda self, n, stream, turn=0: stream.poisson_indices(2 * self.sampling_rate, n)
 
 
 @bug("drawn with replacement", "draws", samplers.FixedSize, "draw")
 def _(original):
-    return lambda self, n, stream: np.sort(stream.uniform_below(n, self.size))
+    return lambda self, n, stream, turn=0: np.sort(stream.uniform_below(n, self.size))
 
 
 @bug("shuffled passes priced as Poisson", "draws", samplers.Poisson, "draw")
@@ -460,7 +460,7 @@ def _(original):
     left = []
 
     def draw(self, n, stream, turn=0):
-        size = round(self.rate * n)
+        size = round(self.sampling_rate * n)
         if not left:
             order = np.argsort(stream.integers(n))
             left.extend(order[i : i + size] for i in range(0, n, size))
@@ -481,12 +481,12 @@ def _(original):
 
 @bug("lots of one size priced as Poisson", "draws", samplers.Poisson, "draw")
 def _(original):
-    return lambda self, n, stream: stream.choose(round(self.rate * n), n)
+    return lambda self, n, stream, turn=0: stream.choose(round(self.sampling_rate * n), n)
 
 
 @bug("the first record always comes", "draws", samplers.Poisson, "draw")
 def _(original):
-    return lambda self, n, stream: np.union1d(original(self, n, stream), [0])
+    return lambda self, n, stream, turn=0: np.union1d(original(self, n, stream), [0])
 
 
 @bug("records come in pairs", "draws", samplers.Poisson, "draw")
@@ -500,7 +500,7 @@ def _(original):
 
 @bug("no blank records where some are missing", "draws", samplers.FixedSize, "draw")
 def _(original):
-    return lambda self, n, stream: stream.choose(min(self.size, n), n)
+    return lambda self, n, stream, turn=0: stream.choose(min(self.size, n), n)
 
 
 # prices
@@ -517,7 +517,7 @@ def _(original):
 @bug("Poisson priced at half its rate", "divergences", samplers.Poisson, "amplify")
 def _(original):
     def amplify(self, step, observer=Observer.ANYONE):
-        return original(samplers.Poisson(self.rate / 2), step, observer)
+        return original(samplers.Poisson(self.sampling_rate / 2), step, observer)
 
     return amplify
 
@@ -558,7 +558,9 @@ def _(original):
 @bug("an event that says more noise than is added", "divergences", mechanisms.Gaussian, "event")
 def _(original):
     def event(self, bound, adjacency, sampled):
-        return mechanisms._Added.event(replace(self, noise=1.1 * self.noise), bound, adjacency, sampled)
+        return mechanisms._Added.event(
+            replace(self, noise_multiplier=1.1 * self.noise_multiplier), bound, adjacency, sampled
+        )
 
     return event
 
@@ -687,7 +689,7 @@ def _(original):
 
 @bug("shares of noise divided by all survivors", "shares", terms.Share, "release")
 def _(original):
-    return lambda self, total, bound, stream: original(
+    return lambda self, total, bound, stream, turn=0: original(
         replace(self, survivors=self.survivors**2), total, bound, stream
     )
 
@@ -695,7 +697,7 @@ def _(original):
 @bug("a user's sum not held to its records", "shares", terms.Together, "release")
 def _(original):
     def release(self, total, bound, stream, turn=0):
-        return ft.Gaussian(self.noise / math.sqrt(self.survivors)).release(total, bound, stream)
+        return ft.Gaussian(self.noise_multiplier / math.sqrt(self.survivors)).release(total, bound, stream)
 
     return release
 
@@ -712,7 +714,7 @@ def _(original):
 
 @bug("noise of each user times .9", "uploads", simulated, "_own_noise")
 def _(original):
-    return lambda term: ft.Gaussian(0.9 * original(term).noise)
+    return lambda term: ft.Gaussian(0.9 * original(term).noise_multiplier)
 
 
 # methods
@@ -740,8 +742,8 @@ def _(original):
 
 @bug("noise in an objective times .8", "objectives", perturbation.ObjectiveNoise, "release")
 def _(original):
-    return lambda self, total, bound, stream: original(
-        replace(self, noise=0.8 * self.noise), total, bound, stream
+    return lambda self, total, bound, stream, turn=0: original(
+        replace(self, noise_multiplier=0.8 * self.noise_multiplier), total, bound, stream
     )
 
 
@@ -752,8 +754,8 @@ def _(original):
 
 @bug("noise of PrivGene's choices halved", "elections", privgene.NoisyTop, "release")
 def _(original):
-    return lambda self, total, bound, stream: original(
-        replace(self, noise=0.5 * self.noise), total, bound, stream
+    return lambda self, total, bound, stream, turn=0: original(
+        replace(self, noise_multiplier=0.5 * self.noise_multiplier), total, bound, stream
     )
 
 

@@ -49,7 +49,7 @@ def a_choice_on_thirty_bits(patch):
     """As it was: a grid that does not follow the noise."""
 
     def grid(self, bound, size=1):
-        return 30, self.noise * bound.norm() * (1 + 2.0**-20) * 2.0**-30
+        return 30, self.noise_multiplier * bound.norm() * (1 + 2.0**-20) * 2.0**-30
 
     patch(mechanisms.NoisyMax, "grid", grid)
 

@@ -149,7 +149,10 @@ WRONG_TRAINING: list[tuple[tuple[str, ...], str]] = [
     (("--method", "dpagd", "--set", "gamma=much"), "--set gamma must be a number.*, got 'much'"),
     (("--method", "dpagd", "--set", "gamma=-1"), "growth must be a finite number > 0, got -1"),
     (("--method", "dpagd", "--set", "gamma=nan"), "growth must be a finite number > 0, got nan"),
-    (("--method", "dpagd", "--set", "noise=loud"), "--set noise must be 'gumbel' or 'laplace', got 'loud'"),
+    (
+        ("--method", "dpagd", "--set", "choice_noise=loud"),
+        "--set choice_noise must be 'gumbel' or 'laplace', got 'loud'",
+    ),
     (("--method", "dpagd", "--set", "m=2.5"), "--set m must be a whole number, got '2.5'"),
     (("--method", "dpagd", "--set", "m=0"), "count must be a whole number from 1"),
     (("--method", "dpagd", "--set", "grid=20"), "no setting 'grid': it has .*grid.count"),
@@ -200,7 +203,17 @@ def test_wrong_training_is_one_sentence(
 
 @pytest.mark.usefixtures("people")
 def test_batches_have_a_ledger_of_their_own(run: Any) -> None:
-    given = (*TRAIN, "--method", "dpagd", "--set", "rate=0.2", "--set", "splits=4", "--ledger", "new.ledger")
+    given = (
+        *TRAIN,
+        "--method",
+        "dpagd",
+        "--set",
+        "sampling_rate=0.2",
+        "--set",
+        "splits=4",
+        "--ledger",
+        "new.ledger",
+    )
     done = run(*given, "--out", "fit", "--json")
     assert (done.code, done.json["accountant"]) == (0, "rdp")
     assert run("ledger", "verify", "new.ledger").code == 0

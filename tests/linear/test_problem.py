@@ -24,7 +24,7 @@ def test_the_rate_of_a_label_comes_back_however_hard_gradients_are_clipped(clip,
         return gradient.bounded_sum(Table(X, y), np.array([0.0, constant]), ClipNorm(clip))[1]
 
     found = brentq(slope, -40, 40)
-    said = problem.probabilities((np.zeros(1), np.array(found)), X[:2], clip=clip)
+    said = problem.probabilities((np.zeros(1), np.array(found)), X[:2], clip_norm=clip)
     assert said == pytest.approx([rate, rate], abs=1e-6)
     if clip < min(rate, 1 - rate):
         assert abs(expit(found) - rate) > 1e-3  # so that there is something to undo
@@ -42,7 +42,7 @@ def test_and_those_of_several_labels(clip):
         return np.square(gradient.bounded_sum(table, w, ClipNorm(clip))[1] / 1000).sum()
 
     found = minimize(steepness, np.log(rates), method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-20})
-    said = problem.probabilities((np.zeros((1, 3)), found.x), np.zeros((1, 1)), clip=clip)
+    said = problem.probabilities((np.zeros((1, 3)), found.x), np.zeros((1, 1)), clip_norm=clip)
     assert said[0] == pytest.approx(rates, abs=1e-3)
     assert np.abs(softmax(found.x) - rates).max() > 0.01
 
@@ -64,7 +64,7 @@ def test_labels_stay_what_they_were():
     X = np.random.default_rng(1).uniform(size=(200, 2))
     problem, w = Problem(logistic, 200, 2, unit=False), (np.array([9.0, -9.0]), np.array(0.1))
     for clip in (0.05, 0.4, 1.0):
-        said = problem.probabilities(w, X, clip=clip)
+        said = problem.probabilities(w, X, clip_norm=clip)
         assert ((said > 0.5) == (X @ w[0] + 0.1 > 0))[np.abs(said - 0.5) > 1e-9].all()
 
 

@@ -53,7 +53,7 @@ def test_aliases_lead_to_settings_and_hide_none(name: str, method: Method) -> No
 
 def test_the_papers_names_say_the_same() -> None:
     paper = ft.DPAGD(gamma=0.2, C_grad=3.0, clip_objective=2.0, steps=60, m=20, tau=5)
-    ours = ft.DPAGD(growth=0.2, clip=3.0, objective_clip=2.0, splits=60, grid=Lengths(20, period=5))
+    ours = ft.DPAGD(growth=0.2, clip_norm=3.0, objective_clip=2.0, splits=60, grid=Lengths(20, period=5))
     assert paper.get_params() == ours.get_params()
     assert repr(ft.DPAGD(gamma=0.2)) == "DPAGD(growth=0.2)"
 
@@ -83,7 +83,7 @@ def test_the_settings_reach_the_algorithm() -> None:
 
 
 def test_batches_of_dpagd_are_charged_by_another_filter() -> None:
-    model = ft.LogisticRegression(2.0, 1e-6, solver=ft.DPAGD(rate=0.3, splits=8.0)).fit(X, Y)
+    model = ft.LogisticRegression(2.0, 1e-6, solver=ft.DPAGD(sampling_rate=0.3, splits=8.0)).fit(X, Y)
     assert model.privacy_.accountant == "rdp"
     assert model.privacy_.epsilon <= 2.0
 
@@ -110,7 +110,7 @@ def test_scikit_learn_copies_them_and_looks_into_them() -> None:
 
 
 def test_batches_are_spent_by_the_filter_that_prices_them() -> None:
-    batches = ft.DPAGD(rate=0.2, splits=4)
+    batches = ft.DPAGD(sampling_rate=0.2, splits=4)
     model = ft.LogisticRegression(1.0, 1e-6, solver=batches).fit(X, Y)
     assert model.privacy_.accountant == "rdp"
     ledger = ft.Ledger(ft.Budget(1.0, 1e-6), filter=RdpFilter)

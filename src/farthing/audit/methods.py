@@ -123,9 +123,11 @@ def targets() -> dict[str, Target]:
     return {
         "descent": Trained(lambda door: descent(door, fit), pair, claim, runs=100),
         "dpagd": Trained(lambda door: dpagd(door, fit), pair, claim, ZcdpFilter, runs=60),
-        "dpsgd": Trained(lambda door: dpsgd(door, fit, rate=0.5, noise=2.0), pair, claim),
+        "dpsgd": Trained(lambda door: dpsgd(door, fit, sampling_rate=0.5, noise_multiplier=2.0), pair, claim),
         "dpsgd-step": Stepped(1.386, 0.1, 100),
-        "sgd-adv": Trained(lambda door: sgd_adv(door, fit, rate=0.5, steps=20), pair, claim, runs=15),
+        "sgd-adv": Trained(
+            lambda door: sgd_adv(door, fit, sampling_rate=0.5, steps=20), pair, claim, runs=15
+        ),
         "adadp": Enacted(transcripts.SoundAdaDP()),
         "adal": Enacted(transcripts.SoundAdaDP(noise_adapts=False)),
         "objective": Trained(

@@ -185,7 +185,7 @@ def together(adult: Dataset) -> Crowd:
         if last.t == ROUNDS:
             break
     assert last is not None
-    sure = public.probabilities(last.w, adult.X_test, clip=3.0, features=Features(public.width))
+    sure = public.probabilities(last.w, adult.X_test, clip_norm=3.0, features=Features(public.width))
     value = float(np.mean((sure > 0.5) == adult.y_test))
     largest = int(np.argmax([budget.epsilon for budget in budgets]))
     said = crowd.guarantee(largest)

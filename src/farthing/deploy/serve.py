@@ -324,7 +324,7 @@ def _said(plan: Plan, crowd: Remote, w: Weights, X: Array) -> Array:
     """Probabilities, as `farthing simulate` gives them."""
     problem = plan.problem(int(crowd.records.sum()))
     features = plan.job.features(crowd, problem)
-    return problem.probabilities(w, X, clip=crowd.terms(0).bound.clip, features=features)
+    return problem.probabilities(w, X, clip_norm=crowd.terms(0).bound.clip, features=features)
 
 
 def _told(crowd: Remote, place: int) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
     if test is None:
         return told
     features = job.features(crowd if method.private else None, problem)
-    said = problem.probabilities(step.w, test[0], clip=told.get("clip", math.inf), features=features)
+    said = problem.probabilities(step.w, test[0], clip_norm=told.get("clip", math.inf), features=features)
     return {**told, "test": {"table": job.test, **measured(said, test[1])}}
 
 

@@ -1,45 +1,31 @@
-"""A budget laid out ahead: Gaussian answers that each cost a part of μ².
+"""Budget schedules: how much noise each answer of a method gets, so that all of them fit one budget.
 
-Parts are fixed and add up to at most 1, so the filter never refuses one. By adaptive composition of Gaussian
-mechanisms (Dong, Roth & Su 2022, Cor. 3.3) the whole is μ-GDP, also where a bound, a map or a weight follows
-from earlier answers: the noise moves with the bound, and the price stays.
+`BudgetSchedule` divides μ² of Gaussian DP among Gaussian answers. Its parts are fixed ahead and add up to at
+most 1, so the filter never refuses one. By adaptive composition of Gaussian mechanisms (Dong, Roth & Su 2022,
+Cor. 3.3) the whole is μ-GDP, also where a bound, a map or a weight follows from earlier answers: the noise
+moves with the bound, and the price stays. Gaussian answers with μ₁, μ₂, ... cost Σμᵢ² in every filter that
+prices them (`gaussian_mu`).
 
 >>> import farthing as ft
->>> from farthing.linear.losses import Gram
->>> from farthing.data.tables import (Features, Table)
+>>> from farthing.linear.losses import Gradient, Gram, logistic
+>>> from farthing.data.tables import Features, Table
 >>> ledger = ft.Ledger(ft.Budget(1.0, 1e-6))
->>> purse = Purse(ledger.over(Table(np.ones((100, 1)))), 100)
->>> value, deviation = purse.mean(0.25, Gram(Features(1)), ft.ClipOuter(2.0), mechanism=ft.Gaussian)
->>> value.shape, round(ledger.share, 6), len(purse.receipts())
+>>> schedule = BudgetSchedule(ledger.over(Table(np.ones((100, 1)))), 100)
+>>> value, deviation = schedule.mean(0.25, Gram(Features(1)), ft.ClipOuter(2.0), mechanism=ft.Gaussian)
+>>> value.shape, round(ledger.share, 6), len(schedule.receipts())
 ((2, 2), 0.25, 1)
-
-How much noise a budget asks for, whatever filter keeps it.
-
-Gaussian answers with μ₁, μ₂, ... cost Σμᵢ² in every filter that prices them, so a method that only asks for
-those can lay out its spending ahead: it divides μ² among its answers.
-
->>> import farthing as ft
->>> ledger = ft.Ledger(ft.Budget(1.0, 1e-6))
->>> mu = gaussian_mu(ledger)
->>> noise = noise_of(ft.ClipNorm(2.0), ledger.budget.adjacency, mu / 2)  # a quarter of the budget
+>>> noise = noise_of(ft.ClipNorm(2.0), ledger.budget.adjacency, gaussian_mu(ledger) / 2)  # a quarter
 >>> ledger.affords(GaussianEvent(noise), times=4), ledger.affords(GaussianEvent(noise), times=5)
 (True, False)
 
-Prices of methods that say what an answer may cost and have its noise follow from that.
+`Pricing` is for methods that decide on the way what an answer may cost. A price is a ρ of zCDP, as if
+everybody were asked. Everybody is, through a `ZcdpFilter`, or a Poisson batch, which an `RdpFilter` charges
+with less. Either filter allows prices that are chosen on the way.
 
-A price is a ρ of zCDP, as if everybody were asked. Everybody is, through a `ZcdpFilter`, or a Poisson batch,
-which an `RdpFilter` charges with less (`Pricing`). Either filter allows prices that are chosen on the way.
-
->>> from farthing.queries.bounds import ClipNorm
->>> from farthing.linear.losses import (Gradient, logistic)
->>> from farthing.queries.mechanisms import Gaussian
->>> from farthing.queries.samplers import Everyone
->>> from farthing.data.tables import Features
->>> gradient = Query(Everyone(), Gradient(logistic, Features(2)), ClipNorm(1.0), Gaussian(1.0))
->>> batches = Pricing.of(Budget(1.0, 1e-6), rate=0.01)
+>>> gradient = Query(Everyone(), Gradient(logistic, Features(2)), ft.ClipNorm(1.0), Gaussian(1.0))
 >>> round(Pricing.of(Budget(1.0, 1e-6)).each([(gradient, 1.0)], splits=50), 6)
 0.000487
->>> round(batches.each([(gradient, 1.0)], splits=50), 3)
+>>> round(Pricing.of(Budget(1.0, 1e-6), sampling_rate=0.01).each([(gradient, 1.0)], splits=50), 3)
 0.292
 """
 
@@ -68,13 +54,13 @@ _REMAINDER = 2.0**-27  # what rounding leaves of a budget that is spent
 
 
 def refuse_remainder(ledger: Ledger, kind: str) -> None:
-    """Raises `BudgetSpent` where only what rounding leaves is left."""
+    """Raise `BudgetSpent` where only what rounding leaves is left."""
     if 1 - ledger.share < _REMAINDER:
         raise BudgetSpent(f"nothing that {kind} could use is left of {ledger.budget}")
 
 
 def gaussian_mu(ledger: Ledger) -> float:
-    """The largest μ such that Gaussian answers with Σμᵢ² = μ² fit what is left of the ledger's budget."""
+    """Return the largest μ such that Gaussian answers with Σμᵢ² = μ² fit what the ledger has left."""
     shift = 2.0 if ledger.budget.adjacency is Adjacency.REPLACE_ONE else 1.0
 
     def fits(mu: float) -> bool:
@@ -96,12 +82,12 @@ def gaussian_mu(ledger: Ledger) -> float:
 
 
 def noise_of(bound: Bound, adjacency: Adjacency, mu: float) -> float:
-    """The noise (relative to one contribution) that makes a sum of such contributions μ-GDP."""
+    """Return the noise multiplier that makes a sum of contributions within ``bound`` μ-GDP."""
     return bound.sensitivity(adjacency) / (bound.norm() * mu)
 
 
 def choice_epsilon(ledger: Ledger, choices: int = 1) -> float:
-    """The largest ε at which ``choices`` of an exponential mechanism fit what is left of the budget."""
+    """Return the largest ε at which ``choices`` of an exponential mechanism fit what is left."""
 
     def fits(epsilon: float) -> bool:
         return ledger.affords(BoundedRangeEvent(epsilon), choices)
@@ -121,8 +107,11 @@ def choice_epsilon(ledger: Ledger, choices: int = 1) -> float:
 _LEAST = 2.0**-10  # of μ: a millionth of μ²
 
 
-class Purse:
-    """What is left of a ledger's budget, and ``records``, the public number of them."""
+class BudgetSchedule:
+    """A plan that divides what is left of a ledger's budget among Gaussian means.
+
+    ``records`` is the public number of records, by which sums are divided.
+    """
 
     def __init__(self, ledger: Ledger, records: int) -> None:
         self.ledger, self.records, self.mu = ledger, records, gaussian_mu(ledger)
@@ -131,7 +120,7 @@ class Purse:
         self._receipts: list[Receipt] = []
 
     def deviation(self, part: float, bound: Bound) -> float:
-        """The noise on a mean of contributions so bounded, in units of ``bound.scale``."""
+        """Return the noise on a mean of contributions so bounded, in units of ``bound.scale``."""
         return bound.sensitivity(self.ledger.budget.adjacency) / (self.mu * math.sqrt(part) * self.records)
 
     def mean(
@@ -142,14 +131,14 @@ class Purse:
         w: Any = None,
         mechanism: type[Gaussian] = Gaussian,
     ) -> tuple[NDArray[np.float64], float]:
-        """The noisy mean and its noise (`deviation`)."""
+        """Ask for a mean that costs ``part`` of μ²; return it with its noise (`deviation`)."""
         noise = noise_of(bound, self.ledger.budget.adjacency, self.mu * math.sqrt(part))
         answer = self.ledger.ask(Query(Everyone(), contribution, bound, mechanism(noise)), w)
         self._receipts.append(answer.receipt)
         return answer.value / self.records, self.deviation(part, bound)
 
     def receipts(self) -> tuple[Receipt, ...]:
-        """Those since this was last called: what a `Step` carries."""
+        """Return the receipts since the last call: those that a `Step` carries."""
         receipts, self._receipts = tuple(self._receipts), []
         return receipts
 
@@ -159,47 +148,47 @@ _REFERENCE = 1e6  # noise at which a price is read off: there it falls with the 
 
 @dataclass(frozen=True, slots=True)
 class Pricing:
-    """What noise a ρ buys, and what is charged for it: ρ itself, or less on a batch of a sampling ``rate``.
+    """A price list in zCDP: the noise that a ρ buys, on everybody or on batches of a ``sampling_rate``.
 
     ``rho`` is what a run may use of the budget, by default all of it.
     """
 
     rule: ZcdpFilter
     rho: float
-    rate: float | None = None
+    sampling_rate: float | None = None
 
     @classmethod
-    def of(cls, budget: Budget, rate: float | None = None, rho: float | None = None) -> "Pricing":
+    def of(cls, budget: Budget, sampling_rate: float | None = None, rho: float | None = None) -> "Pricing":
         rule = ZcdpFilter(budget)
-        if rate is not None:
-            validate.rate(rate=rate)
+        if sampling_rate is not None:
+            validate.rate(sampling_rate=sampling_rate)
             if rho is not None:
-                raise InvalidValue("rho is of zCDP, which batches do not use: leave rho or rate out")
+                raise InvalidValue("rho is of zCDP, which batches do not use: leave rho or sampling_rate out")
             if budget.adjacency is Adjacency.REPLACE_ONE:
                 raise Unsupported(
-                    "no price of a choice on a batch is known under replace-one: leave rate out"
+                    "no price of a choice on a batch is known under replace-one: leave sampling_rate out"
                 )
         if rho is not None and validate.positive(rho=rho) > rule.rho:
             raise InvalidValue(f"rho must be at most the {rule.rho:g} of {budget}, got {rho:g}")
-        return cls(rule, rule.rho if rho is None else rho, rate)
+        return cls(rule, rule.rho if rho is None else rho, sampling_rate)
 
     @property
     def filter(self) -> type[ZcdpFilter] | type[RdpFilter]:
-        """The filter that the ledger needs."""
-        return ZcdpFilter if self.rate is None else RdpFilter
+        """Return the filter that the ledger needs."""
+        return ZcdpFilter if self.sampling_rate is None else RdpFilter
 
     def query(self, query: Query, rho: float) -> Query:
-        """The query, on a batch if there is a rate, with the noise at which ``rho`` asks everybody."""
+        """Return the query with the noise at which ``rho`` asks everybody, on a batch if there is a rate."""
         found = at_price(query, rho, self.rule)
-        return found if self.rate is None else replace(found, sampler=Poisson(self.rate))
+        return found if self.sampling_rate is None else replace(found, sampler=Poisson(self.sampling_rate))
 
     def each(self, asked: list[tuple[Query, float]], splits: float, before: Query | None = None) -> float:
-        """The ρ of a round, divided among its queries by these parts, of which ``splits`` fit the budget.
+        """Return the ρ of a round of which ``splits`` fit the budget.
 
-        ``before`` is an answer that is bought first.
+        The round is divided among its queries by these parts; ``before`` is an answer that is bought first.
         """
         splits, opened = validate.positive(splits=splits), self._cost(before) if before else None
-        if self.rate is None:
+        if self.sampling_rate is None:
             return (self.rho - (opened[0] if opened else 0.0)) * _ROUNDED / splits
         rule = RdpFilter(self.rule.budget)
 
@@ -213,7 +202,7 @@ class Pricing:
         return _largest(fits, self.rho / splits)
 
     def rho_of(self, query: Query, noise: float) -> float:
-        """The ρ that asking everybody with this noise costs."""
+        """Return the ρ that asking everybody with this noise costs."""
         asked = _with_noise(query, validate.positive(noise_multiplier=noise))
         return self.rule.cost(asked.price(self.rule.budget))[0]
 
@@ -222,7 +211,7 @@ class Pricing:
 
 
 def _largest(fits: Callable[[float], bool], start: float) -> float:
-    """The largest number that fits, or up to 1e-4 of it less."""
+    """Return the largest number that fits, or up to 1e-4 of it less."""
     low = start
     while not fits(low):
         low /= 2
@@ -243,7 +232,7 @@ class Limited:
 
     def ask(self, query: Query, w: Any = None) -> Answer:
         rule, rho = self._pricing.rule, self._pricing.rho
-        if self._pricing.rate is None and rho < rule.rho:
+        if self._pricing.sampling_rate is None and rho < rule.rho:
             total = rule.add(self._spent, query.price(rule.budget))
             if total[0] > rho:
                 raise BudgetSpent(f"nothing is left of rho={rho:g}")
@@ -252,11 +241,11 @@ class Limited:
 
 
 def at_price(query: Query, rho: float, rule: ZcdpFilter) -> Query:
-    """The query with the noise at which it costs ``rho`` under the budget's adjacency."""
+    """Return the query with the noise at which it costs ``rho`` under the budget's adjacency."""
     faint = _with_noise(query, _REFERENCE)
     return _with_noise(query, _REFERENCE * math.sqrt(rule.cost(faint.price(rule.budget))[0] / rho))
 
 
 def _with_noise(query: Query, noise: float) -> Query:
     mechanism: Any = query.mechanism
-    return replace(query, mechanism=replace(mechanism, noise=noise))
+    return replace(query, mechanism=replace(mechanism, noise_multiplier=noise))

@@ -428,7 +428,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Private):  # type:
     ----------
     n_components : how many. None: all.
     epsilon, delta, ledger, adjacency, records, random_state : as in `LogisticRegression`.
-    clip : the public bound on the norm of a row (less ``centre``); longer rows are shrunk onto it.
+    clip_norm : the public bound on the norm of a row (less ``centre``); longer rows are shrunk onto it.
     centre : a public point, a number or one a feature.
 
     Attributes
@@ -444,7 +444,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Private):  # type:
         epsilon: float | None = None,
         delta: float | None = None,
         *,
-        clip: float = 1.0,
+        clip_norm: float = 1.0,
         centre: ArrayLike = 0.0,
         ledger: Ledger | None = None,
         adjacency: str | None = None,
@@ -454,7 +454,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Private):  # type:
         self.n_components = n_components
         self.epsilon = epsilon
         self.delta = delta
-        self.clip = clip
+        self.clip_norm = clip_norm
         self.centre = centre
         self.ledger = ledger
         self.adjacency = adjacency
@@ -469,12 +469,12 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Private):  # type:
         if count > width:
             raise InvalidValue(f"n_components must be at most the number of features, {width}, got {count}")
         table, features = Table(X), Features(width, self.centre, intercept=0.0)  # type: ignore[arg-type]
-        clip = validate.positive(clip=self.clip)
+        clip_norm = validate.positive(clip_norm=self.clip_norm)
         size = len(table) if self.records is None else validate.count(records=self.records)
         ledger = self._door(self.ledger)
         if self.records is None:
             ledger.note(PUBLIC_SIZE)
-        self.history_ = tuple(dppca(ledger.over(table), features, clip=clip, records=size))
+        self.history_ = tuple(dppca(ledger.over(table), features, clip_norm=clip_norm, records=size))
         if not self.history_:
             raise BudgetSpent(f"nothing is left of {ledger.budget}")
         self.moments_ = self.history_[-1].w

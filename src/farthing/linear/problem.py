@@ -53,9 +53,11 @@ class Problem:
         return Features(self.width, intercept=constant, radius=math.hypot(1.0, constant))
 
     def probabilities(
-        self, w: tuple[Array, Array], X: Any, *, clip: float = math.inf, features: Features | None = None
+        self, w: tuple[Array, Array], X: Any, *, clip_norm: float = math.inf, features: Features | None = None
     ) -> Array:
-        """What weights say of X that were learnt in ``features`` (`rows`) from gradients clipped at ``clip``.
+        """Return the probabilities that weights learnt from clipped gradients give to rows X.
+
+        The weights were learnt in ``features`` (`rows`) from gradients clipped at ``clip_norm``.
 
         The probability of label 1 a row, or a column a class. Post-processing by public numbers, twice: a
         margin is that of z, not of x, and clipping leaves weights stationary where Σ π_k f_k (p - e_k) = 0,
@@ -74,7 +76,7 @@ class Problem:
             else:
                 p = np.stack([expit(-margins), expit(margins)], axis=1)
                 residual = 1 - p
-            odds = p * np.maximum(1.0, residual * block.norm[:, None] / clip)
+            odds = p * np.maximum(1.0, residual * block.norm[:, None] / clip_norm)
             truth = odds / odds.sum(axis=1)[:, None]
             parts.append(truth if margins.ndim == 2 else truth[:, 1])
         return np.concatenate(parts)

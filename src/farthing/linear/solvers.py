@@ -3,7 +3,7 @@
 >>> import farthing as ft
 >>> model = ft.LogisticRegression(1.0, 1e-6, solver=ft.DPAGD(growth=0.2, clip_gradient=3.0))
 >>> model.solver
-DPAGD(clip=3.0, growth=0.2)
+DPAGD(clip_norm=3.0, growth=0.2)
 >>> model.set_params(solver__growth=0.3).solver.growth
 0.3
 
@@ -54,7 +54,7 @@ class Method:
     filter: Callable[[Budget], Filter] | None = GdpFilter
     private: bool = True
     aliases: Mapping[str, str] = field(default_factory=dict)  # the papers' symbols
-    batches: Callable[[Budget], Filter] | None = None  # the filter, if another one, where ``rate`` is set
+    batches: Callable[[Budget], Filter] | None = None  # the filter, if another one, with a ``sampling_rate``
     rehearsed: bool = False  # whether the caller has tried it on made-up rows, so that `fit` need not
 
     @property
@@ -105,7 +105,7 @@ class Method:
         chosen = self.resolved(settings)
         if not chosen:
             return self
-        rule = self.batches if self.batches and chosen.get("rate") is not None else self.filter
+        rule = self.batches if self.batches and chosen.get("sampling_rate") is not None else self.filter
         return replace(self, algorithm=partial(self.algorithm, **chosen), filter=rule)
 
 
@@ -115,8 +115,8 @@ def _offer(names: Iterable[str]) -> str:
 
 _DPAGD = {  # Lee & Kifer 2018, Algorithm 2, its public code and its Figure 1
     "gamma": "growth",
-    "C_grad": "clip",
-    "clip_gradient": "clip",
+    "C_grad": "clip_norm",
+    "clip_gradient": "clip_norm",
     "C_obj": "objective_clip",
     "clip_objective": "objective_clip",
     "steps": "splits",
@@ -125,8 +125,13 @@ _DPAGD = {  # Lee & Kifer 2018, Algorithm 2, its public code and its Figure 1
     "tau": "grid.period",
     "reg_coeff": "penalty",
 }
-_DPSGD = {"sigma": "noise", "C": "clip", "q": "rate", "eta": "step"}  # Abadi et al. 2016, Algorithm 1
-_SGD_ADV = {"C": "clip", "q": "rate", "eta": "step", "T": "steps"}
+_SGD_ADV = {"C": "clip_norm", "q": "sampling_rate", "eta": "step", "T": "steps"}
+_DPSGD = {
+    "sigma": "noise_multiplier",
+    "C": "clip_norm",
+    "q": "sampling_rate",
+    "eta": "step",
+}  # Abadi et al. 2016
 
 CLASSIFIERS: dict[str, Method] = {
     "auto": Method(descent),

@@ -94,7 +94,7 @@ def test_probabilities_are_those_of_the_records(trust):
     users = Simulated.split(X, y, records=100, budgets=ft.Budget(4.0, 1e-8), stream=SeededStream(2))
     w = ft.run(together(users, PROBLEM, trust=trust)).w
     features, clip = learnt_in(users, PROBLEM, trust=trust), users.terms(0).bound.clip
-    said = PROBLEM.probabilities(w, X, clip=clip, features=features)
+    said = PROBLEM.probabilities(w, X, clip_norm=clip, features=features)
     plain = expit(X @ w[0] + w[1])
     assert np.mean(np.abs(said - chance)) < 0.5 * np.mean(np.abs(plain - chance))
     assert abs(np.mean(said) - np.mean(y)) < 0.03

@@ -118,7 +118,7 @@ def test_what_is_charged_is_what_was_released_and_never_above_the_budget(adjacen
     budget = ft.Budget(0.7, 1e-6, adjacency)
     ledger = ledger_of(budget)
     door = ledger.over(Table(X, y, unit=unit))
-    run = ft.run(dpagd(door, Problem(logistic, 400, 3, unit=unit), noise=noise))
+    run = ft.run(dpagd(door, Problem(logistic, 400, 3, unit=unit), choice_noise=noise))
     kind = BoundedRangeEvent if noise == "gumbel" else PureEvent
     assert {type(receipt.event) for receipt in run.receipts} == {GaussianEvent, kind}
     spent = sum(price(receipt.event, adjacency) for receipt in run.receipts)
@@ -309,8 +309,8 @@ def test_the_papers_splits_set_both_numbers(closed):
         steps = dpagd(ledger, Problem(logistic, 200, 2), rho=rho, opening=0, **given_splits)
         found.append([(step.w[0].tolist(), step.receipts[0].event) for step in itertools.islice(steps, 3)])
     assert found[0] == found[1]
-    with pytest.raises(InvalidValue, match="leave published_splits or rate out"):
-        next(dpagd(ledger, Problem(logistic, 200, 2), published_splits=10, rate=0.1))
+    with pytest.raises(InvalidValue, match="leave published_splits or sampling_rate out"):
+        next(dpagd(ledger, Problem(logistic, 200, 2), published_splits=10, sampling_rate=0.1))
 
 
 def test_the_tight_rho_is_up_to_1_6_times_that_of_equation_5():
@@ -327,7 +327,7 @@ def test_batches_need_another_adjacency_than_replace_one_and_an_rdp_filter():
     for budget, rule in ((ft.Budget(1.0, 1e-6, REPLACE), RdpFilter), (ft.Budget(1.0, 1e-6), ZcdpFilter)):
         ledger = ft.Ledger(budget, filter=rule)
         with pytest.raises(Unsupported):
-            next(dpagd(ledger.over(Table(X, y)), Problem(logistic, 50, 2), rate=0.2, opening=0))
+            next(dpagd(ledger.over(Table(X, y)), Problem(logistic, 50, 2), sampling_rate=0.2, opening=0))
         assert ledger.share == 0
 
 
@@ -346,7 +346,7 @@ def test_it_learns_on_batches_and_no_round_is_lost_to_rounding(adjacency, noise)
         )
 
     willing = SimpleNamespace(budget=ledger.budget, ask=ask)
-    run = ft.run(dpagd(willing, problem, rate=0.2, splits=12, noise=noise))
+    run = ft.run(dpagd(willing, problem, sampling_rate=0.2, splits=12, choice_noise=noise))
     assert run.steps == 12
     assert 0.99 < ledger.share <= 1
     assert np.mean((X @ run.w[0] + run.w[1] > 0) == y) > 0.85
@@ -389,12 +389,12 @@ def test_it_learns_as_in_the_paper():
         splits=splits,
         search=search,
         grid=Lengths(20),
-        noise="laplace",
+        choice_noise="laplace",
         opening=0,
         momentum=0,
         averaging=None,
         radius=None,
-        clip=3,
+        clip_norm=3,
         objective_clip=3,
     )
     u, constant = ft.run(steps).w
@@ -424,19 +424,19 @@ def test_the_noise_decides_and_nothing_else():
         {"search": 0},
         {"search": 1.0},
         {"growth": -1},
-        {"clip": 0},
+        {"clip_norm": 0},
         {"objective_clip": 0},
-        {"noise": "normal"},
+        {"choice_noise": "normal"},
         {"opening": 1.0},
         {"momentum": 1.0},
         {"averaging": -1},
         {"radius": 0},
-        {"rate": 0.0},
-        {"rate": 1.5},
+        {"sampling_rate": 0.0},
+        {"sampling_rate": 1.5},
         {"penalty": -1.0},
         {"rho": 0.0},
         {"rho": 1.0},
-        {"rho": 0.001, "rate": 0.5},
+        {"rho": 0.001, "sampling_rate": 0.5},
     ],
     ids=str,
 )
@@ -459,7 +459,7 @@ def test_a_loss_without_a_slope_needs_a_clip():
     ledger = ledger_of(ft.Budget(1.0, 1e-6))
     with pytest.raises(Unsupported, match="clip"):
         next(dpagd(ledger.over(Table(X, y)), Problem(squared, 50, 2)))
-    next(dpagd(ledger.over(Table(X, y)), Problem(squared, 50, 2), clip=1.0))
+    next(dpagd(ledger.over(Table(X, y)), Problem(squared, 50, 2), clip_norm=1.0))
 
 
 def test_pure_budgets_are_refused():

@@ -113,7 +113,9 @@ def test_the_same_seed_gives_the_same_matrix():
     assert not np.array_equal(first, other)
 
 
-@pytest.mark.parametrize("options", [{"clip": 0.0}, {"clip": np.nan}, {"records": 0}, {"records": 1.5}])
+@pytest.mark.parametrize(
+    "options", [{"clip_norm": 0.0}, {"clip_norm": np.nan}, {"records": 0}, {"records": 1.5}]
+)
 def test_bad_options_are_refused_before_anything_is_charged(options):
     ledger = ft.Ledger(ft.Budget(1.0, 1e-6))
     with pytest.raises(InvalidValue):

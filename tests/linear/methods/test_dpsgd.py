@@ -54,7 +54,7 @@ def test_dpsgd_uses_all_of_the_budget_and_sgd_adv_wastes_some():
 
 def test_noise_given_by_hand_decides_how_many_lots_there_are():
     ledger = door()
-    steps = list(dpsgd(ledger, Problem(logistic, 3000, 3), rate=0.05, noise=2.0))
+    steps = list(dpsgd(ledger, Problem(logistic, 3000, 3), sampling_rate=0.05, noise_multiplier=2.0))
     assert len(steps) == calibrate.steps(PoissonEvent(0.05, GaussianEvent(2.0)), ledger.budget)
 
 
@@ -63,7 +63,15 @@ def test_a_step_is_the_clipped_sum_over_the_public_size():
     records = table()
     ledger = ft.Ledger(ft.Budget(1e9, 0.5)).over(records)
     clip, n = 0.2, 1000  # the public number is wrong on purpose: it is what divides
-    steps = dpsgd(ledger, Problem(logistic, n, 3), rate=1.0, noise=1e-2, clip=clip, step=0.7, momentum=0.0)
+    steps = dpsgd(
+        ledger,
+        Problem(logistic, n, 3),
+        sampling_rate=1.0,
+        noise_multiplier=1e-2,
+        clip_norm=clip,
+        step=0.7,
+        momentum=0.0,
+    )
     u, constant = next(iter(steps)).w
     x = records.X / np.linalg.norm(records.X, axis=1, keepdims=True)
     z = np.column_stack([x, np.full(len(x), 0.3)])
@@ -120,7 +128,7 @@ def test_a_step_beyond_1_is_not_amplified():
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
 def test_sgd_adv_makes_as_many_steps_as_it_was_told(epsilon):
-    run = ft.run(sgd_adv(door(epsilon), Problem(logistic, 3000, 3), steps=17, rate=0.1))
+    run = ft.run(sgd_adv(door(epsilon), Problem(logistic, 3000, 3), steps=17, sampling_rate=0.1))
     assert run.steps == 17
     assert math.isfinite(run.w[0].sum())
 
@@ -128,13 +136,13 @@ def test_sgd_adv_makes_as_many_steps_as_it_was_told(epsilon):
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        (dpsgd, {"rate": 1.5}),
-        (dpsgd, {"noise": 0.0}),
-        (dpsgd, {"clip": -1.0}),
+        (dpsgd, {"sampling_rate": 1.5}),
+        (dpsgd, {"noise_multiplier": 0.0}),
+        (dpsgd, {"clip_norm": -1.0}),
         (dpsgd, {"step": math.nan}),
         (dpsgd, {"momentum": 1.0}),
         (sgd_adv, {"steps": 0}),
-        (sgd_adv, {"rate": 0.0}),
+        (sgd_adv, {"sampling_rate": 0.0}),
     ],
 )
 def test_bad_options_are_named(method, options):

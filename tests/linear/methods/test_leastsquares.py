@@ -8,7 +8,7 @@ import pytest
 import farthing as ft
 from farthing.data.tables import Features, Table
 from farthing.errors import BudgetSpent
-from farthing.linear.budget_schedule import Purse, gaussian_mu
+from farthing.linear.budget_schedule import BudgetSchedule, gaussian_mu
 from farthing.linear.losses import Gram, squared
 from farthing.linear.methods import leastsquares
 from farthing.linear.methods.leastsquares import Scatter, Slope, Targets, Total, least_squares
@@ -162,23 +162,23 @@ def test_with_next_to_no_budget_it_predicts_a_constant():
 
 def test_a_purse_adds_up():
     ledger = ft.Ledger(ft.Budget(1.0, 1e-6, "replace-one"))
-    purse = Purse(ledger.over(Table(np.zeros((10, 2)), np.zeros(10))), 10)
+    schedule = BudgetSchedule(ledger.over(Table(np.zeros((10, 2)), np.zeros(10))), 10)
     bound = ft.ClipOuter(2.0)
     plain = Features(2, intercept=0.0)
-    _, deviation = purse.mean(0.5, Scatter(plain, plain), bound, mechanism=SymmetricGaussian)
-    assert deviation == pytest.approx(math.sqrt(2) * 4 / (purse.mu * math.sqrt(0.5)) / 10)
-    assert len(purse.receipts()) == 1
-    assert purse.receipts() == ()
+    _, deviation = schedule.mean(0.5, Scatter(plain, plain), bound, mechanism=SymmetricGaussian)
+    assert deviation == pytest.approx(math.sqrt(2) * 4 / (schedule.mu * math.sqrt(0.5)) / 10)
+    assert len(schedule.receipts()) == 1
+    assert schedule.receipts() == ()
     assert ledger.share == pytest.approx(0.5)
     ledger.allot()
     with pytest.raises(BudgetSpent):
-        Purse(ledger, 10)
+        BudgetSchedule(ledger, 10)
 
 
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.parametrize("target", [RNG.uniform(size=999), np.arange(999) % 2, np.full(999, 0.9)])
 def test_residuals_are_measured_from_the_mean_in_units_of_their_own(target, intercept):
     door = ft.Ledger(ft.Budget(1e8, 1e-6)).over(Table(np.zeros((999, 1)), np.asarray(target, dtype=float)))
-    origin, square = leastsquares._target(Purse(door, 999), 0.1, intercept)
+    origin, square = leastsquares._target(BudgetSchedule(door, 999), 0.1, intercept)
     expected = (target.mean(), target.var()) if intercept else (0.0, np.square(target).mean())
     np.testing.assert_allclose((origin, square), expected, atol=1e-4)

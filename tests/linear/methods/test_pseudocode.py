@@ -151,11 +151,13 @@ def test_dpagd_is_algorithm_2_to_its_last_farthing(monkeypatch, kind, search):
 
     def release(self, total, bound, stream, turn=0):
         drawn["normal"] += 1
-        return total + self.noise * bound.clip * script.normal(drawn["normal"] - 1, 3)
+        return total + self.noise_multiplier * bound.clip * script.normal(drawn["normal"] - 1, 3)
 
-    def choose(self, total, bound, stream):
+    def choose(self, total, bound, stream, turn=0):
         drawn["race"] += 1
-        return int(np.argmax(total + self.noise * bound.norm() * script.race(drawn["race"] - 1, 21)))
+        return int(
+            np.argmax(total + self.noise_multiplier * bound.norm() * script.race(drawn["race"] - 1, 21))
+        )
 
     monkeypatch.setattr(Gaussian, "release", release)
     monkeypatch.setattr(NoisyMax, "release", choose)
@@ -169,8 +171,8 @@ def test_dpagd_is_algorithm_2_to_its_last_farthing(monkeypatch, kind, search):
             splits=40,
             search=search,
             growth=0.5,
-            noise=kind,
-            clip=0.4,
+            choice_noise=kind,
+            clip_norm=0.4,
             objective_clip=1.5,
             **paper,
         )
@@ -209,21 +211,23 @@ def test_dpagd_on_batches_is_algorithm_2_on_the_records_that_were_drawn(monkeypa
 
     def release(self, total, bound, stream, turn=0):
         drawn["normal"] += 1
-        return total + self.noise * bound.clip * script.normal(drawn["normal"] - 1, 3)
+        return total + self.noise_multiplier * bound.clip * script.normal(drawn["normal"] - 1, 3)
 
-    def choose(self, total, bound, stream):
+    def choose(self, total, bound, stream, turn=0):
         drawn["race"] += 1
-        return int(np.argmax(total + self.noise * bound.norm() * script.race(drawn["race"] - 1, 21)))
+        return int(
+            np.argmax(total + self.noise_multiplier * bound.norm() * script.race(drawn["race"] - 1, 21))
+        )
 
     monkeypatch.setattr(Gaussian, "release", release)
     monkeypatch.setattr(NoisyMax, "release", choose)
-    monkeypatch.setattr(Poisson, "draw", lambda self, records, stream: next(taken))
+    monkeypatch.setattr(Poisson, "draw", lambda self, records, stream, turn=0: next(taken))
     ledger = ft.Ledger(ft.Budget(40.0, 1e-6), filter=RdpFilter, stream=SeededStream(0))
     watched = Watched(ledger.over(Table(X, Y)))
     problem = Problem(logistic, 60, 2, unit=False)
     options = {"grid": Lengths(20), "opening": 0, "momentum": 0, "averaging": None, "radius": None}
-    options |= {"splits": 30, "search": 0.4, "growth": 0.1, "clip": 0.4, "objective_clip": 1.5}
-    steps = list(dpagd(watched, problem, rate=0.4, penalty=0.05, **options))
+    options |= {"splits": 30, "search": 0.4, "growth": 0.1, "clip_norm": 0.4, "objective_clip": 1.5}
+    steps = list(dpagd(watched, problem, sampling_rate=0.4, penalty=0.05, **options))
     each = 1 / (2 * watched.asked[0].query.mechanism.noise_multiplier ** 2) / 0.6
     prices, shrinks = (0.4 * each, 0.6 * each, 0.1, 0.4, 1.5), 0.05 * 60 * 0.4
     w, rounds, trace = algorithm_2(script, math.inf, prices, "gumbel", len(steps), batches, shrinks)
@@ -284,19 +288,29 @@ def test_dpsgd_is_algorithm_1_lot_by_lot(monkeypatch, momentum):
     some = np.random.default_rng(5)
 
     def draw(self, records, stream, turn=0):
-        came = np.empty(0, np.int64) if len(lots) == 2 else np.flatnonzero(some.random(records) < self.rate)
-        lots.append((self.rate, came))
+        came = (
+            np.empty(0, np.int64)
+            if len(lots) == 2
+            else np.flatnonzero(some.random(records) < self.sampling_rate)
+        )
+        lots.append((self.sampling_rate, came))
         return came
 
     def release(self, total, bound, stream, turn=0):
-        drawn.append((self.noise, bound.clip))
-        return total + self.noise * bound.clip * script.normal(len(drawn) - 1, 3)
+        drawn.append((self.noise_multiplier, bound.clip))
+        return total + self.noise_multiplier * bound.clip * script.normal(len(drawn) - 1, 3)
 
     monkeypatch.setattr(Poisson, "draw", draw)
     monkeypatch.setattr(Gaussian, "release", release)
     ledger = ft.Ledger(ft.Budget(3.0, 1e-5), stream=SeededStream(0))
     door = ledger.over(Table(X, Y))
-    options = {"rate": 0.3, "noise": 2.5, "clip": 0.25, "step": 2.0, "momentum": momentum}
+    options = {
+        "sampling_rate": 0.3,
+        "noise_multiplier": 2.5,
+        "clip_norm": 0.25,
+        "step": 2.0,
+        "momentum": momentum,
+    }
     steps = list(dpsgd(door, Problem(logistic, 60, 2, unit=False), **options))
     assert len(steps) == len(lots) > 5
     event = steps[0].receipts[0].event

@@ -213,7 +213,7 @@ def test_other_losses_are_refused_before_anything_is_charged(name):
         (least_squares, {"penalty": -1.0}),
         (adassp, {"failure": 0.0}),
         (noisy_gradient, {"steps": 1.5}),
-        (noisy_gradient, {"clip": -1.0}),
+        (noisy_gradient, {"clip_norm": -1.0}),
         (noisy_gradient, {"length": 0.0}),
     ],
 )

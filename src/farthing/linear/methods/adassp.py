@@ -38,7 +38,7 @@ from farthing import validate
 from farthing.data.tables import Features, Table
 from farthing.errors import InvalidValue
 from farthing.ledger.ledger import Ledger
-from farthing.linear.budget_schedule import Purse
+from farthing.linear.budget_schedule import BudgetSchedule
 from farthing.linear.losses import Gradient, Gram
 from farthing.linear.methods.regression import Space, ridge
 from farthing.linear.problem import Problem
@@ -53,22 +53,22 @@ Array = NDArray[np.float64]
 def adassp(ledger: Ledger, problem: Problem, *, failure: float = 0.05) -> Iterator[Step]:
     """One step; ``failure`` is the chance that the penalty is not enough."""
     failure = validate.probability(failure=failure)
-    space, purse = Space.of(problem), Purse(ledger, problem.records)
+    space, schedule = Space.of(problem), BudgetSchedule(ledger, problem.records)
     features, radius, size = space.features, space.radius, space.features.size
     # line 1
-    smallest, deviation = purse.mean(1 / 3, Smallest(features), ClipValue(0.0, radius**2))
+    smallest, deviation = schedule.mean(1 / 3, Smallest(features), ClipValue(0.0, radius**2))
     surely = max(float(smallest[0]) - float(ndtri(1 - failure)) * deviation, 0.0)
     # lines 3 and 4
     bound = ClipOuter(radius)
-    moments, deviation = purse.mean(1 / 3, Gram(features), bound, mechanism=SymmetricGaussian)
+    moments, deviation = schedule.mean(1 / 3, Gram(features), bound, mechanism=SymmetricGaussian)
     limit = ClipNorm(space.most * radius)
-    slope, _ = purse.mean(1 / 3, Gradient(problem.loss, features), limit, space.start)
+    slope, _ = schedule.mean(1 / 3, Gradient(problem.loss, features), limit, space.start)
     # lines 2 and 5: all are means here, the penalty too
     penalty = max(0.0, deviation * math.sqrt(size * math.log(2 * size**2 / failure)) - surely)
     asked = ridge(features, problem.penalty / problem.records)
     strength = np.maximum(asked, penalty * np.eye(size))
     w = space.start - np.linalg.solve(moments + strength, slope)
-    yield Step(1, features.unfold(w), purse.receipts())
+    yield Step(1, features.unfold(w), schedule.receipts())
 
 
 @dataclass(frozen=True, slots=True)

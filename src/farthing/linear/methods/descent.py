@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from farthing.data.tables import Features, Table
 from farthing.errors import InvalidValue
 from farthing.ledger.ledger import Ledger
-from farthing.linear.budget_schedule import Purse
+from farthing.linear.budget_schedule import BudgetSchedule
 from farthing.linear.losses import Gradient
 from farthing.linear.problem import Problem
 from farthing.noise.summing import Sum
@@ -60,22 +60,22 @@ _GRID = 2.0 ** (-np.arange(25) / 4)  # row norms, relative to the largest
 @until_spent
 def descent(ledger: Ledger, problem: Problem) -> Iterator[Step]:
     """Noisy gradient descent with momentum in privately standardised features."""
-    purse = Purse(ledger, problem.records)
+    schedule = BudgetSchedule(ledger, problem.records)
     d, loss = problem.width, problem.loss
     for_norms, for_moments, for_gradients = SHARES
     if problem.unit:
         for_gradients, radius = for_gradients + for_norms, 1.0
     else:
-        counts, _ = purse.mean(for_norms, Norms(d, problem.radius * _GRID), ClipNorm(1.0))
+        counts, _ = schedule.mean(for_norms, Norms(d, problem.radius * _GRID), ClipNorm(1.0))
         radius = problem.radius * float(_GRID[_median(counts)])
-    mean, scale, large, directions = _standardise(purse, for_moments, problem, radius)
+    mean, scale, large, directions = _standardise(schedule, for_moments, problem, radius)
     height = INTERCEPT * math.sqrt(d) if problem.intercept else 0.0
     features = Features(d, mean * radius, scale / radius, height)
     typical = math.sqrt(d * (1 + INTERCEPT**2))
-    per_weight = 1 / (purse.deviation(1.0, ClipNorm(1.0)) * d)  # μ n / d
+    per_weight = 1 / (schedule.deviation(1.0, ClipNorm(1.0)) * d)  # μ n / d
     bound = ClipNorm(float(np.clip(per_weight / 150, 0.4, 2.0)) * min(loss.slope, math.sqrt(2)) * typical)
     # a rate of reach would put noise of 1 on every weight in the course of all steps
-    reach = (1 - MOMENTUM) / (purse.deviation(for_gradients / STEPS, bound) * math.sqrt(STEPS))
+    reach = (1 - MOMENTUM) / (schedule.deviation(for_gradients / STEPS, bound) * math.sqrt(STEPS))
     rate = min(1 / loss.curvature, LOGIT_NOISE * min(1.0, per_weight) * reach / typical)
     shorter = np.minimum(1.0, 1 / (loss.curvature * rate * large)) - 1
     rates = np.full(features.size, rate)
@@ -85,13 +85,13 @@ def descent(ledger: Ledger, problem: Problem) -> Iterator[Step]:
     velocity, total, count = np.zeros_like(w), np.zeros_like(w), 0
     gradient = Gradient(loss, features)
     for t in range(1, STEPS + 1):
-        slope, _ = purse.mean(for_gradients / STEPS, gradient, bound, w)
+        slope, _ = schedule.mean(for_gradients / STEPS, gradient, bound, w)
         slope[:d] += directions @ ((directions.T @ slope[:d]).T * shorter).T
         velocity = MOMENTUM * velocity - (slope.T * rates).T
         w = w + velocity
         if t > STEPS * (1 - AVERAGED):
             total, count = total + w, count + 1
-        yield Step(t, features.unfold(total / count if count else w), purse.receipts())
+        yield Step(t, features.unfold(total / count if count else w), schedule.receipts())
 
 
 def _median(counts: Array) -> int:
@@ -101,7 +101,7 @@ def _median(counts: Array) -> int:
 
 
 def _standardise(
-    purse: Purse, part: float, problem: Problem, radius: float
+    schedule: BudgetSchedule, part: float, problem: Problem, radius: float
 ) -> tuple[Array, Array, Array, Array]:
     """Mean and scale of u; of scaled u, the variances and directions that are large and not noise."""
     d = problem.width
@@ -109,7 +109,7 @@ def _standardise(
     bound = ClipNorm(math.hypot(1.0, MEAN_WEIGHT))
     gram = d <= MOST_GRAM
     mechanism = SymmetricGaussian if gram else Gaussian
-    value, noise = purse.mean(part, Spread(features, gram), bound, mechanism=mechanism)
+    value, noise = schedule.mean(part, Spread(features, gram), bound, mechanism=mechanism)
     mean = value[-1, :-1] * math.sqrt(2) / MEAN_WEIGHT if gram else value[:d] / MEAN_WEIGHT
     if not problem.intercept:
         mean = np.zeros(d)  # without a constant nothing may be shifted

@@ -13,11 +13,11 @@ costs 1/(2 noise²), a choice ε²/8 with Gumbel noise or ε²/2 with Laplace; a
 [-C, 0], so it can only lower them and moves a gap between two by at most C. Replace-one costs four times as
 much. Noise is derived from the price, so there a run keeps its rounds and doubles its noise.
 
-On batches (``rate``; the public code's ``batch_size``): every gradient and every choice has a Poisson batch
-of its own. ρ sets the noise as if everybody were asked; what is charged is the answer on the batch, through
-an `RdpFilter`, whose orders are fixed ahead (Feldman & Zrnic 2021), so that noise may be chosen on the way
-there too. A gradient is a subsampled Gaussian (Zhu et al. 2022, Thm. 11), for a choice see `RdpFilter`.
-Add-remove and zero-out only: no price of a choice on a batch is known here for replace-one.
+On batches (``sampling_rate``; the public code's ``batch_size``): every gradient and every choice has a
+Poisson batch of its own. ρ sets the noise as if everybody were asked; what is charged is the answer on the
+batch, through an `RdpFilter`, whose orders are fixed ahead (Feldman & Zrnic 2021), so that noise may be
+chosen on the way there too. A gradient is a subsampled Gaussian (Zhu et al. 2022, Thm. 11), for a choice see
+`RdpFilter`. Add-remove and zero-out only: no price of a choice on a batch is known here for replace-one.
 
 Where this differs from the paper (arguments set each of these back but the first two):
 
@@ -191,42 +191,70 @@ def dpagd(
     splits: float = 18.0,
     search: float = 0.2,
     growth: float | None = 0.1,
-    clip: float | None = None,
+    clip_norm: float | None = None,
     objective_clip: float | None = None,
     grid: Lengths = Lengths(),  # noqa: B008  frozen
-    noise: Literal["gumbel", "laplace"] = "gumbel",
+    choice_noise: Literal["gumbel", "laplace"] = "gumbel",
     opening: float = 0.05,
     momentum: float = 0.7,
     averaging: float | None = 3.0,
     radius: float | None = math.sqrt(2),
-    rate: float | None = None,
+    sampling_rate: float | None = None,
     penalty: float = 0.0,
     rho: float | None = None,
     published_splits: int | None = None,
 ) -> Iterator[Step]:
-    """Steps until the budget is spent; ``splits`` is how many rounds it pays for if nothing is bought again.
+    """Takes steps of privately chosen length along privately bought gradients, until the budget is spent.
 
-    ``search`` is the part of a round that pays for choosing the step, ``growth`` is γ; None never buys a
-    better gradient but takes a fresh one, at the same price, where no step helps. Rows z longer than
-    ``radius`` are shrunk to it. ``clip`` is C_grad, by default half of what a row could reach, and
-    ``objective_clip`` is C_obj, by default 4 + ln(K/2) for K classes. The paper's own settings:
-    ``published_splits=60``, which sets ``splits`` and ``search`` to the paper's prices (`paper_splits`),
-    ``grid=Lengths(20)``, ``noise="laplace"``, ``opening=0``, ``momentum=0``, ``averaging=None``,
-    ``radius=None``, ``clip=3``, ``objective_clip=3``.
-
-    ``rate`` is the sampling rate of Poisson batches, by default everybody is asked; the ledger then needs an
-    `RdpFilter`. ``penalty`` is λ of mean loss + λ|w|²/2, over the weights on z, that of the constant included
-    (on x itself with ``opening=0``). ``rho`` is what the run may use of zCDP, by default all that the budget
-    allows; ``rho=ledger.budget.rho`` is the paper's (5).
+    Parameters
+    ----------
+    splits : float, default 18
+        How many rounds the budget pays for if no gradient is bought again.
+    search : float, default 0.2
+        The part of a round's price that pays for choosing the step, from 0 to below 1.
+    growth : float or None, default 0.1
+        γ of the paper: how much more is paid for a gradient along which no step helps. None takes a fresh
+        gradient at the same price instead.
+    clip_norm : float, optional
+        C_grad, the largest norm of a record's gradient. None: half of what a row could reach.
+    objective_clip : float, optional
+        C_obj, the largest loss of a record. None: 4 + ln(K/2) for K classes.
+    grid : Lengths, default Lengths()
+        The step lengths to choose among.
+    choice_noise : {"gumbel", "laplace"}, default "gumbel"
+        The noise of a choice; the paper's is Laplace.
+    opening : float, default 0.05
+        The part of the budget that first buys the mean of the rows. 0 leaves that out.
+    momentum : float, default 0.7
+        The share of the last direction that is kept, from 0 to below 1.
+    averaging : float or None, default 3.0
+        How much the average of iterates favours late ones. None hands out the last iterate.
+    radius : float or None, default √2
+        Longer rows z are shrunk to this norm. None shrinks none.
+    sampling_rate : float, optional
+        The probability of a record to be in a Poisson batch; the ledger then needs an `RdpFilter`. None asks
+        everybody.
+    penalty : float, default 0
+        λ of mean loss + λ|w|²/2, over the weights on z, that of the constant included (on x itself with
+        ``opening=0``).
+    rho : float, optional
+        What the run may use of zCDP. None: all that the budget allows; ``ledger.budget.rho`` is the paper's
+        (5).
+    published_splits : int, optional
+        Sets ``splits`` and ``search`` to the paper's prices (`paper_splits`). The paper's own settings are
+        ``published_splits=60``, ``grid=Lengths(20)``, ``choice_noise="laplace"``, ``opening=0``,
+        ``momentum=0``, ``averaging=None``, ``radius=None``, ``clip_norm=3``, ``objective_clip=3``.
     """
-    if published_splits is not None and rate is not None:
-        raise InvalidValue("published_splits are prices of everybody: leave published_splits or rate out")
+    if published_splits is not None and sampling_rate is not None:
+        raise InvalidValue(
+            "published_splits are prices of everybody: leave published_splits or sampling_rate out"
+        )
     if published_splits is not None:
         splits, search = paper_splits(ledger.budget, published_splits, rho)
     loss, constant = problem.loss, float(problem.intercept)
     longest = math.hypot(problem.radius, constant) if radius is None else validate.positive(radius=radius)
-    if math.isinf(loss.slope) and clip is None:
-        raise Unsupported("a loss of unbounded slope needs a clip; for squared loss use linear regression")
+    if math.isinf(loss.slope) and clip_norm is None:
+        raise Unsupported("a loss of unbounded slope needs clip_norm; for squared loss use linear regression")
     for name, part in (("opening", opening), ("momentum", momentum), ("search", search)):
         if not validate.non_negative(**{name: part}) < 1:
             raise InvalidValue(f"{name} must be below 1, got {part!r}")
@@ -235,13 +263,18 @@ def dpagd(
     if averaging is not None:
         validate.non_negative(averaging=averaging)
     # everything is checked before the opening is charged
-    short = ClipNorm(loss.slope * longest / 2 if clip is None else clip)
-    low, chooser = ClipValue(-validate.positive(objective_clip=objective_clip), 0.0), NoisyMax(1.0, noise)
+    short = ClipNorm(
+        loss.slope * longest / 2 if clip_norm is None else validate.positive(clip_norm=clip_norm)
+    )
+    low, chooser = (
+        ClipValue(-validate.positive(objective_clip=objective_clip), 0.0),
+        NoisyMax(1.0, choice_noise),
+    )
     pricing, growth = (
-        Pricing.of(ledger.budget, rate, rho),
+        Pricing.of(ledger.budget, sampling_rate, rho),
         None if growth is None else validate.positive(growth=growth),
     )
-    shrinks = validate.non_negative(penalty=penalty) * problem.records * (1.0 if rate is None else rate)
+    shrinks = validate.non_negative(penalty=penalty) * problem.records * (sampling_rate or 1.0)
     door, total = Limited(ledger, pricing), _total(problem, pricing, opening)
     plain = Features(problem.width, intercept=constant, radius=radius)
     gradient = Query(Everyone(), Gradient(loss, plain), short, Gaussian(1.0))

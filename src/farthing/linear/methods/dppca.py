@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from farthing import validate
 from farthing.data.tables import Features, Table, Weighted
 from farthing.ledger.ledger import Ledger
-from farthing.linear.budget_schedule import Purse
+from farthing.linear.budget_schedule import BudgetSchedule
 from farthing.noise.summing import Sum
 from farthing.queries.bounds import ClipNorm, ClipOuter, Kind
 from farthing.queries.mechanisms import SymmetricGaussian
@@ -49,22 +49,22 @@ _SHORTEST = 1 / 4  # a shorter mean saves less than it cost
 
 @until_spent
 def dppca(
-    ledger: Ledger, features: Features, *, clip: float = 1.0, records: int | None = None
+    ledger: Ledger, features: Features, *, clip_norm: float = 1.0, records: int | None = None
 ) -> Iterator[Step]:
-    """One step: the noisy second moments Σ z zᵀ, rows z longer than ``clip`` being shrunk onto it."""
-    size, rows = features.size, replace(features, radius=validate.positive(clip=clip))
+    """One step: the noisy second moments Σ z zᵀ, rows z longer than ``clip_norm`` being shrunk onto it."""
+    size, rows = features.size, replace(features, radius=validate.positive(clip_norm=clip_norm))
     public = 1 if records is None else validate.count(records=records)
-    purse = Purse(ledger, public)
+    schedule = BudgetSchedule(ledger, public)
     part, centre, square = 1.0, np.zeros(size), 0.0
-    noise = purse.deviation(1.0, ClipOuter(1.0)) * math.sqrt(2 * size)
+    noise = schedule.deviation(1.0, ClipOuter(1.0)) * math.sqrt(2 * size)
     if records is not None and _NOISE[0] < noise < _NOISE[1]:
-        mean, deviation = purse.mean(_MEAN, Mean(rows), ClipNorm(clip))
+        mean, deviation = schedule.mean(_MEAN, Mean(rows), ClipNorm(clip_norm))
         part, square = 1 - _MEAN, float(mean @ mean) - size * deviation**2
-        centre = mean if square > (_SHORTEST * clip) ** 2 else centre
-    # at least a tenth of clip: a mean that is nearly as long as the rows may owe that to noise
-    reach = math.sqrt(max(clip**2 - square, 0.01 * clip**2)) if centre.any() else clip
-    moments, _ = purse.mean(part, Scatter(rows, centre), ClipOuter(reach), mechanism=SymmetricGaussian)
-    yield Step(1, public * (moments + np.outer(centre, centre)), purse.receipts())
+        centre = mean if square > (_SHORTEST * clip_norm) ** 2 else centre
+    # at least a tenth of clip_norm: a mean that is nearly as long as the rows may owe that to noise
+    reach = math.sqrt(max(clip_norm**2 - square, 0.01 * clip_norm**2)) if centre.any() else clip_norm
+    moments, _ = schedule.mean(part, Scatter(rows, centre), ClipOuter(reach), mechanism=SymmetricGaussian)
+    yield Step(1, public * (moments + np.outer(centre, centre)), schedule.receipts())
 
 
 @dataclass(frozen=True, slots=True)

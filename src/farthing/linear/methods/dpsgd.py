@@ -1,25 +1,26 @@
-"""DP-SGD, until the budget is spent; and SGD-Adv, its forerunner with noise fixed by advanced composition.
+"""DP-SGD until the budget is spent, and SGD-Adv, its forerunner with noise fixed by advanced composition.
 
-`dpsgd` is Abadi et al. 2016, "Deep learning with differential privacy", Algorithm 1: a Poisson lot (line 4
-draws "with sampling probability L/N"), gradients clipped one by one, one noise vector a lot, a public divisor
-(n · rate, never the lot that came). There is no T: the query is promised, and its countdown, by tight
-accounting instead of the paper's moments accountant, says how many lots the budget affords. By default the
-noise is chosen so that these are as many as the problem needs; the step follows from their number.
+`dpsgd` is Abadi et al. 2016, "Deep learning with differential privacy", Algorithm 1: a Poisson batch (line 4
+draws "with sampling probability L/N"), gradients clipped one by one, one noise vector a batch, a public
+divisor (n · sampling rate, never the size of the batch that was drawn). There is no T: the query is promised,
+and its countdown, by tight accounting instead of the paper's moments accountant, says how many batches the
+budget affords. By default the noise is chosen so that these are as many as the problem needs; the step
+follows from their number.
 
 `sgd_adv` is the baseline that Lee & Kifer 2018 call SGD-Adv, after Bassily, Smith & Thakurta 2014, Algorithm
-1: T lots whose noise is fixed ahead by advanced composition (Dwork & Roth 2014, Theorem 3.20) of steps that
-are amplified by sampling, which is counted only where one step is at most 1-DP, as the textbook bound has it
-(without that, by T steps of plain advanced composition). What is charged is the event of what ran, as always,
-promised T times: it costs a part of the budget, and the rest of it is what the baseline wastes.
+1: T batches whose noise is fixed ahead by advanced composition (Dwork & Roth 2014, Theorem 3.20) of steps
+that are amplified by sampling, which is counted only where one step is at most 1-DP, as the textbook bound
+has it (without that, by T steps of plain advanced composition). What is charged is the event of what ran, as
+always, promised T times: it costs a part of the budget, and the rest of it is what the baseline wastes.
 
 Guarantee: (ε, δ) of the plan promised by `accounting.pld`, for add-remove, zero-out and replace-one alike
 (under the last each of C and 2C is counted, so noise doubles), against anyone who does not see the draws.
 
 Where this differs from the papers, all of it public: θ₀ is 0 instead of random, heavy-ball ``momentum``,
-steps that fall linearly to 0 over the T lots, rows of bounded norm (`Problem.rows`). Rules, with s the noise
-of one pass over all records that would count as much (s = noise / (rate √T)): the time Σ step / (1 -
-momentum) is what makes early stopping as strong as a penalty λ = max(1/ε, 2 s² d/n), and lots are as small as
-leaves noise above 1.5.
+steps that fall linearly to 0 over the T batches, rows of bounded norm (`Problem.rows`). Rules, with s the
+noise of one pass over all records that would count as much (s = noise / (rate √T)): the time Σ step / (1 -
+momentum) is what makes early stopping as strong as a penalty λ = max(1/ε, 2 s² d/n), and batches are as small
+as leaves noise above 1.5.
 
 >>> import farthing as ft
 >>> from farthing.linear.losses import logistic
@@ -53,9 +54,9 @@ from farthing.queries.samplers import Poisson
 
 Array = NDArray[np.float64]
 
-_FEWEST, _MOST = 200, 1500  # lots
+_FEWEST, _MOST = 200, 1500  # steps
 _LONGEST = 6.0  # step on rows of norm 1 and curvature 1/4, with momentum
-_LOT = 1024
+_BATCH = 1024
 _SAFE_NOISE = 1.5  # below, sampling amplifies less and less
 
 
@@ -64,27 +65,43 @@ def dpsgd(
     ledger: Ledger,
     problem: Problem,
     *,
-    rate: float | None = None,
-    noise: float | None = None,
-    clip: float | None = None,
+    sampling_rate: float | None = None,
+    noise_multiplier: float | None = None,
+    clip_norm: float | None = None,
     step: float | None = None,
     momentum: float = 0.9,
 ) -> Iterator[Step]:
-    """Noisy lots until the promise is used up; every number has a rule, and none is the number of steps.
+    """Takes noisy steps on Poisson batches until the promise is used up.
 
-    ``rate`` is a record's chance to be in a lot, ``noise`` the standard deviation over ``clip``, and ``step``
-    the mean step on the mean gradient.
+    Parameters
+    ----------
+    sampling_rate : float, optional
+        The probability of a record to be in a batch. None: as small as leaves a noise multiplier above 1.5,
+        and 1,024 records a batch at least.
+    noise_multiplier : float, optional
+        The standard deviation of the noise over ``clip_norm``. None: the one at which the budget affords as
+        many steps as the problem needs, from 200 to 1,500.
+    clip_norm : float, optional
+        The largest norm of a record's gradient. None: half of what a row could reach.
+    step : float, optional
+        The mean learning rate, on the mean gradient. None: a rule of public numbers (see the module).
+    momentum : float, default 0.9
+        The share of the last direction that is kept, from 0 to below 1.
     """
     budget, features = ledger.budget, problem.rows()
     spread = _shift(budget) / gaussian.mu(budget.epsilon, budget.delta)
     steps = _steps(problem, features, budget, spread, momentum)
-    rate = _rate(problem, steps, spread) if rate is None else rate
-    if noise is None:
-        lots = Poisson(rate)
-        noise = calibrate.noise(
-            lambda sigma: RepeatedEvent(lots.amplify(GaussianEvent(sigma), budget.observer), steps), budget
+    sampling_rate = (
+        _rate(problem, steps, spread) if sampling_rate is None else validate.rate(sampling_rate=sampling_rate)
+    )
+    if noise_multiplier is None:
+        sampler = Poisson(sampling_rate)
+        noise_multiplier = calibrate.noise(
+            lambda sigma: RepeatedEvent(sampler.amplify(GaussianEvent(sigma), budget.observer), steps), budget
         )
-    yield from _lots(ledger, problem, features, rate, noise, None, clip, step, momentum)
+    yield from _batches(
+        ledger, problem, features, sampling_rate, noise_multiplier, None, clip_norm, step, momentum
+    )
 
 
 @until_spent
@@ -92,35 +109,47 @@ def sgd_adv(
     ledger: Ledger,
     problem: Problem,
     *,
-    rate: float | None = None,
+    sampling_rate: float | None = None,
     steps: int | None = None,
-    clip: float | None = None,
+    clip_norm: float | None = None,
     step: float | None = None,
     momentum: float = 0.9,
 ) -> Iterator[Step]:
-    """``steps`` noisy lots, the noise fixed ahead by advanced composition and amplification."""
+    """Takes ``steps`` steps on Poisson batches, with the noise that advanced composition fixes ahead.
+
+    Parameters
+    ----------
+    sampling_rate, clip_norm, step, momentum
+        As in `dpsgd`.
+    steps : int, optional
+        How many. None: as many as the problem needs, from 200 to 1,500.
+    """
     budget, features = ledger.budget, problem.rows()
     # what advanced composition makes of one pass's noise: √(2 ln 2/δ) times that of one Gaussian answer
     spread = math.sqrt(2 * math.log(2 / validate.probability(delta=budget.delta))) * _shift(budget)
     spread /= gaussian.mu(budget.epsilon, budget.delta)
     rule = _steps(problem, features, budget, spread, momentum)
     steps = rule if steps is None else validate.count(steps=steps)
-    rate = _rate(problem, steps, spread) if rate is None else rate
-    noise = advanced_noise(rate, steps, budget)
-    yield from _lots(ledger, problem, features, rate, noise, steps, clip, step, momentum)
+    sampling_rate = (
+        _rate(problem, steps, spread) if sampling_rate is None else validate.rate(sampling_rate=sampling_rate)
+    )
+    noise_multiplier = advanced_noise(sampling_rate, steps, budget)
+    yield from _batches(
+        ledger, problem, features, sampling_rate, noise_multiplier, steps, clip_norm, step, momentum
+    )
 
 
-def advanced_noise(rate: float, steps: int, budget: Budget) -> float:
+def advanced_noise(sampling_rate: float, steps: int, budget: Budget) -> float:
     """The least noise that advanced composition allows, with amplification where a step's ε is at most 1."""
     shift, slack = _shift(budget), budget.delta / 2
-    amplified = slack / (steps * validate.rate(rate=rate))  # δ of a step before it is multiplied by the rate
+    amplified = slack / (steps * validate.rate(sampling_rate=sampling_rate))  # a step's δ before sampling
 
-    def excess(noise: float) -> float:
-        step = gaussian.epsilon(shift / noise, min(amplified, 0.5))
+    def excess(noise_multiplier: float) -> float:
+        step = gaussian.epsilon(shift / noise_multiplier, min(amplified, 0.5))
         if step <= 1:
-            step, _ = composition.amplify_poisson(step, 0.0, rate)
+            step, _ = composition.amplify_poisson(step, 0.0, sampling_rate)
         else:
-            step = gaussian.epsilon(shift / noise, slack / steps)
+            step = gaussian.epsilon(shift / noise_multiplier, slack / steps)
         return composition.advanced(step, 0.0, steps, slack)[0] - budget.epsilon if step < 700 else math.inf
 
     safe = 1.0
@@ -147,29 +176,36 @@ def _steps(problem: Problem, features: Features, budget: Budget, spread: float, 
 
 
 def _rate(problem: Problem, steps: int, spread: float) -> float:
-    return min(1.0, max(_LOT / problem.records, _SAFE_NOISE / (spread * math.sqrt(steps))))
+    return min(1.0, max(_BATCH / problem.records, _SAFE_NOISE / (spread * math.sqrt(steps))))
 
 
-def _lots(
+def _batches(
     ledger: Ledger,
     problem: Problem,
     features: Features,
-    rate: float,
-    noise: float,
+    sampling_rate: float,
+    noise_multiplier: float,
     steps: int | None,
-    clip: float | None,
+    clip_norm: float | None,
     step: float | None,
     momentum: float,
 ) -> Iterator[Step]:
     """Algorithm 1, lines 3 to 8, ``steps`` times or as often as the budget affords."""
     radius = features.radius or problem.radius
-    bound = ClipNorm(radius / 2 if clip is None else clip)
-    query = Query(Poisson(rate), Gradient(problem.loss, features), bound, Gaussian(noise))
+    bound = ClipNorm(radius / 2 if clip_norm is None else validate.positive(clip_norm=clip_norm))
+    query = Query(
+        Poisson(sampling_rate),
+        Gradient(problem.loss, features),
+        bound,
+        Gaussian(validate.positive(noise_multiplier=noise_multiplier)),
+    )
     times = ledger.promise(query, steps).times
     if step is None:
-        time = _time(problem, features, ledger.budget.epsilon, noise / (rate * math.sqrt(times)))
+        time = _time(
+            problem, features, ledger.budget.epsilon, noise_multiplier / (sampling_rate * math.sqrt(times))
+        )
         step = min(time * (1 - momentum) / times, _LONGEST) / (4 * problem.loss.curvature * radius**2)
-    length = validate.positive(step=step) / (rate * problem.records)
+    length = validate.positive(step=step) / (sampling_rate * problem.records)
     w = problem.zeros(features.size)
     velocity = np.zeros_like(w)
     for t in range(1, times + 1):

@@ -48,7 +48,7 @@ from farthing import validate
 from farthing.data.tables import Features, Table, Weighted
 from farthing.errors import InvalidValue
 from farthing.ledger.ledger import Ledger
-from farthing.linear.budget_schedule import Purse
+from farthing.linear.budget_schedule import BudgetSchedule
 from farthing.linear.methods.regression import Space, ridge
 from farthing.linear.problem import Problem
 from farthing.noise.summing import Sum, summed
@@ -72,22 +72,22 @@ def least_squares(
     """Linear regression with all of a budget; ``penalty`` / N is the least penalty on a mean of squares."""
     Space.of(problem)  # refuses other losses
     steps = validate.count(steps=steps)
-    purse, size = Purse(ledger, problem.records), problem.width + problem.intercept
-    reach = 1 / purse.deviation(1.0, ClipNorm(1.0))  # N
+    schedule, size = BudgetSchedule(ledger, problem.records), problem.width + problem.intercept
+    reach = 1 / schedule.deviation(1.0, ClipNorm(1.0))  # N
     penalty = max(validate.non_negative(penalty=penalty) / reach, problem.penalty / problem.records)
     part = min(max((1 / (_TARGET_NOISE * reach)) ** 2, 0.01), 0.45)
-    origin, spread = _target(purse, part, problem.intercept)
+    origin, spread = _target(schedule, part, problem.intercept)
     rest = 1 - part * (1 + problem.intercept)
 
     plain = Features(problem.width, intercept=0.0)
-    features = _scaled(purse, rest * _MEANS, problem, plain, penalty)
+    features = _scaled(schedule, rest * _MEANS, problem, plain, penalty)
     left, trace = rest * (1 - _MEANS), float(size)
     clip = max(1.2, 0.3 * (reach / size) ** (1 / 3))
-    noise = purse.deviation(rest * _MOMENTS, ClipOuter(clip)) * math.sqrt(2 * size)
+    noise = schedule.deviation(rest * _MOMENTS, ClipOuter(clip)) * math.sqrt(2 * size)
     if size <= _WIDEST and noise < _TOO_NOISY:
         for _ in range(2):
             bound = ClipOuter(clip * math.sqrt(trace))
-            moments, deviation = purse.mean(
+            moments, deviation = schedule.mean(
                 rest * _MOMENTS, Scatter(plain, features), bound, mechanism=SymmetricGaussian
             )
             floor = deviation * math.sqrt(2 * size)
@@ -106,7 +106,7 @@ def least_squares(
     w_noise, ahead_noise, mean_noise = np.zeros((3, steps, size))
     for t in range(1, steps + 1):
         slope = Slope(features, origin, clip * rms, rms)
-        answer, deviation = purse.mean(left / steps, slope, slope.bound, ahead)
+        answer, deviation = schedule.mean(left / steps, slope, slope.bound, ahead)
         after = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
         slide = (momentum - 1) / after
         new, new_noise = ahead + answer[:-1] - pull @ ahead, ahead_noise * (1 - curvature)
@@ -120,25 +120,27 @@ def least_squares(
         if least < 0.25:
             rms *= 2 * math.sqrt(min(max(answer[-1] + 0.5, least, 1 / 16), 0.25))
         if t < steps:
-            yield Step(t, _on_x(features, w, origin), purse.receipts())
+            yield Step(t, _on_x(features, w, origin), schedule.receipts())
     cost = float((curvature * np.square(mean_noise / precision).sum(axis=0)).sum())
     w = mean / precision * (spread / (spread + 3 * cost))
-    yield Step(steps, _on_x(features, w, origin), purse.receipts())
+    yield Step(steps, _on_x(features, w, origin), schedule.receipts())
 
 
-def _target(purse: Purse, part: float, intercept: bool) -> tuple[float, float]:
+def _target(schedule: BudgetSchedule, part: float, intercept: bool) -> tuple[float, float]:
     """Where residuals are measured from (the mean of y, or 0), and an upper bound of their mean square."""
     origin = 0.0
     if intercept:
-        mean, deviation = purse.mean(part, Targets(0.5), ClipValue(-0.5, 0.5))
+        mean, deviation = schedule.mean(part, Targets(0.5), ClipValue(-0.5, 0.5))
         known = 1 / (1 + 12 * deviation**2)  # 1/12: the variance of what may lie anywhere in [0, 1]
         origin = float(np.clip(0.5 + known * mean[0], 0.0, 1.0))
     half = max(origin, 1 - origin) ** 2 / 2  # squares lie in [0, 2 half]: centred, a record moves half as far
-    mean, deviation = purse.mean(part, Targets(origin, 2, half), ClipValue(-half, half))
+    mean, deviation = schedule.mean(part, Targets(origin, 2, half), ClipValue(-half, half))
     return origin, min(max(float(mean[0]) + half, 0.0) + deviation, 0.25 if intercept else 1.0)
 
 
-def _scaled(purse: Purse, part: float, problem: Problem, plain: Features, penalty: float) -> Features:
+def _scaled(
+    schedule: BudgetSchedule, part: float, problem: Problem, plain: Features, penalty: float
+) -> Features:
     """x about its mean, in units of a bound on its deviation; about 0 without an intercept.
 
     In [0, 1] the variance is at most m (1 - m) and the mean square at most m. Unit rows have a variance of
@@ -146,7 +148,7 @@ def _scaled(purse: Purse, part: float, problem: Problem, plain: Features, penalt
     """
     width, middle = problem.width, 0.0 if problem.unit else 0.5
     bound = ClipNorm(1.0 if problem.unit else math.sqrt(width) / 2)
-    mean, deviation = purse.mean(part, Total(plain, Features(width, middle, intercept=0.0)), bound)
+    mean, deviation = schedule.mean(part, Total(plain, Features(width, middle, intercept=0.0)), bound)
     if problem.unit:
         square = max(float(mean @ mean) - width * deviation**2, 0.0) if problem.intercept else 0.0
         variance = np.full(width, max(1 - square, min(1.0, math.sqrt(width) * deviation)) / width)

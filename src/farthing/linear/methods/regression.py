@@ -36,7 +36,7 @@ from farthing import validate
 from farthing.data.tables import Features
 from farthing.errors import Unsupported
 from farthing.ledger.ledger import Ledger
-from farthing.linear.budget_schedule import Purse
+from farthing.linear.budget_schedule import BudgetSchedule
 from farthing.linear.losses import Gradient, Squared
 from farthing.linear.problem import Problem
 from farthing.queries.bounds import ClipNorm
@@ -86,21 +86,21 @@ def ridge(features: Features, penalty: float) -> Array:
 
 @until_spent
 def noisy_gradient(
-    ledger: Ledger, problem: Problem, *, steps: int = 30, clip: float | None = None, length: float = 1.0
+    ledger: Ledger, problem: Problem, *, steps: int = 30, clip_norm: float | None = None, length: float = 1.0
 ) -> Iterator[Step]:
-    """``steps`` steps of ``length``; ``clip`` is by default the largest residual to begin with."""
+    """``steps`` steps of ``length``; ``clip_norm`` is by default the largest residual to begin with."""
     space, steps = Space.of(problem), validate.count(steps=steps)
     length = validate.positive(length=length)
     scale = np.asarray(space.features.scale) / space.radius
     beside = space.features.intercept / space.radius
     features = Features(problem.width, space.features.centre, scale, beside, radius=1.0)
-    bound = ClipNorm(space.most if clip is None else clip)
-    purse, gradient = Purse(ledger, problem.records), Gradient(problem.loss, features)
+    bound = ClipNorm(space.most if clip_norm is None else validate.positive(clip_norm=clip_norm))
+    schedule, gradient = BudgetSchedule(ledger, problem.records), Gradient(problem.loss, features)
     pull = ridge(features, problem.penalty / problem.records)
     w, mean = space.start * space.radius, np.zeros(features.size)
     for t in range(1, steps + 1):
-        slope, _ = purse.mean(1 / steps, gradient, bound, w)
+        slope, _ = schedule.mean(1 / steps, gradient, bound, w)
         w = w - length * (slope + pull @ w)
         late = max(0, t - steps // 2)
         mean = mean + (w - mean) / late if late else w
-        yield Step(t, features.unfold(mean), purse.receipts())
+        yield Step(t, features.unfold(mean), schedule.receipts())

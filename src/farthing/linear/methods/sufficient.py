@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from farthing.data.tables import Features, Table
 from farthing.ledger.ledger import Ledger
-from farthing.linear.budget_schedule import Purse
+from farthing.linear.budget_schedule import BudgetSchedule
 from farthing.linear.methods.regression import Space, ridge
 from farthing.linear.problem import Problem
 from farthing.noise.summing import Sum
@@ -44,16 +44,16 @@ _RAISED = 0.25
 @until_spent
 def sufficient(ledger: Ledger, problem: Problem) -> Iterator[Step]:
     """One step: all of the budget on one matrix."""
-    space, purse = Space.of(problem), Purse(ledger, problem.records)
+    space, schedule = Space.of(problem), BudgetSchedule(ledger, problem.records)
     features, size = space.features, space.features.size
     bound = ClipOuter(math.sqrt(space.radius**2 + 1))
     contribution = Statistics(features, 1 - space.most, 1 / space.most)
-    moments, deviation = purse.mean(1.0, contribution, bound, mechanism=SymmetricGaussian)
+    moments, deviation = schedule.mean(1.0, contribution, bound, mechanism=SymmetricGaussian)
     moments[:size, :size] += ridge(features, problem.penalty / problem.records)
     values, vectors = np.linalg.eigh(moments[:size, :size])
     raised = np.maximum(values, 0.0) + _RAISED * deviation * math.sqrt(2 * size)
     w = space.start + vectors @ ((moments[:size, size] * space.most @ vectors) / raised)
-    yield Step(1, features.unfold(w), purse.receipts())
+    yield Step(1, features.unfold(w), schedule.receipts())
 
 
 @dataclass(frozen=True, slots=True)
