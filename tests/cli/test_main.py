@@ -19,13 +19,23 @@ from farthing.cli.ledger_output import rounded_up
 from farthing.errors import Unsupported
 from farthing.noise.lattice import SeededStream
 
-EXAMPLE = ("account", "--sigma", "4", "--rate", "0.01", "--steps", "10000", "--delta", "1e-5")
-BUDGET = ("calibrate", "--epsilon", "1", "--delta", "1e-5", "--rate", "0.01")
+EXAMPLE = (
+    "account",
+    "--noise-multiplier",
+    "4",
+    "--sampling-rate",
+    "0.01",
+    "--steps",
+    "10000",
+    "--delta",
+    "1e-5",
+)
+BUDGET = ("calibrate", "--epsilon", "1", "--delta", "1e-5", "--sampling-rate", "0.01")
 SAMPLED = (
     "account",
-    "--sigma",
+    "--noise-multiplier",
     "899.480224",
-    "--rate",
+    "--sampling-rate",
     "0.01",
     "--epsilon",
     "0.1",
@@ -35,7 +45,7 @@ SAMPLED = (
 KEYS = {
     "epsilon",
     "delta",
-    "sigma",
+    "noise_multiplier",
     "steps",
     "accountant",
     "adjacency",
@@ -94,7 +104,18 @@ def test_delta_at_epsilon(run: Any) -> None:
 
 def test_theorem_1_of_adadp_does_not_say_what_its_paper_says_of_it(run: Any) -> None:
     """Its example, 1800 steps at noise 0.9 and rate 0.01: 4.0 by the exact moments, 6.92 by it."""
-    plan = ("account", "--sigma", "0.9", "--rate", "0.01", "--steps", "1800", "--delta", "1e-5", "--json")
+    plan = (
+        "account",
+        "--noise-multiplier",
+        "0.9",
+        "--sampling-rate",
+        "0.01",
+        "--steps",
+        "1800",
+        "--delta",
+        "1e-5",
+        "--json",
+    )
     told = run(*plan, "--accountant", "adadp").json
     assert told["epsilon"] == pytest.approx(6.92141, abs=1e-5)
     assert (told["valid"], told["adjacency"], told["observer"]) == (True, "add-remove", "anyone")
@@ -122,7 +143,18 @@ def test_both_epsilon_and_delta_check_a_claim(run: Any) -> None:
 
 
 def test_gaussian_dp_of_everybody(run: Any) -> None:
-    command = ("account", "--sigma", "400", "--rate", "1", "--steps", "10000", "--delta", "1e-5", "--json")
+    command = (
+        "account",
+        "--noise-multiplier",
+        "400",
+        "--sampling-rate",
+        "1",
+        "--steps",
+        "10000",
+        "--delta",
+        "1e-5",
+        "--json",
+    )
     found = {
         name: run(*command, "--accountant", name).json["epsilon"] for name in ("gdp", "pld", "zcdp", "rdp")
     }
@@ -137,7 +169,7 @@ def test_gaussian_dp_of_everybody(run: Any) -> None:
 def test_replacing_a_record_counts_twice(run: Any, accountant: str) -> None:
     command = (
         "account",
-        "--rate",
+        "--sampling-rate",
         "1",
         "--steps",
         "100",
@@ -147,8 +179,8 @@ def test_replacing_a_record_counts_twice(run: Any, accountant: str) -> None:
         accountant,
         "--json",
     )
-    replaced = run(*command, "--sigma", "80", "--adjacency", "replace-one").json["epsilon"]
-    single = run(*command, "--sigma", "40", "--adjacency", "zero-out").json["epsilon"]
+    replaced = run(*command, "--noise-multiplier", "80", "--adjacency", "replace-one").json["epsilon"]
+    single = run(*command, "--noise-multiplier", "40", "--adjacency", "zero-out").json["epsilon"]
     assert replaced == pytest.approx(single, rel=1e-9)
 
 
@@ -206,7 +238,7 @@ def test_what_has_no_theorem_is_refused(run: Any, arguments: tuple[str, ...], in
 def test_a_fixed_size_is_rate_times_records_rounded_up(run: Any) -> None:
     fixed = ("--sampler", "fixed", "--adjacency", "replace-one", "--json")
     told = run(*EXAMPLE, *fixed, "--records", "48842").json
-    assert (told["size"], told["records"], told["rate"]) == (489, 48_842, 489 / 48_842)
+    assert (told["size"], told["records"], told["sampling_rate"]) == (489, 48_842, 489 / 48_842)
     assert Plan(1.0, 0.07, 1, records=100).size == 7
     assert Plan(1.0, 1e-9, 1, records=100).size == 1
     by_rdp = run(*EXAMPLE, *fixed, "--records", "10000", "--accountant", "rdp").json
@@ -214,11 +246,33 @@ def test_a_fixed_size_is_rate_times_records_rounded_up(run: Any) -> None:
 
 
 def test_nothing_promised_is_null_and_fails(run: Any) -> None:
-    done = run("account", "--sigma", "1e-3", "--rate", "1", "--steps", "10", "--delta", "1e-5", "--json")
+    done = run(
+        "account",
+        "--noise-multiplier",
+        "1e-3",
+        "--sampling-rate",
+        "1",
+        "--steps",
+        "10",
+        "--delta",
+        "1e-5",
+        "--json",
+    )
     assert (done.code, done.json["epsilon"], done.json["valid"]) == (1, None, False) or done.json[
         "epsilon"
     ] > 1e4
-    done = run("account", "--sigma", "1e-300", "--rate", "1", "--steps", "10", "--delta", "1e-5", "--json")
+    done = run(
+        "account",
+        "--noise-multiplier",
+        "1e-300",
+        "--sampling-rate",
+        "1",
+        "--steps",
+        "10",
+        "--delta",
+        "1e-5",
+        "--json",
+    )
     assert (done.code, done.json["epsilon"], done.json["valid"]) == (1, None, False)
     assert "nothing is promised" in done.json["note"]
 
@@ -229,8 +283,8 @@ def test_nothing_promised_is_null_and_fails(run: Any) -> None:
 def test_extreme_values_are_answered(run: Any, accountant: str, sigma: str, steps: str) -> None:
     rate = "1" if accountant in ("gdp", "zcdp") else "1e-9"
     done = run(
-        "account", "--sigma", sigma, "--rate", rate, "--steps", steps, "--delta", "1e-9", "--accountant",
-        accountant, "--adjacency", "zero-out", "--json",
+        "account", "--noise-multiplier", sigma, "--sampling-rate", rate, "--steps", steps, "--delta", "1e-9",
+        "--accountant", accountant, "--adjacency", "zero-out", "--json",
     )  # fmt: skip
     assert done.json["epsilon"] is None or done.json["epsilon"] >= 0
     assert done.code == (0 if done.json["valid"] else 1)
@@ -243,15 +297,15 @@ def test_noise_for_steps(run: Any) -> None:
     done = run(*BUDGET, "--steps", "10000", "--json")
     assert (done.code, done.err) == (0, "")
     assert done.json.keys() >= KEYS
-    assert done.json["sigma"] == pytest.approx(3.812817, abs=1e-6)
+    assert done.json["noise_multiplier"] == pytest.approx(3.812817, abs=1e-6)
     assert 0.999999 < done.json["epsilon"] <= 1
     again = list(EXAMPLE)
-    again[2] = repr(done.json["sigma"])
+    again[2] = repr(done.json["noise_multiplier"])
     assert run(*again, "--epsilon", "1", "--json").json["within"] is True
 
 
 def test_steps_for_noise(run: Any) -> None:
-    done = run(*BUDGET, "--sigma", "4", "--json")
+    done = run(*BUDGET, "--noise-multiplier", "4", "--json")
     assert (done.code, done.json["steps"]) == (0, 11_050)
     assert 0.9999 < done.json["epsilon"] <= 1
     again = list(EXAMPLE)
@@ -262,14 +316,23 @@ def test_steps_for_noise(run: Any) -> None:
 
 def test_a_budget_too_small_for_one_step_exits_with_3(run: Any) -> None:
     done = run(
-        "calibrate", "--epsilon", "0.1", "--delta", "1e-9", "--rate", "0.5", "--sigma", "0.3", "--json"
+        "calibrate",
+        "--epsilon",
+        "0.1",
+        "--delta",
+        "1e-9",
+        "--sampling-rate",
+        "0.5",
+        "--noise-multiplier",
+        "0.3",
+        "--json",
     )
     assert (done.code, done.out) == (3, "")
     assert "not even 1 step" in done.err
 
 
 def test_a_budget_no_noise_fits_exits_with_3(run: Any) -> None:
-    done = run("calibrate", "--epsilon", "1e-6", "--delta", "1e-9", "--rate", "1", "--steps", 2**60)
+    done = run("calibrate", "--epsilon", "1e-6", "--delta", "1e-9", "--sampling-rate", "1", "--steps", 2**60)
     assert (done.code, done.out) == (3, "")
     assert "no noise" in done.err
 
@@ -279,24 +342,37 @@ def test_a_budget_no_noise_fits_exits_with_3(run: Any) -> None:
 def test_calibrated_noise_fits_under_every_adjacency(
     run: Any, adjacency: str, sampler: tuple[str, ...]
 ) -> None:
-    given = ("--rate", "0.01", "--steps", "1000", "--adjacency", adjacency, "--sampler", *sampler, "--json")
-    sigma = run("calibrate", "--epsilon", "1", "--delta", "1e-5", *given).json["sigma"]
+    given = (
+        "--sampling-rate",
+        "0.01",
+        "--steps",
+        "1000",
+        "--adjacency",
+        adjacency,
+        "--sampler",
+        *sampler,
+        "--json",
+    )
+    sigma = run("calibrate", "--epsilon", "1", "--delta", "1e-5", *given).json["noise_multiplier"]
     assert (
-        run("account", "--sigma", sigma, "--epsilon", "1", "--delta", "1e-5", *given).json["within"] is True
+        run("account", "--noise-multiplier", sigma, "--epsilon", "1", "--delta", "1e-5", *given).json[
+            "within"
+        ]
+        is True
     )
 
 
 # --- wrong input
 
-OPTIONS = {"--sigma": "4", "--rate": "0.01", "--steps": "100", "--delta": "1e-5"}
+OPTIONS = {"--noise-multiplier": "4", "--sampling-rate": "0.01", "--steps": "100", "--delta": "1e-5"}
 NUMBERS = ("nan", "inf", "-inf", "0", "-1", "1e400", "text", "")
 
 
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        *(("--sigma", value) for value in NUMBERS),
-        *(("--rate", value) for value in (*NUMBERS, "2", "1.0000001")),
+        *(("--noise-multiplier", value) for value in NUMBERS),
+        *(("--sampling-rate", value) for value in (*NUMBERS, "2", "1.0000001")),
         *(("--steps", value) for value in (*NUMBERS, "1.5", "1e3", str(2**62), "9" * 400)),
         *(("--delta", value) for value in (*NUMBERS, "1", "2")),
         *(("--epsilon", value) for value in NUMBERS if value != "0"),
@@ -324,7 +400,7 @@ def _as_shown(value: str) -> list[str]:
         return [re.escape(value), re.escape(repr(value))]
 
 
-@pytest.mark.parametrize("missing", ["--sigma", "--rate", "--steps"])
+@pytest.mark.parametrize("missing", ["--noise-multiplier", "--sampling-rate", "--steps"])
 def test_missing_options_are_named(run: Any, missing: str) -> None:
     done = run(
         "account", *(word for name, value in OPTIONS.items() if name != missing for word in (name, value))
@@ -336,13 +412,16 @@ def test_missing_options_are_named(run: Any, missing: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (("account", "--sigma", "4", "--rate", "0.01", "--steps", "100"), ("--delta", "--epsilon")),
-        (BUDGET, ("--steps", "--sigma")),
-        ((*BUDGET, "--steps", "100", "--sigma", "4.5"), ("--steps 100", "--sigma 4.5")),
-        ((*BUDGET, "--sigma", "0"), ("--sigma", "0.0")),
+        (
+            ("account", "--noise-multiplier", "4", "--sampling-rate", "0.01", "--steps", "100"),
+            ("--delta", "--epsilon"),
+        ),
+        (BUDGET, ("--steps", "--noise-multiplier")),
+        ((*BUDGET, "--steps", "100", "--noise-multiplier", "4.5"), ("--steps 100", "--noise-multiplier 4.5")),
+        ((*BUDGET, "--noise-multiplier", "0"), ("--noise-multiplier", "0.0")),
         ((*BUDGET, "--steps", "0"), ("--steps", "0")),
         (
-            ("calibrate", "--epsilon", "0", "--delta", "1e-5", "--rate", "1", "--steps", "1"),
+            ("calibrate", "--epsilon", "0", "--delta", "1e-5", "--sampling-rate", "1", "--steps", "1"),
             ("--epsilon", "0.0"),
         ),
         ((*EXAMPLE, "--sampler", "fixed"), ("--records",)),

@@ -57,10 +57,10 @@ def test_what_is_asked_is_noted_with_its_noise() -> None:
         "gradient": STEPS,
     }
     gradients = followed.asked["gradient", "everyone", "Gaussian"]
-    (noise,) = set(gradients.noise)
+    (noise,) = set(gradients.noise_multiplier)
     # all of a Gaussian budget: norms, moments and gradients have 1, 14 and 85 hundredths of μ²
     assert STEPS / noise**2 == pytest.approx(0.85 * ledger.budget.mu**2)
-    assert gradients.deviation[0] == pytest.approx(noise * gradients.clip[0])
+    assert gradients.deviation[0] == pytest.approx(noise * gradients.clip_norm[0])
 
 
 def test_the_deviation_of_laplace_noise_is_not_its_scale() -> None:
@@ -75,7 +75,7 @@ def test_the_deviation_of_laplace_noise_is_not_its_scale() -> None:
     ledger = ft.Ledger(ft.Budget(1.0, 0.0))
     list(followed(ledger.over(ft.Rows(np.ones((5, 1)))), PROBLEM))
     ((kind, asked),) = followed.asked.items()
-    assert kind == ("perexample", "poisson, rate 0.25", "Laplace")
+    assert kind == ("perexample", "poisson, sampling rate 0.25", "Laplace")
     assert asked.deviation == pytest.approx((6 * 2**0.5, 6 * 2**0.5))
 
 

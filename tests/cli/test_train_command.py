@@ -450,7 +450,9 @@ def test_a_dry_run_spends_and_writes_nothing_and_reads_no_cell(run: Any, people:
         gradients = next(part for part in told["answers"] if part["what"] == "gradient")
         assert gradients["times"] == told["steps"] == 40
         assert gradients["sampler"] == "everyone"
-        assert gradients["deviation"][0] == pytest.approx(gradients["noise"][0] * gradients["clip"][0])
+        assert gradients["deviation"][0] == pytest.approx(
+            gradients["noise_multiplier"][0] * gradients["clip_norm"][0]
+        )
         assert told["share"][0] == 0 < told["share"][1] <= 1
         assert contents(people) == before
     text = run(*TRAIN, "--dry-run")
@@ -463,11 +465,11 @@ def test_a_dry_run_spends_and_writes_nothing_and_reads_no_cell(run: Any, people:
 def test_a_dry_run_tells_the_noise_that_is_then_added(run: Any) -> None:
     told = run(*TRAIN, "--method", "sgd-ma", "--dry-run", "--json").json
     (lots,) = told["answers"]
-    assert lots["sampler"].startswith("poisson, rate ")
+    assert lots["sampler"].startswith("poisson, sampling rate ")
     assert run(*TRAIN, "--method", "sgd-ma", "--ledger", "a.ledger").code == 0
     shown = run("ledger", "show", "a.ledger", "--json").json
     (part,) = shown["plan"]
-    assert lots["noise"] == [part["event"]["event"]["noise"]] * 2
+    assert lots["noise_multiplier"] == [part["event"]["event"]["noise"]] * 2
     assert lots["times"] == part["times"]
 
 

@@ -76,7 +76,7 @@ def test_three_classes_and_a_machine(job: Job, tmp_path: Path) -> None:
 def test_a_regression_predicts_in_its_own_unit(job: Job, tmp_path: Path) -> None:
     test = write_table(tmp_path / "test.csv", 300)
     told = train(replace(job, schema=HOURS, test=test))
-    assert told["test"]["rmse"] < told["test"]["rmse of the mean"]
+    assert told["test"]["rmse"] < told["test"]["rmse_of_mean"]
     found = np.array(list(saved(job).predictions(test)))
     truth = 0.6 * 100 * np.arange(300) / 300
     assert np.sqrt(np.mean(np.square(found - truth))) == pytest.approx(told["test"]["rmse"])

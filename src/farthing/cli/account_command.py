@@ -22,9 +22,9 @@ class Sampler(StrEnum):
     FIXED = "fixed"
 
 
-_SIGMA = "Noise: standard deviation over the bound C of one contribution."
-_RATE = "Probability of a record to be in a step's sample; 1 for everybody."
-_RECORDS = "Records in all, for fixed samples: rate times records are drawn."
+_NOISE = "The noise multiplier: standard deviation over the clipping norm of one contribution."
+_RATE = "The sampling rate: a record's probability to be in a step's sample; 1 for everybody."
+_RECORDS = "Records in all, for fixed samples: sampling rate times records are drawn."
 
 Rate = Annotated[float, option(number, _RATE)]
 Records = Annotated[int | None, option(whole, _RECORDS)]
@@ -34,8 +34,8 @@ Draw = Annotated[
 
 
 def account(
-    sigma: Annotated[float, option(number, _SIGMA)],
-    rate: Rate,
+    noise_multiplier: Annotated[float, option(number, _NOISE)],
+    sampling_rate: Rate,
     steps: Annotated[int, option(whole, "How many steps.")],
     delta: Annotated[float | None, option(number, "Print epsilon at this delta.")] = None,
     epsilon: Annotated[
@@ -48,13 +48,13 @@ def account(
     records: Records = None,
     as_json: AsJson = False,
 ) -> int:
-    """What a plan of equal steps costs.
+    """Prints what a plan of equal steps costs.
 
     Epsilon at a delta, delta at an epsilon, or with both whether it stays within them.
     """
     if delta is None and epsilon is None:
         raise InvalidValue("give --delta for epsilon, --epsilon for delta, or both for a check; got neither")
-    plan = _plan(sigma, rate, steps, adjacency, sampler, records)
+    plan = _plan(noise_multiplier, sampling_rate, steps, adjacency, sampler, records)
     if delta is not None:
         validate.probability(**{"--delta": delta})
     if epsilon is not None:
@@ -73,27 +73,35 @@ def account(
 def calibrate(
     epsilon: Annotated[float, option(number, "The budget's epsilon.")],
     delta: Annotated[float, option(number, "The budget's delta.")],
-    rate: Rate,
+    sampling_rate: Rate,
     steps: Annotated[int | None, option(whole, "Find the least noise for so many steps.")] = None,
-    sigma: Annotated[float | None, option(number, "Find the most steps for this noise.")] = None,
+    noise_multiplier: Annotated[
+        float | None, option(number, "Find the most steps for this noise multiplier.")
+    ] = None,
     adjacency: Relation = Adjacency.ADD_REMOVE,
     sampler: Draw = Sampler.POISSON,
     records: Records = None,
     as_json: AsJson = False,
 ) -> int:
-    """The least noise, or the most steps, within a budget."""
+    """Finds the least noise, or the most steps, within a budget."""
     from farthing.accounting import calibrate as search
 
-    if (steps is None) == (sigma is None):
-        given = "neither" if steps is None else f"--steps {steps} and --sigma {sigma:g}"
-        raise InvalidValue(f"give either --steps (for noise) or --sigma (for steps), got {given}")
+    if (steps is None) == (noise_multiplier is None):
+        both = f"--steps {steps} and --noise-multiplier {noise_multiplier}"
+        given = "neither" if steps is None else both
+        raise InvalidValue(f"give either --steps (for noise) or --noise-multiplier (for steps), got {given}")
     validate.positive(**{"--epsilon": epsilon})
     validate.probability(**{"--delta": delta})
     budget = Budget(epsilon, delta, adjacency)
     plan = _plan(
-        1.0 if sigma is None else sigma, rate, 1 if steps is None else steps, adjacency, sampler, records
+        1.0 if noise_multiplier is None else noise_multiplier,
+        sampling_rate,
+        1 if steps is None else steps,
+        adjacency,
+        sampler,
+        records,
     )
-    if sigma is None:
+    if noise_multiplier is None:
         try:
             least = search.noise(lambda noise: replace(plan, sigma=noise).event, budget)
         except InvalidValue as error:  # the values themselves were checked above
@@ -110,10 +118,15 @@ def calibrate(
 
 
 def _plan(
-    sigma: float, rate: float, steps: int, adjacency: Adjacency, sampler: Sampler, records: int | None
+    noise_multiplier: float,
+    sampling_rate: float,
+    steps: int,
+    adjacency: Adjacency,
+    sampler: Sampler,
+    records: int | None,
 ) -> Plan:
-    validate.positive(**{"--sigma": sigma})
-    validate.rate(**{"--rate": rate})
+    validate.positive(**{"--noise-multiplier": noise_multiplier})
+    validate.rate(**{"--sampling-rate": sampling_rate})
     validate.count(**{"--steps": steps})
     if sampler is Sampler.FIXED and records is None:
         raise InvalidValue("--sampler fixed needs --records, the number of records drawn from")
@@ -121,7 +134,7 @@ def _plan(
         raise InvalidValue(f"--records is for --sampler fixed only, got {records} with --sampler poisson")
     if records is not None:
         validate.count(**{"--records": records})
-    return Plan(sigma, rate, steps, adjacency, records)
+    return Plan(noise_multiplier, sampling_rate, steps, adjacency, records)
 
 
 def _report(
@@ -144,8 +157,8 @@ def _report(
     fields: dict[str, Any] = {
         "epsilon": epsilon if math.isfinite(epsilon) else None,
         "delta": delta,
-        "sigma": plan.sigma,
-        "rate": plan.drawn,
+        "noise_multiplier": plan.sigma,
+        "sampling_rate": plan.drawn,
         "steps": plan.steps,
         "sampler": str(Sampler.POISSON if plan.records is None else Sampler.FIXED),
         **({} if plan.records is None else {"size": plan.size, "records": plan.records}),

@@ -169,8 +169,8 @@ def _method(fields: dict[str, Any]) -> str:
 
 
 def _noise_words(part: dict[str, Any]) -> str:
-    deviation, noise, clip = (_range(part[name]) for name in ("deviation", "noise", "clip"))
-    amount = f"a standard deviation of {deviation} a coordinate, {noise} x the clip of {clip}"
+    deviation, noise, clip = (_range(part[name]) for name in ("deviation", "noise_multiplier", "clip_norm"))
+    amount = f"a standard deviation of {deviation} a coordinate, {noise} x the clipping norm of {clip}"
     return f"{part['times']:,} x {part['what']} of {part['sampler']}: {amount} ({part['mechanism']})"
 
 
@@ -184,7 +184,9 @@ def _test_words(fields: dict[str, Any]) -> dict[str, Any]:
         return {}
     test = dict(fields["test"])
     name, note = test.pop("table"), test.pop("note")
-    figures = ", ".join(f"{what} {value:.4g}" for what, value in test.items() if what != "records")
+    figures = ", ".join(
+        f"{what.replace('_', ' ')} {value:.4g}" for what, value in test.items() if what != "records"
+    )
     return {"test": [f"{figures} on the {test['records']:,} records of {name}", f"({note})"]}
 
 

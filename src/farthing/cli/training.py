@@ -76,9 +76,9 @@ class Asked:
     """Answers of one kind: how many, and between which ends their clips and their noise lie."""
 
     times: int = 0
-    clip: tuple[float, float] = (math.inf, 0.0)
+    clip_norm: tuple[float, float] = (math.inf, 0.0)
     deviation: tuple[float, float] = (math.inf, 0.0)  # of a coordinate, a standard one
-    noise: tuple[float, float] = (math.inf, 0.0)  # the same over the clip
+    noise_multiplier: tuple[float, float] = (math.inf, 0.0)  # deviation over clip
 
     def add(self, query: Query) -> None:
         """One more."""
@@ -86,8 +86,8 @@ class Asked:
         clip = query.bound.norm(order) * float(np.max(query.bound.scale))
         noise = float(getattr(query.mechanism, "noise_multiplier", math.nan)) * _spread(query.mechanism)
         self.times += 1
-        self.clip = _stretched(self.clip, clip)
-        self.noise = _stretched(self.noise, noise)
+        self.clip_norm = _stretched(self.clip_norm, clip)
+        self.noise_multiplier = _stretched(self.noise_multiplier, noise)
         self.deviation = _stretched(self.deviation, noise * clip)
 
 
@@ -110,13 +110,13 @@ def drawn(sampler: Sampler) -> str:
     """A sampler in words.
 
     >>> drawn(Poisson(0.01))
-    'poisson, rate 0.01'
+    'poisson, sampling rate 0.01'
     """
     match sampler:
         case Everyone():
             return "everyone"
         case Poisson(sampling_rate=rate):
-            return f"poisson, rate {rate:.3g}"
+            return f"poisson, sampling rate {rate:.3g}"
         case FixedSize(size=size, of=of):
             return f"{size} of {of}"
     return repr(sampler)
@@ -330,11 +330,11 @@ def _reported(
     scores, released, measure = list[Score](), list[str](), "accuracy"
     if measured is not None:
         measure = "rmse" if "rmse" in measured else measure
-        baseline = "guessing" if measure == "accuracy" else "rmse of the mean"
+        baseline = "guessing" if measure == "accuracy" else "rmse_of_mean"
         released = [f"{measure} on {measured['table']}, {table_files.WITHOUT_PRIVACY}"]
         scores = [
             Score(label=job.method, epsilon=estimator.privacy_.epsilon, value=measured[measure]),
-            Score(label=baseline, epsilon=None, value=measured[baseline]),
+            Score(label=baseline.replace("_", " "), epsilon=None, value=measured[baseline]),
         ]
     subject = Subject.of(
         ledger,
@@ -399,7 +399,7 @@ def _measured(estimator: Estimator, X: Array, y: NDArray[Any]) -> dict[str, Any]
     found = estimator.predict(X)
     if isinstance(estimator, LinearRegression):
         told["rmse"] = float(np.sqrt(np.mean(np.square(found - y))))
-        return {**told, "rmse of the mean": float(np.std(y))}
+        return {**told, "rmse_of_mean": float(np.std(y))}
     told["accuracy"] = float(np.mean(found == y))
     told["guessing"] = float(np.bincount(y).max() / len(y))
     scores = estimator.decision_function(X)
