@@ -167,11 +167,11 @@ def trained(make: Callable[[nn.Module], torch.optim.Optimizer], model: nn.Module
     method = make(model)
     training = ft.torch.train(
         *(model, losses, (x, (x @ teacher).argmax(1)), ft.Ledger(ft.Budget(200.0, 1e-5))),
-        rate=0.1,
-        noise=NOISE,
-        physical=2 * size,
+        sampling_rate=0.1,
+        noise_multiplier=NOISE,
+        physical_batch_size=2 * size,
         optimizer=method,
-        clip=getattr(method, "bound", CLIP),
+        clip_norm=getattr(method, "bound", CLIP),
     )
     return partial(next, training)
 

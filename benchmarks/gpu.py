@@ -365,10 +365,10 @@ def trained(torch: Any, model: Any, x: Any, kind: str) -> Step:
     ledger = ft.Ledger(ft.Budget(200.0, 1e-5))
     training = ft.torch.train(
         *(model, losses(torch), (rows, labels), ledger),
-        rate=0.01,
-        noise=1.0,
+        sampling_rate=0.01,
+        noise_multiplier=1.0,
         optimizer=method,
-        clip=getattr(method, "bound", 1.0),
+        clip_norm=getattr(method, "bound", 1.0),
     )
     return lambda: next(training)
 

@@ -68,16 +68,16 @@ def main(
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(kept, units), nn.ReLU(), nn.Linear(units, 10))
-    method = ft.torch.AdaDP(model, lr=0.01, clip=1.0)
+    method = ft.torch.AdaDP(model, lr=0.01, clip_norm=1.0)
     training = ft.torch.train(
         model,
         nn.CrossEntropyLoss(reduction="none"),
         (inputs, torch.from_numpy(labels)),
         ledger,
-        rate=rate,
+        sampling_rate=rate,
         steps=steps,
-        noise=noise,
-        clip=method.bound,
+        noise_multiplier=noise,
+        clip_norm=method.bound,
         optimizer=method,
     )
     for _ in training:

@@ -87,8 +87,8 @@ def _ours(problem: pictures.Problem, setting: Setting, inputs: torch.Tensor, pla
     method, random = deep.method(model, setting), np.random.default_rng(seed("looks"))
     budget, rate = ft.Budget(setting.epsilon, setting.delta), setting.lot / len(inputs)
     steps = train(
-        model, deep.LOSS, (inputs, labels), ft.Ledger(budget, stream=stream("estimates")), rate=rate,
-        steps=setting.lots, noise=setting.noise, clip=method.bound, optimizer=method,
+        model, deep.LOSS, (inputs, labels), ft.Ledger(budget, stream=stream("estimates")), sampling_rate=rate,
+        steps=setting.lots, noise_multiplier=setting.noise, clip_norm=method.bound, optimizer=method,
     )  # fmt: skip
     shapes = Layout.of(model).shapes
     for step in steps:

@@ -74,8 +74,8 @@ def _lots(name: str, data: str, widths: tuple[int, ...], lot: int) -> Any:
     clip = optimizer.bound if isinstance(optimizer, AdaDP) else setting.clip
     lots = len(METHODS) * LOTS * (REPEATS + 2)
     return train(
-        model, LOSS, (x, y), ft.Ledger(budget), rate=lot / len(x), noise=setting.noise, steps=lots, clip=clip,
-        optimizer=optimizer,
+        model, LOSS, (x, y), ft.Ledger(budget), sampling_rate=lot / len(x),
+        noise_multiplier=setting.noise, steps=lots, clip_norm=clip, optimizer=optimizer,
     )  # fmt: skip
 
 

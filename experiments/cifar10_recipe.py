@@ -96,9 +96,9 @@ def recipe(pairs: tuple[Images, Images], kind: str, epsilon: float, run: int, *,
     ledger = ft.Ledger(ft.Budget(epsilon, DELTA), stream=stream("CIFAR-10", kind, epsilon, run))
     moments, clip = math.sqrt(2 / MOMENTS) / ledger.budget.mu, HEADS[kind]
     noise = fitted(lambda t: 1.0, RATE, lots, ledger.budget, RepeatedEvent(GaussianEvent(moments), 2))[0]
-    promised(ledger, noise=moments, places=False)
+    promised(ledger, noise_multiplier=moments, places=False)
     ledger.promise(ft.Poisson(RATE).amplify(ft.Gaussian(noise)), lots)
-    white = whitening(ledger, data.x, noise=moments, power=POWER, ridge=RIDGE, places=False)
+    white = whitening(ledger, data.x, noise_multiplier=moments, power=POWER, ridge=RIDGE, places=False)
     shape = data.x.shape[1:]
 
     def seen(found: Tensor) -> Tensor:
@@ -109,9 +109,9 @@ def recipe(pairs: tuple[Images, Images], kind: str, epsilon: float, run: int, *,
     views = constants.views if kind == "convolutions" else 1
     rows = seen(data.x) if views == 1 else torch.stack([seen(one.x).half() for one in pairs], 1)
     for _ in train(
-        model, LOSS, (rows, data.labels), ledger, rate=RATE, steps=lots, clip=clip, optimizer=optimizer,
-        augment=either if views > 1 else None, views=views,
-        physical=20_480 if DEVICE.type == "cuda" else None,
+        model, LOSS, (rows, data.labels), ledger, sampling_rate=RATE, steps=lots, clip_norm=clip,
+        optimizer=optimizer, augment=either if views > 1 else None, views=views,
+        physical_batch_size=20_480 if DEVICE.type == "cuda" else None,
     ):  # fmt: skip
         pass
     return right(model, seen(data.test), seen(pairs[1].test), data.answers)

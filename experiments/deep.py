@@ -176,9 +176,9 @@ def _private(
     if setting.falls is not None:
         falling = torch.optim.lr_scheduler.LambdaLR(optimizer, _falling(setting, rate))
     for step in train(
-        model, LOSS, (rows, problem.labels), ledger, rate=rate, steps=setting.lots, noise=setting.noise,
-        clip=clipping(model, optimizer, setting), optimizer=optimizer, scheduler=falling,
-        physical=4096 if DEVICE.type == "cuda" else None,
+        model, LOSS, (rows, problem.labels), ledger, sampling_rate=rate, steps=setting.lots,
+        noise_multiplier=setting.noise, clip_norm=clipping(model, optimizer, setting), optimizer=optimizer,
+        scheduler=falling, physical_batch_size=4096 if DEVICE.type == "cuda" else None,
     ):  # fmt: skip
         if _mark(step.t, setting.lots, marks):
             yield step.t, right(model, held, problem.answers)
@@ -197,9 +197,9 @@ def _agd(
     how: dict[str, Any] = {"splits": ROUNDS / (1 - PART)}
     if setting.method == BATCHES:
         rate = setting.lot / len(problem.rows)
-        how = {"rate": rate, "noise_multiplier": setting.noise, "momentum": setting.momentum}
+        how = {"sampling_rate": rate, "noise_multiplier": setting.noise, "momentum": setting.momentum}
     taken, examples = 0, Examples((rows, problem.labels))
-    for step in dpagd(ledger, model, LOSS, examples, clip=clip, physical=4000, **how):
+    for step in dpagd(ledger, model, LOSS, examples, clip_norm=clip, physical_batch_size=4000, **how):
         taken = step.t
         if taken % 2 == 0 if setting.method != BATCHES else _mark(taken, setting.lots, marks):
             yield taken, right(model, held, problem.answers)
@@ -222,13 +222,15 @@ def method(model: nn.Module, setting: Setting) -> Any:
     clip = setting.clip if isinstance(setting.clip, float) else math.hypot(*setting.clip)
     match setting.method:
         case "AdaL":
-            return AdaL(model, setting.step, clip=clip)
+            return AdaL(model, setting.step, clip_norm=clip)
         case "AdaN":
-            return AdaDP(model, setting.step, clip=clip, rate=False, momentum=setting.momentum, period=5)
+            return AdaDP(
+                model, setting.step, clip_norm=clip, adaptive_rate=False, momentum=setting.momentum, period=5
+            )
         case "AdaDP":
-            return AdaDP(model, setting.step, clip=clip, period=5)
+            return AdaDP(model, setting.step, clip_norm=clip, period=5)
         case "DpOpt":
-            return DpOpt(model, setting.step, clip=clip, momentum=setting.momentum, period=5)
+            return DpOpt(model, setting.step, clip_norm=clip, momentum=setting.momentum, period=5)
     return torch.optim.SGD(model.parameters(), setting.step, momentum=setting.momentum)
 
 

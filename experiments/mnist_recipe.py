@@ -45,9 +45,9 @@ def recipe(data: Images, epsilon: float, run: int, *, lots: int = LOTS) -> float
     moments = math.sqrt(3 / MOMENTS) / ledger.budget.mu
     before = RepeatedEvent(GaussianEvent(moments), 3)
     noise = fitted(lambda t: 1.0, RATE, lots, ledger.budget, before)[0]
-    promised(ledger, noise=moments)
+    promised(ledger, noise_multiplier=moments)
     ledger.promise(ft.Poisson(RATE).amplify(ft.Gaussian(noise)), lots)
-    white = whitening(ledger, data.x, noise=moments)
+    white = whitening(ledger, data.x, noise_multiplier=moments)
     rows = mapped(white, data.x)
     model = nn.Linear(rows.shape[1], 10).to(device)
     nn.init.zeros_(model.weight)
@@ -56,8 +56,8 @@ def recipe(data: Images, epsilon: float, run: int, *, lots: int = LOTS) -> float
     optimizer = torch.optim.SGD(model.parameters(), 2 * step, momentum=MOMENTUM)
     falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 - t / lots)
     for _ in train(
-        model, LOSS, (rows, data.labels), ledger, rate=RATE, steps=lots, clip=CLIP, optimizer=optimizer,
-        scheduler=falling, physical=2000,
+        model, LOSS, (rows, data.labels), ledger, sampling_rate=RATE, steps=lots, clip_norm=CLIP,
+        optimizer=optimizer, scheduler=falling, physical_batch_size=2000,
     ):  # fmt: skip
         pass
     return right(model, mapped(white, data.test), data.answers)

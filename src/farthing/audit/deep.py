@@ -60,12 +60,12 @@ def _trained(noise: float, made: Callable[[nn.Module], AdaDP | None]) -> Trained
             _LOSS,
             door._records,
             door,
-            rate=_RATE,
-            noise=noise,
+            sampling_rate=_RATE,
+            noise_multiplier=noise,
             steps=_STEPS,
             records=8,
             optimizer=method,
-            clip=_CLIP if method is None else method.bound,
+            clip_norm=_CLIP if method is None else method.bound,
         )
         return _steps(model, lots)
 
@@ -75,7 +75,7 @@ def _trained(noise: float, made: Callable[[nn.Module], AdaDP | None]) -> Trained
 def _agd(door: Ledger) -> Iterator[Step]:
     model, examples = _model(), door._records
     assert isinstance(examples, Examples)
-    return _steps(model, dpagd(door, model, _LOSS, examples, splits=5, clip=_CLIP, objective_clip=1.0))
+    return _steps(model, dpagd(door, model, _LOSS, examples, splits=5, clip_norm=_CLIP, objective_clip=1.0))
 
 
 def targets() -> dict[str, Trained]:
@@ -85,13 +85,15 @@ def targets() -> dict[str, Trained]:
     )
     return {
         "torch-dpsgd": _trained(noise, lambda model: None),
-        "torch-adadp": _trained(noise, lambda model: AdaDP(model, clip=_CLIP, period=1, memory=0.5)),
+        "torch-adadp": _trained(noise, lambda model: AdaDP(model, clip_norm=_CLIP, period=1, memory=0.5)),
         "torch-adadp-box": _trained(
             noise,
-            lambda model: AdaDP(model, clip=_CLIP, period=1, memory=0.5, shape="box", estimate="coordinate"),
+            lambda model: AdaDP(
+                model, clip_norm=_CLIP, period=1, memory=0.5, shape="box", estimate="coordinate"
+            ),
         ),
-        "torch-adal": _trained(noise, lambda model: AdaL(model, clip=_CLIP)),
-        "torch-adan": _trained(noise, lambda model: AdaN(model, clip=_CLIP)),
-        "torch-dpopt": _trained(noise, lambda model: DpOpt(model, clip=_CLIP, period=1, memory=0.5)),
+        "torch-adal": _trained(noise, lambda model: AdaL(model, clip_norm=_CLIP)),
+        "torch-adan": _trained(noise, lambda model: AdaN(model, clip_norm=_CLIP)),
+        "torch-dpopt": _trained(noise, lambda model: DpOpt(model, clip_norm=_CLIP, period=1, memory=0.5)),
         "torch-dpagd": Trained(_agd, pair(), _CLAIM, ZcdpFilter, runs=80),
     }

@@ -171,7 +171,7 @@ def _refused(
     book = Ledger(Budget(2.0, 1e-5)) if ledger is None else ledger
     records = (_ROWS, _LABELS) if data is None else data
     try:
-        train(model, loss, records, book, rate=0.5, noise=4.0, steps=2, **options)
+        train(model, loss, records, book, sampling_rate=0.5, noise_multiplier=4.0, steps=2, **options)
     except FarthingError:
         return True
     return False

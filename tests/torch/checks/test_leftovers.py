@@ -23,7 +23,7 @@ Y = (X[:, 0] > 0).long()
 
 def run(model, loss=LOSS, **options):
     ledger = ft.Ledger(ft.Budget(2.0, 1e-5), stream=SeededStream(1))
-    options = {"rate": 0.2, "noise": 2.0, "steps": 3, **options}
+    options = {"sampling_rate": 0.2, "noise_multiplier": 2.0, "steps": 3, **options}
     return list(train(model, loss, (X, Y), ledger, **options))
 
 
@@ -77,7 +77,7 @@ def test_what_keeps_something_of_examples_is_refused_by_name_before_any_charge(n
     ledger = ft.Ledger(ft.Budget(2.0, 1e-5))
     model = Net(KEEPERS[name])
     with pytest.raises(Unsupported, match=rf"\b{name}\b"):
-        train(model, LOSS, (X, Y), ledger, rate=0.2, noise=2.0, steps=3)
+        train(model, LOSS, (X, Y), ledger, sampling_rate=0.2, noise_multiplier=2.0, steps=3)
     assert ledger.share == 0
     assert not hasattr(model, "last")
 

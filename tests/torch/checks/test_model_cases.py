@@ -120,7 +120,7 @@ def moved(case, isolate):
     model, inputs, targets = made(case)
     if inputs.is_floating_point():
         inputs[0] *= 30
-    found = Gradient(model, case.loss, isolate=isolate, physical=4)
+    found = Gradient(model, case.loss, isolate=isolate, physical_batch_size=4)
     found.check(inputs, targets)
     clip, sums = 1e-3, []
     for chosen in (EVERYBODY, np.arange(1, len(targets))):

@@ -56,7 +56,7 @@ def ledger_of():
 
 
 def begin(model, ledger, **options):
-    return train(model, LOSS, (X, Y), ledger, rate=0.2, noise=3.0, steps=STEPS, **options)
+    return train(model, LOSS, (X, Y), ledger, sampling_rate=0.2, noise_multiplier=3.0, steps=STEPS, **options)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

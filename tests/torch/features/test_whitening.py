@@ -61,21 +61,21 @@ def test_a_sum_is_the_plain_sum():
 
 def test_three_answers_are_charged_and_no_more():
     ledger = ft.Ledger(ft.Budget(1.0, 1e-5))
-    promised(ledger, noise=9.0)
-    whitening(ledger, maps(), noise=9.0)
+    promised(ledger, noise_multiplier=9.0)
+    whitening(ledger, maps(), noise_multiplier=9.0)
     assert ledger.spent.epsilon == pytest.approx(
         ft.epsilon(GaussianEvent(9.0), steps=3, delta=1e-5), rel=1e-6
     )
     with pytest.raises(BudgetSpent):
-        whitening(ledger, maps(), noise=9.0)
+        whitening(ledger, maps(), noise_multiplier=9.0)
 
 
 def test_it_pays_beside_training_from_one_ledger():
     ledger = ft.Ledger(ft.Budget(1.0, 1e-5))
-    promised(ledger, noise=12.0)
+    promised(ledger, noise_multiplier=12.0)
     batches = ft.Poisson(0.1).amplify(ft.Gaussian(3.0))
     times = ledger.promise(batches).times
-    white = whitening(ledger, maps(), noise=12.0)
+    white = whitening(ledger, maps(), noise_multiplier=12.0)
     assert times > 10
     assert ledger.guarantee.epsilon <= 1.0
     assert white(maps(4)).shape == (4, 45)
@@ -83,9 +83,9 @@ def test_it_pays_beside_training_from_one_ledger():
 
 def test_rows_have_norm_one_and_even_variances():
     ledger = ft.Ledger(ft.Budget(50.0, 1e-5), stream=SeededStream(2))
-    promised(ledger, noise=0.5)
+    promised(ledger, noise_multiplier=0.5)
     features = maps()
-    rows = whitening(ledger, features, noise=0.5, power=1.0, ridge=1e-6)(features)
+    rows = whitening(ledger, features, noise_multiplier=0.5, power=1.0, ridge=1e-6)(features)
     assert rows.norm(dim=1).tolist() == pytest.approx([1.0] * len(rows), rel=1e-5)
     before = (features / features.flatten(1).norm(dim=1)[:, None, None]).flatten(1).var(0)
     after = rows.var(0)
@@ -94,13 +94,13 @@ def test_rows_have_norm_one_and_even_variances():
 
 def test_wrong_shapes_are_refused():
     with pytest.raises(InvalidValue, match="channels"):
-        whitening(ft.Ledger(ft.Budget(1.0, 1e-5)), torch.zeros(10, 3), noise=1.0)
+        whitening(ft.Ledger(ft.Budget(1.0, 1e-5)), torch.zeros(10, 3), noise_multiplier=1.0)
 
 
 def test_channels_alone_cost_two_answers():
     ledger = ft.Ledger(ft.Budget(1.0, 1e-5))
-    promised(ledger, noise=9.0, places=False)
-    whitening(ledger, maps(), noise=9.0, places=False)
+    promised(ledger, noise_multiplier=9.0, places=False)
+    whitening(ledger, maps(), noise_multiplier=9.0, places=False)
     assert ledger.spent.epsilon == pytest.approx(
         ft.epsilon(GaussianEvent(9.0), steps=2, delta=1e-5), rel=1e-6
     )
@@ -108,9 +108,9 @@ def test_channels_alone_cost_two_answers():
 
 def test_channels_alone_leave_places_where_they_are():
     ledger = ft.Ledger(ft.Budget(50.0, 1e-5), stream=SeededStream(2))
-    promised(ledger, noise=0.5, places=False)
+    promised(ledger, noise_multiplier=0.5, places=False)
     features = maps()
-    white = whitening(ledger, features, noise=0.5, power=1.0, ridge=1e-6, places=False)
+    white = whitening(ledger, features, noise_multiplier=0.5, power=1.0, ridge=1e-6, places=False)
     rows = white(features).unflatten(1, (5, 9))
     spread = torch.cov(rows.transpose(0, 1).flatten(1))
     assert torch.allclose(spread / spread.trace() * 5, torch.eye(5), atol=0.15)

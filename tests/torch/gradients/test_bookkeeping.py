@@ -76,7 +76,10 @@ def agree(found, expected, tolerance=1e-5):
 @pytest.mark.parametrize("physical", [None, 4])
 def test_bounds_are_those_of_plain_rows(route, physical, one_by_one):
     model, (x, y) = network(), data()
-    rows, gradient = one_by_one(model, losses, x, y), Gradient(model, losses, physical=physical, route=route)
+    rows, gradient = (
+        one_by_one(model, losses, x, y),
+        Gradient(model, losses, physical_batch_size=physical, route=route),
+    )
     for bound in bounds(rows, gradient.layout):
         agree(gradient.bounded_sum(Examples((x, y)).take(EVERYBODY), None, bound), plain_sum(rows, bound))
 
@@ -157,7 +160,7 @@ def test_a_user_is_the_sum_of_their_records(route, one_by_one):
     rows = one_by_one(model, losses, x, y)
     kept = [np.flatnonzero(users == user)[:2] for user in range(7)]
     people = torch.stack([rows[places].sum(0) for places in kept])
-    gradient = Gradient(model, losses, physical=6, route=route)
+    gradient = Gradient(model, losses, physical_batch_size=6, route=route)
     batch = Examples((x, y), users=users, records_per_user=2).take(EVERYBODY)
     for bound in bounds(people, gradient.layout):
         agree(gradient.bounded_sum(batch, None, bound), plain_sum(people, bound))
@@ -317,14 +320,14 @@ def test_random_networks(kinds, frozen, seed):
         rows.append(torch.cat([part.flatten() for part in found]))
     rows = torch.stack(rows)
     bound = ClipNorm(0.7 * float(rows.norm(dim=1).mean()))
-    gradient = Gradient(model, losses, physical=3)
+    gradient = Gradient(model, losses, physical_batch_size=3)
     agree(gradient.bounded_sum(Examples((x, y)).take(EVERYBODY), None, bound), plain_sum(rows, bound))
 
 
 def test_without_memory_nothing_is_said_of_the_batch(monkeypatch):
     """What torch could not allocate tells how many rows were drawn."""
     model = nn.Conv1d(2, 3, 2)
-    gradient = Gradient(model, lambda out, y: out.flatten(1).sum(1), physical=7)
+    gradient = Gradient(model, lambda out, y: out.flatten(1).sum(1), physical_batch_size=7)
     batch = Examples((torch.randn(5, 2, 4), torch.zeros(5))).take(slice(None))
     gradient.check(torch.randn(5, 2, 4), torch.zeros(5))
 
@@ -332,7 +335,7 @@ def test_without_memory_nothing_is_said_of_the_batch(monkeypatch):
         raise torch.OutOfMemoryError("Tried to allocate 4.32 GiB")
 
     monkeypatch.setattr(gradient, "_add", greedy)
-    with pytest.raises(OutOfMemory, match="no memory for a batch of physical=7 rows") as caught:
+    with pytest.raises(OutOfMemory, match="no memory for a batch of physical_batch_size=7 rows") as caught:
         gradient.bounded_sum(batch, None, ClipNorm(1.0))
     assert "GiB" not in "".join(traceback.format_exception(caught.value))
 

@@ -124,8 +124,8 @@ def test_what_depends_on_values_is_refused_in_lanes_and_right_in_a_loop():
 def test_a_model_that_keeps_its_inputs_meets_none_of_them_again(isolate):
     """Batches of 4: a tensor that escaped from a lane would enter the same lane of the next batch."""
     with pytest.raises(Unsupported, match="a pass over the model changes last, seen"):
-        moved(Kept(), isolate=isolate, physical=4)
-    assert moved(Kept(), isolate=isolate, checked=False, physical=4) <= 1 + 1e-4
+        moved(Kept(), isolate=isolate, physical_batch_size=4)
+    assert moved(Kept(), isolate=isolate, checked=False, physical_batch_size=4) <= 1 + 1e-4
 
 
 def test_a_tensor_that_escapes_reaches_the_next_batch_unless_it_is_put_back(monkeypatch):
@@ -155,7 +155,7 @@ def test_a_loss_that_keeps_outputs_in_a_closure_is_put_back(isolate):
 
     with pytest.raises(Unsupported, match=r"a pass over the model changes loss\.kept"):
         moved(nn.Linear(5, 3), loss, isolate)
-    assert moved(nn.Linear(5, 3), loss, isolate, checked=False, physical=4) <= 1 + 1e-4
+    assert moved(nn.Linear(5, 3), loss, isolate, checked=False, physical_batch_size=4) <= 1 + 1e-4
     assert kept == []
 
 
@@ -176,7 +176,7 @@ def test_a_buffer_written_in_forward_is_refused_and_would_be_put_back(isolate):
     found = "cannot run in lanes" if isolate is True else "a pass over the model changes mean"
     with pytest.raises(Unsupported, match=found):
         moved(model, isolate=isolate)
-    assert moved(model, isolate="loop", checked=False, physical=4) <= 1 + 1e-4
+    assert moved(model, isolate="loop", checked=False, physical_batch_size=4) <= 1 + 1e-4
     assert not model.mean.any()
 
 
@@ -211,7 +211,7 @@ def test_gradients_are_those_of_one_example_at_a_time(isolate, one_by_one):
     x, y = torch.randn(7, 2, 5), torch.arange(7) % 3
     rows = one_by_one(model, losses, x, y)
     bound = ClipNorm(0.7 * float(rows.norm(dim=1).median()))
-    found = Gradient(model, losses, isolate=isolate, physical=3).bounded_sum(
+    found = Gradient(model, losses, isolate=isolate, physical_batch_size=3).bounded_sum(
         Examples((x, y)).take(slice(None)), None, bound
     )
     assert torch.allclose(found, plain_sum(rows, bound), atol=1e-6)
@@ -236,7 +236,10 @@ def test_train_takes_it_and_refuses_before_a_charge():
         ft.torch.train(Applied(lambda x: x * x.max().item()), losses, (x, y), ledger, isolate=True)
     assert ledger.share == 0
     model = nn.Linear(5, 3)
-    assert len(list(ft.torch.train(model, losses, (x, y), ledger, isolate=True, steps=2, rate=0.1))) == 2
+    assert (
+        len(list(ft.torch.train(model, losses, (x, y), ledger, isolate=True, steps=2, sampling_rate=0.1)))
+        == 2
+    )
     with pytest.raises(InvalidValue, match='isolate must be True, False, "vmap" or "loop", got \'no\''):
         ft.torch.train(model, losses, (x, y), ledger, isolate="no")
 

@@ -49,7 +49,7 @@ def agree(found, expected, tolerance=1e-5):
 
 def gradient_of(model, physical=None):
     """A gradient that is known to go through a stack."""
-    gradient = Gradient(model, losses, physical=physical)
+    gradient = Gradient(model, losses, physical_batch_size=physical)
     gradient.check(*data(2))
     assert gradient._stack is not None
     return gradient

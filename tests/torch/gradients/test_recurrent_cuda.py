@@ -47,7 +47,7 @@ def data(records=64):
 def test_a_recurrent_model_trains_on_a_gpu_in_either_mode(name, training):
     kind, options = KINDS[name]
     model = Reader(kind, **options).cuda().train(training)
-    run = ft.torch.train(model, LOSS, data(), epsilon=3.0, delta=1e-5, rate=0.3, steps=4)
+    run = ft.torch.train(model, LOSS, data(), epsilon=3.0, delta=1e-5, sampling_rate=0.3, steps=4)
     assert len(list(run)) == 4
     assert torch.backends.cudnn.enabled
     assert all(module.training is training for module in model.modules())
@@ -73,6 +73,6 @@ def test_a_target_out_of_range_does_not_end_the_gpu():
     targets[5] = 77
     records = list(zip(tokens, targets, strict=True))
     model = Reader(nn.LSTM).cuda()
-    run = ft.torch.train(model, LOSS, Examples(records), epsilon=3.0, delta=1e-5, rate=0.9, steps=3)
+    run = ft.torch.train(model, LOSS, Examples(records), epsilon=3.0, delta=1e-5, sampling_rate=0.9, steps=3)
     assert len(list(run)) == 3
     assert float(torch.ones(3, device="cuda").sum()) == 3.0

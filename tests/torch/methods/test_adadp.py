@@ -114,8 +114,8 @@ def test_rows_and_columns_make_the_factored_estimate():
 
 def test_floor_and_ceiling_hold():
     model = nn.Linear(4, 1, bias=False)
-    method = AdaDP(model, estimate="coordinate", shape="box", factor=1.0, clip=100.0, period=1, floor=0.5,
-                   ceiling=1.5)  # fmt: skip
+    method = AdaDP(model, estimate="coordinate", shape="box", factor=1.0, clip_norm=100.0, period=1,
+                   floor=0.5, ceiling=1.5)  # fmt: skip
     feed(method, [[torch.tensor([[0.0, 1.0, 1.0, 10.0]])]] * 2, 0.0)
     level = math.sqrt(102 / 4)
     assert method.bound(3).scale.tolist() == pytest.approx(
@@ -126,7 +126,7 @@ def test_floor_and_ceiling_hold():
 def test_the_gate_stays_closed_on_noise_and_opens_on_a_signal():
     for size, opens in ((1.0, False), (4.0, True)):
         model = nn.Linear(20, 30, bias=False)
-        method = AdaDP(model, clip=2.0, period=1)
+        method = AdaDP(model, clip_norm=2.0, period=1)
         feed(method, released(model, 40, size=size), 1.0)
         bound = method.bound(41)
         assert (np.ndim(bound.scale) > 0) is opens
@@ -139,7 +139,7 @@ def test_the_papers_gate_asks_for_the_variance_of_the_estimates():
     row = torch.tensor([[0.0, 1.0, 1.0, 3.0]])
     spread = float(np.var(row.numpy()))
     for threshold, opens in ((0.9 * spread, True), (1.1 * spread, False)):
-        method = AdaDP(nn.Linear(4, 1, bias=False), clip=2.0, period=1, threshold=threshold)
+        method = AdaDP(nn.Linear(4, 1, bias=False), clip_norm=2.0, period=1, threshold=threshold)
         feed(method, [[row]] * 3, 0.0)
         assert (np.ndim(method.bound(4).scale) > 0) is opens
 
@@ -152,7 +152,7 @@ def test_a_factor_is_refused_where_it_would_do_nothing():
     row = [[torch.tensor([[0.5, 1.0, 1.0, 2.0]])]] * 3
     scales = []
     for factor in (None, 1.2, 2.4):
-        method = AdaDP(nn.Linear(4, 1, bias=False), shape="box", clip=100.0, factor=factor, period=1)
+        method = AdaDP(nn.Linear(4, 1, bias=False), shape="box", clip_norm=100.0, factor=factor, period=1)
         feed(method, row, 0.0)
         scales.append(method.bound(4).scale)
     assert torch.equal(scales[0], scales[1])
@@ -162,7 +162,7 @@ def test_a_factor_is_refused_where_it_would_do_nothing():
 def test_without_the_noises_share_the_estimate_would_feed_on_noise():
     """Noise in proportion to the scale, and no gradient at all: E' must not grow (it did 2.7-fold a step)."""
     model = nn.Linear(30, 30, bias=False)
-    method = AdaDP(model, estimate="layer", shape="box", period=1, memory=0.9, floor=0.1, clip=1e9)
+    method = AdaDP(model, estimate="layer", shape="box", period=1, memory=0.9, floor=0.1, clip_norm=1e9)
     made = torch.Generator().manual_seed(3)
     feed(method, [[torch.full((30, 30), 0.01)]] * 3, 0.0)
     first = float(method.scales()[0].mean())
@@ -193,7 +193,15 @@ def test_it_trains_within_the_budget(make):
     ledger = ft.Ledger(ft.Budget(3.0, 1e-5))
     method = make(model)
     training = train(
-        model, LOSS, data(), ledger, rate=0.25, noise=2.0, steps=12, optimizer=method, clip=method.bound
+        model,
+        LOSS,
+        data(),
+        ledger,
+        sampling_rate=0.25,
+        noise_multiplier=2.0,
+        steps=12,
+        optimizer=method,
+        clip_norm=method.bound,
     )
     assert len(list(training)) == 12
     assert ledger.spent.epsilon <= 3.0
@@ -207,7 +215,11 @@ def test_it_learns():
     x, y = data(records=4000)
     method = AdaDP(model, 0.02, period=5)
     ledger = ft.Ledger(ft.Budget(3.0, 1e-5), stream=SeededStream(1))
-    list(train(model, LOSS, (x, y), ledger, rate=0.1, steps=60, optimizer=method, clip=method.bound))
+    list(
+        train(
+            model, LOSS, (x, y), ledger, sampling_rate=0.1, steps=60, optimizer=method, clip_norm=method.bound
+        )
+    )
     assert (model(x).argmax(1) == y).float().mean() > 0.8
 
 
@@ -233,7 +245,7 @@ def test_halves():
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"clip": 0.0},
+        {"clip_norm": 0.0},
         {"memory": 1.0},
         {"rate_memory": -0.1},
         {"floor": 2.0},
@@ -365,7 +377,7 @@ def test_a_gradient_may_be_missing():
 
 def test_momentum_may_begin_later():
     model = nn.Linear(2, 1, bias=False)
-    method = AdaDP(model, 0.5, noise=False, rate=False)
+    method = AdaDP(model, 0.5, adaptive_noise=False, adaptive_rate=False)
     before, gradient = model.weight.detach().clone(), torch.tensor([[1.0, -2.0]])
     feed(method, [[gradient]], 0.0)
     method.param_groups[0]["betas"] = 0.5, 0.99

@@ -36,7 +36,9 @@ def test_scores_are_clipped_losses_at_the_candidates():
     direction = torch.linspace(-1, 1, layout.size)
     ray = Ray(direction.double().numpy(), np.array([0.0, 0.5, 2.0]))
     batch = Examples((x, y)).take(slice(None))
-    found = RayLosses(model, LOSS, layout, physical=7).bounded_sum(batch, ray, ClipValue(-1.0, 0.0))
+    found = RayLosses(model, LOSS, layout, physical_batch_size=7).bounded_sum(
+        batch, ray, ClipValue(-1.0, 0.0)
+    )
     start = nn.utils.parameters_to_vector(model.parameters()).detach()
     for step, score in zip(ray.steps, found, strict=True):
         nn.utils.vector_to_parameters(start - step * direction, model.parameters())
@@ -66,7 +68,9 @@ def test_a_users_records_are_one_loss():
 def test_it_spends_the_budget_and_no_more_and_learns():
     model, x, y = problem()
     books = ledger(2.0)
-    steps = list(dpagd(books, model, LOSS, Examples((x, y)), splits=10, grid=Lengths(6), physical=None))
+    steps = list(
+        dpagd(books, model, LOSS, Examples((x, y)), splits=10, grid=Lengths(6), physical_batch_size=None)
+    )
     assert 3 <= len(steps) <= 10
     assert 0.8 < books.share <= 1
     assert (model(x).argmax(1) == y).float().mean() > 0.7
@@ -87,7 +91,13 @@ def test_nonsense_is_refused_before_anything_is_charged():
     books = ft.Ledger(ft.Budget(1.0, 1e-5))
     with pytest.raises(InvalidValue, match="ZcdpFilter"):
         list(dpagd(books, model, LOSS, Examples((x, y))))
-    for wrong in ({"clip": 0.0}, {"momentum": 1.0}, {"search": 0.0}, {"splits": 0}, {"objective_clip": -1.0}):
+    for wrong in (
+        {"clip_norm": 0.0},
+        {"momentum": 1.0},
+        {"search": 0.0},
+        {"splits": 0},
+        {"objective_clip": -1.0},
+    ):
         books = ledger()
         with pytest.raises(InvalidValue):
             list(dpagd(books, model, LOSS, Examples((x, y)), **wrong))
@@ -125,7 +135,7 @@ def test_in_later_rounds_a_failed_search_buys_a_better_gradient(momentum, asked)
 def test_on_batches_it_learns_within_the_budget_of_an_rdp_filter():
     model, x, y = problem(3000)
     door = ft.Ledger(ft.Budget(4.0, 1e-5), filter=RdpFilter, stream=SeededStream(1))
-    options = {"rate": 0.1, "splits": 25, "grid": Lengths(6, 1.0)}
+    options = {"sampling_rate": 0.1, "splits": 25, "grid": Lengths(6, 1.0)}
     steps = list(dpagd(door, model, LOSS, Examples((x, y)), **options))
     assert {type(receipt.event).__name__ for step in steps for receipt in step.receipts} == {"PoissonEvent"}
     assert door.share <= 1
@@ -135,7 +145,7 @@ def test_on_batches_it_learns_within_the_budget_of_an_rdp_filter():
 def test_what_batches_and_penalties_need_is_said_before_anything_is_charged():
     model, x, y = problem(50)
     for options, rule, words in (
-        ({"rate": 0.1}, ZcdpFilter, "filter=RdpFilter"),
+        ({"sampling_rate": 0.1}, ZcdpFilter, "filter=RdpFilter"),
         ({}, RdpFilter, "filter=ZcdpFilter"),
         ({"penalty": 0.1}, ZcdpFilter, "public number"),
         ({"noise_multiplier": 0.0}, ZcdpFilter, "noise_multiplier"),

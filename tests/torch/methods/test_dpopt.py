@@ -14,7 +14,7 @@ from farthing.torch.training.loop import train
 
 
 def fed(model, seed=0, steps=10):
-    method = DpOpt(model, clip=2.0, period=1, estimate="coordinate")
+    method = DpOpt(model, clip_norm=2.0, period=1, estimate="coordinate")
     made = torch.Generator().manual_seed(seed)
     sizes = [torch.rand(p.shape, generator=made) + 0.1 for p in model.parameters()]
     for _ in range(steps):
@@ -59,7 +59,7 @@ def test_it_trains_within_the_budget():
     ledger = ft.Ledger(ft.Budget(3.0, 1e-5))
     method = DpOpt(model)
     loss = nn.CrossEntropyLoss(reduction="none")
-    batches = train(model, loss, (x, x[:, :3].argmax(1)), ledger, rate=0.2, noise=2.0, steps=15,
-                 optimizer=method, clip=method.bound)  # fmt: skip
+    batches = train(model, loss, (x, x[:, :3].argmax(1)), ledger, sampling_rate=0.2, noise_multiplier=2.0,
+                    steps=15, optimizer=method, clip_norm=method.bound)  # fmt: skip
     assert len(list(batches)) == 15
     assert ledger.spent.epsilon <= 3.0

@@ -72,7 +72,9 @@ def seen(monkeypatch):
 def trained(model, seen, **options):
     ledger = ft.Ledger(ft.Budget(40.0, 1e-5), stream=SeededStream(0))
     data = torch.from_numpy(X), torch.from_numpy(Y)
-    training = train(model, half_square, data, ledger, rate=RATE, mechanism=seen.mechanism, **options)
+    training = train(
+        model, half_square, data, ledger, sampling_rate=RATE, mechanism=seen.mechanism, **options
+    )
     return [(step, weights_of(model)) for step in training]
 
 
@@ -86,7 +88,9 @@ def test_train_is_dpsgds_algorithm_1_batch_by_batch(seen):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 / (t + 1))
     theta = weights_of(model)
-    path = trained(model, seen, clip=clips, noise=noises, steps=6, optimizer=optimizer, scheduler=falling)
+    path = trained(
+        model, seen, clip_norm=clips, noise_multiplier=noises, steps=6, optimizer=optimizer, scheduler=falling
+    )
     assert [ask.noise for ask in seen.asked] == noises
     for t, (step, found) in enumerate(path):
         total = np.zeros(3)
@@ -117,8 +121,8 @@ def bound_of(state, step, shape, settings):
     pooled = np.maximum(level + part * (signal - level), 0.0)
     root = np.sqrt(np.clip(pooled, settings.floor**2 * level, settings.ceiling**2 * level))
     if shape == "box":
-        return np.minimum(settings.factor * root, settings.clip), None
-    return np.sqrt(root / root.mean()), settings.clip * root.mean() / math.sqrt(np.mean(root**2))
+        return np.minimum(settings.factor * root, settings.clip_norm), None
+    return np.sqrt(root / root.mean()), settings.clip_norm * root.mean() / math.sqrt(np.mean(root**2))
 
 
 @pytest.mark.parametrize("shape", ["box", "ellipsoid"])
@@ -129,13 +133,13 @@ def test_adadp_is_its_lines_on_released_values(seen, shape, period):
     Line 7 asks whether E' stands out of its noise; 9 and 10 are the box |g_i| <= s_i with noise √m s_i (12,
     13), or the ellipsoid |g/s| <= C'; 16 and 18 are DP-SGD's; 23 takes the noise's variance off.
     """
-    settings = SimpleNamespace(memory=0.8, floor=0.3, ceiling=2.0, factor=1.3, clip=0.9)
+    settings = SimpleNamespace(memory=0.8, floor=0.3, ceiling=2.0, factor=1.3, clip_norm=0.9)
     model, noise, batch = linear(), 0.4, RATE * RECORDS
     theta = weights_of(model)
     given = {name: value for name, value in vars(settings).items() if name != "factor" or shape == "box"}
     method = AdaDP(model, 0.05, **given, rate_memory=0.7, estimate="coordinate", shape=shape,
                    period=period, eps=1e-6)  # fmt: skip
-    path = trained(model, seen, clip=method.bound, noise=noise, steps=10, optimizer=method)
+    path = trained(model, seen, clip_norm=method.bound, noise_multiplier=noise, steps=10, optimizer=method)
     state = SimpleNamespace(signal=np.zeros(3), clutter=0.0, square=np.zeros(3))
     branches, bound = [], None
     for t, (_, found) in enumerate(path):  # 2
@@ -145,13 +149,13 @@ def test_adadp_is_its_lines_on_released_values(seen, shape, period):
         for place in BATCHES[t]:  # 3, 4
             g = (theta @ X[place] - Y[place]) * X[place]  # 5
             if bound is None:
-                total += g / max(1.0, np.linalg.norm(g) / settings.clip)  # 16
+                total += g / max(1.0, np.linalg.norm(g) / settings.clip_norm)  # 16
             elif shape == "box":
                 total += np.clip(g, -bound[0], bound[0])  # 10
             else:
                 total += g / max(1.0, np.linalg.norm(g / bound[0]) / bound[1])
         if bound is None:
-            deviation = np.full(3, noise * settings.clip)  # 18
+            deviation = np.full(3, noise * settings.clip_norm)  # 18
         else:
             deviation = noise * bound[0] * (math.sqrt(3) if shape == "box" else bound[1])  # 12
         ask = seen.asked[t]
@@ -231,8 +235,8 @@ def test_dpagd_of_a_model_on_batches_is_algorithm_2_on_the_examples_that_were_dr
     model, start = linear(), weights_of(linear())
     ledger = ft.Ledger(ft.Budget(30.0, 1e-5), filter=RdpFilter, stream=SeededStream(0))
     data = Examples((torch.from_numpy(X), torch.from_numpy(Y)))
-    options = {"search": 0.4, "growth": 0.5, "clip": 0.5, "objective_clip": 1.5, "momentum": 0.5}
-    run = dpagd(ledger, model, half_square, data, **options, grid=Lengths(4, longest=0.8), rate=RATE,
+    options = {"search": 0.4, "growth": 0.5, "clip_norm": 0.5, "objective_clip": 1.5, "momentum": 0.5}
+    run = dpagd(ledger, model, half_square, data, **options, grid=Lengths(4, longest=0.8), sampling_rate=RATE,
                 penalty=0.3, records=RECORDS, noise_multiplier=1.2)  # fmt: skip
     path = [weights_of(model) for _ in run]
     shrinks, price, turn = 0.3 * RECORDS * RATE, 1 / (2 * 1.2**2), iter(range(200))

@@ -15,7 +15,16 @@ LOSS = nn.CrossEntropyLoss(reduction="none")
 def begun(model, **options):
     x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
     ledger = ft.Ledger(ft.Budget(2.0, 1e-5), stream=SeededStream(1))
-    return train(model, LOSS, (x, (x[:, 0] > 0).long()), ledger, rate=0.2, noise=2.0, steps=5, **options)
+    return train(
+        model,
+        LOSS,
+        (x, (x[:, 0] > 0).long()),
+        ledger,
+        sampling_rate=0.2,
+        noise_multiplier=2.0,
+        steps=5,
+        **options,
+    )
 
 
 def flat(model):

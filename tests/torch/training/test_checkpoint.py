@@ -42,12 +42,12 @@ def begun(ledger, model=None, **options):
     model = model or network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
-    options = {"rate": 0.1, "noise": 3.0, "steps": 12} | options
+    options = {"sampling_rate": 0.1, "noise_multiplier": 3.0, "steps": 12} | options
     return train(model, LOSS, data(), ledger, optimizer=optimizer, scheduler=scheduler, **options)
 
 
 def test_what_comes_back_is_all_that_matters_for_the_next_step(tmp_path):
-    training = begun(ft.Ledger(BUDGET, stream=SeededStream(1)), average=0.9, clip=Quantile(start=0.5))
+    training = begun(ft.Ledger(BUDGET, stream=SeededStream(1)), average=0.9, clip_norm=Quantile(start=0.5))
     for step in training:
         if step.t == 5:
             break
@@ -55,7 +55,7 @@ def test_what_comes_back_is_all_that_matters_for_the_next_step(tmp_path):
     saved = training.state_dict()
     saved = torch.load(_written(saved), weights_only=True)  # a deep copy, before training goes on
     list(training)
-    other = begun(ft.Ledger(BUDGET, stream=SeededStream(2)), average=0.9, clip=Quantile())
+    other = begun(ft.Ledger(BUDGET, stream=SeededStream(2)), average=0.9, clip_norm=Quantile())
     restore(tmp_path / "a.pt", other)
     found = other.state_dict()
     assert _same(saved, found)
@@ -163,7 +163,7 @@ RUN = """
     ledger = ft.Ledger(ft.Budget(2.0, 1e-5), journal=journal, block=3)
     training = ft.torch.train(
         model, nn.CrossEntropyLoss(reduction="none"), (x, (x[:, 0] > 0).long()), ledger,
-        rate=0.1, noise=3.0, steps=60,
+        sampling_rate=0.1, noise_multiplier=3.0, steps=60,
     )
     if os.path.exists(checkpoint):
         ft.torch.restore(checkpoint, training)

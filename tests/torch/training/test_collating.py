@@ -173,7 +173,7 @@ class Rows(Dataset):
 
 def test_targets_out_of_range_are_refused_when_tensors_are_loaded_and_not_named():
     ledger = ft.Ledger(ft.Budget(2.0, 1e-5))
-    options = {"rate": 0.5, "noise": 3.0, "steps": 3}
+    options = {"sampling_rate": 0.5, "noise_multiplier": 3.0, "steps": 3}
     with pytest.raises(InvalidValue, match="0 to 2") as caught:
         ft.torch.train(nn.Linear(4, 3), LOSS, targets_at(77), ledger, **options)
     assert "77" not in str(caught.value)
@@ -186,7 +186,9 @@ def test_targets_out_of_range_are_refused_when_tensors_are_loaded_and_not_named(
 def test_a_record_whose_target_is_out_of_range_counts_as_zero_in_a_dataset(deep):
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 3)) if deep else nn.Linear(4, 3)
     ledger = ft.Ledger(ft.Budget(2.0, 1e-5))
-    training = ft.torch.train(model, LOSS, Rows(targets_at(77)), ledger, rate=0.5, noise=3.0, steps=3)
+    training = ft.torch.train(
+        model, LOSS, Rows(targets_at(77)), ledger, sampling_rate=0.5, noise_multiplier=3.0, steps=3
+    )
     assert len(list(training)) == 3
 
 
@@ -197,7 +199,7 @@ def test_an_example_that_makes_a_pass_fail_counts_as_zero_and_the_others_do_not(
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 3)) if deep else nn.Linear(4, 3)
     options = {"users": np.arange(60) // 2, "records_per_user": 2} if users else {}
     whole = Examples(targets_at(77), **options)
-    gradient = Gradient(model, LOSS, physical=16)
+    gradient = Gradient(model, LOSS, physical_batch_size=16)
     without = np.delete(np.arange(len(whole)), 3 if users else 7)
     others = gradient.bounded_sum(whole.take(without), None, ClipNorm(1.0))
     budget = ft.Budget(1e6, 1e-5, unit="user" if users else "record")

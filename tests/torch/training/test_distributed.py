@@ -84,9 +84,9 @@ def alone(**options):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
     ledger = ft.Ledger(ft.Budget(2.0, 1e-5), stream=SeededStream(7), block=1)
-    options = {"rate": 0.1, "noise": 3.0, "steps": 6} | options
+    options = {"sampling_rate": 0.1, "noise_multiplier": 3.0, "steps": 6} | options
     steps = list(train(model, LOSS, (x, (x[:, 0] > 0).long()), ledger, **options))
-    return torch.cat([p.detach().flatten() for p in model.parameters()]), [step.clip for step in steps]
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), [step.clip_norm for step in steps]
 
 
 def test_two_ranks_are_one_process_and_fail_together(tmp_path):
@@ -94,26 +94,24 @@ def test_two_ranks_are_one_process_and_fail_together(tmp_path):
     found, codes, errors = two(
         tmp_path,
         """
-        model = network()
-        training = ft.torch.train(model, LOSS, (x, y), ledger(), rate=0.1, noise=3.0, steps=6, physical=5)
-        steps = list(training)
-        told(weights=flat(model), receipts=[len(step.receipts) for step in steps], left=steps[-1].left)
+        model = network() training = ft.torch.train(model, LOSS, (x, y), ledger(), sampling_rate=0.1,
+        noise_multiplier=3.0, steps=6, physical_batch_size=5) steps = list(training) told(weights=flat(model),
+        receipts=[len(step.receipts) for step in steps], left=steps[-1].left)
 
-        model = network()
-        clip = ft.torch.Quantile(0.5, start=0.3)
-        steps = list(ft.torch.train(model, LOSS, (x, y), ledger(), rate=0.1, noise=3.0, steps=6, clip=clip))
-        told(weights=flat(model), clips=[step.clip for step in steps])
+        model = network() clip = ft.torch.Quantile(0.5, start=0.3) steps = list(ft.torch.train(model, LOSS,
+        (x, y), ledger(), sampling_rate=0.1, noise_multiplier=3.0, steps=6, clip_norm=clip))
+        told(weights=flat(model), clips=[step.clip_norm for step in steps])
 
-        # noise, rate and steps follow from rank 0's budget
-        training = ft.torch.train(network(), LOSS, (x, y), ledger(), steps=3)
-        told(noise=training.plan.noises, rate=training.plan.rate, steps=len(list(training)))
+        # noise, rate and steps follow from rank 0's budget training = ft.torch.train(network(), LOSS, (x, y),
+        ledger(), steps=3) told(noise=training.plan.noise_multipliers, rate=training.plan.sampling_rate,
+        steps=len(list(training)))
 
         # a schedule whose first noise is used up: both skip alike
         book = ledger()
-        options = {"rate": 0.1, "noise": [3.0, 4.0, 3.0, 4.0]}
+        options = {"sampling_rate": 0.1, "noise_multiplier": [3.0, 4.0, 3.0, 4.0]}
         ft.run(ft.torch.train(network(), LOSS, (x, y), book, **options), stop=lambda step: step.t == 2)
         again = ft.torch.train(network(), LOSS, (x, y), book, **options)
-        told(noises=[step.noise for step in again])
+        told(noises=[step.noise_multiplier for step in again])
 
         # rank 1's loss breaks in the second batch: charged, not released, and both know
         ill = []
@@ -121,12 +119,9 @@ def test_two_ranks_are_one_process_and_fail_together(tmp_path):
             if ill:
                 raise RuntimeError("this rank has a fault")
             return LOSS(outputs, targets)
-        model, book = network(), ledger()
-        training = ft.torch.train(model, broken, (x, y), book, rate=0.1, noise=3.0, steps=6)
-        next(training)
-        ill += [1] * rank
-        before = flat(model)
-        try:
+        model, book = network(), ledger() training = ft.torch.train(model, broken, (x, y), book,
+        sampling_rate=0.1, noise_multiplier=3.0, steps=6) next(training) ill += [1] * rank before =
+        flat(model) try:
             next(training)
         except NotReleased as error:
             told(error=str(error), moved=flat(model) != before, share=book.share if book else None)
@@ -137,7 +132,7 @@ def test_two_ranks_are_one_process_and_fail_together(tmp_path):
                 raise RuntimeError("no noise today")
         book = ledger()
         try:
-            options = {"rate": 0.1, "noise": 3.0, "steps": 4, "mechanism": Broken}
+            options = {"sampling_rate": 0.1, "noise_multiplier": 3.0, "steps": 4, "mechanism": Broken}
             next(ft.torch.train(network(), LOSS, (x, y), book, **options))
         except (NotReleased, RuntimeError) as error:
             told(error=type(error).__name__, share=book.share if book else None)
@@ -151,7 +146,7 @@ def test_two_ranks_are_one_process_and_fail_together(tmp_path):
     assert [row[0]["receipts"] for row in found] == [[1] * 6, [0] * 6]
     assert [row[0]["left"] for row in found] == [0, 0]
 
-    weights, clips = alone(clip=Quantile(0.5, start=0.3))
+    weights, clips = alone(clip_norm=Quantile(0.5, start=0.3))
     assert found[0][1] == found[1][1]
     assert torch.allclose(torch.tensor(found[0][1]["weights"]), weights, atol=1e-5)
     assert found[0][1]["clips"] == pytest.approx(clips, rel=1e-5)
@@ -175,7 +170,8 @@ def test_ranks_with_shards_of_their_own_are_refused_before_any_charge(tmp_path):
         book = ledger()
         for part in (slice(150 * rank, 150 * rank + 150), slice(0, 300 - rank)):
             try:
-                ft.torch.train(network(), LOSS, (x[part], y[part]), book, rate=0.1, noise=3.0, steps=6)
+                ft.torch.train(network(), LOSS, (x[part], y[part]), book, sampling_rate=0.1,
+                noise_multiplier=3.0, steps=6)
             except InvalidValue as error:
                 told(error=str(error), share=book.share if book else 0)
         dist.barrier()
@@ -196,7 +192,7 @@ def test_a_rank_that_dies_ends_it_charged_and_not_released(tmp_path):
                 os._exit(9)
             return LOSS(outputs, targets)
         model, book = network(), ledger()
-        training = ft.torch.train(model, loss, (x, y), book, rate=0.1, noise=3.0, steps=8)
+        training = ft.torch.train(model, loss, (x, y), book, sampling_rate=0.1, noise_multiplier=3.0, steps=8)
         next(training), next(training)
         ill += [1] * rank
         before = flat(model)

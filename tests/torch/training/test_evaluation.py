@@ -32,7 +32,7 @@ def test_evaluation_leaves_the_mode_alone_and_takes_a_loss():
     with torch.no_grad():
         wanted = LOSS(model.eval()(x), y).mean().item()
     model.train()
-    assert evaluate(model, (x, y), LOSS, physical=7) == pytest.approx(wanted, rel=1e-5)
+    assert evaluate(model, (x, y), LOSS, physical_batch_size=7) == pytest.approx(wanted, rel=1e-5)
     assert model.training
 
 
@@ -46,7 +46,17 @@ class Numbered(Dataset):
 
 def trained_on(records, **options):
     model = nn.Linear(4, 2)
-    train(model, LOSS, records, epsilon=2.0, delta=1e-5, rate=0.2, noise=2.0, steps=3, **options)
+    train(
+        model,
+        LOSS,
+        records,
+        epsilon=2.0,
+        delta=1e-5,
+        sampling_rate=0.2,
+        noise_multiplier=2.0,
+        steps=3,
+        **options,
+    )
     return model
 
 
@@ -82,6 +92,15 @@ def test_parts_of_a_dataset_are_told_apart_by_their_indices():
 def test_callbacks_and_progress_see_every_step():
     seen = []
     ledger = ft.Ledger(ft.Budget(2.0, 1e-5), stream=SeededStream(1))
-    training = train(network(), LOSS, data(), ledger, rate=0.2, noise=2.0, steps=3, callbacks=[seen.append])
+    training = train(
+        network(),
+        LOSS,
+        data(),
+        ledger,
+        sampling_rate=0.2,
+        noise_multiplier=2.0,
+        steps=3,
+        callbacks=[seen.append],
+    )
     assert [step.t for step in progress(training)] == [1, 2, 3]
     assert [step.t for step in seen] == [1, 2, 3]

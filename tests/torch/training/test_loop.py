@@ -83,16 +83,16 @@ def test_an_update_is_the_clipped_sum_over_the_expected_batch():
         LOSS,
         (x, y),
         seeded(),
-        rate=rate,
-        clip=0.3,
-        noise=2.0,
+        sampling_rate=rate,
+        clip_norm=0.3,
+        noise_multiplier=2.0,
         optimizer=sgd(model),
         mechanism=Quiet,
-        physical=7,
+        physical_batch_size=7,
     )
     step = next(training)
     assert torch.allclose(flat(model), wanted, atol=1e-6)
-    assert (step.t, step.expected_batch_size, step.clip, step.noise) == (1, 40.0, 0.3, 2.0)
+    assert (step.t, step.expected_batch_size, step.clip_norm, step.noise_multiplier) == (1, 40.0, 0.3, 2.0)
 
 
 def test_the_divisor_is_the_public_number_of_records():
@@ -105,9 +105,9 @@ def test_the_divisor_is_the_public_number_of_records():
             LOSS,
             (x, y),
             seeded(),
-            rate=0.1,
-            clip=0.3,
-            noise=2.0,
+            sampling_rate=0.1,
+            clip_norm=0.3,
+            noise_multiplier=2.0,
             optimizer=sgd(model),
             mechanism=Quiet,
             records=500,
@@ -122,7 +122,15 @@ def test_physical_batches_do_not_show(physical):
     for size in (physical, 64):
         model = network()
         training = train(
-            model, LOSS, data(), seeded(), rate=0.1, noise=2.0, steps=3, optimizer=sgd(model), physical=size
+            model,
+            LOSS,
+            data(),
+            seeded(),
+            sampling_rate=0.1,
+            noise_multiplier=2.0,
+            steps=3,
+            optimizer=sgd(model),
+            physical_batch_size=size,
         )
         ft.run(training)
         found.append(flat(model))
@@ -134,7 +142,15 @@ def test_noise_has_the_deviation_it_was_charged_for():
     x, y = torch.zeros(50, 300), torch.zeros(50, dtype=torch.long)
     nn.init.zeros_(model.weight)
     training = train(
-        model, LOSS, (x, y), seeded(), rate=1e-4, clip=0.7, noise=3.0, optimizer=sgd(model), steps=1
+        model,
+        LOSS,
+        (x, y),
+        seeded(),
+        sampling_rate=1e-4,
+        clip_norm=0.7,
+        noise_multiplier=3.0,
+        optimizer=sgd(model),
+        steps=1,
     )
     before = flat(model)
     next(training)
@@ -146,7 +162,9 @@ def test_noise_has_the_deviation_it_was_charged_for():
 def test_an_empty_batch_is_charged_and_released_like_any_other():
     model = network()
     before, ledger = flat(model), seeded()
-    training = train(model, LOSS, data(3), ledger, rate=1e-9, noise=1.0, steps=4, optimizer=sgd(model))
+    training = train(
+        model, LOSS, data(3), ledger, sampling_rate=1e-9, noise_multiplier=1.0, steps=4, optimizer=sgd(model)
+    )
     steps = list(training)
     assert len(steps) == 4
     assert len({step.receipts[0].ticket for step in steps}) == 4
@@ -156,13 +174,13 @@ def test_an_empty_batch_is_charged_and_released_like_any_other():
 def test_it_ends_when_the_promise_is_used_up_and_not_before():
     model, ledger = network(), ft.Ledger(BUDGET)
     event = PoissonEvent(0.2, GaussianEvent(3.0))
-    steps = list(train(model, LOSS, data(100), ledger, rate=0.2, noise=3.0))
+    steps = list(train(model, LOSS, data(100), ledger, sampling_rate=0.2, noise_multiplier=3.0))
     assert len(steps) == ft.steps_for(event, BUDGET)
     assert [step.left for step in steps] == list(range(len(steps)))[::-1]
     assert steps[-1].share == ledger.share == 1.0
     weights = flat(model)
     with pytest.raises(ft.BudgetSpent, match="spent before"):
-        next(train(model, LOSS, data(100), ledger, rate=0.2, noise=3.0))
+        next(train(model, LOSS, data(100), ledger, sampling_rate=0.2, noise_multiplier=3.0))
     assert (flat(model) == weights).all()
     with pytest.raises(BudgetSpent):
         ft.run(train(model, LOSS, data(100), ledger))
@@ -170,7 +188,7 @@ def test_it_ends_when_the_promise_is_used_up_and_not_before():
 
 def test_the_spend_agrees_with_the_oracles():
     model, ledger = network(), ft.Ledger(BUDGET)
-    steps = list(train(model, LOSS, data(100), ledger, rate=0.2, noise=3.0, steps=40))
+    steps = list(train(model, LOSS, data(100), ledger, sampling_rate=0.2, noise_multiplier=3.0, steps=40))
     export = io.StringIO()
     ledger.journal.export(export)
     verdict = verify(export.getvalue().splitlines())
@@ -183,7 +201,7 @@ def test_the_spend_agrees_with_the_oracles():
 
 def test_stopping_early_costs_only_what_was_asked():
     model, ledger = network(), ft.Ledger(BUDGET, block=1)
-    training = train(model, LOSS, data(100), ledger, rate=0.2, noise=3.0, steps=40)
+    training = train(model, LOSS, data(100), ledger, sampling_rate=0.2, noise_multiplier=3.0, steps=40)
     run = ft.run(training, stop=lambda step: step.t == 10)
     assert (run.steps, len(run.receipts), ledger.share) == (10, 10, 0.25)
     assert run.w is model
@@ -201,11 +219,18 @@ def test_schedules_of_clip_and_noise_are_followed_and_priced():
     model, ledger = network(), ft.Ledger(BUDGET)
     noises = [4.0] * 5 + [2.5] * 5
     training = train(
-        model, LOSS, data(), ledger, rate=0.05, noise=noises, clip=lambda t: 1.0 / t, optimizer=sgd(model)
+        model,
+        LOSS,
+        data(),
+        ledger,
+        sampling_rate=0.05,
+        noise_multiplier=noises,
+        clip_norm=lambda t: 1.0 / t,
+        optimizer=sgd(model),
     )
     steps = list(training)
-    assert [step.noise for step in steps] == noises
-    assert [step.clip for step in steps] == [1.0 / t for t in range(1, 11)]
+    assert [step.noise_multiplier for step in steps] == noises
+    assert [step.clip_norm for step in steps] == [1.0 / t for t in range(1, 11)]
     oracle = PLDAccountant()
     for noise in (4.0, 2.5):
         oracle.compose(dp.PoissonSampledDpEvent(0.05, dp.GaussianDpEvent(noise)), 5)
@@ -214,7 +239,7 @@ def test_schedules_of_clip_and_noise_are_followed_and_priced():
 
 def test_noise_that_follows_the_step_needs_its_length():
     with pytest.raises(InvalidValue, match="needs steps"):
-        train(network(), LOSS, data(), ft.Ledger(BUDGET), noise=lambda t: 2.0)
+        train(network(), LOSS, data(), ft.Ledger(BUDGET), noise_multiplier=lambda t: 2.0)
 
 
 @pytest.mark.parametrize("bound", [Automatic(1.0), "layers", ft.ClipCoordinates(np.full(44, 0.1))])
@@ -222,8 +247,12 @@ def test_other_bounds_are_trained_with(bound):
     model = network()
     if bound == "layers":
         bound = ClipLayers((0.5, 0.2, 0.5, 0.2), sizes=(24, 6, 12, 2), stretches=(1.0, 2.0, 1.0, 0.5))
-    steps = list(train(model, LOSS, data(), seeded(), rate=0.2, noise=2.0, clip=bound, steps=3))
-    assert [step.clip for step in steps] == [bound.norm()] * 3
+    steps = list(
+        train(
+            model, LOSS, data(), seeded(), sampling_rate=0.2, noise_multiplier=2.0, clip_norm=bound, steps=3
+        )
+    )
+    assert [step.clip_norm for step in steps] == [bound.norm()] * 3
     assert torch.isfinite(flat(model)).all()
 
 
@@ -238,8 +267,8 @@ def test_several_batches_make_one_update():
         LOSS,
         (x, y),
         seeded(),
-        rate=0.1,
-        noise=2.0,
+        sampling_rate=0.1,
+        noise_multiplier=2.0,
         steps=5,
         optimizer=sgd(model),
         mechanism=Quiet,
@@ -265,7 +294,8 @@ def test_users_are_one_example_and_the_guarantee_says_so():
     wanted = flat(model) - 0.5 * total / 6
     training = train(
         model, LOSS, (x, y), seeded(budget=budget), users=users, records_per_user=2,
-        rate=0.3, clip=0.5, noise=2.0, steps=1, optimizer=sgd(model), mechanism=Quiet,
+        sampling_rate=0.3, clip_norm=0.5, noise_multiplier=2.0, steps=1, optimizer=sgd(model),
+        mechanism=Quiet,
     )  # fmt: skip
     next(training)
     assert torch.allclose(flat(model), wanted, atol=1e-6)
@@ -289,8 +319,8 @@ def test_views_are_averaged_before_they_are_clipped(monkeypatch):
         total += row * min(1.0, 0.5 / float(row.norm()))
     wanted = flat(model) - 0.5 * total / 18
     next(train(
-        model, LOSS, (x, y), seeded(), rate=0.3, clip=0.5, noise=2.0, steps=1, optimizer=sgd(model),
-        mechanism=Quiet, augment=lambda inputs: next(sizes) * inputs, views=2,
+        model, LOSS, (x, y), seeded(), sampling_rate=0.3, clip_norm=0.5, noise_multiplier=2.0,
+        steps=1, optimizer=sgd(model), mechanism=Quiet, augment=lambda inputs: next(sizes) * inputs, views=2,
     ))  # fmt: skip
     assert torch.allclose(flat(model), wanted, atol=1e-6)
 
@@ -299,7 +329,7 @@ def test_dropout_and_augmentation_leave_the_callers_generator_alone():
     model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 2))
     torch.manual_seed(3)
     state = torch.get_rng_state()
-    training = train(model, LOSS, data(), seeded(), rate=0.1, noise=2.0, steps=2,
+    training = train(model, LOSS, data(), seeded(), sampling_rate=0.1, noise_multiplier=2.0, steps=2,
                      augment=lambda x: x + torch.randn_like(x))  # fmt: skip
     list(training)
     assert torch.equal(torch.get_rng_state(), state)
@@ -315,8 +345,8 @@ def test_any_optimizer_and_schedule_of_torch():
             LOSS,
             data(),
             seeded(),
-            rate=0.2,
-            noise=2.0,
+            sampling_rate=0.2,
+            noise_multiplier=2.0,
             steps=4,
             optimizer=optimizer,
             scheduler=scheduler,
@@ -328,7 +358,19 @@ def test_any_optimizer_and_schedule_of_torch():
 def test_adam_is_told_the_noise_of_a_mean_gradient():
     model = network()
     adam = DPAdam(model.parameters())
-    list(train(model, LOSS, data(), seeded(), rate=0.2, clip=0.5, noise=2.0, steps=1, optimizer=adam))
+    list(
+        train(
+            model,
+            LOSS,
+            data(),
+            seeded(),
+            sampling_rate=0.2,
+            clip_norm=0.5,
+            noise_multiplier=2.0,
+            steps=1,
+            optimizer=adam,
+        )
+    )
     assert set(adam._noise.values()) == {2.0 * 0.5 / 80}
 
 
@@ -336,7 +378,13 @@ def test_mixed_precision_is_close_and_releases_float32():
     found = []
     for autocast in (None, torch.bfloat16):
         model = network()
-        options = {"rate": 0.3, "noise": 2.0, "steps": 2, "optimizer": sgd(model), "mechanism": Quiet}
+        options = {
+            "sampling_rate": 0.3,
+            "noise_multiplier": 2.0,
+            "steps": 2,
+            "optimizer": sgd(model),
+            "mechanism": Quiet,
+        }
         list(train(model, LOSS, data(), seeded(), autocast=autocast, **options))
         assert all(p.dtype == p.grad.dtype == torch.float32 for p in model.parameters())
         found.append(flat(model))
@@ -366,7 +414,15 @@ def test_a_dataset_read_by_threads_trains_as_tensors_do():
         model = network()
         list(
             train(
-                model, LOSS, given, seeded(), rate=0.2, noise=2.0, steps=3, optimizer=sgd(model), physical=16
+                model,
+                LOSS,
+                given,
+                seeded(),
+                sampling_rate=0.2,
+                noise_multiplier=2.0,
+                steps=3,
+                optimizer=sgd(model),
+                physical_batch_size=16,
             )
         )
         found.append(flat(model))
@@ -379,7 +435,13 @@ def test_tied_weights_count_once():
     x, y = data()
     batch = SeededStream(1).poisson_indices(0.1, 400)
     wanted = flat(model) - 0.5 * clipped_mean(model, x[batch], y[batch], 0.3, 40)
-    options = {"rate": 0.1, "clip": 0.3, "noise": 2.0, "optimizer": sgd(model), "mechanism": Quiet}
+    options = {
+        "sampling_rate": 0.1,
+        "clip_norm": 0.3,
+        "noise_multiplier": 2.0,
+        "optimizer": sgd(model),
+        "mechanism": Quiet,
+    }
     next(train(model, LOSS, (x, y), seeded(), **options))
     assert torch.allclose(flat(model), wanted, atol=1e-6)
 
@@ -388,7 +450,7 @@ def test_frozen_parameters_stay():
     model = network()
     model[0].weight.requires_grad_(False)
     kept = model[0].weight.clone()
-    list(train(model, LOSS, data(), seeded(), rate=0.2, noise=2.0, steps=2))
+    list(train(model, LOSS, data(), seeded(), sampling_rate=0.2, noise_multiplier=2.0, steps=2))
     assert torch.equal(model[0].weight, kept)
 
 
@@ -410,20 +472,20 @@ def refused(error, says, model=None, loss=LOSS, given=None, ledger=None, **optio
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"rate": 0.0}, "rate"),
-        ({"rate": 1.5}, "rate"),
-        ({"clip": 0.0}, "clip"),
-        ({"clip": -1.0}, "clip"),
-        ({"clip": math.nan}, "clip"),
-        ({"clip": "large"}, "clip"),
-        ({"clip": []}, "clip must have a value for each"),
-        ({"clip": [1.0], "noise": 2.0, "steps": 3}, "each of 3 steps"),
-        ({"noise": 0.0}, "noise"),
-        ({"noise": -1.0}, "noise"),
-        ({"noise": [1.0, 0.0]}, "noise"),
-        ({"noise": [1.0], "steps": 2}, "each of 2 steps"),
+        ({"sampling_rate": 0.0}, "rate"),
+        ({"sampling_rate": 1.5}, "rate"),
+        ({"clip_norm": 0.0}, "clip"),
+        ({"clip_norm": -1.0}, "clip"),
+        ({"clip_norm": math.nan}, "clip"),
+        ({"clip_norm": "large"}, "clip"),
+        ({"clip_norm": []}, "clip_norm must have a value for each"),
+        ({"clip_norm": [1.0], "noise_multiplier": 2.0, "steps": 3}, "each of 3 steps"),
+        ({"noise_multiplier": 0.0}, "noise"),
+        ({"noise_multiplier": -1.0}, "noise"),
+        ({"noise_multiplier": [1.0, 0.0]}, "noise"),
+        ({"noise_multiplier": [1.0], "steps": 2}, "each of 2 steps"),
         ({"steps": 0}, "steps"),
-        ({"physical": 0}, "physical"),
+        ({"physical_batch_size": 0}, "physical"),
         ({"accumulate": 0}, "accumulate"),
         ({"average": 1.0}, "average"),
         ({"records": 0}, "records"),
@@ -458,7 +520,9 @@ def test_a_model_that_has_nothing_to_train_or_is_no_number_is_refused():
 
 def test_weights_that_became_nan_end_it_before_the_next_charge():
     model, ledger = network(), seeded(block=1)
-    training = train(model, LOSS, data(), ledger, rate=0.2, noise=2.0, steps=4, optimizer=sgd(model))
+    training = train(
+        model, LOSS, data(), ledger, sampling_rate=0.2, noise_multiplier=2.0, steps=4, optimizer=sgd(model)
+    )
     next(training)
     nn.init.constant_(model[0].weight, math.inf)
     with pytest.raises(InvalidValue, match="weights must be finite"):
@@ -467,7 +531,7 @@ def test_weights_that_became_nan_end_it_before_the_next_charge():
 
 
 def test_a_loss_that_is_already_a_mean_is_refused():
-    refused(InvalidValue, "reduction", loss=nn.CrossEntropyLoss(), noise=2.0, rate=0.1)
+    refused(InvalidValue, "reduction", loss=nn.CrossEntropyLoss(), noise_multiplier=2.0, sampling_rate=0.1)
 
 
 def test_an_optimizer_of_something_else_is_refused():
@@ -480,7 +544,7 @@ def test_a_ledger_that_was_asked_without_a_promise_is_refused_with_the_way_out()
     ledger = seeded()
     rows = ft.Query(ft.Everyone(), ft.PerExample(lambda r, w: r[0]), ft.ClipNorm(1.0), ft.Gaussian(50.0))
     ledger.over(ft.Rows(np.ones((5, 2)))).ask(rows)
-    refused(PromiseBroken, "begin a new ledger", ledger=ledger, noise=3.0, rate=0.01)
+    refused(PromiseBroken, "begin a new ledger", ledger=ledger, noise_multiplier=3.0, sampling_rate=0.01)
 
 
 def test_a_part_of_a_ledger_by_basic_composition_trains():
@@ -496,21 +560,31 @@ def test_a_plan_leaves_room_for_what_is_promised_already():
     rows = ft.Query(ft.Everyone(), ft.PerExample(lambda r, w: r[0]), ft.ClipNorm(1.0), ft.Gaussian(10.0))
     ledger.promise(rows, 1)
     training = train(network(), LOSS, data(), ledger, steps=5)
-    assert training.plan.noises[0] > planned(BUDGET, 400, steps=5).noises[0]
+    assert training.plan.noise_multipliers[0] > planned(BUDGET, 400, steps=5).noise_multipliers[0]
     assert len(list(training)) == 5
     ledger.over(ft.Rows(np.ones((5, 2)))).ask(rows)
     assert ledger.guarantee.epsilon <= 2.0
 
 
 def test_more_batches_than_fit_are_refused():
-    refused(BudgetSpent, "do not fit", noise=1.0, rate=0.5, steps=1000)
+    refused(BudgetSpent, "do not fit", noise_multiplier=1.0, sampling_rate=0.5, steps=1000)
 
 
 def test_a_quantile_clip_costs_no_more():
     model, ledger = network(), ft.Ledger(BUDGET)
-    steps = list(train(model, LOSS, data(), ledger, rate=0.2, noise=3.0, clip=Quantile(0.5, start=0.1)))
+    steps = list(
+        train(
+            model,
+            LOSS,
+            data(),
+            ledger,
+            sampling_rate=0.2,
+            noise_multiplier=3.0,
+            clip_norm=Quantile(0.5, start=0.1),
+        )
+    )
     assert len(steps) == ft.steps_for(PoissonEvent(0.2, GaussianEvent(3.0)), BUDGET)
-    assert len({step.clip for step in steps}) == len(steps)
+    assert len({step.clip_norm for step in steps}) == len(steps)
 
 
 @pytest.mark.parametrize("batches", [1, 2])
@@ -530,8 +604,8 @@ def test_an_optimiser_is_told_the_deviation_of_the_noise_it_gets(scale, batches)
     bound = ft.ClipNorm(2.0) if scale is None else ft.ClipNorm(2.0, scale)
     optimizer = Listening(model.parameters(), lr=0.0)
     for _ in train(
-        model, LOSS, data(), seeded(budget=ft.Budget(1e4, 1e-5)), rate=0.1, steps=200 * batches, noise=50.0,
-        clip=bound, optimizer=optimizer, accumulate=batches,
+        model, LOSS, data(), seeded(budget=ft.Budget(1e4, 1e-5)), sampling_rate=0.1, steps=200 * batches,
+        noise_multiplier=50.0, clip_norm=bound, optimizer=optimizer, accumulate=batches,
     ):  # fmt: skip
         pass
     each = told[-1] if isinstance(told[-1], float) else torch.cat([part.flatten() for part in told[-1]])
@@ -541,6 +615,6 @@ def test_an_optimiser_is_told_the_deviation_of_the_noise_it_gets(scale, batches)
 
 
 def test_without_an_optimizer_the_learning_rate_falls_linearly():
-    training = train(network(), LOSS, data(), seeded(), rate=0.2, noise=3.0, steps=4)
+    training = train(network(), LOSS, data(), seeded(), sampling_rate=0.2, noise_multiplier=3.0, steps=4)
     rates = [training.optimizer.param_groups[0]["lr"] for _ in training]
     assert rates == pytest.approx([rates[0] * part for part in (1.0, 0.75, 0.5, 0.25)])

@@ -13,13 +13,13 @@ BUDGET = ft.Budget(2.0, 1e-5)
 
 
 def test_what_is_not_given_spends_the_budget_by_public_numbers_only():
-    first, second = (planned(BUDGET, 60_000), planned(BUDGET, 60_000, rate=0.05))
+    first, second = (planned(BUDGET, 60_000), planned(BUDGET, 60_000, sampling_rate=0.05))
     for plan in (first, second):
-        event = PoissonEvent(plan.rate, GaussianEvent(plan.noises[0]))
+        event = PoissonEvent(plan.sampling_rate, GaussianEvent(plan.noise_multipliers[0]))
         assert ft.steps_for(event, BUDGET) == pytest.approx(plan.steps, abs=1)
-    assert second.noises[0] > first.noises[0]
+    assert second.noise_multipliers[0] > first.noise_multipliers[0]
     assert planned(ft.Budget(8.0, 1e-5), 60_000).steps > first.steps
-    assert planned(BUDGET, 100).rate == 1.0
+    assert planned(BUDGET, 100).sampling_rate == 1.0
     assert planned(BUDGET, 10**6).expected_batch_size >= 1024
 
 
@@ -41,7 +41,10 @@ def test_levels_of_a_plan():
 
 @pytest.mark.parametrize("given", [[3.0, 2.0], (3.0, 2.0), np.array([3.0, 2.0]), lambda t: 4.0 - t])
 def test_a_schedule_of_noise_in_any_form(given):
-    assert planned(BUDGET, 100, rate=0.1, noise=given, steps=2).noises == (3.0, 2.0)
+    assert planned(BUDGET, 100, sampling_rate=0.1, noise_multiplier=given, steps=2).noise_multipliers == (
+        3.0,
+        2.0,
+    )
 
 
 def test_a_plan_in_a_ledger_is_found_again():

@@ -37,16 +37,17 @@ def test_it_settles_at_the_quantile(quantile):
     model = Slope()
     training = train(
         model, lambda outputs, targets: outputs, (sizes, sizes), ft.Ledger(BUDGET, stream=SeededStream(2)),
-        rate=0.2, noise=4.0, clip=clip, steps=120, optimizer=torch.optim.SGD(model.parameters(), lr=1e-6),
+        sampling_rate=0.2, noise_multiplier=4.0, clip_norm=clip, steps=120,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-6),
     )  # fmt: skip
-    settled = [step.clip for step in training][60:]
+    settled = [step.clip_norm for step in training][60:]
     assert np.mean(settled) == pytest.approx(2 * quantile, rel=0.08)
 
 
 def test_gradient_and_count_are_one_release_within_one_norm():
     """The joint contribution of any example has norm at most that which the noise is measured by."""
     clip = Quantile(0.5, start=0.7)
-    bound = clip.bound(noise=2.0, batch_size=50.0)
+    bound = clip.bound(noise_multiplier=2.0, batch_size=50.0)
     for norm in (0.0, 0.1, 0.6999, 0.7, 0.7001, 5.0, 1e9):
         clipped = min(norm, 0.7)
         counted = bound.unit * (0.5 if norm <= 0.7 else -0.5)
@@ -57,13 +58,13 @@ def test_gradient_and_count_are_one_release_within_one_norm():
 
 
 def test_the_count_is_heard_with_the_deviation_asked_for():
-    bound = Quantile(0.5, deviation=0.05).bound(noise=1.5, batch_size=400.0)
+    bound = Quantile(0.5, deviation=0.05).bound(noise_multiplier=1.5, batch_size=400.0)
     assert 1.5 * bound.norm() / bound.unit / 400 == pytest.approx(0.05, rel=0.01)
     assert bound.norm() == pytest.approx(1.0, rel=1e-3)  # and costs next to nothing
 
 
 def test_tiny_batches_never_drown_the_gradient():
-    bound = Quantile(0.5).bound(noise=10.0, batch_size=1.0)
+    bound = Quantile(0.5).bound(noise_multiplier=10.0, batch_size=1.0)
     assert bound.norm() == pytest.approx(math.sqrt(2))
 
 
@@ -72,17 +73,17 @@ def test_the_clip_moves_by_released_values_within_public_limits():
     bound = clip.bound(1.0, 100.0)
     released = torch.tensor([3.0, 25 * bound.unit])
     assert clip.learn(bound, released, 100.0).tolist() == [3.0]
-    assert clip.clip == pytest.approx(math.exp(-0.2 * 0.25), rel=1e-6)
+    assert clip.clip_norm == pytest.approx(math.exp(-0.2 * 0.25), rel=1e-6)
     clip.learn(clip.bound(1.0, 100.0), torch.tensor([0.0, -1e12]), 100.0)
-    assert clip.clip == 1.5
+    assert clip.clip_norm == 1.5
     clip.learn(clip.bound(1.0, 100.0), torch.tensor([0.0, 1e12]), 100.0)
-    assert clip.clip == 0.5
+    assert clip.clip_norm == 0.5
 
 
 def test_a_checkpoint_keeps_the_clip():
     clip, other = Quantile(start=0.3), Quantile()
     other.load_state_dict(clip.state_dict())
-    assert other.clip == 0.3
+    assert other.clip_norm == 0.3
 
 
 @pytest.mark.parametrize(

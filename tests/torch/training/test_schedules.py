@@ -14,7 +14,7 @@ LAYOUT = Layout.of(nn.Linear(3, 2))
 
 
 def clips(bounds, steps):
-    return [bounds.at(t, noise=1.0, batch_size=100.0).norm() for t in range(1, steps + 1)]
+    return [bounds.at(t, noise_multiplier=1.0, batch_size=100.0).norm() for t in range(1, steps + 1)]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_quantile_gives_counted_bounds_and_keeps_its_state():
     bounds, other = Bounds(Quantile(start=0.3), LAYOUT), Bounds(Quantile(), LAYOUT)
     assert isinstance(bounds.at(1, 1.0, 100.0), ClipCounted)
     other.load_state_dict(bounds.state_dict())
-    assert other.at(1, 1.0, 100.0).clip == 0.3
+    assert other.at(1, 1.0, 100.0).clip_norm == 0.3
     assert Bounds(1.0, LAYOUT).state_dict() is None
 
 

@@ -18,8 +18,8 @@ accounting), under the ledger's adjacency; the map is post-processing. Promise b
 >>> import farthing as ft
 >>> features = torch.randn(3000, 4, 9) + 1.0
 >>> ledger = ft.Ledger(ft.Budget(1.0, 1e-5))
->>> promised(ledger, noise=12.0)
->>> white = whitening(ledger, features, noise=12.0)
+>>> promised(ledger, noise_multiplier=12.0)
+>>> white = whitening(ledger, features, noise_multiplier=12.0)
 >>> rows = white(features[:100])
 >>> rows.shape, bool(torch.allclose(rows.norm(dim=1), torch.ones(100)))
 (torch.Size([100, 36]), True)
@@ -64,10 +64,10 @@ class Whitening:
         return unit
 
 
-def promised(ledger: Ledger, *, noise: float, places: bool = True) -> None:
-    """Promises the answers of `whitening`: one of a mean, one or two of matrices, at the same ``noise``."""
-    event = Query(Everyone(), _Mean(), _NORM, Gaussian(noise)).price(ledger.budget)
-    outer = Query(Everyone(), _Moments(np.zeros(()), 0), _OUTER, SymmetricGaussian(noise)).price(
+def promised(ledger: Ledger, *, noise_multiplier: float, places: bool = True) -> None:
+    """Promise the answers of `whitening`: one of a mean, one or two of matrices, at one noise multiplier."""
+    event = Query(Everyone(), _Mean(), _NORM, Gaussian(noise_multiplier)).price(ledger.budget)
+    outer = Query(Everyone(), _Moments(np.zeros(()), 0), _OUTER, SymmetricGaussian(noise_multiplier)).price(
         ledger.budget
     )
     matrices = 2 if places else 1
@@ -82,7 +82,7 @@ def whitening(
     ledger: Ledger,
     features: Tensor,
     *,
-    noise: float,
+    noise_multiplier: float,
     records: int | None = None,
     power: float = POWER,
     ridge: float = RIDGE,
@@ -90,18 +90,19 @@ def whitening(
 ) -> Whitening:
     """Asks for the moments of feature maps and makes the map of them.
 
-    ``noise`` is each answer's, over the bound 1 of one example. ``records`` is the public number of examples
-    (None: that of the features). Without ``places`` only channels are whitened, by two answers: for a head
-    that looks at neighbouring places.
+    ``noise_multiplier`` is each answer's, over the bound 1 of one example. ``records`` is the public number
+    of examples (None: that of the features). Without ``places`` only channels are whitened, by two answers:
+    for a head that looks at neighbouring places.
     """
     if features.ndim < 3 or not len(features):
         raise InvalidValue(f"features must be (examples, channels, …places), got {tuple(features.shape)}")
     count = len(features) if records is None else validate.count(records=records)
     validate.positive(ridge=ridge)
     door = ledger.over(Rows(features))
-    mean = door.ask(Query(Everyone(), _Mean(), _NORM, Gaussian(noise))).value / count
+    mean = door.ask(Query(Everyone(), _Mean(), _NORM, Gaussian(noise_multiplier))).value / count
     moments = [
-        door.ask(Query(Everyone(), _Moments(mean, axis), _OUTER, SymmetricGaussian(noise))).value / count
+        door.ask(Query(Everyone(), _Moments(mean, axis), _OUTER, SymmetricGaussian(noise_multiplier))).value
+        / count
         for axis in ((1, 2) if places else (1,))
     ]
     roots = [_root(matrix, -power / 2, ridge) for matrix in moments]

@@ -44,11 +44,11 @@ _NAP = 2_000_000  # cycles, about a millisecond: a GPU waits while what is to be
 class Gradient:
     """The gradients of ``loss(model(inputs), targets)``, one an example, bounded and summed.
 
-    ``loss`` returns one value a record (reduction="none"). At most ``physical`` rows go through the model at
-    once. ``autocast`` is the dtype of mixed precision, if any; norms and sums stay in float32. ``route``
-    fixes how norms are computed, by default whatever proves fastest on the first batch: "rows", "again" or
-    "gram" (`farthing.torch.gradients.terms`). The first batch is preceded by a check of the model on made-up
-    inputs; where it cannot run on these, ``example`` gives public ones.
+    ``loss`` returns one value a record (reduction="none"). At most ``physical_batch_size`` rows go through
+    the model at once. ``autocast`` is the dtype of mixed precision, if any; norms and sums stay in float32.
+    ``route`` fixes how norms are computed, by default whatever proves fastest on the first batch: "rows",
+    "again" or "gram" (`farthing.torch.gradients.terms`). The first batch is preceded by a check of the model
+    on made-up inputs; where it cannot run on these, ``example`` gives public ones.
 
     ``isolate`` keeps examples from meeting by construction (`farthing.torch.gradients.isolation`), slower and
     in full precision: True (or route="vmap") for a lane of vmap each, "loop" for one after the other.
@@ -69,14 +69,16 @@ class Gradient:
         model: nn.Module,
         loss: Callable[[Any, Any], Tensor],
         *,
-        physical: int | None = None,
+        physical_batch_size: int | None = None,
         autocast: torch.dtype | None = None,
         route: str | None = None,
         example: tuple[Any, Any] | None = None,
         isolate: bool | str = False,
     ) -> None:
         self.model, self.loss, self.autocast = model, loss, autocast
-        self.physical = None if physical is None else validate.count(physical=physical)
+        if physical_batch_size is not None:
+            validate.count(physical_batch_size=physical_batch_size)
+        self.physical_batch_size = physical_batch_size
         self.layout = Layout.of(model)
         self.isolation = isolation.chosen(isolate or route == "vmap")
         self._route = None if route is None or route == "vmap" else validate.choice(Route, route=route)
@@ -102,7 +104,8 @@ class Gradient:
                 return self._summed(batch, bound)
         except torch.OutOfMemoryError:  # how much was asked for would tell how many were drawn
             raise OutOfMemory(
-                f"there is no memory for a batch of physical={self.physical} rows: give a smaller number"
+                f"there is no memory for a batch of physical_batch_size={self.physical_batch_size} rows: "
+                "give a smaller number"
             ) from None
 
     @property
@@ -156,11 +159,11 @@ class Gradient:
         """How many rows go through the model at once: on a CPU as many as it can hold without much memory."""
         if self.isolation is not None:
             most = max(1, _KEPT // self.layout.size)
-            return most if self.physical is None else min(most, self.physical)
+            return most if self.physical_batch_size is None else min(most, self.physical_batch_size)
         if self._plan is None or self._stack is not None or self._first.device.type != "cpu":
-            return self.physical
+            return self.physical_batch_size
         most = max(_FEW, _HELD // max(1, self._plan.held))
-        return most if self.physical is None else min(most, self.physical)
+        return most if self.physical_batch_size is None else min(most, self.physical_batch_size)
 
     def _checked_publicly(self, inputs: Any, targets: Any, weights: Tensor | None) -> None:
         """`check`, of whose refusals no record decides: only shapes are used, so they may be raised."""

@@ -52,29 +52,31 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ClipLayers:
-    """Layer l is shrunk to norm ``clips[l]`` by itself; ``sizes[l]`` coordinates make a layer.
+    """Layer l is shrunk to norm ``clip_norms[l]`` by itself; ``sizes[l]`` coordinates make a layer.
 
-    Coordinates of layer l are measured in units of the public ``stretches[l]``: in those units its norm is
-    at most clips[l] / stretches[l], the whole gradient's N = √Σ (clips[l] / stretches[l])², and the noise of
-    a `Gaussian` has standard deviation noise · N · stretches[l]. So the price is that of the noise, whatever
-    the stretches: a larger one gives a layer more noise and the others less.
+    Coordinates of layer l are measured in units of the public ``stretches[l]``: in those units its norm is at
+    most clip_norms[l] / stretches[l], the whole gradient's N = √Σ (clip_norms[l] / stretches[l])², and the
+    noise of a `Gaussian` has standard deviation noise · N · stretches[l]. So the price is that of the noise,
+    whatever the stretches: a larger one gives a layer more noise and the others less.
     """
 
-    clips: tuple[float, ...]
+    clip_norms: tuple[float, ...]
     sizes: tuple[int, ...]
     stretches: tuple[float, ...] | None = None
-    kind: ClassVar[str] = "ClipLayers(clips, sizes)"
+    kind: ClassVar[str] = "ClipLayers(clip_norms, sizes)"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "clips", tuple(validate.positive(clip=clip) for clip in self.clips))
+        object.__setattr__(
+            self, "clip_norms", tuple(validate.positive(clip_norm=clip) for clip in self.clip_norms)
+        )
         object.__setattr__(self, "sizes", tuple(validate.count(size=size) for size in self.sizes))
         if self.stretches is not None:
             stretches = tuple(validate.positive(stretch=stretch) for stretch in self.stretches)
             object.__setattr__(self, "stretches", stretches)
-        lengths = {len(self.clips), len(self.sizes), len(self.stretches or self.sizes)}
-        if len(lengths) != 1 or not self.clips:
+        lengths = {len(self.clip_norms), len(self.sizes), len(self.stretches or self.sizes)}
+        if len(lengths) != 1 or not self.clip_norms:
             raise InvalidValue(
-                f"ClipLayers needs one clip, size and stretch a layer, got {len(self.clips)} clips, "
+                f"ClipLayers needs one clip, size and stretch a layer, got {len(self.clip_norms)} clips, "
                 f"{len(self.sizes)} sizes and {len(self.stretches or self.sizes)} stretches"
             )
 
@@ -93,8 +95,8 @@ class ClipLayers:
     def norm(self, order: int = 2) -> float:
         if order != 2:
             raise Unsupported("norms of layers are L2 norms: use Gaussian noise")
-        stretches = self.stretches or (1.0,) * len(self.clips)
-        return math.hypot(*(clip / stretch for clip, stretch in zip(self.clips, stretches, strict=True)))
+        stretches = self.stretches or (1.0,) * len(self.clip_norms)
+        return math.hypot(*(clip / stretch for clip, stretch in zip(self.clip_norms, stretches, strict=True)))
 
     def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
         return self.norm(order) * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
@@ -104,13 +106,13 @@ class ClipLayers:
 class Automatic:
     """Every gradient g becomes clip · g / (|g| + gamma) (Bu et al. 2023, "Automatic Clipping", AUTO-S)."""
 
-    clip: float = 1.0
+    clip_norm: float = 1.0
     gamma: float = 0.01
-    kind: ClassVar[str] = "Automatic(clip, gamma)"
+    kind: ClassVar[str] = "Automatic(clip_norm, gamma)"
     width: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
-        validate.positive(clip=self.clip)
+        validate.positive(clip_norm=self.clip_norm)
         validate.positive(gamma=self.gamma)
 
     @property
@@ -120,7 +122,7 @@ class Automatic:
     def norm(self, order: int = 2) -> float:
         if order != 2:
             raise Unsupported("automatic clipping bounds L2 norms: use Gaussian noise")
-        return self.clip
+        return self.clip_norm
 
     def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
         return self.norm(order) * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
@@ -141,13 +143,13 @@ class ClipCounted:
     (1.0, 0.1)
     """
 
-    clip: float
+    clip_norm: float
     share: float = 0.01
-    kind: ClassVar[str] = "ClipCounted(clip, share)"
+    kind: ClassVar[str] = "ClipCounted(clip_norm, share)"
     width: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
-        validate.positive(clip=self.clip)
+        validate.positive(clip_norm=self.clip_norm)
         validate.probability(share=self.share)
 
     @property
@@ -162,7 +164,7 @@ class ClipCounted:
     def norm(self, order: int = 2) -> float:
         if order != 2:
             raise Unsupported("norms are L2 norms: use Gaussian noise")
-        return self.clip / math.sqrt(1 - self.share)
+        return self.clip_norm / math.sqrt(1 - self.share)
 
     def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
         return self.norm(order) * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
@@ -231,9 +233,11 @@ class Live(NamedTuple):
 def _clip(bound: TorchBound, device: torch.device) -> float | Tensor:
     match bound:
         case ClipLayers():
-            return torch.tensor(bound.clips, dtype=torch.float32, device=device)
+            return torch.tensor(bound.clip_norms, dtype=torch.float32, device=device)
         case ClipCoordinates():
             return 1.0
+        case Automatic() | ClipCounted():
+            return bound.clip_norm
     return bound.clip
 
 
@@ -273,7 +277,7 @@ def count(bound: ClipCounted, norms: Tensor, present: Tensor | None, clip: float
     signs = torch.where(within, 0.5, -0.5)
     if present is not None:
         signs = torch.where(present, signs, 0.0)
-    found: Tensor = signs.sum() * clip * (bound.unit / bound.clip)
+    found: Tensor = signs.sum() * clip * (bound.unit / bound.clip_norm)
     return found
 
 
@@ -296,21 +300,21 @@ def plain_sum(rows: Tensor, bound: TorchBound, present: Tensor | None = None) ->
             parts = torch.split(rows, list(bound.sizes), 1)
             clipped = (
                 totals.weighted(p.contiguous(), factors(ClipNorm(c), p.norm(dim=1), c))
-                for c, p in zip(bound.clips, parts, strict=True)
+                for c, p in zip(bound.clip_norms, parts, strict=True)
             )
             return torch.cat(list(clipped))
         case ClipCounted():
             norms = rows.norm(dim=1)
             return torch.cat(
                 [
-                    totals.weighted(rows, factors(bound, norms, bound.clip)),
-                    count(bound, norms, present, bound.clip)[None],
+                    totals.weighted(rows, factors(bound, norms, bound.clip_norm)),
+                    count(bound, norms, present, bound.clip_norm)[None],
                 ]
             )
         case ClipNorm() if not isinstance(bound.scale, float):
             scale = beside(bound.scale, rows.device)
             return totals.weighted(rows, factors(bound, (rows / scale).norm(dim=1), bound.clip))
-    return totals.weighted(rows, factors(bound, rows.norm(dim=1), bound.clip))
+    return totals.weighted(rows, factors(bound, rows.norm(dim=1), bound.norm()))
 
 
 _PIECE = 2**18  # coordinates at a time without a kernel

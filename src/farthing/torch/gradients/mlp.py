@@ -103,7 +103,7 @@ class Stack:
             outer = self._back(delta, inner, between, squares, None if clamps else inverse)
             factors, strange = _factors(bound, squares)
             if isinstance(bound, ClipCounted):
-                count = clipping.count(bound, squares.sqrt().float(), None, bound.clip)
+                count = clipping.count(bound, squares.sqrt().float(), None, bound.clip_norm)
                 total[-1] = count if empty else total[-1] + count
             if strange:
                 good = factors[:, None] > 0
@@ -279,7 +279,7 @@ def _shut(u: Tensor, gate: Tensor) -> None:
 def _factors(bound: Any, squares: Tensor) -> tuple[Tensor, bool]:
     """What gradients of these squared norms are multiplied by, and whether one of them is not finite."""
     gamma = bound.gamma if isinstance(bound, Automatic) else 0.0
-    clip = 1.0 if isinstance(bound, ClipCoordinates) else bound.clip
+    clip: Any = clipping._clip(bound, squares.device)
     kernels = native.kernels(len(squares))
     if kernels is not None:
         found = torch.empty(len(squares))

@@ -10,7 +10,7 @@ a release that nobody paid for. So with this callback no private record enters t
 (Poisson, every example's gradient bounded, noise on the sum). The released gradient is in the parameters'
 ``grad`` when Lightning takes the optimiser's step. From there on all is Lightning's: schedules, checkpoints,
 validation on public data, early stopping, loggers. What is logged by itself is public: the share of the plan
-that is used, batches left, clip and noise.
+that is used, batches left, clipping norm and noise multiplier.
 
 Guarantee: that of `farthing.torch.training.loop.train`, which draws the batches, clips and adds the noise.
 """
@@ -113,7 +113,11 @@ class Private(Callback):  # type: ignore[misc]
             return
         module.optimizers().step()
         _schedule(trainer, module, "step", step.t)
-        public = {"left": float(step.left), "clip": step.clip, "noise": step.noise}
+        public = {
+            "left": float(step.left),
+            "clip_norm": step.clip_norm,
+            "noise_multiplier": step.noise_multiplier,
+        }
         module.log("privacy/share", step.share, prog_bar=True, batch_size=1)
         module.log_dict({f"privacy/{name}": value for name, value in public.items()}, batch_size=1)
         if step.left == 0:
@@ -163,7 +167,9 @@ def _refuse(trainer: Any) -> None:
             "the run, train(…, autocast=torch.bfloat16)"
         )
     if trainer.gradient_clip_val is not None:
-        raise Unsupported("gradient_clip_val clips a mean; give train(…, clip=…), which clips every example")
+        raise Unsupported(
+            "gradient_clip_val clips a mean; give train(…, clip_norm=…), which clips every example"
+        )
     if trainer.accumulate_grad_batches != 1:
         raise Unsupported(
             "accumulate_grad_batches must be 1: batches are accumulated by train(…, accumulate=…)"

@@ -35,8 +35,9 @@ What made it useful, beyond sound (docs/deep-results.md has the figures):
 >>> model = torch.nn.Linear(3, 2)
 >>> data = torch.randn(4000, 3), torch.randint(2, (4000,))
 >>> method, loss = AdaDP(model), torch.nn.CrossEntropyLoss(reduction="none")
->>> batches = train(model, loss, data, epsilon=1.0, delta=1e-5, steps=20, optimizer=method, clip=method.bound)
->>> len(list(batches))
+>>> how = {"epsilon": 1.0, "delta": 1e-5, "steps": 20}
+>>> training = train(model, loss, data, **how, optimizer=method, clip_norm=method.bound)
+>>> len(list(training))
 20
 """
 
@@ -78,11 +79,11 @@ class Shape(StrEnum):
 class AdaDP(DPAdam):
     """An optimiser of ``model``, and in `bound` the clip that goes with it.
 
-    ``lr`` is η, ``clip`` C, ``factor`` β (of a box, 1.2 by default), ``memory`` γ' and ``rate_memory`` 1 - γ,
-    the decays of the two mean squares, ``threshold`` G, ``eps`` ε₀; ``floor`` and ``ceiling`` are multiples
-    of a layer's root mean square, ``period`` the batches between two scales. ``noise`` and ``rate`` switch
-    the two adaptive halves. ``momentum`` is that of released gradients. σ_*, L and T are arguments of
-    `train`: its noise, its rate L/N and its steps.
+    ``lr`` is η, ``clip_norm`` C, ``factor`` β (of a box, 1.2 by default), ``memory`` γ' and ``rate_memory`` 1
+    - γ, the decays of the two mean squares, ``threshold`` G, ``eps`` ε₀; ``floor`` and ``ceiling`` are
+    multiples of a layer's root mean square, ``period`` the batches between two scales. ``adaptive_noise`` and
+    ``adaptive_rate`` switch the two adaptive halves. ``momentum`` is that of released gradients. σ_*, L and T
+    are arguments of `train`: its noise, its rate L/N and its steps.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class AdaDP(DPAdam):
         model: nn.Module,
         lr: float = 0.01,
         *,
-        clip: float = 1.0,
+        clip_norm: float = 1.0,
         factor: float | None = None,
         memory: float = 0.99,
         rate_memory: float = 0.99,
@@ -100,8 +101,8 @@ class AdaDP(DPAdam):
         period: int = 10,
         estimate: Estimate | str = Estimate.FACTORED,
         shape: Shape | str = Shape.ELLIPSOID,
-        noise: bool = True,
-        rate: bool = True,
+        adaptive_noise: bool = True,
+        adaptive_rate: bool = True,
         momentum: float = 0.0,
         eps: float = 1e-8,
     ) -> None:
@@ -111,7 +112,7 @@ class AdaDP(DPAdam):
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         super().__init__(trained, lr, betas=(momentum, rate_memory), floor=0.0, eps=eps)
         self._layout = Layout.of(model)
-        self._clip = ClipNorm(validate.positive(clip=clip))
+        self._clip = ClipNorm(validate.positive(clip_norm=clip_norm))
         self._shape, self._memory = validate.choice(Shape, shape=shape), memory
         if factor is not None and self._shape is not Shape.BOX:
             raise InvalidValue(
@@ -125,12 +126,12 @@ class AdaDP(DPAdam):
             raise InvalidValue(f"floor <= 1 <= ceiling must hold, got {floor!r} and {ceiling!r}")
         self._period = validate.count(period=period)
         self._estimate = validate.choice(Estimate, estimate=estimate)
-        self._follows, self._adapts = noise, rate
+        self._follows, self._adapts = adaptive_noise, adaptive_rate
         self._bound: tuple[int, Bound] | None = None
         self._kept: _Held | None = None
 
     def bound(self, t: int) -> Bound:
-        """The clip of batch t = 1, 2, …: give it to `train` as ``clip``. It reads released values only."""
+        """Return the bound of batch t = 1, 2, …, made of released values only: `train`'s ``clip_norm``."""
         period = (t - 1) // self._period
         if self._bound is None or self._bound[0] != period:
             self._bound = period, self._found()
@@ -264,20 +265,25 @@ class _Held:
 
 
 def AdaL(
-    model: nn.Module, lr: float = 0.01, *, clip: float = 1.0, rate_memory: float = 0.99, eps: float = 1e-8
+    model: nn.Module,
+    lr: float = 0.01,
+    *,
+    clip_norm: float = 1.0,
+    rate_memory: float = 0.99,
+    eps: float = 1e-8,
 ) -> AdaDP:
     """Adaptive rate, plain noise: DP-SGD whose released gradients are divided by their root mean square.
 
     It costs what DP-SGD costs: the rate is made of released values.
     """
-    return AdaDP(model, lr, clip=clip, rate_memory=rate_memory, eps=eps, noise=False)
+    return AdaDP(model, lr, clip_norm=clip_norm, rate_memory=rate_memory, eps=eps, adaptive_noise=False)
 
 
 def AdaN(
     model: nn.Module,
     lr: float = 0.1,
     *,
-    clip: float = 1.0,
+    clip_norm: float = 1.0,
     factor: float | None = None,
     memory: float = 0.99,
     threshold: float | None = None,
@@ -288,13 +294,13 @@ def AdaN(
     return AdaDP(
         model,
         lr,
-        clip=clip,
+        clip_norm=clip_norm,
         factor=factor,
         memory=memory,
         threshold=threshold,
         estimate=estimate,
         shape=shape,
-        rate=False,
+        adaptive_rate=False,
     )
 
 

@@ -7,11 +7,11 @@ for a part γ of its price and averaged with the first.
 
 Guarantee: zCDP composes fully adaptively up to a ρ fixed ahead (Whitehouse et al. 2023, Theorem 1), so a run
 is (ε, δ)-DP whatever it chose on the way, under the ledger's adjacency. The ledger must have a `ZcdpFilter`.
-Without a ``rate`` every gradient and every choice is that of all examples: nobody is drawn, and nothing
-amplified. Networks want more rounds than a budget pays for in this way. With one each has a Poisson batch of
-its own, through an `RdpFilter`, as `farthing.linear.methods.dpagd` says; AdaDP's authors compare with that
-kind (Xu et al. 2020, Section V), by a theorem that leaves the choices out. For networks it is here to be
-compared with.
+Without a ``sampling_rate`` every gradient and every choice is that of all examples: nobody is drawn, and
+nothing amplified. Networks want more rounds than a budget pays for in this way. With one each has a Poisson
+batch of its own, through an `RdpFilter`, as `farthing.linear.methods.dpagd` says; AdaDP's authors compare
+with that kind (Xu et al. 2020, Section V), by a theorem that leaves the choices out. For networks it is here
+to be compared with.
 
 >>> import farthing as ft
 >>> from farthing.accounting.filters import ZcdpFilter
@@ -74,7 +74,7 @@ class RayLosses:
     model: nn.Module
     loss: Callable[[Any, Any], Tensor]
     layout: Layout
-    physical: int | None = None
+    physical_batch_size: int | None = None
     isolated: Isolation | None = None
     penalty: float = 0.0
     honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)
@@ -91,7 +91,7 @@ class RayLosses:
         direction = torch.as_tensor(w.direction, dtype=torch.float32, device=device)
         along = dict(zip(self.layout.names, self.layout.views(direction), strict=True))
         total = np.zeros(len(w.steps))
-        for inputs, targets, present in records.physical_batches(self.physical):
+        for inputs, targets, present in records.physical_batches(self.physical_batch_size):
             scores = []
             for step in w.steps:
                 moved = {
@@ -132,13 +132,13 @@ def dpagd(
     splits: float = 30.0,
     search: float = 0.2,
     growth: float | None = 0.1,
-    clip: float = 1.0,
+    clip_norm: float = 1.0,
     objective_clip: float = 4.0,
     grid: Lengths = Lengths(),  # noqa: B008  frozen
     momentum: float = 0.7,
-    physical: int | None = 512,
+    physical_batch_size: int | None = 512,
     isolate: bool | str = False,
-    rate: float | None = None,
+    sampling_rate: float | None = None,
     penalty: float = 0.0,
     records: int | None = None,
     rho: float | None = None,
@@ -146,11 +146,12 @@ def dpagd(
 ) -> Iterator[Step]:
     """Steps until the budget is spent; ``splits`` is how many rounds it pays for if nothing is bought again.
 
-    ``search`` is the part of a round that pays for choosing the step, ``growth`` is γ, ``clip`` C_grad and
-    ``objective_clip`` C_obj. ``isolate`` as for `farthing.torch.train`. The step's ``w`` is the model,
-    moved in place. ``rate``, ``penalty`` and ``rho`` are those of `farthing.linear.methods.dpagd`; a penalty
-    is on everything that is trained and needs ``records``, a public number of examples in place of the true
-    one. ``noise_multiplier`` is the noise of the first gradient over ``clip``, in place of ``splits``.
+    ``search`` is the part of a round that pays for choosing the step, ``growth`` is γ, ``clip_norm`` C_grad
+    and ``objective_clip`` C_obj. ``isolate`` as for `farthing.torch.train`. The step's ``w`` is the model,
+    moved in place. ``sampling_rate``, ``penalty`` and ``rho`` are those of `farthing.linear.methods.dpagd`; a
+    penalty is on everything that is trained and needs ``records``, a public number of examples in place of
+    the true one. ``noise_multiplier`` is the noise of the first gradient over ``clip_norm``, in place of
+    ``splits``.
     """
     for name, part in (("momentum", momentum), ("search", search)):
         if not validate.non_negative(**{name: part}) < 1:
@@ -159,22 +160,26 @@ def dpagd(
         raise InvalidValue(
             "a penalty needs records, a public number of examples: how many there are is private"
         )
-    shrinks = penalty * validate.count(records=records or 1) * (1.0 if rate is None else rate)
-    pricing = Pricing.of(ledger.budget, rate, rho)
+    shrinks = (
+        penalty * validate.count(records=records or 1) * (1.0 if sampling_rate is None else sampling_rate)
+    )
+    pricing = Pricing.of(ledger.budget, sampling_rate, rho)
     if not isinstance(ledger.filter, pricing.filter):
         raise InvalidValue(
             f"DP-AGD chooses its prices on the way: open the ledger with filter={pricing.filter.__name__} "
             f"(farthing.accounting.filters), not {type(ledger.filter).__name__}"
         )
     device = next(model.parameters()).device
-    sums = Gradient(model, loss, physical=physical, isolate=isolate)
+    sums = Gradient(model, loss, physical_batch_size=physical_batch_size, isolate=isolate)
     with apart(device):
         examples = checked(sums, examples.on(device))
     overlap.remember(examples.data)
     door = Limited(ledger.over(examples), pricing)
-    gradient = Query(Everyone(), OwnRandomness(sums, device), ClipNorm(clip), Gaussian(1.0))
+    gradient = Query(Everyone(), OwnRandomness(sums, device), ClipNorm(clip_norm), Gaussian(1.0))
     low = ClipValue(-validate.positive(objective_clip=objective_clip), 0.0)
-    losses = OwnRandomness(RayLosses(model, loss, sums.layout, physical, sums.isolation, shrinks), device)
+    losses = OwnRandomness(
+        RayLosses(model, loss, sums.layout, physical_batch_size, sums.isolation, shrinks), device
+    )
     choice = Query(Everyone(), losses, low, NoisyMax(1.0))
     if noise_multiplier is None:
         each = pricing.each([(gradient, 1 - search), (choice, validate.positive(search=search))], splits)

@@ -11,7 +11,7 @@ A gradient is clipped in the units of this noise, |g/s| <= C' with s_i² ∝ 1/�
 `ClipNorm`: a run costs what DP-SGD costs at this noise. This is the opposite of what AdaDP does with the same
 estimate; it is here to be compared with (docs/deep-results.md).
 
->>> DpOpt(nn.Linear(3, 2), 0.1, clip=4.0).bound(1).norm()
+>>> DpOpt(nn.Linear(3, 2), 0.1, clip_norm=4.0).bound(1).norm()
 4.0
 """
 
@@ -28,7 +28,7 @@ class DpOpt(AdaDP):
         model: nn.Module,
         lr: float = 0.1,
         *,
-        clip: float = 1.0,
+        clip_norm: float = 1.0,
         memory: float = 0.99,
         period: int = 10,
         estimate: Estimate | str = Estimate.FACTORED,
@@ -37,11 +37,11 @@ class DpOpt(AdaDP):
         super().__init__(
             model,
             lr,
-            clip=clip,
+            clip_norm=clip_norm,
             memory=memory,
             period=period,
             estimate=estimate,
-            rate=False,
+            adaptive_rate=False,
             momentum=momentum,
         )
 

@@ -126,11 +126,13 @@ def agree(together: Ranks, model: nn.Module, plan: Plan | None, place: int) -> t
         with torch.no_grad():
             tensor.copy_(moved)
     own = plan if plan is not None else Plan(0, 0.0, (), 0)
-    length, steps, place, records = together.tell(len(own.noises), own.steps or 0, place, own.records)
-    numbers = [own.rate, *own.noises] if plan is not None else [0.0] * (1 + length)
+    length, steps, place, records = together.tell(
+        len(own.noise_multipliers), own.steps or 0, place, own.records
+    )
+    numbers = [own.sampling_rate, *own.noise_multipliers] if plan is not None else [0.0] * (1 + length)
     told = together.send(torch.tensor(numbers, dtype=torch.float64, device=together.device))
-    rate, *noises = told.tolist()
-    return Plan(records, rate, tuple(noises), steps), place
+    sampling_rate, *multipliers = told.tolist()
+    return Plan(records, sampling_rate, tuple(multipliers), steps), place
 
 
 class Asks(Protocol):

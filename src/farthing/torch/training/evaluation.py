@@ -25,7 +25,7 @@ def evaluate(
     public: Any,
     loss: Callable[[Any, Any], Tensor] | None = None,
     *,
-    physical: int = 1024,
+    physical_batch_size: int = 1024,
 ) -> float:
     """The share of right classes on public data, or the mean of a ``loss`` that gives one value a record.
 
@@ -49,7 +49,7 @@ def evaluate(
     model.eval()
     try:
         for inputs, targets, _ in examples.take(slice(None)).physical_batches(
-            validate.count(physical=physical)
+            validate.count(physical_batch_size=physical_batch_size)
         ):
             outputs = call(model, inputs)
             found = (outputs.argmax(-1) == targets).float() if loss is None else loss(outputs, targets)
@@ -63,11 +63,13 @@ def progress(training: Training) -> Iterator[Step]:
     """The same steps, with a bar in the terminal: batches done, batches left, clip and noise."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    words = TextColumn("clip {task.fields[clip]:.3g}, noise {task.fields[noise]:.3g}")
+    words = TextColumn("clipping norm {task.fields[clip]:.3g}, noise multiplier {task.fields[noise]:.3g}")
     with Progress(
         TextColumn("batches"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), words, transient=True
     ) as bar:
         task = bar.add_task("batches", total=training.steps, clip=0.0, noise=0.0)
         for step in training:
-            bar.update(task, completed=training.steps - step.left, clip=step.clip, noise=step.noise)
+            bar.update(
+                task, completed=training.steps - step.left, clip=step.clip_norm, noise=step.noise_multiplier
+            )
             yield step

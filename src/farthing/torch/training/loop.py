@@ -64,14 +64,14 @@ _LOOK = 16  # how often weights on another device are looked at for NaN: a look 
 class Step(asking.Step):
     """One update, in public numbers; ``w`` is the model. Nothing here was seen on the records alone.
 
-    ``expected_batch_size`` is that of the sampler, ``clip`` the bound of one example's gradient, ``noise``
-    the standard deviation over that, ``share`` the part of the plan that is used, ``left`` the batches to
-    come.
+    ``expected_batch_size`` is that of the sampler, ``clip_norm`` the bound of one example's gradient,
+    ``noise_multiplier`` the standard deviation over that, ``share`` the part of the plan that is used,
+    ``left`` the batches to come.
     """
 
     expected_batch_size: float = 0.0
-    clip: float = 0.0
-    noise: float = 0.0
+    clip_norm: float = 0.0
+    noise_multiplier: float = 0.0
     share: float = 0.0
     left: int = 0
 
@@ -108,9 +108,9 @@ def train(
     *,
     epsilon: float | None = None,
     delta: float | None = None,
-    rate: float | None = None,
-    clip: Clip | None = None,
-    noise: Noise | None = None,
+    sampling_rate: float | None = None,
+    clip_norm: Clip | None = None,
+    noise_multiplier: Noise | None = None,
     steps: int | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     scheduler: Scheduler | None = None,
@@ -119,7 +119,7 @@ def train(
     records_per_user: int | None = None,
     augment: Callable[[Any], Any] | None = None,
     views: int = 1,
-    physical: int | None = None,
+    physical_batch_size: int | None = None,
     autocast: torch.dtype | None = None,
     example: tuple[Any, Any] | None = None,
     isolate: bool | str = False,
@@ -132,25 +132,27 @@ def train(
     """Noisy batches until the budget is spent: iterate it, one `Step` an update.
 
     ``loss(outputs, targets)`` gives one value a record (reduction="none"). Everything named is optional and
-    public. ``rate`` is an example's chance to be in a batch, ``noise`` the standard deviation over the clip:
-    a number, or for a schedule one a batch or a function of t = 1, 2, …; ``clip`` likewise, or a bound, or a
-    `Quantile` that finds its own. What is not given follows from the budget (of ``ledger``, or ``epsilon``
-    and ``delta``) and the number of examples by the rules of `farthing.torch.training.plan`; ``records`` is
-    that number where the size of the data is itself private.
+    public. ``sampling_rate`` is an example's chance to be in a batch, ``noise_multiplier`` the standard
+    deviation over the clipping norm: a number, or for a schedule one a batch or a function of t = 1, 2, …;
+    ``clip_norm`` likewise, or a bound, or a `Quantile` that finds its own. What is not given follows from the
+    budget (of ``ledger``, or ``epsilon`` and ``delta``) and the number of examples by the rules of
+    `farthing.torch.training.plan`; ``records`` is that number where the size of the data is itself private.
 
-    ``physical`` rows go through the model at once, in the mixed precision of ``autocast`` if it is given. The
-    model is checked on made-up inputs first, or on ``example``, public (inputs, targets). ``isolate=True`` is
-    for models that you do not know: examples cannot meet in them, whatever they do
+    ``physical_batch_size`` rows go through the model at once, in the mixed precision of ``autocast`` if it is
+    given. The model is checked on made-up inputs first, or on ``example``, public (inputs, targets).
+    ``isolate=True`` is for models that you do not know: examples cannot meet in them, whatever they do
     (`farthing.torch.gradients.isolation`); it is slower, and "loop" slower still for what vmap cannot run.
     ``accumulate`` batches make one update. ``average`` is the decay of a moving average of the weights, kept
     in `Training.averaged`. Under torch.distributed every rank calls this alike, and rank 0's ledger counts.
     """
-    rows = PHYSICAL if physical is None else physical
-    gradient = Gradient(model, loss, physical=rows, autocast=autocast, example=example, isolate=isolate)
+    rows = PHYSICAL if physical_batch_size is None else physical_batch_size
+    gradient = Gradient(
+        model, loss, physical_batch_size=rows, autocast=autocast, example=example, isolate=isolate
+    )
     device = next(model.parameters()).device
     examples = examples_of(dataset, users, records_per_user, augment, views, device)
     count = validate.count(records=records) if records is not None else len(examples)
-    bounds = Bounds(CLIP if clip is None else clip, gradient.layout)
+    bounds = Bounds(CLIP if clip_norm is None else clip_norm, gradient.layout)
     refuse_nan(model)
     if optimizer is not None:
         refuse_other(optimizer, [parameter for parameter in model.parameters() if parameter.requires_grad])
@@ -178,7 +180,7 @@ def train(
         follower = distributed.Follower(examples, together)
         return Training(model, kind, follower, plan, place, bounds, parts, None)
     ledger = ledger_of(ledger, epsilon, delta, examples.unit)
-    plan = planned_on(ledger, count, rate, noise, steps)
+    plan = planned_on(ledger, count, sampling_rate, noise_multiplier, steps)
     door = ledger.over(examples)
     plan, place = promised_on(door, kind, bounds, plan)
     if optimizer is not None and scheduler is not None:
@@ -208,7 +210,7 @@ class Training:
         self._kind, self._layout, self._asks, self._place = kind, kind.layout, asks, place
         self._bounds, self._parts = bounds, parts
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        first = bounds.at(1, plan.noise(0), plan.expected_batch_size).norm()
+        first = bounds.at(1, plan.noise_multiplier(0), plan.expected_batch_size).norm()
         self.optimizer = chosen(model, plan, first) if parts.optimizer is None else parts.optimizer
         self._falling = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._average = None if parts.average is None else Average(model, parts.average)
@@ -239,7 +241,7 @@ class Training:
         spent, held = set[float](), list[_Held]()
         device = self._trained[0].device
         for place in range(self._place, self.steps):
-            noise = self.plan.noise(place)
+            noise = self.plan.noise_multiplier(place)
             if noise in spent:  # a crash forfeited some batches of this noise: others may be left
                 continue
             query = self._query(place, noise)
@@ -268,7 +270,7 @@ class Training:
         """The query of this batch; the one before it where nothing changed, so that it is priced once."""
         bound, last = self._bounds.at(place + 1, noise, self.plan.expected_batch_size), self._last
         if last is None or last[0] is not bound or last[1] != noise:
-            self._last = last = bound, noise, self._kind.query(self.plan.rate, bound, noise)
+            self._last = last = bound, noise, self._kind.query(self.plan.sampling_rate, bound, noise)
         return last[2]
 
     def _update(self, held: "list[_Held]", place: int) -> Step:

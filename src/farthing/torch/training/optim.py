@@ -14,8 +14,8 @@ is post-processing.
 `chosen` is what training takes where no optimiser is given: SGD with momentum, or DP-Adam for models with
 embeddings, attention or normalisation, whose gradients differ most in size. Its learning rate falls linearly
 to 0 and begins at a rule of public numbers. Noise moves a weight like a random walk, so the walk's length is
-what a rate decides: `WALK` √μ, with μ = rate √T / noise, about the plan's Gaussian-DP budget. (On MNIST
-and Adult, networks of 32 to 512 units, ε from .3 to 4, the best were .3 to 1 √μ.) Where
+what a rate decides: `WALK` √μ, with μ = sampling rate √T / noise multiplier, about the plan's Gaussian-DP
+budget. (On MNIST and Adult, networks of 32 to 512 units, ε from .3 to 4, the best were .3 to 1 √μ.) Where
 noise is small the limit is what a deterministic step bears: `STEEPEST` / clip, less with depth, as deep
 networks want (De et al. 2022), or `ADAM`.
 
@@ -129,8 +129,8 @@ class DPAdam(torch.optim.Optimizer):
 def chosen(model: nn.Module, plan: Plan, norm: float) -> torch.optim.Optimizer:
     """An optimiser of the model's trained parameters, for gradients clipped at ``norm``."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    steps, noise = plan.steps or 1, max(plan.noises)
-    walk = WALK * math.sqrt(plan.rate * math.sqrt(steps) / noise) / math.sqrt(steps / 3)
+    steps, noise = plan.steps or 1, max(plan.noise_multipliers)
+    walk = WALK * math.sqrt(plan.sampling_rate * math.sqrt(steps) / noise) / math.sqrt(steps / 3)
     if any(isinstance(module, _UNEVEN) for module in model.modules()):
         return DPAdam(trained, min(walk, ADAM))
     layers = sum(parameter.ndim > 1 for parameter in trained)

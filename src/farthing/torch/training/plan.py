@@ -14,7 +14,7 @@ Then the noise is what makes T batches spend the whole budget, by tight accounti
 
 >>> from farthing.budget import Budget
 >>> plan = planned(Budget(2.0, 1e-5), 60_000)
->>> plan.steps, round(plan.expected_batch_size), round(plan.noise(0), 2)
+>>> plan.steps, round(plan.expected_batch_size), round(plan.noise_multiplier(0), 2)
 (1131, 1790, 2.16)
 
 What is settled before a run begins: its examples, ledger, plan and promise. Nothing is charged here.
@@ -73,32 +73,32 @@ class Plan:
     """What a run will ask: ``steps`` batches (None: as many as fit), each of its noise."""
 
     records: int
-    rate: float
-    noises: tuple[float, ...]
+    sampling_rate: float
+    noise_multipliers: tuple[float, ...]
     steps: int | None
 
     @property
     def expected_batch_size(self) -> float:
         """Return the expected batch size, by which every sum is divided."""
-        return self.rate * self.records
+        return self.sampling_rate * self.records
 
-    def noise(self, place: int) -> float:
+    def noise_multiplier(self, place: int) -> float:
         """The noise of the batch at ``place``, counted from 0."""
-        return self.noises[place] if len(self.noises) > 1 else self.noises[0]
+        return self.noise_multipliers[place] if len(self.noise_multipliers) > 1 else self.noise_multipliers[0]
 
     def levels(self) -> dict[float, int | None]:
         """Each noise with how often it is asked for, in the order of their first use."""
-        if len(self.noises) == 1:
-            return {self.noises[0]: self.steps}
-        return {noise: self.noises.count(noise) for noise in dict.fromkeys(self.noises)}
+        if len(self.noise_multipliers) == 1:
+            return {self.noise_multipliers[0]: self.steps}
+        return {noise: self.noise_multipliers.count(noise) for noise in dict.fromkeys(self.noise_multipliers)}
 
 
 def planned(
     budget: Budget,
     records: int,
     *,
-    rate: float | None = None,
-    noise: Noise | None = None,
+    sampling_rate: float | None = None,
+    noise_multiplier: Noise | None = None,
     steps: int | None = None,
     before: Event = NOTHING,
 ) -> Plan:
@@ -110,25 +110,31 @@ def planned(
         raise InvalidValue(f"Gaussian noise needs a delta above 0, got {budget}")
     count = validate.count(steps=steps) if steps is not None else None
     length = count if count is not None else _steps(budget)
-    rate = _rate(budget, records, length) if rate is None else validate.rate(rate=rate)
-    if isinstance(noise, np.ndarray):
-        noise = noise.tolist()
-    if noise is None:
-        return Plan(records, rate, (fitted(lambda t: 1.0, rate, length, budget, before)[0],), length)
-    if isinstance(noise, Sequence) or callable(noise):
+    if sampling_rate is None:
+        sampling_rate = _rate(budget, records, length)
+    validate.rate(sampling_rate=sampling_rate)
+    if isinstance(noise_multiplier, np.ndarray):
+        noise_multiplier = noise_multiplier.tolist()
+    if noise_multiplier is None:
+        return Plan(
+            records, sampling_rate, (fitted(lambda t: 1.0, sampling_rate, length, budget, before)[0],), length
+        )
+    if isinstance(noise_multiplier, Sequence) or callable(noise_multiplier):
         if count is None:
-            if callable(noise):
-                raise InvalidValue("a noise that follows the step needs steps, the length of its plan")
-            count = len(noise)
-        values = along(noise, count, "noise")
+            if callable(noise_multiplier):
+                raise InvalidValue(
+                    "a noise_multiplier that follows the step needs steps, the length of its plan"
+                )
+            count = len(noise_multiplier)
+        values = along(noise_multiplier, count, "noise_multiplier")
         for value in values:
-            validate.positive(noise=value)
-        return Plan(records, rate, _levelled(values), count)
-    return Plan(records, rate, (validate.positive(noise=noise),), count)
+            validate.positive(noise_multiplier=value)
+        return Plan(records, sampling_rate, _levelled(values), count)
+    return Plan(records, sampling_rate, (validate.positive(noise_multiplier=noise_multiplier),), count)
 
 
 def fitted(
-    shape: Callable[[int], float], rate: float, steps: int, budget: Budget, before: Event = NOTHING
+    shape: Callable[[int], float], sampling_rate: float, steps: int, budget: Budget, before: Event = NOTHING
 ) -> tuple[float, ...]:
     """Noise in the shape of a public schedule t -> relative size, t = 1 … steps, that spends the budget.
 
@@ -137,7 +143,10 @@ def fitted(
     >>> falling[0] / falling[-1], round(falling[0], 3)
     (1.5, 1.609)
     """
-    sampler, each = Poisson(rate), _levelled([validate.positive(shape=shape(t)) for t in range(1, steps + 1)])
+    sampler, each = (
+        Poisson(sampling_rate),
+        _levelled([validate.positive(shape=shape(t)) for t in range(1, steps + 1)]),
+    )
     counts = {size: each.count(size) for size in dict.fromkeys(each)}
 
     def plan(sigma: float) -> Event:
@@ -158,7 +167,7 @@ def promised(journal: Journal) -> list[tuple[Event, int]]:
 
 
 def resumed(
-    plan: list[tuple[Event, int]], records: int, rate: float | None, steps: int | None
+    plan: list[tuple[Event, int]], records: int, sampling_rate: float | None, steps: int | None
 ) -> Plan | None:
     """Return the plan of a run that goes on: a ledger's one promise of Gaussian batches, if it fits."""
     found = [
@@ -166,7 +175,11 @@ def resumed(
         for event, times in plan
         if isinstance(event, PoissonEvent | DrawnEvent) and isinstance(event.event, GaussianEvent)
     ]
-    if len(found) != 1 or rate not in (None, found[0].rate) or steps not in (None, found[0].steps):
+    if (
+        len(found) != 1
+        or sampling_rate not in (None, found[0].sampling_rate)
+        or steps not in (None, found[0].steps)
+    ):
         return None
     return found[0]
 
@@ -211,9 +224,9 @@ class Kind:
     layout: Layout
     mechanism: Callable[[float], Gaussian]
 
-    def query(self, rate: float, bound: Bound, noise: float) -> Query:
+    def query(self, sampling_rate: float, bound: Bound, noise_multiplier: float) -> Query:
         """A Poisson batch at this bound and noise."""
-        return Query(Poisson(rate), self.contribution, bound, self.mechanism(noise))
+        return Query(Poisson(sampling_rate), self.contribution, bound, self.mechanism(noise_multiplier))
 
 
 def examples_of(
@@ -300,24 +313,35 @@ def ledger_of(ledger: Ledger | None, epsilon: float | None, delta: float | None,
 
 
 def planned_on(
-    ledger: Ledger, records: int, rate: float | None, noise: Noise | None, steps: int | None
+    ledger: Ledger,
+    records: int,
+    sampling_rate: float | None,
+    noise_multiplier: Noise | None,
+    steps: int | None,
 ) -> Plan:
     """The plan that the ledger already holds, or one that leaves room for what it holds."""
     held = promised(ledger.journal)
-    if noise is None and (found := resumed(held, records, rate, steps)) is not None:
+    if noise_multiplier is None and (found := resumed(held, records, sampling_rate, steps)) is not None:
         return found
     before = ComposedEvent(tuple(RepeatedEvent(event, times) for event, times in held))
-    return planned(ledger.budget, records, rate=rate, noise=noise, steps=steps, before=before)
+    return planned(
+        ledger.budget,
+        records,
+        sampling_rate=sampling_rate,
+        noise_multiplier=noise_multiplier,
+        steps=steps,
+        before=before,
+    )
 
 
 def promised_on(door: Ledger, kind: Kind, bounds: Bounds, plan: Plan) -> tuple[Plan, int]:
     """The plan with its number of batches, promised, and how many of them were asked before."""
     bounds.covers(plan.steps or 1)
-    first = bounds.at(1, plan.noise(0), plan.expected_batch_size)
+    first = bounds.at(1, plan.noise_multiplier(0), plan.expected_batch_size)
     used = steps = 0
     for noise, times in plan.levels().items():
         try:
-            countdown = door.promise(kind.query(plan.rate, first, noise), times)
+            countdown = door.promise(kind.query(plan.sampling_rate, first, noise), times)
         except PromiseBroken as error:
             raise PromiseBroken(
                 f"{error}; training promises all its batches ahead: begin a new ledger for it, or take a "
@@ -325,7 +349,7 @@ def promised_on(door: Ledger, kind: Kind, bounds: Bounds, plan: Plan) -> tuple[P
             ) from None
         used, steps = used + countdown.times - countdown.left, steps + countdown.times
     bounds.covers(steps)
-    return Plan(plan.records, plan.rate, plan.noises, steps), used
+    return Plan(plan.records, plan.sampling_rate, plan.noise_multipliers, steps), used
 
 
 def refuse_other(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -> None:

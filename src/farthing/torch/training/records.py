@@ -221,9 +221,11 @@ class Batch:
         """One of ``of`` parts of equal size, to within one."""
         return Batch(self.examples, np.array_split(self.indices, of)[place])
 
-    def physical_batches(self, physical: int | None = None) -> Iterator[PhysicalBatch]:
-        """Yield physical batches of at most ``physical`` rows each; no user or set of views is cut."""
-        size = len(self) if physical is None else max(1, physical // self.examples.width)
+    def physical_batches(self, physical_batch_size: int | None = None) -> Iterator[PhysicalBatch]:
+        """Yield parts of at most ``physical_batch_size`` rows each; no user and no set of views is cut."""
+        size = (
+            len(self) if physical_batch_size is None else max(1, physical_batch_size // self.examples.width)
+        )
         if len(self) <= size:  # all at once, or nobody
             parts = [self.indices] if len(self) else []
         else:

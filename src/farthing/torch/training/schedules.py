@@ -1,8 +1,8 @@
 """Which bound a batch has: one for all, one a step, or one that follows released values.
 
 >>> falling = Bounds(lambda t: 1.0 / t)
->>> falling.at(1, noise=1.0, batch_size=100.0).norm(), falling.at(4, noise=1.0, batch_size=100.0).norm()
-(1.0, 0.25)
+>>> [falling.at(t, noise_multiplier=1.0, batch_size=100.0).norm() for t in (1, 4)]
+[1.0, 0.25]
 
 A moving average of released weights: post-processing, so it costs nothing.
 
@@ -32,12 +32,12 @@ m/20: 5 % of the batch), which makes the gradient's noise larger by a factor 1/â
 
 >>> import torch
 >>> clip = Quantile(0.5, start=1.0)
->>> bound = clip.bound(noise=1.0, batch_size=500.0)
+>>> bound = clip.bound(noise_multiplier=1.0, batch_size=500.0)
 >>> round(bound.share, 6)
 0.0004
 >>> released = torch.tensor([0.0, 0.0, 50 * bound.unit])  # 300 of 500 were within the clip
 >>> gradient = clip.learn(bound, released, batch_size=500.0)
->>> gradient.shape, round(clip.clip, 4)
+>>> gradient.shape, round(clip.clip_norm, 4)
 (torch.Size([2]), 0.9802)
 """
 
@@ -81,7 +81,7 @@ _MOST_SHARE = 0.5  # of the squared norm, for the count: where batches are so sm
 class Quantile:
     """Clips at the ``quantile`` of norms, found on the way from ``start``, within ``low`` and ``high``.
 
-    It belongs to one run: `learn` moves its ``clip``.
+    It belongs to one run: `learn` moves its ``clip_norm``.
     """
 
     def __init__(
@@ -98,50 +98,50 @@ class Quantile:
         self.step = validate.positive(step=step)
         self.deviation = validate.positive(deviation=deviation)
         self.low, self.high = validate.positive(low=low), validate.positive(high=high)
-        self.clip = validate.positive(start=start)
-        if not self.low <= self.clip <= self.high:
+        self.clip_norm = validate.positive(start=start)
+        if not self.low <= self.clip_norm <= self.high:
             raise InvalidValue(f"start must be from low={low:g} to high={high:g}, got {start:g}")
 
-    def bound(self, noise: float, batch_size: float) -> ClipCounted:
+    def bound(self, noise_multiplier: float, batch_size: float) -> ClipCounted:
         """Today's bound: the clip, and the share of the norm that the count may take."""
-        wanted = (noise / (2 * self.deviation * batch_size)) ** 2
-        return ClipCounted(self.clip, min(wanted, _MOST_SHARE))
+        wanted = (noise_multiplier / (2 * self.deviation * batch_size)) ** 2
+        return ClipCounted(self.clip_norm, min(wanted, _MOST_SHARE))
 
     def learn(self, bound: ClipCounted, released: Tensor, batch_size: float) -> Tensor:
         """Moves the clip by the released count, and returns the released gradient."""
         gradient, count = bound.read(released)
         within = count / batch_size + 0.5
-        moved = math.log(bound.clip) - self.step * (within - self.quantile)
-        self.clip = min(max(math.exp(min(moved, 700.0)), self.low), self.high)
+        moved = math.log(bound.clip_norm) - self.step * (within - self.quantile)
+        self.clip_norm = min(max(math.exp(min(moved, 700.0)), self.low), self.high)
         return gradient
 
     def state_dict(self) -> dict[str, float]:
         """The clip: all that changes."""
-        return {"clip": self.clip}
+        return {"clip": self.clip_norm}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """The clip of a checkpoint."""
-        self.clip = min(max(validate.positive(clip=state["clip"]), self.low), self.high)
+        self.clip_norm = min(max(validate.positive(clip_norm=state["clip"]), self.low), self.high)
 
 
 Clip = float | Bound | Quantile | Sequence[float | Bound] | Callable[[int], float | Bound]
 
 
 class Bounds:
-    """The bound of each batch, by a ``clip`` of any kind. A clip never changes the price of a batch."""
+    """The bound of each batch, by a ``clip_norm`` of any kind. A clip never changes the price of a batch."""
 
-    def __init__(self, clip: Clip, layout: Layout | None = None) -> None:
+    def __init__(self, clip_norm: Clip, layout: Layout | None = None) -> None:
         self._layout = layout
-        self._clip: Any = clip
-        if isinstance(clip, list | tuple | np.ndarray):
-            self._clip = [self._bound(each) for each in clip]
-        elif not isinstance(clip, Quantile) and not callable(clip):
-            self._clip = self._bound(clip)
+        self._clip: Any = clip_norm
+        if isinstance(clip_norm, list | tuple | np.ndarray):
+            self._clip = [self._bound(each) for each in clip_norm]
+        elif not isinstance(clip_norm, Quantile) and not callable(clip_norm):
+            self._clip = self._bound(clip_norm)
 
-    def at(self, t: int, noise: float, batch_size: float) -> Bound:
+    def at(self, t: int, noise_multiplier: float, batch_size: float) -> Bound:
         """That of batch t = 1, 2, â€¦; the same object where nothing changed."""
         if isinstance(self._clip, Quantile):
-            return self._clip.bound(noise, batch_size)
+            return self._clip.bound(noise_multiplier, batch_size)
         each = self._clip[t - 1] if isinstance(self._clip, list) else self._clip
         return self._bound(each(t) if callable(each) else each)
 
@@ -154,11 +154,13 @@ class Bounds:
     def covers(self, steps: int) -> None:
         """Raises unless there is a bound for every one of ``steps`` batches."""
         if isinstance(self._clip, list) and len(self._clip) < steps:
-            raise InvalidValue(f"clip must have a value for each of {steps} steps, got {len(self._clip)}")
+            raise InvalidValue(
+                f"clip_norm must have a value for each of {steps} steps, got {len(self._clip)}"
+            )
 
     def _bound(self, clip: Any) -> Bound:
         if isinstance(clip, int | float) or not hasattr(clip, "sensitivity"):
-            return ClipNorm(validate.positive(clip=clip))
+            return ClipNorm(validate.positive(clip_norm=clip))
         if self._layout is not None:
             clip = checked(clip, self._layout.size, self._layout.offsets)
         bound: Bound = clip
