@@ -55,14 +55,14 @@ def seen(monkeypatch):
     drawn, asked = iter(BATCHES), []
 
     def draw(self, records, stream, turn=0):
-        assert (self.rate, records) == (RATE, RECORDS)
+        assert (self.sampling_rate, records) == (RATE, RECORDS)
         return next(drawn)
 
     class Scripted(Gaussian):
         def release(self, total, bound, stream, turn=0):
             scale = np.asarray(bound.scale, dtype=np.float64) * np.ones(3)
             asked.append(SimpleNamespace(noise=self.noise_multiplier, bound=bound, scale=scale))
-            added = self.noise * bound.norm() * scale * NORMALS[len(asked) - 1]
+            added = self.noise_multiplier * bound.norm() * scale * NORMALS[len(asked) - 1]
             return total + torch.from_numpy(added).float()
 
     monkeypatch.setattr(Poisson, "draw", draw)
@@ -216,16 +216,16 @@ def test_dpagd_of_a_model_on_batches_is_algorithm_2_on_the_examples_that_were_dr
     normals, races = some.normal(size=(200, 3)), some.gumbel(size=(200, 5))
 
     def draw(self, records, stream, turn=0):
-        rows = np.empty(0, np.int64) if len(taken) == 2 else np.flatnonzero(some.random(records) < self.rate)
+        rows = np.empty(0, np.int64) if len(taken) == 2 else np.flatnonzero(some.random(records) < self.sampling_rate)
         taken.append(rows)
         return rows
 
     def release(self, total, bound, stream, turn=0):
-        asked.append(("gradient", self.noise))
-        return total + self.noise * bound.norm() * torch.from_numpy(normals[len(asked) - 1]).float()
+        asked.append(("gradient", self.noise_multiplier))
+        return total + self.noise_multiplier * bound.norm() * torch.from_numpy(normals[len(asked) - 1]).float()
 
     def choose(self, total, bound, stream):
-        noisy = total + self.noise * bound.norm() * races[len(asked)]
+        noisy = total + self.noise_multiplier * bound.norm() * races[len(asked)]
         asked.append(("choice", int(np.argmax(noisy))))
         return asked[-1][1]
 
