@@ -224,7 +224,7 @@ def test_dpagd_of_a_model_on_batches_is_algorithm_2_on_the_examples_that_were_dr
         asked.append(("gradient", self.noise_multiplier))
         return total + self.noise_multiplier * bound.norm() * torch.from_numpy(normals[len(asked) - 1]).float()
 
-    def choose(self, total, bound, stream):
+    def choose(self, total, bound, stream, turn=0):
         noisy = total + self.noise_multiplier * bound.norm() * races[len(asked)]
         asked.append(("choice", int(np.argmax(noisy))))
         return asked[-1][1]
