@@ -216,13 +216,17 @@ def test_dpagd_of_a_model_on_batches_is_algorithm_2_on_the_examples_that_were_dr
     normals, races = some.normal(size=(200, 3)), some.gumbel(size=(200, 5))
 
     def draw(self, records, stream, turn=0):
-        rows = np.empty(0, np.int64) if len(taken) == 2 else np.flatnonzero(some.random(records) < self.sampling_rate)
+        rows = np.empty(0, np.int64)
+        if len(taken) != 2:
+            rows = np.flatnonzero(some.random(records) < self.sampling_rate)
         taken.append(rows)
         return rows
 
     def release(self, total, bound, stream, turn=0):
         asked.append(("gradient", self.noise_multiplier))
-        return total + self.noise_multiplier * bound.norm() * torch.from_numpy(normals[len(asked) - 1]).float()
+        return (
+            total + self.noise_multiplier * bound.norm() * torch.from_numpy(normals[len(asked) - 1]).float()
+        )
 
     def choose(self, total, bound, stream, turn=0):
         noisy = total + self.noise_multiplier * bound.norm() * races[len(asked)]
