@@ -13,7 +13,7 @@ from farthing.cli.demo_parties import set_up
 from farthing.cli.main import main
 from farthing.deploy import join as joining
 from farthing.deploy.flower.superlink import Place
-from farthing.deploy.join import Party, join, listening
+from farthing.deploy.join import PartyFile, join, listening
 from farthing.errors import FarthingError, InvalidValue
 
 
@@ -24,7 +24,7 @@ def folder(tmp_path):
 
 
 def test_a_party(folder):
-    party = Party.load(folder / "a" / "party.toml")
+    party = PartyFile.load(folder / "a" / "party.toml")
     assert party.coordinator == Place("localhost", 9092)
     assert party.socket == (folder / "a" / "guard.sock")
     assert not party.apps
@@ -33,7 +33,7 @@ def test_a_party(folder):
 def test_a_guard_elsewhere(folder):
     path = folder / "a" / "party.toml"
     path.write_text(path.read_text().replace('policy = "policy.toml"', 'socket = "/run/g"\napps = true'))
-    party = Party.load(path)
+    party = PartyFile.load(path)
     assert (str(party.socket), party.policy, party.apps) == ("/run/g", None, True)
 
 
@@ -57,7 +57,7 @@ def test_what_a_party_must_be(folder, old, new, what, capsys):
     assert old in text
     path.write_text(text.replace(old, new))
     with pytest.raises(InvalidValue) as error:
-        Party.load(path)
+        PartyFile.load(path)
     assert what in str(error.value)
     assert main(["join", str(path)]) == 2
     assert what in capsys.readouterr().err
@@ -89,7 +89,7 @@ def quiet_node(monkeypatch):
 
 
 def test_guard_and_node_live_until_told_to_end(folder, quiet_node):
-    party, said = Party.load(folder / "a" / "party.toml"), []
+    party, said = PartyFile.load(folder / "a" / "party.toml"), []
     ended, began = threading.Event(), time.monotonic()
 
     def end():
@@ -109,4 +109,4 @@ def test_guard_and_node_live_until_told_to_end(folder, quiet_node):
 def test_a_guard_that_cannot_start_says_why(folder, quiet_node):
     (folder / "a" / "records.npz").unlink()
     with pytest.raises(FarthingError, match="records must be"):
-        join(Party.load(folder / "a" / "party.toml"))
+        join(PartyFile.load(folder / "a" / "party.toml"))

@@ -106,7 +106,7 @@ def test_nothing_is_left_where_writing_fails(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        (None, "missing"),
+        (None, "No such file"),
         ("key = ", "TOML"),
         ('key = "00"', "key and node"),
         ('key = "' + "0" * 64 + '"\nnode = "ssh-ed25519 AAAA"', "ECDSA"),

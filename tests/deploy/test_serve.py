@@ -20,7 +20,7 @@ from farthing.deploy.guard.policy import Policy
 from farthing.deploy.messages.forms import InProcess
 from farthing.deploy.messages.signed import Signer
 from farthing.deploy.processes import Child
-from farthing.deploy.serve import Board, Plan, coordinate
+from farthing.deploy.serve import Board, RunFile, coordinate
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue
 from farthing.federated import Parties
 from farthing.federated.methods.addp import addp
@@ -55,7 +55,7 @@ def guards():
 def plan_of(folder, *, edit=lambda text: text, **options):
     path = set_up(folder, NAMES, port=9092, **{"records": 60, "method": ADDP, "epsilon": 4.0} | options)
     path.write_text(edit(path.read_text()))
-    return Plan.load(path)
+    return RunFile.load(path)
 
 
 def coordinated(plan, transport, board=None):
@@ -172,7 +172,7 @@ def test_who_does_not_come_is_waited_for(tmp_path, guards):
         coordinated(plan, transport)
     path = tmp_path / "run.toml"
     path.write_text(path.read_text().replace("wait = 0.1", "least = 2"))
-    report = coordinated(Plan.load(path), transport)
+    report = coordinated(RunFile.load(path), transport)
     assert [party["party"] for party in report["parties"]] == ["a", "b"]
 
 
@@ -195,7 +195,7 @@ def test_who_does_not_come_is_waited_for(tmp_path, guards):
         ('run = "demo"', 'ran = "demo"', "run must be a text"),
         ('schema = "adult"', 'schema = "nowhere.json"', "nowhere.json"),
         (":9092", "", "HOST:PORT"),
-        ("keys/a/public.toml", "keys/z/public.toml", "public.toml is missing"),
+        ("keys/a/public.toml", "keys/z/public.toml", "public.toml must be a TOML file"),
         ("keys/a/public.toml", "keys/b/public.toml", "a key of their own"),
         ('test = "adult"', "least = 4", "least must be at most"),
         ('test = "adult"', "wait = -1", "wait must be a positive number"),
@@ -209,7 +209,7 @@ def test_what_a_run_must_be(tmp_path, old, new, what, capsys):
     assert old in text
     path.write_text(text.replace(old, new))
     with pytest.raises(InvalidValue) as error:
-        Plan.load(path)
+        RunFile.load(path)
     assert what in str(error.value)
     assert main(["serve", str(path)]) == 2
     assert what in capsys.readouterr().err

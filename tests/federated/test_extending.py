@@ -17,7 +17,7 @@ from farthing.deploy.guard import server
 from farthing.deploy.guard.policy import Policy
 from farthing.deploy.messages.forms import InProcess
 from farthing.deploy.messages.signed import Signer
-from farthing.deploy.serve import Board, Plan, coordinate
+from farthing.deploy.serve import Board, RunFile, coordinate
 from farthing.errors import InvalidValue
 from farthing.federated import METHODS, Invitation, Method, Option
 from farthing.federated.methods import table
@@ -60,7 +60,7 @@ def run_file(tmp_path: Path) -> Path:
     return set_up(tmp_path, PARTIES, port=9092, records=40, method='name = "sgd2"', epsilon=4.0)
 
 
-def deployed(plan: Plan) -> dict[str, Any]:
+def deployed(plan: RunFile) -> dict[str, Any]:
     """The report of a coordinator whose guards are functions of this process."""
     home = plan.folder.parent
     guards = {name: server.opened(Policy.load(home / name / "policy.toml")) for name in PARTIES}
@@ -74,7 +74,7 @@ def deployed(plan: Plan) -> dict[str, Any]:
 
 
 def test_a_new_method_runs_simulated_and_deployed(run_file: Path) -> None:
-    plan = Plan.load(run_file)
+    plan = RunFile.load(run_file)
     job = replace(plan.job, method=SIGNS, options={"rounds": 4, "shrink": 0.5})
     told = simulate(replace(job, table="adult", epsilon="1", delta=1e-6, users=50))
     assert (told["method"], told["rounds"], told["alive"]) == ("signs", 4, 0)
@@ -93,11 +93,11 @@ def test_a_method_in_the_table_is_a_word_of_the_command_and_of_a_runs_file(
     told = json.loads(capsys.readouterr().out)
     assert (told["method"], told["rounds"]) == ("signs", 5)
     run_file.write_text(run_file.read_text().replace('name = "sgd2"', 'name = "signs"\nshrink = 0.5'))
-    assert Plan.load(run_file).job.options == {"shrink": 0.5}
+    assert RunFile.load(run_file).job.options == {"shrink": 0.5}
 
 
 def test_what_a_record_does_not_list_is_refused(run_file: Path) -> None:
-    job = replace(Plan.load(run_file).job, table="adult", epsilon="1", delta=1e-6, method=SIGNS)
+    job = replace(RunFile.load(run_file).job, table="adult", epsilon="1", delta=1e-6, method=SIGNS)
     with pytest.raises(InvalidValue, match="--lr must be left out with --method signs"):
         simulate(replace(job, options={"lr": 1.0}))
     with pytest.raises(InvalidValue, match=r"--trust must be one of .'local'. with --method signs"):

@@ -241,8 +241,8 @@ def test_noise_that_no_budget_affords_is_code_3(simulate: Any) -> None:
 # --- a run's file
 
 
-def plan_of(folder: Path, method: str) -> serve.Plan:
-    return serve.Plan.load(set_up(folder, ("a", "b"), port=9092, records=5, method=method))
+def plan_of(folder: Path, method: str) -> serve.RunFile:
+    return serve.RunFile.load(set_up(folder, ("a", "b"), port=9092, records=5, method=method))
 
 
 def test_a_runs_file_has_the_same_symbols(tmp_path: Path) -> None:

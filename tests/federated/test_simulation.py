@@ -184,7 +184,7 @@ def test_test_tables_are_measured_outside_of_the_guarantee(job: Job, tmp_path: P
     test = write_table(tmp_path / "test.csv", 300)
     told = simulate(replace(job, test=test, epsilon="100"))["test"]
     assert told["accuracy"] > 0.8 > told["guessing"] > 0.5
-    assert 0 < told["log-loss"] < -np.log(told["guessing"])
+    assert 0 < told["log_loss"] < -np.log(told["guessing"])
     assert "the guarantee does not cover" in told["note"]
     with pytest.raises(InvalidValue, match="another table"):
         simulate(replace(job, test=job.table))

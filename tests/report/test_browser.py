@@ -13,9 +13,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from farthing.deploy import page as live
+from farthing.deploy.view import PartyView, View
 from farthing.ledger.journal import Journal
-from farthing.report import Subject, broken, page
+from farthing.report import Subject, broken, live_page, page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 WIDTHS = (390, 1280)
@@ -86,18 +86,38 @@ def pages(full, seeded):
         audit=tuple((long, replace(verdict, attack=long)) for _, verdict in full.audit),
     )
     parties = (
-        live.PartyView("north", "here", 13, 40, 10853, 1.0, 1e-6),
-        live.PartyView(long[:64], "refused", 0, 40, 903, 1.0, 1e-6, long[:120]),
-        live.PartyView("south", "gone"),
+        PartyView(name="north", state="here", left=13, most=40, records=10853, epsilon=1.0, delta=1e-6),
+        PartyView(
+            name=long[:64],
+            state="refused",
+            left=0,
+            most=40,
+            records=903,
+            epsilon=1.0,
+            delta=1e-6,
+            reason=long[:120],
+        ),
+        PartyView(name="south", state="gone"),
     )
     points = tuple((t, 0.76 + 0.003 * t) for t in range(1, 28))
-    view = live.View(long[:64], "sgd2 · adult", "training", 27, parties, points, 26.7, 1.0, 2.34, 95.0)
+    view = View(
+        run=long[:64],
+        method="sgd2 · adult",
+        phase="training",
+        round=27,
+        parties=parties,
+        accuracy=points,
+        noise=26.7,
+        clip=1.0,
+        seconds=2.34,
+        end=95.0,
+    )
     return {
         "full": page(full),
         "void": page(void),
         "broken": broken("a.ledger", "row 5 was changed, it does not have its hash. " + long),
         "long": page(spread),
-        "live": live.document(view),
+        "live": live_page.document(view),
     }
 
 

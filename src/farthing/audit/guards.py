@@ -177,10 +177,24 @@ def kept(folder: Path, records: Neighbour, trust: Trust, keys: dict[str, Signer]
     """A guard over such records, with a ledger in this folder."""
     _, X, y = records
     policy = Policy(
-        *("d", folder / "records", 8, folder / "ledger", folder / "socket", folder / "key"),
-        (keys["coordinator"].public,),
-        Budget(1.0, 1e-6, observer=trust.observer),
-        Limits(0.5, 3.0, 1000, _DRAWS, tuple(LOSSES), _WIDTH, _CLASSES, trust),
+        dataset="d",
+        records=folder / "records",
+        size=8,
+        ledger=folder / "ledger",
+        socket=folder / "socket",
+        key=folder / "key",
+        coordinators=(keys["coordinator"].public,),
+        budget=Budget(1.0, 1e-6, observer=trust.observer),
+        limits=Limits(
+            noise=0.5,
+            clip=3.0,
+            rounds=1000,
+            draws=_DRAWS,
+            losses=tuple(LOSSES),
+            width=_WIDTH,
+            outputs=_CLASSES,
+            trust=trust,
+        ),
         parties={name: key.public for name, key in keys.items() if name != "coordinator"},
     )
     return Guard(policy, Table(X, y), keys["p0"])
@@ -241,7 +255,9 @@ def _classes() -> list[str]:
             continue
         if alone.any():
             complaints.append("a label of no class contributes")
-    limits = Limits(0.5, 3.0, 1000, _DRAWS, tuple(LOSSES), _WIDTH, _CLASSES)
+    limits = Limits(
+        noise=0.5, clip=3.0, rounds=1000, draws=_DRAWS, losses=tuple(LOSSES), width=_WIDTH, outputs=_CLASSES
+    )
     if limits.allows_shape(multinomial, _WIDTH + 1, (_WIDTH + 1, _CLASSES - 1)):
         complaints.append("weights without a column for every class are allowed")
     return complaints

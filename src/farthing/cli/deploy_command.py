@@ -1,5 +1,6 @@
 """The commands for parties on machines of their own: ``farthing guard``, ``keys``, ``serve``, ``join``."""
 
+import functools
 import logging
 import sys
 from pathlib import Path
@@ -91,9 +92,11 @@ def serve(
         raise InvalidValue(f"--page must be a port, got {page}")
     from farthing.cli import ledger_output
     from farthing.deploy import serve as serving
+    from farthing.report.live_page import Page
 
     _logged()
-    report = serving.serve(serving.Plan.load(run), page=page, host=page_host, say=_say)
+    shown = None if page is None else functools.partial(Page, port=page, host=page_host)
+    report = serving.serve(serving.RunFile.load(run), page=shown, say=_say)
     if as_json:
         emit_json(report)
     else:
@@ -111,5 +114,5 @@ def join(
     from farthing.deploy import join as joining
 
     _logged()
-    joining.join(joining.Party.load(party), _say)
+    joining.join(joining.PartyFile.load(party), _say)
     return 0

@@ -28,8 +28,8 @@ from farthing.errors import FarthingError, InvalidValue
 _LOOK = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class Party:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartyFile:
     """A party's own file."""
 
     coordinator: Place
@@ -41,20 +41,20 @@ class Party:
     apps: bool = False
 
     @classmethod
-    def load(cls, path: Path) -> "Party":
+    def load(cls, path: Path) -> "PartyFile":
         try:
             given = Settings.load(path)
             policy = given.path("policy") if "policy" in given.names else None
             if (policy is None) == ("socket" not in given.names):
                 raise InvalidValue("give policy or, where the guard runs already, its socket")
             party = cls(
-                Place.of(given.text("coordinator")),
-                given.path("authority"),
-                given.path("node"),
-                policy,
-                Policy.load(policy).socket if policy is not None else given.path("socket"),
-                given.beside(given.text("folder", path.stem)),
-                given.flag("apps"),
+                coordinator=Place.of(given.text("coordinator")),
+                authority=given.path("authority"),
+                node=given.path("node"),
+                policy=policy,
+                socket=Policy.load(policy).socket if policy is not None else given.path("socket"),
+                folder=given.beside(given.text("folder", path.stem)),
+                apps=given.flag("apps"),
             )
             given.done()
             for file in (party.authority, party.node):
@@ -76,7 +76,7 @@ def listening(path: Path) -> bool:
     return True
 
 
-def join(party: Party, say: Callable[[str], None] = lambda _: None) -> None:
+def join(party: PartyFile, say: Callable[[str], None] = lambda _: None) -> None:
     """Until told to end."""
     needs_flower()
     party.folder.mkdir(mode=0o700, exist_ok=True)
@@ -116,7 +116,7 @@ _GUARD = (
 )
 
 
-def _await(guard: Child, party: Party, over: threading.Event) -> None:
+def _await(guard: Child, party: PartyFile, over: threading.Event) -> None:
     while not listening(party.socket) and not over.wait(_LOOK):
         if not guard.running:
             raise FarthingError(f"the guard did not start: {_last_line(guard.log)}")

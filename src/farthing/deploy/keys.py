@@ -15,7 +15,6 @@ import datetime
 import ipaddress
 import os
 import shutil
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from farthing.deploy import toml_settings
 from farthing.deploy.messages.signed import Signer, checked_name, public_key
 from farthing.errors import InvalidValue
 
@@ -42,12 +42,7 @@ class Card:
     @classmethod
     def load(cls, path: Path) -> "Card":
         """From a public.toml."""
-        try:
-            found = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InvalidValue(f"a party's public.toml is missing, {str(path)!r}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InvalidValue(f"a party's public.toml must be TOML, {str(path)!r}: {error}") from None
+        found = toml_settings.read(path, "a party's public.toml")
         node = found.get("node")
         if set(found) != {"key", "node"} or not isinstance(node, str):
             raise InvalidValue(f"a party's public.toml holds key and node, {str(path)!r} does not")

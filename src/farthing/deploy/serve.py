@@ -36,7 +36,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,8 +49,8 @@ from farthing.deploy.flower.superlink import Place, SuperLink, needs_flower
 from farthing.deploy.keys import Card
 from farthing.deploy.messages.forms import Transport
 from farthing.deploy.messages.signed import Signer, checked_name
-from farthing.deploy.page import Page, PartyView, View
 from farthing.deploy.toml_settings import Settings
+from farthing.deploy.view import PartyView, View
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue
 from farthing.federated.jobs import Job, checked, holds, steps
 from farthing.federated.methods import table
@@ -69,8 +69,8 @@ _POINTS = 200  # of accuracy, on the page
 _LATELY = 10  # rounds that say how long one takes
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFile:
     """A run, as its file describes it."""
 
     run: str
@@ -89,7 +89,7 @@ class Plan:
     most: int | None = None
 
     @classmethod
-    def load(cls, path: Path) -> "Plan":
+    def load(cls, path: Path) -> "RunFile":
         try:
             return cls._of(Settings.load(path))
         except InvalidValue as error:
@@ -97,7 +97,7 @@ class Plan:
             raise InvalidValue(f"{path}: {said}") from None
 
     @classmethod
-    def _of(cls, given: Settings) -> "Plan":
+    def _of(cls, given: Settings) -> "RunFile":
         method, places = given.table("method"), given.table("parties")
         parties = {checked_name(party=name): Card.load(places.path(name)) for name in places.names}
         name = given.text("schema")
@@ -113,22 +113,21 @@ class Plan:
             survivors=method.whole("survivors", None),
             options=_options(method),
         )
-        most = method.whole("most", None)
         plan = cls(
-            checked_name(run=given.text("run")),
-            checked_name(dataset=given.text("dataset")),
-            Place.of(given.text("listen", "127.0.0.1:9092")),
-            given.path("keys"),
-            given.path("folder"),
-            found,
-            job,
-            parties,
-            test if test is None or test == table_files.EMBEDDED else str(given.beside(test)),
-            given.number("wait", 3600.0),
-            given.number("seconds", 60.0),
-            given.whole("patience", 3),
-            given.whole("least", None),
-            most,
+            run=checked_name(run=given.text("run")),
+            dataset=checked_name(dataset=given.text("dataset")),
+            listen=Place.of(given.text("listen", "127.0.0.1:9092")),
+            keys=given.path("keys"),
+            folder=given.path("folder"),
+            schema=found,
+            job=job,
+            parties=parties,
+            test=test if test is None or test == table_files.EMBEDDED else str(given.beside(test)),
+            wait=given.number("wait", 3600.0),
+            seconds=given.number("seconds", 60.0),
+            patience=given.whole("patience", 3),
+            least=given.whole("least", None),
+            most=method.whole("most", None),
         )
         given.done()
         method.done()
@@ -179,14 +178,24 @@ def _options(given: Settings) -> dict[str, Any]:
     }
 
 
+class Shown(Protocol):
+    """A live page that is open."""
+
+    address: str
+
+    def close(self) -> None: ...
+
+
 def serve(
-    plan: Plan,
+    plan: RunFile,
     *,
-    page: int | None = None,
-    host: str = "127.0.0.1",
+    page: Callable[[Callable[[], View]], Shown] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Runs to the end and returns the report. SIGTERM and Ctrl-C end it, to go on later."""
+    """Runs to the end and returns the report. SIGTERM and Ctrl-C end it, to go on later.
+
+    ``page`` opens a live page of what a function returns (`farthing.report.live_page.Page`).
+    """
     if plan.report.exists():
         raise InvalidValue(f"run {plan.run!r} is over, see {str(plan.report)!r}: give another run and folder")
     needs_flower()
@@ -200,7 +209,7 @@ def serve(
     with contextlib.ExitStack() as open_:
         open_.enter_context(_ending_by_signal())
         if page is not None:
-            shown = Page(board.view, page, host)
+            shown = page(board.view)
             open_.callback(shown.close)
             say(f"page        {shown.address}")
         link = SuperLink(
@@ -213,7 +222,7 @@ def serve(
 
 
 def coordinate(
-    plan: Plan,
+    plan: RunFile,
     transport: Transport,
     signer: Signer,
     test: tuple[Array, NDArray[Any]] | None,
@@ -237,7 +246,7 @@ def coordinate(
         ) from None
 
 
-def _gathered(plan: Plan, transport: Transport, signer: Signer) -> Remote:
+def _gathered(plan: RunFile, transport: Transport, signer: Signer) -> Remote:
     """Waits for registrations."""
     until = time.monotonic() + plan.wait
     enrolled = {name: card.key for name, card in plan.parties.items()}
@@ -263,7 +272,7 @@ def _gathered(plan: Plan, transport: Transport, signer: Signer) -> Remote:
 
 
 def _trained(
-    plan: Plan, crowd: Remote, test: tuple[Array, NDArray[Any]] | None, board: "Board"
+    plan: RunFile, crowd: Remote, test: tuple[Array, NDArray[Any]] | None, board: "Board"
 ) -> tuple[Step, str]:
     """The last step, and why it was the last."""
     problem = plan.problem(int(crowd.records.sum()))
@@ -289,7 +298,7 @@ def _accuracy(w: Weights, X: Array, y: NDArray[Any]) -> float:
 
 
 def _written(
-    plan: Plan, crowd: Remote, step: Step, end: str, test: tuple[Array, NDArray[Any]] | None
+    plan: RunFile, crowd: Remote, step: Step, end: str, test: tuple[Array, NDArray[Any]] | None
 ) -> dict[str, Any]:
     """Model and report, on disk when this returns."""
     widest = int(np.argmax([budget.epsilon for budget in crowd.budgets]))
@@ -320,7 +329,7 @@ def _written(
     return report
 
 
-def _said(plan: Plan, crowd: Remote, w: Weights, X: Array) -> Array:
+def _said(plan: RunFile, crowd: Remote, w: Weights, X: Array) -> Array:
     """Probabilities, as `farthing simulate` gives them."""
     problem = plan.problem(int(crowd.records.sum()))
     features = plan.job.features(crowd, problem)
@@ -363,7 +372,7 @@ def _ending_by_signal() -> Iterator[None]:
 class Board:
     """How far a run is, for the page; written by one thread, read by others."""
 
-    plan: Plan
+    plan: RunFile
     phase: str = "waiting for parties"
     crowd: Remote | None = None
     round: int = 0
@@ -393,19 +402,19 @@ class Board:
         plan, crowd = self.plan, self.crowd
         what = " · ".join(part for part in (plan.job.record.name, plan.job.trust, plan.dataset) if part)
         if crowd is None:
-            parties = tuple(PartyView(name, "awaited") for name in plan.parties)
-            return View(plan.run, what, self.phase, parties=parties)
+            parties = tuple(PartyView(name=name, state="awaited") for name in plan.parties)
+            return View(run=plan.run, method=what, phase=self.phase, parties=parties)
         status, records, budgets = crowd.status().parties, crowd.records, crowd.budgets
         parties = tuple(
             PartyView(
-                party.name,
-                str(party.state),
-                party.left if self.round else None,
-                self.most.get(party.name),
-                int(records[place]),
-                budgets[place].epsilon,
-                budgets[place].delta,
-                party.reason,
+                name=party.name,
+                state=str(party.state),
+                left=party.left if self.round else None,
+                most=self.most.get(party.name),
+                records=int(records[place]),
+                epsilon=budgets[place].epsilon,
+                delta=budgets[place].delta,
+                reason=party.reason,
             )
             for place, party in enumerate(status)
         )
@@ -417,16 +426,16 @@ class Board:
             left = min(left, plan.most - self.round)
         asked = [crowd.terms(place) for place in range(crowd.users)] if self.round else []
         return View(
-            plan.run,
-            what,
-            self.phase,
-            self.round,
-            parties,
-            tuple(self.accuracy),
-            min((terms.mechanism.noise_multiplier for terms in asked), default=None),
-            min((terms.bound.clip for terms in asked), default=None),
-            seconds,
-            None if seconds is None or math.isnan(seconds) else left * seconds,
+            run=plan.run,
+            method=what,
+            phase=self.phase,
+            round=self.round,
+            parties=parties,
+            accuracy=tuple(self.accuracy),
+            noise=min((terms.mechanism.noise_multiplier for terms in asked), default=None),
+            clip=min((terms.bound.clip for terms in asked), default=None),
+            seconds=seconds,
+            end=None if seconds is None or math.isnan(seconds) else left * seconds,
         )
 
 

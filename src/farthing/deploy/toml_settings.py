@@ -20,6 +20,18 @@ from typing import Any, overload
 from farthing.errors import InvalidValue
 
 
+def read(path: str | os.PathLike[str], subject: str) -> dict[str, Any]:
+    """Return the tables of a TOML file; ``subject`` names it where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        reason: object = error.strerror
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        reason = error
+    raise InvalidValue(f"{subject} must be a TOML file, {os.fspath(path)!r}: {reason}")
+
+
 class Settings:
     """A table of a TOML file; paths are relative to the file."""
 
@@ -28,13 +40,7 @@ class Settings:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Settings":
-        try:
-            with open(path, "rb") as file:
-                return cls(tomllib.load(file), Path(path).resolve().parent)
-        except OSError as error:
-            raise InvalidValue(f"there must be a TOML file, {os.fspath(path)!r}: {error.strerror}") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InvalidValue(f"it must be a TOML file, {os.fspath(path)!r}: {error}") from None
+        return cls(read(path, "it"), Path(path).resolve().parent)
 
     @overload
     def text(self, name: str, default: str = ...) -> str: ...

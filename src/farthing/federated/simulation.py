@@ -242,6 +242,6 @@ def measured(said: Array, y: NDArray[Any]) -> dict[str, Any]:
         "records": len(y),
         "accuracy": float(np.mean(each.argmax(axis=1) == y)),
         "guessing": float(np.bincount(y).max() / len(y)),
-        "log-loss": float(-np.mean(np.log(np.maximum(true, 1e-300)))),
+        "log_loss": float(-np.mean(np.log(np.maximum(true, 1e-300)))),
         "note": table_files.WITHOUT_PRIVACY,
     }

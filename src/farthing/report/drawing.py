@@ -233,14 +233,34 @@ def frame(
     return Frame(along, up, parts)
 
 
-STYLE = """
+# The colours of the report and of the live page, light or dark as the reader has it.
+PALETTE = """
 :root{color-scheme:light dark;--paper:#fbfaf7;--card:#fff;--ink:#1b1d22;--soft:#565c69;--line:#dcd8cf;
 --faint:#edeae2;--c0:#1f5fbf;--c1:#a34a00;--c2:#0a6e68;--c3:#7a3e9d;--c4:#8c6d00;--c5:#a1286a;
 --good:#17663c;--goodback:#e6f3eb;--care:#7a4d00;--careback:#fbf1dc;--bad:#a3190f;--badback:#fdeae8}
 @media(prefers-color-scheme:dark){:root{--paper:#14161a;--card:#1c1f25;--ink:#e9e7e2;--soft:#a9aeb9;
 --line:#373c46;--faint:#282c34;--c0:#7db0ff;--c1:#ffa05c;--c2:#5fd0c7;--c3:#cf9df0;--c4:#dcbc55;--c5:#ff8dc0;
 --good:#74d9a3;--goodback:#15301f;--care:#f0bd66;--careback:#33270f;--bad:#ff9a90;--badback:#3c1714}}
-*{box-sizing:border-box}
+"""
+# How `svg` looks there; every colour is a class.
+CHART = """svg text{font-size:12.5px;font-variant-numeric:tabular-nums}
+.tick{fill:var(--soft)}.name{fill:var(--ink)}
+.grid{stroke:var(--faint)}.axis{stroke:var(--soft)}.guide{stroke:var(--soft);stroke-dasharray:2 3}
+.line{fill:none;stroke-width:2.2;stroke-linejoin:round;stroke-linecap:round}
+.limit,.claim{stroke:var(--bad);stroke-width:2}.limit{stroke-dasharray:7 4}
+.level{stroke:var(--soft);stroke-width:1.6}.l0{stroke-dasharray:8 4}.l1{stroke-dasharray:2 4}
+.l2{stroke-dasharray:9 3 2 3}
+.whole{fill:var(--faint);stroke:var(--line)}.bad{fill:var(--bad)}
+.line.c0{stroke:var(--c0)}.line.c1{stroke:var(--c1)}.line.c2{stroke:var(--c2)}.line.c3{stroke:var(--c3)}
+.line.c4{stroke:var(--c4)}.line.c5{stroke:var(--c5)}
+.dot{stroke:var(--card);stroke-width:1}.bar.c0,.dot.c0{fill:var(--c0)}.dot.c1{fill:var(--c1)}
+.dot.c2{fill:var(--c2)}.dot.c3{fill:var(--c3)}.dot.c4{fill:var(--c4)}.dot.c5{fill:var(--c5)}
+.area.c0{fill:var(--c0);opacity:.13}
+"""
+STYLE = (
+    PALETTE
+    + CHART
+    + """*{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%}
 body{margin:0;background:var(--paper);color:var(--ink);font:1rem/1.6 system-ui,-apple-system,"Segoe UI",
 "Helvetica Neue",Arial,sans-serif}
@@ -280,19 +300,6 @@ figure{margin:0 0 1.2rem;break-inside:avoid;padding:1.1rem 1.2rem;background:var
 border:1px solid var(--line);border-radius:.6rem;min-width:0}
 figcaption p{color:var(--soft);font-size:.9rem;line-height:1.45;margin:0 0 .6rem;overflow-wrap:anywhere}
 figure>svg{display:block;width:100%;height:auto}
-svg text{font-size:12.5px;font-variant-numeric:tabular-nums}
-.tick{fill:var(--soft)}.name{fill:var(--ink)}
-.grid{stroke:var(--faint)}.axis{stroke:var(--soft)}.guide{stroke:var(--soft);stroke-dasharray:2 3}
-.line{fill:none;stroke-width:2.2;stroke-linejoin:round;stroke-linecap:round}
-.limit,.claim{stroke:var(--bad);stroke-width:2}.limit{stroke-dasharray:7 4}
-.level{stroke:var(--soft);stroke-width:1.6}.l0{stroke-dasharray:8 4}.l1{stroke-dasharray:2 4}
-.l2{stroke-dasharray:9 3 2 3}
-.whole{fill:var(--faint);stroke:var(--line)}.bad{fill:var(--bad)}
-.line.c0{stroke:var(--c0)}.line.c1{stroke:var(--c1)}.line.c2{stroke:var(--c2)}.line.c3{stroke:var(--c3)}
-.line.c4{stroke:var(--c4)}.line.c5{stroke:var(--c5)}
-.dot{stroke:var(--card);stroke-width:1}.bar.c0,.dot.c0{fill:var(--c0)}.dot.c1{fill:var(--c1)}
-.dot.c2{fill:var(--c2)}.dot.c3{fill:var(--c3)}.dot.c4{fill:var(--c4)}.dot.c5{fill:var(--c5)}
-.area.c0{fill:var(--c0);opacity:.13}
 .legend{display:flex;flex-wrap:wrap;gap:.15rem 1.2rem;margin:.5rem 0 0;padding:0;list-style:none;
 font-size:.85rem;color:var(--soft)}
 .legend li{min-width:0;overflow-wrap:anywhere}
@@ -328,6 +335,7 @@ figure,.statement>li,.tile,.banner,tr{break-inside:avoid}
 .tiles{grid-template-columns:repeat(4,minmax(0,1fr))}
 .bar,.dot,.whole,.area,.bad{print-color-adjust:exact;-webkit-print-color-adjust:exact}}
 """
+)
 
 
 _FIRST, _LAST = 10, 6  # rows of a long ledger that are always shown

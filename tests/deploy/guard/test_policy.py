@@ -110,7 +110,7 @@ def test_a_policy_must_be_there(tmp_path):
 
 
 def test_draws_that_a_policy_allows():
-    limits = Limits(1.0, 1.0, 1, draws=(Poisson(0.1), Exactly(3)))
+    limits = Limits(noise=1.0, clip=1.0, rounds=1, draws=(Poisson(0.1), Exactly(3)))
     assert limits.allows_draw(Poisson(0.1))
     assert limits.allows_draw(Poisson(0.01))
     assert limits.allows_draw(Exactly(3))

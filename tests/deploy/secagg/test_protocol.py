@@ -328,7 +328,7 @@ def test_masked_shares_of_noise_sum_to_the_noise_that_was_paid_for():
     _, cell = ft.Gaussian(6.0 / 3).grid(bound, size)
     run, stream = Run(n).set_up(), SeededStream(5)
     for name, boxes in run.routed.items():
-        hidden = Masked(share.noise, share, cell, run.members[name].mask(boxes, size))
+        hidden = Masked(share.noise_multiplier, share, cell, run.members[name].mask(boxes, size))
         assert hidden.event(bound, ft.Adjacency.ADD_REMOVE, False) == ft.Gaussian(6.0).unit_event()
         run.server.add(name, hidden.release(np.full(size, 0.25), bound, stream))
     total = run.finish().view(np.int64) * cell

@@ -196,12 +196,6 @@ class SuperLink:
         self._keeper = threading.Thread(target=self._keep, daemon=True)
         self._keeper.start()
 
-    @property
-    def pids(self) -> dict[str, int | None]:
-        """Numbers of the processes."""
-        executor = None if self._executor is None else self._executor.pid
-        return {"superlink": self._link.pid, "superexec": executor}
-
     def close(self) -> None:
         """Ends all processes."""
         self._over.set()

@@ -36,7 +36,6 @@ priced: a Poisson rate below `LEAST_RATE` (unless the policy lists it), noise ab
 
 import os
 import threading
-import tomllib
 from collections import OrderedDict
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -44,6 +43,7 @@ from typing import Any
 
 from farthing import validate
 from farthing.budget import Budget, Observer
+from farthing.deploy import toml_settings
 from farthing.deploy.messages import forms
 from farthing.deploy.messages.signed import Reason, Refused, checked_name, public_key, refuse
 from farthing.errors import FarthingError, InvalidValue
@@ -55,7 +55,7 @@ from farthing.queries.samplers import Everyone, Poisson
 _EVERYONE = (Everyone(),)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """How far a question may go."""
 
@@ -114,7 +114,7 @@ class Limits:
         return (self.width + 1) * max(self.outputs, 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Everything a guard is told by its own party."""
 
@@ -155,15 +155,7 @@ class Policy:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Policy":
         """From a TOML file."""
-        try:
-            with open(path, "rb") as file:
-                found = tomllib.load(file)
-        except OSError as error:
-            raise InvalidValue(
-                f"a policy must be a TOML file, {os.fspath(path)!r}: {error.strerror}"
-            ) from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise InvalidValue(f"a policy must be a TOML file, {os.fspath(path)!r}: {error}") from None
+        found = toml_settings.read(path, "a policy")
         try:
             return cls._of(found, Path(path).resolve().parent)
         except InvalidValue as error:

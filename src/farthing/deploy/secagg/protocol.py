@@ -345,7 +345,6 @@ class Aggregator:
         self._shared: set[str] = set()
         self._arrived: set[str] = set()
         self._total: Words | None = None
-        self._consents: dict[str, bytes] = {}
         return self.roster
 
     def route(self, sealed: Mapping[str, Mapping[str, bytes]]) -> dict[str, dict[str, bytes]]:

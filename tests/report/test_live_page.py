@@ -11,26 +11,38 @@ from html.parser import HTMLParser
 
 import pytest
 
-from farthing.deploy.page import Page, PartyView, View, body, document
+from farthing.deploy.view import PartyView, View
 from farthing.errors import InvalidValue
+from farthing.report.live_page import Page, body, document
 
 VIEW = View(
-    "wards-1",
-    "sgd2 · adult",
-    "training",
-    27,
-    (
-        PartyView("north", "here", 13, 40, 10853, 1.0, 1e-6),
-        PartyView("east", "missing", 20, 40, 10853, 0.5, 1e-6),
-        PartyView("west<script>alert(1)</script>", "refused", 0, 40, 903, 1.0, 1e-6, "noise<i>"),
-        PartyView("south", "gone"),
-        PartyView("middle", "spent", 0, 40, 11, 2.0, 1e-8, "spent"),
+    run="wards-1",
+    method="sgd2 · adult",
+    phase="training",
+    round=27,
+    parties=(
+        PartyView(name="north", state="here", left=13, most=40, records=10853, epsilon=1.0, delta=1e-6),
+        PartyView(name="east", state="missing", left=20, most=40, records=10853, epsilon=0.5, delta=1e-6),
+        PartyView(
+            name="west<script>alert(1)</script>",
+            state="refused",
+            left=0,
+            most=40,
+            records=903,
+            epsilon=1.0,
+            delta=1e-6,
+            reason="noise<i>",
+        ),
+        PartyView(name="south", state="gone"),
+        PartyView(
+            name="middle", state="spent", left=0, most=40, records=11, epsilon=2.0, delta=1e-8, reason="spent"
+        ),
     ),
-    tuple((t, 0.76 + 0.003 * t) for t in range(1, 28)),
-    26.7,
-    1.0,
-    2.34,
-    95.0,
+    accuracy=tuple((t, 0.76 + 0.003 * t) for t in range(1, 28)),
+    noise=26.7,
+    clip=1.0,
+    seconds=2.34,
+    end=95.0,
 )
 
 
@@ -95,7 +107,9 @@ def test_nothing_comes_from_elsewhere():
 
 
 def test_before_anybody_is_there(page):
-    page.shown[0] = View("r", "addp", "waiting for parties", parties=(PartyView("a", "awaited"),))
+    page.shown[0] = View(
+        run="r", method="addp", phase="waiting for parties", parties=(PartyView(name="a", state="awaited"),)
+    )
     _, _, text = get(page)
     assert "waiting for parties" in text
     assert "awaited" in text

@@ -15,42 +15,14 @@ import math
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
+from farthing.deploy.view import PartyView, View
 from farthing.errors import InvalidValue
+from farthing.report import drawing
 
 _SECONDS = 2  # between two looks
-
-
-@dataclass(frozen=True, slots=True)
-class PartyView:
-    """A party, as it is shown."""
-
-    name: str
-    state: str
-    left: int | None = None  # rounds it can still afford, as it announced
-    most: int | None = None  # at the beginning
-    records: int | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """All that the page shows."""
-
-    run: str
-    method: str
-    phase: str  # in words; begins with "over" at the end
-    round: int = 0
-    parties: tuple[PartyView, ...] = ()
-    accuracy: tuple[tuple[int, float], ...] = ()  # of some rounds, on public test data
-    noise: float | None = None  # over the clip, the least that a party adds
-    clip: float | None = None
-    seconds: float | None = None  # a round
-    end: float | None = None  # seconds until then, as it looks now
 
 
 def coarse(rounds: int | None) -> str:
@@ -133,36 +105,25 @@ def _row(party: PartyView) -> str:
 
 
 def _chart(points: Sequence[tuple[int, float]]) -> str:
-    """Accuracy over rounds, as a line."""
+    """Return accuracy over rounds, as a line."""
     if len(points) < 2:
         return ""
-    first, last = points[0][0], points[-1][0]
     low = max(0.0, math.floor(min(y for _, y in points) * 20) / 20)
-    high = min(1.0, math.ceil(max(y for _, y in points) * 20) / 20)
-    high = max(high, low + 0.05)
-
-    def place(t: int, y: float) -> str:
-        across = 44 + 548 * (t - first) / max(1, last - first)
-        return f"{across:.1f},{146 - 132 * (y - low) / (high - low):.1f}"
-
-    path = " ".join(place(t, y) for t, y in points)
-    lines = "".join(
-        f"<line x1=44 x2=592 y1={y} y2={y} /><text x=38 y={y + 4} text-anchor=end>{value:.0%}</text>"
-        for y, value in ((14, high), (146, low))
-    )
+    high = max(min(1.0, math.ceil(max(y for _, y in points) * 20) / 20), low + 0.05)
+    first, last = points[0][0], max(points[-1][0], points[0][0] + 1)
+    axes = drawing.frame((first, last), (low, high), across="round", upwards="", percents=True)
+    axes.curve(points, "line c0")
+    said = f"{points[-1][1]:.1%} after round {points[-1][0]:,}"
     return (
         "<figure><figcaption>Accuracy on the coordinator's public test data</figcaption>"
-        "<svg viewBox='0 0 600 170' role=img aria-label='Accuracy over rounds'>"
-        f"{lines}<text x=44 y=164>{first:,}</text><text x=592 y=164 text-anchor=end>round {last:,}</text>"
-        f"<polyline points='{path}' /></svg></figure>"
+        f"{drawing.svg('Accuracy over rounds', said, axes.parts, 'accuracy')}</figure>"
     )
 
 
-_STYLE = """
-:root{color-scheme:light dark;--ink:#1b1d22;--soft:#5c6270;--paper:#fbfaf7;--card:#fff;--line:#dcd8cf;
---blue:#1f5fbf;--good:#1a7f4b;--warn:#9a6200;--bad:#b3261e}
-@media(prefers-color-scheme:dark){:root{--ink:#e9e7e2;--soft:#a3a8b3;--paper:#15171b;--card:#1e2126;
---line:#353a43;--blue:#7db0ff;--good:#63d19a;--warn:#f0b95a;--bad:#ff8a80}}
+_STYLE = (
+    drawing.PALETTE
+    + drawing.CHART
+    + """
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:60rem;padding:1.2rem;background:var(--paper);color:var(--ink);
 font:1rem/1.5 system-ui,sans-serif}
@@ -172,24 +133,24 @@ h1{font-size:1.3rem;margin:0;overflow-wrap:anywhere}h1 small{color:var(--soft);f
 .card{background:var(--card);border:1px solid var(--line);border-radius:.6rem;padding:.6rem .8rem}
 dt{color:var(--soft);font-size:.8rem}dd{margin:0;font-size:1.15rem;font-variant-numeric:tabular-nums}
 figure{margin:0 0 1.2rem;background:var(--card);border:1px solid var(--line);border-radius:.6rem;
-padding:.8rem}
+padding:.8rem;max-width:36rem}
 figcaption{color:var(--soft);font-size:.85rem;margin-bottom:.4rem}
-svg{width:100%;height:auto;display:block}svg text{fill:var(--soft);font-size:11px}
-svg line{stroke:var(--line)}polyline{fill:none;stroke:var(--blue);stroke-width:2;stroke-linejoin:round}
+figure>svg{width:100%;height:auto;display:block}
 table{width:100%;border-collapse:collapse;background:var(--card);border:1px solid var(--line)}
 th,td{text-align:left;padding:.5rem .8rem;border-bottom:1px solid var(--line);font-weight:400}
 thead th{color:var(--soft);font-size:.8rem}tbody th{font-weight:600;overflow-wrap:anywhere}
 td{white-space:nowrap}td small{white-space:normal;overflow-wrap:anywhere}
 .n{text-align:right;font-variant-numeric:tabular-nums}
 .state{border:1px solid;border-radius:1rem;padding:.05rem .6rem;font-size:.85rem;color:var(--soft)}
-.here{color:var(--good)}.missing,.spent{color:var(--warn)}.refused,.gone{color:var(--bad)}
+.here{color:var(--good)}.missing,.spent{color:var(--care)}.refused,.gone{color:var(--bad)}
 meter{width:5rem;vertical-align:middle}
 footer{color:var(--soft);font-size:.8rem;margin-top:1rem}
 @media(max-width:36rem){table,tbody,tr,td,tbody th{display:block}thead{display:none}
 tr{border-bottom:1px solid var(--line);padding:.4rem 0}td,tbody th{border:0;padding:.15rem .8rem}
-.n{text-align:left}svg text{font-size:17px}
+.n{text-align:left}svg text{font-size:14px}
 td[data-label]:not(:empty):before{content:attr(data-label) ': ';color:var(--soft)}}
 """
+)
 
 _SCRIPT = (
     f"const SECONDS={_SECONDS};"
