@@ -4,6 +4,7 @@ Scaling and vocabularies come from the public schema, the weights from the train
 learnt outside the budget. Neither format runs code when it is read.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,10 @@ from sklearn.preprocessing import MinMaxScaler, OneHotEncoder
 from farthing.data.schema import Categorical, Numeric, Schema
 from farthing.errors import Unsupported
 
-FORMATS = ("skops", "onnx")
-
 
 def exported(form: str, schema: Schema, model: Any) -> bytes:
     """``model``, of an estimator's `to_sklearn`, behind the schema's encoding, as a file's content."""
-    whole = pipeline(schema, model)
-    return _skops(whole) if form == "skops" else _onnx(whole, schema)
+    return FORMATS[form](pipeline(schema, model), schema)
 
 
 def pipeline(schema: Schema, model: Any) -> Pipeline:
@@ -54,7 +52,7 @@ def _ends(column: Numeric | Categorical) -> tuple[Any, Any]:
     return column.values[0], column.values[-1]
 
 
-def _skops(whole: Pipeline) -> bytes:
+def _skops(whole: Pipeline, schema: Schema) -> bytes:
     try:
         from skops import io
     except ImportError:
@@ -109,3 +107,7 @@ def _bounded(graph: Any, target: Numeric) -> None:
 
 def _missing(form: str) -> Unsupported:
     return Unsupported(f"--format {form} needs a package that is missing: pip install 'farthing[export]'")
+
+
+#: The formats of ``--format``: from a pipeline and its schema to the bytes of a file.
+FORMATS: dict[str, Callable[[Pipeline, Schema], bytes]] = {"skops": _skops, "onnx": _onnx}

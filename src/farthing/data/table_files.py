@@ -6,7 +6,7 @@ Messages name files, columns and what was declared, never a cell of a table.
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,29 @@ EMBEDDED = "adult"  # in place of a file: the data and the schema that come with
 
 Array = NDArray[np.float64]
 T = TypeVar("T", bound=NDArray[Any] | int)
+
+
+class FileFormat(Protocol):
+    """A format of tables in files: a module such as `csv_files`, or any object with these four functions.
+
+    Messages may name the file and a wanted column, never a cell.
+    """
+
+    def claims(self, path: str) -> bool:
+        """Return whether a file is of this format."""
+
+    def header(self, path: str, column: str | None = None) -> list[str]:
+        """Return the names of all columns; `InvalidValue` unless ``column`` is one."""
+
+    def count(self, path: str, names: Iterable[str]) -> int:
+        """Return how many records there are; `InvalidValue` unless all ``names`` are columns."""
+
+    def columns(self, path: str, names: Iterable[str]) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yield the named columns, some thousand records at a time."""
+
+
+#: The first that claims a file reads it. CSV claims everything, so it stands last.
+FORMATS: list[FileFormat] = [parquet_files, csv_files]
 
 
 # --- schemas
@@ -95,20 +118,19 @@ def skeleton_of(table: str, target: str) -> str:
 
 def header(table: str, column: str | None = None) -> list[str]:
     """The names of a table's columns; refused unless ``column`` is one."""
-    names: list[str] = _reader(table).header(table, column)
-    return names
+    return _format(table).header(table, column)
 
 
 def count(table: str, schema: Schema) -> int:
     """How many records there are, once the header has all columns of the schema. No cell is looked at."""
     if table == EMBEDDED:
         return data.load_adult().split
-    return int(_reader(table).count(table, _names(schema)))
+    return _format(table).count(table, _names(schema))
 
 
 def columns(table: str, names: Iterable[str]) -> Iterator[dict[str, NDArray[Any]]]:
     """The named columns of a file, some thousand records at a time."""
-    yield from _reader(table).columns(table, names)
+    yield from _format(table).columns(table, names)
 
 
 def decoded(table: str, schema: Schema) -> Iterator[Array]:
@@ -165,8 +187,8 @@ def held_out(test: str | None, table: str, schema: Schema) -> tuple[Array, NDArr
     return read(test, schema, test=True)
 
 
-def _reader(table: str) -> Any:
-    return parquet_files if parquet_files.claims(table) else csv_files
+def _format(table: str) -> FileFormat:
+    return next(each for each in FORMATS if each.claims(table))
 
 
 def _names(schema: Schema, target: bool = True) -> list[str]:

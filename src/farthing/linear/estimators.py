@@ -21,7 +21,7 @@ ledger, and a fit that does not fit raises `BudgetSpent`. Scores on held-out fol
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,8 +46,7 @@ from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
 from farthing.data.tables import Features, Table
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
-from farthing.linear import losses
-from farthing.linear.losses import Loss
+from farthing.linear.losses import Loss, huber_hinge, logistic, multinomial, one_against_rest, squared
 from farthing.linear.methods.dppca import components, dppca
 from farthing.linear.problem import Problem
 from farthing.linear.solvers import CLASSIFIERS, REGRESSORS, Method, Solver
@@ -264,6 +263,8 @@ class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
     history_ : the `Step`s taken, each with its weights and receipts.
     """
 
+    losses: ClassVar[tuple[Loss, Loss]]  # for two classes, and for more
+
     def __init__(
         self,
         epsilon: float | None = None,
@@ -296,7 +297,7 @@ class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
         X, y = self._supervised(X, y)
         codes = _codes(y, classes)
         several = len(classes) > 2
-        u, constant = self._train(X, codes, self._losses[several], len(classes) if several else 0, method)
+        u, constant = self._train(X, codes, self.losses[several], len(classes) if several else 0, method)
         self.classes_ = classes
         self.coef_, self.intercept_ = np.atleast_2d(u.T), np.atleast_1d(constant)
         return self
@@ -318,7 +319,7 @@ class LogisticRegression(_PrivateClassifier):
         f"Logistic regression, binary or multinomial, within a budget.\n\n    {_PrivateClassifier.__doc__}"
     )
 
-    _losses = (losses.logistic, losses.multinomial)
+    losses = (logistic, multinomial)
 
     def predict_proba(self, X: Any) -> Array:
         """The probability of every class."""
@@ -341,7 +342,7 @@ class LinearSVC(_PrivateClassifier):
         f"A linear SVM with a smooth (Huber) hinge, within a budget.\n\n    {_PrivateClassifier.__doc__}"
     )
 
-    _losses = (losses.huber_hinge, losses.one_against_rest)
+    losses = (huber_hinge, one_against_rest)
 
     def to_sklearn(self) -> Any:
         """The same model as scikit-learn's own, ready to predict."""
@@ -391,7 +392,7 @@ class LinearRegression(RegressorMixin, _PrivateLinear):  # type: ignore[misc]
         X, y = self._supervised(X, y)
         numbers = np.asarray(arrays.target(y), dtype=np.float64)
         scaled = np.where(np.isfinite(numbers), (np.clip(numbers, low, high) - low) / (high - low), np.nan)
-        u, constant = self._train(X, scaled, losses.squared, 0, method, penalty)
+        u, constant = self._train(X, scaled, squared, 0, method, penalty)
         self.coef_, self.intercept_ = u * (high - low), float(constant * (high - low) + low)
         self._range = low, high
         return self

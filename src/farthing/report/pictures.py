@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from farthing.report import drawing, reading
@@ -29,16 +29,8 @@ class Picture:
 
 
 def pictures(subject: Subject) -> list[Picture]:
-    """All that there is data for, in the order of the questions that they answer."""
-    drawn = (
-        burned(subject),
-        profile(subject),
-        scored(subject),
-        *([remaining(subject.crowd)] if subject.crowd else []),
-        noised(subject),
-        clipped(subject),
-        audited(subject),
-    )
+    """Return the pictures that there is data for, in the order of the questions that they answer."""
+    drawn = (draw(subject) for draw in PICTURES)
     return [picture for picture in drawn if picture is not None]
 
 
@@ -180,8 +172,12 @@ def _score_row(score: Score, shares: bool) -> tuple[str, str, str]:
     return plain(score.label, 120), "none" if score.epsilon is None else number(score.epsilon), value
 
 
+def _remaining(subject: Subject) -> Picture | None:
+    return None if subject.crowd is None else remaining(subject.crowd)
+
+
 def remaining(crowd: Crowd) -> Picture | None:
-    """What users could afford and what they still can: bars, or where there are many kinds a histogram."""
+    """Draw what clients could afford and what they still can: bars, or a histogram of many kinds."""
     groups = [group for group in crowd.groups if group.users > 0 and group.rounds > 0]
     if not groups:
         return None
@@ -351,3 +347,15 @@ def legend(picture: Picture) -> str:
         return ""
     items = "".join(f"<li>{swatch} {escape(said)}</li>" for swatch, said in picture.legend)
     return f'<ul class="legend">{items}</ul>'
+
+
+#: What a report draws, in this order; None where there is no data for a picture.
+PICTURES: list[Callable[[Subject], Picture | None]] = [
+    burned,
+    profile,
+    scored,
+    _remaining,
+    noised,
+    clipped,
+    audited,
+]
