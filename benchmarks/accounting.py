@@ -15,10 +15,7 @@ import time
 import warnings
 from collections.abc import Callable
 
-import numpy as np
-
 from farthing.accounting import calibrate, inversion, pairs, pld, transform
-from farthing.accounting.online import OnlineAccountant
 from farthing.budget import Budget
 from farthing.queries.events import GaussianEvent, PoissonEvent, RepeatedEvent
 
@@ -38,7 +35,6 @@ def cold() -> None:
     """Forget everything kept between calls."""
     transform.transform.cache_clear()
     transform.rough_log_moment.cache_clear()
-    transform.chart.cache_clear()
     inversion._KERNELS.clear()
     pairs.of_event.cache_clear()
     calibrate._mu.cache_clear()
@@ -61,12 +57,6 @@ def poisson(rate: float, noise: float) -> PoissonEvent:
 
 def ours(rate: float, noise: float, steps: int, delta: float) -> float:
     return pld.epsilon(RepeatedEvent(poisson(rate, noise), steps), delta)
-
-
-def streamed(rate: float, noise: float, steps: int, delta: float) -> float:
-    accountant = OnlineAccountant()
-    accountant.add(poisson(rate, noise), steps)
-    return accountant.epsilon(delta)
 
 
 def dp_accounting_pld(rate: float, noise: float, steps: int, delta: float) -> float:
@@ -140,11 +130,6 @@ def tightness() -> None:
             print(f"\nq={rate:.6g} σ={noise:g} T={steps} δ={delta:g}")
             print(f"  ours {certified:.7f} in {1e3 * taken:.2f} ms; reference {reference:.6f}, ", end="")
             print(f"off by {certified / reference - 1:+.1e}")
-            online = streamed(rate, noise, steps, delta)
-            slow = cpu(lambda: streamed(rate, noise, steps, delta), 5, cold)  # noqa: B023
-            print(
-                f"  {'online':18} {online:.7f}  gap {online / certified - 1:+.1e}  ×time {slow / taken:.1f}"
-            )
             for name in peers:
                 try:
                     with quiet():
@@ -158,52 +143,6 @@ def tightness() -> None:
                 print(f"  {name:18} {bound:.7f}  gap {gap:+.1e}  ×time {peer_taken / taken:.0f}")
 
 
-def online_steps(
-    low: float, high: float, epsilon: float, steps: int = 1000, passes: int = 100, peer_steps: int = 20
-) -> None:
-    """``steps`` distinct noises, gone through ``passes`` times: CPU time a step, add and one δ query.
-
-    Means count everything, also what a line costs when it is first needed for all noises seen so far.
-    """
-    noises = np.random.default_rng(0).uniform(low, high, steps)
-    cold()
-    accountant = OnlineAccountant()
-    first, again = [], []
-    for taken in (first, *[again] * (passes - 1)):
-        for noise in noises:
-            start = time.process_time()
-            accountant.add(poisson(0.01, float(noise)))
-            accountant.delta(epsilon)
-            taken.append(time.process_time() - start)
-    print(f"\n{steps} distinct noises from {low:g} to {high:g}, {passes} times over")
-    print("  CPU µs a step, add + δ query")
-    print(f"  ε after all of them: {accountant.epsilon(1e-5):.3f} at δ = 1e-5")
-    for name, taken in (("first sight", first), ("seen before", again)):
-        mean, median = 1e6 * statistics.mean(taken), 1e6 * statistics.median(taken)
-        print(f"  ours, {name}: mean {mean:.0f}, median {median:.0f}")
-    try:
-        from dp_accounting.pld import privacy_loss_distribution as peer
-    except ImportError as error:
-        print(f"  dp-accounting is left out: {error}")
-        return
-    # composed onto what half the plan has left behind, as a step in the middle of the plan would be
-    typical = peer.from_gaussian_mechanism((low + high) / 2, sampling_prob=0.01)
-    total = typical.self_compose(steps // 2)
-    start = time.process_time()
-    built = [peer.from_gaussian_mechanism(float(noise), sampling_prob=0.01) for noise in noises[:peer_steps]]
-    building = (time.process_time() - start) / peer_steps
-    start = time.process_time()
-    for one in built:
-        total = total.compose(one)
-        total.get_delta_for_epsilon(epsilon)
-    composing = (time.process_time() - start) / peer_steps
-    both = building + composing
-    print(f"  dp-accounting PLD: built ahead {1e6 * composing:.0f}, building too {1e6 * both:.0f}")
-    new, seen = statistics.mean(first), statistics.mean(again)
-    print(f"  ratio of means: first sight ×{both / new:.0f}; seen before ×{composing / seen:.0f}")
-    print(f"  as the two accountants work (dp-accounting's builds at every step): ×{both / seen:.0f}")
-
-
 def queries() -> None:
     """The two questions a user waits for."""
     plan = RepeatedEvent(poisson(0.01, 4.0), 10_000)
@@ -215,13 +154,9 @@ def queries() -> None:
     from_cold = cpu(lambda: pld.epsilon(plan, 1e-5), 25, cold)
     pld.epsilon(plan, 1e-5)
     warm = cpu(lambda: pld.epsilon(plan, 1e-5), 25)
-    accountant = OnlineAccountant()
-    accountant.add(plan)
-    accountant.epsilon(1e-5)
-    online = cpu(lambda: accountant.epsilon(1e-5), 25)
     calibrating = cpu(noise, 15, cold)
     print("\nmedian CPU ms")
-    print(f"  ε, cold {1e3 * from_cold:.2f}, warm {1e3 * warm:.2f}, online {1e3 * online:.2f} (aim: 1)")
+    print(f"  ε, cold {1e3 * from_cold:.2f}, warm {1e3 * warm:.2f} (aim: 1)")
     print(
         f"  noise for a budget, cold {1e3 * calibrating:.2f} (aim: 15); σ = {noise():.6f}, reference 3.812817"
     )
@@ -229,8 +164,6 @@ def queries() -> None:
 
 def main() -> None:
     tightness()
-    online_steps(1.0, 5.0, 10.0)
-    online_steps(2.0, 10.0, 3.0)  # dp-accounting's grids are shorter for more noise
     queries()
 
 

@@ -25,6 +25,11 @@ class Adjacency(StrEnum):
     REPLACE_ONE = "replace-one"  # same size, one unit differs
     ZERO_OUT = "zero-out"  # same size, one unit is replaced by one that contributes zero
 
+    @property
+    def shift(self) -> float:
+        """How far sums of neighbours are apart, in bounds of one contribution: 2 where one is replaced."""
+        return 2.0 if self is Adjacency.REPLACE_ONE else 1.0
+
 
 class Unit(StrEnum):
     """Whose presence is protected."""

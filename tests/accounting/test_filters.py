@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farthing.accounting import gaussian, rdp, zcdp
-from farthing.accounting.filters import BasicFilter, GdpFilter, Individual, RdpFilter, ZcdpFilter
-from farthing.accounting.tolerance import TOLERANCE, plus, within
+from farthing.accounting.filters import BasicFilter, GdpFilter, RdpFilter, ZcdpFilter
 from farthing.budget import Adjacency, Budget
 from farthing.errors import InvalidValue, Unsupported
 from farthing.queries.events import (
@@ -211,37 +210,6 @@ def test_basic_composition_counts_the_deltas_as_well():
     for _ in range(4):
         total = rule.add(total, ApproximateEvent(0.01, 3e-6))
     assert not rule.fits(total)
-
-
-@given(st.integers(1, 40), st.integers(0, 2**32))
-def test_individual_is_a_loop_over_users(users, seed):
-    rng = np.random.default_rng(seed)
-    limits = rng.uniform(0.1, 2.0, users)
-    group, spent = Individual(limits), [0.0] * users
-    for _ in range(12):
-        costs = rng.uniform(0.0, 0.7, users)
-        paying = group.charge(costs)
-        for user in range(users):
-            pays = within(plus(spent[user], costs[user]), limits[user])
-            spent[user] = plus(spent[user], costs[user]) if pays else spent[user]
-            assert paying[user] == pays
-    assert list(group.spent) == spent
-    assert (group.spent <= group.limits * (1 + TOLERANCE)).all()
-    assert group.affords(0.0).all()
-
-
-@pytest.mark.parametrize("limits", [5.0, [[1.0]], [1.0, 0.0], [math.nan], [math.inf], ["a"], [-1.0]])
-def test_individual_bad_limits(limits):
-    with pytest.raises(InvalidValue, match="limits must be"):
-        Individual(limits)
-
-
-@pytest.mark.parametrize("costs", [-1.0, math.nan, math.inf, [1.0], [1.0, -2.0], [[1.0, 2.0]], "a"])
-def test_individual_bad_costs(costs):
-    group = Individual([1.0, 2.0])
-    with pytest.raises(InvalidValue, match="costs must be"):
-        group.charge(costs)
-    assert list(group.spent) == [0.0, 0.0]
 
 
 PRICES = (0.15, 0.4, 0.9)

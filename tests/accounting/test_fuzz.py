@@ -23,8 +23,7 @@ from hypothesis import strategies as st
 from scipy.special import betaincc, gammaln, log_ndtr, logsumexp, ndtr
 
 from farthing.accounting import calibrate, composition, gaussian, moments, pld, rdp, sampling, zcdp
-from farthing.accounting.filters import BasicFilter, GdpFilter, Individual, RdpFilter, ZcdpFilter
-from farthing.accounting.online import OnlineAccountant
+from farthing.accounting.filters import BasicFilter, GdpFilter, RdpFilter, ZcdpFilter
 from farthing.budget import Adjacency, Budget
 from farthing.errors import FarthingError
 from farthing.queries.events import (
@@ -345,48 +344,6 @@ def tight(rng):
         assert min(found, 1e4) <= min(bounds) * (1 + 1e-6) + slack, (p, found, bounds)
 
 
-class Stream:
-    """An online accountant that lives for some sets, each of which adds to it and asks it."""
-
-    def __init__(self):
-        self.left = 0
-
-    def __call__(self, rng):
-        if not self.left:
-            self.left, self.adjacency = 100, ADJACENCIES[int(rng.integers(3))]
-            self.p = (draw if rng.random() < RARE else usual)(rng)
-            self.accountant, self.steps, self.quietest = OnlineAccountant(self.adjacency), 0, 0.0
-            self.asked = 10 ** rng.uniform(-2.5, 1.3, 2)
-        self.left -= 1
-        rate, noise, steps = self.p["rate"], self.p["noise"], self.p["steps"]
-        noise, bulk = float(noise * rng.uniform(1, 2)), self.steps == 0 or rng.random() < 0.05
-        count = max(1, int(steps * rng.uniform(0, 0.2))) if bulk else 1
-        self.accountant.add(PoissonEvent(rate, GaussianEvent(noise)), count)
-        self.steps, self.quietest = self.steps + count, max(self.quietest, noise)
-        p = self.p, self.steps, self.quietest, self.adjacency
-        # all steps as noisy as the noisiest: more noise never costs more
-        plan = rate, self.quietest, self.steps
-        epsilon, delta = float(rng.choice(self.asked)), self.p["delta"]
-        at = timed(self.accountant.delta, epsilon)
-        assert at <= 1, (p, epsilon, at)
-        assert holds(lower_delta(*plan, epsilon, self.adjacency), at), (p, epsilon, at)
-        if self.left % 20 == 0:
-            found = timed(self.accountant.epsilon, delta)
-            told = not found < 1e4 or holds(lower_delta(*plan, found, self.adjacency), delta)
-            assert told, (p, delta, found)
-        if self.left == 20 and rng.random() < 0.02 and rate * self.steps > 20 and delta > 1e-12:
-            tight = pld.epsilon(self.accountant.plan, delta, self.adjacency)
-            assert found <= tight * (1 + 1e-3) + 1e-4 or tight > 100, (p, delta, found, tight)
-
-
-STREAM = Stream()
-
-
-def streamed(rng):
-    """The online accountant, in mid-stream."""
-    STREAM(rng)
-
-
 def calibrated(rng):
     """Noise and steps for a budget, against a test at what was found, and against the accountant itself."""
     rare = rng.random() < RARE / 4
@@ -430,7 +387,6 @@ def filtered(rng):
             assert rule.share(rule.start()) <= 0 or rule.share(rule.start()) == math.inf
             if rule.fits(total) and isinstance(event, GaussianEvent):
                 assert exact <= epsilon * (1 + 1e-9), (p, rule)
-    Individual([epsilon]).charge(small)
 
 
 def arrays(rng):
@@ -443,10 +399,6 @@ def arrays(rng):
     assert (gaussian.log_delta(mu, epsilon * 1.01) <= logs).all()
     gap = epsilon / mu - mu / 2
     assert (logs <= 1e-9 - np.where(gap > 0, gap**2 / 2, 0) * (1 - 1e-9)).all()
-    group, costs = Individual(epsilon), epsilon * rng.uniform(0, 0.4, 1000)
-    for _ in range(4):
-        group.charge(costs)
-    assert (group.spent <= group.limits).all()
     single = rng.uniform(0.01, 5, 1000)
     orders = np.array([2.0, 8.0])
     checked([rdp.pure(float(x), orders) for x in single[:50]])
@@ -460,7 +412,6 @@ KINDS = {  # every accountant's function, and how many sets the slow tests draw 
     samplings: 4000,
     momented: 4000,
     tight: 3000,
-    streamed: 3000,
     calibrated: 1000,
     filtered: 3000,
     arrays: 100,
@@ -474,7 +425,6 @@ def test_some_sets(kind):
     @given(st.integers(0, 2**63))
     @settings(max_examples=12 if kind is calibrated else 60, deadline=None)
     def sets(seed):
-        STREAM.left = 0
         kind(np.random.default_rng(seed))
 
     sets()
@@ -485,7 +435,6 @@ def test_some_sets(kind):
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_many_sets(kind, part):
     rng = np.random.default_rng([part, *kind.__name__.encode()])
-    STREAM.left = 0
     for _ in range(-(-(SETS or KINDS[kind] // 3) // PARTS)):
         kind(rng)
 
@@ -532,11 +481,6 @@ FIGURES = [
     lambda x, y: pld.delta(RepeatedEvent(PoissonEvent(0.1, PureEvent(x)), 20), y),
     lambda x, y: pld.delta(ComposedEvent((GaussianEvent(x), sampled(0.1, x), PureEvent(x))), y),
     lambda x, y: pld.epsilon(RepeatedEvent(GaussianEvent(3.0), x), y),
-    lambda x, y: _online(PoissonEvent(0.1, GaussianEvent(x)), 20).epsilon(y),
-    lambda x, y: _online(PoissonEvent(0.1, GaussianEvent(x)), 20).delta(y),
-    lambda x, y: _online(PoissonEvent(x, GaussianEvent(y)), 20).delta(1.0),
-    lambda x, y: _online(GaussianEvent(5.0), x).delta(y),
-    lambda x, y: _online(LaplaceEvent(x), 3).epsilon(y),
     lambda x, y: calibrate.noise(lambda s: sampled(0.1, s), Budget(x, y)),
     lambda x, y: calibrate.steps(PoissonEvent(0.1, GaussianEvent(3.0)), Budget(x, y)),
     lambda x, y: calibrate.steps(PoissonEvent(x, GaussianEvent(y)), Budget(1.0, 1e-5)),
@@ -563,14 +507,7 @@ FIGURES = [
     lambda x, y: GdpFilter(Budget(1.0, 1e-5)).add([0.0], PureEvent(x), y),
     lambda x, y: RdpFilter(Budget(1.0, 1e-5), (2.0,)).add([0.0], PoissonEvent(x, GaussianEvent(y))),
     lambda x, y: RdpFilter(Budget(1.0, 1e-5), (x, y)).cost(GaussianEvent(2.0)),
-    lambda x, y: Individual([x]).charge(y),
 ]
-
-
-def _online(event, count):
-    accountant = OnlineAccountant()
-    accountant.add(event, count)
-    return accountant
 
 
 @pytest.mark.parametrize("number", range(len(FIGURES)))

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farthing.accounting import gaussian, rdp
-from farthing.accounting.plans import Accountant, Plan
-from farthing.accounting.plans import curve as curve_of
+from farthing.accounting.accountants import Accountant, EqualSteps
 from farthing.errors import InvalidValue
 
 SOME = np.array([1.001, 1.01, 1.3, 2, 2.5, 7, 33, 100.5, 1024, 5000, 1e5])
@@ -67,15 +66,15 @@ def printed(noise, rate, steps, delta):
 )
 def test_theorem_1_of_adadp_is_an_accountant(noise, rate, steps, delta):
     epsilon, order = printed(noise, rate, steps, delta)
-    plan = Plan(noise, rate, steps)
-    found = curve_of(plan, Accountant.ADADP)
+    plan = EqualSteps(noise, rate, steps)
+    found = Accountant.ADADP.curve(plan)
     assert found.epsilon(delta) == pytest.approx(epsilon, rel=1e-8)
     assert found.delta(epsilon) == pytest.approx(delta, rel=1e-6)
     orders = np.arange(2.0, 65.0)
     theorem = steps * rdp.adadp_theorem_1(noise, rate, orders)
     assert rdp.classic_epsilon(theorem, orders, delta)[1] == order
-    assert found.epsilon(delta) > curve_of(plan, Accountant.MOMENTS).epsilon(delta)
-    assert found.epsilon(delta) > 2 * curve_of(plan, Accountant.PLD).epsilon(delta)
+    assert found.epsilon(delta) > Accountant.MOMENTS.curve(plan).epsilon(delta)
+    assert found.epsilon(delta) > 2 * Accountant.PLD.curve(plan).epsilon(delta)
 
 
 @pytest.mark.parametrize("noise", [0.5, 0.9, 4.0, 20.0])

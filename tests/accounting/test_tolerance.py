@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from farthing.accounting import calibrate, gaussian, sampling, zcdp
-from farthing.accounting.filters import BasicFilter, GdpFilter, Individual, RdpFilter, ZcdpFilter
+from farthing.accounting.filters import BasicFilter, GdpFilter, RdpFilter, ZcdpFilter
 from farthing.accounting.tolerance import DEPTH, MARGIN, TOLERANCE, inner, plus, times, within
 from farthing.budget import Adjacency, Budget
 from farthing.errors import BudgetSpent, Unsupported
@@ -213,23 +213,16 @@ def test_parts_of_parts_end_somewhere():
         ledger.allot(1.0, 1e-6)
 
 
-def test_many_users_are_compared_with_the_same_tolerance():
-    group = Individual([0.3, 0.3, 1.0])
-    for _ in range(3):
-        assert group.charge([0.1, 0.1000001, 0.3]).tolist() in ([True, True, True], [True, False, True])
-    assert group.affords([1e-9, 0.0, 0.05]).tolist() == [False, True, True]
-
-
 def test_rounds_that_noise_was_chosen_for_by_the_sampling_theorem_are_counted():
-    from farthing.federated.terms import Accountant, noise_for, rounds_for
+    from farthing.accounting.accountants import Accountant
     from farthing.queries.samplers import Poisson
 
     for epsilon, delta in GRID[::37]:
         budget = Budget(epsilon, delta, Adjacency.ZERO_OUT)
-        noise = noise_for(Accountant.SAMPLING, 20, budget, Poisson(0.1))
+        noise = Accountant.SAMPLING.noise(20, budget, Poisson(0.1))
         assert sampling.delta(noise, 0.1, 20, epsilon) <= delta
         for nudged in (noise, noise * (1 - 1e-13)):
-            assert rounds_for(Accountant.SAMPLING, nudged, 20, budget, Poisson(0.1)) >= 20
+            assert Accountant.SAMPLING.rounds(nudged, 20, budget, Poisson(0.1)) >= 20
 
 
 numbers = st.floats(1e-12, 1e12)

@@ -17,11 +17,9 @@ from farthing.accounting.pairs import (
 )
 from farthing.accounting.transform import (
     Contour,
-    chart,
     frequencies,
     log_moment,
     rough_log_moment,
-    sampled,
     steepest,
     transform,
 )
@@ -163,39 +161,6 @@ def test_steepest():
     assert steepest(Mixture((Piece(0.0, 0.0, 0.1, 1.0),))) == math.inf
     assert steepest(Mixture((Piece(0.1, 1.0, 0.0, 0.0),))) == pytest.approx(1 + 2 * math.log(10))
     assert steepest(Mixture((Piece(0.1, 1e-200, 0.0, 0.0),))) > 1e100
-
-
-@pytest.mark.parametrize("rate", [1e-4, 0.01, 0.3, 0.95])
-@pytest.mark.parametrize(
-    ("octave", "tilt"), [(-7, 16.0), (-3, 4.0), (-2, 2.0), (-1, 0.125), (-1, 4.0), (0, 1.0)]
-)
-def test_a_chart_holds_every_noise_of_its_octave(rate, octave, tilt):
-    contour = Contour(tilt, 0.15 * tilt, 128)
-    shifts = 2.0 ** (octave + np.array([0.0, 0.1, 0.5, 0.77, 1.0]))
-    batch = chart(rate, octave, contour)(shifts)
-    for i, shift in enumerate(shifts.tolist()):
-        pairs = Mixture((Piece(rate, shift, 0.0, 0.0),)), Mixture((Piece(0.0, 0.0, rate, shift),))
-        assert sampled(pairs) == (rate, shift)
-        for way, pair in enumerate(pairs):
-            alone = transform(pair, contour)
-            mass, error = float(alone.log[0].real), alone.error + batch.error[i, way]
-            assert 0 < batch.error[i, way] < 1e-10
-            assert abs(batch.log_mass[i, way] - mass) <= error
-            assert np.abs(batch.values[i, way] - np.exp(alone.log - mass)).max() <= error
-            # the bound beyond the last frequency, at some of the frequencies beyond
-            for top in (contour.top, 1.7 * contour.top, 9 * contour.top):
-                farther = transform(pair, Contour(tilt, top, 1))
-                size = float(farther.log[1].real - mass)
-                assert size <= batch.log_beyond[i, way] + 1e-9 or math.exp(size) <= 1e-12
-
-
-def test_a_chart_knows_its_limits():
-    assert chart(0.5, 12, Contour(4.0, 0.6, 128)) is None  # too many rows
-    assert chart(1.0, 0, Contour(4.0, 0.6, 128)) is None
-    assert sampled((Shift(1.0),)) is None
-    assert sampled((PAIRS["replace"],)) is None
-    assert sampled((PAIRS["add"], PAIRS["remove"])) == (0.05, 0.8)
-    assert sampled((PAIRS["add"], PAIRS["add"])) is None
 
 
 @pytest.mark.parametrize("name", PAIRS)

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import farthing as ft
-from farthing.accounting import plans
-from farthing.accounting.plans import Accountant, Plan
+from farthing.accounting.accountants import Accountant, EqualSteps
 from farthing.cli.ledger_output import rounded_up
 from farthing.errors import Unsupported
 from farthing.noise.lattice import SeededStream
@@ -187,12 +186,12 @@ def test_replacing_a_record_counts_twice(run: Any, accountant: str) -> None:
 def test_accountants_that_hold_are_never_below_the_tight_one() -> None:
     for adjacency in ft.Adjacency:
         for rate, records in ((0.02, None), (0.02, 1000), (1.0, None), (1.0, 1000)):
-            plan = Plan(3.0 if rate < 1 else 100.0, rate, 500, adjacency, records)
-            tight = plans.curve(plan, Accountant.PLD).epsilon(1e-5)
+            plan = EqualSteps(3.0 if rate < 1 else 100.0, rate, 500, adjacency, records)
+            tight = Accountant.PLD.curve(plan).epsilon(1e-5)
             held = 0
-            for accountant in Accountant:
+            for accountant in Accountant.of_steps():
                 try:
-                    curve = plans.curve(plan, accountant)
+                    curve = accountant.curve(plan)
                 except Unsupported:
                     continue
                 if curve.proven(1e-5):
@@ -205,10 +204,10 @@ def test_accountants_that_hold_are_never_below_the_tight_one() -> None:
 
 
 def test_more_noise_never_costs_more() -> None:
-    for accountant in Accountant:
+    for accountant in Accountant.of_steps():
         rate = 1.0 if accountant in (Accountant.GDP, Accountant.ZCDP) else 0.05
         costs = [
-            plans.curve(Plan(sigma, rate, 200, ft.Adjacency.ZERO_OUT), accountant).epsilon(1e-6)
+            accountant.curve(EqualSteps(sigma, rate, 200, ft.Adjacency.ZERO_OUT)).epsilon(1e-6)
             for sigma in (1.0, 1.5, 3.0, 10.0, 50.0)
         ]
         assert costs == sorted(costs, reverse=True), accountant
@@ -239,8 +238,8 @@ def test_a_fixed_size_is_rate_times_records_rounded_up(run: Any) -> None:
     fixed = ("--sampler", "fixed", "--adjacency", "replace-one", "--json")
     told = run(*EXAMPLE, *fixed, "--records", "48842").json
     assert (told["size"], told["records"], told["sampling_rate"]) == (489, 48_842, 489 / 48_842)
-    assert Plan(1.0, 0.07, 1, records=100).size == 7
-    assert Plan(1.0, 1e-9, 1, records=100).size == 1
+    assert EqualSteps(1.0, 0.07, 1, records=100).size == 7
+    assert EqualSteps(1.0, 1e-9, 1, records=100).size == 1
     by_rdp = run(*EXAMPLE, *fixed, "--records", "10000", "--accountant", "rdp").json
     assert by_rdp["epsilon"] > run(*EXAMPLE, *fixed, "--records", "10000").json["epsilon"]
 
@@ -277,7 +276,7 @@ def test_nothing_promised_is_null_and_fails(run: Any) -> None:
     assert "nothing is promised" in done.json["note"]
 
 
-@pytest.mark.parametrize("accountant", list(Accountant))
+@pytest.mark.parametrize("accountant", Accountant.of_steps())
 @pytest.mark.parametrize("sigma", ["1e-308", "1e-5", "1e5", "1e300"])
 @pytest.mark.parametrize("steps", ["1", str(2**62 - 1)])
 def test_extreme_values_are_answered(run: Any, accountant: str, sigma: str, steps: str) -> None:

@@ -21,7 +21,7 @@ from farthing.federated import (
     Trust,
     Weights,
 )
-from farthing.federated.terms import Share, noise_for, rounds_for, sampler_of
+from farthing.federated.terms import Share, sampler_of
 from farthing.linear.losses import Gradient, logistic
 from farthing.noise.lattice import SeededStream
 from farthing.queries.samplers import Everyone, FixedSize, Poisson
@@ -50,8 +50,8 @@ def test_rounds_of_the_papers_setting(epsilon, by_theorem, tight):
     paper = Invitation(3.0, Poisson(0.01), 10, calibration="advanced", accountant="sampling")
     terms = paper.terms(budget(epsilon, 1e-8), 100)
     assert terms.rounds == by_theorem
-    counted = rounds_for(
-        Accountant.TIGHT, terms.mechanism.noise_multiplier, 10, budget(epsilon, 1e-8), Poisson(0.01)
+    counted = Accountant.TIGHT.rounds(
+        terms.mechanism.noise_multiplier, 10, budget(epsilon, 1e-8), Poisson(0.01)
     )
     assert counted == tight
     once = Invitation(3.0, Exactly(1), 10, calibration="advanced", accountant="sampling")
@@ -60,24 +60,24 @@ def test_rounds_of_the_papers_setting(epsilon, by_theorem, tight):
     assert twice.mechanism.noise_multiplier == pytest.approx(2 * terms.mechanism.noise_multiplier)
 
 
-@pytest.mark.parametrize("by", Accountant)
+@pytest.mark.parametrize("by", Accountant.of_rounds())
 @pytest.mark.parametrize("draw", [Everyone(), Poisson(0.1), Exactly(3)])
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one", "zero-out"])
 def test_noise_for_rounds_affords_them_and_hardly_less_does(by, draw, adjacency):
     given, sampler = budget(0.7, 1e-6, adjacency), sampler_of(draw, 30)
-    noise = noise_for(by, 12, given, sampler)
-    assert rounds_for(by, noise * (1 + 1e-9), 12, given, sampler) >= 12
-    assert rounds_for(by, noise * 0.98, 12, given, sampler) < 12
-    tight = rounds_for(Accountant.TIGHT, noise * (1 + 1e-9), 12, given, sampler)
+    noise = by.noise(12, given, sampler)
+    assert by.rounds(noise * (1 + 1e-9), 12, given, sampler) >= 12
+    assert by.rounds(noise * 0.98, 12, given, sampler) < 12
+    tight = Accountant.TIGHT.rounds(noise * (1 + 1e-9), 12, given, sampler)
     assert tight >= 12  # no theorem affords more than tight accounting does
 
 
 def test_the_draw_decides_how_far_a_record_moves_an_upload():
     by, given = Accountant.ADVANCED, budget()
-    whole = noise_for(by, 5, given, Everyone())
-    assert noise_for(by, 5, given, Poisson(0.1)) == whole
-    assert noise_for(by, 5, given, FixedSize(1, 10)) == 2 * whole
-    assert noise_for(by, 5, budget(adjacency="replace-one"), Poisson(0.1)) == 2 * whole
+    whole = by.noise(5, given, Everyone())
+    assert by.noise(5, given, Poisson(0.1)) == whole
+    assert by.noise(5, given, FixedSize(1, 10)) == 2 * whole
+    assert by.noise(5, budget(adjacency="replace-one"), Poisson(0.1)) == 2 * whole
 
 
 def test_an_agent_answers_until_its_budget_is_spent():

@@ -67,8 +67,8 @@ def true_delta(event, epsilon, rounds, adjacency):
     ),
     draw=st.sampled_from(DRAWS),
     rounds=st.integers(1, 5),
-    calibration=st.sampled_from(Accountant),
-    accountant=st.sampled_from(Accountant),
+    calibration=st.sampled_from(Accountant.of_rounds()),
+    accountant=st.sampled_from(Accountant.of_rounds()),
     adjacency=st.sampled_from(["add-remove", "zero-out", "replace-one"]),
 )
 def test_nobody_ever_spends_more_than_its_budget(users, draw, rounds, calibration, accountant, adjacency):

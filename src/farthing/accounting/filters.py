@@ -22,13 +22,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
-import numpy as np
 from scipy.special import ndtri_exp
 
 from farthing import validate
 from farthing.accounting import gaussian, pairs, transform, zcdp
-from farthing.accounting.tolerance import MARGIN, TOLERANCE, inner, plus, times, within
-from farthing.budget import Adjacency, Budget
+from farthing.accounting.tolerance import MARGIN, inner, plus, times, within
+from farthing.budget import Budget
 from farthing.errors import InvalidValue, Unsupported
 from farthing.queries.events import (
     ApproximateEvent,
@@ -94,10 +93,6 @@ class _Additive(ABC):
             costs = zip(total, self.cost(part), strict=True)
             total = [plus(before, times(each * count, cost)) for before, cost in costs]
         return total
-
-
-def _shift(adjacency: Adjacency) -> float:
-    return 2.0 if adjacency is Adjacency.REPLACE_ONE else 1.0
 
 
 def _no_theorem(event: Event, name: str, instead: str) -> Unsupported:
@@ -169,7 +164,7 @@ class ZcdpFilter(_Additive):
         return [0.0, 0.0]
 
     def cost(self, event: Event) -> Totals:
-        shift = _shift(self.budget.adjacency)
+        shift = self.budget.adjacency.shift
         match event:
             case GaussianEvent(noise):
                 return [zcdp.rho_of_gaussian(noise / shift), 0.0]
@@ -222,7 +217,7 @@ class GdpFilter(_Additive):
         return [0.0]
 
     def cost(self, event: Event) -> Totals:
-        shift = _shift(self.budget.adjacency)
+        shift = self.budget.adjacency.shift
         match event:
             case GaussianEvent(noise):
                 return [shift / noise * (shift / noise)]
@@ -337,59 +332,3 @@ def _log_c(order: float) -> float:
 FILTERS: dict[str, type[BasicFilter | ZcdpFilter | GdpFilter | RdpFilter]] = {
     rule.name: rule for rule in (BasicFilter, ZcdpFilter, GdpFilter, RdpFilter)
 }
-
-
-class Individual:
-    """One budget a user, spent side by side: users are entries of arrays, never a loop.
-
-    Feldman & Zrnic 2021 applied to each user's own filter (its individual cost may depend on the
-    answers so far, as long as a user whose filter is full contributes nothing any more). ``limits`` and costs
-    are in any one additive currency: ρ, μ², or ε of pure DP, which totals may pass by `tolerance.TOLERANCE`.
-    """
-
-    def __init__(self, limits: np.ndarray) -> None:
-        self.limits = _numbers("limits", limits)
-        if self.limits.ndim != 1:
-            raise InvalidValue(f"limits must be one row, an entry a user, got shape {self.limits.shape}")
-        bad = np.flatnonzero(~(np.isfinite(self.limits) & (self.limits > 0)))
-        if bad.size:
-            raise InvalidValue(f"limits must be finite and > 0, got {self.limits[bad[0]]} for user {bad[0]}")
-        self.spent = np.zeros_like(self.limits)
-
-    def affords(self, costs: np.ndarray | float) -> np.ndarray:
-        """Which users can still pay ``costs`` (one number, or one a user)."""
-        costs = _numbers("costs", costs)
-        if costs.ndim and costs.shape != self.limits.shape:
-            raise InvalidValue(
-                f"costs must be one number, or one for each of {self.limits.size} users, got {costs.shape}"
-            )
-        bad = np.flatnonzero(~(np.isfinite(costs) & (costs >= 0)))
-        if bad.size:
-            raise InvalidValue(f"costs must be finite and >= 0, got {costs.flat[bad[0]]} for user {bad[0]}")
-        affords: np.ndarray = _plus(self.spent, costs) <= self.limits * (1 + TOLERANCE)
-        return affords
-
-    def charge(self, costs: np.ndarray | float) -> np.ndarray:
-        """Charge everybody who can pay; returns who did. The others are left as they were."""
-        paying = self.affords(costs)
-        self.spent = np.where(paying, _plus(self.spent, _numbers("costs", costs)), self.spent)
-        return paying
-
-
-def _plus(total: np.ndarray, more: np.ndarray) -> np.ndarray:
-    """Rounded up, as `tolerance.plus` does it."""
-    added = total + more
-    back = added - total
-    lost = (total - (added - back)) + (more - back)
-    rounded: np.ndarray = np.where(lost > 0, np.nextafter(added, np.inf), added)
-    return rounded
-
-
-def _numbers(name: str, values: np.ndarray | float) -> np.ndarray:
-    try:
-        array = np.array(values)
-    except ValueError:  # rows of unequal length
-        array = np.array([None])
-    if array.dtype.kind not in "iuf":
-        raise InvalidValue(f"{name} must be numbers, got {values!r}")
-    return array.astype(float)

@@ -60,7 +60,7 @@ def _reach(event: Event, adjacency: Adjacency) -> float:
     """About the largest privacy loss that its grid for one step holds."""
     match event:
         case GaussianEvent(noise):
-            shift = (2 if adjacency is Adjacency.REPLACE_ONE else 1) / noise
+            shift = adjacency.shift / noise
             return shift * (shift / 2 + 10)
         case PoissonEvent(_, inner):
             return _reach(inner, adjacency)

@@ -115,61 +115,6 @@ class Line:
         return min(0.0, scale + math.log(value)), excess, slack / value
 
 
-@dataclass(frozen=True, slots=True)
-class Sum:
-    """Everything composed: log M(λ), error, log G/M(λ); Σ kernel e^(-iuε) M/M(λ) and its largest phase."""
-
-    log_mass: float
-    error: float
-    log_beyond: float
-    total: float
-    phase: float
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """log δ(ε) certified; by how much the log of what is truncated is too large; whether errors show."""
-
-    log_delta: float
-    excess: float
-    loose: bool
-
-
-def turned(contour: Contour, epsilon: float) -> tuple[Complex, float]:
-    """The kernel turned by e^(-iuε), and the largest phase turned by."""
-    s, kernel, _ = _kernel(contour)
-    if not epsilon * contour.top < _FARTHEST:  # phases would be lost: `bound` does without
-        return kernel, 0.0
-    return kernel * np.exp(-1j * epsilon * s.imag), contour.top * epsilon
-
-
-def bound(
-    contour: Contour, done: Sum, epsilon: float, product: Complex | None = None, excess: float = 0.0
-) -> Bound:
-    """As `Line.log_delta`, from M/M(λ) in place of log M; smoothed by ``excess`` if ``product`` is given."""
-    s, _, weight = _kernel(contour)
-    tilt, top = contour.tilt, contour.top
-    scale = done.log_mass - tilt * epsilon + 4 * ROUNDING * (done.log_mass + tilt * epsilon)
-    chernoff = min(0.0, scale + done.error + log_factor(tilt))
-    if not epsilon * top < _FARTHEST:  # phases would be lost
-        return Bound(chernoff, 0.0, True)
-    total, phase, log_beyond = done.total, done.phase, done.log_beyond + done.error
-    if product is not None:
-        smoothing = 2 * excess / top**2
-        gain = 0.5 * smoothing * tilt * (tilt + 1)
-        damped = np.exp(0.5 * smoothing * s * (s + 1) - gain)
-        total = float((product * damped @ turned(contour, epsilon)[0]).real)
-        phase += smoothing * (top + tilt + 1) ** 2
-        scale, log_beyond = scale + gain, log_beyond - 0.5 * smoothing * top * top
-    relative = done.error + (2 * phase + 64 + len(s)) * ROUNDING
-    slack = weight * (math.expm1(relative) if relative < 1 else math.inf)
-    beyond = log_beyond - math.log(math.pi * contour.spacing * max(contour.count, 0.5))
-    value = max(total, 0.0) + slack + math.exp(min(beyond, 700.0))
-    above = beyond - math.log(_SHARE * max(total, slack, 1e-300))
-    loose = product is not None or above > 0 or slack / value > _SHARE
-    return Bound(min(chernoff, scale + math.log(value)), above, loose)
-
-
 def log_factor(tilt: float) -> float:
     """log sup_t (1 - e^-t) e^(-λt): what turns M(λ) e^(-λε) into a bound on δ(ε)."""
     return -tilt * math.log1p(1 / tilt) - math.log1p(tilt)

@@ -107,7 +107,7 @@ def of_event(event: Event, adjacency: Adjacency) -> tuple[Pair, ...]:
     >>> of_event(GaussianEvent(2.0), Adjacency.REPLACE_ONE)
     (Shift(mu=1.0),)
     """
-    replaced = 2.0 if adjacency is Adjacency.REPLACE_ONE else 1.0
+    replaced = adjacency.shift
     match event:
         case GaussianEvent(noise):
             return (Shift(replaced / noise),)
@@ -168,7 +168,7 @@ def _pure(event: Event, adjacency: Adjacency, whole: Event) -> float:
         case PureEvent(epsilon) | BoundedRangeEvent(epsilon):
             return epsilon
         case LaplaceEvent(noise):
-            return (2.0 if adjacency is Adjacency.REPLACE_ONE else 1.0) / noise
+            return adjacency.shift / noise
     raise Unsupported(f"{whole} has no dominating pair: only Gaussian and pure events can be sampled")
 
 

@@ -109,7 +109,7 @@ def _draws(event: Event, adjacency: Adjacency) -> tuple[float, float, int] | Non
     """Noise, rate and rounds of the same draws before an observer who sees them, who can only tell more."""
     match flatten(event):
         case ((PoissonEvent(rate, GaussianEvent(noise)), count),):
-            return noise / (2 if adjacency is Adjacency.REPLACE_ONE else 1), rate, count
+            return noise / adjacency.shift, rate, count
     return None
 
 

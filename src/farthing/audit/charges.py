@@ -220,7 +220,9 @@ def crowds(stream: Stream) -> list[str]:
     x = np.linspace(0, 1, 8)[:, None]
     budget = Budget(1.0, 1e-5, Adjacency.REPLACE_ONE)
     plans: list[tuple[Accountant, Exactly | Poisson, int]] = []
-    plans = [(by, Exactly(size), rounds) for by in Accountant for size, rounds in ((1, 5), (4, 1))]
+    plans = [
+        (by, Exactly(size), rounds) for by in Accountant.of_rounds() for size, rounds in ((1, 5), (4, 1))
+    ]
     tight = [(Accountant.TIGHT, Poisson(0.25), 5)]  # slow for other draws, and the others' oracle here
     for by, draw, planned in [*(plan for plan in plans if plan[0] is not Accountant.TIGHT), *tight]:
         crowd = Simulated.split(x, x[:, 0], users=2, budgets=budget, stream=stream)

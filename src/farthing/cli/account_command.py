@@ -5,17 +5,18 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any
 
+import click
 import typer
 
 from farthing import validate
-from farthing.accounting.plans import Accountant, Curve, Plan, curve
+from farthing.accounting.accountants import Accountant, EqualSteps, PrivacyCurve
 from farthing.budget import Adjacency, Budget, Unit
 from farthing.cli.ledger_output import aligned, rounded_up
 from farthing.cli.options import FAILED, SPENT, AsJson, Relation, emit, emit_json, number, option, say, whole
 from farthing.errors import BudgetSpent, InvalidValue
 
 
-class Sampler(StrEnum):
+class Sampling(StrEnum):
     """How the records of a step are drawn."""
 
     POISSON = "poisson"
@@ -24,12 +25,13 @@ class Sampler(StrEnum):
 
 _NOISE = "The noise multiplier: standard deviation over the clipping norm of one contribution."
 _RATE = "The sampling rate: a record's probability to be in a step's sample; 1 for everybody."
+_ACCOUNTANTS = click.Choice([row.value for row in Accountant.of_steps()])
 _RECORDS = "Records in all, for fixed samples: sampling rate times records are drawn."
 
 Rate = Annotated[float, option(number, _RATE)]
 Records = Annotated[int | None, option(whole, _RECORDS)]
 Draw = Annotated[
-    Sampler, typer.Option(help="How a sample is drawn: each record by itself, or a fixed number.")
+    Sampling, typer.Option(help="How a sample is drawn: each record by itself, or a fixed number.")
 ]
 
 
@@ -42,9 +44,11 @@ def account(
         float | None,
         option(number, "Print delta at this epsilon; with --delta, say whether epsilon stays within it."),
     ] = None,
-    accountant: Annotated[Accountant, typer.Option(help="How steps are added up.")] = Accountant.PLD,
+    accountant: Annotated[
+        str, typer.Option(help="How steps are added up.", click_type=_ACCOUNTANTS)
+    ] = Accountant.PLD.value,
     adjacency: Relation = Adjacency.ADD_REMOVE,
-    sampler: Draw = Sampler.POISSON,
+    sampler: Draw = Sampling.POISSON,
     records: Records = None,
     as_json: AsJson = False,
 ) -> int:
@@ -59,15 +63,16 @@ def account(
         validate.probability(**{"--delta": delta})
     if epsilon is not None:
         validate.non_negative(**{"--epsilon": epsilon})
-    found = curve(plan, accountant)
+    by = validate.choice(Accountant, accountant=accountant)
+    found = by.curve(plan)
     if delta is None:
         assert epsilon is not None
         delta = found.delta(epsilon)
-        return _report(plan, accountant, found, epsilon, delta, computed="delta", as_json=as_json)
+        return _report(plan, by, found, epsilon, delta, computed="delta", as_json=as_json)
     at_delta = found.epsilon(delta)
     if epsilon is not None and epsilon < at_delta and found.delta(epsilon) <= delta:
         at_delta = epsilon  # the two searches end within rounding of each other
-    return _report(plan, accountant, found, at_delta, delta, limit=epsilon, as_json=as_json)
+    return _report(plan, by, found, at_delta, delta, limit=epsilon, as_json=as_json)
 
 
 def calibrate(
@@ -79,7 +84,7 @@ def calibrate(
         float | None, option(number, "Find the most steps for this noise multiplier.")
     ] = None,
     adjacency: Relation = Adjacency.ADD_REMOVE,
-    sampler: Draw = Sampler.POISSON,
+    sampler: Draw = Sampling.POISSON,
     records: Records = None,
     as_json: AsJson = False,
 ) -> int:
@@ -103,16 +108,16 @@ def calibrate(
     )
     if noise_multiplier is None:
         try:
-            least = search.noise(lambda noise: replace(plan, sigma=noise).event, budget)
+            least = search.noise(lambda noise: replace(plan, noise_multiplier=noise).event, budget)
         except InvalidValue as error:  # the values themselves were checked above
             raise BudgetSpent(str(error)) from None
-        plan = replace(plan, sigma=least)
+        plan = replace(plan, noise_multiplier=least)
     else:
         most = search.steps(plan.step, budget)
         if most == 0:
             raise BudgetSpent(f"not even {plan} fits {budget}: add noise or draw fewer")
         plan = replace(plan, steps=most)
-    found = curve(plan, Accountant.PLD)
+    found = Accountant.PLD.curve(plan)
     achieved = min(found.epsilon(delta), epsilon)  # the search has certified the budget itself
     return _report(plan, Accountant.PLD, found, achieved, delta, limit=epsilon, as_json=as_json)
 
@@ -122,25 +127,25 @@ def _plan(
     sampling_rate: float,
     steps: int,
     adjacency: Adjacency,
-    sampler: Sampler,
+    sampler: Sampling,
     records: int | None,
-) -> Plan:
+) -> EqualSteps:
     validate.positive(**{"--noise-multiplier": noise_multiplier})
     validate.rate(**{"--sampling-rate": sampling_rate})
     validate.count(**{"--steps": steps})
-    if sampler is Sampler.FIXED and records is None:
+    if sampler is Sampling.FIXED and records is None:
         raise InvalidValue("--sampler fixed needs --records, the number of records drawn from")
-    if sampler is Sampler.POISSON and records is not None:
+    if sampler is Sampling.POISSON and records is not None:
         raise InvalidValue(f"--records is for --sampler fixed only, got {records} with --sampler poisson")
     if records is not None:
         validate.count(**{"--records": records})
-    return Plan(noise_multiplier, sampling_rate, steps, adjacency, records)
+    return EqualSteps(noise_multiplier, sampling_rate, steps, adjacency, records)
 
 
 def _report(
-    plan: Plan,
+    plan: EqualSteps,
     accountant: Accountant,
-    found: Curve,
+    found: PrivacyCurve,
     epsilon: float,
     delta: float,
     *,
@@ -157,10 +162,10 @@ def _report(
     fields: dict[str, Any] = {
         "epsilon": epsilon if math.isfinite(epsilon) else None,
         "delta": delta,
-        "noise_multiplier": plan.sigma,
+        "noise_multiplier": plan.noise_multiplier,
         "sampling_rate": plan.drawn,
         "steps": plan.steps,
-        "sampler": str(Sampler.POISSON if plan.records is None else Sampler.FIXED),
+        "sampler": str(Sampling.POISSON if plan.records is None else Sampling.FIXED),
         **({} if plan.records is None else {"size": plan.size, "records": plan.records}),
         "accountant": str(accountant),
         "adjacency": str(plan.adjacency),

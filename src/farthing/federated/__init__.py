@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from farthing.accounting.accountants import Accountant
     from farthing.federated.draws import Indicators
     from farthing.federated.methods.table import METHODS, Method, Option
     from farthing.federated.people import personal
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
         Reply,
     )
     from farthing.federated.simulated import Simulated
-    from farthing.federated.terms import Accountant, Exactly, InTurn, Invitation, Terms, Trust, Weights
+    from farthing.federated.terms import Exactly, InTurn, Invitation, Terms, Trust, Weights
 
 __all__ = [
     "METHODS",

@@ -34,11 +34,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing import validate
+from farthing.accounting.accountants import Accountant
 from farthing.budget import Budget
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.federated.terms import (
     NOTHING,
-    Accountant,
     Draw,
     Exactly,
     InTurn,
@@ -49,9 +49,7 @@ from farthing.federated.terms import (
     Trust,
     Weights,
     least_noise,
-    noise_for,
     noise_of_round,
-    rounds_for,
 )
 from farthing.ledger.ledger import Ledger
 from farthing.noise.lattice import Stream
@@ -78,8 +76,6 @@ __all__ = [
     "Weights",
     "iteration_noise",
     "least_noise",
-    "noise_for",
-    "rounds_for",
     "under",
     "weights_under",
 ]

@@ -22,14 +22,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from farthing import validate
-from farthing.accounting import calibrate, composition, gaussian, sampling
-from farthing.accounting.tolerance import inner
+from farthing.accounting import gaussian
+from farthing.accounting.accountants import Accountant
+from farthing.accounting.rounds import shift
 from farthing.budget import Adjacency, Budget, Observer, Unit
 from farthing.errors import InvalidValue, Unsupported
-from farthing.ledger.books import TIGHT
 from farthing.noise.lattice import Stream
 from farthing.queries.bounds import Bound, ClipNorm, Kind
-from farthing.queries.events import Event, GaussianEvent, RepeatedEvent
+from farthing.queries.events import Event, GaussianEvent
 from farthing.queries.mechanisms import Gaussian
 from farthing.queries.query import Contribution, Query
 from farthing.queries.samplers import Everyone, FixedSize, HasEvent, Poisson, Sampler
@@ -37,7 +37,6 @@ from farthing.queries.samplers import Everyone, FixedSize, HasEvent, Poisson, Sa
 Array = NDArray[np.float64]
 
 _ALL = Everyone()
-_ROUNDED = 1 + 1e-12  # so that the rounds that noise was chosen for are those that are counted
 
 
 class Trust(StrEnum):
@@ -56,33 +55,6 @@ class Trust(StrEnum):
             case Trust.DISTRIBUTED:
                 return Observer.AGGREGATE
         return Observer.ANYONE
-
-
-class Accountant(StrEnum):
-    """How noise is chosen for a number of rounds, and rounds are counted for a noise.
-
-    The first three fix T beforehand: a user leaves after T rounds.
-    """
-
-    BASIC = "basic"  # (ε/T, δ/T) a round
-    ADVANCED = "advanced"  # Dwork & Roth 2014, Thm. 3.20, with half of δ as slack; no amplification
-    AMPLIFIED = "amplified"  # the same over rounds amplified by sampling (Balle et al. 2018, Thm. 8 and 9)
-    SAMPLING = "sampling"  # A-DDP's Gaussian Sampling Composition Theorem
-    TIGHT = "tight"  # the privacy loss distribution of the draw and the noise
-
-    @property
-    def theorem(self) -> str:
-        """What its guarantee rests on."""
-        match self:
-            case Accountant.BASIC:
-                return "Dwork & Roth 2014, Thm. 3.16: basic composition"
-            case Accountant.ADVANCED:
-                return "Dwork & Roth 2014, Thm. 3.20: advanced composition"
-            case Accountant.AMPLIFIED:
-                return "Dwork & Roth 2014, Thm. 3.20, of rounds amplified by Balle et al. 2018, Thm. 8 and 9"
-            case Accountant.SAMPLING:
-                return "Cheng et al. 2020, Thm. 1: Gaussian sampling composition"
-        return TIGHT
 
 
 class Weights(StrEnum):
@@ -217,7 +189,10 @@ class Invitation:
         validate.count(rounds=self.rounds)
         validate.count(survivors=self.survivors)
         for name in ("calibration", "accountant"):
-            object.__setattr__(self, name, validate.choice(Accountant, **{name: getattr(self, name)}))
+            by = validate.choice(Accountant, **{name: getattr(self, name)})
+            if by not in Accountant.of_rounds():
+                raise InvalidValue(f"{name} must be one of {', '.join(Accountant.of_rounds())}, got {by}")
+            object.__setattr__(self, name, by)
         object.__setattr__(self, "trust", validate.choice(Trust, trust=self.trust))
         if not isinstance(self.draw, Draw):
             raise InvalidValue(
@@ -260,7 +235,7 @@ def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) ->
         noise = least_noise(invitation, budget, records)
     elif trust is not Trust.LOCAL:
         noise *= invitation.clip / clip  # the same noise for all, whatever they clip at
-    rounds = rounds_for(invitation.accountant, noise / (most or 1), invitation.rounds, budget, priced)
+    rounds = invitation.accountant.rounds(noise / (most or 1), invitation.rounds, budget, priced)
     rounds *= records if isinstance(draw, InTurn) else 1
     shares = invitation.survivors if trust is Trust.DISTRIBUTED else 1
     mechanism = Share(noise, shares) if trust is Trust.DISTRIBUTED else Gaussian(noise)
@@ -314,7 +289,7 @@ def least_noise(invitation: Invitation, budget: Budget, records: int) -> float:
     """The least noise, over the invitation's clip, with which its rounds fit the budget of such a user."""
     most = _drawn(invitation, budget, records)
     priced = Everyone() if most else sampler_of(invitation.draw, records)
-    return noise_for(invitation.calibration, invitation.rounds, budget, priced) * (most or 1)
+    return invitation.calibration.noise(invitation.rounds, budget, priced) * (most or 1)
 
 
 def noise_of_round(
@@ -327,7 +302,7 @@ def noise_of_round(
     """
     most = _drawn(invitation, budget, records)
     priced = Everyone() if most else sampler_of(invitation.draw, records)
-    return _shift(priced, budget) * gaussian.noise(epsilon, delta) * (most or 1)
+    return shift(priced, budget) * gaussian.noise(epsilon, delta) * (most or 1)
 
 
 def sampler_of(draw: Draw, records: int) -> Sampler:
@@ -347,75 +322,6 @@ def expected(draw: Draw, records: int) -> float:
         case InTurn():
             return 1.0
     return float(records)
-
-
-def _price(noise: float, budget: Budget, sampler: Sampler) -> Event:
-    return Query(sampler, NOTHING, ClipNorm(1.0), Gaussian(noise)).price(budget)
-
-
-def _rate(sampler: Sampler) -> float:
-    match sampler:
-        case Poisson(rate):
-            return rate
-        case FixedSize(size, of):
-            return size / of
-    return 1.0
-
-
-def _shift(sampler: Sampler, budget: Budget) -> float:
-    """How far one record moves an upload, over the clip."""
-    return 2.0 if isinstance(sampler, FixedSize) or budget.adjacency is Adjacency.REPLACE_ONE else 1.0
-
-
-def noise_for(by: Accountant, rounds: int, budget: Budget, sampler: Sampler) -> float:
-    """The least noise, over the clip, with which so many rounds fit the budget."""
-    epsilon, delta, shift, rate = budget.epsilon, budget.delta, _shift(sampler, budget), _rate(sampler)
-    match by:
-        case Accountant.BASIC:
-            return shift * gaussian.noise(epsilon / rounds, delta / rounds)
-        case Accountant.ADVANCED:
-            return shift * sampling.addp_noise(epsilon, delta, rounds, delta / 2)
-        case Accountant.AMPLIFIED:
-            each, missed = composition.advanced_epsilon_iter(epsilon, delta, rounds, delta / 2)
-            unsampled = math.log1p(math.expm1(each) / rate) * (1 - 1e-14)
-            return shift * gaussian.noise(unsampled, missed / rate * (1 - 1e-15))
-        case Accountant.SAMPLING:
-            safe = gaussian.noise(epsilon, delta) * math.sqrt(rounds) * (1 + 1e-12)
-
-            def excess(noise: float) -> float:
-                return math.log(sampling.delta(noise, rate, rounds, epsilon) / inner(delta))
-
-            unsafe = safe
-            while unsafe > 1e-3 and excess(unsafe) <= 0:
-                safe, unsafe = unsafe, unsafe / 2
-            return shift * (safe if safe == unsafe else gaussian.safe_root(excess, safe, unsafe))
-    if isinstance(sampler, Everyone):
-        return shift * math.sqrt(rounds) * gaussian.noise(epsilon, delta) * _ROUNDED
-    least = calibrate.noise(lambda noise: RepeatedEvent(_price(noise, budget, sampler), rounds), budget)
-    noise, more = least, 1e-9
-    # counting bounds δ in another way than choosing does: it may need a hair more
-    while calibrate.steps(_price(noise, budget, sampler), budget) < rounds:
-        noise, more = least * (1 + more), 4 * more
-    return noise
-
-
-def rounds_for(by: Accountant, noise: float, planned: int, budget: Budget, sampler: Sampler) -> int:
-    """How many rounds with this noise fit the budget; by a theorem with fixed T, at most ``planned``."""
-    if by is Accountant.TIGHT:
-        return calibrate.steps(_price(noise, budget, sampler), budget)
-    if by is Accountant.SAMPLING:
-        return sampling.rounds(noise / _shift(sampler, budget), _rate(sampler), budget.epsilon, budget.delta)
-
-    def fits(rounds: int) -> bool:
-        return noise_for(by, rounds, budget, sampler) <= noise * (1 + 1e-12)
-
-    if fits(planned):
-        return planned
-    low, high = 0, planned
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 class _Nothing:

@@ -34,7 +34,7 @@ import numpy as np
 from farthing import validate
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, ZcdpFilter
 from farthing.accounting.tolerance import DEPTH
-from farthing.budget import Adjacency, Budget, Guarantee
+from farthing.budget import Budget, Guarantee
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.ledger import failsafe
 from farthing.ledger.books import FLOATS, SEEDED, SOUND, Books, Countdown, header_of, rule_of
@@ -351,7 +351,7 @@ class Ledger:
 
 def _whole(rule: Filter) -> Event:
     """What everything that a filter lets through amounts to, as one event."""
-    shift = 2.0 if rule.budget.adjacency is Adjacency.REPLACE_ONE else 1.0
+    shift = rule.budget.adjacency.shift
     match rule:
         case GdpFilter():
             return GaussianEvent(shift / rule.mu)

@@ -37,7 +37,7 @@ _text = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 @dataclass
-class Verdict:
+class Findings:
     """What was found; ``spent`` and ``plan`` (of promises) enclose ε at the budget's δ.
 
     ``spent`` takes refunds on trust; ``unrefunded`` is what was spent had nothing been given back.
@@ -74,7 +74,7 @@ class Verdict:
         return f"{sum(self.refunded.values())} answers were given back as never released{most}"
 
 
-def verify(lines: Iterable[str], head: str | None = None) -> Verdict:
+def verify(lines: Iterable[str], head: str | None = None) -> Findings:
     """Checks an export row by row; ``head`` is the hash of its last row, where that is known."""
     found = (audit := _Audit()).found
     try:
@@ -96,7 +96,7 @@ def _must(holds: object, otherwise: str) -> None:
 
 class _Audit:
     def __init__(self) -> None:
-        self.found, self.totals = Verdict(2), np.zeros(1)
+        self.found, self.totals = Findings(2), np.zeros(1)
         self.promised: dict[str, int] = {}
         self.costs: dict[str, Array] = {}
         self.charges: dict[int, tuple[str, int]] = {}  # seq -> event, how many of it can be given back
@@ -347,6 +347,6 @@ if __name__ == "__main__":
         with open(sys.argv[1], encoding="utf-8", errors="replace") as export:
             outcome = verify(export, *sys.argv[2:3])
     except (IndexError, OSError) as problem:
-        outcome = Verdict(2, f"UNREADABLE: {problem}")
+        outcome = Findings(2, f"UNREADABLE: {problem}")
     print(outcome)
     sys.exit(outcome.code)

@@ -61,7 +61,7 @@ def refuse_remainder(ledger: Ledger, kind: str) -> None:
 
 def gaussian_mu(ledger: Ledger) -> float:
     """Return the largest μ such that Gaussian answers with Σμᵢ² = μ² fit what the ledger has left."""
-    shift = 2.0 if ledger.budget.adjacency is Adjacency.REPLACE_ONE else 1.0
+    shift = ledger.budget.adjacency.shift
 
     def fits(mu: float) -> bool:
         return ledger.affords(GaussianEvent(shift / mu))

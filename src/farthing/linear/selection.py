@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from farthing import validate
 from farthing.accounting import gaussian, zcdp
 from farthing.accounting.filters import BasicFilter, GdpFilter, ZcdpFilter
-from farthing.budget import Adjacency, Budget
+from farthing.budget import Budget
 from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
 from farthing.linear.budget_schedule import choice_epsilon, gaussian_mu, noise_of
@@ -173,7 +173,7 @@ def choose(
         raise InvalidValue("give the models to choose among, at least one")
     rows = _Held(X, y)
     part = _part(ledger, epsilon, delta)
-    shift = 2.0 if part.budget.adjacency is Adjacency.REPLACE_ONE else 1.0
+    shift = part.budget.adjacency.shift
     noise = NoisyMax(shift / choice_epsilon(part))
     query = Query(Everyone(), _Values(tuple(models), value), _ONE, noise)
     return int(part.over(rows).ask(query).value)

@@ -78,7 +78,7 @@ class Bound(Protocol):
 
 
 def _twice_if_replaced(norm: float, adjacency: Adjacency) -> float:
-    return 2 * norm if adjacency is Adjacency.REPLACE_ONE else norm
+    return adjacency.shift * norm
 
 
 def _rows(contributions: ArrayLike, width: int | None = None) -> Array:

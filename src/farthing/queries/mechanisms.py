@@ -63,7 +63,7 @@ def _ratio(bound: Bound, adjacency: Adjacency, sampled: bool, order: int) -> flo
     norm = bound.norm(order)
     if sampled:
         return 1.0
-    return (2 * norm if adjacency is Adjacency.REPLACE_ONE else norm) / bound.sensitivity(adjacency, order)
+    return adjacency.shift * norm / bound.sensitivity(adjacency, order)
 
 
 def _grid(noise: float, bound: Bound, order: int, size: int) -> tuple[int, float]:

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farthing.accounting.accountants import Accountant
 from farthing.budget import Adjacency, Budget, Observer, Unit
 from farthing.data.tables import Features
 from farthing.deploy.messages import forms
 from farthing.deploy.messages.forms import Question, Turn
 from farthing.deploy.messages.signed import Fields, Refused
 from farthing.errors import InvalidValue, Unsupported
-from farthing.federated.terms import Accountant, Exactly, InTurn, Invitation
+from farthing.federated.terms import Exactly, InTurn, Invitation
 from farthing.linear.losses import Gradient, Scores, logistic, multinomial
 from farthing.queries.query import PerExample
 from farthing.queries.samplers import Everyone, Poisson
@@ -37,7 +38,7 @@ def there(value):
     DRAWS,
     st.integers(1, 10**6),
     st.none() | POSITIVE,
-    st.sampled_from(Accountant),
+    st.sampled_from(Accountant.of_rounds()),
     st.integers(1, 50),
 )
 def test_invitations(clip, draw, rounds, noise, accountant, survivors):

@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing import validate
-from farthing.budget import Adjacency
 from farthing.data.tables import Features, Table, Weighted
 from farthing.errors import InvalidValue
 from farthing.ledger.ledger import Ledger
@@ -46,7 +45,7 @@ Array = NDArray[np.float64]
 @until_spent
 def majority(ledger: Ledger, problem: Problem) -> Iterator[Step]:
     """The most frequent class, for the whole budget. Classes are 0 and 1, or 0 to K-1."""
-    shift = 2.0 if ledger.budget.adjacency is Adjacency.REPLACE_ONE else 1.0
+    shift = ledger.budget.adjacency.shift
     bound, contribution = ClipValue(0.0, 1.0), Counts(problem.outputs or 2)
     query = Query(Everyone(), contribution, bound, NoisyMax(shift / choice_epsilon(ledger)))
     answer = ledger.ask(query)

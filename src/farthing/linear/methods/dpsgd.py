@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from farthing import validate
 from farthing.accounting import calibrate, composition, gaussian
-from farthing.budget import Adjacency, Budget
+from farthing.budget import Budget
 from farthing.data.tables import Features
 from farthing.errors import InvalidValue
 from farthing.ledger.ledger import Ledger
@@ -89,7 +89,7 @@ def dpsgd(
         The share of the last direction that is kept, from 0 to below 1.
     """
     budget, features = ledger.budget, problem.rows()
-    spread = _shift(budget) / gaussian.mu(budget.epsilon, budget.delta)
+    spread = budget.adjacency.shift / gaussian.mu(budget.epsilon, budget.delta)
     steps = _steps(problem, features, budget, spread, momentum)
     sampling_rate = (
         _rate(problem, steps, spread) if sampling_rate is None else validate.rate(sampling_rate=sampling_rate)
@@ -126,7 +126,7 @@ def sgd_adv(
     """
     budget, features = ledger.budget, problem.rows()
     # what advanced composition makes of one pass's noise: √(2 ln 2/δ) times that of one Gaussian answer
-    spread = math.sqrt(2 * math.log(2 / validate.probability(delta=budget.delta))) * _shift(budget)
+    spread = math.sqrt(2 * math.log(2 / validate.probability(delta=budget.delta))) * budget.adjacency.shift
     spread /= gaussian.mu(budget.epsilon, budget.delta)
     rule = _steps(problem, features, budget, spread, momentum)
     steps = rule if steps is None else validate.count(steps=steps)
@@ -141,7 +141,7 @@ def sgd_adv(
 
 def advanced_noise(sampling_rate: float, steps: int, budget: Budget) -> float:
     """The least noise that advanced composition allows, with amplification where a step's ε is at most 1."""
-    shift, slack = _shift(budget), budget.delta / 2
+    shift, slack = budget.adjacency.shift, budget.delta / 2
     amplified = slack / (steps * validate.rate(sampling_rate=sampling_rate))  # a step's δ before sampling
 
     def excess(noise_multiplier: float) -> float:
@@ -156,10 +156,6 @@ def advanced_noise(sampling_rate: float, steps: int, budget: Budget) -> float:
     while excess(safe) > 0:
         safe *= 2
     return gaussian.safe_root(excess, safe, 1e-3)
-
-
-def _shift(budget: Budget) -> float:
-    return 2.0 if budget.adjacency is Adjacency.REPLACE_ONE else 1.0
 
 
 def _time(problem: Problem, features: Features, epsilon: float, spread: float) -> float:

@@ -157,7 +157,7 @@ class Convex:
         return self.radius
 
     def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
-        return self.norm(order) * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
+        return self.norm(order) * adjacency.shift
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ def privgene(
         wanted = problem.records * ledger.budget.epsilon / (_RECORDS_A_CHOICE * parents)
         rounds = round(min(max(wanted, _FEWEST_ROUNDS), _MOST_ROUNDS))
     choices = (validate.count(rounds=rounds) - 1) * parents + 1
-    shift = 2.0 if ledger.budget.adjacency is Adjacency.REPLACE_ONE else 1.0
+    shift = ledger.budget.adjacency.shift
     noise = shift / choice_epsilon(ledger, choices)
     generation = spread * _uniform(public, (features.size, candidates))
     for t in range(1, rounds + 1):

@@ -99,7 +99,7 @@ class ClipLayers:
         return math.hypot(*(clip / stretch for clip, stretch in zip(self.clip_norms, stretches, strict=True)))
 
     def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
-        return self.norm(order) * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
+        return self.norm(order) * adjacency.shift
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Automatic:
         return self.clip_norm
 
     def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
-        return self.norm(order) * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
+        return self.norm(order) * adjacency.shift
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class ClipCounted:
         return self.clip_norm / math.sqrt(1 - self.share)
 
     def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
-        return self.norm(order) * (2 if adjacency is Adjacency.REPLACE_ONE else 1)
+        return self.norm(order) * adjacency.shift
 
     def read(self, released: Tensor) -> tuple[Tensor, float]:
         """The gradient and the count Σ (1[|g| <= clip] - ½) of a released sum."""

@@ -1,12 +1,13 @@
-"""A plan of equal steps, and what each accountant says of it.
+"""The table of accountants: what each says of equal steps, and of federated rounds.
 
-One step is Gaussian noise of ``sigma`` times the bound C of one contribution, on everybody or on a sample.
-Where no theorem covers a combination, `curve` raises `Unsupported` and names an accountant that serves.
+One step is Gaussian noise of ``noise_multiplier`` times the bound C of one contribution, on everybody or on a
+sample. Where no theorem covers a combination, `Accountant.curve` raises `Unsupported` and names an accountant
+that serves. A new accountant is a function and a row of `Accountant`.
 
->>> plan = Plan(sigma=4.0, rate=0.01, steps=10_000)
->>> round(curve(plan, Accountant.MOMENTS).epsilon(1e-5), 4)
+>>> plan = EqualSteps(noise_multiplier=4.0, sampling_rate=0.01, steps=10_000)
+>>> round(Accountant.MOMENTS.curve(plan).epsilon(1e-5), 4)
 1.2586
->>> curve(plan, Accountant.GDP)
+>>> Accountant.GDP.curve(plan)
 Traceback (most recent call last):
     ...
 farthing.errors.Unsupported: gdp has no theorem for sampled steps (rate 0.01): use pld or rdp, or rate 1
@@ -16,43 +17,35 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING, Self
 
 from farthing import validate
-from farthing.budget import Adjacency, Observer
+from farthing.budget import Adjacency, Budget, Observer
 from farthing.errors import Unsupported
 from farthing.queries.events import Event, FixedSizeEvent, GaussianEvent, PoissonEvent, RepeatedEvent
 
+if TYPE_CHECKING:
+    from farthing.accounting.rounds import Noise, Rounds
+    from farthing.queries.samplers import Sampler
+
+_TIGHT = "Zhu, Dong & Wang 2022, Thm. 10 (dominating pairs compose), certified inversion"
 _CONVERSION = "conversion: Canonne, Kamath & Steinke 2020, Prop. 12"
 _UP = 1 + 1e-15
 
 
-class Accountant(StrEnum):
-    """How the steps are added up."""
-
-    PLD = "pld"
-    RDP = "rdp"
-    ZCDP = "zcdp"
-    GDP = "gdp"
-    MOMENTS = "moments"
-    ADVANCED = "advanced"
-    STRONG = "strong"
-    SAMPLING = "sampling"
-    ADADP = "adadp"
-
-
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EqualSteps:
     """``steps`` equal steps. With ``records``, a fixed-size sample of rate · records, rounded up."""
 
-    sigma: float
-    rate: float
+    noise_multiplier: float
+    sampling_rate: float
     steps: int
     adjacency: Adjacency = Adjacency.ADD_REMOVE
     records: int | None = None
 
     def __post_init__(self) -> None:
-        validate.positive(sigma=self.sigma)
-        validate.rate(rate=self.rate)
+        validate.positive(noise_multiplier=self.noise_multiplier)
+        validate.rate(sampling_rate=self.sampling_rate)
         validate.count(steps=self.steps)
         if self.records is not None:
             validate.count(records=self.records)
@@ -62,21 +55,21 @@ class Plan:
         """How many records a fixed-size sample holds; None for a Poisson sample."""
         if self.records is None:
             return None
-        return max(1, min(self.records, math.ceil(self.rate * self.records * (1 - 1e-12))))
+        return max(1, min(self.records, math.ceil(self.sampling_rate * self.records * (1 - 1e-12))))
 
     @property
     def drawn(self) -> float:
         """The probability that a record is in the sample."""
         if self.size is None or self.records is None:
-            return self.rate
+            return self.sampling_rate
         return self.size / self.records
 
     @property
     def step(self) -> Event:
         """The event of one step."""
-        noise = GaussianEvent(self.sigma)
+        noise = GaussianEvent(self.noise_multiplier)
         if self.size is None or self.records is None:
-            return PoissonEvent(self.rate, noise)
+            return PoissonEvent(self.sampling_rate, noise)
         return FixedSizeEvent(self.size, self.records, noise)
 
     @property
@@ -95,17 +88,19 @@ class Plan:
         twice = self.adjacency is Adjacency.REPLACE_ONE or (
             fixed and (self.adjacency is Adjacency.ADD_REMOVE or self.drawn < 1)
         )
-        return self.sigma / 2 if twice else self.sigma
+        return self.noise_multiplier / 2 if twice else self.noise_multiplier
 
     def __str__(self) -> str:
-        draw = "on everybody" if self.drawn == 1 else f"on Poisson samples of rate {self.rate:g}"
+        draw = "on everybody" if self.drawn == 1 else f"on Poisson samples of rate {self.sampling_rate:g}"
         if self.size is not None:
             draw = f"on {self.size} of {self.records} records"
-        return f"{self.steps} {'step' if self.steps == 1 else 'steps'} of sigma {self.sigma:g} {draw}"
+        return (
+            f"{self.steps} {'step' if self.steps == 1 else 'steps'} of sigma {self.noise_multiplier:g} {draw}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class PrivacyCurve:
     """What an accountant says of a plan: ε at a δ, δ at an ε, and by which theorem."""
 
     epsilon: Callable[[float], float]
@@ -116,40 +111,17 @@ class Curve:
     proven: Callable[[float], bool] = lambda delta: True  # at this δ; only a published curve may not be
 
 
-def curve(plan: Plan, accountant: Accountant) -> Curve:
-    """The plan's curve by ``accountant``; `Unsupported` where no theorem covers the plan."""
-    match accountant:
-        case Accountant.PLD:
-            return _pld(plan)
-        case Accountant.RDP:
-            return _rdp(plan)
-        case Accountant.ZCDP:
-            return _zcdp(plan)
-        case Accountant.GDP:
-            return _gdp(plan)
-        case Accountant.MOMENTS:
-            return _moments(plan)
-        case Accountant.ADVANCED:
-            return _advanced(plan)
-        case Accountant.STRONG:
-            return _strong(plan)
-        case Accountant.SAMPLING:
-            return _sampling(plan)
-        case Accountant.ADADP:
-            return _adadp(plan)
-
-
-def _pld(plan: Plan) -> Curve:
+def _pld(plan: EqualSteps) -> PrivacyCurve:
     from farthing.accounting import pld
 
-    return Curve(
+    return PrivacyCurve(
         lambda delta: pld.epsilon(plan.event, delta, plan.adjacency),
         lambda epsilon: pld.delta(plan.event, epsilon, plan.adjacency),
-        "Zhu, Dong & Wang 2022, Thm. 10 (dominating pairs compose), certified inversion",
+        _TIGHT,
     )
 
 
-def _rdp(plan: Plan) -> Curve:
+def _rdp(plan: EqualSteps) -> PrivacyCurve:
     import numpy as np
 
     from farthing.accounting import pairs, rdp, transform
@@ -158,7 +130,10 @@ def _rdp(plan: Plan) -> Curve:
     if plan.drawn == 1:
         each, theorem = rdp.gaussian(plan.noise, orders), "Mironov 2017, Prop. 7"
     elif not fixed and plan.adjacency is not Adjacency.REPLACE_ONE:
-        each, theorem = rdp.poisson_gaussian(plan.sigma, plan.rate, orders), "Mironov, Talwar & Zhang 2019"
+        each, theorem = (
+            rdp.poisson_gaussian(plan.noise_multiplier, plan.sampling_rate, orders),
+            "Mironov, Talwar & Zhang 2019",
+        )
     elif fixed and plan.adjacency is not Adjacency.ADD_REMOVE:
         orders = rdp.WHOLE_ORDERS
         each = rdp.without_replacement_gaussian(plan.noise, plan.drawn, orders)
@@ -170,56 +145,56 @@ def _rdp(plan: Plan) -> Curve:
         theorem = "Rényi divergence of the dominating pair (Zhu, Dong & Wang 2022, Thm. 10)"
     with np.errstate(over="ignore"):
         total = plan.steps * each
-    return Curve(
+    return PrivacyCurve(
         lambda delta: rdp.epsilon(total, orders, delta)[0],
         lambda epsilon: rdp.delta(total, orders, epsilon),
         f"{theorem}; {_CONVERSION}",
     )
 
 
-def _zcdp(plan: Plan) -> Curve:
+def _zcdp(plan: EqualSteps) -> PrivacyCurve:
     from farthing.accounting import zcdp
 
-    _refuse_sampled(plan, Accountant.ZCDP)
+    _refuse_sampled(plan, "zcdp")
     rho = plan.steps * zcdp.rho_of_gaussian(plan.noise) * _UP
     known = math.isfinite(rho)
-    return Curve(
+    return PrivacyCurve(
         lambda delta: zcdp.epsilon(rho, delta) if known else math.inf,
         lambda epsilon: zcdp.delta(rho, epsilon) if known else 1.0,
         f"Bun & Steinke 2016, Prop. 1.6; {_CONVERSION}",
     )
 
 
-def _gdp(plan: Plan) -> Curve:
+def _gdp(plan: EqualSteps) -> PrivacyCurve:
     from farthing.accounting import gaussian
 
-    _refuse_sampled(plan, Accountant.GDP)
+    _refuse_sampled(plan, "gdp")
     mu = math.sqrt(plan.steps) / plan.noise * _UP
     known = math.isfinite(mu)
-    return Curve(
+    return PrivacyCurve(
         lambda delta: gaussian.epsilon(mu, delta) if known else math.inf,
         lambda epsilon: gaussian.delta(mu, epsilon) if known else 1.0,
         "Dong, Roth & Su 2022, Cor. 3.3; conversion: Balle & Wang 2018, Thm. 8",
     )
 
 
-def _moments(plan: Plan) -> Curve:
+def _moments(plan: EqualSteps) -> PrivacyCurve:
     from farthing.accounting import moments
 
     fixed = plan.records is not None
     if plan.drawn < 1 and (fixed or plan.adjacency is Adjacency.REPLACE_ONE):
-        raise _no_theorem(Accountant.MOMENTS, plan, "use pld or rdp")
-    return Curve(
+        raise _no_theorem("moments", plan, "use pld or rdp")
+    return PrivacyCurve(
         lambda delta: moments.epsilon(plan.noise, plan.drawn, plan.steps, delta)[0],
         lambda epsilon: moments.delta(plan.noise, plan.drawn, plan.steps, epsilon),
         "Abadi et al. 2016, Thm. 2",
     )
 
 
-def _advanced(plan: Plan) -> Curve:
+def _advanced(plan: EqualSteps) -> PrivacyCurve:
     from farthing.accounting import composition
 
-    _refuse_unamplified(plan, Accountant.ADVANCED)
+    _refuse_unamplified(plan, "advanced")
 
     def epsilon(delta: float) -> float:
         return composition.advanced_sampled(plan.noise, plan.drawn, plan.steps, delta)
@@ -228,13 +203,13 @@ def _advanced(plan: Plan) -> Curve:
     if plan.drawn < 1:
         which = "Thm. 8" if plan.records is None else "Thm. 9"
         theorem += f", after amplification: Balle, Barthe & Gaboardi 2018, {which}"
-    return Curve(epsilon, lambda most: _least_delta(epsilon, most), theorem)
+    return PrivacyCurve(epsilon, lambda most: _least_delta(epsilon, most), theorem)
 
 
-def _strong(plan: Plan) -> Curve:
+def _strong(plan: EqualSteps) -> PrivacyCurve:
     from farthing.accounting import composition
 
-    _refuse_unamplified(plan, Accountant.STRONG)
+    _refuse_unamplified(plan, "strong")
 
     def published(delta: float) -> tuple[float, bool]:
         return composition.strong_as_published(plan.noise, plan.drawn, plan.steps, delta)
@@ -242,7 +217,7 @@ def _strong(plan: Plan) -> Curve:
     def epsilon(delta: float) -> float:
         return published(delta)[0]
 
-    return Curve(
+    return PrivacyCurve(
         epsilon,
         lambda most: _least_delta(epsilon, most),
         "none: the strong-composition curve as Abadi et al. 2016, Figure 2, plot it",
@@ -251,17 +226,17 @@ def _strong(plan: Plan) -> Curve:
     )
 
 
-def _sampling(plan: Plan) -> Curve:
+def _sampling(plan: EqualSteps) -> PrivacyCurve:
     from farthing.accounting import sampling
 
     if plan.adjacency is Adjacency.ADD_REMOVE:
         raise Unsupported(
-            f"{Accountant.SAMPLING} has no theorem under {plan.adjacency}, because its observer sees who was "
+            f"sampling has no theorem under {plan.adjacency}, because its observer sees who was "
             "drawn: use replace-one or zero-out, or pld where draws stay secret"
         )
     # Given the draw, which its observer sees, nobody is pushed out: only replacing moves a sum by 2C.
     noise = replace(plan, records=None).noise
-    return Curve(
+    return PrivacyCurve(
         lambda delta: sampling.epsilon(noise, plan.drawn, plan.steps, delta),
         lambda epsilon: sampling.delta(noise, plan.drawn, plan.steps, epsilon),
         "Cheng, Liu, Wang & Lu 2020, Thm. 1",
@@ -269,37 +244,37 @@ def _sampling(plan: Plan) -> Curve:
     )
 
 
-def _adadp(plan: Plan) -> Curve:
+def _adadp(plan: EqualSteps) -> PrivacyCurve:
     import numpy as np
 
     from farthing.accounting import rdp
 
     other = Adjacency.REPLACE_ONE if plan.records is None else Adjacency.ADD_REMOVE
     if plan.drawn < 1 and plan.adjacency is other:
-        raise _no_theorem(Accountant.ADADP, plan, "use pld or rdp")
+        raise _no_theorem("adadp", plan, "use pld or rdp")
     orders = np.arange(2.0, 65.0)  # those that the paper takes
     with np.errstate(over="ignore"):
         total = plan.steps * rdp.adadp_theorem_1(plan.noise, plan.drawn, orders)
-    return Curve(
+    return PrivacyCurve(
         lambda delta: rdp.classic_epsilon(total, orders, delta)[0],
         lambda epsilon: rdp.classic_delta(total, orders, epsilon),
         "Xu, Shi, Liu, Zhao & Chen 2020, Thm. 1; conversion: Mironov 2017, Prop. 3",
     )
 
 
-def _no_theorem(accountant: Accountant, plan: Plan, instead: str) -> Unsupported:
+def _no_theorem(accountant: str, plan: EqualSteps, instead: str) -> Unsupported:
     draw = "Poisson samples" if plan.records is None else "samples of a fixed size"
     return Unsupported(f"{accountant} has no theorem for {draw} under {plan.adjacency}: {instead}")
 
 
-def _refuse_sampled(plan: Plan, accountant: Accountant) -> None:
+def _refuse_sampled(plan: EqualSteps, accountant: str) -> None:
     if plan.drawn < 1:
         raise Unsupported(
             f"{accountant} has no theorem for sampled steps (rate {plan.drawn:g}): use pld or rdp, or rate 1"
         )
 
 
-def _refuse_unamplified(plan: Plan, accountant: Accountant) -> None:
+def _refuse_unamplified(plan: EqualSteps, accountant: str) -> None:
     """Amplification holds for Poisson under add-remove and for fixed size under replace-one only.
 
     Zero-out is a case of both: of the first for sums, where contributing zero is not being drawn, and of the
@@ -324,3 +299,104 @@ def _least_delta(epsilon: Callable[[float], float], most: float) -> float:
     if excess(high) > 0:
         return 1.0
     return math.exp(low if excess(low) <= 0 else safe_root(excess, high, low)) * _UP
+
+
+def _rounds(name: str) -> "tuple[Noise, Rounds]":
+    """Return two functions of `rounds`, imported when they are called: they need numpy and scipy."""
+
+    def noise(count: int, budget: Budget, sampler: "Sampler") -> float:
+        from farthing.accounting import rounds
+
+        found: float = getattr(rounds, name)(count, budget, sampler)
+        return found
+
+    def counted(noise_multiplier: float, planned: int, budget: Budget, sampler: "Sampler") -> int:
+        from farthing.accounting import rounds
+
+        by = getattr(rounds, f"{name}_rounds", None) or rounds.planned_rounds(getattr(rounds, name))
+        return by(noise_multiplier, planned, budget, sampler)
+
+    return noise, counted
+
+
+class Accountant(StrEnum):
+    """How the privacy of many steps is added up: one row an accountant.
+
+    A row is its name, the theorem that it proves its figures by, its curve of equal steps, and its functions
+    for federated rounds: the least noise for a number of rounds, and the most rounds with a noise. Where an
+    accountant is not used for one of the two, there is None.
+    """
+
+    PLD = "pld", _TIGHT, _pld
+    RDP = "rdp", f"Mironov 2017, Prop. 1; {_CONVERSION}", _rdp
+    ZCDP = "zcdp", f"Bun & Steinke 2016, Prop. 1.6; {_CONVERSION}", _zcdp
+    GDP = "gdp", "Dong, Roth & Su 2022, Cor. 3.3", _gdp
+    MOMENTS = "moments", "Abadi et al. 2016, Thm. 2", _moments
+    ADVANCED = (
+        "advanced",
+        "Dwork & Roth 2014, Thm. 3.20: advanced composition",
+        _advanced,
+        _rounds("advanced"),
+    )
+    STRONG = "strong", "none: the strong-composition curve as Abadi et al. 2016, Figure 2, plot it", _strong
+    SAMPLING = (
+        "sampling",
+        "Cheng et al. 2020, Thm. 1: Gaussian sampling composition",
+        _sampling,
+        _rounds("sampled"),
+    )
+    ADADP = "adadp", "Xu, Shi, Liu, Zhao & Chen 2020, Thm. 1", _adadp
+    BASIC = "basic", "Dwork & Roth 2014, Thm. 3.16: basic composition", None, _rounds("basic")
+    AMPLIFIED = (
+        "amplified",
+        "Dwork & Roth 2014, Thm. 3.20, of rounds amplified by Balle et al. 2018, Thm. 8 and 9",
+        None,
+        _rounds("amplified"),
+    )
+    TIGHT = "tight", _TIGHT, None, _rounds("tight")  # pld, by the name that invitations know it
+
+    theorem: str
+    _curve: Callable[[EqualSteps], PrivacyCurve] | None
+    _by_rounds: "tuple[Noise, Rounds] | None"
+
+    def __new__(
+        cls,
+        name: str,
+        theorem: str,
+        curve: Callable[[EqualSteps], PrivacyCurve] | None,
+        by_rounds: "tuple[Noise, Rounds] | None" = None,
+    ) -> Self:
+        """Make one row."""
+        row = str.__new__(cls, name)
+        row._value_, row.theorem, row._curve, row._by_rounds = name, theorem, curve, by_rounds
+        return row
+
+    @classmethod
+    def of_steps(cls) -> "list[Accountant]":
+        """Return the accountants that have a curve of equal steps."""
+        return [row for row in cls if row._curve is not None]
+
+    @classmethod
+    def of_rounds(cls) -> "list[Accountant]":
+        """Return the accountants that choose noise for federated rounds."""
+        return [row for row in cls if row._by_rounds is not None]
+
+    def curve(self, plan: EqualSteps) -> PrivacyCurve:
+        """Return what this accountant says of a plan; raise `Unsupported` where no theorem covers it."""
+        if self._curve is None:
+            raise Unsupported(f"{self} has no curve of equal steps: use one of {', '.join(self.of_steps())}")
+        return self._curve(plan)
+
+    def noise(self, rounds: int, budget: Budget, sampler: "Sampler") -> float:
+        """Return the least noise, over the clipping norm, with which so many rounds fit the budget."""
+        return self._pair[0](rounds, budget, sampler)
+
+    def rounds(self, noise: float, planned: int, budget: Budget, sampler: "Sampler") -> int:
+        """Return how many rounds with this noise fit the budget; where T is fixed, at most ``planned``."""
+        return self._pair[1](noise, planned, budget, sampler)
+
+    @property
+    def _pair(self) -> "tuple[Noise, Rounds]":
+        if self._by_rounds is None:
+            raise Unsupported(f"{self} does not count rounds: use one of {', '.join(self.of_rounds())}")
+        return self._by_rounds
