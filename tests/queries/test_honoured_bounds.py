@@ -183,10 +183,16 @@ def test_no_contribution_is_forgotten():
     assert found("bounded_sum") == {case.name for case in cases()} | ELSEWHERE
 
 
+# What bounds are made from, and the torch rules of ClipNorm and ClipCoordinates, which are tried as these.
+BASES = {"farthing.queries.bounds.Bound"} | {
+    f"farthing.torch.gradients.clipping.{name}" for name in ("ClipRule", "_OfBound", "_Norm", "_Coordinates")
+}
+
+
 def test_no_bound_is_forgotten():
     tried = {type(bound) for case in cases() for bound in bounds(case, 3)}
     named = {f"{kind.__module__}.{kind.__name__}" for kind in tried}
-    assert found("sensitivity") == named | {"farthing.queries.bounds.Bound"}
+    assert found("sensitivity") == named | BASES
 
 
 def bounds(case, size):

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from farthing.torch.features.scattering import Scattering
     from farthing.torch.gradients.bookkeeping import Gradient
-    from farthing.torch.gradients.clipping import Automatic, ClipLayers
+    from farthing.torch.gradients.clipping import Automatic, ClipLayers, ClipRule
+    from farthing.torch.gradients.layers import layer_rule
     from farthing.torch.kernels.noise import FloatGaussian, Gaussian
     from farthing.torch.methods.adadp import AdaDP, AdaL, AdaN
     from farthing.torch.methods.dpopt import DpOpt
@@ -23,15 +24,17 @@ if TYPE_CHECKING:
     from farthing.torch.training.optim import DPAdam
     from farthing.torch.training.plan import Plan, fitted
     from farthing.torch.training.records import Batch, Examples
-    from farthing.torch.training.schedules import Quantile
+    from farthing.torch.training.schedules import AdaptiveClip, Quantile
 
 __all__ = [
     "AdaDP",
     "AdaL",
     "AdaN",
+    "AdaptiveClip",
     "Automatic",
     "Batch",
     "ClipLayers",
+    "ClipRule",
     "DPAdam",
     "DpOpt",
     "Examples",
@@ -47,6 +50,7 @@ __all__ = [
     "Training",
     "evaluate",
     "fitted",
+    "layer_rule",
     "progress",
     "restore",
     "save",
@@ -57,14 +61,15 @@ _HOMES = {
     "methods.adadp": ("AdaDP", "AdaL", "AdaN"),
     "gradients.bookkeeping": ("Gradient",),
     "training.checkpoint": ("Layout", "restore", "save"),
-    "gradients.clipping": ("Automatic", "ClipLayers"),
+    "gradients.clipping": ("Automatic", "ClipLayers", "ClipRule"),
+    "gradients.layers": ("layer_rule",),
     "training.collating": ("Padded",),
     "methods.dpopt": ("DpOpt",),
     "training.evaluation": ("evaluate", "progress"),
     "kernels.noise": ("FloatGaussian", "Gaussian"),
     "training.optim": ("DPAdam",),
     "training.plan": ("Plan", "fitted"),
-    "training.schedules": ("Quantile",),
+    "training.schedules": ("AdaptiveClip", "Quantile"),
     "training.records": ("Examples", "Batch"),
     "features.scattering": ("Scattering",),
     "training.loop": ("Step", "Training", "train"),

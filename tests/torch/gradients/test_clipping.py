@@ -69,7 +69,7 @@ def test_automatic_is_never_quite_the_clip():
 def test_bad_bounds_are_refused():
     with pytest.raises(InvalidValue, match="one clip, size and stretch a layer"):
         ClipLayers((1.0, 1.0), (2,))
-    with pytest.raises(InvalidValue, match="clip must be"):
+    with pytest.raises(InvalidValue, match="clip_norm must be"):
         ClipLayers((0.0,), (2,))
     with pytest.raises(InvalidValue, match="share must be"):
         ClipCounted(1.0, 1.0)

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from farthing.queries.bounds import ClipCoordinates, ClipNorm
 from farthing.torch.gradients.bookkeeping import Gradient
-from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers
-from farthing.torch.gradients.graphs import BatchGraph, Graphs, Recorded, Room, kind_of
+from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, rule_of
+from farthing.torch.gradients.graphs import BatchGraph, Graphs, Recorded, Room
 from farthing.torch.training.records import Examples
 
 
@@ -24,6 +24,10 @@ def model_and_data():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
     return model, torch.randn(20, 5), torch.randint(0, 3, (20,))
+
+
+def key_of(bound):
+    return rule_of(bound).graph_key
 
 
 PAIRS = [
@@ -41,11 +45,11 @@ def test_batches_of_other_sizes_and_numbers_in_the_same_buffers(first, second):
     model, x, y = model_and_data()
     gradient = Gradient(model, losses)
     gradient.check(x, y)
-    assert kind_of(first) == kind_of(second)
-    batch = BatchGraph(gradient._add, Room(x, y, None, first, gradient.layout.size, 40), 32)
+    assert key_of(first) == key_of(second)
+    batch = BatchGraph(gradient._add, Room(x, y, None, rule_of(first), gradient.layout.size, 40), 32)
     x[19] = float("nan")  # stays in the buffers, with weight 0
     for bound, places in ((first, slice(0, 20)), (second, slice(0, 7)), (first, slice(3, 16))):
-        batch.room.fill(x[places], y[places], None, bound)
+        batch.room.fill(x[places], y[places], None, rule_of(bound))
         batch.run()
         expected = gradient.bounded_sum(Examples((x[places], y[places])).take(slice(None)), None, bound)
         assert torch.allclose(batch.total, expected, rtol=1e-5, atol=1e-6)
@@ -58,9 +62,9 @@ def test_users_in_buffers():
     inputs, targets, weights = next(batch.physical_batches(None))
     expected = gradient.bounded_sum(batch, None, ClipNorm(0.5))
     batch = BatchGraph(
-        gradient._add, Room(inputs, targets, weights, ClipNorm(0.5), gradient.layout.size, 32), 32
+        gradient._add, Room(inputs, targets, weights, rule_of(ClipNorm(0.5)), gradient.layout.size, 32), 32
     )
-    batch.room.fill(inputs, targets, weights, ClipNorm(0.5))
+    batch.room.fill(inputs, targets, weights, rule_of(ClipNorm(0.5)))
     batch.run()
     assert torch.allclose(batch.total, expected, rtol=1e-5, atol=1e-6)
 
@@ -68,13 +72,13 @@ def test_users_in_buffers():
 def test_a_batch_on_a_cpu_has_no_graph():
     model, x, y = model_and_data()
     gradient = Gradient(model, losses)
-    assert not Graphs(model, gradient._add, 57).add(x, y, None, ClipNorm(1.0), torch.zeros(57))
+    assert not Graphs(model, gradient._add, 57).add(x, y, None, rule_of(ClipNorm(1.0)), torch.zeros(57))
 
 
 def test_kinds_that_need_graphs_of_their_own():
-    kinds = [kind_of(bound) for pair in PAIRS for bound in pair[:1]]
+    kinds = [key_of(bound) for pair in PAIRS for bound in pair[:1]]
     assert len(set(kinds)) == len(kinds)
-    assert kind_of(Automatic(1.0, 0.01)) != kind_of(Automatic(1.0, 0.1))
+    assert key_of(Automatic(1.0, 0.01)) != key_of(Automatic(1.0, 0.1))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -102,8 +106,8 @@ def test_examples_that_are_not_finite_leave_the_buffers_clean():
     x[3], x[7, 2, 1], x[9] = float("nan"), float("inf"), 1e30
     gradient, plain = Gradient(model, losses), Gradient(model, losses, route="vmap")
     gradient.check(x, y)
-    batch = BatchGraph(gradient._add, Room(x, y, None, ClipNorm(0.5), gradient.layout.size, 64), 64)
-    batch.room.fill(x, y, None, ClipNorm(0.5))
+    batch = BatchGraph(gradient._add, Room(x, y, None, rule_of(ClipNorm(0.5)), gradient.layout.size, 64), 64)
+    batch.room.fill(x, y, None, rule_of(ClipNorm(0.5)))
     batch.run()
     expected = plain.bounded_sum(Examples((x, y)).take(slice(None)), None, ClipNorm(0.5))
     assert torch.allclose(batch.total, expected, rtol=1e-5, atol=1e-6)

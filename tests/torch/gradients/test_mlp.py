@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from farthing.queries.bounds import ClipCoordinates, ClipNorm
 from farthing.torch.gradients import mlp
 from farthing.torch.gradients.bookkeeping import Gradient
-from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, plain_sum
+from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, plain_sum, rule_of
 from farthing.torch.gradients.mlp import Stack
 from farthing.torch.training.records import Examples
 
@@ -112,7 +112,8 @@ def test_an_example_that_is_not_finite_counts_as_zero(bad, bound, kernels):
 def test_the_given_batch_is_left_alone():
     gradient, (x, y) = gradient_of(nn.Sequential(nn.ReLU(inplace=True), network())), data()
     before = x.clone()
-    assert gradient._stack.add(x, y, gradient._losses, ClipNorm(1.0), torch.empty(gradient.layout.size), True)
+    total = torch.empty(gradient.layout.size)
+    assert gradient._stack.add(x, y, gradient._losses, rule_of(ClipNorm(1.0)), total, True)
     assert torch.equal(x, before)
 
 
@@ -155,18 +156,18 @@ def test_what_is_no_stack(model):
 def test_what_no_stack_takes():
     model, (x, _) = network(), data()
     stack = Stack.of(model, tuple(p.numel() for p in model.parameters()))
-    assert stack.fits(x, None, ClipNorm(1.0))
-    assert not stack.fits(x, torch.ones(len(x)), ClipNorm(1.0))
-    assert not stack.fits((x, x), None, ClipNorm(1.0))
-    assert not stack.fits(x.double(), None, ClipNorm(1.0))
+    assert stack.fits(x, None, rule_of(ClipNorm(1.0)))
+    assert not stack.fits(x, torch.ones(len(x)), rule_of(ClipNorm(1.0)))
+    assert not stack.fits((x, x), None, rule_of(ClipNorm(1.0)))
+    assert not stack.fits(x.double(), None, rule_of(ClipNorm(1.0)))
     assert not stack.fits(x, None, ClipLayers((1.0,), (SIZE,)))
     with torch.autocast("cpu", torch.bfloat16):
-        assert not stack.fits(x, None, ClipNorm(1.0))
+        assert not stack.fits(x, None, rule_of(ClipNorm(1.0)))
     handle = model[1].register_forward_hook(lambda *_: None)
-    assert not stack.fits(x, None, ClipNorm(1.0))
+    assert not stack.fits(x, None, rule_of(ClipNorm(1.0)))
     handle.remove()
     model[1] = nn.GELU()
-    assert not stack.fits(x, None, ClipNorm(1.0))
+    assert not stack.fits(x, None, rule_of(ClipNorm(1.0)))
 
 
 def test_positions_go_the_long_way(one_by_one):
@@ -239,7 +240,7 @@ def test_kernels_and_plain_agree(monkeypatch):
         mlp._add_squares(one, gate, v, True, True, squares)
         mlp._add_squares(one, None, v, False, True, squares)
         squares[4], squares[5] = torch.nan, 1e100
-        factors = [mlp._factors(bound, squares) for bound in (ClipNorm(9.0), Automatic(2.0))]
+        factors = [mlp._factors(rule_of(bound), squares) for bound in (ClipNorm(9.0), Automatic(2.0))]
         found.append((one, squares[:4], *(f for f, _ in factors)))
         assert [strange for _, strange in factors] == [True, True]
         monkeypatch.setattr("farthing.noise.native.kernels", lambda *_: None)

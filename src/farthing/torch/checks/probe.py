@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.torch.gradients.layers import leaves, rules_of
-from farthing.torch.gradients.tape import Plan, Use, call, mapped
+from farthing.torch.gradients.tape import TapePlan, Use, call, mapped
 
 _SIZES = (2, 3)
 _SCALES = (1e4, 100.0, 3.0)
@@ -132,9 +132,9 @@ def refuse_equal(example: tuple[Any, Any]) -> None:
         )
 
 
-def plan_of(model: nn.Module, source: Source) -> Plan:
+def plan_of(model: nn.Module, source: Source) -> TapePlan:
     """The rules of a model and the batch axes of every use of them."""
-    plan = Plan(model, *rules_of(model))
+    plan = TapePlan(model, *rules_of(model))
     seen = [_shapes(plan, source.batch(size)[0]) for size in _SIZES]
     for use, (inner, outer) in seen[0].items():
         others = seen[1].get(use)
@@ -155,7 +155,7 @@ def plan_of(model: nn.Module, source: Source) -> Plan:
 Shapes = dict[Use, tuple[list[torch.Size], list[torch.Size]]]
 
 
-def _shapes(plan: Plan, inputs: Any) -> Shapes:
+def _shapes(plan: TapePlan, inputs: Any) -> Shapes:
     """The shapes of every use's inputs and outputs on one batch."""
     found: Shapes = {}
     calls: dict[nn.Module, int] = defaultdict(int)

@@ -17,18 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from farthing import validate
-from farthing.errors import InvalidValue, OutOfMemory
-from farthing.queries.bounds import ClipCoordinates
+from farthing.errors import OutOfMemory
 from farthing.torch.checks import leftovers
 from farthing.torch.checks.leftovers import Wall
 from farthing.torch.checks.probe import Source, devices, plan_of, refuse_equal
 from farthing.torch.checks.selfcheck import refuse_known, verify, verify_isolated
 from farthing.torch.gradients import clipping, isolation
 from farthing.torch.gradients import tape as calls
-from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, Live, TorchBound
+from farthing.torch.gradients.clipping import Automatic, ClipRule, Live
 from farthing.torch.gradients.graphs import Graphs
 from farthing.torch.gradients.mlp import Stack
-from farthing.torch.gradients.tape import Plan, Tape
+from farthing.torch.gradients.passes import Passes, one_thread, record_losses, ungrouped
 from farthing.torch.gradients.terms import Route, Rows, Term
 from farthing.torch.kernels import totals
 from farthing.torch.kernels.totals import exact, without_cudnn
@@ -89,11 +88,11 @@ class Gradient:
             refuse_equal(example)
         self._example = example
         self._first = next(p for p in model.parameters() if p.requires_grad)
-        self._plan: Plan | None = None
+        self._passes: Passes | None = None
         self._stack: Stack | None = None
         self._checked: bool | None = None
         self._wall: Wall | None = None
-        self._bound: TorchBound | None = None  # the last one that fits
+        self._last: tuple[Any, ClipRule] | None = None  # the last bound that was found to fit, and its rule
         ends = (*self.layout.offsets[1:], self.layout.size)
         self._spans = [slice(a, b) for a, b in zip(self.layout.offsets, ends, strict=True)]
 
@@ -115,15 +114,20 @@ class Gradient:
 
     def zero(self, records: Any, w: Any, bound: Any) -> Tensor:
         """The sum over no examples; refuses a bound that does not fit the model."""
-        return self._empty(bound).zero_()
+        return self._empty(self._rule(bound)).zero_()
 
-    def _empty(self, bound: Any) -> Tensor:
-        if bound is not self._bound:
-            self._bound = clipping.checked(bound, self.layout.size, self.layout.offsets)
-        return torch.empty(self.layout.size + clipping.extra(bound), device=self._first.device)
+    def _rule(self, bound: Any) -> ClipRule:
+        """Return the clip rule of a bound, the same one for the same bound."""
+        if self._last is None or bound is not self._last[0]:
+            self._last = bound, clipping.checked(bound, self.layout.size, self.layout.offsets)
+        return self._last[1]
+
+    def _empty(self, rule: ClipRule) -> Tensor:
+        return torch.empty(self.layout.size + rule.extra, device=self._first.device)
 
     def _summed(self, batch: Any, bound: Any) -> Tensor:
-        total, parts = self._empty(bound), totals.Parts()
+        rule, parts = self._rule(bound), totals.Parts()
+        total = self._empty(rule)
         live: Live | None = None
         empty = True
         if self._checked is not self.model.training:
@@ -134,35 +138,35 @@ class Gradient:
             if not empty:
                 parts.put(total)
             empty = False
-            if self._quick(inputs, targets, weights, bound, total):
+            if self._quick(inputs, targets, weights, rule, total):
                 continue
             total.zero_()
             if self.isolation is not None:
                 rows = self.rows(inputs, targets, weights)
                 present = None if weights is None or weights.ndim == 2 else weights > 0
-                total += clipping.plain_sum(rows, bound, present)
+                total += clipping.plain_sum(rows, rule, present)
                 continue
-            live = Live.of(bound, self.layout.size, total.device) if live is None else live
-            self._add(inputs, targets, weights, bound, live, total)
+            live = Live.of(rule, self.layout.size, total.device) if live is None else live
+            self._add(inputs, targets, weights, rule, live, total)
         return total.zero_() if empty else parts.whole(total)
 
     def _quick(
-        self, inputs: Any, targets: Any, weights: Tensor | None, bound: TorchBound, total: Tensor
+        self, inputs: Any, targets: Any, weights: Tensor | None, rule: ClipRule, total: Tensor
     ) -> bool:
         """total = the sum of a batch by a stack or a graph, if there is one."""
         stack = self._stack
-        if stack is not None and stack.fits(inputs, weights, bound):
-            return stack.add(inputs, targets, self._losses, bound, total, True)
-        return self.isolation is None and self._graphs.add(inputs, targets, weights, bound, total, True)
+        if stack is not None and stack.fits(inputs, weights, rule):
+            return stack.add(inputs, targets, self._losses, rule, total, True)
+        return self.isolation is None and self._graphs.add(inputs, targets, weights, rule, total, True)
 
     def _rows(self) -> int | None:
         """How many rows go through the model at once: on a CPU as many as it can hold without much memory."""
         if self.isolation is not None:
             most = max(1, _KEPT // self.layout.size)
             return most if self.physical_batch_size is None else min(most, self.physical_batch_size)
-        if self._plan is None or self._stack is not None or self._first.device.type != "cpu":
+        if self._passes is None or self._stack is not None or self._first.device.type != "cpu":
             return self.physical_batch_size
-        most = max(_FEW, _HELD // max(1, self._plan.held))
+        most = max(_FEW, _HELD // max(1, self._passes.plan.held))
         return most if self.physical_batch_size is None else min(most, self.physical_batch_size)
 
     def _checked_publicly(self, inputs: Any, targets: Any, weights: Tensor | None) -> None:
@@ -174,7 +178,7 @@ class Gradient:
             raise
 
     def check(self, inputs: Any, targets: Any, weights: Tensor | None = None) -> None:
-        """Makes sure that examples stay apart in the model; see `farthing.torch.checks.selfcheck`.
+        """Make sure that examples stay apart in the model; see `farthing.torch.checks.selfcheck`.
 
         Only shapes and dtypes of what is given are used. Runs by itself with the first batch.
         """
@@ -182,32 +186,35 @@ class Gradient:
         if self._example is not None:
             source = Source(*self._example, public=True)
         elif weights is not None and weights.ndim == 2:
-            source = Source(_flat(inputs), _flat(targets))
+            source = Source(ungrouped(inputs), ungrouped(targets))
         else:
             source = Source(inputs, targets)
+        device, passes = self._first.device, None
         with Wall(self.model, self.loss, everything=True) as wall:
-            with _one_thread(self._first.device), exact(self._first.device), without_cudnn(self.model):
+            with one_thread(device), exact(device), without_cudnn(self.model):
                 if self.isolation is None:
                     plan = plan_of(self.model, source)
-                    other = Gradient(self.model, self.loss)
-                    other._plan = plan
-                    kept = partial(leftovers.refuse, self.model, self.loss, partial(other._both, source))
-                    verify(self.model, self.loss, source, other.rows, kept)
+                    rows = Passes(self.model, self.loss, self.layout, plan).rows  # in full precision
+                    verify(self.model, self.loss, source, rows, self._leftovers(rows, source))
+                    passes = Passes(self.model, self.loss, self.layout, plan, self.autocast)
                 else:
-                    plan = None
-                    kept = partial(leftovers.refuse, self.model, self.loss, partial(self._both, source))
+                    kept = self._leftovers(self.rows, source)
                     verify_isolated(self.isolation, self.model, self.loss, source, self.rows, kept)
-            self._plan, self._checked = plan, self.model.training
+            self._passes, self._checked = passes, self.model.training
             self._stack = self._stacked(source)
             wall.accept()
         self._wall = Wall(self.model, self.loss)
 
-    def _both(self, source: Source, size: int, seed: int) -> Tensor:
-        """Both passes on made-up examples, by book-keeping and as they are; the losses, with their graph."""
+    def _leftovers(self, rows: Callable[..., Tensor], source: Source) -> Callable[[], None]:
+        """Return a check of what the model or the loss keeps of examples."""
+        return partial(leftovers.refuse, self.model, self.loss, partial(self._both, rows, source))
+
+    def _both(self, rows: Callable[..., Tensor], source: Source, size: int, seed: int) -> Tensor:
+        """Run ``rows`` and the plain passes on made-up examples; return the losses, with their graph."""
         inputs, targets = source.batch(size, seed=seed)
         apart = self.isolation is not None
         with torch.random.fork_rng(devices(self.model)), torch.enable_grad():
-            self.rows(inputs, targets)
+            rows(inputs, targets)
             batches = [calls.one(inputs, targets, n) for n in range(size)] if apart else [(inputs, targets)]
             losses = torch.cat([self.loss(calls.call(self.model, x), y) for x, y in batches])
             if losses.requires_grad:
@@ -217,88 +224,46 @@ class Gradient:
 
     def _stacked(self, source: Source) -> Stack | None:
         """The model as a plain stack, if it is one and gives the same on made-up examples."""
-        stack, bound, size = Stack.of(self.model, self.layout.sizes), Automatic(), self.layout.size
+        stack, rule, size = Stack.of(self.model, self.layout.sizes), Automatic(), self.layout.size
         if stack is None or self.isolation or self._route is not None or self.autocast is not None:
             return None
         inputs, targets = source.batch(4)
-        if not stack.fits(inputs, None, bound):
+        if not stack.fits(inputs, None, rule):
             return None
-        one, other, live = torch.empty(size), torch.zeros(size), Live.of(bound, size, self._first.device)
+        one, other, live = torch.empty(size), torch.zeros(size), Live.of(rule, size, self._first.device)
         with torch.random.fork_rng([]):
             torch.manual_seed(0)
             try:
-                fits = stack.add(inputs, targets, self._losses, bound, one, True)
+                fits = stack.add(inputs, targets, self._losses, rule, one, True)
             except RuntimeError:  # a loss that writes into the outputs, say
                 return None
             torch.manual_seed(0)
-            self._add(inputs, targets, None, bound, live, other)
+            self._add(inputs, targets, None, rule, live, other)
         return stack if fits and (one - other).norm() <= 1e-4 * other.norm() else None
 
     def rows(self, inputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Every example's gradient, unbounded: for checks on made-up examples."""
-        if self.isolation is not None:
-            given = inputs, targets, weights
-            with without_cudnn(self.model):
-                return isolation.per_example(self.isolation, self.model, self.loss, self.layout.names, *given)
-        found: dict[int, Tensor] = {}
-
-        def put(slot: int, term: Term) -> None:
-            found[slot] = term.rows(slice(None))
-
-        examples = self._taped(inputs, targets, weights, put)
-        sizes = self.layout.sizes
-        return torch.cat(
-            [
-                found[n] if n in found else torch.zeros(examples, size, device=self._first.device)
-                for n, size in enumerate(sizes)
-            ],
-            1,
-        )
-
-    def _taped(
-        self, inputs: Any, targets: Any, weights: Tensor | None, put: Callable[[int, Term], None]
-    ) -> int:
-        """Both passes; how many examples there were."""
-        assert self._plan is not None
-        first = _first(targets if targets is not None else inputs)
-        grouped = weights is not None and weights.ndim == 2
-        examples, records = (first.shape[0], first.shape[1]) if grouped else (first.shape[0], 1)
-        if grouped:
-            inputs, targets = _flat(inputs), _flat(targets)
-        tape = Tape(self._plan, examples, records, put)
-        kind = first.device.type
-        mixed: Any = nullcontext() if self.autocast is None else torch.autocast(kind, self.autocast)
-        with torch.enable_grad(), self._plan.patched(tape):
-            with mixed:
-                losses = self._losses(calls.call(self.model, inputs), targets, tape.rows)
-            if losses.requires_grad:
-                objective = losses if weights is None else losses * weights.flatten()
-                with _one_thread(first.device):
-                    tape.back(objective.sum())
-            tape.finish()
-        return int(examples)
+        """Return every example's gradient, unbounded: for checks on made-up examples."""
+        if self.isolation is None:
+            assert self._passes is not None
+            return self._passes.rows(inputs, targets, weights)
+        given = inputs, targets, weights
+        with without_cudnn(self.model):
+            return isolation.per_example(self.isolation, self.model, self.loss, self.layout.names, *given)
 
     def _losses(self, outputs: Any, targets: Any, rows: int) -> Tensor:
-        losses = self.loss(outputs, targets)
-        if losses.shape != (rows,):
-            raise InvalidValue(
-                f"loss must return one value a record, got {losses.ndim} dimensions and not as many "
-                "values as records: "  # how many were drawn is no one's business
-                'use reduction="none" and sum over what belongs to one record'
-            )
-        return losses.float()
+        return record_losses(self.loss, outputs, targets, rows)
 
     def _add(
         self,
         inputs: Any,
         targets: Any,
         weights: Tensor | None,
-        bound: TorchBound,
+        rule: ClipRule,
         live: Live,
         total: Tensor,
         own: bool = False,
     ) -> None:
-        """total += Σ bounded gradients of one batch; of the bound's numbers those that are live count.
+        """Add the bounded gradients of one batch to total; of the rule's numbers those in ``live`` count.
 
         ``own``: the batch lies in buffers of our own, in which an example that is not finite may be blanked.
         """
@@ -307,7 +272,8 @@ class Gradient:
         spans = self._spans
         clip, scale = live
         inverse = None if scale is None else scale.reciprocal()
-        clamps = isinstance(bound, ClipCoordinates)
+        clamps = rule.by_coordinate
+        assert self._passes is not None
 
         def put(slot: int, term: Term) -> None:
             terms[slot] = term
@@ -323,7 +289,7 @@ class Gradient:
                 term.space = self._space(slot, term)
                 norms[slot] = term.norms()
 
-        self._taped(inputs, targets, weights, put)
+        self._passes.run(inputs, targets, weights, put)
         if not terms:
             return
         slots = list(terms)
@@ -334,12 +300,11 @@ class Gradient:
             present = (weights > 0).view(len(weights), -1).any(1)
             good &= present
         factors: list[Tensor] = []
-        if isinstance(bound, ClipLayers):
-            factors = clipping.layer_factors(bound, stacked, [spans[slot].start for slot in slots], clip)
-        elif not isinstance(bound, ClipCoordinates):
-            factors = [clipping.factors(bound, whole, clip)] * len(slots)
-        if isinstance(bound, ClipCounted):
-            total[-1] += clipping.count(bound, whole, present, clip)
+        if not clamps:
+            starts = [spans[slot].start for slot in slots]
+            factors = rule.parameter_factors(stacked, whole, starts, clip)
+        if rule.extra:
+            total[-rule.extra :] += rule.extras(whole, present, clip)
         capturing = total.is_cuda and torch.cuda.is_current_stream_capturing()
         some_bad = own or capturing or not bool(good.all())  # a graph cannot ask: it always looks
         if some_bad:
@@ -418,21 +383,3 @@ def _weakly(method: Callable[..., None]) -> Callable[..., None]:
         found(*given)
 
     return call
-
-
-def _one_thread(device: torch.device) -> Any:
-    """Backward passes on a GPU in the thread that asks: cuBLAS keeps 32 MiB for every thread it has seen."""
-    return nullcontext() if device.type != "cuda" else torch.autograd.set_multithreading_enabled(False)
-
-
-def _first(value: Any) -> Tensor:
-    """The first tensor in a (nested) tuple."""
-    while isinstance(value, list | tuple):
-        value = value[0]
-    assert isinstance(value, Tensor)
-    return value
-
-
-def _flat(value: Any) -> Any:
-    """Users and their records as one batch of records."""
-    return calls.mapped(value, lambda t: t.flatten(0, 1))

@@ -1,14 +1,9 @@
-"""Bounds on one example's gradient beyond the core's, and the plain sum under each of them.
+"""Clip rules for a model's gradients, one class each, and sums of gradients clamped by coordinates.
 
-All of them work on flat float32 tensors. An example whose gradient is NaN or infinite anywhere counts as
-zero, silently. Norms are taken in float32; the mechanisms of `farthing.torch.kernels.noise` enlarge their
-noise to cover the rounding.
-
->>> bound = ClipLayers((1.0, 2.0), sizes=(3, 5))
->>> round(bound.norm(), 4)
-2.2361
->>> Automatic(1.0).norm()
-1.0
+A `ClipRule` bounds one example's gradient and owns what sums need to know of it: its factors, its units, its
+extra coordinates. Rules work on flat float32 tensors. An example whose gradient is NaN or infinite anywhere
+counts as zero, silently. Norms are taken in float32; the mechanisms of `farthing.torch.kernels.noise` enlarge
+their noise to cover the rounding.
 
 Sums of gradients clamped coordinate by coordinate, without ever holding one example's gradient matrix.
 
@@ -29,7 +24,8 @@ tensor([[ 4.5000, -4.5000]])
 import bisect
 import functools
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
@@ -50,25 +46,163 @@ from farthing.torch.kernels.noise import beside, has_triton
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class ClipLayers:
-    """Layer l is shrunk to norm ``clip_norms[l]`` by itself; ``sizes[l]`` coordinates make a layer.
+class ClipRule(ABC):
+    """A bound on one example's gradient that knows its own arithmetic: the base class of clip rules.
 
-    Coordinates of layer l are measured in units of the public ``stretches[l]``: in those units its norm is at
-    most clip_norms[l] / stretches[l], the whole gradient's N = √Σ (clip_norms[l] / stretches[l])², and the
-    noise of a `Gaussian` has standard deviation noise · N · stretches[l]. So the price is that of the noise,
-    whatever the stretches: a larger one gives a layer more noise and the others less.
+    A subclass says how long a clipped gradient can be (`largest_norm`) and by what each gradient is
+    multiplied (`factors`). All that sums of a model's gradients need to know follows from these two, or is
+    overridden: a new rule is one class, and no other module has to hear of it.
+
+    Attributes
+    ----------
+    scale : float or array or Tensor, default 1.0
+        Public units: norms are those of gradient / scale, and so is the noise.
+    width : int or None, default None
+        Number of coordinates that the rule names; None where it holds for any.
+    by_layer : bool, default False
+        Whether parameters of one example have factors of their own (`parameter_factors`).
+    by_coordinate : bool, default False
+        Whether coordinates are clamped to ± scale one by one, without factors.
+    extra : int, default 0
+        Coordinates that a sum has beyond the gradient's (`extras`).
+    softening : float or None, default None
+        γ where factors are exactly clip / (norm + γ), 0 where they are min(1, clip / norm): a kernel in C
+        then finds them. None for any other formula.
+
+    Notes
+    -----
+    The guarantee rests on `largest_norm`: no gradient times its factor may be longer, in units of ``scale``.
+    NaN must give NaN, or a gradient that is not finite would count.
+
+    Examples
+    --------
+    >>> class Half(ClipRule):
+    ...     largest_norm = 1.0
+    ...
+    ...     def factors(self, norms, clip):
+    ...         return torch.where(norms > 1.0, 0.5 / norms, 1.0)
+    >>> plain_sum(torch.tensor([[3.0, 4.0], [0.6, 0.0]]), Half())
+    tensor([0.9000, 0.4000])
+    """
+
+    kind: ClassVar[str] = "ClipRule"
+    by_layer: ClassVar[bool] = False
+    by_coordinate: ClassVar[bool] = False
+    extra: ClassVar[int] = 0
+
+    @property
+    @abstractmethod
+    def largest_norm(self) -> float:
+        """The largest L2 norm of one contribution, in units of scale."""
+
+    @abstractmethod
+    def factors(self, norms: Tensor, clip: float | Tensor) -> Tensor:
+        """Return what gradients of these norms are multiplied by; ``clip`` is `live_clip`. NaN for NaN."""
+
+    @property
+    def scale(self) -> Any:
+        """The public units of the coordinates."""
+        return 1.0
+
+    @property
+    def width(self) -> int | None:
+        """The number of coordinates that the rule names; None for any."""
+        return None
+
+    @property
+    def softening(self) -> float | None:
+        """γ of clip / (norm + γ), 0 for min(1, clip / norm), None for another formula than these."""
+        return None
+
+    def norm(self, order: int = 2) -> float:
+        """Return the largest norm of one contribution, in units of scale."""
+        if order != 2:
+            raise Unsupported(f"{type(self).__name__} bounds L2 norms: use Gaussian noise")
+        return self.largest_norm
+
+    def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
+        """Return how far a sum over all examples moves between neighbours, in units of scale."""
+        return self.norm(order) * adjacency.shift
+
+    def check(self, size: int, starts: tuple[int, ...]) -> None:
+        """Raise unless the rule fits ``size`` coordinates, of parameters that begin at ``starts``."""
+        if self.width not in (None, size):
+            raise InvalidValue(f"the bound has {self.width} coordinates, the model {size} trainable ones")
+
+    @property
+    def graph_key(self) -> Hashable:
+        """What a CUDA graph of a sum is made for; `live_clip` and `units` may change between its runs."""
+        return self
+
+    def live_clip(self, device: torch.device) -> float | Tensor:
+        """Return the number, or numbers, that `factors` are computed from."""
+        return self.largest_norm
+
+    def units(self, size: int, device: torch.device) -> Tensor | None:
+        """Return what each coordinate is measured in, on the device; None where all are 1."""
+        scale = self.scale
+        if isinstance(scale, float):
+            return None if scale == 1.0 else torch.full((size,), scale, device=device)
+        return beside(scale, device).float().expand(size)
+
+    def parameter_factors(
+        self, norms: Tensor, whole: Tensor, starts: list[int], clip: float | Tensor
+    ) -> list[Tensor]:
+        """Return the factors of each parameter; ``norms`` has a row for each, ``whole`` is of them all."""
+        return [self.factors(whole, clip)] * len(starts)
+
+    def extras(self, norms: Tensor, present: Tensor | None, clip: float | Tensor) -> Tensor:
+        """Return the last coordinates of a sum, those beyond the gradient's."""
+        raise NotImplementedError(f"{type(self).__name__} has {self.extra} extra coordinates, and no extras")
+
+    def plain_sum(self, rows: Tensor, present: Tensor | None) -> Tensor:
+        """Return the sum of the bounded rows, which are finite: what every faster way must agree with."""
+        clip, units = self.live_clip(rows.device), self.units(rows.shape[1], rows.device)
+        norms = (rows if units is None else rows / units).norm(dim=1)
+        total = totals.weighted(rows, self.factors(norms, clip))
+        return torch.cat([total, self.extras(norms, present, clip)]) if self.extra else total
+
+
+def shrinking(norms: Tensor, clip: float | Tensor) -> Tensor:
+    """Return min(1, clip / norm), the factors of plain clipping; NaN for NaN."""
+    return clip / (torch.maximum(norms, clip) if isinstance(clip, Tensor) else norms.clamp_min(clip))
+
+
+@dataclass(frozen=True)
+class ClipLayers(ClipRule):
+    """A clip rule that shrinks each layer to a norm of its own.
+
+    Parameters
+    ----------
+    clip_norms : tuple of float
+        The clipping norm of each layer, above 0.
+    sizes : tuple of int
+        The number of coordinates of each layer, in the order of the model's trained parameters; a layer ends
+        where a parameter ends.
+    stretches : tuple of float, optional
+        Public units of each layer, 1 by default: a larger one gives its layer more noise and the others less.
+
+    Notes
+    -----
+    In units of the stretches layer l has at most the norm clip_norms[l] / stretches[l], the whole gradient
+    N = √Σ (clip_norms[l] / stretches[l])², and the noise of a `Gaussian` the standard deviation
+    noise multiplier · N · stretches[l]: the price is that of the noise multiplier, whatever the stretches.
+
+    Examples
+    --------
+    >>> bound = ClipLayers((1.0, 2.0), sizes=(3, 5))
+    >>> round(bound.norm(), 4)
+    2.2361
     """
 
     clip_norms: tuple[float, ...]
     sizes: tuple[int, ...]
     stretches: tuple[float, ...] | None = None
-    kind: ClassVar[str] = "ClipLayers(clip_norms, sizes)"
+    by_layer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "clip_norms", tuple(validate.positive(clip_norm=clip) for clip in self.clip_norms)
-        )
+        clip_norms = tuple(validate.positive(clip_norm=clip) for clip in self.clip_norms)
+        object.__setattr__(self, "clip_norms", clip_norms)
         object.__setattr__(self, "sizes", tuple(validate.count(size=size) for size in self.sizes))
         if self.stretches is not None:
             stretches = tuple(validate.positive(stretch=stretch) for stretch in self.stretches)
@@ -92,51 +226,100 @@ class ClipLayers:
         scale.setflags(write=False)
         return scale
 
-    def norm(self, order: int = 2) -> float:
-        if order != 2:
-            raise Unsupported("norms of layers are L2 norms: use Gaussian noise")
+    @property
+    def largest_norm(self) -> float:
         stretches = self.stretches or (1.0,) * len(self.clip_norms)
         return math.hypot(*(clip / stretch for clip, stretch in zip(self.clip_norms, stretches, strict=True)))
 
-    def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
-        return self.norm(order) * adjacency.shift
+    @property
+    def graph_key(self) -> Hashable:
+        return ClipLayers, self.sizes
+
+    def check(self, size: int, starts: tuple[int, ...]) -> None:
+        super().check(size, starts)
+        if not {*accumulate(self.sizes)} <= {*starts, size}:
+            raise InvalidValue(f"a layer ends inside a parameter: parameters end at {(*starts[1:], size)}")
+
+    def live_clip(self, device: torch.device) -> Tensor:
+        return torch.tensor(self.clip_norms, dtype=torch.float32, device=device)
+
+    def units(self, size: int, device: torch.device) -> None:
+        return None  # a layer is clipped by its plain norm; only the noise has the stretches
+
+    def factors(self, norms: Tensor, clip: float | Tensor) -> Tensor:
+        return shrinking(norms, clip)
+
+    def parameter_factors(self, norms: Tensor, whole: Tensor, starts: list[int], clip: Any) -> list[Tensor]:
+        ends = list(accumulate(self.sizes))
+        layers = [bisect.bisect_right(ends, start) for start in starts]
+        found: dict[int, Tensor] = {}
+        for layer in set(layers):
+            rows = [norms[n] for n, other in enumerate(layers) if other == layer]
+            whole = rows[0] if len(rows) == 1 else torch.stack(rows).norm(dim=0)
+            found[layer] = self.factors(whole, clip[layer])
+        return [found[layer] for layer in layers]
+
+    def plain_sum(self, rows: Tensor, present: Tensor | None) -> Tensor:
+        parts = zip(self.clip_norms, torch.split(rows, list(self.sizes), 1), strict=True)
+        return torch.cat(
+            [totals.weighted(p.contiguous(), self.factors(p.norm(dim=1), clip)) for clip, p in parts]
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Automatic:
-    """Every gradient g becomes clip · g / (|g| + gamma) (Bu et al. 2023, "Automatic Clipping", AUTO-S)."""
+class Automatic(ClipRule):
+    """A clip rule that makes every gradient nearly as long as the clip: clip_norm · g / (|g| + gamma).
+
+    Parameters
+    ----------
+    clip_norm : float, default 1.0
+        The norm that no gradient exceeds. It only sets the units: the learning rate can take it up.
+    gamma : float, default 0.01
+        How short a gradient must be to stay short, above 0.
+
+    Notes
+    -----
+    Bu et al. 2023, "Automatic Clipping", AUTO-S.
+
+    Examples
+    --------
+    >>> Automatic(2.0).norm()
+    2.0
+    """
 
     clip_norm: float = 1.0
     gamma: float = 0.01
-    kind: ClassVar[str] = "Automatic(clip_norm, gamma)"
-    width: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
         validate.positive(clip_norm=self.clip_norm)
         validate.positive(gamma=self.gamma)
 
     @property
-    def scale(self) -> float:
-        return 1.0
-
-    def norm(self, order: int = 2) -> float:
-        if order != 2:
-            raise Unsupported("automatic clipping bounds L2 norms: use Gaussian noise")
+    def largest_norm(self) -> float:
         return self.clip_norm
 
-    def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
-        return self.norm(order) * adjacency.shift
+    @property
+    def softening(self) -> float:
+        return self.gamma
+
+    @property
+    def graph_key(self) -> Hashable:
+        return Automatic, self.gamma
+
+    def factors(self, norms: Tensor, clip: float | Tensor) -> Tensor:
+        return clip / (norms + self.gamma)
 
 
 @dataclass(frozen=True, slots=True)
-class ClipCounted:
-    """`ClipNorm`, and one coordinate more: how many gradients were within the clip, less half of them all.
+class ClipCounted(ClipRule):
+    """A clip rule like `ClipNorm` that also counts the gradients within the clip, less half of them all.
 
-    An example adds (g, k (1[|g| <= clip] - ½)), clipped to norm `clip` in g, with k = 2 √share N and
-    N = clip / √(1 - share). The last coordinate is at most √share N, so the whole has norm N at most: one
-    Gaussian release at the price of its noise. What it costs is a little more noise on the gradient (a
-    factor 1 / √(1 - share)); the count's own noise has standard deviation noise / (2 √share) (Andrew et al.
-    2021, "Differentially Private Learning with Adaptive Clipping", with the split named by its share).
+    An example adds (g, k (1[|g| <= clip] - ½)), clipped to norm `clip_norm` in g, with k = 2 √share N and
+    N = clip_norm / √(1 - share). The last coordinate is at most √share N, so the whole has norm N at most:
+    one Gaussian release at the price of its noise. What it costs is a little more noise on the gradient (a
+    factor 1 / √(1 - share)); the count's own noise has standard deviation noise multiplier / (2 √share)
+    (Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping", with the split named by
+    its share).
 
     >>> bound = ClipCounted(1.0, share=0.01)
     >>> round(bound.norm() ** 2 * (1 - 0.01), 6), round(bound.unit / 2 / bound.norm(), 6)
@@ -145,83 +328,156 @@ class ClipCounted:
 
     clip_norm: float
     share: float = 0.01
-    kind: ClassVar[str] = "ClipCounted(clip_norm, share)"
-    width: ClassVar[int | None] = None
+    extra: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         validate.positive(clip_norm=self.clip_norm)
         validate.probability(share=self.share)
 
     @property
-    def scale(self) -> float:
-        return 1.0
-
-    @property
     def unit(self) -> float:
         """What the last coordinate is multiplied by."""
         return 2 * math.sqrt(self.share) * self.norm()
 
-    def norm(self, order: int = 2) -> float:
-        if order != 2:
-            raise Unsupported("norms are L2 norms: use Gaussian noise")
+    @property
+    def largest_norm(self) -> float:
         return self.clip_norm / math.sqrt(1 - self.share)
 
-    def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
-        return self.norm(order) * adjacency.shift
+    @property
+    def softening(self) -> float:
+        return 0.0
+
+    @property
+    def graph_key(self) -> Hashable:
+        return ClipCounted, self.share
+
+    def live_clip(self, device: torch.device) -> float:
+        return self.clip_norm
+
+    def factors(self, norms: Tensor, clip: float | Tensor) -> Tensor:
+        return shrinking(norms, clip)
+
+    def extras(self, norms: Tensor, present: Tensor | None, clip: float | Tensor) -> Tensor:
+        """Return unit · Σ (1[norm <= clip] - ½), over the examples that are present.
+
+        A gradient that is not finite counts as zero, which is within the clip.
+        """
+        within = ~(torch.isfinite(norms) & (norms > clip))
+        signs = torch.where(within, 0.5, -0.5)
+        if present is not None:
+            signs = torch.where(present, signs, 0.0)
+        found: Tensor = signs.sum() * clip * (self.unit / self.clip_norm)
+        return found[None]
 
     def read(self, released: Tensor) -> tuple[Tensor, float]:
-        """The gradient and the count Σ (1[|g| <= clip] - ½) of a released sum."""
+        """Return the gradient and the count Σ (1[|g| <= clip] - ½) of a released sum."""
         return released[:-1], float(released[-1]) / self.unit
 
 
-TorchBound = ClipNorm | ClipCoordinates | ClipLayers | Automatic | ClipCounted
-KINDS = (
-    *(Kind.NORM, Kind.SCALED_NORM, Kind.COORDINATES),
-    *(ClipLayers.kind, Automatic.kind, ClipCounted.kind),
-)
+@dataclass(frozen=True, slots=True, eq=False)
+class _OfBound(ClipRule):
+    """The rule of one of the core's bounds, which know nothing of tensors."""
+
+    bound: Any
+
+    @property
+    def largest_norm(self) -> float:
+        return float(self.bound.norm())
+
+    @property
+    def scale(self) -> Any:
+        return self.bound.scale
+
+    @property
+    def width(self) -> int | None:
+        width: int | None = self.bound.width
+        return width
+
+    @property
+    def softening(self) -> float:
+        return 0.0
+
+    def factors(self, norms: Tensor, clip: float | Tensor) -> Tensor:
+        return shrinking(norms, clip)
 
 
-def checked(bound: Any, size: int, starts: tuple[int, ...]) -> TorchBound:
-    """A bound that fits a gradient of ``size`` coordinates, whose parameters begin at ``starts``."""
-    if not isinstance(bound, TorchBound):
-        raise Unsupported(
-            f"{type(bound).__name__} does not bound gradients of a model: use ClipNorm, ClipLayers, "
-            "ClipCoordinates, Automatic or ClipCounted"
-        )
-    if isinstance(bound, ClipNorm) and bound.order != 2:
-        raise Unsupported("norms of a model's gradients are L2 norms: use ClipNorm(clip), order 2")
-    if bound.width not in (None, size):
-        raise InvalidValue(f"the bound has {bound.width} coordinates, the model {size} trainable ones")
-    if isinstance(bound, ClipLayers) and not {*accumulate(bound.sizes)} <= {*starts, size}:
-        raise InvalidValue(f"a layer ends inside a parameter: parameters end at {(*starts[1:], size)}")
-    return bound
+class _Norm(_OfBound):
+    """`farthing.ClipNorm`, plain or scaled."""
+
+    @property
+    def graph_key(self) -> Hashable:
+        return _Norm, isinstance(self.bound.scale, float)
+
+    def check(self, size: int, starts: tuple[int, ...]) -> None:
+        if self.bound.order != 2:
+            raise Unsupported("norms of a model's gradients are L2 norms: use ClipNorm(clip), order 2")
+        super().check(size, starts)
 
 
-def extra(bound: TorchBound) -> int:
-    """How many coordinates a sum has beyond the gradient's."""
-    return 1 if isinstance(bound, ClipCounted) else 0
+class _Coordinates(_OfBound):
+    """`farthing.ClipCoordinates`."""
+
+    by_coordinate: ClassVar[bool] = True
+
+    @property
+    def graph_key(self) -> Hashable:
+        return _Coordinates
+
+    def live_clip(self, device: torch.device) -> float:
+        return 1.0
+
+    def plain_sum(self, rows: Tensor, present: Tensor | None) -> Tensor:
+        limit = beside(self.bound.scale, rows.device)
+        clamped = torch.minimum(torch.maximum(rows, -limit), limit)
+        return clamped.sum(0, dtype=torch.float64).float()
+
+
+#: What `Gradient` honours: bounds of the core whose rules stand here, and every `ClipRule`.
+KINDS = (Kind.NORM, Kind.SCALED_NORM, Kind.COORDINATES, ClipRule.kind)
+
+
+def rule_of(bound: Any) -> ClipRule:
+    """Return the rule of a bound: itself, or that of one of the core's bounds."""
+    match bound:
+        case ClipRule():
+            return bound
+        case ClipNorm():
+            return _Norm(bound)
+        case ClipCoordinates():
+            return _Coordinates(bound)
+    raise Unsupported(
+        f"{type(bound).__name__} does not bound gradients of a model: use ClipNorm, ClipCoordinates or a "
+        "ClipRule, such as ClipLayers and Automatic"
+    )
+
+
+def checked(bound: Any, size: int, starts: tuple[int, ...]) -> ClipRule:
+    """Return the rule of a bound; raise unless it fits parameters of ``size`` that begin at ``starts``."""
+    rule = rule_of(bound)
+    rule.check(size, starts)
+    return rule
 
 
 class Live(NamedTuple):
-    """A bound's numbers as a sum uses them: tensors in a CUDA graph, where they may change between runs."""
+    """A rule's numbers as a sum uses them: tensors in a CUDA graph, where they may change between runs."""
 
     clip: float | Tensor
     scale: Tensor | None
 
     @classmethod
-    def of(cls, bound: TorchBound, size: int, device: torch.device) -> "Live":
-        """The numbers of a bound on gradients of ``size`` coordinates."""
-        return cls(_clip(bound, device), _scale(bound, size, device))
+    def of(cls, rule: ClipRule, size: int, device: torch.device) -> "Live":
+        """Return the numbers of a rule on gradients of ``size`` coordinates."""
+        return cls(rule.live_clip(device), rule.units(size, device))
 
     def static(self, device: torch.device) -> "Live":
-        """The same in tensors of their own."""
+        """Return the numbers in tensors of their own."""
         clip = torch.as_tensor(self.clip, dtype=torch.float32, device=device).clone()
         return Live(clip, None if self.scale is None else self.scale.clone())
 
-    def refill(self, bound: TorchBound, size: int) -> None:
-        """Another bound's numbers in the same tensors."""
+    def refill(self, rule: ClipRule, size: int) -> None:
+        """Write another rule's numbers into these tensors."""
         assert isinstance(self.clip, Tensor)
-        other = Live.of(bound, size, self.clip.device)
+        other = Live.of(rule, size, self.clip.device)
         if isinstance(other.clip, Tensor):
             self.clip.copy_(other.clip)
         else:
@@ -230,59 +486,8 @@ class Live(NamedTuple):
             self.scale.copy_(other.scale)
 
 
-def _clip(bound: TorchBound, device: torch.device) -> float | Tensor:
-    match bound:
-        case ClipLayers():
-            return torch.tensor(bound.clip_norms, dtype=torch.float32, device=device)
-        case ClipCoordinates():
-            return 1.0
-        case Automatic() | ClipCounted():
-            return bound.clip_norm
-    return bound.clip
-
-
-def _scale(bound: TorchBound, size: int, device: torch.device) -> Tensor | None:
-    """A scale of several coordinates on the device; layers are measured as they are."""
-    scale: Any = bound.scale
-    if isinstance(bound, ClipLayers) or (isinstance(scale, float) and scale == 1.0):
-        return None
-    return beside(scale, device).float().expand(size)
-
-
-def factors(bound: TorchBound, norms: Tensor, clip: float | Tensor) -> Tensor:
-    """What to multiply gradients of these norms by; NaN for NaN."""
-    if isinstance(bound, Automatic):
-        return clip / (norms + bound.gamma)
-    return clip / (torch.maximum(norms, clip) if isinstance(clip, Tensor) else norms.clamp_min(clip))
-
-
-def layer_factors(bound: ClipLayers, norms: Tensor, starts: list[int], clips: Any) -> list[Tensor]:
-    """The factors of parameters that begin at ``starts``, from their norms, a row a parameter."""
-    ends = list(accumulate(bound.sizes))
-    layers = [bisect.bisect_right(ends, start) for start in starts]
-    found: dict[int, Tensor] = {}
-    for layer in set(layers):
-        rows = [norms[n] for n, other in enumerate(layers) if other == layer]
-        whole = rows[0] if len(rows) == 1 else torch.stack(rows).norm(dim=0)
-        found[layer] = clips[layer] / torch.maximum(whole, clips[layer])
-    return [found[layer] for layer in layers]
-
-
-def count(bound: ClipCounted, norms: Tensor, present: Tensor | None, clip: float | Tensor) -> Tensor:
-    """The last coordinate: unit · Σ (1[norm <= clip] - ½), over the examples that are there.
-
-    A gradient that is not finite counts as zero, which is within the clip.
-    """
-    within = ~(torch.isfinite(norms) & (norms > clip))
-    signs = torch.where(within, 0.5, -0.5)
-    if present is not None:
-        signs = torch.where(present, signs, 0.0)
-    found: Tensor = signs.sum() * clip * (bound.unit / bound.clip_norm)
-    return found
-
-
-def plain_sum(rows: Tensor, bound: TorchBound, present: Tensor | None = None) -> Tensor:
-    """Σ bounded rows, one a gradient: what every faster way must agree with.
+def plain_sum(rows: Tensor, bound: Any, present: Tensor | None = None) -> Tensor:
+    """Return the sum of bounded rows, one a gradient: what every faster way must agree with.
 
     ``present`` tells examples from rows that only fill up a batch.
     """
@@ -291,30 +496,7 @@ def plain_sum(rows: Tensor, bound: TorchBound, present: Tensor | None = None) ->
     if present is not None:
         finite &= present
     rows = torch.where(finite[:, None], rows, 0.0)
-    match bound:
-        case ClipCoordinates():
-            limit = beside(bound.scale, rows.device)
-            clamped = torch.minimum(torch.maximum(rows, -limit), limit)
-            return clamped.sum(0, dtype=torch.float64).float()
-        case ClipLayers():
-            parts = torch.split(rows, list(bound.sizes), 1)
-            clipped = (
-                totals.weighted(p.contiguous(), factors(ClipNorm(c), p.norm(dim=1), c))
-                for c, p in zip(bound.clip_norms, parts, strict=True)
-            )
-            return torch.cat(list(clipped))
-        case ClipCounted():
-            norms = rows.norm(dim=1)
-            return torch.cat(
-                [
-                    totals.weighted(rows, factors(bound, norms, bound.clip_norm)),
-                    count(bound, norms, present, bound.clip_norm)[None],
-                ]
-            )
-        case ClipNorm() if not isinstance(bound.scale, float):
-            scale = beside(bound.scale, rows.device)
-            return totals.weighted(rows, factors(bound, (rows / scale).norm(dim=1), bound.clip))
-    return totals.weighted(rows, factors(bound, rows.norm(dim=1), bound.norm()))
+    return rule_of(bound).plain_sum(rows, present)
 
 
 _PIECE = 2**18  # coordinates at a time without a kernel

@@ -5,7 +5,7 @@ model's is a thousand, and without a graph Python has to wait and see whether an
 graph needs shapes that do not change, so a batch is copied into buffers that hold a few more rows, up to the
 next multiple of 32, of 8 where few rows take long, of a 64th where they are many, and rows that only fill up
 get weight 0. Batches of nearly the same size share few graphs, and all graphs share their buffers. What a
-bound's numbers are may change from run to run; what kind of bound it is may not. A model that cannot be
+rule's numbers are may change from run to run; its `ClipRule.graph_key` may not. A model that cannot be
 captured (one that waits for the GPU in its forward, say), or not in the memory there is, goes on without.
 """
 
@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from farthing.queries.bounds import ClipCoordinates
-from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, Live, TorchBound, extra
+from farthing.torch.gradients.clipping import ClipRule, Live
 from farthing.torch.gradients.tape import mapped
 from farthing.torch.kernels import totals
 
@@ -28,26 +27,26 @@ _QUICK = 0.01  # seconds
 _MOST = 32  # graphs; other sizes go without
 _SLOW = 0.25  # seconds: a batch that takes longer is not held up by launches
 
-Add = Callable[[Any, Any, Tensor | None, TorchBound, Live, Tensor, bool], None]
+Add = Callable[[Any, Any, Tensor | None, ClipRule, Live, Tensor, bool], None]
 
 
 class Room:
-    """Buffers for batches of up to ``rows`` examples, and for the numbers of their bound."""
+    """Buffers for batches of up to ``rows`` examples, and for the numbers of their clip rule."""
 
     def __init__(
-        self, inputs: Any, targets: Any, weights: Tensor | None, bound: TorchBound, count: int, rows: int
+        self, inputs: Any, targets: Any, weights: Tensor | None, rule: ClipRule, count: int, rows: int
     ) -> None:
         def room(x: Tensor) -> Tensor:
             return torch.zeros((rows, *x.shape[1:]), dtype=x.dtype, device=x.device)
 
-        self.rows, self.count, self.bound = rows, count, bound
+        self.rows, self.count, self.rule = rows, count, rule
         self.inputs, self.targets = mapped(inputs, room), mapped(targets, room)
         self.device = tensors((targets, inputs))[0].device
         shape = (rows,) if weights is None else (rows, *weights.shape[1:])
         self.weights = torch.zeros(shape, device=self.device)
-        self.live = Live.of(bound, count, self.device).static(self.device)
+        self.live = Live.of(rule, count, self.device).static(self.device)
 
-    def fill(self, inputs: Any, targets: Any, weights: Tensor | None, bound: TorchBound) -> None:
+    def fill(self, inputs: Any, targets: Any, weights: Tensor | None, rule: ClipRule) -> None:
         """Another batch in the same buffers. What stays of the last one gets weight 0."""
         rows = 0
         for old, new in zip(tensors((self.inputs, self.targets)), tensors((inputs, targets)), strict=True):
@@ -58,9 +57,9 @@ class Room:
             self.weights[:rows].fill_(1.0)
         else:
             self.weights[:rows].copy_(weights, non_blocking=True)
-        if bound is not self.bound:
-            self.bound = bound
-            self.live.refill(bound, self.count)
+        if rule is not self.rule:
+            self.rule = rule
+            self.live.refill(rule, self.count)
 
 
 class BatchGraph:
@@ -70,7 +69,7 @@ class BatchGraph:
         self.add, self.room = add, room
         self.inputs, self.targets = (mapped(part, lambda x: x[:size]) for part in (room.inputs, room.targets))
         self.weights = room.weights[:size]
-        length = room.count + extra(room.bound)
+        length = room.count + room.rule.extra
         fits = total is not None and len(total) == length and total.device == room.device
         self.total = total if total is not None and fits else torch.zeros(length, device=room.device)
         self.graph: Any = None
@@ -81,7 +80,7 @@ class BatchGraph:
             self.graph.replay()
             return
         self.total.zero_()
-        self.add(self.inputs, self.targets, self.weights, self.room.bound, self.room.live, self.total, True)
+        self.add(self.inputs, self.targets, self.weights, self.room.rule, self.room.live, self.total, True)
 
     def capture(self, pool: Any, side: Any) -> None:
         """Records the sum on a stream beside; it must have run before, so that all it needs is there."""
@@ -109,7 +108,7 @@ class Graphs:
         inputs: Any,
         targets: Any,
         weights: Tensor | None,
-        bound: TorchBound,
+        rule: ClipRule,
         total: Tensor,
         empty: bool = False,
     ) -> bool:
@@ -120,15 +119,15 @@ class Graphs:
         shapes = tuple((x.shape[1:], x.dtype) for x in given)
         width = None if weights is None or weights.ndim == 1 else weights.shape[1]
         weight = next(self._model.parameters()).data_ptr()
-        kind = shapes, width, kind_of(bound), self._model.training, weight, totals.level(len(given[0]))
+        kind = shapes, width, rule.graph_key, self._model.training, weight, totals.level(len(given[0]))
         size = self._size(kind, len(given[0]))
         key = size, *kind
         batch = self._batches.get(key)
         if batch is None:
-            batch = self._new(key, inputs, targets, weights, bound, size)
+            batch = self._new(key, inputs, targets, weights, rule, size)
             if batch is None:
                 return False
-        batch.room.fill(inputs, targets, weights, bound)
+        batch.room.fill(inputs, targets, weights, rule)
         batch.run()
         total.copy_(batch.total) if empty else total.add_(batch.total)
         return True
@@ -140,7 +139,7 @@ class Graphs:
         return -(-rows // step) * step
 
     def _new(
-        self, key: Any, inputs: Any, targets: Any, weights: Any, bound: TorchBound, size: int
+        self, key: Any, inputs: Any, targets: Any, weights: Any, rule: ClipRule, size: int
     ) -> BatchGraph | None:
         """A graph for a kind of batch, if it is quick enough to need one and there is room for it."""
         if len(self._batches) >= _MOST:
@@ -152,7 +151,7 @@ class Graphs:
         if self._seen[kind] > _SLOW:
             return None
         try:
-            batch = self._captured(kind, inputs, targets, weights, bound, size)
+            batch = self._captured(kind, inputs, targets, weights, rule, size)
         except RuntimeError:  # no memory, or it waits for the GPU, or what else a graph cannot hold
             self.wanted = False
         if not self.wanted:
@@ -164,13 +163,13 @@ class Graphs:
         return batch
 
     def _captured(
-        self, kind: Any, inputs: Any, targets: Any, weights: Any, bound: TorchBound, size: int
+        self, kind: Any, inputs: Any, targets: Any, weights: Any, rule: ClipRule, size: int
     ) -> BatchGraph | None:
         room = self._rooms.get(kind)
         if room is None or room.rows < size:
-            room = Room(inputs, targets, weights, bound, self._count, size + size // 16)
+            room = Room(inputs, targets, weights, rule, self._count, size + size // 16)
             self._rooms[kind] = room
-        room.fill(inputs, targets, weights, bound)
+        room.fill(inputs, targets, weights, rule)
         batch = BatchGraph(self._add, room, size, self._total)
         self._total = batch.total
         if self._seen[kind] < 0:
@@ -237,20 +236,6 @@ def _forget_workspaces() -> None:
     if clear is not None:
         torch.cuda.synchronize()
         clear()
-
-
-def kind_of(bound: TorchBound) -> tuple[Any, ...]:
-    """What of a bound a graph is made for; the rest may change."""
-    match bound:
-        case Automatic():
-            return Automatic, bound.gamma
-        case ClipCounted():
-            return ClipCounted, bound.share
-        case ClipLayers():
-            return ClipLayers, bound.sizes
-        case ClipCoordinates():
-            return (ClipCoordinates,)
-    return type(bound), isinstance(bound.scale, float)
 
 
 def tensors(value: Any) -> list[Tensor]:

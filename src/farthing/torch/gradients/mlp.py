@@ -14,16 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
 from farthing.noise import native
-from farthing.queries.bounds import ClipCoordinates, ClipNorm
-from farthing.torch.gradients import clipping
-from farthing.torch.gradients.clipping import (
-    Automatic,
-    ClipCounted,
-    Live,
-    TorchBound,
-    clamped_rows,
-    clamped_sum,
-)
+from farthing.torch.gradients.clipping import ClipRule, clamped_rows, clamped_sum
 from farthing.torch.kernels import totals
 from farthing.torch.kernels.totals import add_product, affine, scaled_squares
 
@@ -70,25 +61,24 @@ class Stack:
         floats = all(p.dtype == torch.float32 and p.device.type == "cpu" for p in weights)
         return cls(model, parts, sizes) if floats and all(p.is_contiguous() for p in weights) else None
 
-    def fits(self, inputs: Any, weights: Tensor | None, bound: TorchBound) -> bool:
-        """Whether a batch and a bound are plain as well, and nobody watches the modules."""
+    def fits(self, inputs: Any, weights: Tensor | None, rule: ClipRule) -> bool:
+        """Return whether a batch and a clip rule are plain as well, and no hook watches the modules."""
         if weights is not None or not isinstance(inputs, Tensor) or inputs.dtype != torch.float32:
             return False
         if inputs.ndim < 2 or inputs.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return False
-        if not isinstance(bound, ClipNorm | ClipCoordinates | Automatic | ClipCounted):
+        if rule.by_layer:
             return False
         return not any(map(_watched, self._parts)) and list(_parts(self._model)) == self._parts
 
     def add(
-        self, inputs: Tensor, targets: Any, losses: Losses, bound: Any, total: Tensor, empty: bool
+        self, inputs: Tensor, targets: Any, losses: Losses, rule: ClipRule, total: Tensor, empty: bool
     ) -> bool:
         """total += (= where it is ``empty``) Σ bounded gradients; False, and nothing done, where it cannot.
 
         ``losses`` gives the loss of each record from the model's outputs, the targets and their number.
         """
-        clamps = isinstance(bound, ClipCoordinates)
-        scale, inverse = self._scaled(bound, total)
+        scale, inverse = self._scaled(rule, total)
         with torch.no_grad():
             forth = self._forth(inputs)
             if forth is None:
@@ -100,17 +90,18 @@ class Stack:
                 if empty:
                     total.zero_()
                 return True
-            outer = self._back(delta, inner, between, squares, None if clamps else inverse)
-            factors, strange = _factors(bound, squares)
-            if isinstance(bound, ClipCounted):
-                count = clipping.count(bound, squares.sqrt().float(), None, bound.clip_norm)
-                total[-1] = count if empty else total[-1] + count
+            outer = self._back(delta, inner, between, squares, None if rule.by_coordinate else inverse)
+            factors, strange = _factors(rule, squares)
+            if rule.extra:
+                more = rule.extras(squares.sqrt().float(), None, rule.live_clip(total.device))
+                last = total[-rule.extra :]
+                last.copy_(more) if empty else last.add_(more)
             if strange:
                 good = factors[:, None] > 0
                 outer = {n: torch.where(good, u, 0.0) for n, u in outer.items()}
                 inner = {n: torch.where(good, v, 0.0) for n, v in inner.items()}
             spans = total[: sum(self._sizes)].split(self._sizes)
-            if clamps:
+            if rule.by_coordinate:
                 assert scale is not None
                 self._add_clamped(outer, inner, scale, total.zero_() if empty else total)
                 return True
@@ -124,12 +115,12 @@ class Stack:
                     spans[bias].copy_(found) if empty else spans[bias].add_(found)
         return True
 
-    def _scaled(self, bound: Any, total: Tensor) -> tuple[Tensor | None, tuple[Tensor, ...] | None]:
-        """A bound's scale, and for every trained parameter 1 / scale²; the last one's are kept."""
-        if self._last is None or self._last[0] is not bound:
-            scale = Live.of(bound, sum(self._sizes), total.device).scale
+    def _scaled(self, rule: ClipRule, total: Tensor) -> tuple[Tensor | None, tuple[Tensor, ...] | None]:
+        """Return a rule's units, and 1 / units² of every trained parameter; the last rule's are kept."""
+        if self._last is None or self._last[0] is not rule:
+            scale = rule.units(sum(self._sizes), total.device)
             inverse = None if scale is None else scale.square().reciprocal_().split(self._sizes)
-            self._last = bound, scale, inverse
+            self._last = rule, scale, inverse
         return self._last[1:]
 
     def _add_clamped(
@@ -276,18 +267,17 @@ def _shut(u: Tensor, gate: Tensor) -> None:
     torch.ops.aten.threshold_backward.grad_input(u, gate, 0, grad_input=u)
 
 
-def _factors(bound: Any, squares: Tensor) -> tuple[Tensor, bool]:
-    """What gradients of these squared norms are multiplied by, and whether one of them is not finite."""
-    gamma = bound.gamma if isinstance(bound, Automatic) else 0.0
-    clip: Any = clipping._clip(bound, squares.device)
-    kernels = native.kernels(len(squares))
+def _factors(rule: ClipRule, squares: Tensor) -> tuple[Tensor, bool]:
+    """Return the factors of gradients of these squared norms, and whether one of them is not finite."""
+    clip, gamma = rule.live_clip(squares.device), rule.softening
+    kernels = None if gamma is None else native.kernels(len(squares))
     if kernels is not None:
         found = torch.empty(len(squares))
         places = squares.data_ptr(), len(squares), clip, gamma, found.data_ptr()
         return found, bool(kernels["factors"](*places))
     norms = squares.sqrt()
     good = norms.float().isfinite()
-    return torch.where(good, clipping.factors(bound, norms, clip).float(), 0.0), not good.all()
+    return torch.where(good, rule.factors(norms, clip).float(), 0.0), not good.all()
 
 
 def _weighted(u: Tensor, v: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:

@@ -39,7 +39,7 @@ _Anchor: Any = type(
 
 
 @dataclass
-class Plan:
+class TapePlan:
     """What is known of a model before private examples reach it: a rule a module, the batch axis of each use.
 
     Axes are found by `probe` on made-up batches of two sizes: the axis that grew is the batch's. A use whose
@@ -110,7 +110,7 @@ class Tape:
     parameters that are used once are handed on at once, so that what they hold can be let go.
     """
 
-    def __init__(self, plan: Plan, examples: int, records: int, put: Callable[[int, Term], None]) -> None:
+    def __init__(self, plan: TapePlan, examples: int, records: int, put: Callable[[int, Term], None]) -> None:
         self.plan, self.examples, self.records, self._put = plan, examples, records, put
         self._calls: dict[nn.Module, int] = defaultdict(int)
         self._uses: dict[int, int] = defaultdict(int)

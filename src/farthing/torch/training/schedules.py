@@ -43,6 +43,7 @@ m/20: 5 % of the batch), which makes the gradient's noise larger by a factor 1/â
 
 import copy
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -78,7 +79,27 @@ class Average:
 _MOST_SHARE = 0.5  # of the squared norm, for the count: where batches are so small that it is hardly heard
 
 
-class Quantile:
+class AdaptiveClip(ABC):
+    """A clip that follows released values: the base class of what `train` takes as such a ``clip_norm``."""
+
+    @abstractmethod
+    def bound(self, noise_multiplier: float, batch_size: float) -> Bound:
+        """Return the bound of the next batch."""
+
+    @abstractmethod
+    def learn(self, bound: Any, released: Tensor, batch_size: float) -> Tensor:
+        """Take in what was released under a bound; return the gradient in it."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, float]:
+        """Return all that changes, for checkpoints."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Go on from a checkpoint."""
+
+
+class Quantile(AdaptiveClip):
     """Clips at the ``quantile`` of norms, found on the way from ``start``, within ``low`` and ``high``.
 
     It belongs to one run: `learn` moves its ``clip_norm``.
@@ -124,7 +145,7 @@ class Quantile:
         self.clip_norm = min(max(validate.positive(clip_norm=state["clip"]), self.low), self.high)
 
 
-Clip = float | Bound | Quantile | Sequence[float | Bound] | Callable[[int], float | Bound]
+Clip = float | Bound | AdaptiveClip | Sequence[float | Bound] | Callable[[int], float | Bound]
 
 
 class Bounds:
@@ -135,19 +156,19 @@ class Bounds:
         self._clip: Any = clip_norm
         if isinstance(clip_norm, list | tuple | np.ndarray):
             self._clip = [self._bound(each) for each in clip_norm]
-        elif not isinstance(clip_norm, Quantile) and not callable(clip_norm):
+        elif not isinstance(clip_norm, AdaptiveClip) and not callable(clip_norm):
             self._clip = self._bound(clip_norm)
 
     def at(self, t: int, noise_multiplier: float, batch_size: float) -> Bound:
         """That of batch t = 1, 2, â€¦; the same object where nothing changed."""
-        if isinstance(self._clip, Quantile):
+        if isinstance(self._clip, AdaptiveClip):
             return self._clip.bound(noise_multiplier, batch_size)
         each = self._clip[t - 1] if isinstance(self._clip, list) else self._clip
         return self._bound(each(t) if callable(each) else each)
 
     def learn(self, bound: Bound, released: Tensor, batch_size: float) -> Tensor:
-        """The gradient in what was released; a `Quantile` moves by the rest."""
-        if isinstance(self._clip, Quantile) and isinstance(bound, ClipCounted):
+        """The gradient in what was released; an `AdaptiveClip` moves by the rest."""
+        if isinstance(self._clip, AdaptiveClip):
             return self._clip.learn(bound, released, batch_size)
         return released
 
@@ -162,15 +183,15 @@ class Bounds:
         if isinstance(clip, int | float) or not hasattr(clip, "sensitivity"):
             return ClipNorm(validate.positive(clip_norm=clip))
         if self._layout is not None:
-            clip = checked(clip, self._layout.size, self._layout.offsets)
+            checked(clip, self._layout.size, self._layout.offsets)
         bound: Bound = clip
         return bound
 
     def state_dict(self) -> dict[str, float] | None:
-        """What changes: the clip of a `Quantile`."""
-        return self._clip.state_dict() if isinstance(self._clip, Quantile) else None
+        """Return what changes: the state of an `AdaptiveClip`."""
+        return self._clip.state_dict() if isinstance(self._clip, AdaptiveClip) else None
 
     def load_state_dict(self, state: dict[str, float] | None) -> None:
         """From a checkpoint."""
-        if isinstance(self._clip, Quantile) and state is not None:
+        if isinstance(self._clip, AdaptiveClip) and state is not None:
             self._clip.load_state_dict(state)
