@@ -24,6 +24,10 @@ from pathlib import Path
 
 import pytest
 
+from farthing.cli.main import app
+from farthing.data import table_files
+from farthing.report import pictures
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 DOCUMENTS = [ROOT / "README.md", *PAGES]
@@ -153,6 +157,10 @@ def folder(tmp_path, monkeypatch):
     place.mkdir()
     _files(place)
     monkeypatch.chdir(place)
+    # a page may add a command, a picture or a format, but to its own copies
+    monkeypatch.setattr(app, "registered_commands", [*app.registered_commands])
+    monkeypatch.setattr(pictures, "PICTURES", [*pictures.PICTURES])
+    monkeypatch.setattr(table_files, "FORMATS", [*table_files.FORMATS])
     return place
 
 
