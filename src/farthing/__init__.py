@@ -31,7 +31,8 @@ if TYPE_CHECKING:
         Unsupported,
     )
     from farthing.ledger.ledger import Ledger
-    from farthing.linear.estimators import PCA, LinearRegression, LinearSVC, LogisticRegression
+    from farthing.linear.estimators import LinearRegression, LinearSVC, LogisticRegression
+    from farthing.linear.pca import PCA
     from farthing.linear.solvers import (
         DPAGD,
         DPSGD,
@@ -134,7 +135,8 @@ _HOMES = {
         "PromiseBroken",
         "Unsupported",
     ),
-    "linear.estimators": ("LinearRegression", "LinearSVC", "LogisticRegression", "PCA"),
+    "linear.estimators": ("LinearRegression", "LinearSVC", "LogisticRegression"),
+    "linear.pca": ("PCA",),
     "accounting.api": ("delta", "epsilon", "noise_for", "steps_for"),
     "ledger.ledger": ("Ledger",),
     "queries.mechanisms": ("Gaussian", "Laplace", "NoisyMax", "SymmetricGaussian"),

@@ -19,7 +19,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 import farthing as ft
 from farthing.accounting.filters import BasicFilter
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, LedgerLocked, Unsupported
-from farthing.linear.estimators import PUBLIC_SIZE
+from farthing.linear.base import PUBLIC_SIZE
 from farthing.linear.solvers import CLASSIFIERS, REGRESSORS
 
 BUDGET = {"epsilon": 2.0, "delta": 1e-5}

@@ -16,7 +16,8 @@ from farthing.data.schema import Categorical, Numeric, Schema
 from farthing.errors import FarthingError
 from farthing.federated.simulated import Simulated
 from farthing.ledger.ledger import Ledger
-from farthing.linear.estimators import PCA, LinearRegression, LinearSVC, LogisticRegression
+from farthing.linear.estimators import LinearRegression, LinearSVC, LogisticRegression
+from farthing.linear.pca import PCA
 from farthing.linear.selection import Score
 from farthing.queries.arrays import attempt
 

@@ -30,7 +30,8 @@ from farthing.data.schema import Categorical, Schema
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.ledger.journal import Journal
 from farthing.ledger.ledger import Ledger
-from farthing.linear.estimators import PUBLIC_SIZE, LinearRegression, LinearSVC, LogisticRegression
+from farthing.linear.base import PUBLIC_SIZE
+from farthing.linear.estimators import LinearRegression, LinearSVC, LogisticRegression
 from farthing.linear.methods.privgene import NoisyTop
 from farthing.linear.problem import Problem
 from farthing.linear.solvers import CLASSIFIERS, REGRESSORS, Method, Settings

@@ -26,31 +26,25 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_expit, log_softmax
-from sklearn import decomposition, linear_model, svm
+from sklearn import linear_model, svm
 from sklearn.base import (
-    BaseEstimator,
     ClassifierMixin,
-    ClassNamePrefixFeaturesOutMixin,
     RegressorMixin,
-    TransformerMixin,
 )
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import MinMaxScaler, Normalizer, QuantileTransformer, normalize
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from farthing import validate
-from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, RdpFilter
-from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
-from farthing.data.tables import Features, Table
-from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
+from farthing.budget import Adjacency, Guarantee, Observer, Unit
+from farthing.data.tables import Table
+from farthing.errors import BudgetSpent, InvalidValue
 from farthing.ledger.ledger import Ledger
+from farthing.linear.base import PUBLIC_SIZE, PrivateEstimator
 from farthing.linear.losses import Loss, huber_hinge, logistic, multinomial, one_against_rest, squared
-from farthing.linear.methods.dppca import components, dppca
 from farthing.linear.problem import Problem
 from farthing.linear.solvers import CLASSIFIERS, REGRESSORS, Method, Solver
-from farthing.noise.lattice import SeededStream
 from farthing.queries import arrays
 from farthing.queries.query import Step
 
@@ -66,95 +60,10 @@ _NO_PRIVACY = Guarantee(
     "nothing",
     note="fitted on the records themselves: no privacy at all",
 )
-PUBLIC_SIZE = "the number of records is taken as public"
 
 
-class _Private(BaseEstimator):  # type: ignore[misc]
-    """What all estimators share: scikit-learn's checks, and a budget or a part of a ledger's."""
-
-    epsilon: float | None
-    delta: float | None
-    ledger: Ledger | None
-    adjacency: str | None
-    random_state: Any
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.sparse = True
-        return tags
-
-    def _checked(self, X: Any, *, reset: bool = True) -> Any:
-        """A table of real numbers as wide as (``reset``: from now on as wide as) that of `fit`."""
-        table = arrays.features(X)
-        if table.shape[1] == 0:
-            raise InvalidValue("features: found 0 feature(s) (shape=(, 0)) while a minimum of 1 is required.")
-        if reset and table.shape[0] == 0 and self.records is None:
-            raise InvalidValue("features: found 0 sample(s), and their number is taken as public")
-        if not reset and not np.isfinite(table.data if hasattr(table, "indptr") else table).all():
-            raise InvalidValue("rows to predict must hold finite numbers only, without NaN or infinity")
-        refused: FarthingError
-        try:
-            validate_data(self, X, reset=reset, skip_check_array=True)  # width and names of columns
-            return table
-        except ValueError as error:
-            refused = InvalidValue(str(error))
-        except TypeError as error:
-            refused = Unsupported(str(error))
-        raise refused
-
-    def _supervised(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
-        """A table and one target, of whatever kind, a row."""
-        table = self._checked(X)
-        if y is None:
-            raise InvalidValue(f"{type(self).__name__} requires y to be passed, but the target y is None")
-        said = "targets must be one number or label a row"
-        values = arrays.attempt(lambda: column_or_1d(y, warn=True), said=said)
-        if len(values) != table.shape[0]:
-            raise InvalidValue(said)  # how many there are is no one's business
-        return table, np.asarray(values)
-
-    def _door(self, shared: Ledger | None, filter: Callable[[Budget], Filter] | None = GdpFilter) -> Ledger:
-        """The ledger that this fit may spend to its end. A part of a ``shared`` one is charged here.
-
-        ``filter`` is how the method likes to spend; None if it promises a plan.
-        """
-        if shared is None:
-            if self.epsilon is None or self.delta is None:
-                raise InvalidValue("give epsilon and delta, or a ledger to spend from")
-            relation = validate.choice(Adjacency, adjacency=self.adjacency or Adjacency.ADD_REMOVE)
-            budget = Budget(self.epsilon, self.delta, relation)
-            return Ledger(budget, filter=filter, stream=self._stream())
-        if self.random_state is not None:
-            raise InvalidValue("random_state must be None with a ledger, which draws its own noise")
-        if self.adjacency not in (None, shared.budget.adjacency):
-            raise InvalidValue(
-                f"adjacency must be the ledger's, {shared.budget.adjacency}, got {self.adjacency}"
-            )
-        if isinstance(shared.filter, BasicFilter):
-            return shared.allot(self.epsilon, self.delta, filter=filter)
-        if (
-            filter is None or filter is RdpFilter
-        ):  # these need a ledger of their own: this one, if it is unused
-            fits = filter is None or isinstance(shared.filter, RdpFilter)
-            if fits and self.epsilon is None and self.delta is None and shared.share == 0:
-                return shared
-            kind = "promises a plan" if filter is None else "asks batches"
-            unused = "a fresh ledger" + ("" if filter is None else " with filter=RdpFilter")
-            raise Unsupported(
-                f"solver {self.solver!r} {kind}: give it {unused} and no epsilon, or a ledger with "
-                "filter=BasicFilter"
-            )
-        return shared.allot(self.epsilon, self.delta)
-
-    def _stream(self) -> SeededStream | None:
-        if self.random_state is None:
-            return None
-        seed = self.random_state
-        return SeededStream(seed if isinstance(seed, int) else int(check_random_state(seed).randint(2**31)))
-
-
-class _PrivateLinear(_Private):
-    """What the linear models share: the public problem, a method's steps, and weights on raw rows."""
+class _PrivateLinear(PrivateEstimator):
+    """The base of the linear models: the public problem, a method's steps, and weights on raw rows."""
 
     bounds: Any
     solver: str | Solver | Algorithm | Method
@@ -180,7 +89,7 @@ class _PrivateLinear(_Private):
     def _train(
         self, X: Any, y: Array, loss: Loss, outputs: int, method: Method, penalty: float = 0.0
     ) -> tuple[Array, Array]:
-        """Spends a budget; returns weights and constant on rows as they came (with unit rows, on those)."""
+        """Spend a budget; return weights and constant on rows as they came (with unit rows, on those)."""
         unit = self.bounds is None
         table = Table(X, y, bounds=self.bounds, unit=unit)
         size = len(table) if self.records is None else validate.count(records=self.records)
@@ -213,7 +122,7 @@ class _PrivateLinear(_Private):
         self.privacy_ = ledger.guarantee
 
     def _rows(self, X: Any) -> Any:
-        """Features ready for the weights: divided by their norms or clipped, as `fit` does with its own."""
+        """Return features ready for the weights: divided by their norms or clipped, as `fit` does."""
         check_is_fitted(self)
         X = self._checked(X, reset=False)
         if self._limits is not None:
@@ -221,7 +130,7 @@ class _PrivateLinear(_Private):
         return normalize(X) if X.shape[0] else X
 
     def _exported(self, model: Any, coef: Array, intercept: Any) -> Pipeline:
-        """``model`` with weights on rows as `fit` sees them, behind what makes such rows of others.
+        """Return ``model`` with weights on rows as `fit` sees them, behind a step that makes such rows.
 
         Bounds are mapped onto [0, 1], and beyond them is clipped (`MinMaxScaler`, which takes dense rows).
         """
@@ -239,29 +148,78 @@ class _PrivateLinear(_Private):
         return Pipeline([("rows", rows), ("model", model)])
 
 
-class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
-    """Declared classes become 0, 1, ..., K-1; two of them share one weight vector, more have one each.
+_PARAMETERS = """
+    solver : str, Solver, callable or Method, default "auto"
+        The name of a method, an object with its settings such as ``ft.DPAGD(growth=0.2)``, or a function
+        (ledger, problem) -> steps.
+    fit_intercept : bool, default True
+        Whether to learn a constant as well.
+    ledger : Ledger, optional
+        The ledger to spend from, shared with whatever else asks it. None makes one in memory for this fit.
+    adjacency : {"add-remove", "replace-one", "zero-out"}, optional
+        When two tables are neighbours. None: add-remove, or that of the ledger.
+    records : int, optional
+        The public number of records. None takes the table's own length as public.
+    random_state : int or RandomState, optional
+        Seeds the noise, for tests: nothing is private then, and ``privacy_`` says so.
+"""
+_BUDGET = """
+    epsilon, delta : float, optional
+        The budget of a fit; with ``ledger`` the part of it to take, where None takes what is left.
+"""
+_BOUNDS = """
+    bounds : (low, high), optional
+        The public bounds of the features, numbers or one a feature; values beyond are clipped. None divides
+        rows by their norms instead, which needs no bounds.
+"""
+_ATTRIBUTES = """
+    n_features_in_, n_iter_ : int
+        The number of features, and of the steps taken.
+    privacy_ : Guarantee
+        What holds of everything that this fit released.
+    history_ : tuple of Step
+        The steps, each with its weights and receipts.
 
+    Raises
+    ------
+    InvalidValue, Unsupported
+        For wrong parameters and arrays, before anything is charged.
+    BudgetSpent
+        Where the part does not fit what is left of the ledger. Nothing is charged then.
+"""
+_CLASSIFIER = f"""
     Parameters
     ----------
-    epsilon, delta : the budget of a fit; with ``ledger``, the part of it to take (None: what is left).
-    classes : every label that may occur. Declared, because a label that occurs once names a record.
-    bounds : (low, high) of the features, numbers or one a feature; values beyond are clipped. None: rows
-        are divided by their norms instead, which needs no bounds.
-    solver : "auto", the name of another method, an object that has its settings, `DPAGD` (growth=0.2) for
-        instance, a function (ledger, problem) -> steps, or a `Method`.
-    fit_intercept : whether to learn a constant as well.
-    ledger : a `Ledger` to spend from, shared with whatever else asks it.
-    adjacency : "add-remove" (None), "replace-one" or "zero-out"; with a ledger, the ledger's.
-    records : the public number of records. None takes the table's own length as public.
-    random_state : for tests only: seeded noise, and so no privacy at all (``privacy_`` says so).
+    {_BUDGET.strip()}
+    classes : array-like, default (0, 1)
+        Every label that may occur. Declared, because a label that occurs once names a record.
+    {_BOUNDS.strip()}
+    {_PARAMETERS.strip()}
 
     Attributes
     ----------
-    coef_, intercept_, classes_, n_features_in_, n_iter_ : as in scikit-learn.
-    privacy_ : the `Guarantee` of everything this fit released.
-    history_ : the `Step`s taken, each with its weights and receipts.
-    """
+    coef_ : ndarray of shape (1, n_features) or (n_classes, n_features)
+    intercept_ : ndarray of shape (1,) or (n_classes,)
+    classes_ : ndarray of shape (n_classes,)
+    {_ATTRIBUTES.strip()}
+
+    Notes
+    -----
+    The guarantee is (ε, δ) of the budget under its adjacency, per record, against anyone who sees all that
+    was released, by the theorem of the solver (docs/methods.md). A row with a missing value or with a label
+    that is not declared counts as nothing.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import farthing as ft
+    >>> X = np.random.default_rng(0).uniform(size=(2000, 2))
+    >>> y = np.where(X[:, 0] > X[:, 1], "left", "right")
+"""
+
+
+class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
+    """A classifier whose declared classes become 0, 1, ..., K-1: one weight vector for two, K for more."""
 
     losses: ClassVar[tuple[Loss, Loss]]  # for two classes, and for more
 
@@ -291,7 +249,7 @@ class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Checks everything, charges the budget, and trains until it is spent."""
+        """Check everything, charge the budget, and train until it is spent."""
         classes = _declared(self.classes)
         method = self._method(CLASSIFIERS)
         X, y = self._supervised(X, y)
@@ -303,59 +261,89 @@ class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
         return self
 
     def decision_function(self, X: Any) -> Array:
-        """Signed distance from the border, or one score a class."""
+        """Return the signed distance from the border, or one score a class."""
         scores = np.asarray(self._rows(X) @ self.coef_.T + self.intercept_)
         return scores.ravel() if scores.shape[1] == 1 else scores
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The likeliest class of every row."""
+        """Return the likeliest class of every row."""
         scores = self.decision_function(X)
         places = (scores > 0).astype(int) if scores.ndim == 1 else scores.argmax(axis=1)
         return np.asarray(self.classes_[places])
 
 
 class LogisticRegression(_PrivateClassifier):
-    __doc__ = (
-        f"Logistic regression, binary or multinomial, within a budget.\n\n    {_PrivateClassifier.__doc__}"
-    )
+    __doc__ = f"""Logistic regression, binary or multinomial, within a privacy budget.
+{_CLASSIFIER}
+    >>> model = ft.LogisticRegression(1.0, 1e-6, classes=["left", "right"], bounds=(0, 1)).fit(X, y)
+    >>> bool(model.score(X, y) > 0.8), model.privacy_.epsilon
+    (True, 1.0)
+    """
 
     losses = (logistic, multinomial)
 
     def predict_proba(self, X: Any) -> Array:
-        """The probability of every class."""
+        """Return the probability of every class."""
         return np.exp(self.predict_log_proba(X))
 
     def predict_log_proba(self, X: Any) -> Array:
-        """Its logarithm."""
+        """Return the logarithm of the probability of every class."""
         scores = self.decision_function(X)
         if scores.ndim == 1:
             return np.column_stack([log_expit(-scores), log_expit(scores)])
         return np.asarray(log_softmax(scores, axis=1))
 
     def to_sklearn(self) -> Any:
-        """The same model as scikit-learn's own, ready to predict."""
+        """Return the model as scikit-learn's own, ready to predict."""
         return self._exported(linear_model.LogisticRegression(), self.coef_, self.intercept_)
 
 
 class LinearSVC(_PrivateClassifier):
-    __doc__ = (
-        f"A linear SVM with a smooth (Huber) hinge, within a budget.\n\n    {_PrivateClassifier.__doc__}"
-    )
+    __doc__ = f"""A linear support vector machine with a smooth (Huber) hinge, within a privacy budget.
+{_CLASSIFIER}
+    >>> model = ft.LinearSVC(1.0, 1e-6, classes=["left", "right"], bounds=(0, 1)).fit(X, y)
+    >>> bool(model.score(X, y) > 0.8), model.privacy_.epsilon
+    (True, 1.0)
+    """
 
     losses = (huber_hinge, one_against_rest)
 
     def to_sklearn(self) -> Any:
-        """The same model as scikit-learn's own, ready to predict."""
+        """Return the model as scikit-learn's own, ready to predict."""
         return self._exported(svm.LinearSVC(), self.coef_, self.intercept_)
 
 
 class LinearRegression(RegressorMixin, _PrivateLinear):  # type: ignore[misc]
-    """Least squares, with a ridge penalty if asked for, within a budget.
+    __doc__ = f"""Least squares, with a ridge penalty if asked for, within a privacy budget.
 
-    Parameters and attributes as in `LogisticRegression` (without classes), and
+    Parameters
+    ----------
+    {_BUDGET.strip()}
+    target_bounds : (low, high)
+        The public bounds of the target, which must be declared; values beyond are clipped.
+    {_BOUNDS.strip()}
+    alpha : float, default 0.0
+        The penalty alpha |w|² of scikit-learn's `Ridge`, on features and target mapped to [0, 1].
+    {_PARAMETERS.strip()}
 
-    target_bounds : (low, high) of the target; must be declared. Values beyond are clipped.
-    alpha : the penalty alpha |w|² of scikit-learn's `Ridge`, on features and target mapped to [0, 1].
+    Attributes
+    ----------
+    coef_ : ndarray of shape (n_features,)
+    intercept_ : float
+    {_ATTRIBUTES.strip()}
+
+    Notes
+    -----
+    The guarantee is that of `LogisticRegression`. Predictions are clipped to ``target_bounds``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import farthing as ft
+    >>> X = np.random.default_rng(0).uniform(size=(5000, 2))
+    >>> model = ft.LinearRegression(1.0, 1e-6, target_bounds=(0, 10), bounds=(0, 1)).fit(X, 8 * X[:, 0])
+    >>> bool(abs(model.coef_[0] - 8) < 2), model.privacy_.epsilon
+    (True, 1.0)
     """
 
     def __init__(
@@ -386,7 +374,7 @@ class LinearRegression(RegressorMixin, _PrivateLinear):  # type: ignore[misc]
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Checks everything, charges the budget, and trains until it is spent."""
+        """Check everything, charge the budget, and train until it is spent."""
         low, high = _target_bounds(self.target_bounds)
         method, penalty = self._method(REGRESSORS), validate.non_negative(alpha=self.alpha)
         X, y = self._supervised(X, y)
@@ -398,11 +386,11 @@ class LinearRegression(RegressorMixin, _PrivateLinear):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> Array:
-        """The expected target of every row, within ``target_bounds``."""
+        """Return the expected target of every row, within ``target_bounds``."""
         return np.asarray(np.clip(self._rows(X) @ self.coef_ + self.intercept_, *self._range))
 
     def to_sklearn(self) -> Any:
-        """The same model as scikit-learn's own, ready to predict: a `TransformedTargetRegressor`.
+        """Return the model as scikit-learn's own, ready to predict: a `TransformedTargetRegressor`.
 
         Its linear model tells where between the target's bounds a row lies, from 0 to 1; two quantiles make a
         number of that, and of what is beyond them the bound.
@@ -418,106 +406,14 @@ class LinearRegression(RegressorMixin, _PrivateLinear):  # type: ignore[misc]
         return model
 
 
-class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, _Private):  # type: ignore[misc]
-    """Principal components of rows of bounded norm, within a budget (`algorithms.dppca`).
-
-    Second moments are released with noise, about a noisy mean where that makes the noise smaller. They are
-    second moments all the same, not variances: components are directions from the origin (``centre``, a
-    public point, is subtracted first if given).
-
-    Parameters
-    ----------
-    n_components : how many. None: all.
-    epsilon, delta, ledger, adjacency, records, random_state : as in `LogisticRegression`.
-    clip_norm : the public bound on the norm of a row (less ``centre``); longer rows are shrunk onto it.
-    centre : a public point, a number or one a feature.
-
-    Attributes
-    ----------
-    components_, mean_, n_components_, n_features_in_ : as in scikit-learn (mean_ is ``centre``).
-    moments_ : the noisy Σ x xᵀ itself; explained_ : its leading eigenvalues, noise included.
-    privacy_, history_ : as in `LogisticRegression`.
-    """
-
-    def __init__(
-        self,
-        n_components: int | None = None,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        *,
-        clip_norm: float = 1.0,
-        centre: ArrayLike = 0.0,
-        ledger: Ledger | None = None,
-        adjacency: str | None = None,
-        records: int | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.n_components = n_components
-        self.epsilon = epsilon
-        self.delta = delta
-        self.clip_norm = clip_norm
-        self.centre = centre
-        self.ledger = ledger
-        self.adjacency = adjacency
-        self.records = records
-        self.random_state = random_state
-
-    def fit(self, X: Any, y: Any = None) -> Self:
-        """Checks everything, charges the budget, and releases the second moments once."""
-        X = self._checked(X)
-        width = X.shape[1]
-        count = width if self.n_components is None else validate.count(n_components=self.n_components)
-        if count > width:
-            raise InvalidValue(f"n_components must be at most the number of features, {width}, got {count}")
-        table, features = Table(X), Features(width, self.centre, intercept=0.0)  # type: ignore[arg-type]
-        clip_norm = validate.positive(clip_norm=self.clip_norm)
-        size = len(table) if self.records is None else validate.count(records=self.records)
-        ledger = self._door(self.ledger)
-        if self.records is None:
-            ledger.note(PUBLIC_SIZE)
-        self.history_ = tuple(dppca(ledger.over(table), features, clip_norm=clip_norm, records=size))
-        if not self.history_:
-            raise BudgetSpent(f"nothing is left of {ledger.budget}")
-        self.moments_ = self.history_[-1].w
-        self.explained_, self.components_ = components(self.moments_, count)
-        self.mean_, self.n_components_ = features.centre, count
-        self.privacy_ = ledger.guarantee
-        return self
-
-    @property
-    def _n_features_out(self) -> int:
-        return len(self.components_)
-
-    def transform(self, X: Any) -> Array:
-        """Coordinates along the components."""
-        check_is_fitted(self)
-        return np.asarray(
-            self._checked(X, reset=False) @ self.components_.T - self.mean_ @ self.components_.T
-        )
-
-    def inverse_transform(self, X: ArrayLike) -> Array:
-        """Back to features."""
-        check_is_fitted(self)
-        return np.asarray(np.asarray(X) @ self.components_ + self.mean_)
-
-    def to_sklearn(self) -> Any:
-        """The same components as scikit-learn's own, ready to transform."""
-        check_is_fitted(self)
-        model = decomposition.PCA(self.n_components_)
-        model.components_, model.mean_, model.n_components_ = self.components_, self.mean_, self.n_components_
-        model.explained_variance_ = self.explained_
-        model.n_features_in_ = self.n_features_in_
-        return model
-
-
 def _limits(bounds: Any, width: int) -> tuple[Array, Array]:
-    """Bounds that a table took, one number a feature each."""
+    """Return the bounds of a table, one number a feature each."""
     low, high = (np.broadcast_to(np.asarray(bound, dtype=np.float64), width) for bound in bounds)
     return low, high
 
 
 def _clipped(X: Any, low: Array, high: Array) -> Any:
-    """Rows between their bounds; zeros that are not stored stay so where they are."""
+    """Return rows clipped to their bounds; zeros that are not stored stay so where they can."""
     if not hasattr(X, "indptr"):
         return np.clip(X, low, high)
     if (low > 0).any() or (high < 0).any():
@@ -528,7 +424,7 @@ def _clipped(X: Any, low: Array, high: Array) -> Any:
 
 
 def _declared(classes: ArrayLike) -> NDArray[Any]:
-    """The declared classes, sorted."""
+    """Return the declared classes, sorted."""
     known = np.unique(np.asarray(classes))
     if np.ndim(classes) != 1 or known.size < 2:
         raise InvalidValue(f"classes must list two labels or more, not one class or none; got {classes!r}")
@@ -538,7 +434,7 @@ def _declared(classes: ArrayLike) -> NDArray[Any]:
 
 
 def _codes(y: NDArray[Any], classes: NDArray[Any]) -> Array:
-    """The place of every label among the classes, NaN for one that is not declared."""
+    """Return the place of every label among the classes, NaN for one that is not declared."""
     if "O" in (y.dtype.kind, classes.dtype.kind):
         known = {label: place for place, label in enumerate(classes.tolist())}
         return np.array([_place(label, known) for label in y.tolist()], dtype=np.float64)

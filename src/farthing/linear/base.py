@@ -1,0 +1,104 @@
+"""The base of the estimators: scikit-learn's checks, and a budget of their own or a part of a ledger's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import column_or_1d, validate_data
+
+from farthing import validate
+from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, RdpFilter
+from farthing.budget import Adjacency, Budget
+from farthing.errors import FarthingError, InvalidValue, Unsupported
+from farthing.ledger.ledger import Ledger
+from farthing.noise.lattice import SeededStream
+from farthing.queries import arrays
+
+PUBLIC_SIZE = "the number of records is taken as public"
+
+
+class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
+    """The base of all estimators: scikit-learn's checks, and a budget or a part of a ledger's."""
+
+    epsilon: float | None
+    delta: float | None
+    ledger: Ledger | None
+    adjacency: str | None
+    random_state: Any
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _checked(self, X: Any, *, reset: bool = True) -> Any:
+        """A table of real numbers as wide as (``reset``: from now on as wide as) that of `fit`."""
+        table = arrays.features(X)
+        if table.shape[1] == 0:
+            raise InvalidValue("features: found 0 feature(s) (shape=(, 0)) while a minimum of 1 is required.")
+        if reset and table.shape[0] == 0 and self.records is None:
+            raise InvalidValue("features: found 0 sample(s), and their number is taken as public")
+        if not reset and not np.isfinite(table.data if hasattr(table, "indptr") else table).all():
+            raise InvalidValue("rows to predict must hold finite numbers only, without NaN or infinity")
+        refused: FarthingError
+        try:
+            validate_data(self, X, reset=reset, skip_check_array=True)  # width and names of columns
+            return table
+        except ValueError as error:
+            refused = InvalidValue(str(error))
+        except TypeError as error:
+            refused = Unsupported(str(error))
+        raise refused
+
+    def _supervised(self, X: Any, y: Any) -> tuple[Any, NDArray[Any]]:
+        """A table and one target, of whatever kind, a row."""
+        table = self._checked(X)
+        if y is None:
+            raise InvalidValue(f"{type(self).__name__} requires y to be passed, but the target y is None")
+        said = "targets must be one number or label a row"
+        values = arrays.attempt(lambda: column_or_1d(y, warn=True), said=said)
+        if len(values) != table.shape[0]:
+            raise InvalidValue(said)  # how many there are is no one's business
+        return table, np.asarray(values)
+
+    def _door(self, shared: Ledger | None, filter: Callable[[Budget], Filter] | None = GdpFilter) -> Ledger:
+        """The ledger that this fit may spend to its end. A part of a ``shared`` one is charged here.
+
+        ``filter`` is how the method likes to spend; None if it promises a plan.
+        """
+        if shared is None:
+            if self.epsilon is None or self.delta is None:
+                raise InvalidValue("give epsilon and delta, or a ledger to spend from")
+            relation = validate.choice(Adjacency, adjacency=self.adjacency or Adjacency.ADD_REMOVE)
+            budget = Budget(self.epsilon, self.delta, relation)
+            return Ledger(budget, filter=filter, stream=self._stream())
+        if self.random_state is not None:
+            raise InvalidValue("random_state must be None with a ledger, which draws its own noise")
+        if self.adjacency not in (None, shared.budget.adjacency):
+            raise InvalidValue(
+                f"adjacency must be the ledger's, {shared.budget.adjacency}, got {self.adjacency}"
+            )
+        if isinstance(shared.filter, BasicFilter):
+            return shared.allot(self.epsilon, self.delta, filter=filter)
+        if (
+            filter is None or filter is RdpFilter
+        ):  # these need a ledger of their own: this one, if it is unused
+            fits = filter is None or isinstance(shared.filter, RdpFilter)
+            if fits and self.epsilon is None and self.delta is None and shared.share == 0:
+                return shared
+            kind = "promises a plan" if filter is None else "asks batches"
+            unused = "a fresh ledger" + ("" if filter is None else " with filter=RdpFilter")
+            raise Unsupported(
+                f"solver {self.solver!r} {kind}: give it {unused} and no epsilon, or a ledger with "
+                "filter=BasicFilter"
+            )
+        return shared.allot(self.epsilon, self.delta)
+
+    def _stream(self) -> SeededStream | None:
+        if self.random_state is None:
+            return None
+        seed = self.random_state
+        return SeededStream(seed if isinstance(seed, int) else int(check_random_state(seed).randint(2**31)))
