@@ -14,6 +14,8 @@ import typer
 from scipy.special import expit
 
 import farthing as ft
+from farthing.accounting import zcdp
+from farthing.accounting.accountants import Accountant, EqualSteps, PrivacyCurve
 from farthing.cli import export
 from farthing.cli.main import app, main
 from farthing.cli.options import AsJson, Command, emit, emit_json
@@ -77,7 +79,7 @@ class ClipLargest:
         return self.clip * self.width ** (1 / order)
 
     def sensitivity(self, adjacency, order=2):
-        return self.norm(order) * (2 if adjacency is ft.Adjacency.REPLACE_ONE else 1)
+        return self.norm(order) * adjacency.shift
 
     def apply(self, rows):
         rows = np.where(np.isfinite(rows).all(axis=1, keepdims=True), rows, 0.0)
@@ -157,6 +159,31 @@ def test_a_sampler():
     ledger = ft.Ledger(BUDGET).over(ROWS_OF_TWO)
     assert ledger.promise(query).times == ft.steps_for(ft.Poisson(0.0975).amplify(ft.Gaussian(2.0)), BUDGET)
     assert ledger.ask(query).receipt.event.rate == pytest.approx(0.0975)
+
+
+# --- an accountant
+
+
+def closed_form(plan):
+    """zCDP of steps on everybody, by the closed form ρ + 2√(ρ ln(1/δ))."""
+    if plan.drawn < 1:
+        raise ft.Unsupported("the closed form has no theorem for sampled steps: use pld")
+    rho = plan.steps * zcdp.rho_of_gaussian(plan.noise)
+    return PrivacyCurve(
+        lambda delta: rho + 2 * np.sqrt(rho * np.log(1 / delta)),
+        lambda epsilon: np.exp(-((epsilon - rho) ** 2) / (4 * rho)) if epsilon > rho else 1.0,
+        "Bun & Steinke 2016, Prop. 1.3",
+    )
+
+
+def test_an_accountant():
+    row = Accountant._new_member_(Accountant, "closed", "Bun & Steinke 2016, Prop. 1.3", closed_form)
+    plan = EqualSteps(40.0, 1.0, 100)
+    found = row.curve(plan)
+    assert Accountant.ZCDP.curve(plan).epsilon(1e-5) < found.epsilon(1e-5) < 1.5
+    assert found.delta(found.epsilon(1e-5)) == pytest.approx(1e-5)
+    with pytest.raises(ft.Unsupported, match="closed form"):
+        row.curve(EqualSteps(40.0, 0.1, 100))
 
 
 # --- a command
