@@ -9,7 +9,8 @@ author = "the farthing authors"
 version = release = farthing.__version__
 language = "en-GB"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+napoleon_google_docstring = False
 suppress_warnings = ["toc.not_included"]  # tables under figures/ are linked where they are discussed
 myst_heading_anchors = 3  # page.md#a-heading leads to the same place here and in the repository
 

@@ -19,7 +19,24 @@ from farthing import validate
 
 
 class Adjacency(StrEnum):
-    """When two data sets count as neighbours."""
+    """The relation between data sets that count as neighbours.
+
+    A guarantee compares what is released from neighbouring data sets, so it says nothing without this.
+
+    Attributes
+    ----------
+    ADD_REMOVE
+        One data set has one unit more than the other; ``"add-remove"``.
+    REPLACE_ONE
+        Both have the same size and differ in one unit; ``"replace-one"``.
+    ZERO_OUT
+        Both have the same size, and one unit is replaced by one that contributes zero; ``"zero-out"``.
+
+    Examples
+    --------
+    >>> Adjacency("replace-one").shift
+    2.0
+    """
 
     ADD_REMOVE = "add-remove"  # one has one unit more than the other
     REPLACE_ONE = "replace-one"  # same size, one unit differs
@@ -27,12 +44,27 @@ class Adjacency(StrEnum):
 
     @property
     def shift(self) -> float:
-        """How far sums of neighbours are apart, in bounds of one contribution: 2 where one is replaced."""
+        """The distance of neighbours' sums in bounds of one contribution: 2 where one is replaced, else 1."""
         return 2.0 if self is Adjacency.REPLACE_ONE else 1.0
 
 
 class Unit(StrEnum):
-    """Whose presence is protected."""
+    """The unit whose presence a guarantee protects.
+
+    Attributes
+    ----------
+    RECORD
+        One record; ``"record"``.
+    USER
+        All records of one person together; ``"user"``.
+    PARTY
+        All records of one party (a hospital, a bank, a phone) together; ``"party"``.
+
+    Examples
+    --------
+    >>> Budget(1.0, 1e-5, unit=Unit.USER).unit
+    <Unit.USER: 'user'>
+    """
 
     RECORD = "record"
     USER = "user"  # all records of one person together
@@ -40,7 +72,24 @@ class Unit(StrEnum):
 
 
 class Observer(StrEnum):
-    """Against whom the guarantee holds."""
+    """The observer against whom a guarantee holds.
+
+    Attributes
+    ----------
+    ANYONE
+        Sees every released answer, and not which records were drawn; ``"anyone"``.
+    COORDINATOR
+        Sees every answer and also which records were drawn, so sampling does not amplify; ``"coordinator"``.
+    SERVER
+        Sees every message of every party; ``"server"``.
+    AGGREGATE
+        Sees only sums over parties; ``"aggregate"``.
+
+    Examples
+    --------
+    >>> Budget(1.0, 1e-5, observer="server").observer
+    <Observer.SERVER: 'server'>
+    """
 
     ANYONE = "anyone"  # sees every released answer, not which records were drawn
     COORDINATOR = "coordinator"  # sees every answer and also which records were drawn
@@ -50,7 +99,31 @@ class Observer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The most that may ever be learnt: (ε, δ), with adjacency, unit and observer."""
+    """A privacy budget: the most that may ever be learnt, with the terms under which it is meant.
+
+    Parameters
+    ----------
+    epsilon : float
+        ε of differential privacy, finite and above 0.
+    delta : float
+        δ of differential privacy, from 0 to below 1; 0 asks for pure differential privacy.
+    adjacency : Adjacency or str, default "add-remove"
+        The relation between neighbouring data sets.
+    unit : Unit or str, default "record"
+        The unit that is protected.
+    observer : Observer or str, default "anyone"
+        The observer against whom the guarantee holds.
+
+    Raises
+    ------
+    InvalidValue
+        If a number is out of range or a name is unknown.
+
+    Examples
+    --------
+    >>> print(Budget(1.0, 1e-5, adjacency="replace-one"))
+    (1, 1e-05)-DP, replace-one, per record, against anyone
+    """
 
     epsilon: float
     delta: float
@@ -80,7 +153,17 @@ class Budget:
         return gaussian.mu(self.epsilon, self.delta)
 
     def with_(self, epsilon: float, delta: float) -> Self:
-        """The same adjacency, unit and observer at another (ε, δ)."""
+        """Return a budget of another (ε, δ) with this one's adjacency, unit and observer.
+
+        Parameters
+        ----------
+        epsilon, delta : float
+            The new numbers.
+
+        Returns
+        -------
+        Budget
+        """
         return replace(self, epsilon=epsilon, delta=delta)
 
     def __str__(self) -> str:
@@ -92,9 +175,29 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """What holds of what was released: (ε, δ), for whom, against whom, and by which theorem.
+    """A statement about what was released: (ε, δ), for whom, against whom, and by which theorem.
 
-    ``epsilon`` is infinite when nothing can be promised (seeded test noise, for instance).
+    Attributes
+    ----------
+    epsilon : float
+        ε at ``delta``; infinite where nothing can be promised (seeded test noise, for instance).
+    delta : float
+        δ of the budget.
+    adjacency : Adjacency
+    unit : Unit
+    observer : Observer
+    accountant : str
+        The accountant or privacy filter that computed ``epsilon``.
+    theorem : str
+        The theorem that the statement rests on.
+    note : str
+        Assumptions that the statement depends on, such as a public number of records.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> print(ft.Ledger(ft.Budget(1.0, 1e-5)).guarantee)
+    (1, 1e-05)-DP, add-remove, per record, against anyone, by gdp
     """
 
     epsilon: float
@@ -107,7 +210,17 @@ class Guarantee:
     note: str = ""
 
     def noted(self, *notes: str) -> Self:
-        """The same with further notes, each once."""
+        """Return this statement with further notes, each once.
+
+        Parameters
+        ----------
+        *notes : str
+            Assumptions to add.
+
+        Returns
+        -------
+        Guarantee
+        """
         said = [self.note, *(note for note in notes if note not in self.note)]
         return replace(self, note="; ".join(filter(None, said)))
 

@@ -19,40 +19,118 @@ charged, only errors with a true ``public`` are raised: whatever else goes wrong
 
 
 class FarthingError(Exception):
-    """The root: catch this to catch everything farthing raises on purpose."""
+    """The root of all exceptions that farthing raises on purpose.
+
+    Examples
+    --------
+    >>> from farthing import Budget
+    >>> try:
+    ...     Budget(epsilon=-1.0, delta=1e-5)
+    ... except FarthingError as error:
+    ...     print(error)
+    epsilon must be a finite number > 0, got -1.0
+    """
 
     public = False  # whether it says nothing about records, and so may be raised after a charge
 
 
 class InvalidValue(FarthingError, ValueError):
-    """An argument is out of range; the message names it, its value and the range."""
+    """An argument is out of range; the message names it, its value and the range.
+
+    Examples
+    --------
+    >>> from farthing import Poisson
+    >>> Poisson(1.5)
+    Traceback (most recent call last):
+        ...
+    farthing.errors.InvalidValue: sampling_rate must be a number in (0, 1], got 1.5
+    """
 
 
 class Unsupported(FarthingError, TypeError):
-    """No theorem known to farthing prices this combination; the message says what to use."""
+    """No theorem known to farthing prices this combination; the message says what to use instead.
+
+    Examples
+    --------
+    >>> from farthing import Laplace, ClipNorm, Query, Everyone, PerExample
+    >>> Query(Everyone(), PerExample(lambda rows, w: rows[0]), ClipNorm(1.0), Laplace(2.0))
+    Traceback (most recent call last):
+        ...
+    farthing.errors.Unsupported: Laplace noise needs an L1 bound: use ClipNorm(clip, order=1)
+    """
 
 
 class BudgetSpent(FarthingError):
-    """The next query does not fit what is left of the budget. Nothing was charged for it."""
+    """The next query does not fit what is left of the budget. Nothing was charged for it.
+
+    Examples
+    --------
+    >>> from farthing import Budget, Ledger
+    >>> from farthing.queries.events import GaussianEvent
+    >>> try:
+    ...     Ledger(Budget(1.0, 1e-5)).promise(GaussianEvent(0.5))
+    ... except BudgetSpent:
+    ...     print("not one answer fits")
+    not one answer fits
+    """
 
 
 class PromiseBroken(FarthingError):
-    """A countdown prices one unchanging plan; something else was asked or promised too late."""
+    """A ledger with a promised plan was asked for something else, or something was promised too late.
+
+    Examples
+    --------
+    >>> from farthing import Budget, Ledger
+    >>> from farthing.queries.events import GaussianEvent
+    >>> ledger = Ledger(Budget(1.0, 1e-5))
+    >>> countdown = ledger.promise(GaussianEvent(20.0), 3)
+    >>> try:
+    ...     ledger.promise(GaussianEvent(20.0), 4)
+    ... except PromiseBroken as error:
+    ...     print(error)
+    this query is already promised 3 times, not 4
+    """
 
 
 class NotReleased(FarthingError):
-    """This request was charged before and its answer is gone: no second answer is drawn."""
+    """A request was charged earlier and its answer is gone: no second answer is drawn.
+
+    It is raised for a ``key`` whose charge was written and whose answer never was (a crash in between).
+
+    Examples
+    --------
+    >>> NotReleased.public  # it depends on no record, so it may be raised after a charge
+    True
+    """
 
     public = True
 
 
 class OutOfMemory(NotReleased, MemoryError):
-    """There was no memory for a batch. It is charged; the message never says how large it was."""
+    """There was no memory for a batch. It is charged; the message never says how large it was.
+
+    Examples
+    --------
+    >>> issubclass(OutOfMemory, MemoryError), issubclass(OutOfMemory, NotReleased)
+    (True, True)
+    """
 
 
 class LedgerLocked(FarthingError):
-    """The journal does not agree with its hash chain or with the head kept beside it."""
+    """The journal does not agree with its hash chain or with the head kept beside it: nothing goes out.
+
+    Examples
+    --------
+    >>> issubclass(LedgerLocked, FarthingError)
+    True
+    """
 
 
 class NotPrivate(UserWarning):
-    """A value was computed from private records without noise or charge: no guarantee covers it."""
+    """A warning that a value was computed from private records without noise: no guarantee covers it.
+
+    Examples
+    --------
+    >>> issubclass(NotPrivate, UserWarning)
+    True
+    """

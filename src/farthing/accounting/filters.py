@@ -101,10 +101,24 @@ def _no_theorem(event: Event, name: str, instead: str) -> Unsupported:
 
 @dataclass(frozen=True, slots=True)
 class BasicFilter(_Additive):
-    """Σε and Σδ: basic composition with adaptively chosen parameters.
+    """A privacy filter that adds up ε and δ: basic composition with adaptively chosen parameters.
 
-    Rogers, Roth, Ullman & Vadhan 2016 (sums of ε and of δ are a valid filter). Costs: (ε, δ). The budget
-    itself is the limit: what is charged is true to less, by more than the tolerance (`tolerance`).
+    Parameters
+    ----------
+    budget : Budget
+        The budget; its ε and δ are the limits of the two sums.
+
+    Notes
+    -----
+    Rogers, Roth, Ullman & Vadhan 2016: sums of ε and of δ are a valid filter. What is charged is true to
+    less, by more than the tolerance (`tolerance`).
+
+    Examples
+    --------
+    >>> rule = BasicFilter(Budget(1.0, 0.0))
+    >>> total = rule.add(rule.start(), PureEvent(0.3), 3)
+    >>> rule.fits(total), rule.fits(rule.add(total, PureEvent(0.3)))
+    (True, False)
     """
 
     budget: Budget
@@ -139,10 +153,25 @@ class BasicFilter(_Additive):
 
 @dataclass(frozen=True, slots=True)
 class ZcdpFilter(_Additive):
-    """Σρ (and Σδ of approximate zCDP, up to ``approximate``, set aside from δ).
+    """A privacy filter that adds up ρ of zCDP (and δ of approximate zCDP).
 
-    Whitehouse, Ramdas, Rogers & Wu 2023, Thm. 1 (and Feldman & Zrnic 2021): (approximate) zCDP composes
-    fully adaptively with Σρ and Σδ bounded ahead. ρ is the largest whose tight conversion meets (ε, δ).
+    Parameters
+    ----------
+    budget : Budget
+        The budget. ρ is the largest whose tight conversion meets (ε, δ).
+    approximate : float, default 0.0
+        A part of δ that is set aside for answers that are only approximately zCDP.
+
+    Notes
+    -----
+    Whitehouse, Ramdas, Rogers & Wu 2023, Thm. 1 (and Feldman & Zrnic 2021): (approximate) zCDP composes fully
+    adaptively with Σρ and Σδ bounded ahead.
+
+    Examples
+    --------
+    >>> rule = ZcdpFilter(Budget(1.0, 1e-5))
+    >>> round(rule.share(rule.add(rule.start(), GaussianEvent(10.0))), 3)
+    0.164
     """
 
     budget: Budget
@@ -193,12 +222,25 @@ class ZcdpFilter(_Additive):
 
 @dataclass(frozen=True, slots=True)
 class GdpFilter(_Additive):
-    """Σμ²: Gaussians composed fully adaptively, converted exactly.
+    """A privacy filter that adds up μ² of Gaussian answers and converts the sum exactly.
 
+    Parameters
+    ----------
+    budget : Budget
+        The budget. μ is the largest with δ_μ(ε) <= δ.
+
+    Notes
+    -----
     Smith & Thakurta 2022 (a filter with the parameters of non-adaptive composition); Koskela, Tobaben &
     Honkela 2023: if Σμᵢ² <= μ² always, the whole is μ-GDP. An ε-DP answer is μ-GDP with
     μ = 2Φ⁻¹(e^ε/(1+e^ε)): the Gaussian trade-off curve is convex, and lies below randomised response's two
     segments as soon as it passes below their corner.
+
+    Examples
+    --------
+    >>> rule = GdpFilter(Budget(1.0, 1e-5))
+    >>> round(rule.share(rule.add(rule.start(), GaussianEvent(10.0))), 3)
+    0.139
     """
 
     budget: Budget
@@ -250,8 +292,17 @@ DEFAULT_ORDERS = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64
 
 @dataclass(frozen=True, slots=True)
 class RdpFilter(_Additive):
-    """Rényi divergences at orders chosen ahead; it fits while *some* order does.
+    """A privacy filter that adds up Rényi divergences at orders chosen ahead; one that fits is enough.
 
+    Parameters
+    ----------
+    budget : Budget
+        The budget.
+    orders : tuple of float, default `DEFAULT_ORDERS`
+        The orders α > 1. Each more costs log(their number) / (α - 1).
+
+    Notes
+    -----
     One order α: Feldman & Zrnic 2021. Several: let X_α = exp((α-1)(L - Σε(α))), a supermartingale
     with mean at most 1 whatever is asked next, L being the privacy loss so far. With weights Σw = 1 so is
     ΣwX, and if Σε(α) <= ε - log(c_α / (w δ)) / (α-1) for some α when the asking ends, then
@@ -263,6 +314,13 @@ class RdpFilter(_Additive):
     They lie in an interval no longer than ε' = log(1 + q(e^ε - 1)), the length at t = ε, and cost ε'²/8 times
     α (`zcdp.rho_of_bounded_range`). Not to know who else is there costs nothing more: Rényi divergence is
     jointly quasi-convex (van Erven & Harremoës 2014, Thm. 13).
+
+    Examples
+    --------
+    >>> rule = RdpFilter(Budget(1.0, 1e-5))
+    >>> total = rule.add(rule.start(), PoissonEvent(0.01, GaussianEvent(2.0)), 100)
+    >>> rule.fits(total), round(rule.epsilon(total), 2)
+    (True, 0.28)
     """
 
     budget: Budget

@@ -58,13 +58,43 @@ class _Ready(NamedTuple):
 
 
 class Ledger:
-    """A budget, the books of what was spent of it, and (after `over`) the records it protects.
+    """A budget, the books of what was spent of it, and (after `over`) the only way to its records.
 
-    Copying never copies a balance: ``copy`` and ``deepcopy`` return the same ledger, pickling carries the
-    path of its journal. ``filter`` is one of `accounting.filters` (or a function from a budget to one): by
-    default the GDP filter, or basic composition when delta is 0. ``block`` promised answers are reserved at
-    once; unused ones are given back by `close`, a crash forfeits them. ``float_noise`` allows mechanisms
-    whose noise is not on a lattice; the guarantee then says so, whether or not one is used.
+    Parameters
+    ----------
+    budget : Budget
+        What may be spent in all.
+    journal : path, optional
+        The file of the books; without one they live in memory. An existing journal must have been begun with
+        the same budget and filter.
+    filter : callable, optional
+        A privacy filter, or a function from a budget to one: `GdpFilter` by default, `BasicFilter` where
+        delta is 0. It charges answers that were not promised.
+    stream : Stream, optional
+        Random words; a `SeededStream` is for tests and voids every guarantee.
+    block : int, default 32
+        How many promised answers are reserved in one durable commit; unused ones are given back by `close`, a
+        crash forfeits them.
+    float_noise : bool, default False
+        Whether mechanisms whose noise is not on a lattice are allowed; the guarantee then says so.
+
+    Notes
+    -----
+    A ledger spends in one of two ways. `promise` fixes a plan ahead, which is priced tightly as a whole;
+    answers then have turns (0, 1, 2, ...), which mechanisms and samplers are told. Without a promise each
+    answer is charged to the filter, so that the next price may depend on the last answer; its turn is 0.
+    Copying never copies a balance: ``copy`` and ``deepcopy``
+    return the same ledger, and pickling carries the path of its journal.
+
+    Examples
+    --------
+    >>> import numpy as np, farthing as ft
+    >>> ledger = ft.Ledger(ft.Budget(1.0, 1e-5))
+    >>> total = ft.PerExample(lambda rows, w: rows[0])
+    >>> query = ft.Query(ft.Everyone(), total, ft.ClipNorm(1.0), ft.Gaussian(10.0))
+    >>> answer = ledger.over(ft.Rows(np.ones((100, 1)))).ask(query)
+    >>> answer.value.shape, round(ledger.share, 3)
+    ((1,), 0.139)
     """
 
     def __init__(
@@ -89,7 +119,26 @@ class Ledger:
 
     @classmethod
     def open(cls, journal: str | os.PathLike[str], *, block: int | None = None) -> "Ledger":
-        """The ledger of an existing journal, with the budget and filter it was begun with."""
+        """Return the ledger of an existing journal, with the budget and filter that it was begun with.
+
+        Parameters
+        ----------
+        journal : path
+            The file.
+        block : int, optional
+            As for `Ledger`.
+
+        Returns
+        -------
+        Ledger
+
+        Raises
+        ------
+        InvalidValue
+            If there is none.
+        LedgerLocked
+            If its rows do not agree with their hashes.
+        """
         if not Journal.exists(journal):
             raise InvalidValue(f"there is no ledger at {os.fspath(journal)!r}")
         with Journal(journal) as found:
@@ -101,16 +150,26 @@ class Ledger:
 
     @property
     def filter(self) -> Filter:
-        """The rule by which answers that were not promised are charged."""
+        """The privacy filter that charges answers which were not promised."""
         return self._books.rule
 
     @property
     def budget(self) -> Budget:
-        """What may be spent in all."""
+        """The budget that may be spent in all."""
         return self._books.rule.budget
 
     def over(self, records: Records) -> "Ledger":
-        """Return this ledger, with the same balance, as the way to these records."""
+        """Return this ledger, with the same balance, as the way to these records.
+
+        Parameters
+        ----------
+        records : Records
+            Private records: `Rows`, or anything with a length and ``take(indices)``.
+
+        Returns
+        -------
+        Ledger
+        """
         return self._beside(self._books, records, self._listener)
 
     def with_listener(self, listener: "Listener") -> "Ledger":
@@ -136,11 +195,30 @@ class Ledger:
         return ledger
 
     def ask(self, query: Query, w: Any = None, *, key: str | None = None) -> Answer:
-        """Charges ``query`` durably, then computes, adds noise and releases.
+        """Charge a query durably; then compute, add noise and release.
 
-        With a ``key`` the answer is kept: the same key, query and ``w`` return it again at no charge, and a
-        key that was charged but never released (a crash in between) raises `NotReleased`. Raises
-        `BudgetSpent` when it does not fit; nothing is charged then.
+        Parameters
+        ----------
+        query : Query
+            What is asked.
+        w : optional
+            The parameters that it is asked at: public, finite numbers.
+        key : str, optional
+            A name to keep the answer under: the same key, query and ``w`` return it again at no charge.
+
+        Returns
+        -------
+        Answer
+            The noisy value, and the receipt of its charge.
+
+        Raises
+        ------
+        BudgetSpent
+            If it does not fit; nothing is charged then.
+        PromiseBroken
+            If the ledger has a plan of which this is no part.
+        NotReleased
+            If the key was charged and its answer never stored (a crash in between).
         """
         answer = self._answered(query, w, key)
         if self._listener is not None:
@@ -220,9 +298,30 @@ class Ledger:
             return failsafe.released(query, records, drawn, w, self._stream, turn)
 
     def promise(self, query: Query | Event, times: int | None = None) -> Countdown:
-        """Fixes ``times`` answers of one price (None: as many as fit), before anything is asked.
+        """Fix how many answers of one price will be asked, before anything is asked.
 
-        Several promises make a plan; they are priced together. Promising again what is promised joins it. A
+        Parameters
+        ----------
+        query : Query or Event
+            What will be asked, or its price. The bound may change as long as the price does not.
+        times : int, optional
+            How many answers; as many as fit by default.
+
+        Returns
+        -------
+        Countdown
+            How many answers were promised, and how many are left.
+
+        Raises
+        ------
+        BudgetSpent
+            If the plan does not fit.
+        PromiseBroken
+            If the ledger has already been asked.
+
+        Notes
+        -----
+        Several promises make a plan and are priced together. Promising again what is promised joins it. A
         query whose noise or draws depend on the turn is promised as one event over all of its turns
         (`Query.plan`).
         """
@@ -238,11 +337,31 @@ class Ledger:
         return self._books.promised_as(query) if query.remembers else query.price(self.budget)
 
     def reserve(self, query: Query, count: int) -> None:
-        """Charges ``count`` answers ahead in one durable commit; `close` gives unused ones back."""
+        """Charge ``count`` answers ahead in one durable commit; `close` gives unused ones back.
+
+        Parameters
+        ----------
+        query : Query
+            What will be asked.
+        count : int
+            How many answers.
+        """
         self._books.reserve(self._event(query), validate.count(count=count))
 
     def affords(self, query: Query | Event, times: int = 1) -> bool:
-        """Whether ``times`` more answers fit. Costs nothing and tells nothing about the records."""
+        """Return whether ``times`` more answers fit. It costs nothing and tells nothing about the records.
+
+        Parameters
+        ----------
+        query : Query or Event
+            What would be asked, or its price.
+        times : int, default 1
+            How many answers.
+
+        Returns
+        -------
+        bool
+        """
         return self._books.affords(self._event(query), validate.count(times=times))
 
     def allot(
@@ -252,12 +371,26 @@ class Ledger:
         *,
         filter: Callable[[Budget], Filter] | None = None,
     ) -> "Ledger":
-        """Hands a part of the budget to a ledger of its own, charged here at once and in full.
+        """Hand a part of the budget to a ledger of its own, charged here at once and in full.
 
-        For many fits on one budget. Under basic composition a part costs its (ε, δ) and may be spent in any
-        way; under another filter it is spent by a filter of the same kind (unless one is named) and costs
-        what that lets through in all: μ-GDP or ρ-zCDP. Without ``epsilon`` and ``delta`` it is all that is
-        left (`rest`). The part lives in memory, since this ledger's journal already holds its cost.
+        Parameters
+        ----------
+        epsilon, delta : float, optional
+            The part; all that is left (`rest`) by default.
+        filter : callable, optional
+            The privacy filter of the part. Under basic composition a part may be spent in any way; otherwise
+            it is spent by a filter of the same kind, and costs what that lets through in all: μ-GDP or
+            ρ-zCDP.
+
+        Returns
+        -------
+        Ledger
+            A ledger in memory over the same records: this ledger's journal already holds its cost.
+
+        Raises
+        ------
+        BudgetSpent
+            If the part does not fit.
         """
         if self._depth == DEPTH:
             raise Unsupported(f"a part of a part ... {DEPTH} times over cannot be divided further")
@@ -283,7 +416,7 @@ class Ledger:
 
     @property
     def rest(self) -> Budget:
-        """What a part may be given at most: the budget, less what is charged.
+        """The largest budget that a part may be given: this one, less what is charged.
 
         For the GDP filter the δ stays and μ² shrinks; for zCDP the same with ρ; for basic composition ε and δ
         do. Raises `Unsupported` where what is left is not a budget (a plan, an RDP filter that was asked).
@@ -291,30 +424,34 @@ class Ledger:
         return self._books.rest()
 
     def note(self, text: str) -> None:
-        """Writes down what is taken for granted, that a count is public for instance; `guarantee` says it.
+        """Write down an assumption, that a count is public for instance; `guarantee` says it.
 
-        On a part of a budget (`allot`) it is written down in the ledger that paid for it as well.
+        Parameters
+        ----------
+        text : str
+            The assumption. On a part of a budget (`allot`) it is written down in the ledger that paid for it
+            as well.
         """
         self._books.note(text)
 
     @property
     def guarantee(self) -> Guarantee:
-        """What holds of everything released so far and of all that may still be, whenever it stops."""
+        """The guarantee of everything released so far and of all that may still be, whenever it stops."""
         return self._books.guarantee()
 
     @property
     def spent(self) -> Guarantee:
-        """What was charged so far, as a guarantee of its own (see its note)."""
+        """The guarantee of what was charged so far, by itself (see its note)."""
         return self._books.spent()
 
     @property
     def share(self) -> float:
-        """The part of the budget that is charged, from 0 to 1."""
+        """The share of the budget that is charged, from 0 to 1."""
         return self._books.share()
 
     @property
     def journal(self) -> Journal:
-        """The books themselves: rows, verify, export."""
+        """The journal: rows, verify, export."""
         return self._books.journal
 
     def refund(self) -> None:

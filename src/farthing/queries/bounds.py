@@ -112,7 +112,28 @@ def _public_scale(name: str, scale: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClipNorm:
-    """Rows are shrunk to norm ``clip``; with a ``scale`` the norm is that of row / scale (an ellipsoid)."""
+    """A bound on the norm: each record's row is shrunk to norm ``clip``.
+
+    Parameters
+    ----------
+    clip : float
+        The clipping norm, above 0.
+    scale : float or array, default 1.0
+        Public numbers that rows are divided by before they are measured, so that the bound is an ellipsoid;
+        noise follows the scale.
+    order : {2, 1}, default 2
+        The norm: 2 for Gaussian noise, 1 for Laplace noise.
+
+    Notes
+    -----
+    A sum moves by ``clip`` when a record comes, goes or is zeroed, and by twice that when it is replaced.
+
+    Examples
+    --------
+    >>> ClipNorm(1.0).apply(np.array([[3.0, 4.0], [0.3, 0.4]]))
+    array([[0.6, 0.8],
+           [0.3, 0.4]])
+    """
 
     clip: float
     scale: Any = _UNSCALED  # a number, an array or a tensor
@@ -186,11 +207,24 @@ class ClipNorm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClipCoordinates:
-    """Coordinate i is clamped to [-scale_i, scale_i]; noise follows each coordinate's own scale.
+    """A bound on every coordinate: coordinate i is clamped to [-scale_i, scale_i]; noise follows.
 
+    Parameters
+    ----------
+    scale : array
+        The bound of each coordinate, above 0. It names every coordinate: for all alike, ``np.full(m,
+        scale)``.
+
+    Notes
+    -----
     In units of scale every coordinate lies in [-1, 1], so the L2 norm is at most √m: Gaussian noise of
-    standard deviation σ √m scale_i satisfies Σ (scale_i/σ_i)² = 1/σ², AdaDP's Lemma 1 with equality. The
-    scale names every coordinate, since m follows from it: for all alike, ``np.full(m, scale)``.
+    standard deviation
+    σ √m scale_i satisfies Σ (scale_i/σ_i)² = 1/σ², AdaDP's Lemma 1 with equality.
+
+    Examples
+    --------
+    >>> ClipCoordinates(np.array([1.0, 0.1])).apply(np.array([[3.0, -4.0]]))
+    array([[ 1. , -0.1]])
     """
 
     scale: Any  # an array or a tensor
@@ -223,7 +257,24 @@ class ClipCoordinates:
 
 @dataclass(frozen=True, slots=True)
 class ClipValue:
-    """Every entry is clamped to [low, high]: one number a record, or one score a candidate (`NoisyMax`)."""
+    """A bound on values: every entry is clamped to [low, high].
+
+    Parameters
+    ----------
+    low, high : float
+        The ends of the interval, low below high.
+
+    Notes
+    -----
+    It bounds one number a record, or one score a candidate (`NoisyMax`). Where everybody takes part, a
+    replaced record moves a sum by high - low; one that comes or goes, by max(|low|, |high|).
+
+    Examples
+    --------
+    >>> ClipValue(0.0, 1.0).apply(np.array([[3.0], [0.5]]))
+    array([[1. ],
+           [0.5]])
+    """
 
     low: float
     high: float
@@ -265,10 +316,23 @@ class ClipValue:
 
 @dataclass(frozen=True, slots=True)
 class ClipOuter:
-    """Contributions x xᵀ of rows shrunk to norm ``clip``: Frobenius norm clip², replaced √2 clip².
+    """A bound on outer products x xᵀ of rows shrunk to norm ``clip``.
 
-    It bounds products, not rows, so it has no ``apply``: a contribution clips its rows by `rows`, then
-    multiplies.
+    Parameters
+    ----------
+    clip : float
+        The clipping norm of a row x, above 0.
+
+    Notes
+    -----
+    The Frobenius norm of x xᵀ is at most clip²; a replaced record moves a sum by √2 clip². It bounds
+    products, not rows, so it has no ``apply``: a contribution clips its rows by `rows`, then multiplies.
+
+    Examples
+    --------
+    >>> bound = ClipOuter(2.0)
+    >>> bound.norm(), round(bound.sensitivity(Adjacency.REPLACE_ONE), 3)
+    (4.0, 5.657)
     """
 
     clip: float

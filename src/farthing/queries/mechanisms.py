@@ -137,7 +137,27 @@ class _Added(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Gaussian(_Added):
-    """Gaussian noise of deviation ``noise_multiplier`` · bound (Dwork & Roth 2014; Balle & Wang 2018)."""
+    """Gaussian noise on a sum: its deviation is ``noise_multiplier`` times the bound of one contribution.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        The standard deviation over the bound's norm, above 0.
+
+    Notes
+    -----
+    Dwork & Roth 2014; priced exactly by Balle & Wang 2018. The noise is an integer Gaussian on a lattice from
+    a cryptographic stream, and is enlarged by as much as rounding can move sums apart.
+
+    Examples
+    --------
+    >>> from farthing.noise.lattice import SeededStream
+    >>> from farthing.queries.bounds import ClipNorm
+    >>> Gaussian(1.1).unit_event()
+    GaussianEvent(noise=1.1)
+    >>> Gaussian(1.1).release(np.zeros(3), ClipNorm(2.0), SeededStream(0)).shape
+    (3,)
+    """
 
     order = 2
     kind = GaussianEvent
@@ -148,7 +168,23 @@ class Gaussian(_Added):
 
 @dataclass(frozen=True, slots=True)
 class Laplace(_Added):
-    """Laplace noise of scale ``noise_multiplier`` · L1 bound (Dwork et al. 2006)."""
+    """Laplace noise on a sum, with scale ``noise_multiplier`` times the L1 bound of one contribution.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        The scale over the bound's L1 norm, above 0; one answer is (1 / noise_multiplier)-DP under add-remove.
+
+    Notes
+    -----
+    Dwork et al. 2006. It needs a bound on the L1 norm: ``ClipNorm(clip, order=1)``, `ClipCoordinates` or
+    `ClipValue`.
+
+    Examples
+    --------
+    >>> Laplace(2.0).unit_event()
+    LaplaceEvent(noise=2.0)
+    """
 
     order = 1
     kind = LaplaceEvent
@@ -160,12 +196,27 @@ class Laplace(_Added):
 
 @dataclass(frozen=True, slots=True)
 class SymmetricGaussian(Gaussian):
-    """Gaussian noise on a symmetric sum: ``noise_multiplier`` · bound on the diagonal, 1/√2 of that off it.
+    """Gaussian noise on a symmetric matrix: the full deviation on the diagonal, 1/√2 of it elsewhere.
 
+    Parameters
+    ----------
+    noise_multiplier : float
+        The standard deviation on the diagonal over the bound's norm, above 0.
+
+    Notes
+    -----
     A symmetric matrix as the vector of its diagonal and √2 times its upper triangle has the same length as
     the Frobenius norm, so plain Gaussian noise on that vector answers to a Frobenius bound. (Dwork et al.
-    2014 put the full deviation on every entry: twice the variance off the diagonal, for the same price.)
-    Of a sum that is not symmetric the symmetric part is released: a projection, so its norm is no larger.
+    2014 put the full deviation on every entry: twice the variance off the diagonal, for the same price.) Of a
+    sum that is not symmetric the symmetric part is released: a projection, so its norm is no larger.
+
+    Examples
+    --------
+    >>> from farthing.noise.lattice import SeededStream
+    >>> from farthing.queries.bounds import ClipOuter
+    >>> found = SymmetricGaussian(2.0).release(np.zeros((3, 3)), ClipOuter(1.0), SeededStream(0))
+    >>> bool((found == found.T).all())
+    True
     """
 
     def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
@@ -189,8 +240,17 @@ class SymmetricGaussian(Gaussian):
 
 @dataclass(frozen=True, slots=True)
 class NoisyMax:
-    """The place of the largest noisy score, with noise of scale ``noise_multiplier`` · bound on every score.
+    """A noisy choice: the place of the largest score, after noise of ``noise_multiplier`` times the bound.
 
+    Parameters
+    ----------
+    noise_multiplier : float
+        The scale of the noise over the bound's norm, above 0.
+    kind : {"gumbel", "laplace"}, default "gumbel"
+        The noise: Gumbel (the exponential mechanism) or Laplace (report noisy max).
+
+    Notes
+    -----
     Laplace: report noisy max is ε-DP with ε = d / scale, d being how much the gap between two scores can
     change (Dwork & Roth 2014, Claim 3.9). Gumbel: the exponential mechanism, whose log-probabilities vary by
     an interval of length ε, so that it costs ε²/8 of zCDP (Dong et al. 2020; Cesar & Rogers 2021). A record
@@ -207,6 +267,12 @@ class NoisyMax:
     of the exponential mechanism's, a ratio of two within 2 of them, and the interval is longer by 4.
     Together 6 cells, of which the noise is enlarged by as much as the smallest gap needs; the bits grow with
     the noise, so that this is at most 2⁻¹² of it.
+
+    Examples
+    --------
+    >>> from farthing.noise.lattice import SeededStream
+    >>> NoisyMax(0.5).release(np.array([0.0, 30.0, 2.0]), ClipValue(0.0, 1.0), SeededStream(0))
+    1
     """
 
     noise_multiplier: float

@@ -72,7 +72,35 @@ class Contribution(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One kind of question: it may be asked at many ``w``, always at the same price."""
+    """A question to private records, which may be asked at many parameters ``w``, always at the same price.
+
+    Parameters
+    ----------
+    sampler : Sampler
+        Which records take part: `Everyone`, `Poisson`, `FixedSize`.
+    contribution : Contribution
+        What a record says about ``w``; `PerExample` makes one of a function.
+    bound : Bound
+        What one contribution is clipped to: `ClipNorm`, `ClipCoordinates`, `ClipValue`, `ClipOuter`.
+    mechanism : Mechanism
+        The noise on the bounded sum: `Gaussian`, `Laplace`, `SymmetricGaussian`, `NoisyMax`.
+
+    Raises
+    ------
+    Unsupported
+        If the contribution does not keep its terms within such a bound, or the noise does not answer to it.
+
+    Notes
+    -----
+    The price follows from the four parts and from the budget's adjacency and observer; nobody types it.
+
+    Examples
+    --------
+    >>> from farthing import Budget, ClipNorm, Gaussian, Poisson
+    >>> rows = PerExample(lambda rows, w: rows[0] - w)
+    >>> Query(Poisson(0.01), rows, ClipNorm(2.0), Gaussian(1.1)).price(Budget(1.0, 1e-5))
+    PoissonEvent(rate=0.01, event=GaussianEvent(noise=1.1))
+    """
 
     sampler: Sampler
     contribution: Contribution
@@ -84,7 +112,17 @@ class Query:
         self.mechanism.check(self.bound, self.contribution.shape)
 
     def price(self, budget: Budget) -> Event:
-        """The event of one answer under the budget's adjacency, before its observer."""
+        """Return the event of one answer under the budget's adjacency, before its observer.
+
+        Parameters
+        ----------
+        budget : Budget
+            The budget that the answer is charged to.
+
+        Returns
+        -------
+        Event
+        """
         sampled = not isinstance(self.sampler, Everyone)
         event = self.mechanism.event(self.bound, budget.adjacency, sampled)
         return self.sampler.amplify(event, budget.observer)
@@ -97,8 +135,29 @@ class Query:
     def plan(self, budget: Budget, steps: int) -> Event:
         """Return the event of ``steps`` answers together, of the turns 0 to ``steps`` - 1 of a promise.
 
-        That is ``steps`` times the price of one, unless the mechanism or the sampler says otherwise by a
-        ``plan`` of its own (see `Mechanism` and `Sampler`).
+        Parameters
+        ----------
+        budget : Budget
+            The budget that the answers are charged to.
+        steps : int
+            How many answers.
+
+        Returns
+        -------
+        Event
+            ``steps`` times the price of one, unless the mechanism or the sampler says otherwise by a ``plan``
+            of its own.
+
+        Raises
+        ------
+        Unsupported
+            If noise and draws both depend on the turn.
+
+        Notes
+        -----
+        Noise that is correlated over turns, or draws that are balanced over them, have no price answer by
+        answer. Such a mechanism offers ``plan(event, steps)``, such a sampler ``plan(event, steps,
+        observer)``; both are told the turn when they release or draw.
         """
         mechanism, sampler = (getattr(part, "plan", None) for part in (self.mechanism, self.sampler))
         if mechanism is not None and sampler is not None:
@@ -141,20 +200,45 @@ def refuse_bound(contribution: Contribution, bound: Bound) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PerExample:
-    """The plain contribution: a function from records and ``w`` to one row a record."""
+    """A contribution made of a function from records and parameters to one row a record.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(records, w)`` returns an array with one row a record. It must work for no records at all,
+        and a row may depend on its own record only.
+
+    Examples
+    --------
+    >>> from farthing import ClipNorm
+    >>> PerExample(lambda rows, w: rows[0] - w).bounded_sum(Rows(np.ones((3, 2))), np.zeros(2), ClipNorm(1.0))
+    array([2.12132034, 2.12132034])
+    """
 
     function: Callable[[Any, Any], Any]
     honours: ClassVar[Collection[str]] = ROWS
     shape: ClassVar[None] = None
 
     def bounded_sum(self, records: Any, w: Any, bound: Any) -> Array:
-        """Every row is computed, clipped by ``bound`` and added."""
+        """Return the sum of all rows, each computed and clipped by ``bound``."""
         return summed(bound.apply, self.function(records, w))
 
 
 class Rows:
-    """Records as arrays of equal length, row i of each belonging to record i.
+    """Records as arrays of equal length, where row i of each belongs to record i.
 
+    Parameters
+    ----------
+    *arrays : array
+        Arrays, sparse matrices or memory maps with one row a record.
+
+    Raises
+    ------
+    InvalidValue
+        If the arrays differ in length.
+
+    Examples
+    --------
     >>> rows = Rows(np.arange(6.0).reshape(3, 2), np.array([0, 1, 1]))
     >>> len(rows), rows.take(np.array([2]))[1]
     (3, array([1]))
@@ -176,7 +260,7 @@ class Rows:
         return self.arrays[place]
 
     def take(self, indices: Indices) -> "Rows":
-        """Those at ``indices``; everybody costs no copy."""
+        """Return the records at ``indices``; all of them cost no copy."""
         return (
             self
             if isinstance(indices, slice) and indices == slice(None)
@@ -210,7 +294,22 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """What an algorithm yields: round, parameters, and the charges of this round. All of it is public."""
+    """One step of an algorithm: the round, the parameters and the charges of this round. All of it is public.
+
+    Parameters
+    ----------
+    t : int
+        The round, from 1.
+    w : array
+        The parameters after it.
+    receipts : tuple of Receipt, default ()
+        The charges that the round made.
+
+    Examples
+    --------
+    >>> Step(1, np.zeros(2)).t
+    1
+    """
 
     t: int
     w: Any
@@ -219,7 +318,24 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """A finished training: the last parameters, every receipt, and why it stopped."""
+    """A finished training: the last parameters, every receipt, and why it stopped.
+
+    Parameters
+    ----------
+    w : array
+        The last parameters.
+    steps : int
+        How many steps were taken.
+    receipts : tuple of Receipt
+        Every charge, in order.
+    stop_reason : str
+        Why it ended.
+
+    Examples
+    --------
+    >>> run([Step(1, 0.5)]).stop_reason
+    'the algorithm ended or its budget is spent'
+    """
 
     w: Any
     steps: int
@@ -228,9 +344,27 @@ class Run:
 
 
 def until_spent(algorithm: Callable[P, Iterator[Step]]) -> Callable[P, Iterator[Step]]:
-    """Makes an algorithm that asks forever end by itself when the budget is spent.
+    """Make an algorithm that asks forever end by itself when the budget is spent.
 
-    Where not even its first step fits, `BudgetSpent` is passed on: nothing was learnt, and that is no end.
+    Parameters
+    ----------
+    algorithm : callable
+        A generator function of `Step`.
+
+    Returns
+    -------
+    callable
+        The same function, whose generator ends where `BudgetSpent` is raised. Where not even its first step
+        fits, the error is passed on: nothing was learnt, and that is no end.
+
+    Examples
+    --------
+    >>> @until_spent
+    ... def two(ledger):
+    ...     yield Step(1, 0.0)
+    ...     raise BudgetSpent("all of it")
+    >>> [step.t for step in two(None)]
+    [1]
     """
 
     @functools.wraps(algorithm)
@@ -248,7 +382,30 @@ def until_spent(algorithm: Callable[P, Iterator[Step]]) -> Callable[P, Iterator[
 
 
 def run(steps: Iterable[Step], stop: Callable[[Step], bool] | None = None) -> Run:
-    """Takes all steps of an algorithm; ``stop`` may end it early, from public values only."""
+    """Take all steps of an algorithm.
+
+    Parameters
+    ----------
+    steps : iterable of Step
+        What the algorithm yields.
+    stop : callable, optional
+        A function of a step that returns True to end early. It sees public values only, so stopping costs
+        nothing.
+
+    Returns
+    -------
+    Run
+
+    Raises
+    ------
+    BudgetSpent
+        If there was no step at all.
+
+    Examples
+    --------
+    >>> run((Step(t, t / 10) for t in range(1, 100)), stop=lambda step: step.w >= 0.3).steps
+    3
+    """
     last, receipts, reason = None, list[Receipt](), "the algorithm ended or its budget is spent"
     for step in steps:
         last = step

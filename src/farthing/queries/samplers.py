@@ -52,7 +52,14 @@ def _event(step: Event | HasEvent) -> Event:
 
 @dataclass(frozen=True, slots=True)
 class Everyone:
-    """All records: nothing is drawn, nothing is amplified."""
+    """All records take part: nothing is drawn, and nothing is amplified.
+
+    Examples
+    --------
+    >>> from farthing.queries.events import GaussianEvent
+    >>> Everyone().amplify(GaussianEvent(1.1)) == GaussianEvent(1.1)
+    True
+    """
 
     def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
         return slice(None)
@@ -63,7 +70,24 @@ class Everyone:
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Each record independently with probability ``sampling_rate``; an empty batch is answered too."""
+    """Each record takes part independently with probability ``sampling_rate``; a batch may be empty.
+
+    Parameters
+    ----------
+    sampling_rate : float
+        The probability of a record to be in a batch, above 0 and at most 1.
+
+    Notes
+    -----
+    The price is that of the noise on a Poisson sample (Zhu, Dong & Wang 2022). An observer who sees the draws
+    (`Observer.COORDINATOR`) is not fooled by them: a record that was drawn costs the full price then.
+
+    Examples
+    --------
+    >>> from farthing.queries.events import GaussianEvent
+    >>> Poisson(0.01).amplify(GaussianEvent(1.1))
+    PoissonEvent(rate=0.01, event=GaussianEvent(noise=1.1))
+    """
 
     sampling_rate: float
 
@@ -81,10 +105,21 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True)
 class FixedSize:
-    """Exactly ``size`` of ``of`` records, without replacement; ``of`` is public.
+    """Exactly ``size`` of ``of`` records take part, drawn without replacement; ``of`` is public.
 
-    Where there are fewer records than ``of``, blank ones that contribute nothing fill up, so that the rate
-    is never above size / of whatever the data.
+    Parameters
+    ----------
+    size : int
+        How many records are drawn.
+    of : int
+        How many records there are, a public number. Where there are fewer, blank ones that contribute nothing
+        fill up, so that the rate is never above size / of whatever the data.
+
+    Examples
+    --------
+    >>> from farthing.queries.events import GaussianEvent
+    >>> FixedSize(64, 60_000).amplify(GaussianEvent(1.1))
+    FixedSizeEvent(size=64, of=60000, event=GaussianEvent(noise=1.1))
     """
 
     size: int
@@ -105,5 +140,20 @@ class FixedSize:
 
 
 def OneRecord(of: int) -> FixedSize:
-    """One record drawn uniformly, as in A-DDP's Algorithm 1, line 11."""
+    """Return the sampler of one record, drawn uniformly, as in A-DDP's Algorithm 1, line 11.
+
+    Parameters
+    ----------
+    of : int
+        How many records there are, a public number.
+
+    Returns
+    -------
+    FixedSize
+
+    Examples
+    --------
+    >>> OneRecord(100)
+    FixedSize(size=1, of=100)
+    """
     return FixedSize(1, of)
