@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import re
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -119,15 +120,43 @@ def test_opening_is_light():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
-def test_the_page_shows_the_folders_as_they_are():
+def tool():
     path = ROOT / "tools" / "architecture.py"
     if not path.exists():
         pytest.skip("not a checkout")
     spec = importlib.util.spec_from_file_location("architecture", path)
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_the_page_shows_the_folders_as_they_are():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    assert page == tool.drawn(page), "run: python tools/architecture.py"
+    assert page == tool().drawn(page), "run: python tools/architecture.py"
+
+
+def test_a_record_goes_the_way_that_the_page_shows():
+    """The functions of the page are called in its order, when the script above them runs."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    script = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1]
+    called = []
+
+    def note(frame, event, _):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(str(SOURCE)):
+            called.append((Path(code.co_filename).relative_to(SOURCE).as_posix(), code.co_qualname))
+
+    names = {}
+    exec(script.partition("ledger.promise")[0], names)
+    sys.setprofile(note)
+    try:
+        exec("ledger.promise" + script.partition("ledger.promise")[2], names)
+    finally:
+        sys.setprofile(None)
+    left = iter(called)
+    for place, name in tool().WAY:
+        wanted = name if name != "Rows" else "Rows.__init__"
+        assert (place, wanted) in left, f"{place}: {wanted} is not called, or not in this order"
 
 
 TWICE = {  # public classes that two modules still define: this set may shrink and must not grow

@@ -1,4 +1,4 @@
-"""What may be spent, and what a guarantee says.
+"""Budgets and guarantees: (ε, δ) with adjacency, unit and observer.
 
 A guarantee without its adjacency, unit and observer says nothing, so the three live on the budget
 and travel with every number farthing prints.

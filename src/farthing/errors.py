@@ -1,4 +1,4 @@
-"""Every exception farthing raises on purpose.
+"""The exceptions that farthing raises on purpose, in one tree.
 
     FarthingError
     ├── InvalidValue (also ValueError)       an argument is not what it must be

@@ -101,7 +101,7 @@ class EqualSteps:
 
 @dataclass(frozen=True, slots=True)
 class PrivacyCurve:
-    """What an accountant says of a plan: ε at a δ, δ at an ε, and by which theorem."""
+    """The privacy curve of a plan by one accountant: ε at a δ, δ at an ε, and the theorem."""
 
     epsilon: Callable[[float], float]
     delta: Callable[[float], float]
@@ -287,7 +287,7 @@ def _refuse_unamplified(plan: EqualSteps, accountant: str) -> None:
 
 
 def _least_delta(epsilon: Callable[[float], float], most: float) -> float:
-    """The least δ found with epsilon(δ) <= ``most``, checked; 1 if there is none."""
+    """Return the least δ found with epsilon(δ) <= ``most``, checked; 1 if there is none."""
     from farthing.accounting.gaussian import safe_root
 
     validate.non_negative(epsilon=most)
@@ -320,7 +320,7 @@ def _rounds(name: str) -> "tuple[Noise, Rounds]":
 
 
 class Accountant(StrEnum):
-    """How the privacy of many steps is added up: one row an accountant.
+    """The accountants, one row each: how the privacy of many steps is added up.
 
     A row is its name, the theorem that it proves its figures by, its curve of equal steps, and its functions
     for federated rounds: the least noise for a number of rounds, and the most rounds with a noise. Where an

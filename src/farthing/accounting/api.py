@@ -1,4 +1,4 @@
-"""Three questions before a run, in one line each: ε of a plan, noise for a budget, steps for a budget.
+"""Questions before a run, one line each: ε or δ of a plan, noise for a budget, steps for a budget.
 
 All by tight accounting (`accounting.pld`); the other accountants are in `farthing.accounting`.
 """

@@ -39,12 +39,12 @@ _VISIBLE = 1e-6  # a part of δ that is worth another search
 
 
 def epsilon(event: Event, budget: Budget) -> float:
-    """The smallest certified ε of ``event`` at the budget's δ and adjacency."""
+    """Return the smallest certified ε of ``event`` at the budget's δ and adjacency."""
     return pld.epsilon(event, budget.delta, budget.adjacency)
 
 
 def noise(plan: Callable[[float], Event], budget: Budget, tolerance: float = 1e-9) -> float:
-    """The smallest noise σ for which ``plan(σ)`` fits the budget; ``plan`` must get cheaper in σ."""
+    """Return the smallest noise σ for which ``plan(σ)`` fits the budget; ``plan`` must get cheaper in σ."""
     validate.probability(delta=budget.delta)
     validate.positive(tolerance=tolerance)
     budget = _inner(budget, 2)
@@ -86,13 +86,13 @@ def noise(plan: Callable[[float], Event], budget: Budget, tolerance: float = 1e-
 
 
 def _inner(budget: Budget, times: int = 1) -> Budget:
-    """The budget less so many margins; numbers too small to be lowered stay as they are."""
+    """Return the budget less so many margins; numbers too small to be lowered stay as they are."""
     epsilon, delta = (inner(part, times) or part for part in (budget.epsilon, budget.delta))
     return budget.with_(epsilon, delta)
 
 
 def _least(excess: Callable[[float], float], guess: float, budget: Budget, tolerance: float) -> float:
-    """The least log σ with excess <= 0, bracketed around ``guess``."""
+    """Return the least log σ with excess <= 0, bracketed around ``guess``."""
     bottom, reach = math.log(_LEAST_NOISE), 0.02
     low = high = guess
     if excess(guess) <= 0:
@@ -145,7 +145,7 @@ def _shown(steps: pld.Steps, epsilon: float, goal: float) -> float:
 
 
 def gaussian_saddle(epsilon: float, delta: float) -> float:
-    """The saddle point of a Gaussian mechanism that spends (ε, δ): ε/μ² - 1/2."""
+    """Return the saddle point of a Gaussian mechanism that spends (ε, δ): ε/μ² - 1/2."""
     mu = _mu(epsilon, delta)
     return min(max(epsilon / mu / mu - 0.5, 0.25), 1e12)
 
@@ -171,7 +171,7 @@ def _central_limit(plan: Callable[[float], Event], budget: Budget) -> float:
 
 
 def steps(event: Event, budget: Budget, before: Event | None = None) -> int:
-    """How often ``event`` fits the budget, after everything in ``before``; 0 if not even once."""
+    """Return how often ``event`` fits the budget, after everything in ``before``; 0 if not even once."""
     validate.probability(delta=budget.delta)
     budget = _inner(budget)
     goal = math.log(budget.delta)
@@ -185,7 +185,7 @@ def steps(event: Event, budget: Budget, before: Event | None = None) -> int:
 
 
 def turns(plan: Callable[[int], Event], budget: Budget, before: Event | None = None) -> int:
-    """The most turns for which ``plan(turns)`` fits the budget, after everything in ``before``; 0 if none.
+    """Return the most turns for which ``plan(turns)`` fits the budget, after ``before``; 0 if none.
 
     Prices must not fall with the turns; if they do, fewer are found, never more than fit.
     """
@@ -203,7 +203,7 @@ def turns(plan: Callable[[int], Event], budget: Budget, before: Event | None = N
 
 
 def _counts(event: Event, spent: Event, budget: Budget) -> list[int]:
-    """How many entries of each direction of (event, spent) belong to ``event``."""
+    """Return how many entries of each direction of (event, spent) belong to ``event``."""
     ways = pld.directions(ComposedEvent((event, spent)), budget.adjacency)
     return [len(pld.directions(event, budget.adjacency)[0])] * len(ways)
 
@@ -264,7 +264,7 @@ def _steps(event: pld.Steps, spent: pld.Steps, epsilon: float, goal: float) -> i
 def _counted(
     event: pld.Steps, spent: pld.Steps, contour: Contour, few: int, epsilon: float, goal: float
 ) -> int | None:
-    """How often ``event`` fits by the line on this contour: ``few`` or more, or 0; None if it is no line."""
+    """Return how often ``event`` fits by this contour: ``few`` or more, or 0; None if it is no line."""
     once, base = pld.compose(event, contour), pld.compose(spent, contour)
     if not math.isfinite(once.error + base.error):
         return None
@@ -294,7 +294,7 @@ def _line(once: Line, base: Line, contour: Contour, count: int) -> Line:
 
 
 def affordable(event: Event, budget: Budget) -> bool:
-    """Whether ``event`` as a whole fits the budget."""
+    """Return whether ``event`` as a whole fits the budget."""
     validate.probability(delta=budget.delta)
     ways, budget = pld.directions(event, budget.adjacency), _inner(budget)
     goal = math.log(budget.delta)

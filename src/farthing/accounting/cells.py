@@ -74,7 +74,7 @@ def _epsilon(steps: Steps, delta: float, about: float) -> float:
 
 
 def _crossing(density: Real, losses: Real, delta: float) -> float:
-    """The least ε >= 0 with Σ density (1 - e^(ε - loss))₊ <= δ."""
+    """Return the least ε >= 0 with Σ density (1 - e^(ε - loss))₊ <= δ."""
     positive = losses > 0
     mass, at = np.maximum(density[positive], 0.0), losses[positive]
     above = np.cumsum(mass[::-1])[::-1]
@@ -124,7 +124,7 @@ def _pieces(pair: Pair) -> tuple[tuple[Piece, ...], float, float]:
 
 
 def _piece(piece: Piece, edges: Real, width: float) -> tuple[Real, float]:
-    """The masses of one piece at the edges, and what has a larger loss than the last edge."""
+    """Return the masses of one piece at the edges, and what has a larger loss than the last edge."""
     cuts = _where(piece, edges)  # where the loss is that of an edge; falling if B holds the mixture
     start = -math.inf if piece.start is None else piece.start
     inside = np.maximum(cuts, start)
@@ -161,7 +161,7 @@ def _between(weight: float, shift: float, cuts: Real) -> tuple[Real, Real]:
 
 
 def _where(piece: Piece, losses: Real) -> Real:
-    """The x at which log A/B is each loss; infinite where it never is."""
+    """Return the x at which log A/B is each loss; infinite where it never is."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if piece.b < 0:  # mirrored: q e^(-a²/2) (w² - e^L) = (1-q) (e^L - 1) w, w = e^(ax)
             grown, weight = np.expm1(losses), piece.p * math.exp(-piece.a * piece.a / 2)

@@ -22,7 +22,7 @@ def _up(value: float) -> float:
 
 
 def _times(steps: int, value: float) -> float:
-    """The product, rounded up rather than to nearest."""
+    """Return the product, rounded up rather than to nearest."""
     product = steps * value
     if math.isinf(product) or Fraction(product) >= steps * Fraction(value):
         return product
@@ -61,7 +61,7 @@ def advanced(epsilon: float, delta: float, steps: int, slack: float) -> tuple[fl
 
 
 def advanced_epsilon_iter(epsilon: float, delta: float, steps: int, slack: float) -> tuple[float, float]:
-    """The inverse of :func:`advanced`: the largest (ε, δ) per step that stays within the total.
+    """Return the inverse of :func:`advanced`: the largest (ε, δ) per step that stays within the total.
 
     δ per step is (δ − slack)/k; ``slack`` is the theorem's δ' and must be below δ.
     """

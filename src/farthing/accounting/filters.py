@@ -53,36 +53,36 @@ class Filter(Protocol):
 
     @property
     def budget(self) -> Budget:
-        """What may be spent."""
+        """The budget of the filter."""
 
     def start(self) -> Totals:
-        """The totals before anything was asked."""
+        """Return the totals before anything was asked."""
 
     def cost(self, event: Event) -> Totals:
-        """What one simple event adds; raises `Unsupported` where no theorem prices it."""
+        """Return what one simple event adds; raise `Unsupported` where no theorem prices it."""
 
     def add(self, total: Totals, event: Event, count: int = 1) -> Totals:
-        """The totals after ``count`` more of ``event``."""
+        """Return the totals after ``count`` more of ``event``."""
 
     def fits(self, total: Totals) -> bool:
-        """Whether totals are within the budget."""
+        """Return whether totals are within the budget."""
 
     def share(self, total: Totals) -> float:
-        """The part of the budget that totals use, from 0 to 1."""
+        """Return the part of the budget that totals use, from 0 to 1."""
 
     def epsilon(self, total: Totals) -> float:
         """ε of totals at the budget's δ, had they been fixed ahead."""
 
 
 class _Additive(ABC):
-    """What every filter shares: costs add."""
+    """A privacy filter whose costs add."""
 
     @abstractmethod
     def cost(self, event: Event) -> Totals:
-        """What one simple event adds."""
+        """Return what one simple event adds."""
 
     def add(self, total: Totals, event: Event, count: int = 1) -> Totals:
-        """The totals after ``count`` more of ``event`` (negative: a reservation taken back), rounded up."""
+        """Return the totals after ``count`` more of ``event`` (negative: taken back), rounded up."""
         try:
             count = operator.index(count)
         except TypeError:
@@ -369,7 +369,7 @@ class RdpFilter(_Additive):
 
 
 def _converted(order: float, goal: float) -> float:
-    """What the conversion to (ε, e^goal) adds to Rényi DP at an order, rounded up."""
+    """Return what the conversion to (ε, e^goal) adds to Rényi DP at an order, rounded up."""
     size = abs(_log_c(order)) + abs(goal)
     return (_log_c(order) - goal + 1e-15 * size) / (order - 1)
 

@@ -37,7 +37,7 @@ _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
 def safe_root(excess: Callable[[float], float], safe: float, unsafe: float) -> float:
-    """The crossing of a monotone ``excess`` between the two points, on the side where it is <= 0.
+    """Return the crossing of a monotone ``excess`` between the two points, on the side where it is <= 0.
 
     Regula falsi (Illinois), with a bisection every fourth step so that it always ends.
     """
@@ -128,7 +128,7 @@ def delta(mu: Array, epsilon: Array | float) -> Array: ...
 @overload
 def delta(mu: float, epsilon: Array) -> Array: ...
 def delta(mu: Array | float, epsilon: Array | float) -> Array | float:
-    """The smallest δ at this ε (Balle & Wang 2018, Theorem 8), elementwise, rounded up."""
+    """Return the smallest δ at this ε (Balle & Wang 2018, Theorem 8), elementwise, rounded up."""
     pair = np.broadcast_arrays(_non_negative(mu=mu), _non_negative(epsilon=epsilon))
     logs = _log_delta(*(np.array(x, dtype=np.float64, ndmin=1) for x in pair))
     result = np.maximum(np.exp(logs), np.where(pair[0] > 0, _SMALLEST, 0.0))
@@ -142,7 +142,7 @@ def _log(target: float) -> float:
 
 
 def epsilon(mu: float, delta: float) -> float:
-    """The smallest ε at this δ, rounded up; 0 where δ alone covers it."""
+    """Return the smallest ε at this δ, rounded up; 0 where δ alone covers it."""
     mu, goal = validate.non_negative(mu=mu), _log(delta)
 
     def excess(value: float) -> float:
@@ -155,7 +155,7 @@ def epsilon(mu: float, delta: float) -> float:
 
 
 def mu(epsilon: float, delta: float) -> float:
-    """The largest μ that is (ε, δ)-DP, rounded down by the margin: what fits, and what may be offered."""
+    """Return the largest μ that is (ε, δ)-DP, rounded down by the margin."""
     return inner(largest_mu(inner(validate.non_negative(epsilon=epsilon)), _inner_delta(delta)))
 
 
@@ -165,7 +165,7 @@ def _inner_delta(delta: float) -> float:
 
 
 def largest_mu(epsilon: float, delta: float) -> float:
-    """The largest μ that is (ε, δ)-DP, rounded down by what its own arithmetic may err, and no more."""
+    """Return the largest μ that is (ε, δ)-DP, rounded down by what its own arithmetic may err."""
     return _largest_mu(validate.non_negative(epsilon=epsilon), _log(delta), float(delta))
 
 
@@ -180,7 +180,7 @@ def _largest_mu(epsilon: float, goal: float, delta: float) -> float:
 
 
 def noise(epsilon: float, delta: float) -> float:
-    """The least standard deviation / sensitivity that is (ε, δ)-DP (Balle & Wang 2018, Algorithm 1)."""
+    """Return the least deviation / sensitivity that is (ε, δ)-DP (Balle & Wang 2018, Algorithm 1)."""
     return math.nextafter(1 / mu(epsilon, delta), math.inf)
 
 

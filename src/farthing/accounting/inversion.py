@@ -142,7 +142,7 @@ def smallest(
     relative: float = 1e-10,
     absolute: float = 1e-14,
 ) -> float:
-    """The end of a bracket where ``holds(x) <= 0``; that ``high`` will do must be known.
+    """Return the end of a bracket where ``holds(x) <= 0``; that ``high`` will do must be known.
 
     A secant search kept inside the bracket; what is returned has been checked, so errors of the
     search only cost tightness.

@@ -1,7 +1,7 @@
 """The moments accountant of Abadi et al. 2016, by numerical integration.
 
-"Deep Learning with Differential Privacy", Section 3.2: Poisson lots at rate q, Gaussian noise σ,
-add-remove, against anyone who does not see which records were drawn. With μ₀ = N(0, σ²) and
+"Deep Learning with Differential Privacy", Section 3.2: Poisson batches (the paper's lots) at rate q,
+Gaussian noise σ, add-remove, against anyone who does not see which records were drawn. With μ₀ = N(0, σ²) and
 μ = (1 − q) μ₀ + q N(1, σ²) the λ-th log moment of T steps is at most
 
     T max(ln E_{μ₀}[(μ₀/μ)^λ], ln E_μ[(μ/μ₀)^λ]),      ε = min over λ of (moment + ln 1/δ)/λ.
@@ -94,7 +94,7 @@ def log_moment(noise: float, rate: float, powers: Array) -> Array:
 
 
 def log_moments(noise: float, rate: float, moments: int = 32) -> Array:
-    """The log moments λ = 1, 2, … of one step.
+    """Return the log moments λ = 1, 2, … of one step.
 
     Where the integral is out of reach (tiny noise) the unsampled mechanism's λ(λ+1)/(2σ²) stands in;
     the first expectation is then left out: it is the smaller (Mironov, Talwar & Zhang 2019, Section 3).

@@ -102,7 +102,7 @@ Pair = Mixture | Shift | SeenShift | TwoPoint | DoubleExponential
 
 @lru_cache(maxsize=65536)
 def of_event(event: Event, adjacency: Adjacency) -> tuple[Pair, ...]:
-    """The pairs, one for each direction that differs, that dominate ``event`` under ``adjacency``.
+    """Return the pairs, one for each direction that differs, that dominate ``event`` under ``adjacency``.
 
     >>> of_event(GaussianEvent(2.0), Adjacency.REPLACE_ONE)
     (Shift(mu=1.0),)
@@ -141,7 +141,7 @@ def of_event(event: Event, adjacency: Adjacency) -> tuple[Pair, ...]:
 
 
 def largest_loss(pair: Pair) -> float:
-    """The largest privacy loss that can occur, rounded up: from this ε on, δ is zero."""
+    """Return the largest privacy loss that can occur, rounded up: from this ε on, δ is zero."""
     match pair:
         case TwoPoint(epsilon) | DoubleExponential(epsilon):
             return epsilon

@@ -37,7 +37,7 @@ _FEW = 512  # steps up to which a grid of dp-accounting's helps where frequencie
 
 
 def epsilon(event: Event, delta: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
-    """The smallest certified ε at ``delta``; infinite beyond ten thousand."""
+    """Return the smallest certified ε at ``delta``; infinite beyond ten thousand."""
     return _tight(event, validate.probability(delta=delta), adjacency)
 
 
@@ -60,7 +60,7 @@ def _tight(event: Event, delta: float, adjacency: Adjacency) -> float:
 
 
 def delta(event: Event, epsilon: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
-    """The smallest certified δ at ``epsilon``."""
+    """Return the smallest certified δ at ``epsilon``."""
     epsilon = validate.non_negative(epsilon=epsilon)
     looks = [_look(steps, epsilon) for steps in directions(event, adjacency)]
     found = math.exp(max(log for log, _ in looks))
@@ -211,12 +211,12 @@ def _log_delta(steps: Steps, epsilon: float) -> tuple[float, bool]:
 
 
 def most_loss(steps: Steps) -> float:
-    """The largest privacy loss all steps can add up to, rounded up; infinite where one has no limit."""
+    """Return the largest loss that all steps can add up to, rounded up; infinite without a limit."""
     return sum(count * largest_loss(pair) for pair, count in steps) * (1 + 1e-12)
 
 
 def is_single(steps: Steps) -> bool:
-    """One step of a Gaussian mixture against a Gaussian or its mirror image, where δ(ε) is a closed form."""
+    """Return whether it is one step of a Gaussian mixture against a Gaussian, where δ(ε) is a closed form."""
     if len(steps) != 1 or steps[0][1] != 1 or not isinstance(steps[0][0], Mixture):
         return False
     (piece, *others) = steps[0][0].pieces
@@ -327,7 +327,7 @@ def _variance(steps: Steps) -> float:
 
 
 def line_through(steps: Steps, tilt: float, epsilon: float) -> Line:
-    """The composition on a line whose frequencies suffice around ``epsilon``."""
+    """Return the composition on a line whose frequencies suffice around ``epsilon``."""
     near = [rough_moment(steps, tilt * part) for part in (1.02, 1.0, 0.98)]
     curvature = max((near[0] - 2 * near[1] + near[2]) / (0.02 * tilt) ** 2, 0.0)
     spread = math.sqrt(curvature) if 0 < curvature < math.inf else 1 / tilt

@@ -187,7 +187,7 @@ def without_replacement_gaussian(noise: float, rate: float, orders: Array) -> Ar
 
 
 def adadp_theorem_1(noise: float, rate: float, orders: Array) -> Array:
-    """One step's Rényi cost exactly as AdaDP's Theorem 1 prints it; whole orders to 1024.
+    """Return one step's Rényi cost exactly as AdaDP's Theorem 1 prints it; whole orders to 1024.
 
     Xu et al. 2020, "An adaptive and fast convergent approach to differentially private deep learning",
     equation (7). It holds twice. Of m of n records without replacement under replace-one, with ``noise``
@@ -235,7 +235,7 @@ def classic_epsilon(rdp: Array, orders: Array, delta: float) -> tuple[float, flo
 
 
 def classic_delta(rdp: Array, orders: Array, epsilon: float) -> float:
-    """The δ at this ε by the same proposition: min over α of e^((α − 1)(D − ε)), rounded up; at most 1."""
+    """Return δ at this ε by that proposition: min over α of e^((α − 1)(D − ε)), rounded up; at most 1."""
     (curve, a), epsilon = _curve(rdp, orders), validate.non_negative(epsilon=epsilon)
     with np.errstate(over="ignore"):
         logs = (a - 1) * (curve - epsilon + 1e-15 * (curve + epsilon))
@@ -243,7 +243,7 @@ def classic_delta(rdp: Array, orders: Array, epsilon: float) -> float:
 
 
 def delta(rdp: Array, orders: Array, epsilon: float) -> float:
-    """The δ at this ε by the same bounds as :func:`epsilon`, rounded up; at most 1."""
+    """Return the δ at this ε by the same bounds as :func:`epsilon`, rounded up; at most 1."""
     (curve, a), epsilon = _curve(rdp, orders), validate.non_negative(epsilon=epsilon)
     if (curve == 0).any():
         return 0.0

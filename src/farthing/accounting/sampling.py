@@ -80,7 +80,7 @@ def _exponent(x: float, k: float, p: float) -> float:
 
 
 def _window_end(k: float, p: float, end: float, exponent: float) -> float:
-    """The count between k p and ``end`` beyond which Chernoff leaves at most e^−exponent."""
+    """Return the count between k p and ``end`` beyond which Chernoff leaves at most e^−exponent."""
     inner, outer = k * p, end
     if _exponent(outer, k, p) <= exponent:
         return end
@@ -151,7 +151,7 @@ def epsilon(noise: float, rate: float, rounds: int, delta: float) -> float:
 
 
 def rounds(noise: float, rate: float, epsilon: float, delta: float) -> int:
-    """The most rounds that are (ε, δ)-DP: 0 if not even one is, at most 2**62 − 1."""
+    """Return the most rounds that are (ε, δ)-DP: 0 if not even one is, at most 2**62 − 1."""
     (noise, rate), epsilon = _checked(noise, rate), validate.non_negative(epsilon=epsilon)
     validate.probability(delta=delta)
     fits, fails = 0, 1

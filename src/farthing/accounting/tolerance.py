@@ -1,4 +1,4 @@
-"""How a total is compared with a budget: rounded inward by a stated margin, on every processor.
+"""Comparison of totals with budgets: rounded inward by a stated margin, on every processor.
 
 A budget that is converted (to μ, to ρ), divided into parts and added up again in floating point comes back
 with another last bit, and which one depends on the processor's `exp` and `log`. Compared bit by bit, the
@@ -34,12 +34,12 @@ def inner(value: float, times: int = 1) -> float:
 
 
 def within(total: float, limit: float) -> bool:
-    """Whether a total fits a limit that was lowered before."""
+    """Return whether a total fits a limit that was lowered before."""
     return total <= limit * (1 + TOLERANCE)
 
 
 def plus(total: float, more: float) -> float:
-    """The sum, rounded up: the error of a float sum is a float (Knuth, TwoSum)."""
+    """Return the sum, rounded up: the error of a float sum is a float (Knuth, TwoSum)."""
     added = total + more
     back = added - total
     lost = (total - (added - back)) + (more - back)
@@ -47,7 +47,7 @@ def plus(total: float, more: float) -> float:
 
 
 def times(count: int, cost: float) -> float:
-    """The product, rounded up; with a negative count, what may be given back at most."""
+    """Return the product, rounded up; with a negative count, what may be given back at most."""
     product = count * cost
     exact = cost == 0 or abs(count) == 1 or not math.isfinite(product)
     return product if exact else math.nextafter(product, math.inf)

@@ -66,7 +66,7 @@ class Transform:
 
 
 def frequencies(contour: Contour) -> Complex:
-    """The points s = λ + iu_k."""
+    """Return the points s = λ + iu_k."""
     s = np.empty(contour.count + 1, dtype=np.complex128)
     s.real, s.imag = contour.tilt, contour.spacing * np.arange(contour.count + 1)
     return s
@@ -74,7 +74,7 @@ def frequencies(contour: Contour) -> Complex:
 
 @lru_cache(maxsize=4096)
 def transform(pair: Pair, contour: Contour) -> Transform | None:
-    """The transform of one step, or None where it would take more than ``_LARGEST`` nodes.
+    """Return the transform of one step, or None where it would take more than ``_LARGEST`` nodes.
 
     None as well where logarithms are so large that floating point loses sight of their phases.
     """
@@ -124,7 +124,7 @@ def rough_log_moment(pair: Pair, tilt: float) -> float:
         logs.append(math.log(pair.atom))
     peak = max(logs)
     found = peak + math.log(sum(math.exp(log - peak) for log in logs)) if peak < math.inf else math.inf
-    return max(found, 0.0)  # as it is
+    return max(found, 0.0)  # a log moment is never negative; rounding may be
 
 
 def _rough(piece: Piece, tilt: float) -> float:
@@ -150,7 +150,7 @@ def _rough(piece: Piece, tilt: float) -> float:
 
 
 def steepest(pair: Pair) -> float:
-    """The tilt beyond which M(λ) is all but the far tail of A, q^(λ+1) e^(a²λ(λ+1)/2)."""
+    """Return the tilt beyond which M(λ) is all but the far tail of A, q^(λ+1) e^(a²λ(λ+1)/2)."""
     if not isinstance(pair, Mixture):
         return math.inf
     return max(
@@ -241,7 +241,7 @@ def _integral(piece: Piece, contour: Contour) -> _Integral | None:
 
 
 def _ends(piece: Piece, tilt: float) -> tuple[float, float]:
-    """Where the integrand begins and ends: beyond, its logarithm has a slope of at least ten."""
+    """Return where the integrand begins and ends: beyond, its logarithm has a slope of at least ten."""
     high = _MARGIN + (tilt + 1) * max(piece.a, 0.0) + tilt * max(-piece.b, 0.0)
     if piece.start is not None:
         return piece.start, max(high, piece.start + _MARGIN)
@@ -321,12 +321,12 @@ _MOVE, _ROOM = 0.75, 0.8  # how far lines are moved, and the strip kept around t
 
 
 def _highest(piece: Piece, contour: Contour) -> float:
-    """How far `_beyond` moves the line at most: its guess is below top · (a + |b|)."""
+    """Return how far `_beyond` moves the line at most: its guess is below top · (a + |b|)."""
     return min(1.2 * contour.top * (piece.a + abs(piece.b)), _MOVE / max(piece.a, abs(piece.b), 1e-9))
 
 
 def _line(low: float, high: float, piece: Piece, contour: Contour) -> _Rule | None:
-    """The trapezoidal rule; ``growth`` is log S - log M(λ) for strips of several widths."""
+    """Return the trapezoidal rule; ``growth`` is log S - log M(λ) for strips of several widths."""
     radius = 1 / max(piece.a, abs(piece.b), 1e-9)
     drift = contour.spacing * contour.count * (piece.a + abs(piece.b))
     strip = np.minimum(_STRIPS * radius, 40.0)
@@ -413,7 +413,7 @@ def _beyond(
 
 
 def _turning(p: float, a: float, x: Real, log_mix: Real) -> Real:
-    """How fast |arg(1 - p + p e^(ax - a²/2))| grows as x leaves the real line."""
+    """Return how fast |arg(1 - p + p e^(ax - a²/2))| grows as x leaves the real line."""
     if p == 0.0:
         return np.zeros_like(x)
     result: Real = abs(a) * np.exp(a * x - 0.5 * a * a + math.log(p) - log_mix)
@@ -421,7 +421,7 @@ def _turning(p: float, a: float, x: Real, log_mix: Real) -> Real:
 
 
 def _side(piece: Piece, contour: Contour, height: float, scale: float) -> float:
-    """The short upright side of a moved half line, where A or B is 1 - p + p e^(iay).
+    """Return the short upright side of a moved half line, where A or B is 1 - p + p e^(iay).
 
     Its argument is at least 0.79 p a y and its modulus at least cos(ay/2) while ay <= 3/4.
     """

@@ -48,7 +48,7 @@ def rho_of_bounded_range(epsilon: float) -> float:
 
 
 def _inner(delta: float, approximate: float) -> float:
-    """What is left of δ for the conversion once the failure probability ξ is taken off."""
+    """Return what is left of δ for the conversion once the failure probability ξ is taken off."""
     if delta == 0:
         raise InvalidValue("delta must be > 0: zCDP cannot give pure differential privacy unless rho is 0")
     left = validate.probability(delta=delta) - validate.delta(approximate=approximate)
@@ -58,7 +58,7 @@ def _inner(delta: float, approximate: float) -> float:
 
 
 def epsilon(rho: float, delta: float, approximate: float = 0.0) -> float:
-    """The smallest ε that Proposition 12 gives ρ-zCDP at this δ, rounded up.
+    """Return the smallest ε that Proposition 12 gives ρ-zCDP at this δ, rounded up.
 
     ε = inf over α of ρα + (ln(1/δ) − ln α)/(α − 1) + ln(1 − 1/α). A mechanism that is only
     ξ-approximately ρ-zCDP (``approximate`` = ξ) is (ε, ξ + δ')-DP (Bun & Steinke 2016, Section 8).
@@ -82,7 +82,7 @@ def epsilon(rho: float, delta: float, approximate: float = 0.0) -> float:
 
 
 def delta(rho: float, epsilon: float, approximate: float = 0.0) -> float:
-    """The smallest δ that Proposition 12 gives ρ-zCDP at this ε, rounded up; at most 1."""
+    """Return the smallest δ that Proposition 12 gives ρ-zCDP at this ε, rounded up; at most 1."""
     rho, epsilon = validate.non_negative(rho=rho), validate.non_negative(epsilon=epsilon)
     approximate = validate.delta(approximate=approximate)
     if rho == 0:
@@ -115,7 +115,7 @@ def rho(epsilon: float, delta: float) -> float:
 
 
 def rho_tight(epsilon: float, delta: float) -> float:
-    """The largest ρ whose :func:`delta` at this ε stays within δ, rounded down by `tolerance.MARGIN`.
+    """Return the largest ρ whose :func:`delta` at this ε stays within δ, rounded down by `tolerance.MARGIN`.
 
     At least :func:`rho` but for that margin.
     """

@@ -1,4 +1,4 @@
-"""The one door to private records: price, write the charge durably, compute, add noise, return.
+"""The ledger: the only way to private records. It prices, charges durably, computes, adds noise, returns.
 
 `ledger` decides with `books` inside a transaction of the `journal`, an append-only, hash-chained file whose
 newest hash is kept beside it (`journal_head`). `verifier` recomputes an export without any of this code.

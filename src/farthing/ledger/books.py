@@ -45,7 +45,7 @@ Left = TypeVar("Left", int, NDArray[np.int64])  # answers left: of one promise, 
 
 
 def header_of(rule: Filter, noise: str) -> dict[str, Any]:
-    """What the first row of a journal says: budget, filter, noise."""
+    """Return the first row of a journal: budget, filter, noise."""
     names = [field.name for field in fields(rule) if field.init and field.name != "budget"]  # type: ignore[arg-type]
     options = {name: getattr(rule, name) for name in names}
     options = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
@@ -58,7 +58,7 @@ def header_of(rule: Filter, noise: str) -> dict[str, Any]:
 
 
 def rule_of(header: dict[str, Any]) -> Filter:
-    """The inverse of `header_of`, for a journal begun earlier."""
+    """Return the inverse of `header_of`, for a journal begun earlier."""
     if header.get("farthing") != _FORMAT:
         raise InvalidValue(f"this is not a ledger of format {_FORMAT}: {header.get('farthing')!r}")
     options = dict(header["filter"])
@@ -97,7 +97,7 @@ class Books:
         _OPEN.add(self)
 
     def take(self, event: Event, key: str | None = None, request: str | None = None) -> Receipt:
-        """One answer's charge, from a reservation if there is one."""
+        """Take the charge of one answer, from a reservation if there is one."""
         with self._lock:
             held = self._own().get(event)
             if key is None and held is not None and held.left > 0:
@@ -111,7 +111,7 @@ class Books:
             return receipt
 
     def turn(self, seq: int) -> int:
-        """The turn of an answer that was charged by itself in row ``seq``; 0 where nothing is promised."""
+        """Return the turn of an answer that row ``seq`` charged alone; 0 where nothing is promised."""
         with self._lock:
             if not self._plan(self._state(self.journal.last())):
                 return 0
@@ -119,7 +119,7 @@ class Books:
             return next(self._holders[seq].held(seq))
 
     def note(self, text: str) -> None:
-        """Keeps what a charge takes for granted, once, here and where this part of a budget came from."""
+        """Write down an assumption, once, here and where this part of a budget came from."""
         if self.parent is not None:
             self.parent.note(text)
         with self._lock:
@@ -127,7 +127,7 @@ class Books:
                 self.journal.append("note", lambda last: ({"note": text}, list(last.state)))
 
     def notes(self) -> list[str]:
-        """What was taken for granted until now; every statement says it."""
+        """Return the assumptions made until now; every statement says them."""
         return [row.body["note"] for row in self.journal.rows() if row.kind == "note" and "note" in row.body]
 
     def reserve(self, event: Event, count: int) -> None:
@@ -140,7 +140,7 @@ class Books:
             self._reserved[event] = _Reservation(row, self._turns(row), count)
 
     def affords(self, event: Event, times: int) -> bool:
-        """Whether ``times`` more would be charged, this process's own reservations included."""
+        """Return whether ``times`` more would be charged, this process's own reservations included."""
         with self._lock:
             held = self._own().get(event)
             times -= min(times, held.left if held is not None else 0)
@@ -151,7 +151,7 @@ class Books:
             return True
 
     def promise(self, event: Event, times: int | None) -> "Countdown":
-        """Adds (event, times) to the plan, or finds it there."""
+        """Add (event, times) to the plan, or find it there."""
         if not self.plans:
             raise Unsupported(
                 f"this part of a budget was charged as what its {self.rule.name} filter lets through, so "
@@ -170,7 +170,7 @@ class Books:
             return Countdown(promised, place, self)
 
     def promised_as(self, query: Query) -> Event:
-        """The event as which an answer of a query with memory is charged: a turn of its promise."""
+        """Return the event as which an answer of a query with memory is charged: a turn of its promise."""
         with self._lock:
             plan = self._plan(self._state(self.journal.last()))
             found = self._turn_of(query, plan)
@@ -179,7 +179,7 @@ class Books:
             return found or query.price(self.rule.budget)  # each answer is a plan of one turn by itself
 
     def promise_turns(self, query: Query, times: int | None) -> "Countdown":
-        """Adds turns of a query with memory (None: as many as fit) to the plan, or finds them there."""
+        """Add turns of a query with memory (None: as many as fit) to the plan, or find them there."""
         with self._lock:
             budget, plan = self.rule.budget, self._plan(self._state(self.journal.last()))
             event = self._turn_of(query, plan)
@@ -197,14 +197,14 @@ class Books:
         return next((event for event, times in turns if event == query.promised(of, times)), None)
 
     def _turns(self, row: Row) -> Iterator[int]:
-        """The turns of the answers that a row charges; 0 for each where nothing is promised."""
+        """Return the turns of the answers that a row charges; 0 for each where nothing is promised."""
         if not self._plan(self._state(row)):
             return itertools.repeat(0)
         self._catch_up(row)
         return self._holders[row.seq].held(row.seq)
 
     def _catch_up(self, new: Row | None = None) -> None:
-        """Counts turns in the rows that were written since the last look, by whichever process."""
+        """Count turns in the rows that were written since the last look, by whichever process."""
         alone = new is not None and new.seq == self._replayed
         for row in [new] if new is not None and alone else self.journal.rows(self._replayed):
             if row.kind == "promise":
@@ -217,12 +217,12 @@ class Books:
             self._replayed = row.seq + 1
 
     def _forget(self) -> None:
-        """Starts anew in a forked process: reservations are its parent's, counts may be half made."""
+        """Start anew in a forked process: reservations are its parent's, counts may be half made."""
         self._process, self._reserved = os.getpid(), {}
         self._counted, self._holders, self._replayed = {}, {}, 0
 
     def used(self, place: int) -> int:
-        """How many answers of a promise were released or forfeited (reservations of others count)."""
+        """Return how many answers of a promise were released or forfeited (reservations of others count)."""
         with self._lock:
             state = self._state(self.journal.last())
             event = self._plan(state)[place][0]
@@ -230,7 +230,7 @@ class Books:
             return int(self._counts(state)[place]) - (held.left if held is not None else 0)
 
     def guarantee(self) -> Guarantee:
-        """What holds whenever the asking ends: the plan's own price, or the filter's budget."""
+        """Return what holds whenever the asking ends: the plan's own price, or the filter's budget."""
         budget, plan = self.rule.budget, self._plan(self._state(self.journal.last()))
         if not plan:
             return self._statement(budget.epsilon, self.rule.name, self.rule.theorem)
@@ -238,7 +238,7 @@ class Books:
         return self._statement(min(epsilon, budget.epsilon), "pld", TIGHT)
 
     def spent(self) -> Guarantee:
-        """What was charged until now."""
+        """Return the guarantee of what was charged until now."""
         state = self._state(self.journal.last())
         plan = self._plan(state)
         if not plan:
@@ -254,7 +254,7 @@ class Books:
         return self._statement(min(epsilon, budget.epsilon), "pld", TIGHT, _STOPPING)
 
     def share(self) -> float:
-        """The part that is charged: of the plan's answers, or of the filter's budget."""
+        """Return the part that is charged: of the plan's answers, or of the filter's budget."""
         state = self._state(self.journal.last())
         plan = self._plan(state)
         if not plan:
@@ -263,7 +263,7 @@ class Books:
         return sum(self._counts(state)) / sum(times for _, times in plan)
 
     def rest(self) -> Budget:
-        """What is left, as a budget."""
+        """Return what is left, as a budget."""
         state, budget = self._state(self.journal.last()), self.rule.budget
         if not any(state) and not self._plan(state):
             return budget
@@ -306,7 +306,7 @@ class Books:
         return like
 
     def refund(self) -> None:
-        """Gives back what this process reserved and did not use."""
+        """Give back what this process reserved and did not use."""
         with self._lock:
             for event, held in list(self._own().items()):
                 if held.left > 0:
@@ -319,7 +319,7 @@ class Books:
             self.journal.close()
 
     def _own(self) -> dict[Event, _Reservation]:
-        """This process's reservations: a forked child starts with none, its parent's are not its own."""
+        """Return this process's reservations: a forked child starts with none."""
         if self._process != os.getpid():
             self._forget()
         return self._reserved
@@ -346,7 +346,7 @@ class Books:
         self.journal.append("refund", decide)
 
     def _after(self, state: Totals, event: Event, least: int, most: int) -> tuple[int, Totals]:
-        """How many of ``most`` (at least ``least``) are charged, and the state then; raises if none fit."""
+        """Return how many of ``most`` (at least ``least``) are charged, and the state; raise if none fit."""
         plan = self._plan(state)
         if not plan:
             after = self._add(state, event, least)

@@ -1,4 +1,4 @@
-"""What is released where a sum over private records fails: no refusal may depend on a record.
+"""Answers where a sum over private records fails: no refusal may depend on a record.
 
 A query that was charged is answered, whatever happens. An error after the charge would tell that some record
 caused it, with certainty and at any ε. Nor may one record undo the sum of all others: noise on zero in place
@@ -40,19 +40,19 @@ _NO_MEMORY = "there is no memory for the records that were drawn; they are charg
 
 
 def shape_of(total: Any) -> tuple[int, ...]:
-    """The shape of a sum: an array's or a tensor's own, () for a number."""
+    """Return the shape of a sum: an array's or a tensor's own, () for a number."""
     return tuple(getattr(total, "shape", ()))
 
 
 def refusal(error: Exception) -> Exception | None:
-    """What to raise after a charge: an error that no record decides, or that there was no memory."""
+    """Return what to raise after a charge: an error that no record decides, or that there was no memory."""
     if getattr(error, "public", False):
         return error
     return OutOfMemory(_NO_MEMORY) if isinstance(error, MemoryError) else None
 
 
 def zero_sum(contribution: Contribution, records: Records, w: Any, bound: Any) -> Any:
-    """The sum over no records, of which none is read: by the contribution's own ``zero`` if it has one."""
+    """Return the sum over no records: by the contribution's own ``zero`` if it has one."""
     own = getattr(contribution, "zero", None)
     if own is not None:
         return own(records, w, bound)
@@ -93,7 +93,7 @@ def without_failing(sums: Callable[[Integers], Any], places: Integers, zero: Any
 
 
 def _tried(function: Callable[[Any], Any], value: Any) -> Any:
-    """The function's value, or None where it fails."""
+    """Return the function's value, or None where it fails."""
     try:
         return function(value)
     except Exception as error:

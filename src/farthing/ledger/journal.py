@@ -51,7 +51,7 @@ _BEFORE: _Record = (-1, "", "", "", "", "", "0" * 64)  # what row 0 follows
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row; ``hash`` is the SHA-256 of [previous, seq, time, kind, body, state] as canonical JSON."""
+    """A row; ``hash`` is the SHA-256 of [previous, seq, time, kind, body, state] as canonical JSON."""
 
     seq: int
     time: str
@@ -90,7 +90,7 @@ def _record(last: _Record, kind: str, body: dict[str, Any], state: Sequence[floa
 
 
 def _never_begun(place: str) -> bool:
-    """Whether files lie here in which no row and no head was ever written."""
+    """Return whether files lie here in which no row and no head was ever written."""
     try:
         head = Path(place + ".head")
         if head.exists() and any(head.read_bytes()):
@@ -138,7 +138,7 @@ class Journal:
 
     @staticmethod
     def exists(path: str | os.PathLike[str]) -> bool:
-        """Whether a journal, or the head of one that is gone, is at this path.
+        """Return whether a journal, or the head of one that is gone, is at this path.
 
         Files that were left when one could not be begun (a full disk) hold nothing and do not count.
         """
@@ -234,7 +234,7 @@ class Journal:
     # --- reading
 
     def rows(self, start: int = 0) -> Iterator[Row]:
-        """The rows from number ``start`` on, each checked against its hash."""
+        """Return the rows from number ``start`` on, each checked against its hash."""
         page: list[_Record] | None = None
         while page is None or len(page) == _PAGE:
             with self._lock:
@@ -244,13 +244,13 @@ class Journal:
             start = page[-1][0] + 1 if page else start
 
     def last(self) -> Row:
-        """The newest row, whichever process wrote it."""
+        """Return the newest row, whichever process wrote it."""
         with self._lock:
             self._connect()
             return _row(self._catch_up())
 
     def find_answer(self, key: str, request: str) -> bytes | None:
-        """The answer stored under ``key``; None if the key was never charged.
+        """Return the answer stored under ``key``; None if the key was never charged.
 
         InvalidValue if the key was charged for another request, NotReleased if its answer was never stored.
         """
@@ -297,7 +297,7 @@ class Journal:
         return LedgerLocked(f"journal {self.path}: {what}. {_DAMAGED}")
 
     def _check(self, record: _Record, before: _Record | None = None) -> Row:
-        """The row, if its hash is right and it follows ``before`` (where given)."""
+        """Return the row, if its hash is right and it follows ``before`` (where given)."""
         try:
             row = _row(record) if _digest(*record[:6]) == record[6] else None
         except (TypeError, ValueError):
@@ -309,7 +309,7 @@ class Journal:
         return row
 
     def _catch_up(self) -> _Record:
-        """The newest row, once those that other processes added since the last look are checked."""
+        """Return the newest row, once those that other processes added since the last look are checked."""
         seen, *new = self._fetch(_FROM, self._last[0]) or [None]
         if seen != self._last:
             raise self._damaged(f"row {self._last[0]}, seen before, is missing or changed")
@@ -354,7 +354,7 @@ class Journal:
     # --- files
 
     def _connect(self, first: _Record | None = None) -> sqlite3.Connection:
-        """The connection, opened again after a fork, a failure or a change of files, and verified."""
+        """Return the connection, opened again after a fork, a failure or a change of files, and verified."""
         if self._closed:
             raise InvalidValue("this journal is closed: open it again by its path")
         if self.path is None and self._pid != os.getpid():

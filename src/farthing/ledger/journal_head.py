@@ -86,7 +86,7 @@ class Head:
         self.file = -1
 
     def slots(self) -> list[tuple[int, str] | None]:
-        """What each slot says; None for one never written, torn or damaged."""
+        """Return what each slot says; None for one never written, torn or damaged."""
         with failing_closed(self.path):
             return [self._parse(os.pread(self.file, self.SLOT.size, place)) for place in (0, self.PAGE)]
 

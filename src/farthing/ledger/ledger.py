@@ -1,4 +1,4 @@
-"""The one door to private records: price, write the charge durably, compute, add noise, return.
+"""The ledger: the only way to private records. It prices, charges durably, computes, adds noise, returns.
 
 >>> import numpy as np
 >>> from farthing.queries.bounds import ClipNorm
@@ -8,8 +8,8 @@
 >>> ledger = Ledger(Budget(1.0, 1e-5))
 >>> mean = Query(Poisson(0.1), PerExample(lambda rows, w: rows[0] - w), ClipNorm(1.0), Gaussian(4.0))
 >>> countdown = ledger.promise(mean)                 # one unchanging price: counted by tight accounting
->>> door = ledger.over(Rows(np.ones((1000, 2))))     # records go in here and are never seen again
->>> answer = door.ask(mean, np.zeros(2))
+>>> private = ledger.over(Rows(np.ones((1000, 2))))  # from here on, records are only asked
+>>> answer = private.ask(mean, np.zeros(2))
 >>> countdown.left == countdown.times - 1
 True
 
@@ -49,7 +49,7 @@ _BLOCK = 32  # promised answers reserved at once: one durable commit for all of 
 
 
 class _Ready(NamedTuple):
-    """What is known of a query before it is charged: its price, and the shapes of ``w`` and of its sum."""
+    """A query made ready before it is charged: its price, and the shapes of ``w`` and of its sum."""
 
     query: Query
     event: Event
@@ -254,12 +254,12 @@ class Ledger:
         return answer
 
     def _readied(self, query: Query, w: Any) -> "_Ready":
-        """The price and the shape of an answer, found once for a query and a shape of ``w``.
+        """Return the price and the shape of an answer, found once for a query and a shape of ``w``.
 
         The shape is that of the sum over no records: mistakes of the caller show here, before any charge.
         """
         assert self._records is not None
-        ready, form = self._ready, _form(w)  # read once: another thread may ask something else by this door
+        ready, form = self._ready, _form(w)  # read once: another thread may ask something else meanwhile
         if ready is not None and ready.query is query and ready.form == form:  # queries do not change
             if query.remembers:  # which promise it belongs to may have been made since
                 return ready._replace(event=self._event(query))
@@ -275,7 +275,7 @@ class Ledger:
         return ready
 
     def _compute(self, ready: "_Ready", w: Any, turn: int) -> Any:
-        """Draws, sums and releases, only after the charge is written: whatever fails, noise is released.
+        """Draw, sum and release, only after the charge is written: whatever fails, noise is released.
 
         With a seeded stream, which guarantees nothing, errors are raised as they are: for made-up records.
         """
@@ -455,11 +455,11 @@ class Ledger:
         return self._books.journal
 
     def refund(self) -> None:
-        """Gives back the reserved answers that were not used."""
+        """Give back the reserved answers that were not used."""
         self._books.refund()
 
     def close(self) -> None:
-        """Gives back the reserved answers that were not used, and closes the journal."""
+        """Give back the reserved answers that were not used, and close the journal."""
         self._books.close()
 
     def __enter__(self) -> Self:
@@ -487,7 +487,7 @@ class Ledger:
 
 
 def _whole(rule: Filter) -> Event:
-    """What everything that a filter lets through amounts to, as one event."""
+    """Return everything that a filter lets through, as one event."""
     shift = rule.budget.adjacency.shift
     match rule:
         case GdpFilter():
@@ -511,12 +511,12 @@ def _refuse_nonfinite(w: Any) -> None:
 
 
 def _alike(one: Query, other: Query) -> bool:
-    """Whether two queries ask for the same sum, perhaps with other noise."""
+    """Return whether two queries ask for the same sum, perhaps with other noise."""
     return one.contribution is other.contribution and one.bound is other.bound
 
 
 def _form(w: Any) -> Any:
-    """The shapes of parameters."""
+    """Return the shapes of parameters."""
     if isinstance(w, dict):
         return tuple((key, _form(value)) for key, value in w.items())
     if isinstance(w, list | tuple):

@@ -1,4 +1,4 @@
-"""Checks the export of a ledger without the code that wrote it: this file imports nothing of farthing.
+"""A verifier of exported ledgers that shares no code with what wrote them: it imports nothing of farthing.
 
     python verifier.py EXPORT.jsonl [HASH]
 
@@ -38,7 +38,7 @@ _text = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 @dataclass
 class Findings:
-    """What was found; ``spent`` and ``plan`` (of promises) enclose ε at the budget's δ.
+    """The findings of a check; ``spent`` and ``plan`` (of promises) enclose ε at the budget's δ.
 
     ``spent`` takes refunds on trust; ``unrefunded`` is what was spent had nothing been given back.
     """
@@ -65,7 +65,7 @@ class Findings:
 
     @property
     def trust(self) -> str:
-        """What no row can show, in words; empty where nothing was given back."""
+        """What rows cannot show, in words; empty where nothing was given back."""
         if not self.refunded:
             return ""
         most = (
@@ -75,7 +75,7 @@ class Findings:
 
 
 def verify(lines: Iterable[str], head: str | None = None) -> Findings:
-    """Checks an export row by row; ``head`` is the hash of its last row, where that is known."""
+    """Check an export row by row; ``head`` is the hash of its last row, where that is known."""
     found = (audit := _Audit()).found
     try:
         for line in lines:
@@ -103,7 +103,7 @@ class _Audit:
         self.answers: dict[str, tuple[str, bool]] = {}  # key -> request, whether it was released
 
     def row(self, line: str) -> None:
-        """Checks the hash and the place of one more row, what it does, and the state after it."""
+        """Check the hash and the place of one more row, what it does, and the state after it."""
         found = self.found
         found.rows, found.code = found.rows + 1, 2  # until the row is read
         row = json.loads(line)
@@ -178,7 +178,7 @@ class _Audit:
         _must(valid and noise == SOUND, f"there is no privacy in {text} by {name} with {noise}")
 
     def _cost(self, event: Event) -> Array:
-        """What one event adds to the totals of the filter."""
+        """Return what one event adds to the totals of the filter."""
         kind, delta, (_, pure) = event["kind"], event.get("delta", 0.0), self._sampled(event)
         mu = self.shift / event["noise"] if kind == "gaussian" else 0.0
         rho = event["rho"] if kind == "zcdp" else mu**2 / 2
@@ -214,7 +214,7 @@ class _Audit:
         return max(0.0, float(np.min(_converted(spent, orders, delta))))
 
     def spend(self) -> None:
-        """What was spent and promised in all, which has to be within the budget."""
+        """Check that what was spent and promised in all is within the budget."""
         found, back = self.found, self.found.refunded
         if self.promised:
             gross = {name: n + back.get(name, 0) for name, n in found.charged.items()}
@@ -233,12 +233,12 @@ class _Audit:
         return size * (1 - self._slack(totals)), size * (1 + self._slack(totals))
 
     def _slack(self, totals: Array) -> float:
-        """What the arithmetic here may err by; differences of two tails lose digits where μ is tiny."""
+        """Return what the arithmetic may err by; differences of tails lose digits where μ is tiny."""
         tiny = 1e-14 / math.sqrt(max(float(totals[0]), 1e-28)) if self.rule == "gdp" else 0.0
         return {"basic": TOLERANCE, "rdp": SLACK}.get(self.rule, FINE) + tiny
 
     def _sampled(self, event: Event) -> tuple[float, float]:
-        """How often a record takes part, and ε where the event is ε-DP, else 0."""
+        """Return how often a record takes part, and ε where the event is ε-DP, else 0."""
         kind = event["kind"]
         if kind in ("poisson", "fixed-size", "drawn"):
             rate = event["size"] / event["of"] if kind == "fixed-size" else event["rate"]
@@ -322,7 +322,7 @@ def _flat(event: Event, times: int = 1) -> list[tuple[Event, int]]:
 
 
 def _first(holds: Callable[[float], bool], high: float) -> float:
-    """The smallest number from 0 to ``high`` from which on it holds."""
+    """Return the smallest number from 0 to ``high`` from which on it holds."""
     return bisect_left(range(2**50), True, key=lambda k: holds(high * k / 2**50)) * high / 2**50
 
 

@@ -89,13 +89,13 @@ _FLOAT_ERROR = 2.0**-49
 
 
 def _refine(stream: Stream, law: _Law, word: int, bits: int, guess: int) -> int:
-    """The cell of X for the uniform whose first 63 bits are `word`; `guess` only saves time."""
+    """Return the cell of X for the uniform whose first 63 bits are `word`; `guess` only saves time."""
     from mpmath import libmp  # type: ignore[import-untyped]  # slow to import
 
     known = 63
 
     def beyond(cell: int) -> bool:
-        """Whether X lies above the upper edge of the cell, that is, u < survival(edge)."""
+        """Return whether X lies above the upper edge of the cell, that is, u < survival(edge)."""
         nonlocal word, known
         edge = libmp.from_man_exp(2 * cell + 1, -bits - 1)
         while True:
@@ -191,7 +191,7 @@ def on_grid(total: Floats, unit: float | Floats, cell: float) -> Integers:
 
 
 def noisy(stream: Stream, total: Floats, unit: float | Floats, cell: float, bits: int) -> Floats:
-    """(round(total / unit / cell) + round(2**bits Z)) · cell · unit: a sum with Gaussian noise, as floats.
+    """Return a sum with Gaussian noise: (round(total / unit / cell) + round(2**bits Z)) · cell · unit.
 
     >>> total = np.array([0.75, -3.0])
     >>> cells = on_grid(total, 1.0, 0.5**20) + gaussian(SeededStream(0), 2, 20)
@@ -221,7 +221,7 @@ def _release(
     bits: int,
     to: Floats,
 ) -> None:
-    """One block of `noisy`, with kernels."""
+    """Release one block of `noisy`, with kernels."""
     (size,), scale, table = total.shape, 2.0**bits, halfnormal.address()
     buffer, at, address = stream._claim(size)
     units, one = (native.pointer(unit), 0.0) if isinstance(unit, np.ndarray) else (None, unit)

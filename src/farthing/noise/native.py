@@ -91,7 +91,7 @@ _asked = 0
 
 
 def kernels(work: int = _ENOUGH) -> Kernels | None:
-    """The kernels by name, or None. ``work`` says how much there is to do: little work builds nothing."""
+    """Return the kernels by name, or None; too little ``work`` builds nothing."""
     global _asked
     if _tried:
         return _loaded
@@ -132,7 +132,7 @@ def _open() -> Kernels | None:
 
 
 def _folder() -> Path | None:
-    """The user's own folder for what is built, made if need be; None where it is not safe."""
+    """Return the user's own folder for what is built, made if need be; None where it is not safe."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(home) / "farthing"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -140,13 +140,13 @@ def _folder() -> Path | None:
 
 
 def _own(path: Path, kind: Callable[[int], bool]) -> bool:
-    """Whether it is of this kind, this user's, and writable to nobody else. Links are not followed."""
+    """Return whether it is of this kind, this user's, and writable to nobody else. Links are not followed."""
     found = path.lstat()
     return kind(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
 
 def _processor() -> bytes | None:
-    """What tells this processor from others that may share the folder; None where nothing does."""
+    """Return what tells this processor from others that share the folder; None where nothing does."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0].split(b"\n")
     except OSError:
@@ -156,7 +156,7 @@ def _processor() -> bytes | None:
 
 
 def _find(folder: Path, key: str) -> Kernels | None:
-    """What was built before, if it is still what was built."""
+    """Return the library that was built before, if it is still as it was built."""
     for path in sorted(folder.glob(f"kernels-{key}-*.so")):
         digest = path.stem.rpartition("-")[2]
         if _own(path, stat.S_ISREG) and hashlib.sha256(path.read_bytes()).hexdigest() == digest:
@@ -196,7 +196,7 @@ def _bind(path: Path) -> Kernels:
 
 
 def pointer(array: Floats | None) -> Any:
-    """What a kernel takes for a contiguous array, or for none; four times as quick as its address."""
+    """Return what a kernel takes for a contiguous array, or none; four times as quick as its address."""
     if array is None:
         return None
     return _NOTHING.from_buffer(array.data) if array.flags.writeable else array.ctypes.data
@@ -265,7 +265,7 @@ _UNITS = 8.0  # of 2⁻⁶³
 
 @functools.cache
 def table() -> Array:
-    """One row a segment, from u = 2⁻⁶⁴ upwards."""
+    """Return a table with one row a segment, from u = 2⁻⁶⁴ upwards."""
     from scipy.special import ndtri  # slow to import
 
     place = np.arange(OCTAVES * SEGMENTS)
@@ -289,7 +289,7 @@ def table() -> Array:
 
 
 def address() -> int:
-    """Where the table lies, for a kernel."""
+    """Return the address of the table, for a kernel."""
     return _address or _keep()
 
 

@@ -105,12 +105,12 @@ class Stream:
         return type(self), ()
 
     def integers(self, n: int) -> Words:
-        """The next n words, uniform on 0 .. 2**64 - 1."""
+        """Return the next n words, uniform on 0 .. 2**64 - 1."""
         buffer, at, _ = self._claim(whole(0, MOST, n=n))
         return buffer[at : at + n].copy()
 
     def _claim(self, n: int) -> tuple[Words, int, int]:
-        """The next n words where they lie: in a buffer from a place on, and their address.
+        """Return the next n words where they lie: in a buffer from a place on, and their address.
 
         Nobody else is handed these words, and a buffer is never filled again: whoever holds it may read them
         without the lock.
@@ -157,7 +157,7 @@ class Stream:
         return coins
 
     def _heads(self, rate: float, n: int, first: int = 0) -> Integers:
-        """Where `bernoulli` is true, ascending, counted from ``first``."""
+        """Return the places where `bernoulli` is true, ascending, counted from ``first``."""
         head, tail = _threshold(validate.rate(rate=rate))
         found = native.kernels(n)
         if found is not None and head < 256:
@@ -171,7 +171,7 @@ class Stream:
         return heads + first if first else heads
 
     def _quick_heads(self, found: native.Kernels, head: int, tail: int, n: int, first: int) -> Integers:
-        """The same with kernels."""
+        """Return the places of `_heads`, found by kernels."""
         held = self._claim(-(-n // 8))  # kept while its words are read
         coins = held[2]
         expected = n * (head + 1) / 256
@@ -189,7 +189,7 @@ class Stream:
         return places[:count]
 
     def poisson_indices(self, rate: float, n: int) -> Integers:
-        """The indices below n, each kept independently with `bernoulli`'s probability, ascending."""
+        """Return the indices below n, each kept independently with `bernoulli`'s probability, ascending."""
         n = whole(0, MOST, n=n)
         if n >= _LONG and 2.0**-64 <= validate.rate(rate=rate) <= _RARE:
             return self._leaps(float(rate), n)
@@ -198,7 +198,7 @@ class Stream:
         return np.concatenate([self._heads(rate, min(_STEP, n - i), i) for i in range(0, n, _STEP)])
 
     def _leaps(self, rate: float, n: int) -> Integers:
-        """The same from one word a head: how many tails come before it is geometric.
+        """Return the places of `_heads` from one word a head: how many tails come before it is geometric.
 
         A word is the beginning of a uniform U, and there are at least k tails where U < (1 - p)**k. After so
         many that the table ends, coins begin anew. A word that equals an entry of the table is too short to
@@ -228,7 +228,7 @@ class Stream:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _long_leap(self, rate: float, word: int, tails: int) -> int:
-        """How many tails for the uniform that begins with this word; there are at least so many."""
+        """Return how many tails the uniform that begins with this word makes; there are at least so many."""
         keep, known = 2**64 - int(math.ldexp(rate, 64)), 64
         while tails < _LEAP:
             power, bits = keep ** (tails + 1), 64 * (tails + 1)

@@ -48,14 +48,14 @@ _AFTER = 6  # roundings of a term besides additions of parts: its product, the t
 
 
 def checked(records: int) -> int:
-    """The number of records, if the theorem covers it: to be asked when records are handed over."""
+    """Return the number of records, if the theorem covers it: to be asked when records are handed over."""
     if records > MOST:
         raise InvalidValue(f"sums are proven for at most 2^30 = {MOST:,} records; take a part of them")
     return records
 
 
 def chain(records: int, spread: float = 1.0) -> int:
-    """How many roundings one of so many terms may go through.
+    """Return how many roundings one of so many terms may go through.
 
     >>> chain(2**20), chain(2**30), chain(2**20, spread=256)
     (131072, 128, 512)
@@ -84,7 +84,7 @@ class Sum:
         return self._most - 1
 
     def add(self, part: Any, rows: int) -> None:
-        """Adds a part, the sum of so many terms, which must be nobody else's."""
+        """Add a part, the sum of so many terms, whose array nobody else may hold."""
         if rows >= self._most:
             raise InvalidValue("a part of a sum has more terms than its rounding allows for")
         if max(self._longest, rows) + self._parts >= self._most:
@@ -117,7 +117,7 @@ class Sum:
 
 
 def summed(bounded: Callable[[Array], Array], rows: ArrayLike) -> Array:
-    """Σ bounded(rows) over all rows, as many at a time as may be; ``bounded`` refuses what is no table."""
+    """Return Σ bounded(rows), as many rows at a time as may be; ``bounded`` refuses what is no table."""
     rows = np.asarray(rows, dtype=np.float64)
     if rows.ndim != 2 or len(rows) <= _AT_ONCE:
         return np.asarray(bounded(rows).sum(axis=0))

@@ -31,7 +31,7 @@ class NoNumbers(InvalidValue, TypeError):
 def attempt(
     function: Callable[..., T], *given: Any, said: str, error: type[FarthingError] = InvalidValue
 ) -> T:
-    """What ``function`` makes of ``given``; where it fails, ``error`` with the words ``said`` and no others.
+    """Return ``function`` of ``given``; where it fails, raise ``error`` with the words ``said`` alone.
 
     It is raised after the other one is gone, so that no traceback shows what that said.
     """
@@ -64,7 +64,7 @@ def features(X: Any) -> Any:
 
 
 def target(y: Any) -> NDArray[Any]:
-    """One real number a row."""
+    """Return one real number a row."""
     values = attempt(np.asanyarray, y, said="targets must be one number a row")
     if values.ndim != 1:
         raise InvalidValue(f"targets must be one number a row, got {values.ndim} dimensions")
@@ -84,7 +84,7 @@ def indexed(values: Any) -> Any:
 
 
 def length(rows: Any) -> int:
-    """The number of rows of anything that has some."""
+    """Return the number of rows of anything that has some."""
     count = attempt(
         lambda: rows.shape[0] if hasattr(rows, "shape") else len(rows), said="records must have rows"
     )

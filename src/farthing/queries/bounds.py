@@ -1,4 +1,4 @@
-"""What one record can contribute at most, and so how far a sum can move.
+"""Bounds on one record's contribution, and so on how far a sum can move.
 
 A bound clips contributions and answers `sensitivity(adjacency)`. NaN and infinities in one contribution
 count as zero, silently: an error or a NaN in the answer would give the record away. Clipping is exact up to
@@ -32,7 +32,7 @@ _UNSCALED = 1.0
 
 
 class Kind(StrEnum):
-    """What a bound limits of one contribution. A contribution names the kinds that it ``honours``."""
+    """The kinds of bound: what each limits of one contribution, which names those that it ``honours``."""
 
     NORM = "ClipNorm(clip)"
     SCALED_NORM = "ClipNorm(clip, scale)"
@@ -60,7 +60,7 @@ class Bound(Protocol):
 
     @property
     def kind(self) -> str:
-        """What it limits (`Kind`, or a name of its own): contributions honour some kinds and no others."""
+        """The kind (`Kind`, or a name of its own): contributions honour some kinds and no others."""
 
     @property
     def width(self) -> int | None:
@@ -68,13 +68,13 @@ class Bound(Protocol):
 
     @property
     def scale(self) -> Any:
-        """What contributions are divided by before they are measured."""
+        """The public numbers that contributions are divided by before they are measured."""
 
     def norm(self, order: int = 2) -> float:
-        """The largest L1 (order 1) or L2 norm of one contribution, in units of scale."""
+        """Return the largest L1 (order 1) or L2 norm of one contribution, in units of scale."""
 
     def sensitivity(self, adjacency: Adjacency, order: int = 2) -> float:
-        """How far a sum over all records moves between neighbours, in units of scale."""
+        """Return how far a sum over all records moves between neighbours, in units of scale."""
 
 
 def _twice_if_replaced(norm: float, adjacency: Adjacency) -> float:
@@ -91,7 +91,7 @@ def _rows(contributions: ArrayLike, width: int | None = None) -> Array:
 
 
 def _width(scale: Any) -> int | None:
-    """How many coordinates a scale names: one number holds for any."""
+    """Return how many coordinates a scale names: one number holds for any."""
     return math.prod(scale.shape) if getattr(scale, "ndim", 0) else None
 
 
@@ -166,7 +166,7 @@ class ClipNorm:
         return _twice_if_replaced(self.norm(order), adjacency)
 
     def factors(self, norms: ArrayLike) -> Array:
-        """What to multiply contributions of these norms by: min(1, clip / norm), and 0 for NaN and infinity.
+        """Return the factors for contributions of these norms: min(1, clip / norm), 0 for NaN and infinity.
 
         For contributions that are never materialised.
         """
@@ -178,7 +178,7 @@ class ClipNorm:
         return factors
 
     def apply(self, contributions: ArrayLike) -> Array:
-        """Each row clipped. Rows whose squares leave the range of floats take a slower, scaled way."""
+        """Return each row clipped. Rows whose squares leave the range of floats take a slower, scaled way."""
         rows = _rows(contributions, self.width)
         with np.errstate(over="ignore", invalid="ignore"):
             scaled = rows if self.scale is _UNSCALED else rows / self.scale
@@ -190,7 +190,7 @@ class ClipNorm:
         return clipped
 
     def _apply_scaled(self, rows: Array) -> Array:
-        """The same with norms taken of row / largest entry, which neither over- nor underflow."""
+        """Return each row clipped, by norms of row / largest entry, which neither over- nor underflow."""
         with np.errstate(over="ignore"):
             scaled = rows / self.scale
         finite = np.isfinite(scaled).all(axis=1, keepdims=True)
@@ -248,7 +248,7 @@ class ClipCoordinates:
         return _twice_if_replaced(self.norm(order), adjacency)
 
     def apply(self, contributions: ArrayLike) -> Array:
-        """Each entry clamped; an entry that is not finite counts as zero, and so does its whole row."""
+        """Return each entry clamped; a row with an entry that is not finite counts as zero."""
         rows = _rows(contributions, self.width)
         finite = np.isfinite(rows).all(axis=1, keepdims=True)
         clamped: Array = np.clip(np.where(finite, rows, 0.0), -self.scale, self.scale)
@@ -292,7 +292,7 @@ class ClipValue:
 
     @property
     def blank(self) -> float:
-        """What a record counts that fails or is not finite: zero, clamped."""
+        """The value of a record that fails or is not finite: zero, clamped."""
         return min(max(0.0, self.low), self.high)
 
     @property
@@ -307,7 +307,7 @@ class ClipValue:
         return self.high - self.low if adjacency is Adjacency.REPLACE_ONE else self.norm(order)
 
     def apply(self, contributions: ArrayLike) -> Array:
-        """Each entry clamped; a row with an entry that is not finite counts as zeros, clamped."""
+        """Return each entry clamped; a row with an entry that is not finite counts as zeros, clamped."""
         rows = _rows(contributions)
         finite = np.isfinite(rows).all(axis=1, keepdims=True)
         clamped: Array = np.clip(np.where(finite, rows, 0.0), self.low, self.high)
@@ -357,5 +357,5 @@ class ClipOuter:
 
     @property
     def rows(self) -> ClipNorm:
-        """What each x is shrunk by, before it is multiplied with itself."""
+        """The bound that each x is shrunk by, before it is multiplied with itself."""
         return ClipNorm(self.clip)

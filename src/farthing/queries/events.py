@@ -184,7 +184,7 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def encode(event: Event) -> dict[str, Any]:
-    """The event as plain JSON values, for the journal and its export."""
+    """Return the event as plain JSON values, for the journal and its export."""
     row: dict[str, Any] = {"kind": _NAMES[type(event)]}
     for field in fields(event):
         value = getattr(event, field.name)
@@ -197,7 +197,7 @@ def encode(event: Event) -> dict[str, Any]:
 
 
 def decode(row: dict[str, Any]) -> Event:
-    """The inverse of :func:`encode`."""
+    """Return the inverse of :func:`encode`."""
     values = dict(row)
     kind = _KINDS[values.pop("kind")]
     if "event" in values:

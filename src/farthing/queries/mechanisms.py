@@ -42,20 +42,20 @@ class Mechanism(Protocol):
     """
 
     def unit_event(self) -> Event:
-        """The event for contributions bounded by one."""
+        """Return the event for contributions bounded by one."""
 
     def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
-        """The event for this bound. On a sample, contributions are compared with nothing as well."""
+        """Return the event for this bound. On a sample, contributions are compared with nothing as well."""
 
     def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
-        """Refuses a bound or a sum of this shape (None: not known yet) that its noise does not answer to."""
+        """Refuse a bound or a sum of this shape (None: not known yet) that its noise does not answer to."""
 
     def release(self, total: Any, bound: Any, stream: Stream, turn: int = 0) -> Any:
         """Return the noisy answer of this turn of a promised plan; raises for a sum that is not finite."""
 
 
 def _ratio(bound: Bound, adjacency: Adjacency, sampled: bool, order: int) -> float:
-    """One contribution's norm over the distance that the event's pair puts between neighbours.
+    """Return one contribution's norm over the distance of neighbours in the event's pair.
 
     Events count a distance of 2 norms under replace-one and 1 otherwise; a bound may know better, but only
     where everybody takes part.
@@ -67,7 +67,7 @@ def _ratio(bound: Bound, adjacency: Adjacency, sampled: bool, order: int) -> flo
 
 
 def _grid(noise: float, bound: Bound, order: int, size: int) -> tuple[int, float]:
-    """The bits and the width of a cell: scale of the noise = 2^bits cells, in units of ``bound.scale``."""
+    """Return bits and width of a cell: the noise has a scale of 2^bits cells, in units of ``bound.scale``."""
     norm = bound.norm(order)
     return _lattice(noise, norm, min(norm, bound.sensitivity(Adjacency.REPLACE_ONE, order)), order, size)
 
@@ -85,7 +85,7 @@ def _lattice(noise: float, norm: float, nearest: float, order: int, size: int) -
 
 
 def _enlarged(norm: float, nearest: float) -> float:
-    """What the rounding of sums adds to the least distance of neighbours, relative to it."""
+    """Return what the rounding of sums adds to the least distance of neighbours, relative to it."""
     return 1 + SLACK * norm / nearest
 
 
@@ -108,7 +108,7 @@ class _Added(ABC):
 
     @abstractmethod
     def _noisy(self, stream: Stream, total: Array, unit: float | Array, cell: float, bits: int) -> Array:
-        """The sum on a grid of ``cell`` units, with noise of scale 2^bits cells."""
+        """Return the sum on a grid of ``cell`` units, with noise of scale 2^bits cells."""
 
     def __post_init__(self) -> None:
         validate.positive(noise_multiplier=self.noise_multiplier)
@@ -120,7 +120,7 @@ class _Added(ABC):
         return self.kind(self.noise_multiplier * _ratio(bound, adjacency, sampled, self.order))
 
     def grid(self, bound: Bound, size: int) -> tuple[int, float]:
-        """The lattice of a release of ``size`` coordinates: bits and width of a cell, scale 2^bits cells."""
+        """Return the lattice of a release of ``size`` coordinates: bits and width of a cell."""
         return _grid(self.noise_multiplier, bound, self.order, size)
 
     def check(self, bound: Bound, shape: tuple[int, ...] | None) -> None:
@@ -129,6 +129,7 @@ class _Added(ABC):
             refuse_width(bound, math.prod(shape))
 
     def release(self, total: ArrayLike, bound: Bound, stream: Stream, turn: int = 0) -> Array:
+        """Return the sum, rounded to a grid, with integer noise on it."""
         total = np.asarray(total, dtype=np.float64)
         refuse_width(bound, total.size)
         bits, cell = self.grid(bound, total.size)

@@ -38,14 +38,14 @@ class Records(Protocol):
     """Private records, as the ledger sees them: how many, and some of them."""
 
     def __len__(self) -> int:
-        """How many."""
+        """Return how many records there are."""
 
     def take(self, indices: Indices) -> Any:
-        """Those at ``indices``, as the contribution wants them."""
+        """Return the records at ``indices``, as the contribution wants them."""
 
 
 class Contribution(Protocol):
-    """What a record says about parameters ``w``, bounded and summed.
+    """A contribution: what records say about parameters ``w``, bounded and summed.
 
     ``bounded_sum`` may compute the sum without ever materialising its terms. It must work for no records at
     all, add terms up as `farthing.noise.summing` does, and bound *every* one, NaN and infinity included (they
@@ -179,7 +179,7 @@ class Query:
 
 
 def refuse_bound(contribution: Contribution, bound: Bound) -> None:
-    """Refuses a bound that the contribution does not keep its terms within."""
+    """Refuse a bound that the contribution does not keep its terms within."""
     name = type(contribution).__name__
     for attribute, example in (("honours", "farthing.queries.bounds.ROWS"), ("shape", "None")):
         if not hasattr(contribution, attribute):
@@ -270,7 +270,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Where a charge stands in the journal. ``ticket`` counts answers drawn from one reservation.
+    """The place of a charge in the journal. ``ticket`` counts answers drawn from one reservation.
 
     ``clip`` is where the query clipped one contribution, if it has such a number: public, like the query.
     ``turn`` is how many answers of the same promise came before; 0 where nothing was promised.

@@ -1,4 +1,4 @@
-"""Who takes part in a query, and what their secrecy is worth.
+"""Samplers: which records take part in a query, and how much that amplifies its privacy.
 
 A sampler draws and amplifies: the event it makes is the event of the draw that ran, so a shuffled pass can
 never be charged as a Poisson sample. Draws come from the ledger's cryptographic stream.
@@ -32,7 +32,7 @@ class HasEvent(Protocol):
 
 
 class Sampler(Protocol):
-    """How the records of one query are drawn.
+    """A way to draw the records of one query.
 
     A sampler whose draws depend on the turn, such as one that cycles through blocks, also offers
     ``plan(event, steps, observer) -> Event``: the price of ``event`` on its draws of the turns 0 to ``steps``
@@ -43,7 +43,7 @@ class Sampler(Protocol):
         """Return the positions of those who take part in this turn, of ``records`` in all."""
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
-        """The event of ``step`` on such a draw, before ``observer``."""
+        """Return the event of ``step`` on such a draw, before ``observer``."""
 
 
 def _event(step: Event | HasEvent) -> Event:
@@ -70,7 +70,7 @@ class Everyone:
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Each record takes part independently with probability ``sampling_rate``; a batch may be empty.
+    """A Poisson sample: each record takes part independently with probability ``sampling_rate``.
 
     Parameters
     ----------
@@ -95,6 +95,7 @@ class Poisson:
         validate.rate(sampling_rate=self.sampling_rate)
 
     def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
+        """Return the positions of the records that are drawn, of ``records`` in all."""
         return stream.poisson_indices(self.sampling_rate, records)
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
