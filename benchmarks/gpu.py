@@ -599,21 +599,6 @@ def check_kernels(torch: Any, report: Report, device: Any, small: bool) -> bool:
         assert error < 1e-5, error
         return f"relative error {error:.2g}"
 
-    def clipped() -> str:
-        pairs = [
-            tuple(torch.randn(33, n, generator=draw, device=device) for n in shape)
-            for shape in ((50, 2000), (10, 50))
-        ]
-        squares = torch.empty(33, dtype=torch.float64, device=device)
-        for n, (u, v) in enumerate(pairs):
-            sums.add_squares(u, v, squares, bias=True, first=n == 0)
-        wanted = sum(u.double().square().sum(1) * (v.double().square().sum(1) + 1) for u, v in pairs)
-        assert torch.allclose(squares, wanted, rtol=1e-6)
-        u = pairs[0][0]
-        factors = (30.0 / wanted.sqrt()).clamp(max=1.0)
-        assert torch.allclose(sums.weighted(u, squares, 30.0).double(), factors[:, None] * u, rtol=1e-5)
-        return "norms of two layers, and what they weigh"
-
     def gram() -> str:
         said = []
         for shape in (
@@ -655,7 +640,6 @@ def check_kernels(torch: Any, report: Report, device: Any, small: bool) -> bool:
         good &= report.check(f"gaussian, {bits} bits", samples(bits))
     good &= report.check("release", release)
     good &= report.check("Gaussian.release", whole)
-    good &= report.check("norms and weights", clipped)
     good &= report.check("norms of positions", gram)
     sizes = (
         [(5, 1, 70, 90), (4, 9, 33, 70)]
@@ -728,27 +712,6 @@ def time_kernels(torch: Any, report: Report, clock: Clock, small: bool, tune: bo
             report.add("clamped positions " + "x".join(map(str, shape)), name, clock.kernel(call, 3))
         except Exception:
             report.add("clamped positions", name, None, why=last_lines())
-    pairs = [
-        (torch.randn(batch, p, device=device), torch.randn(batch, q, device=device))
-        for p, q in ((rows, columns), (10, rows))
-    ]
-    squares = torch.empty(batch, dtype=torch.float64, device=device)
-
-    def fused() -> Any:
-        for n, (u, v) in enumerate(pairs):
-            sums.add_squares(u, v, squares, bias=True, first=n == 0)
-        return [sums.weighted(u, squares, 1.0) for u, _ in pairs]
-
-    def plain() -> Any:
-        found = sum(u.square().sum(1) * (v.square().sum(1) + 1) for u, v in pairs)
-        factors = torch.where(found.isfinite(), (1.0 / found.sqrt()).clamp(max=1.0), 0.0)
-        return [u * factors[:, None] for u, _ in pairs]
-
-    for name, call in {"fused": fused, "plain": plain}.items():
-        try:
-            report.add("norms of an mlp", name, clock.kernel(call))
-        except Exception:
-            report.add("norms of an mlp", name, None, why=last_lines())
     if tune and device.type == "cuda":
         size = 8 * 10**6
         out, places = lattice_noise.gaussian(key, size, 22, device)

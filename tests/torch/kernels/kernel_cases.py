@@ -233,51 +233,6 @@ def test_what_overflows_is_bounded():
     assert clamped_sums.clamped_rows(rows, limit).tolist() == [0.0, 0.5, -0.5]
 
 
-def layers(examples, shapes, seed=8):
-    draw = torch.Generator(DEVICE).manual_seed(seed)
-    return [tuple(torch.randn(examples, n, generator=draw, device=DEVICE) for n in shape) for shape in shapes]
-
-
-def squares_of(pairs, biases):
-    squares = torch.full((len(pairs[0][0]),), 7.0, dtype=torch.float64, device=DEVICE)
-    for n, ((u, v), bias) in enumerate(zip(pairs, biases, strict=True)):
-        clamped_sums.add_squares(u, v, squares, bias=bias, first=n == 0)
-    return squares
-
-
-def test_squares_of_several_layers():
-    pairs = layers(5, [(30, 70), (10, 1), (3, 1500)])
-    gradients = [(u[:, :, None] * v[:, None, :]).double().flatten(1) for u, v in pairs]
-    gradients.append(pairs[0][0].double())  # the bias of the first
-    wanted = torch.cat(gradients, 1).square().sum(1)
-    assert torch.allclose(squares_of(pairs, [True, False, False]), wanted, rtol=1e-6)
-
-
-def test_squares_neither_vanish_nor_overflow():
-    u, v = torch.full((2, 4), 1e-30, device=DEVICE), torch.full((2, 9), 1e36, device=DEVICE)
-    assert torch.allclose(squares_of([(u, v)], [False]).sqrt(), torch.tensor(6e6, dtype=torch.float64))
-    v[1, 0] = float("nan")
-    assert squares_of([(u, v)], [False]).isfinite().tolist() == [True, False]
-
-
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("gamma", [None, 0.01])
-def test_weights_clip(gamma):
-    pairs = layers(6, [(1100, 3), (4, 2)])
-    pairs[0][0][1] = float("inf")
-    pairs[1][0][2] = 0.0
-    squares = squares_of(pairs, [True, True])
-    norms = squares.sqrt()
-    factors = 2.0 / (norms + gamma) if gamma else (2.0 / norms).clamp(max=1.0)
-    found = clamped_sums.weighted(pairs[0][0], squares, 2.0, gamma)
-    wanted = torch.where(norms.isfinite(), factors, 0.0)[:, None] * pairs[0][0].double().nan_to_num(
-        posinf=0.0
-    )
-    assert found.dtype == torch.float32
-    assert torch.allclose(found.double(), wanted, rtol=1e-6, atol=1e-30)
-    assert found[1].abs().max() == 0
-
-
 @pytest.mark.parametrize("slots", [1, 7, 132, 528])
 def test_work_is_shared_without_losing_an_example(slots):
     for examples in (1, 7, 8, 9, 64, 600):

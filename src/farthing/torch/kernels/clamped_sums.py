@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Triton kernels: clamped sums that hold no example's gradient; norms and weights of linear layers.
+"""Triton kernels: clamped sums that hold no example's gradient.
 
 Imported only where Triton is installed; see `farthing.torch.kernels.lattice_noise`. Tensors must be
 contiguous.
@@ -11,8 +11,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from farthing.torch.kernels.lattice_noise import bits_of
 
 _RESIDENT = 4  # programs of `_outer` that a processor has registers for
 _ADDING = 0.03  # what it costs to add up a tile, in examples
@@ -139,44 +137,6 @@ def _rows(
     tl.store(out + share * columns + column, total, mask=inside)
 
 
-@triton.jit
-def _row_square(source, width, BLOCK: tl.constexpr):
-    """The squared norm of a row, in float64: neither tiny nor huge entries are lost."""
-    total = tl.zeros([BLOCK], tl.float64)
-    for start in range(0, width, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        x = tl.load(source + place, mask=place < width, other=0.0).to(tl.float64)
-        total += x * x
-    return tl.sum(total, 0)
-
-
-@triton.jit
-def _add_squares(u, v, squares, height, width, BIAS: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr):
-    """squares_b (+)= |u_b|² (|v_b|² + bias): what a linear layer adds to an example's squared norm."""
-    example = tl.program_id(0).to(tl.int64)
-    found = _row_square(u + example * height, height, BLOCK)
-    found = found * (_row_square(v + example * width, width, BLOCK) + BIAS)
-    if not FIRST:
-        found += tl.load(squares + example)
-    tl.store(squares + example, found)
-
-
-@triton.jit(do_not_specialize=["clip", "gamma"])
-def _weighted(u, squares, out, width, clip, gamma, AUTOMATIC: tl.constexpr, BLOCK: tl.constexpr):
-    """out_b = factor_b u_b, with the factor of a squared norm; zero where that is not finite."""
-    example = tl.program_id(1).to(tl.int64)
-    square = tl.load(squares + example)
-    most = clip.to(tl.float64, bitcast=True)
-    if AUTOMATIC:
-        factor = most / (tl.sqrt(square) + gamma.to(tl.float64, bitcast=True))
-    else:
-        factor = tl.where(square > most * most, most / tl.sqrt(square), 1.0)
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(u + example * width + place, mask=place < width, other=0.0).to(tl.float32)
-    x = tl.where(square < float("inf"), x * factor.to(tl.float32), 0.0)
-    tl.store(out + example * width + place, x, mask=place < width)
-
-
 def clamped_outer(delta: Tensor, a: Tensor, limit: Tensor, most: int = 2**31) -> Tensor:
     """Σ_b clamp(delta_b a_bᵀ, ±limit): delta is (B, O), a (B, I), limit (O, I) or one number."""
     (examples, rows), columns = delta.shape, a.shape[1]
@@ -217,27 +177,6 @@ def clamped_rows(gradients: Tensor, limit: Tensor, most: int = 2**31) -> Tensor:
             *args, VECTOR=limit.numel() > 1, ASM=_asm(gradients.device), BLOCK=256, num_warps=2
         )
     return out[0] if shares == 1 else out.sum(0, dtype=torch.float64)
-
-
-def add_squares(u: Tensor, v: Tensor, squares: Tensor, *, bias: bool, first: bool) -> None:
-    """squares += |u_b|² (|v_b|² + bias), or = if it is the ``first``: u is (B, p), v (B, q), squares float64.
-
-    The squared norm of a linear layer's gradient u_b ⊗ v_b, and of its bias', in one launch.
-    """
-    with torch.cuda.device_of(u):
-        _add_squares[(len(u),)](
-            u, v, squares, u.shape[1], v.shape[1], BIAS=int(bias), FIRST=first, BLOCK=1024
-        )
-
-
-def weighted(u: Tensor, squares: Tensor, clip: float, gamma: float | None = None) -> Tensor:
-    """u_b min(1, clip / norm_b), or u_b clip / (norm_b + gamma); zero where the norm is not finite."""
-    width = u[0].numel()
-    out = torch.empty_like(u, dtype=torch.float32)
-    args = u, squares, out, width, bits_of(clip), bits_of(gamma or 1.0)
-    with torch.cuda.device_of(u):
-        _weighted[(triton.cdiv(width, 1024), len(u))](*args, AUTOMATIC=gamma is not None, BLOCK=1024)
-    return out
 
 
 @functools.lru_cache(4096)

@@ -38,7 +38,6 @@ from farthing.queries.samplers import Indices
 from farthing.torch.training.collating import Collate, Reader
 
 Integers = NDArray[np.int64]
-Inputs = Tensor | tuple[Any, ...]
 PhysicalBatch = tuple[Any, Any, Tensor | None]
 
 
