@@ -27,11 +27,23 @@ _COPIES = 2  # periods on each side that a filter is summed over
 
 
 class Scattering(nn.Module):
-    """Scattering of order two, of images (..., height, width) of one public size.
+    """A scattering transform of order two, of images (..., height, width) of one public size.
 
-    ``scales`` is J: an image is averaged over 2^J pixels each way, and its size must be a multiple of that.
-    ``orientations`` is L. There are 1 + J L + L² J (J - 1)/2 channels, the coarsest first. Edges mirror.
-    The filters are buffers and follow the module to its device; there is nothing to train.
+    Its filters are buffers and follow the module to its device; there is nothing to train. Edges mirror.
+
+    Parameters
+    ----------
+    size : tuple of int
+        Height and width, multiples of 2^scales.
+    scales : int, default 2
+        J: an image is averaged over 2^J pixels each way.
+    orientations : int, default 8
+        L. There are 1 + J L + L² J (J - 1)/2 channels, the coarsest first.
+
+    Examples
+    --------
+    >>> tuple(Scattering((28, 28))(torch.zeros(5, 28, 28)).shape)
+    (5, 81, 7, 7)
     """
 
     _low: Tensor

@@ -41,17 +41,37 @@ _NAP = 2_000_000  # cycles, about a millisecond: a GPU waits while what is to be
 
 
 class Gradient:
-    """The gradients of ``loss(model(inputs), targets)``, one an example, bounded and summed.
+    """A contribution: the gradients of ``loss(model(inputs), targets)``, one an example, bounded and summed.
 
-    ``loss`` returns one value a record (reduction="none"). At most ``physical_batch_size`` rows go through
-    the model at once. ``autocast`` is the dtype of mixed precision, if any; norms and sums stay in float32.
-    ``route`` fixes how norms are computed, by default whatever proves fastest on the first batch: "rows",
-    "again" or "gram" (`farthing.torch.gradients.terms`). The first batch is preceded by a check of the model
-    on made-up inputs; where it cannot run on these, ``example`` gives public ones.
+    For a `farthing.Query`; `train` makes one by itself. The model holds its public weights, and the sum is
+    one flat float32 tensor, in which `Layout` says where each parameter lies. The first batch is preceded by
+    a check of the model on made-up inputs.
 
-    ``isolate`` keeps examples from meeting by construction (`farthing.torch.gradients.isolation`), slower and
-    in full precision: True (or route="vmap") for a lane of vmap each, "loop" for one after the other.
+    Parameters
+    ----------
+    model : nn.Module
+        The model, on its device.
+    loss : callable
+        ``loss(outputs, targets)`` returns one value a record (``reduction="none"``).
+    physical_batch_size : int, optional
+        Rows that go through the model at once. None: all of a batch, or on a CPU as many as fit its cache.
+    autocast : torch.dtype, optional
+        The dtype of mixed precision. None: full precision. Norms and sums stay in float32.
+    route : {"rows", "again", "gram", "vmap"}, optional
+        How norms are computed (`farthing.torch.gradients.terms`). None: the fastest way on the first batch.
+    example : tuple, optional
+        Public (inputs, targets) for the check. None: made-up ones.
+    isolate : bool or str, default False
+        Keeps examples from meeting by construction (`farthing.torch.gradients.isolation`), slower and in
+        full precision: True for a lane of vmap each, "loop" for one after the other.
 
+    Raises
+    ------
+    Unsupported
+        From the first sum on: a model in which examples do not stay apart, or that cannot be followed.
+
+    Examples
+    --------
     >>> from farthing.queries.bounds import ClipNorm
     >>> from farthing.torch.training.records import Examples
     >>> gradient = Gradient(nn.Linear(2, 1), lambda out, y: (out.squeeze(1) - y).square())

@@ -296,7 +296,27 @@ _FEW = 2**14  # coordinates below which drawing ahead does not pay
 
 @dataclass(frozen=True, slots=True)
 class Gaussian(mechanisms.Gaussian):
-    """Gaussian noise of standard deviation ``noise`` · bound on a flat float32 tensor, wherever it lies."""
+    """Gaussian noise on a lattice for flat float32 tensors, on any device.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        Standard deviation over the bound's norm, in units of its scale.
+    slack : float, default `totals.SLACK`
+        How much larger the noise is, relatively, to cover the rounding of float32 sums.
+
+    Notes
+    -----
+    The price is that of `farthing.Gaussian` with the same noise multiplier; the slack is a gift to privacy.
+
+    Examples
+    --------
+    >>> from farthing.noise.lattice import SeededStream
+    >>> from farthing.queries.bounds import ClipNorm
+    >>> released = Gaussian(1.0).release(torch.zeros(1000), ClipNorm(2.0), SeededStream(1))
+    >>> released.dtype, 1.8 < float(released.std()) < 2.2
+    (torch.float32, True)
+    """
 
     slack: float = SLACK
 
@@ -327,8 +347,15 @@ class Gaussian(mechanisms.Gaussian):
 
 @dataclass(frozen=True, slots=True)
 class FloatGaussian(Gaussian):
-    """Float noise of torch's own generator, seeded from the stream: quick, and not sound.
+    """Float noise from torch's own generator, seeded from the stream: quick, and not sound.
 
+    Parameters
+    ----------
+    noise_multiplier, slack
+        As for `Gaussian`.
+
+    Notes
+    -----
     The low bits of a float sum tell which sums can have produced it, whatever ε is (Mironov 2012), and
     torch's generators are not cryptographic. Only a ledger that says so in its guarantee answers with it:
     ``Ledger(budget, float_noise=True)``.

@@ -77,13 +77,54 @@ class Shape(StrEnum):
 
 
 class AdaDP(DPAdam):
-    """An optimiser of ``model``, and in `bound` the clip that goes with it.
+    """An optimiser whose steps, and whose clip and noise, follow each coordinate's released gradients.
 
-    ``lr`` is η, ``clip_norm`` C, ``factor`` β (of a box, 1.2 by default), ``memory`` γ' and ``rate_memory`` 1
-    - γ, the decays of the two mean squares, ``threshold`` G, ``eps`` ε₀; ``floor`` and ``ceiling`` are
-    multiples of a layer's root mean square, ``period`` the batches between two scales. ``adaptive_noise`` and
-    ``adaptive_rate`` switch the two adaptive halves. ``momentum`` is that of released gradients. σ_*, L and T
-    are arguments of `train`: its noise, its rate L/N and its steps.
+    Give it to `train` as ``optimizer`` and its `bound` as ``clip_norm``. The paper's σ_*, L and T are
+    arguments of `train`: noise_multiplier, sampling_rate = L/N and steps.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model; its trained parameters are optimised.
+    lr : float, default 0.01
+        η, the learning rate.
+    clip_norm : float, default 1.0
+        C, the clipping norm while no parameter's gradient stands out of its noise.
+    factor : float, optional
+        β, which multiplies the sides of a box. None: 1.2. Refused for an ellipsoid, which has none.
+    memory : float, default 0.99
+        γ', decay of E', the mean square of released gradients less their noise, in [0, 1).
+    rate_memory : float, default 0.99
+        1 - γ, decay of E, the mean square of released gradients, in [0, 1).
+    threshold : float, optional
+        G: scales follow E' once Var √E' > G. None: once E' stands out of its noise.
+    floor, ceiling : float, default 0.1 and 10.0
+        Least and largest scale of a coordinate, over its layer's root mean square.
+    period : int, default 10
+        Batches between two scales.
+    estimate : {"factored", "coordinate", "layer"}, default "factored"
+        Over what E' is pooled: rows and columns, nothing, or a parameter.
+    shape : {"ellipsoid", "box"}, default "ellipsoid"
+        What gradients are clipped to.
+    adaptive_noise : bool, default True
+        Whether clip and noise follow E'.
+    adaptive_rate : bool, default True
+        Whether steps are divided by √E.
+    momentum : float, default 0.0
+        Momentum of released gradients, in [0, 1).
+    eps : float, default 1e-8
+        ε₀.
+
+    Notes
+    -----
+    Xu et al. 2020, Algorithm 1, with every estimate made of released values, so that a run costs what DP-SGD
+    costs at its noise multiplier. The module's docstring has the deviations line by line.
+
+    Examples
+    --------
+    >>> method = AdaDP(torch.nn.Linear(3, 2), clip_norm=2.0)
+    >>> method.bound(1).norm()
+    2.0
     """
 
     def __init__(
@@ -272,9 +313,24 @@ def AdaL(
     rate_memory: float = 0.99,
     eps: float = 1e-8,
 ) -> AdaDP:
-    """Adaptive rate, plain noise: DP-SGD whose released gradients are divided by their root mean square.
+    """Return DP-SGD with an adaptive learning rate: released gradients are divided by their root mean square.
 
-    It costs what DP-SGD costs: the rate is made of released values.
+    The rate is made of released values, so a run costs what DP-SGD costs.
+
+    Parameters
+    ----------
+    model, lr, clip_norm, rate_memory, eps
+        As for `AdaDP`, with the same defaults.
+
+    Returns
+    -------
+    AdaDP
+        With ``adaptive_noise=False``.
+
+    Examples
+    --------
+    >>> AdaL(torch.nn.Linear(3, 2), clip_norm=0.5).bound(100).norm()
+    0.5
     """
     return AdaDP(model, lr, clip_norm=clip_norm, rate_memory=rate_memory, eps=eps, adaptive_noise=False)
 
@@ -290,7 +346,25 @@ def AdaN(
     estimate: Estimate | str = Estimate.FACTORED,
     shape: Shape | str = Shape.ELLIPSOID,
 ) -> AdaDP:
-    """Adaptive noise, plain steps, for the price of DP-SGD; arguments as in `AdaDP`."""
+    """Return DP-SGD with adaptive noise: clip and noise follow each coordinate, steps are plain.
+
+    Parameters
+    ----------
+    model, clip_norm, factor, memory, threshold, estimate, shape
+        As for `AdaDP`, with the same defaults.
+    lr : float, default 0.1
+        Learning rate of plain steps.
+
+    Returns
+    -------
+    AdaDP
+        With ``adaptive_rate=False``.
+
+    Examples
+    --------
+    >>> AdaN(torch.nn.Linear(3, 2)).bound(1).norm()
+    1.0
+    """
     return AdaDP(
         model,
         lr,

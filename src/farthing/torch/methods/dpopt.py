@@ -21,7 +21,34 @@ from farthing.torch.methods.adadp import AdaDP, Estimate, mean
 
 
 class DpOpt(AdaDP):
-    """SGD (with ``momentum``, if any) on gradients released with DpOpt's noise; use as `AdaDP`."""
+    """SGD on gradients that are released with DpOpt's noise; used like `AdaDP`.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The model.
+    lr : float, default 0.1
+        Learning rate.
+    clip_norm : float, default 1.0
+        The clipping norm while no parameter's gradient stands out of its noise.
+    memory : float, default 0.99
+        Decay of the mean square that the noise is shaped by, in [0, 1).
+    period : int, default 10
+        Batches between two shapes of the noise.
+    estimate : {"factored", "coordinate", "layer"}, default "factored"
+        Over what the mean square is pooled.
+    momentum : float, default 0.0
+        Momentum of released gradients, in [0, 1).
+
+    Notes
+    -----
+    Xiang, Yang & Li 2019, with the shape taken from released values; a run costs what DP-SGD costs.
+
+    Examples
+    --------
+    >>> DpOpt(nn.Linear(3, 2), clip_norm=4.0).bound(1).norm()
+    4.0
+    """
 
     def __init__(
         self,

@@ -56,7 +56,23 @@ class Stateful(Protocol):
 
 
 def save(path: str | os.PathLike[str], training: Stateful) -> None:
-    """Writes a checkpoint; a crash leaves the one before it."""
+    """Write a checkpoint of a run: weights, optimiser, schedule and step number, never the spend.
+
+    The file is written beside its place and moved there when it is whole, so that a crash leaves the one
+    before it. It is as public as the model.
+
+    Parameters
+    ----------
+    path : str or PathLike
+        Where to write.
+    training : Training
+        The run, or anything with ``state_dict()`` of tensors, numbers and texts.
+
+    Raises
+    ------
+    InvalidValue
+        A state that holds anything else: it could not be read back without running code.
+    """
     state = {"farthing": _FORMAT, "state": training.state_dict()}
     _check(state, "the checkpoint")
     beside = f"{os.fspath(path)}.{os.getpid()}.part"
@@ -72,7 +88,35 @@ def save(path: str | os.PathLike[str], training: Stateful) -> None:
 
 
 def restore(path: str | os.PathLike[str], training: Stateful) -> None:
-    """Puts a checkpoint's weights, optimiser and step number back; spends and refunds nothing."""
+    """Put a checkpoint's weights, optimiser and step number back into a run.
+
+    Nothing is spent and nothing refunded: the run goes on with what its ledger has left.
+
+    Parameters
+    ----------
+    path : str or PathLike
+        A file that `save` wrote. It is read with ``weights_only=True``, which runs no code.
+    training : Training
+        A run of the same model and optimiser, made by `train` with the same ledger's journal.
+
+    Raises
+    ------
+    InvalidValue
+        No such file, not a checkpoint, or one of another model or optimiser.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> import farthing as ft
+    >>> data, loss = (torch.randn(2000, 3), torch.zeros(2000)), lambda out, y: (out[:, 0] - y).square()
+    >>> runs = [ft.torch.train(nn.Linear(3, 1), loss, data, epsilon=1, delta=1e-5, steps=2) for _ in range(2)]
+    >>> _ = next(runs[0])
+    >>> path = os.path.join(tempfile.mkdtemp(), "model.pt")
+    >>> save(path, runs[0])
+    >>> restore(path, runs[1])
+    >>> runs[1].t, bool((runs[0].model.weight == runs[1].model.weight).all())
+    (1, True)
+    """
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -107,8 +151,21 @@ def _check(value: Any, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where each trainable parameter lies in a flat gradient: in the order of `named_parameters`.
+    """Where each trained parameter lies in a flat gradient, in the order of ``named_parameters``.
 
+    Attributes
+    ----------
+    names : tuple of str
+        The parameters' names.
+    shapes : tuple of tuple of int
+        Their shapes.
+    offsets : tuple of int
+        Where each begins.
+    size : int
+        The number of coordinates of all.
+
+    Examples
+    --------
     >>> layout = Layout.of(nn.Linear(3, 2))
     >>> layout.names, layout.shapes, layout.offsets, layout.size
     (('weight', 'bias'), ((2, 3), (2,)), (0, 6), 8)

@@ -35,10 +35,25 @@ _UNREAD = object()  # in place of a record that cannot be read
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """Makes every sequence ``length`` long: what is longer is cut, what is shorter filled with ``value``.
+    """A collate function that makes sequences alike: longer ones are cut, shorter ones filled up.
 
-    For records (sequences…, target); the length is public, so choose it without looking at the records.
-    ``targets`` is what targets are filled with where they are sequences as well (one label a token).
+    For records (sequences…, target).
+
+    Parameters
+    ----------
+    length : int
+        The public length, chosen without a look at the records.
+    value : float, default 0
+        What sequences are filled up with.
+    targets : float, optional
+        What targets are filled up with, where they are sequences as well (one label a token). None: targets
+        are left as they are.
+
+    Examples
+    --------
+    >>> Padded(3)([([5, 3, 8, 1], 1), ([7], 0)])
+    (tensor([[5, 3, 8],
+            [7, 0, 0]]), tensor([1, 0]))
     """
 
     length: int

@@ -27,10 +27,28 @@ def evaluate(
     *,
     physical_batch_size: int = 1024,
 ) -> float:
-    """The share of right classes on public data, or the mean of a ``loss`` that gives one value a record.
+    """Return the share of right classes on public data, or the mean of a loss.
 
     Warns (`farthing.errors.NotPrivate`) where these are records that a run of this process was trained on.
 
+    Parameters
+    ----------
+    model : nn.Module
+        The model; it is put into evaluation mode meanwhile.
+    public : Examples or Dataset or tuple of tensors
+        Data outside the guarantee: public, or held out from people who agreed to it.
+    loss : callable, optional
+        ``loss(outputs, targets)`` returns one value a record. None: whether the largest output is the target.
+    physical_batch_size : int, default 1024
+        Rows that go through the model at once.
+
+    Returns
+    -------
+    float
+        The mean over records.
+
+    Examples
+    --------
     >>> model = nn.Linear(1, 2, bias=False)
     >>> _ = model.weight.data.copy_(torch.tensor([[-1.0], [1.0]]))
     >>> evaluate(model, (torch.tensor([[1.0], [2.0], [-1.0]]), torch.tensor([1, 1, 1])))
@@ -60,7 +78,18 @@ def evaluate(
 
 
 def progress(training: Training) -> Iterator[Step]:
-    """The same steps, with a bar in the terminal: batches done, batches left, clip and noise."""
+    """Yield the steps of a run and show a bar: batches done and left, clipping norm and noise multiplier.
+
+    Parameters
+    ----------
+    training : Training
+        The run.
+
+    Yields
+    ------
+    Step
+        Each step as the run gives it.
+    """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     words = TextColumn("clipping norm {task.fields[clip]:.3g}, noise multiplier {task.fields[noise]:.3g}")

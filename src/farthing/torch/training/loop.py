@@ -1,10 +1,25 @@
 """Training a model until its budget is spent: DP-SGD with any optimiser of torch.
 
-Abadi et al. 2016, Algorithm 1, behind the ledger's door: a Poisson batch, every example's gradient bounded,
-one noise vector a batch, the sum divided by the *expected* size of a batch. What is released becomes the
-parameters' ``grad``; from there on everything is post-processing: optimiser, schedule of learning rates,
-weight averages, checkpoints, evaluation on public data. There is no number of steps to choose: batches are
-promised ahead and counted by tight accounting, and the loop ends when they are used up.
+Abadi et al. 2016, Algorithm 1, by answers of the ledger: a Poisson batch is drawn, every example's gradient
+is bounded, one noise vector is added to their sum, and the sum is divided by the *expected* batch size. The
+released gradient becomes the parameters' ``grad``; from there on everything is post-processing: optimiser,
+schedule of learning rates, weight averages, checkpoints, evaluation on public data. There is no number of
+steps to choose: batches are promised ahead and counted by tight accounting, and the loop ends when they are
+used up.
+
+One step passes these modules, in this order:
+
+1. `farthing.torch.training.loop` asks for a batch; `schedules` says which bound it has, `plan` which noise
+   multiplier; together they are a `Query`;
+2. `farthing.ledger.ledger` charges it, draws who is in the batch and calls the contribution: `randomness`,
+   which hides torch's generators, around `gradients.bookkeeping.Gradient` (under torch.distributed
+   `distributed` stands between, and every rank sums a part);
+3. `training.records` reads the batch in physical batches, of datasets by `collating`;
+4. `gradients.bookkeeping` sums each: by `mlp` for plain stacks on a CPU, by a recorded graph (`graphs`) on a
+   GPU, otherwise by `passes`, which runs the model under a `tape` with the rules of `layers`, from which
+   `terms` come; or by `isolation`, example by example;
+5. the rule of the bound (`gradients.clipping`) turns norms into factors, and `kernels.totals` adds up;
+6. `kernels.noise` adds the noise, and the loop hands the released gradient to the optimiser.
 
 Guarantee: that of the promised plan (`ledger.guarantee`), under the ledger's adjacency, for a record, or with
 ``users`` for a person with all records, against anyone who sees every release and not who is in a batch.
@@ -62,11 +77,27 @@ _LOOK = 16  # how often weights on another device are looked at for NaN: a look 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step(asking.Step):
-    """One update, in public numbers; ``w`` is the model. Nothing here was seen on the records alone.
+    """A finished update, in public numbers.
 
-    ``expected_batch_size`` is that of the sampler, ``clip_norm`` the bound of one example's gradient,
-    ``noise_multiplier`` the standard deviation over that, ``share`` the part of the plan that is used,
-    ``left`` the batches to come.
+    Attributes
+    ----------
+    t : int
+        Number of the update, from 1.
+    w : nn.Module
+        The model, moved in place.
+    receipts : tuple of Receipt
+        What the ledger charged for this update, one a batch.
+    expected_batch_size : float
+        Sampling rate times number of examples: by this, and not by the size of the batch that was drawn,
+        sums are divided.
+    clip_norm : float
+        The norm that no example's gradient exceeded.
+    noise_multiplier : float
+        Standard deviation of the noise over ``clip_norm``.
+    share : float
+        The part of the planned batches that is used, from 0 to 1.
+    left : int
+        Planned batches to come.
     """
 
     expected_batch_size: float = 0.0
@@ -80,18 +111,18 @@ class Scheduler(Protocol):
     """A schedule of learning rates, as in torch.optim.lr_scheduler."""
 
     def step(self) -> None:
-        """After every update."""
+        """Move on, after every update."""
 
     def state_dict(self) -> dict[str, Any]:
-        """For checkpoints."""
+        """Return the state for checkpoints."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From checkpoints."""
+        """Go on from a checkpoint."""
 
 
 @dataclass(slots=True, eq=False)
 class _Parts:
-    """What an update is made of: all of it public, all of it post-processing."""
+    """The parts of an update, all of them public and post-processing."""
 
     optimizer: torch.optim.Optimizer | None
     scheduler: Scheduler | None
@@ -129,21 +160,101 @@ def train(
     callbacks: Iterable[Callable[[Step], object]] = (),
     group: distributed.Group | None = None,
 ) -> "Training":
-    """Noisy batches until the budget is spent: iterate it, one `Step` an update.
+    """Return a run that trains a model by noisy batches until its budget is spent; iterate over it.
 
-    ``loss(outputs, targets)`` gives one value a record (reduction="none"). Everything named is optional and
-    public. ``sampling_rate`` is an example's chance to be in a batch, ``noise_multiplier`` the standard
-    deviation over the clipping norm: a number, or for a schedule one a batch or a function of t = 1, 2, …;
-    ``clip_norm`` likewise, or a bound, or a `Quantile` that finds its own. What is not given follows from the
-    budget (of ``ledger``, or ``epsilon`` and ``delta``) and the number of examples by the rules of
-    `farthing.torch.training.plan`; ``records`` is that number where the size of the data is itself private.
+    Model, loss and data are checked, and the batches promised, before this returns; nothing is charged until
+    the first step is asked for. All arguments but ``dataset`` and ``users`` are public.
 
-    ``physical_batch_size`` rows go through the model at once, in the mixed precision of ``autocast`` if it is
-    given. The model is checked on made-up inputs first, or on ``example``, public (inputs, targets).
-    ``isolate=True`` is for models that you do not know: examples cannot meet in them, whatever they do
-    (`farthing.torch.gradients.isolation`); it is slower, and "loop" slower still for what vmap cannot run.
-    ``accumulate`` batches make one update. ``average`` is the decay of a moving average of the weights, kept
-    in `Training.averaged`. Under torch.distributed every rank calls this alike, and rank 0's ledger counts.
+    Parameters
+    ----------
+    model : nn.Module
+        The model, on its device; parameters that do not require gradients stay as they are.
+    loss : callable
+        ``loss(outputs, targets)`` returns one value a record (``reduction="none"``).
+    dataset : Examples or Dataset or tuple of tensors
+        The private records: tensors (inputs…, targets), or a map-style dataset of such tuples.
+    ledger : Ledger, optional
+        The ledger that pays. None: one in memory for ``epsilon`` and ``delta``.
+    epsilon, delta : float, optional
+        The budget where no ledger is given; both or neither.
+    sampling_rate : float, optional
+        An example's chance to be in a batch, in (0, 1]. None: so that the noise multiplier is about 2, and
+        1,024 examples are in a batch at least.
+    clip_norm : float or Bound or AdaptiveClip or sequence or callable, optional
+        The bound on one example's gradient: a norm, a bound such as `ClipLayers` or any `ClipRule`, a
+        `Quantile`, or for a schedule one of these a batch, or a function of t = 1, 2, …. None: norm 1.
+    noise_multiplier : float or sequence or callable, optional
+        Standard deviation of the noise over the clipping norm: a number, or for a schedule one a batch, or a
+        function of t = 1, 2, …, which needs ``steps``. None: what makes ``steps`` batches spend the budget.
+    steps : int, optional
+        Number of batches. None: 800 √ε, from 200 to 3,000, or with a ``noise_multiplier`` as many as fit.
+    optimizer : torch.optim.Optimizer, optional
+        An optimiser of all trained parameters. None: SGD with momentum, or `DPAdam` for models with
+        embeddings, attention or normalisation, with a rule of public numbers for the learning rate.
+    scheduler : lr_scheduler, optional
+        A schedule of the optimiser's learning rate; its ``step()`` is called after every update.
+    records : int, optional
+        The public number of examples, where the size of the data is itself private. None: the true one.
+    users : sequence, optional
+        Whose record each is; the guarantee is then one a person.
+    records_per_user : int, optional
+        How many records of a person count at most; needed with ``users``.
+    augment : callable, optional
+        Maps a batch of inputs to another view of it, example by example, with torch's random numbers.
+    views : int, default 1
+        How many augmented views of an example are averaged before its gradient is clipped.
+    physical_batch_size : int, optional
+        Rows that go through the model at once; a memory setting without influence on the result. None: 512.
+    autocast : torch.dtype, optional
+        The dtype of mixed precision. None: full precision. Norms and sums stay in float32.
+    example : tuple, optional
+        Public (inputs, targets) to check the model on. None: made-up ones of the records' shape.
+    isolate : bool or str, default False
+        True for models that you do not know: examples cannot meet, whatever the model does
+        (`farthing.torch.gradients.isolation`); slower. "loop" is slower still, for what vmap cannot run.
+    mechanism : callable, default Gaussian
+        From a noise multiplier to a mechanism.
+    accumulate : int, default 1
+        Batches that make one update; each is charged.
+    average : float, optional
+        Decay of a moving average of the weights, in (0, 1), kept in `Training.averaged`. None: no average.
+    callbacks : iterable of callable, default ()
+        Each is called with every `Step`.
+    group : torch.distributed.ProcessGroup, optional
+        The ranks that train together. None: torch's default group, if there is one. Every rank calls
+        ``train`` alike, and rank 0's ledger counts.
+
+    Returns
+    -------
+    Training
+        The run: an iterator of `Step`.
+
+    Raises
+    ------
+    Unsupported
+        A model, loss, optimiser or dataset that cannot be trained privately; the message names it.
+    InvalidValue
+        An argument that makes no sense, or data that do not fit the model.
+    BudgetSpent, PromiseBroken
+        A ledger without room for the plan.
+
+    Notes
+    -----
+    Guarantee: that of ``ledger.guarantee``, under its adjacency and for its unit, against anyone who sees
+    every released gradient and not who is in a batch. Sampled Gaussian batches are counted by tight
+    accounting (`farthing.accounting`); what is not given is chosen by the rules of
+    `farthing.torch.training.plan`, from public numbers.
+
+    Examples
+    --------
+    >>> model = nn.Linear(3, 2)
+    >>> data = torch.randn(4000, 3), torch.randint(2, (4000,))
+    >>> loss = nn.CrossEntropyLoss(reduction="none")
+    >>> for step in train(model, loss, data, epsilon=1.0, delta=1e-5, steps=3, sampling_rate=0.1):
+    ...     print(step.t, step.left, step.expected_batch_size)
+    1 2 400.0
+    2 1 400.0
+    3 0 400.0
     """
     rows = PHYSICAL if physical_batch_size is None else physical_batch_size
     gradient = Gradient(
@@ -193,7 +304,35 @@ def train(
 
 
 class Training:
-    """A run, checked and promised, not yet begun. Iterating it asks; stopping early costs nothing more."""
+    """A run that is checked and promised; iterating it asks for batches, one `Step` an update.
+
+    Made by `train`. Stopping early costs nothing more than the batches that were asked for.
+
+    Attributes
+    ----------
+    model : nn.Module
+        The model, trained in place.
+    optimizer : torch.optim.Optimizer
+        The optimiser, given or chosen.
+    plan : Plan
+        Sampling rate, noise multipliers and number of batches.
+    ledger : Ledger or None
+        The ledger that pays; None on every rank but rank 0.
+    steps : int
+        Batches in the plan.
+    t : int
+        Updates so far.
+    averaged : nn.Module
+        The model with averaged weights, where ``train`` was given ``average``.
+
+    Examples
+    --------
+    >>> data = torch.randn(4000, 3), torch.randint(2, (4000,))
+    >>> loss = nn.CrossEntropyLoss(reduction="none")
+    >>> training = train(nn.Linear(3, 2), loss, data, epsilon=1.0, delta=1e-5, steps=4)
+    >>> next(training).t, training.steps, training.t
+    (1, 4, 1)
+    """
 
     def __init__(
         self,
@@ -226,13 +365,13 @@ class Training:
 
     @property
     def steps(self) -> int:
-        """How many batches the plan has in all."""
+        """Return the number of batches in the plan."""
         assert self.plan.steps is not None
         return self.plan.steps
 
     @property
     def averaged(self) -> nn.Module:
-        """The model with averaged weights."""
+        """Return the model with averaged weights."""
         if self._average is None:
             raise InvalidValue("weights are averaged only if train is given average=, a decay such as 0.999")
         return self._average.model
@@ -261,20 +400,20 @@ class Training:
                 held = []
         if held:
             yield self._update(held, self.steps)
-        if not self.t:  # those that a state was loaded from count
+        if not self.t:  # updates before a checkpoint count as well
             raise BudgetSpent(
                 f"no batch of {self.steps} is left: the ledger was spent before this training made a step"
             )
 
     def _query(self, place: int, noise: float) -> Query:
-        """The query of this batch; the one before it where nothing changed, so that it is priced once."""
+        """Return the query of this batch: the last one where nothing changed, so that it is priced once."""
         bound, last = self._bounds.at(place + 1, noise, self.plan.expected_batch_size), self._last
         if last is None or last[0] is not bound or last[1] != noise:
             self._last = last = bound, noise, self._kind.query(self.plan.sampling_rate, bound, noise)
         return last[2]
 
     def _update(self, held: "list[_Held]", place: int) -> Step:
-        """One step of the optimiser on the mean of what was released."""
+        """Take one step of the optimiser on the mean of the released gradients."""
         self.t += 1
         parts, expected = self._parts, self.plan.expected_batch_size * len(held)
         total = held[0].gradient if len(held) == 1 else torch.stack([one.gradient for one in held]).sum(0)
@@ -305,7 +444,7 @@ class Training:
         return step
 
     def _expected(self, held: "list[_Held]") -> float | list[Tensor]:
-        """The same as `_deviation`; found once for batches that are asked for alike."""
+        """Return `_deviation`, computed once for batches that are asked for alike."""
         asked = [(one.bound, one.noise) for one in held]
         last = self._spread
         if last is None or len(last[0]) != len(asked) or any(map(_differ, last[0], asked)):
@@ -313,7 +452,7 @@ class Training:
         return last[1]
 
     def _deviation(self, held: "list[_Held]") -> float | list[Tensor]:
-        """The standard deviation of the noise on the mean gradient, by coordinate where it differs."""
+        """Return the standard deviation of the noise on the mean gradient, by coordinate where it differs."""
         variance: Any = 0.0
         for one in held:
             scale: Any = one.bound.scale
@@ -323,7 +462,7 @@ class Training:
         return self._layout.views(spread) if isinstance(spread, Tensor) and len(spread) > 1 else float(spread)
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimiser, schedule, averages, clip and step number: all but what was spent."""
+        """Return weights, optimiser, schedule, averages, clip and step number: all but the spend."""
         parts = self._parts
         return {
             "t": self.t,
@@ -335,7 +474,7 @@ class Training:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there, with what the ledger has left."""
+        """Go on from a checkpoint, with what the ledger has left."""
         parts = self._parts
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -353,7 +492,7 @@ def _differ(one: tuple[Bound, float], other: tuple[Bound, float]) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Held:
-    """A released gradient sum, and how it was asked for."""
+    """A released sum of gradients, with the bound and noise that it was asked for with."""
 
     gradient: Tensor
     bound: Bound

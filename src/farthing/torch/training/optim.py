@@ -46,9 +46,38 @@ ADAM = 2e-3
 
 
 class DPAdam(torch.optim.Optimizer):
-    """Adam with the noise's variance taken off its second moment, and decoupled weight decay.
+    """An Adam that takes the noise's variance off its second moment, with decoupled weight decay.
 
     Without noise (`expect` never called, or 0) it is AdamW.
+
+    Parameters
+    ----------
+    params : iterable
+        Parameters or groups of them, as for any optimiser of torch.
+    lr : float, default 1e-3
+        Learning rate.
+    betas : tuple of float, default (0.9, 0.999)
+        Decays of the mean and of the mean square.
+    floor : float, default 1.0
+        The least root of the second moment, over the noise's standard deviation.
+    eps : float, default 1e-8
+        Added to the root.
+    weight_decay : float, default 0.0
+        Decoupled weight decay.
+
+    Notes
+    -----
+    Tang, Shpilevskiy & Lécuyer 2024, "DP-AdamBC", Algorithm 1. Post-processing of released gradients.
+
+    Examples
+    --------
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> adam = DPAdam([weight], lr=0.1)
+    >>> adam.expect(0.5)
+    >>> weight.grad = torch.tensor([3.0, 0.0])
+    >>> adam.step()
+    >>> [round(value, 3) for value in weight.tolist()]
+    [-0.101, 0.0]
     """
 
     def __init__(

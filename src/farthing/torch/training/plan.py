@@ -70,7 +70,25 @@ Noise = float | Sequence[float] | NDArray[np.float64] | Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run will ask: ``steps`` batches (None: as many as fit), each of its noise."""
+    """A plan of what a run asks for.
+
+    Attributes
+    ----------
+    records : int
+        The public number of examples.
+    sampling_rate : float
+        An example's chance to be in a batch.
+    noise_multipliers : tuple of float
+        One for all batches, or one a batch.
+    steps : int or None
+        The number of batches; None for as many as fit the budget.
+
+    Examples
+    --------
+    >>> plan = Plan(1000, 0.1, (2.0,), 30)
+    >>> plan.expected_batch_size, plan.noise_multiplier(7)
+    (100.0, 2.0)
+    """
 
     records: int
     sampling_rate: float
@@ -136,8 +154,28 @@ def planned(
 def fitted(
     shape: Callable[[int], float], sampling_rate: float, steps: int, budget: Budget, before: Event = NOTHING
 ) -> tuple[float, ...]:
-    """Noise in the shape of a public schedule t -> relative size, t = 1 … steps, that spends the budget.
+    """Return noise multipliers in the shape of a public schedule that together spend a budget.
 
+    Parameters
+    ----------
+    shape : callable
+        From t = 1, …, steps to the relative size of the noise of batch t.
+    sampling_rate : float
+        An example's chance to be in a batch.
+    steps : int
+        The number of batches.
+    budget : Budget
+        The budget they spend.
+    before : Event, optional
+        What else the budget has to pay for; nothing by default.
+
+    Returns
+    -------
+    tuple of float
+        One a batch, with at most 32 different values.
+
+    Examples
+    --------
     >>> from farthing.budget import Budget
     >>> falling = fitted(lambda t: 1.5 if t <= 50 else 1.0, 0.02, 100, Budget(1.0, 1e-5))
     >>> falling[0] / falling[-1], round(falling[0], 3)

@@ -42,13 +42,35 @@ PhysicalBatch = tuple[Any, Any, Tensor | None]
 
 
 class Examples:
-    """Records for a model: tensors (inputs…, targets), or a map-style dataset of such tuples.
+    """Private records for a model, by the number of the example that each belongs to.
 
-    ``augment`` maps a batch of inputs to another view of it, drawn afresh ``views`` times for every batch;
-    the views of an example count as one (their mean gradient is clipped). It must treat examples one by one.
-    ``collate`` makes a batch of a list of records, by default torch's, and is given one record at a time;
-    `Padded` makes sequences alike. ``workers`` threads read ahead. Of a dataset the first record's shape is
-    taken for that of all: a record of another shape, or one that cannot be read, counts as zero.
+    Parameters
+    ----------
+    data : tuple of tensors or Dataset
+        Tensors (inputs…, targets), or a map-style dataset of such tuples, of which the first record's shape
+        stands for all: a record of another shape, or one that cannot be read, counts as zero.
+    users : sequence, optional
+        Whose record each is. None: every record is an example.
+    records_per_user : int, optional
+        How many records of a user count at most; needed with ``users``. Further ones are left out.
+    augment : callable, optional
+        Maps a batch of inputs to another view of it, drawn afresh for every batch; it must treat examples
+        one by one. None: inputs as they are.
+    views : int, default 1
+        Augmented views of an example, whose mean gradient is clipped.
+    device : torch.device or str, optional
+        Where batches come. None: where the data lie.
+    collate : callable, optional
+        Makes a batch of a list of records, and is given one record at a time; `Padded` makes sequences
+        alike. None: torch's ``default_collate``.
+    workers : int, default 0
+        Threads that read ahead.
+
+    Examples
+    --------
+    >>> examples = Examples((torch.zeros(6, 2), torch.zeros(6)), users=[1, 1, 2, 2, 2, 3], records_per_user=2)
+    >>> len(examples), examples.width, examples.unit.value
+    (3, 2, 'user')
     """
 
     def __init__(
@@ -208,7 +230,21 @@ class Examples:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """A drawn batch of examples, read in physical batches that fit into memory."""
+    """A batch of examples that was drawn, read in physical batches that fit into memory.
+
+    Attributes
+    ----------
+    examples : Examples
+        The records it is drawn from.
+    indices : array of int
+        Which examples are in it.
+
+    Examples
+    --------
+    >>> batch = Examples((torch.zeros(6, 2), torch.zeros(6))).take(np.array([0, 3, 4]))
+    >>> len(batch), [len(targets) for _, targets, _ in batch.physical_batches(2)]
+    (3, [2, 1])
+    """
 
     examples: Examples
     indices: Integers

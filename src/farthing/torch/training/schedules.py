@@ -80,7 +80,15 @@ _MOST_SHARE = 0.5  # of the squared norm, for the count: where batches are so sm
 
 
 class AdaptiveClip(ABC):
-    """A clip that follows released values: the base class of what `train` takes as such a ``clip_norm``."""
+    """A clip that follows released values: the base class of what `train` takes as such a ``clip_norm``.
+
+    A subclass returns the bound of the next batch, and learns from what was released under it. It never sees
+    anything that was not released, so a batch costs what its noise multiplier costs.
+
+    Notes
+    -----
+    `Quantile` is one. The bound may change in everything but its price: sensitivity over noise stays.
+    """
 
     @abstractmethod
     def bound(self, noise_multiplier: float, batch_size: float) -> Bound:
@@ -100,9 +108,34 @@ class AdaptiveClip(ABC):
 
 
 class Quantile(AdaptiveClip):
-    """Clips at the ``quantile`` of norms, found on the way from ``start``, within ``low`` and ``high``.
+    """A clip that follows a quantile of gradient norms, paid for inside the same answer.
 
     It belongs to one run: `learn` moves its ``clip_norm``.
+
+    Parameters
+    ----------
+    quantile : float, default 0.5
+        The share of gradients that are to be within the clip, in (0, 1).
+    start : float, default 1.0
+        The first clipping norm.
+    step : float, default 0.2
+        How far the logarithm of the clip moves for a share that is off by 1.
+    deviation : float, default 0.05
+        Standard deviation of the noise on the released share.
+    low, high : float, default 1e-6 and 1e6
+        The clip stays within these.
+
+    Notes
+    -----
+    Andrew et al. 2021, "Differentially private learning with adaptive clipping", Algorithm 1. Gradient and
+    count are one Gaussian release of norm clip_norm / √(1 - share) (`ClipCounted`), so a batch costs what its
+    noise multiplier costs.
+
+    Examples
+    --------
+    >>> clip = Quantile(0.5, start=1.0)
+    >>> round(clip.bound(noise_multiplier=1.0, batch_size=500.0).norm(), 4)
+    1.0002
     """
 
     def __init__(
