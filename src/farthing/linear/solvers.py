@@ -48,18 +48,34 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """An algorithm and how it likes to spend: by a filter, or (None) by promising a plan."""
+    """An algorithm and the way in which it spends.
 
-    algorithm: Any  # an `Algorithm`, but for `nonprivate`, which takes the table itself
+    Parameters
+    ----------
+    algorithm : callable
+        A generator (ledger, problem) -> steps; its keyword-only arguments are its settings.
+    filter : callable, optional
+        From a budget to the privacy filter that it needs; None where it promises a plan.
+    private : bool, default True
+        False for a baseline that takes the table itself.
+    aliases : mapping
+        The papers' symbols, by which settings may be named as well.
+    batches : callable, optional
+        The filter, if another one, where ``sampling_rate`` is set.
+    rehearsed : bool, default False
+        Whether the caller has tried it on made-up rows, so that `fit` need not.
+    """
+
+    algorithm: Any
     filter: Callable[[Budget], Filter] | None = GdpFilter
     private: bool = True
-    aliases: Mapping[str, str] = field(default_factory=dict)  # the papers' symbols
-    batches: Callable[[Budget], Filter] | None = None  # the filter, if another one, with a ``sampling_rate``
-    rehearsed: bool = False  # whether the caller has tried it on made-up rows, so that `fit` need not
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    batches: Callable[[Budget], Filter] | None = None
+    rehearsed: bool = False
 
     @property
     def settings(self) -> Settings:
-        """The names that can be set, with their defaults; fields of a setting as ``name.field``."""
+        """Return the names that can be set, with their defaults; fields of a setting as ``name.field``."""
         found: Settings = {}
         for name, default in _defaults(self.algorithm).items():
             found[name] = default
@@ -68,7 +84,7 @@ class Method:
         return found
 
     def resolved(self, settings: Mapping[str, Any], name: str = "the method") -> Settings:
-        """``settings`` by the algorithm's own names; a name that it does not have is refused."""
+        """Return ``settings`` by the algorithm's own names; refuse a name that it does not have."""
         found: Settings = {}
         defaults = self.settings
         for given, value in settings.items():
@@ -85,7 +101,7 @@ class Method:
         return found
 
     def parsed(self, texts: Iterable[str], name: str) -> Settings:
-        """Settings of NAME=VALUE, each value read as the algorithm's annotation says."""
+        """Read settings from NAME=VALUE, each value as the algorithm's annotation says."""
         found: Settings = {}
         names = [each for each, default in self.settings.items() if not dataclasses.is_dataclass(default)]
         for text in texts:
@@ -101,7 +117,7 @@ class Method:
         return found
 
     def with_(self, settings: Mapping[str, Any]) -> "Method":
-        """The same method with other settings."""
+        """Return the method with other settings."""
         chosen = self.resolved(settings)
         if not chosen:
             return self
@@ -167,7 +183,7 @@ def _fields(value: Any) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def _annotation(algorithm: Any, name: str) -> Any:
-    """What a setting, or the field of one, is declared to be."""
+    """Return the annotation of a setting, or of the field of one."""
     outer, _, inner = name.partition(".")
     found = {parameter.name: parameter.annotation for parameter in _parameters(algorithm)}[outer]
     return {each.name: each.type for each in _fields(found)}[inner] if inner else found
@@ -201,18 +217,21 @@ _WORDS = {float: "a number", int: "a whole number", bool: "true or false", types
 
 
 class Solver(BaseEstimator):  # type: ignore[misc]
-    """A method with its settings, for ``solver=``; the classes below are its kinds."""
+    """A method with its settings, for ``solver=`` of an estimator; the classes below are its kinds."""
 
     _plain: ClassVar[Method]
 
     def __init_subclass__(cls, known: Method, **more: Any) -> None:
         super().__init_subclass__(**more)
         cls._plain, cls.__init__ = known, _constructor(cls, known)  # type: ignore[method-assign]
-        cls.__doc__ = f"{cls.__doc__}\n\n    {inspect.getdoc(known.algorithm)}\n"
+        # the algorithm's parameters stand between the first line of a class and its notes
+        first, _, notes = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")
+        _, _, parameters = (inspect.getdoc(known.algorithm) or "").partition("\n\n")
+        cls.__doc__ = "\n\n".join(part for part in (first, parameters, notes) if part)
 
     @property
     def method(self) -> Method:
-        """The method with these settings."""
+        """Return the method with these settings."""
         return self._plain.with_(self.get_params(deep=False))
 
 
@@ -231,60 +250,214 @@ def _constructor(cls: type[Solver], known: Method) -> Callable[..., None]:
 
 
 class Descent(Solver, known=CLASSIFIERS["auto"]):
-    """``"auto"`` of the classifiers: `farthing.linear.methods.descent`; (ε, δ)-DP as Gaussian answers are."""
+    """The default of the classifiers, ``"auto"``: descent in privately standardised features.
+
+    Notes
+    -----
+    `farthing.linear.methods.descent`; Gaussian answers, by the ledger's GDP filter, under every adjacency.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.LogisticRegression(1.0, 1e-6, solver=ft.Descent()).solver
+    Descent()
+    """
 
 
 class DPAGD(Solver, known=CLASSIFIERS["dpagd"]):
-    """``"dpagd"``, Lee & Kifer 2018: `farthing.linear.methods.dpagd`; (ε, δ)-DP by a zCDP or Rényi filter."""
+    """DP-AGD of Lee & Kifer 2018, ``"dpagd"``: gradients bought as exactly as a noisy line search asks.
+
+    Notes
+    -----
+    `farthing.linear.methods.dpagd`; a zCDP filter, or on batches a Rényi filter, under every adjacency
+    (batches: not replace-one). The papers' names (``gamma``, ``C_grad``, ...) are taken as well.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.LogisticRegression(1.0, 1e-6, solver=ft.DPAGD(growth=0.2)).solver
+    DPAGD(growth=0.2)
+    """
 
 
 class DPSGD(Solver, known=CLASSIFIERS["sgd-ma"]):
-    """``"sgd-ma"``, Abadi et al. 2016: `farthing.linear.methods.dpsgd`; (ε, δ)-DP of a promised plan."""
+    """DP-SGD of Abadi et al. 2016, ``"sgd-ma"``, until the budget is spent.
+
+    Notes
+    -----
+    `farthing.linear.methods.dpsgd`; a promised plan of subsampled Gaussian answers, priced by tight
+    accounting, against anyone who does not see the draws.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.LogisticRegression(1.0, 1e-6, solver=ft.DPSGD(momentum=0.5)).solver
+    DPSGD(momentum=0.5)
+    """
 
 
 class SGDAdv(Solver, known=CLASSIFIERS["sgd-adv"]):
-    """``"sgd-adv"``, noise by advanced composition: `farthing.linear.methods.dpsgd`; (ε, δ)-DP of its
-    plan."""
+    """SGD with the noise of advanced composition, ``"sgd-adv"``: a baseline.
+
+    Notes
+    -----
+    `farthing.linear.methods.dpsgd`; charged for the plan that ran, which costs less than the noise was
+    chosen for.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.LogisticRegression(1.0, 1e-6, solver=ft.SGDAdv(steps=100)).solver
+    SGDAdv(steps=100)
+    """
 
 
 class ObjectivePerturbation(Solver, known=CLASSIFIERS["objective"]):
-    """``"objective"``, Kifer et al. 2012: `farthing.linear.methods.perturbation`; (ε, δ)-DP by its
-    theorem."""
+    """Objective perturbation of Kifer et al. 2012, ``"objective"``: noise inside a convex problem.
+
+    Notes
+    -----
+    `farthing.linear.methods.perturbation`; (ε, δ)-DP by its theorem, under a basic filter.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.LogisticRegression(1.0, 1e-6, solver=ft.ObjectivePerturbation(penalty=10.0)).solver
+    ObjectivePerturbation(penalty=10.0)
+    """
 
 
 class OutputPerturbation(Solver, known=CLASSIFIERS["output"]):
-    """``"output"``, Chaudhuri et al. 2011: `farthing.linear.methods.perturbation`; one Gaussian answer."""
+    """Output perturbation of Chaudhuri et al. 2011, ``"output"``: noise on the minimiser.
+
+    Notes
+    -----
+    `farthing.linear.methods.perturbation`; one promised Gaussian answer.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.LogisticRegression(1.0, 1e-6, solver=ft.OutputPerturbation(penalty=10.0)).solver
+    OutputPerturbation(penalty=10.0)
+    """
 
 
 class PrivGene(Solver, known=CLASSIFIERS["privgene"]):
-    """``"privgene"``, Zhang et al. 2013: `farthing.linear.methods.privgene`; exponential mechanisms, zCDP."""
+    """PrivGene of Zhang et al. 2013, ``"privgene"``: a genetic algorithm with private selection.
+
+    Notes
+    -----
+    `farthing.linear.methods.privgene`; exponential mechanisms, by a zCDP filter.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.LogisticRegression(1.0, 1e-6, solver=ft.PrivGene(parents=3)).solver
+    PrivGene(parents=3)
+    """
 
 
 class Majority(Solver, known=CLASSIFIERS["majority"]):
-    """``"majority"``, the most frequent class: `farthing.linear.methods.baselines`; an exponential
-    mechanism."""
+    """The most frequent class, ``"majority"``: a baseline.
+
+    Notes
+    -----
+    `farthing.linear.methods.baselines`; one exponential mechanism.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.LogisticRegression(1.0, 1e-6, solver=ft.Majority()).solver
+    Majority()
+    """
 
 
 class NonPrivate(Solver, known=CLASSIFIERS["nonprivate"]):
-    """``"nonprivate"``, L-BFGS on the records themselves: **no privacy of any kind**."""
+    """L-BFGS on the records themselves, ``"nonprivate"``: a baseline with **no privacy of any kind**.
+
+    Notes
+    -----
+    `farthing.linear.methods.baselines`; ``privacy_`` of such a fit has an infinite ε.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.LogisticRegression(1.0, 1e-6, solver=ft.NonPrivate(penalty=0.1)).solver
+    NonPrivate(penalty=0.1)
+    """
 
 
 class LeastSquares(Solver, known=REGRESSORS["auto"]):
-    """``"auto"`` of the regression: `farthing.linear.methods.leastsquares`; (ε, δ)-DP as Gaussian answers
-    are."""
+    """The default of the regression, ``"auto"``: clipped steps in a privately whitened space.
+
+    Notes
+    -----
+    `farthing.linear.methods.leastsquares`; Gaussian answers, by the ledger's GDP filter, under every
+    adjacency.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.LinearRegression(1.0, 1e-6, solver=ft.LeastSquares(steps=5)).solver
+    LeastSquares(steps=5)
+    """
 
 
 class AdaSSP(Solver, known=REGRESSORS["adassp"]):
-    """``"adassp"``, Wang 2018: `farthing.linear.methods.adassp`; three Gaussian answers."""
+    """AdaSSP of Wang 2018, ``"adassp"``: noisy second moments with an adaptive penalty.
+
+    Notes
+    -----
+    `farthing.linear.methods.adassp`; three Gaussian answers.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.LinearRegression(1.0, 1e-6, solver=ft.AdaSSP(failure=0.01)).solver
+    AdaSSP(failure=0.01)
+    """
 
 
 class SufficientStatistics(Solver, known=REGRESSORS["sufficient"]):
-    """``"sufficient"``, noisy second moments: `farthing.linear.methods.sufficient`; one Gaussian answer."""
+    """Least squares from noisy second moments, ``"sufficient"``.
+
+    Notes
+    -----
+    `farthing.linear.methods.sufficient`; one Gaussian answer.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.LinearRegression(1.0, 1e-6, solver=ft.SufficientStatistics()).solver
+    SufficientStatistics()
+    """
 
 
 class FunctionalMechanism(Solver, known=REGRESSORS["functional"]):
-    """``"functional"``, Zhang et al. 2012: `farthing.linear.methods.functional`; ε-DP, one Laplace answer."""
+    """The functional mechanism of Zhang et al. 2012, ``"functional"``: noise on the coefficients of the loss.
+
+    Notes
+    -----
+    `farthing.linear.methods.functional`; ε-DP, one Laplace answer, under a basic filter.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.LinearRegression(1.0, 1e-6, solver=ft.FunctionalMechanism(triangle=True)).solver
+    FunctionalMechanism(triangle=True)
+    """
 
 
 class NoisyGradient(Solver, known=REGRESSORS["gradient"]):
-    """``"gradient"``, Bassily et al. 2014, `farthing.linear.methods.regression`, in ``steps`` answers."""
+    """Noisy gradient descent after Bassily et al. 2014, ``"gradient"``: a baseline.
+
+    Notes
+    -----
+    `farthing.linear.methods.regression`; ``steps`` Gaussian answers.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.LinearRegression(1.0, 1e-6, solver=ft.NoisyGradient(steps=20)).solver
+    NoisyGradient(steps=20)
+    """

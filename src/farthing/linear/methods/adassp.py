@@ -51,7 +51,13 @@ Array = NDArray[np.float64]
 
 @until_spent
 def adassp(ledger: Ledger, problem: Problem, *, failure: float = 0.05) -> Iterator[Step]:
-    """One step; ``failure`` is the chance that the penalty is not enough."""
+    """Solves least squares from noisy moments, in three Gaussian answers.
+
+    Parameters
+    ----------
+    failure : float, default 0.05
+        The probability that the penalty is less than the noise makes necessary.
+    """
     failure = validate.probability(failure=failure)
     space, schedule = Space.of(problem), BudgetSchedule(ledger, problem.records)
     features, radius, size = space.features, space.radius, space.features.size

@@ -44,7 +44,7 @@ Array = NDArray[np.float64]
 
 @until_spent
 def majority(ledger: Ledger, problem: Problem) -> Iterator[Step]:
-    """The most frequent class, for the whole budget. Classes are 0 and 1, or 0 to K-1."""
+    """Chooses the most frequent class, for the whole budget. Classes are 0 and 1, or 0 to K-1."""
     shift = ledger.budget.adjacency.shift
     bound, contribution = ClipValue(0.0, 1.0), Counts(problem.outputs or 2)
     query = Query(Everyone(), contribution, bound, NoisyMax(shift / choice_epsilon(ledger)))
@@ -74,9 +74,14 @@ class Counts:
 
 
 def nonprivate(table: Table, problem: Problem, *, penalty: float = 1.0, tolerance: float = 1e-5) -> Step:
-    """The minimiser of Σ loss + penalty/2 |u|², u being the weights on x. **No privacy of any kind.**
+    """Minimises Σ loss + penalty/2 |u|², u being the weights on x. **No privacy of any kind.**
 
-    Stops where no entry of the gradient of the mean exceeds ``tolerance``.
+    Parameters
+    ----------
+    penalty : float, default 1.0
+        The weight of |u|²/2.
+    tolerance : float, default 1e-5
+        It stops where no entry of the gradient of the mean exceeds this.
     """
     from scipy.optimize import minimize  # slow to import
 

@@ -59,7 +59,7 @@ _GRID = 2.0 ** (-np.arange(25) / 4)  # row norms, relative to the largest
 
 @until_spent
 def descent(ledger: Ledger, problem: Problem) -> Iterator[Step]:
-    """Noisy gradient descent with momentum in privately standardised features."""
+    """Descends along noisy gradients with momentum, in privately standardised features."""
     schedule = BudgetSchedule(ledger, problem.records)
     d, loss = problem.width, problem.loss
     for_norms, for_moments, for_gradients = SHARES

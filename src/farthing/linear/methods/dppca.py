@@ -51,7 +51,17 @@ _SHORTEST = 1 / 4  # a shorter mean saves less than it cost
 def dppca(
     ledger: Ledger, features: Features, *, clip_norm: float = 1.0, records: int | None = None
 ) -> Iterator[Step]:
-    """One step: the noisy second moments Σ z zᵀ, rows z longer than ``clip_norm`` being shrunk onto it."""
+    """Releases the second moments Σ z zᵀ with noise, in one step.
+
+    Parameters
+    ----------
+    features : Features
+        The map from rows to z.
+    clip_norm : float, default 1.0
+        Longer z are shrunk to this norm.
+    records : int, optional
+        The public number of records. None: moments are taken about the origin only.
+    """
     size, rows = features.size, replace(features, radius=validate.positive(clip_norm=clip_norm))
     public = 1 if records is None else validate.count(records=records)
     schedule = BudgetSchedule(ledger, public)

@@ -69,11 +69,18 @@ def functional(
     repair: bool = True,
     triangle: bool = False,
 ) -> Iterator[Step]:
-    """One step: both coefficients, and what minimises the quadratic that they make.
+    """Releases the coefficients of the loss with Laplace noise, and minimises the quadratic that they make.
 
-    ``quadratic_share`` is the part ε₁/ε of the budget that pays for a; the rest, ε₂, pays for b. None: in
-    proportion to their sensitivities. ``repair=False`` takes the stationary point of a quadratic without a
-    minimum, as printed; ``triangle`` releases each pair of coefficients (j, k) and (k, j) once.
+    Parameters
+    ----------
+    quadratic_share : float or None, default 0.7
+        The part ε₁/ε of the budget that pays for a; the rest, ε₂, pays for b. None divides the budget in
+        proportion to their sensitivities.
+    repair : bool, default True
+        Whether to raise the eigenvalues of a quadratic without a minimum. False takes its stationary point,
+        as printed in the paper.
+    triangle : bool, default False
+        Whether to release each pair of coefficients (j, k) and (k, j) once.
     """
     space = Space.of(problem)
     features, size = space.features, space.features.size

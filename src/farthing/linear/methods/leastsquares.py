@@ -69,7 +69,15 @@ _TAIL = 0.7
 def least_squares(
     ledger: Ledger, problem: Problem, *, steps: int = 10, penalty: float = 0.3
 ) -> Iterator[Step]:
-    """Linear regression with all of a budget; ``penalty`` / N is the least penalty on a mean of squares."""
+    """Solves least squares by clipped steps in the space that noisy second moments whiten.
+
+    Parameters
+    ----------
+    steps : int, default 10
+        The number of steps of Nesterov's method.
+    penalty : float, default 0.3
+        ``penalty`` / N is the least penalty on a mean of squares, N = n μ.
+    """
     Space.of(problem)  # refuses other losses
     steps = validate.count(steps=steps)
     schedule, size = BudgetSchedule(ledger, problem.records), problem.width + problem.intercept

@@ -80,10 +80,13 @@ _SHARE, _DELTA_SHARE = 1 / 200, 1 / 100  # of ε and δ, for the tolerance
 
 @until_spent
 def objective(ledger: Ledger, problem: Problem, *, penalty: float | None = None) -> Iterator[Step]:
-    """Objective perturbation, one answer for the whole budget; for ledgers of basic composition.
+    """Minimises an objective with noise in it, in one answer for the whole budget of a basic filter.
 
-    ``penalty`` is λ / R², by default the largest of what the theorem asks for and 2σ²d/n, which balances the
-    noise on d weights against n records.
+    Parameters
+    ----------
+    penalty : float, optional
+        λ / R², with R the largest norm of a row. None: the larger of what the theorem asks for and 2σ²d/n,
+        which balances the noise on d weights against n records.
     """
     features = _features(problem)
     bound, budget = Convex(problem.loss, _radius(features)), ledger.budget
@@ -99,9 +102,12 @@ def objective(ledger: Ledger, problem: Problem, *, penalty: float | None = None)
 
 @until_spent
 def output(ledger: Ledger, problem: Problem, *, penalty: float | None = None) -> Iterator[Step]:
-    """Output perturbation, one promised Gaussian answer for the whole budget, under any filter.
+    """Adds noise to the minimiser, in one promised Gaussian answer for the whole budget.
 
-    ``penalty`` is λ / R², by default .7 σ √d: noise of norm R σ √d / λ is then near 1.
+    Parameters
+    ----------
+    penalty : float, optional
+        λ / R², with R the largest norm of a row. None: 0.7 σ √d, so that noise of norm R σ √d / λ is near 1.
     """
     features = _features(problem)
     radius, budget = _radius(features), ledger.budget

@@ -71,9 +71,22 @@ def privgene(
     shrink: float = 0.05,
     seed: int = 0,
 ) -> Iterator[Step]:
-    """``rounds`` generations, all choices at one price.
+    """Breeds weights over generations, and lets noisy choices select the parents of each.
 
-    The first generation is uniform on [-spread, spread]; mutations shrink from that to ``shrink`` times it.
+    Parameters
+    ----------
+    candidates : int, default 100
+        The number of weight vectors in a generation.
+    parents : int, default 5
+        The number of them that are chosen to breed the next one.
+    rounds : int, optional
+        The number of generations. None: a rule of the budget and the number of records.
+    spread : float, default 1.0
+        The first generation is uniform on [-spread, spread].
+    shrink : float, default 0.05
+        Mutations shrink from ``spread`` to ``shrink`` times it.
+    seed : int, default 0
+        Seeds the mutations, which are public.
     """
     if problem.outputs or not math.isfinite(problem.loss.slope):
         raise Unsupported("privgene fits weight vectors under a loss of bounded slope: use dpsgd otherwise")

@@ -88,7 +88,17 @@ def ridge(features: Features, penalty: float) -> Array:
 def noisy_gradient(
     ledger: Ledger, problem: Problem, *, steps: int = 30, clip_norm: float | None = None, length: float = 1.0
 ) -> Iterator[Step]:
-    """``steps`` steps of ``length``; ``clip_norm`` is by default the largest residual to begin with."""
+    """Takes steps along noisy gradients of everybody, and averages the second half of the iterates.
+
+    Parameters
+    ----------
+    steps : int, default 30
+        How many answers the budget is divided among.
+    clip_norm : float, optional
+        The largest norm of a record's gradient. None: the largest residual to begin with.
+    length : float, default 1.0
+        The learning rate.
+    """
     space, steps = Space.of(problem), validate.count(steps=steps)
     length = validate.positive(length=length)
     scale = np.asarray(space.features.scale) / space.radius

@@ -43,7 +43,7 @@ _RAISED = 0.25
 
 @until_spent
 def sufficient(ledger: Ledger, problem: Problem) -> Iterator[Step]:
-    """One step: all of the budget on one matrix."""
+    """Solves least squares from one noisy matrix of second moments, for the whole budget."""
     space, schedule = Space.of(problem), BudgetSchedule(ledger, problem.records)
     features, size = space.features, space.features.size
     bound = ClipOuter(math.sqrt(space.radius**2 + 1))
