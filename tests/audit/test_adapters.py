@@ -66,7 +66,7 @@ def opacus_parts(width):
 @pytest.mark.filterwarnings("ignore")
 def test_an_opacus_step_stands_where_floats_are_not_looked_at():
     model, loss, without, within = opacus_parts(4)
-    step = adapters.OpacusStep(model, loss, noise=1.0, clip=0.25)
+    step = adapters.OpacusStep(model, loss, noise_multiplier=1.0, clip_norm=0.25)
     verdict = ft.audit_mechanism(
         step,
         (without, within),
@@ -83,6 +83,6 @@ def test_an_opacus_step_stands_where_floats_are_not_looked_at():
 @pytest.mark.filterwarnings("ignore")
 def test_an_opacus_step_is_told_apart_by_its_float_noise():
     model, loss, without, within = opacus_parts(16_000)
-    step = adapters.OpacusStep(model, loss, noise=5.0, clip=1.0)
+    step = adapters.OpacusStep(model, loss, noise_multiplier=5.0, clip_norm=1.0)
     verdict = ft.audit_mechanism(step, (without, within), step.claim(1e-5), statistics.lowest_bit, 300)
     assert verdict.broken

@@ -79,9 +79,9 @@ class OpacusStep:
 
     model: Callable[[], Any]
     loss: Callable[[Any, Any], Any]
-    noise: float
-    clip: float = 1.0
-    rate: float | None = None
+    noise_multiplier: float
+    clip_norm: float = 1.0
+    sampling_rate: float | None = None
 
     def __call__(self, data: tuple[Any, Any], runs: int, stream: Stream) -> Array:
         import torch
@@ -91,8 +91,8 @@ class OpacusStep:
         plain = torch.optim.SGD(module.parameters(), lr=0.0)
         optimizer = opacus.optimizers.DPOptimizer(
             plain,
-            noise_multiplier=self.noise,
-            max_grad_norm=self.clip,
+            noise_multiplier=self.noise_multiplier,
+            max_grad_norm=self.clip_norm,
             expected_batch_size=1,
             loss_reduction="sum",
         )
@@ -100,8 +100,8 @@ class OpacusStep:
         outputs = []
         for _ in range(runs):
             came = np.arange(len(x))
-            if self.rate is not None:
-                came = stream.poisson_indices(self.rate, len(x))
+            if self.sampling_rate is not None:
+                came = stream.poisson_indices(self.sampling_rate, len(x))
             optimizer.zero_grad()
             self.loss(module(x[came]), y[came]).backward()
             optimizer.pre_step()
@@ -111,7 +111,7 @@ class OpacusStep:
 
     def claim(self, delta: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> Budget:
         """What one such step costs, were its noise real Gaussian noise."""
-        event: Event = GaussianEvent(self.noise)
-        if self.rate is not None:
-            event = PoissonEvent(self.rate, event)
+        event: Event = GaussianEvent(self.noise_multiplier)
+        if self.sampling_rate is not None:
+            event = PoissonEvent(self.sampling_rate, event)
         return Budget(pld.epsilon(event, delta, adjacency), delta, adjacency)

@@ -1,20 +1,6 @@
 """Attacks on a mechanism in two worlds, one with a record and one without, and the verdict on its claim.
 
->>> import numpy as np
->>> from farthing.noise.lattice import (SeededStream, gaussian)
->>> def noisy_count(people, runs, stream):  # all runs at once: fast
-...     return people + 0.5 * gaussian(stream, runs, 20) / 2**20
->>> verdict = audit_mechanism(noisy_count, (100, 101), Budget(1.0, 1e-5), trials=2000, stream=SeededStream(0))
->>> verdict.broken, verdict.word
-(True, 'broken')
-
-What an audit found, in plain words: broken, or not refuted. An audit never proves a guarantee.
-
->>> from farthing.budget import Budget
->>> print(Verdict(7.49, Budget(0.689, 1e-5), 10_000, 0.99, "a canary"))
-broken: ε is at least 7.49 with 99 % confidence, and 0.689 is claimed (a canary, 10,000 runs a world)
->>> print(Verdict(0.03, Budget(0.235, 1e-5), 10_000, 0.99, "a canary"))
-not refuted: ε is at least 0.03 with 99 % confidence, and 0.235 is claimed (a canary, 10,000 runs a world)
+An audit never proves a guarantee: a verdict is "broken" or "not refuted".
 """
 
 import html
@@ -36,7 +22,7 @@ ATTACKED_AS = {"auto": ("descent", "least-squares"), "sgd-ma": ("dpsgd",)}  # of
 
 
 def attacks(method: str) -> tuple[str, ...]:
-    """The names under which an audit attacks what `farthing train` and the estimators call ``method``.
+    """Return the names under which an audit attacks what `farthing train` and the estimators call ``method``.
 
     >>> attacks("auto"), attacks("dpagd")
     (('descent', 'least-squares'), ('dpagd',))
@@ -46,10 +32,32 @@ def attacks(method: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A lower bound on ε at the claim's δ, which fails with probability 1 - confidence at most.
+    """A lower bound on ε at the claim's δ, beside the claim.
 
-    ``trials`` are runs in each of the two worlds that were counted (not those on which a threshold was
-    chosen), or canaries in one run. ``assumption`` says what was taken for granted, if anything.
+    Parameters
+    ----------
+    eps_lower : float
+        The bound; it is wrong with probability 1 - confidence at most.
+    claim : Budget
+        What was claimed.
+    trials : int
+        Runs in each of the two worlds that were counted (not those on which a threshold was chosen), or
+        canaries in one run.
+    confidence : float
+        The probability with which the bound holds at least.
+    attack : str
+        What was done, in a few words.
+    assumption : str, default ""
+        What was taken for granted, if anything.
+    trial : str, default "runs a world"
+        What a trial is.
+
+    Examples
+    --------
+    >>> print(Verdict(7.49, Budget(0.689, 1e-5), 10_000, 0.99, "a canary"))
+    broken: ε is at least 7.49 with 99 % confidence, and 0.689 is claimed (a canary, 10,000 runs a world)
+    >>> Verdict(0.03, Budget(0.235, 1e-5), 10_000, 0.99, "a canary").word
+    'not refuted'
     """
 
     eps_lower: float
@@ -62,12 +70,12 @@ class Verdict:
 
     @property
     def broken(self) -> bool:
-        """Whether the claim is refuted. False says nothing but that this attack did not."""
+        """Return whether the claim is refuted. False says only that this attack did not refute it."""
         return self.eps_lower > self.claim.epsilon
 
     @property
     def word(self) -> str:
-        """Broken, or not refuted."""
+        """Return "broken" or "not refuted"."""
         return "broken" if self.broken else "not refuted"
 
     def __str__(self) -> str:
@@ -78,7 +86,7 @@ class Verdict:
         )
 
     def fields(self) -> dict[str, Any]:
-        """As plain JSON values; an infinite bound is written as null beside ``broken``."""
+        """Return plain JSON values; an infinite bound is null beside ``broken``."""
         return {
             "verdict": self.word,
             "broken": self.broken,
@@ -96,7 +104,7 @@ class Verdict:
 
 
 def _short(value: float) -> str:
-    """Three digits, rounded down: a lower bound stays one."""
+    """Return three digits, rounded down: a lower bound stays one."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
@@ -104,8 +112,21 @@ def _short(value: float) -> str:
 
 
 def section(verdicts: Iterable[tuple[str, Verdict]], title: str = "Audit") -> str:
-    """An HTML section for a report, one row a verdict: (what was attacked, verdict). All text is escaped.
+    """Return an HTML section for a report, one row a verdict. All text is escaped.
 
+    Parameters
+    ----------
+    verdicts : iterable of (str, Verdict)
+        What was attacked, and what came out.
+    title : str, default "Audit"
+        The heading.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
     >>> verdict = Verdict(0.5, Budget(1.0, 1e-5), 100, 0.99, "a < b")
     >>> "a &lt; b" in section([("<mean>", verdict)]) and "<mean>" not in section([("<mean>", verdict)])
     True
@@ -172,13 +193,55 @@ def audit_mechanism(
     attack: str = "",
     stream: Stream | None = None,
 ) -> Verdict:
-    """Attacks ``mechanism(data, runs, stream)``, which returns ``runs`` outputs, one a row; see `each`.
+    """Attack a mechanism on two neighbouring data sets, and judge its claim.
 
-    ``neighbours`` are (without, with), or any two that the claim's adjacency calls neighbours. Runs whose
-    ``statistic`` is at least ``threshold`` are flagged. Where no threshold is given, half of the ``trials``
-    in each world choose it, and the statistic where there are several, and only the others are counted.
-    By default outputs are looked at as they are, projected if they are vectors, or by outcome if they are
-    whole numbers. ``curve`` says what may be taken for granted (`curves`): nothing, by default.
+    Parameters
+    ----------
+    mechanism : callable
+        ``mechanism(data, runs, stream)``, which returns ``runs`` outputs, one a row; `each` makes one of a
+        function that returns a single output.
+    neighbours : (without, with)
+        Two data sets that the claim's adjacency calls neighbours.
+    claim : Budget
+        What the mechanism is said to be.
+    statistic : callable, FittedStatistic or a sequence of them, optional
+        What is looked at in outputs: one number a run, large where it says "with". None looks at outputs as
+        they are, projected if they are vectors, or by outcome if they are whole numbers.
+    trials : int, default 10,000
+        Runs in each world.
+    confidence : float, default 0.99
+        The probability with which the bound holds at least.
+    threshold : float, optional
+        Runs whose statistic is at least this are flagged. None: half of the trials in each world choose it
+        (and the statistic where there are several), and only the others are counted.
+    curve : Curve, optional
+        What may be assumed of the mechanism: `GaussianCurve` or `SampledCurve`. None assumes nothing.
+    attack : str, default ""
+        A name for the verdict.
+    stream : Stream, optional
+        Where random words come from; a `SeededStream` repeats an audit.
+
+    Returns
+    -------
+    Verdict
+
+    Raises
+    ------
+    InvalidValue
+        For a claim that is no budget, or a mechanism that does not return one row a run.
+
+    Notes
+    -----
+    Bounds are those of Clopper & Pearson 1934 on both error rates (`farthing.audit.statistics`).
+
+    Examples
+    --------
+    >>> from farthing.noise.lattice import SeededStream, gaussian
+    >>> def noisy_count(people, runs, stream):  # all runs at once: fast
+    ...     return people + 0.5 * gaussian(stream, runs, 20) / 2**20
+    >>> claim = Budget(1.0, 1e-5)
+    >>> audit_mechanism(noisy_count, (100, 101), claim, trials=2000, stream=SeededStream(0)).word
+    'broken'
     """
     if not isinstance(claim, Budget):
         raise InvalidValue(f"claim must be a Budget, got {claim!r}")
@@ -202,7 +265,30 @@ def judge(
     curve: Curve = Unknown(),  # noqa: B008  frozen
     attack: str = "",
 ) -> Verdict:
-    """The verdict on outputs of both worlds, as many of each."""
+    """Judge a claim by outputs of both worlds, as many of each.
+
+    Parameters
+    ----------
+    without, within : array-like
+        Outputs of the two worlds, one row a run.
+    claim : Budget
+        What is claimed.
+    statistics : sequence of (str, callable or FittedStatistic)
+        Names and statistics; the best on the first half of the runs is used on the second.
+    confidence, threshold, curve, attack
+        As in `audit_mechanism`.
+
+    Returns
+    -------
+    Verdict
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> runs = rng.normal(size=1000), rng.normal(9.0, size=1000)
+    >>> judge(*runs, Budget(1.0, 1e-5), [("value", value)]).broken
+    True
+    """
     trials = len(without)
     if len(within) != trials:
         raise InvalidValue(f"both worlds must have as many runs, got {trials} and {len(within)}")
@@ -231,14 +317,26 @@ def judge(
 
 
 def _seen(scores: Scores, outputs: Any) -> Array:
-    """Scores of outputs; NaN, which is as good a sign as any, stands below all others."""
+    """Return scores of outputs; NaN, which is as good a sign as any, stands below all others."""
     values = np.asarray(scores(outputs), dtype=np.float64)
     return np.where(np.isnan(values), -np.inf, values)
 
 
 def each(mechanism: Callable[[Any, Stream], Any]) -> Mechanism:
-    """Makes ``mechanism(data, stream)``, which returns one output, into one that returns many.
+    """Make a mechanism that returns many outputs from one that returns a single output.
 
+    Parameters
+    ----------
+    mechanism : callable
+        ``mechanism(data, stream)``.
+
+    Returns
+    -------
+    callable
+        ``mechanism(data, runs, stream)``, for `audit_mechanism`.
+
+    Examples
+    --------
     >>> each(lambda data, stream: data + 1)(1, 3, Stream())
     array([2, 2, 2])
     """
@@ -281,7 +379,7 @@ def _choose(
     confidence: float,
     counted: int,
 ) -> tuple[float, Scores, float, float]:
-    """The best threshold on runs that are not counted: its strength, the scores, threshold and sign."""
+    """Return the best threshold on runs that are not counted: its strength, scores, threshold and sign."""
     scores = statistic.fit(without, within) if isinstance(statistic, FittedStatistic) else statistic
     found = [_seen(scores, part) for part in (without, within)]
     options = []

@@ -1,4 +1,4 @@
-"""For tests, `assert_private`; for training code that nobody can look into, one run with many canaries.
+"""Helpers for tests, and for auditing training code in one run with many canaries.
 
 One run: flip a coin for each canary (`canaries_of`), train once with those that came up, score every canary
 on what the run released, and hand scores and coins to `one_run`.
@@ -32,9 +32,22 @@ def assert_private(
     curve: Curve | None = None,
     stream: Stream | None = None,
 ) -> None:
-    """Fails a test whose mechanism is broken; sound ones fail once in 1 / (1 - confidence) runs at most.
+    """Raise AssertionError if an audit breaks the claim; for tests.
 
-    With a `SeededStream` they always do or never.
+    A sound mechanism fails once in 1 / (1 - confidence) runs at most; with a `SeededStream` it always does or
+    never.
+
+    Parameters
+    ----------
+    mechanism, neighbours, claim, statistic, trials, threshold, curve, stream
+        As in `audit_mechanism`.
+    confidence : float, default 0.9999
+        The probability with which the bound holds at least.
+
+    Examples
+    --------
+    >>> from farthing.audit import each
+    >>> assert_private(each(lambda data, stream: 0.0), (1, 2), Budget(0.1, 0.0), trials=100)
     """
     verdict = audit_mechanism(
         mechanism,
@@ -52,7 +65,24 @@ def assert_private(
 
 
 def canaries_of(canaries: int, stream: Stream | None = None) -> NDArray[np.bool_]:
-    """A fair coin for each canary: whether it takes part."""
+    """Flip a fair coin for each canary: whether it takes part in the run.
+
+    Parameters
+    ----------
+    canaries : int
+        How many.
+    stream : Stream, optional
+        Where the coins come from.
+
+    Returns
+    -------
+    ndarray of bool
+
+    Examples
+    --------
+    >>> canaries_of(3).shape
+    (3,)
+    """
     return (Stream() if stream is None else stream).bernoulli(0.5, validate.count(canaries=canaries))
 
 
@@ -66,12 +96,39 @@ def one_run(
     curve: Curve | None = None,
     attack: str = "many canaries",
 ) -> Verdict:
-    """The verdict on one run in which canaries took part by fair coins; large scores speak for "took part".
+    """Judge a claim by one run in which canaries took part by fair coins.
 
-    The ``guesses`` // 2 largest scores are named "in", as many of the smallest "out", and the others are left
-    out. How many must not be tuned on the run; by default the claim says it (`canaries.planned_guesses`).
-    Without a ``curve`` by Steinke, Nasr & Jagielski 2023, with `GaussianCurve` or `SampledCurve` by
-    Mahloujifar, Melis & Chaudhuri 2024.
+    Parameters
+    ----------
+    scores : array-like of shape (canaries,)
+        One number a canary; large ones speak for "took part".
+    took_part : array-like of bool
+        The coins (`canaries_of`).
+    claim : Budget
+        What is claimed of the run.
+    guesses : int, optional
+        The ``guesses`` // 2 largest scores are named "in", as many of the smallest "out", and the others are
+        left out. It must not be tuned on the run; None lets the claim decide (`canaries.planned_guesses`).
+    confidence : float, default 0.95
+        The probability with which the bound holds at least.
+    curve : GaussianCurve or SampledCurve, optional
+        What may be assumed of the run. None assumes nothing.
+    attack : str, default "many canaries"
+        A name for the verdict.
+
+    Returns
+    -------
+    Verdict
+
+    Notes
+    -----
+    Without a curve by Steinke, Nasr & Jagielski 2023, with one by Mahloujifar, Melis & Chaudhuri 2024.
+
+    Examples
+    --------
+    >>> coins = np.arange(200) % 2 == 0
+    >>> one_run(np.where(coins, 1.0, 0.0), coins, Budget(1.0, 1e-5)).broken  # every guess is right
+    True
     """
     values, truth = np.asarray(scores, dtype=np.float64), np.asarray(took_part, dtype=np.bool_)
     if values.ndim != 1 or values.shape != truth.shape or not np.isfinite(values).all():

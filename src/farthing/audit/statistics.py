@@ -1,4 +1,4 @@
-"""What counts prove: lower bounds on ε that hold with a stated confidence, whatever the mechanism.
+"""Test statistics of an attack, and the lower bounds on ε that their counts prove.
 
 An attack flags a run or not. Of ``trials`` runs with the record ``tp`` were flagged, of as many without it
 ``fp``. If the mechanism is (ε, δ)-DP, then P(flag | with) <= e^ε P(flag | without) + δ and the same for "not
@@ -19,16 +19,13 @@ all runs are a sum of independent coins, whose upper tail is at most that of a b
 >>> round(float(gaussian_mu(6915, 3085, 10_000)), 3)  # these are the rates at μ = 1
 0.955
 
-What an audit may take for granted of a mechanism, apart from what it is to find out.
+A *curve* is what an audit may assume of a mechanism. Without one nothing is assumed: counts bound ε at the
+claim's δ (`epsilons`). With one, a single number is left open, counts bound that, and ε at δ follows from it.
+The verdict names the assumption.
 
-Without a curve nothing is: counts bound ε at the claim's δ by `statistics.epsilons`. With one, a single
-number is left open, counts bound that, and ε at δ follows from it. The verdict names what was taken for
-granted.
-
-Statistics: what an attack looks at in the outputs of a run, one number a run, large where it says "with".
-
-A plain function of all outputs (one row a run) is fixed ahead. A `FittedStatistic` is learnt: ``fit`` sees
-outputs of both worlds that are not counted later, and returns such a function.
+A *test statistic* is what an attack looks at in the outputs of a run: one number a run, large where it says
+"with". A plain function of all outputs (one row a run) is fixed ahead. A `FittedStatistic` is learnt: ``fit``
+sees outputs of both worlds that are not counted later, and returns such a function.
 """
 
 import math
@@ -52,13 +49,13 @@ _RATES = 0.25
 
 
 def at_least(successes: ArrayLike, trials: ArrayLike, failure: float) -> Array:
-    """A rate that the true one falls short of with probability ``failure`` at most."""
+    """Return a rate that the true one falls short of with probability ``failure`` at most."""
     k, n = np.asarray(successes, dtype=np.float64), np.asarray(trials, dtype=np.float64)
     return np.where(k > 0, betaincinv(np.maximum(k, 1), n - k + 1, failure), 0.0)
 
 
 def at_most(successes: ArrayLike, trials: ArrayLike, failure: float) -> Array:
-    """A rate that the true one exceeds with probability ``failure`` at most."""
+    """Return a rate that the true one exceeds with probability ``failure`` at most."""
     k, n = np.asarray(successes, dtype=np.float64), np.asarray(trials, dtype=np.float64)
     return np.where(k < n, betaincinv(k + 1, np.maximum(n - k, 1), 1 - failure), 1.0)
 
@@ -70,7 +67,7 @@ def _rates(tp: ArrayLike, fp: ArrayLike, trials: int, failure: float) -> tuple[A
 def epsilons(
     tp: ArrayLike, fp: ArrayLike, trials: int, delta: float = 0.0, confidence: float = 0.99
 ) -> Array:
-    """Lower bounds on ε at ``delta``, one for each pair of counts; each holds by itself."""
+    """Return lower bounds on ε at ``delta``, one for each pair of counts; each holds by itself."""
     hit, false = _rates(tp, fp, trials, 1 - confidence)
     with np.errstate(divide="ignore", invalid="ignore"):
         flagged = np.log(np.maximum(hit - delta, 0.0)) - np.log(false)
@@ -79,18 +76,18 @@ def epsilons(
 
 
 def epsilon(tp: int, fp: int, trials: int, delta: float = 0.0, confidence: float = 0.99) -> float:
-    """The lower bound on ε at ``delta`` from one pair of counts."""
+    """Return the lower bound on ε at ``delta`` from one pair of counts."""
     return float(epsilons(tp, fp, trials, delta, confidence))
 
 
 def advantage(tp: ArrayLike, fp: ArrayLike, trials: int, failure: float) -> Array:
-    """A lower bound on P(flag | with) - P(flag | without), from the right answers in both worlds."""
+    """Return a lower bound on P(flag | with) - P(flag | without), from the right answers in both worlds."""
     right = np.asarray(tp) + (trials - np.asarray(fp))
     return 2 * at_least(right, 2 * trials, failure) - 1
 
 
 def gaussian_mu(tp: ArrayLike, fp: ArrayLike, trials: int, confidence: float = 0.99) -> Array:
-    """Lower bounds on μ if the mechanism's trade-off curve is that of N(0, 1) against N(μ, 1)."""
+    """Return lower bounds on μ if the trade-off curve is that of N(0, 1) against N(μ, 1)."""
     failure = 1 - confidence
     hit, false = _rates(tp, fp, trials, failure * _RATES)
     gap = np.maximum(advantage(tp, fp, trials, failure * (1 - _RATES)), 0.0)
@@ -100,7 +97,7 @@ def gaussian_mu(tp: ArrayLike, fp: ArrayLike, trials: int, confidence: float = 0
 
 
 def sampled_mu(tp: ArrayLike, fp: ArrayLike, trials: int, rate: float, confidence: float = 0.99) -> Array:
-    """Lower bounds on μ if the curve is that of N(0, 1) against (1 - rate) N(0, 1) + rate N(μ, 1)."""
+    """Return lower bounds on μ if the curve is of N(0, 1) against (1 - rate) N(0, 1) + rate N(μ, 1)."""
     failure = 1 - confidence
     hit, false = _rates(tp, fp, trials, failure * _RATES)
     gap = np.maximum(advantage(tp, fp, trials, failure * (1 - _RATES)), 0.0)
@@ -111,28 +108,34 @@ def sampled_mu(tp: ArrayLike, fp: ArrayLike, trials: int, rate: float, confidenc
 
 
 def gaussian_rates(mu: float, threshold: float, rate: float = 1.0) -> tuple[float, float]:
-    """P(flag | with) and P(flag | without) where N(0, 1) above ``threshold`` is flagged: for planning."""
+    """Return P(flag | with) and P(flag | without) where N(0, 1) above ``threshold`` is flagged."""
     false = float(ndtr(-threshold))
     return (1 - rate) * false + rate * float(ndtr(mu - threshold)), false
 
 
 class Curve(Protocol):
-    """How counts become a lower bound: first on a strength that grows with ε, then on ε."""
+    """An assumption by which counts become a lower bound: on a strength that grows with ε, and then on ε."""
 
     @property
     def assumption(self) -> str:
-        """What is taken for granted; empty for nothing."""
+        """Return what is assumed; empty for nothing."""
 
     def strengths(self, tp: ArrayLike, fp: ArrayLike, trials: int, claim: Budget, confidence: float) -> Array:
-        """Lower bounds on the strength, one for each pair of counts."""
+        """Return lower bounds on the strength, one for each pair of counts."""
 
     def epsilon(self, strength: float, claim: Budget) -> float:
-        """ε at the claim's δ of a mechanism so strong."""
+        """Return ε at the claim's δ of a mechanism of this strength."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Nothing is taken for granted: (ε, δ) itself is bounded."""
+    """No assumption at all: counts bound ε at the claim's δ itself.
+
+    Examples
+    --------
+    >>> Unknown().assumption
+    ''
+    """
 
     assumption: str = ""
 
@@ -145,7 +148,17 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class GaussianCurve:
-    """The run as a whole is no easier to tell than some N(0, 1) from N(μ, 1): full-batch Gaussian noise."""
+    """The assumption that a run is one Gaussian mechanism (full-batch noise), so that counts bound its μ.
+
+    Notes
+    -----
+    Its trade-off curve is that of N(0, 1) against N(μ, 1) (Dong, Roth & Su 2022, Def. 2.6).
+
+    Examples
+    --------
+    >>> GaussianCurve().assumption
+    'the trade-off curve of the run is that of a Gaussian mechanism'
+    """
 
     assumption: str = "the trade-off curve of the run is that of a Gaussian mechanism"
 
@@ -160,29 +173,49 @@ class GaussianCurve:
 
 @dataclass(frozen=True, slots=True)
 class SampledCurve:
-    """A trial is one step of ``steps``, each Gaussian noise on a Poisson sample of ``rate``: DP-SGD."""
+    """The assumption that a run is DP-SGD and a trial one of its steps, so that counts bound the step's μ.
 
-    rate: float
+    Parameters
+    ----------
+    sampling_rate : float
+        The probability of a record to be in a step's Poisson batch.
+    steps : int
+        The number of steps of the run.
+
+    Notes
+    -----
+    Nasr et al. 2023, Sections 4 and 5. Under replace-one with a rate below 1 there is another curve, and
+    `Unsupported` is raised.
+
+    Examples
+    --------
+    >>> SampledCurve(0.01, 100).assumption
+    'the run is 100 Gaussian steps, each on a Poisson sample of rate 0.01'
+    """
+
+    sampling_rate: float
     steps: int
 
     def __post_init__(self) -> None:
-        validate.rate(rate=self.rate), validate.count(steps=self.steps)
+        validate.rate(sampling_rate=self.sampling_rate), validate.count(steps=self.steps)
 
     @property
     def assumption(self) -> str:
-        return f"the run is {self.steps} Gaussian steps, each on a Poisson sample of rate {self.rate:g}"
+        return (
+            f"the run is {self.steps} Gaussian steps, each on a Poisson sample of rate {self.sampling_rate:g}"
+        )
 
     def strengths(self, tp: ArrayLike, fp: ArrayLike, trials: int, claim: Budget, confidence: float) -> Array:
-        return sampled_mu(tp, fp, trials, self.rate, confidence)
+        return sampled_mu(tp, fp, trials, self.sampling_rate, confidence)
 
     def epsilon(self, strength: float, claim: Budget) -> float:
-        if claim.adjacency is Adjacency.REPLACE_ONE and self.rate < 1:
+        if claim.adjacency is Adjacency.REPLACE_ONE and self.sampling_rate < 1:
             raise Unsupported("a record replaced on a sample has another curve: attack add-remove instead")
         if not strength > 1e-6:  # below, thousands of steps do not add up to anything
             return 0.0
         if strength == math.inf:
             return math.inf
-        step = PoissonEvent(self.rate, GaussianEvent(1 / strength))
+        step = PoissonEvent(self.sampling_rate, GaussianEvent(1 / strength))
         return pld.epsilon(RepeatedEvent(step, self.steps), claim.delta, claim.adjacency)
 
 
@@ -191,19 +224,19 @@ Scores = Callable[[Any], Array]
 
 @runtime_checkable
 class FittedStatistic(Protocol):
-    """A statistic that is learnt from runs which are not counted."""
+    """A test statistic that is learnt from runs which are not counted."""
 
     @property
     def name(self) -> str:
-        """In a few words, for the verdict."""
+        """Return its name in a few words, for the verdict."""
 
     def fit(self, without: Any, within: Any) -> Scores:
-        """The function of outputs, from those of both worlds."""
+        """Return the function of outputs that was learnt from those of both worlds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Along the direction that tells the worlds apart best, were the outputs Gaussian (Fisher 1936)."""
+    """A projection on the direction that tells the worlds apart best, were outputs Gaussian (Fisher 1936)."""
 
     name: str = "projection on the worst direction"
 
@@ -223,7 +256,7 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """For outputs of few kinds (a chosen candidate): how much more often each was seen "with"."""
+    """A likelihood ratio of outputs of few kinds, such as a chosen candidate."""
 
     name: str = "likelihood ratio of outcomes"
 
@@ -237,33 +270,33 @@ class Outcomes:
 
 
 def value(outputs: Any) -> Array:
-    """The output itself, where it is one number a run."""
+    """Return the output itself, where it is one number a run."""
     return _flat(outputs)[:, 0]
 
 
 def largest(outputs: Any) -> Array:
-    """The largest |entry| of a run: sees a leak in the level of the noise."""
+    """Return the largest |entry| of a run, which shows a leak in the level of the noise."""
     return np.asarray(np.abs(_flat(outputs)).max(axis=1))
 
 
 def spread(outputs: Any) -> Array:
-    """The mean square of a run's entries: sees a leak in the variance of the noise."""
+    """Return the mean square of a run's entries, which shows a leak in the variance of the noise."""
     return np.asarray(np.square(_flat(outputs)).mean(axis=1))
 
 
 def level(outputs: Any) -> Array:
-    """The mean logarithm of a run's |entries|: sees noise whose level varies from entry to entry."""
+    """Return the mean logarithm of a run's |entries|, which shows noise whose level varies."""
     sizes = np.abs(_flat(outputs))
     return np.asarray(np.log(np.maximum(sizes, 1e-300)).mean(axis=1))
 
 
 def frozen(outputs: Any) -> Array:
-    """Minus the number of entries of a run that are exactly 0: sees noise that was never added."""
+    """Return minus the number of entries that are exactly 0, which shows noise that was never added."""
     return np.asarray(-np.count_nonzero(_flat(outputs) == 0, axis=1), dtype=np.float64)
 
 
 def lowest_bit(outputs: Any) -> Array:
-    """The finest power of two that some entry of a run is no multiple of (Mironov 2012).
+    """Return the finest power of two that some entry of a run is no multiple of (Mironov 2012).
 
     A sum x + noise in floating point is a multiple of the last place of x wherever it comes out near 0; noise
     alone is not. On a lattice of integers both are the same multiples of one cell.

@@ -49,10 +49,22 @@ _DRAFTED = "read from private records; covered by no guarantee: check every line
 
 @dataclass(frozen=True)
 class Numeric:
-    """A number with public bounds: values beyond them are clipped, then [low, high] is mapped onto [0, 1].
+    """A column of numbers with public bounds, which become [0, 1].
 
-    What is no finite number becomes NaN, and its record counts as nothing (`farthing.data.tables.Table`): an
-    error would tell of a record for which nobody has paid.
+    Values beyond the bounds are clipped. A cell that is no finite number becomes NaN, and its record counts
+    as nothing (`farthing.data.tables.Table`): an error would tell of a record for which nobody has paid.
+
+    Parameters
+    ----------
+    name : str
+        The column's name in the table.
+    low, high : float
+        The public bounds, low below high.
+
+    Examples
+    --------
+    >>> Numeric("age", 17, 90).targets([17, 250, "?"])
+    array([17., 90., nan])
     """
 
     name: str
@@ -95,7 +107,20 @@ class Numeric:
 
 @dataclass(frozen=True)
 class Categorical:
-    """A value from a public vocabulary, encoded one-hot; a value outside it encodes as all zeros."""
+    """A column of values from a public vocabulary, encoded one-hot.
+
+    Parameters
+    ----------
+    name : str
+        The column's name in the table.
+    values : tuple of str
+        The vocabulary. A value outside it encodes as all zeros.
+
+    Examples
+    --------
+    >>> Categorical("sex", ("Female", "Male")).codes(["Male", "not listed"])
+    array([ 1, -1])
+    """
 
     name: str
     values: tuple[str, ...]
@@ -134,10 +159,27 @@ class Categorical:
 
 @dataclass(frozen=True)
 class Schema:
-    """What is publicly known about a table: its columns in order, and the target to predict.
+    """The public description of a table: its columns in order, and the target to predict.
 
-    Every feature lies in [0, 1], so a row of `encode` has squared norm at most `len(columns)`. A target with
-    a vocabulary asks for a classifier, one with bounds for a regression.
+    Parameters
+    ----------
+    columns : tuple of Numeric or Categorical
+        The features. Every encoded feature lies in [0, 1], so a row has squared norm at most len(columns).
+    target : Numeric or Categorical
+        What to predict: a vocabulary asks for a classifier, bounds ask for a regression.
+
+    Raises
+    ------
+    InvalidValue
+        For names that occur twice, no column, or a target with one value.
+
+    Examples
+    --------
+    >>> schema = Schema((Numeric("age", 0, 100),), Categorical("rich", ("no", "yes")))
+    >>> schema.encode({"age": [20, 60]}).ravel(), schema.encode_target({"rich": ["no", "yes"]})
+    (array([0.2, 0.6]), array([0, 1]))
+    >>> Schema.from_json(schema.to_json()) == schema
+    True
     """
 
     columns: tuple[Numeric | Categorical, ...]
@@ -154,7 +196,7 @@ class Schema:
 
     @classmethod
     def from_json(cls, text: str) -> "Schema":
-        """The inverse of `to_json`; the message names the key that is wrong."""
+        """Read a schema from the text of `to_json`; the message names the key that is wrong."""
         try:
             found = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -173,21 +215,21 @@ class Schema:
         return cls(tuple(columns), _described("target", found["target"]))
 
     def to_json(self) -> str:
-        """A small text of public facts, a line a column."""
+        """Return the schema as JSON text, a line a column."""
         return _json([asdict(column) for column in self.columns], asdict(self.target))
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """The names of the columns of `encode`: 'age', 'sex=Female', and so on."""
+        """Return the names of the columns of `encode`: 'age', 'sex=Female', and so on."""
         return tuple(name for column in self.columns for name in column.feature_names)
 
     @property
     def width(self) -> int:
-        """How many features `encode` returns for a row."""
+        """Return how many features `encode` makes of a row."""
         return len(self.feature_names)
 
     def encode(self, table: Table) -> NDArray[np.float64]:
-        """Features of shape (rows, width) in [0, 1], NaN for what is no number where one is declared.
+        """Return features of shape (rows, width) in [0, 1], NaN for a cell that is no number.
 
         Columns that the schema does not name are left out.
         """
@@ -206,7 +248,7 @@ class Schema:
         return features
 
     def encode_target(self, table: Table) -> NDArray[Any]:
-        """Each record's label as its position in `target.values`, or its number, clipped to the bounds.
+        """Return each record's label as its position in `target.values`, or its number within the bounds.
 
         -1 stands for a label that is not among them, NaN for what is no number.
         """
@@ -261,7 +303,21 @@ def _described(key: str, found: Any) -> Numeric | Categorical:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A table, its encoding by a public schema, and the standard split: the first `split` rows train."""
+    """A table with its encoding by a public schema, and the standard split.
+
+    Attributes
+    ----------
+    name : str
+    table : mapping of str to array
+        The columns as they are.
+    X : ndarray of shape (records, features)
+        The features, in [0, 1].
+    y : ndarray of shape (records,)
+        The labels, as positions in the target's vocabulary.
+    schema : Schema
+    split : int
+        The first ``split`` records are ``X_train`` and ``y_train``, the others ``X_test`` and ``y_test``.
+    """
 
     name: str
     table: Table = field(repr=False)
@@ -360,11 +416,23 @@ _ADULT_TRAIN = 32_561
 
 
 def load_adult() -> Dataset:
-    """UCI Adult, the 1994 US census extract: does a person earn more than $50,000 a year?
+    """Load UCI Adult, the 1994 US census extract: does a person earn more than $50,000 a year?
 
-    All 48,842 records with their original values, in UCI's order: the 32,561 of adult.data, then the 16,281
-    of adult.test. `y` is 1 for ">50K". Missing values stay "?". Becker, B. and Kohavi, R. (1996), UCI Machine
-    Learning Repository, https://doi.org/10.24432/C5XW20, CC BY 4.0.
+    Returns
+    -------
+    Dataset
+        All 48,842 records with their original values, in UCI's order: the 32,561 of adult.data, then the
+        16,281 of adult.test. ``y`` is 1 for ">50K". Missing values stay "?".
+
+    Notes
+    -----
+    Becker, B. and Kohavi, R. (1996), UCI Machine Learning Repository, https://doi.org/10.24432/C5XW20,
+    CC BY 4.0. The data comes with the package.
+
+    Examples
+    --------
+    >>> load_adult().X_test.shape
+    (16281, 108)
     """
     packed = lzma.decompress(files("farthing.data").joinpath("datasets", "adult.xz").read_bytes())
     if hashlib.sha256(packed).hexdigest() != ADULT_SHA256:

@@ -1,6 +1,6 @@
-"""A table of private rows, as linear models see it: read in blocks, never copied as a whole.
+"""Tables of private rows as linear models read them: in blocks, never copied as a whole.
 
-`Table` is what goes behind the door. Features of any real kind (float64, float32, integers, a memory-mapped
+`Table` holds the records of a ledger. Features of any real kind (float64, float32, integers, a memory-mapped
 file, a sparse matrix) stay as they are in memory; a block is widened to float64 when it is read, so that
 margins, norms and sums are safe whatever the input. `Features` is the public map z = h [A (x - c); b] of a
 row x that a method works in: centre c, scales or matrix A, constant b for the intercept, and h, which shrinks
@@ -41,10 +41,25 @@ _SHORTEST = 2**7  # roundings that a sum of such terms needs; where there are fe
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """The public map of a row: z = h [A (x - c); b]. All of it must be public or already released.
+    """A public map of rows: z = h [A (x - c); b]. All of it must be public or already released.
 
-    ``scale`` is the diagonal of A (one number, or one a feature) or A itself, a square matrix. With
-    ``intercept`` b > 0 a constant b is appended. Rows longer than ``radius`` are shrunk onto it (h < 1).
+    Parameters
+    ----------
+    width : int
+        The number of features of x.
+    centre : float or array, default 0.0
+        c, one number or one a feature.
+    scale : float or array, default 1.0
+        The diagonal of A (one number, or one a feature), or A itself, a square matrix.
+    intercept : float, default 1.0
+        b, a constant that is appended; 0 appends none.
+    radius : float, optional
+        Longer z are shrunk to this norm (h < 1). None shrinks none.
+
+    Examples
+    --------
+    >>> Features(2, centre=0.5).size
+    3
     """
 
     width: int
@@ -238,12 +253,22 @@ def _rowwise(values: Array, factors: Array | None) -> Array:
 
 
 class Table:
-    """Private rows: features and, where there is one, a target.
+    """A table of private rows: features and, where there is one, a target.
 
-    ``bounds`` (low, high), numbers or one a feature, are public: a value beyond them is clipped, and
-    [low, high] is mapped onto [0, 1] (in a sparse table low must be 0, so that zeros stay zeros). With
-    ``unit`` each row is then divided by its norm.
+    Parameters
+    ----------
+    X : array-like or sparse matrix of shape (records, features)
+        Features of any real type; they stay as they are in memory.
+    y : array-like of shape (records,), optional
+        The target.
+    bounds : (low, high), optional
+        Public bounds, numbers or one a feature: a value beyond them is clipped, and [low, high] is mapped
+        onto [0, 1] (in a sparse table low must be 0, so that zeros stay zeros). None leaves values alone.
+    unit : bool, default False
+        Whether to divide each row by its norm then.
 
+    Notes
+    -----
     A row with a feature or a target that is not a finite number is *blank*: it stays where it is, so that no
     other row is drawn differently, its z is zero and its target NaN, which every contribution counts as zero.
     An error instead would tell that there is such a record, for which nobody has paid.
@@ -261,7 +286,7 @@ class Table:
         self._map: tuple[Array, Array] | None = None
         self._factors: dict[Features, Factors] = {}
         self._lie: tuple[Any, ...] | None = None  # how it lies in memory; empty where kernels cannot read it
-        self._whole: tuple[Table, Indices] | None = None  # the table this one is a lot of
+        self._whole: tuple[Table, Indices] | None = None  # the table that this one is a batch of
         limits = None if bounds is None else _limits(bounds, X)
         broken = np.zeros(self._length, np.bool_)
         if self._outside(limits, broken) or (
@@ -276,7 +301,7 @@ class Table:
 
     @property
     def X(self) -> Any:
-        """The features; those of a lot are gathered when they are first asked for."""
+        """The features; those of a batch are gathered when they are first asked for."""
         if self._X is None:
             assert self._whole is not None
             whole, indices = self._whole
