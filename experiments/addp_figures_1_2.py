@@ -40,7 +40,7 @@ from farthing.budget import Adjacency, Budget
 from farthing.data.tables import Table
 from farthing.federated.methods.addp import addp
 from farthing.federated.methods.addp_baselines import non_private, sgd_adv, sgd_maj, sgd_pass
-from farthing.federated.methods.federated_descent import learnt_in, together
+from farthing.federated.methods.federated_descent import federated_descent, learnt_in
 from farthing.federated.protocol import Accountant, Trust, Weights
 from farthing.federated.simulated import Simulated
 from farthing.linear.losses import logistic
@@ -80,10 +80,10 @@ BETTER = {
         Adjacency.ADD_REMOVE,
         lambda c, p: addp(c, p, draw=Everyone(), rounds=100, calibration=TIGHT, accountant=TIGHT),
     ),
-    "together, local noise": (Adjacency.ADD_REMOVE, lambda c, p: together(c, p)),
+    "together, local noise": (Adjacency.ADD_REMOVE, lambda c, p: federated_descent(c, p)),
     "together, distributed": (
         Adjacency.ADD_REMOVE,
-        lambda c, p: together(c, p, trust=Trust.DISTRIBUTED),
+        lambda c, p: federated_descent(c, p, trust=Trust.DISTRIBUTED),
     ),
 }
 PRIVATE = PAPER | BETTER

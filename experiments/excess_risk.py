@@ -153,7 +153,7 @@ def first(n: int, epsilon: float, case: str, method: str, repeats: int) -> list[
     found = []
     for repeat in range(repeats):
         place = stream(ONE, case, n, epsilon, method, repeat)
-        crowd = Simulated.split(X, y, users=2, budgets=budget, stream=place)
+        crowd = Simulated.split(X, y, clients=2, budgets=budget, stream=place)
         problem = Problem(logistic, n, X.shape[1], unit=False)
         steps = sgd1(crowd, problem, radius=RADIUS, convexity=convexity, exact=method == LEAST)
         excess = risk(_learnt(steps), z, y, convexity) - best
@@ -172,7 +172,7 @@ def second(n: int, epsilon: float, m: int, T: int, method: str, repeats: int) ->
     noise, found = (sgd2_noise if method == LEAST else sgd2_published_noise)(budget, T), []
     for repeat in range(repeats):
         place = stream(TWO, n, epsilon, m, T, method, repeat)
-        crowd = Simulated.split(X, y, users=m, budgets=budget, stream=place)
+        crowd = Simulated.split(X, y, clients=m, budgets=budget, stream=place)
         problem = Problem(logistic, n, X.shape[1], unit=False)
         given = None if method == LEAST else noise
         steps = sgd2(crowd, problem, rounds=T, noise=given, radius=RADIUS, convexity=CONVEXITY)
@@ -189,7 +189,7 @@ def sketched(n: int, epsilon: float, m: int, T: int, repeats: int) -> list[Row]:
     noise, found = sgd2_noise(budget, T), []
     for repeat in range(repeats):
         place = stream(SKETCH, n, epsilon, m, T, repeat)
-        crowd = Simulated.split(X, y, users=m, budgets=budget, stream=place)
+        crowd = Simulated.split(X, y, clients=m, budgets=budget, stream=place)
         problem = Problem(logistic, n, X.shape[1], unit=False)
         options = {"radius": RADIUS, "convexity": CONVEXITY}
         steps = sgd2(crowd, problem, rounds=T, rate=lambda t: eta, **options)

@@ -224,7 +224,7 @@ def test_every_page_is_once_in_the_navigation():
     [
         ("farthing", ["core", "estimators", "algorithms", "audit"]),
         ("farthing.torch", ["torch"]),
-        ("farthing.federated", ["crowd"]),
+        ("farthing.federated", ["federated"]),
         ("farthing.audit", ["audit"]),
         ("farthing.report", ["report"]),
     ],

@@ -1,10 +1,10 @@
-"""``python tools/federated_methods.py``: draws the tables of federated methods into docs/crowd.md."""
+"""``python tools/federated_methods.py``: draws the tables of federated methods into docs/federated.md."""
 
 from pathlib import Path
 
 from farthing.federated.methods.table import METHODS, every_option
 
-PAGE = Path(__file__).parent.parent / "docs" / "crowd.md"
+PAGE = Path(__file__).parent.parent / "docs" / "federated.md"
 BEGIN, END = "<!-- drawn by tools/federated_methods.py -->\n", "<!-- end -->"
 
 

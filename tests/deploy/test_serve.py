@@ -1,4 +1,4 @@
-"""A run's file, and the coordinator over guards in this process; real processes are in tests/crowd."""
+"""A run's file, and the coordinator over guards in this process; real processes are in tests/clients."""
 
 import json
 import os
@@ -94,7 +94,7 @@ def test_the_model_is_that_of_the_simulation_with_the_same_seed(tmp_path, guards
     assert main(["predict", str(plan.model), "adult", "-o", str(tmp_path / "out.csv")]) == 0
 
 
-@pytest.mark.parametrize("method", ['name = "sgd2"\nrounds = 3', 'name = "together"\nmost = 3'])
+@pytest.mark.parametrize("method", ['name = "sgd2"\nrounds = 3', 'name = "federated-descent"\nmost = 3'])
 def test_it_ends_when_nobody_can_afford_a_round(tmp_path, guards, method):
     plan = plan_of(tmp_path, method=method)
     report = coordinated(plan, guards(tmp_path))

@@ -76,7 +76,7 @@ def deployed(plan: RunFile) -> dict[str, Any]:
 def test_a_new_method_runs_simulated_and_deployed(run_file: Path) -> None:
     plan = RunFile.load(run_file)
     job = replace(plan.job, method=SIGNS, options={"rounds": 4, "shrink": 0.5})
-    told = simulate(replace(job, table="adult", epsilon="1", delta=1e-6, users=50))
+    told = simulate(replace(job, table="adult", epsilon="1", delta=1e-6, clients=50))
     assert (told["method"], told["rounds"], told["alive"]) == ("signs", 4, 0)
     report = deployed(replace(plan, job=job))
     assert (report["method"], report["rounds"]) == ("signs", 4)
@@ -88,7 +88,18 @@ def test_a_method_in_the_table_is_a_word_of_the_command_and_of_a_runs_file(
     run_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(METHODS, "signs", SIGNS)
-    command = ["simulate", "adult", "--users", "50", "--epsilon", "1", "--delta", "1e-6", "--method", "signs"]
+    command = [
+        "simulate",
+        "adult",
+        "--clients",
+        "50",
+        "--epsilon",
+        "1",
+        "--delta",
+        "1e-6",
+        "--method",
+        "signs",
+    ]
     assert cli.main([*command, "--rounds", "5", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["method"], told["rounds"]) == ("signs", 5)
@@ -136,5 +147,5 @@ def test_the_page_shows_the_records_as_they_are() -> None:
 
 
 def test_a_job_takes_a_record_or_its_name() -> None:
-    job = Job(table="adult", schema=None, users=1, method="addp")  # type: ignore[arg-type]
+    job = Job(table="adult", schema=None, clients=1, method="addp")  # type: ignore[arg-type]
     assert job.record is METHODS["addp"] is replace(job, method=METHODS["addp"]).record

@@ -32,7 +32,7 @@ def simulate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
 
     def run(*arguments: object, epsilon: float = 0.5, delta: float = 1e-5) -> tuple[int, str, str]:
         budget = ["--epsilon", epsilon, "--delta", delta]
-        given = ["simulate", table, "--schema", schema, "--users", USERS, *budget, *arguments]
+        given = ["simulate", table, "--schema", schema, "--clients", USERS, *budget, *arguments]
         code = cli.main([str(each) for each in given])
         return (code, *capsys.readouterr())
 
@@ -58,10 +58,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     seen: dict[str, Any] = {}
 
     def recorder(method: Any) -> Any:
-        def recorded(*crowd: Any, **options: Any) -> Any:
+        def recorded(*clients: Any, **options: Any) -> Any:
             seen.clear()
             seen.update(options)
-            return itertools.islice(method(*crowd, **options), 5)
+            return itertools.islice(method(*clients, **options), 5)
 
         return recorded
 
@@ -112,7 +112,7 @@ SYMBOLS = [
 def test_a_flag_reaches_its_argument(
     told: Any, asked: dict[str, Any], method: str, flags: tuple[object, ...], argument: str, value: Any
 ) -> None:
-    few = ("--records-per-user", 3) if method == "sgd1" else ("--records-per-user", 20)
+    few = ("--records-per-client", 3) if method == "sgd1" else ("--records-per-client", 20)
     told("--method", method, *flags, *few, epsilon=5, delta=1e-3)
     assert asked[argument] == value
 
@@ -121,7 +121,7 @@ def test_a_flag_reaches_its_argument(
 def test_a_learning_rate_of_sgd1_and_sgd2_is_the_same_in_every_iteration(
     told: Any, asked: dict[str, Any], method: str
 ) -> None:
-    told("--method", method, "--lr", 0.3, "--records-per-user", 3, epsilon=5, delta=1e-3)
+    told("--method", method, "--lr", 0.3, "--records-per-client", 3, epsilon=5, delta=1e-3)
     assert [asked["rate"](t) for t in (1, 2, 900)] == [0.3] * 3
 
 
@@ -143,7 +143,7 @@ def test_a_weaker_round_buys_more_rounds(told: Any) -> None:
 
 def test_published_noise_of_sgd1_and_before_whom_it_holds(told: Any, simulate: Any) -> None:
     n, delta = 30, 1e-6
-    flags = ("--method", "sgd1", "--published-noise", "--records-per-user", 5, "--adjacency", "replace-one")
+    flags = ("--method", "sgd1", "--published-noise", "--records-per-client", 5, "--adjacency", "replace-one")
     found = told(*flags, delta=delta)
     assert found["sigma"] == pytest.approx(4 * math.log(1.25 * n**2 / delta) / 0.5, rel=1e-12)  # (3), over nL
     really = {one["observer"]: one["epsilon"] for one in found["holds"]}
@@ -207,7 +207,7 @@ def test_published_noise_of_sgd2_takes_t_rounds_and_says_what_they_cost(told: An
             "give one of --noise-multiplier and --published-noise",
         ),
         (("sgd1", "--rounds", 9), "--rounds must be left out with --method sgd1"),
-        (("together", "--lr", 0.1), "--lr must be left out with --method together"),
+        (("federated-descent", "--lr", 0.1), "--lr must be left out with --method federated-descent"),
         (("sgd-adv", "--weights", "plain"), "--weights must be left out with --method sgd-adv"),
     ],
 )
@@ -220,7 +220,7 @@ def test_a_wrong_symbol_is_one_sentence_and_code_2(
 
 
 def test_published_noise_beyond_its_text_is_refused(simulate: Any) -> None:
-    few = ("--records-per-user", 5)
+    few = ("--records-per-client", 5)
     code, out, err = simulate("--method", "sgd1", "--published-noise", *few, epsilon=2, delta=1e-6)
     assert (code, out) == (2, "")
     assert "epsilon must be below 1 for SGD1's noise, got 2.0" in err
@@ -285,15 +285,15 @@ def test_a_rate_moves_weights_as_the_text_says() -> None:
 
     x = np.linspace(-1, 1, 40)[:, None]
     y = 1.0 * (x[:, 0] > 0.2)
-    crowd = Simulated.split(x, y, users=4, budgets=Budget(1e4, 1e-3))
+    clients = Simulated.split(x, y, clients=4, budgets=Budget(1e4, 1e-3))
     schema = load_adult().schema
     given = jobs.Job(
         table="",
         schema=schema,
-        users=4,
+        clients=4,
         method="addp",
         options={"lr": 0.5, "weights": "plain", "draw": "all", "clip": 1.5, "noise_multiplier": 0.02},
     )
-    step = next(jobs.steps(given, crowd, Problem(logistic, 40, 1, unit=False)))
+    step = next(jobs.steps(given, clients, Problem(logistic, 40, 1, unit=False)))
     gradient = np.column_stack([x, np.ones(40)]).T @ (0.5 - y) / 40
     np.testing.assert_allclose(np.append(*step.w), -0.5 * gradient, atol=0.02)

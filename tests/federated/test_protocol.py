@@ -138,16 +138,16 @@ def test_nonsense_is_refused(invitation, error, what):
 
 
 def parties(weights, *epsilons, **options):
-    crowd = Parties([agent(i, budget=budget(e), records=10 + i) for i, e in enumerate(epsilons)])
-    crowd.invite(Invitation(1.0, rounds=2, **options), weights)
-    return crowd
+    clients = Parties([agent(i, budget=budget(e), records=10 + i) for i, e in enumerate(epsilons)])
+    clients.invite(Invitation(1.0, rounds=2, **options), weights)
+    return clients
 
 
 def test_weights_of_users_who_differ():
     for weights in Weights:
-        crowd = parties(weights, 0.5, 2.0, 4.0)
-        noises = [agent._terms.mechanism.noise_multiplier for agent in crowd._agents]
-        got = crowd.ask(GRADIENT, np.zeros(3))
+        clients = parties(weights, 0.5, 2.0, 4.0)
+        noises = [agent._terms.mechanism.noise_multiplier for agent in clients._agents]
+        got = clients.ask(GRADIENT, np.zeros(3))
         n, v = np.array([10.0, 11.0, 12.0]), np.square(noises)
         weight = {"precision": n / v, "plain": 1 / n, "records": np.ones(3)}[weights]
         assert got.variance == pytest.approx(np.sum(weight**2 * v) / np.sum(weight * n) ** 2)
@@ -163,24 +163,24 @@ def test_without_noise_to_speak_of_the_mean_is_the_mean():
         (Weights.PLAIN, np.mean([s / (10 + 5 * i) for i, s in enumerate(sums)], axis=0)),
         (Weights.RECORDS, np.sum(sums, axis=0) / 45),
     ]:
-        crowd = Parties([agent(i, budget=budget(1e7), records=10 + 5 * i) for i in range(3)])
-        crowd.invite(Invitation(0.6, rounds=1), weights)
-        np.testing.assert_allclose(crowd.ask(GRADIENT, np.ones(3)).mean, mean, atol=1e-3)
+        clients = Parties([agent(i, budget=budget(1e7), records=10 + 5 * i) for i in range(3)])
+        clients.invite(Invitation(0.6, rounds=1), weights)
+        np.testing.assert_allclose(clients.ask(GRADIENT, np.ones(3)).mean, mean, atol=1e-3)
 
 
 def test_a_crowd_goes_on_while_anyone_can_afford_a_round():
-    crowd = Parties([agent(i, budget=budget(e)) for i, e in enumerate((0.5, 1.0, 2.0))])
-    crowd.invite(Invitation(1.0, noise=8.0))
-    settled = crowd.left
+    clients = Parties([agent(i, budget=budget(e)) for i, e in enumerate((0.5, 1.0, 2.0))])
+    clients.invite(Invitation(1.0, noise=8.0))
+    settled = clients.left
     assert len(set(settled)) == 3
     came = []
-    while crowd.alive:
-        came.append(crowd.ask(GRADIENT, np.zeros(3)).count)
+    while clients.alive:
+        came.append(clients.ask(GRADIENT, np.zeros(3)).count)
     with pytest.raises(BudgetSpent, match="none of 3"):
-        crowd.ask(GRADIENT, np.zeros(3))
+        clients.ask(GRADIENT, np.zeros(3))
     assert came == [int(np.sum(settled > t)) for t in range(max(settled))]
     with pytest.raises(InvalidValue, match="settled once"):
-        crowd.invite(Invitation(1.0))
+        clients.invite(Invitation(1.0))
 
 
 def test_a_share_costs_what_the_whole_does_and_is_as_small_as_its_part():
@@ -192,20 +192,20 @@ def test_a_share_costs_what_the_whole_does_and_is_as_small_as_its_part():
 
 def test_distributed_noise_needs_its_survivors():
     budgets = [budget(e, observer="aggregate") for e in (1.0, 1.0, 2.0)]
-    crowd = Parties([agent(i, budget=b) for i, b in enumerate(budgets)])
+    clients = Parties([agent(i, budget=b) for i, b in enumerate(budgets)])
     invitation = Invitation(1.0, noise=30.0, trust=Trust.DISTRIBUTED, survivors=3)
-    outlook = crowd.forecast(invitation)
-    crowd.invite(invitation)
-    left = crowd.left
+    outlook = clients.forecast(invitation)
+    clients.invite(invitation)
+    left = clients.left
     assert left[0] == left[1] < left[2]
-    got = crowd.ask(GRADIENT, np.zeros(3))
+    got = clients.ask(GRADIENT, np.zeros(3))
     assert got.variance == pytest.approx((30.0 / 60) ** 2)
     assert outlook.deviation == pytest.approx(0.5)
     for _ in range(left[0] - 1):
-        crowd.ask(GRADIENT, np.zeros(3))
-    with pytest.raises(BudgetSpent, match=r"1 of 3 users .* 3 are needed"):
-        crowd.ask(GRADIENT, np.zeros(3))
-    assert crowd.left[2] == left[2] - left[0]
+        clients.ask(GRADIENT, np.zeros(3))
+    with pytest.raises(BudgetSpent, match=r"1 of 3 clients .* 3 are needed"):
+        clients.ask(GRADIENT, np.zeros(3))
+    assert clients.left[2] == left[2] - left[0]
 
 
 def test_shares_lie_on_one_lattice():
@@ -240,34 +240,34 @@ def agents(sizes, given):
 
 @pytest.mark.parametrize("make", [agents, simulated])
 def test_one_party_can_be_asked_alone(make):
-    crowd = make([4, 6], budget())
+    clients = make([4, 6], budget())
     with pytest.raises(InvalidValue, match="nobody was invited"):
-        crowd.pass_to(0, GRADIENT, np.zeros(3))
-    crowd.invite(Invitation(1.0, Exactly(2), rounds=3))
-    first, second = crowd.left
-    got = crowd.pass_to(1, GRADIENT, np.zeros(3))
+        clients.pass_to(0, GRADIENT, np.zeros(3))
+    clients.invite(Invitation(1.0, Exactly(2), rounds=3))
+    first, second = clients.left
+    got = clients.pass_to(1, GRADIENT, np.zeros(3))
     assert (got.count, got.alive, got.divisor, got.total.shape) == (1, 2, 2.0, (3,))
-    assert list(crowd.left) == [first, second - 1]
-    alive = [crowd.pass_to(1, GRADIENT, np.zeros(3)).alive for _ in range(2)]
+    assert list(clients.left) == [first, second - 1]
+    alive = [clients.pass_to(1, GRADIENT, np.zeros(3)).alive for _ in range(2)]
     assert alive == [2, 1]
     with pytest.raises(BudgetSpent):
-        crowd.pass_to(1, GRADIENT, np.zeros(3))
-    assert crowd.ask(GRADIENT, np.zeros(3)).count == 1  # the other one goes on
+        clients.pass_to(1, GRADIENT, np.zeros(3))
+    assert clients.ask(GRADIENT, np.zeros(3)).count == 1  # the other one goes on
     with pytest.raises(InvalidValue, match="party must lie between 0 and 1, got 2"):
-        crowd.pass_to(2, GRADIENT, np.zeros(3))
+        clients.pass_to(2, GRADIENT, np.zeros(3))
     with pytest.raises(InvalidValue, match="finite"):
-        crowd.pass_to(0, GRADIENT, np.array([0.0, np.nan, 0.0]))
-    assert crowd.left[0] == first - 1
+        clients.pass_to(0, GRADIENT, np.array([0.0, np.nan, 0.0]))
+    assert clients.left[0] == first - 1
 
 
 @pytest.mark.parametrize("make", [agents, simulated])
 def test_nobody_is_asked_alone_where_only_sums_may_be_seen(make):
-    crowd = make([4, 6], budget(observer="aggregate"))
-    crowd.invite(Invitation(1.0, noise=30.0, trust=Trust.DISTRIBUTED, survivors=1))
-    before = list(crowd.left)
+    clients = make([4, 6], budget(observer="aggregate"))
+    clients.invite(Invitation(1.0, noise=30.0, trust=Trust.DISTRIBUTED, survivors=1))
+    before = list(clients.left)
     with pytest.raises(Unsupported, match="only sums over parties are seen"):
-        crowd.pass_to(0, GRADIENT, np.zeros(3))
-    assert list(crowd.left) == before
+        clients.pass_to(0, GRADIENT, np.zeros(3))
+    assert list(clients.left) == before
 
 
 def test_draws_that_are_seen_amplify_nothing():

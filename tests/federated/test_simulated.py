@@ -13,10 +13,10 @@ from farthing.accounting import sampling
 from farthing.data.tables import Features, Table
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.federated import Accountant, ClientAgent, Exactly, InTurn, Invitation, Parties, Trust, Weights
+from farthing.federated.budgets import personal
 from farthing.federated.draws import Indicators
-from farthing.federated.people import personal
 from farthing.federated.simulated import Simulated
-from farthing.federated.terms import Together
+from farthing.federated.terms import ClientNoise
 from farthing.linear.losses import Gradient, Scores, logistic, multinomial
 from farthing.linear.methods.dpagd import Total
 from farthing.noise.lattice import SeededStream
@@ -76,69 +76,69 @@ def test_nobody_ever_spends_more_than_its_budget(users, draw, rounds, calibratio
         adjacency = "zero-out"  # dp-accounting has no such pair
     parts = [(X[:n], Y[:n]) for _, _, n, _ in users]
     budgets = [ft.Budget(e, d, adjacency) for e, d, _, _ in users]
-    crowd = Simulated.gather(parts, budgets, clip=[c for *_, c in users], stream=SeededStream(1))
-    crowd.invite(Invitation(1.0, draw, rounds, calibration=calibration, accountant=accountant))
-    settled = crowd.left.copy()
+    clients = Simulated.gather(parts, budgets, clip=[c for *_, c in users], stream=SeededStream(1))
+    clients.invite(Invitation(1.0, draw, rounds, calibration=calibration, accountant=accountant))
+    settled = clients.left.copy()
     asked = 0
     while asked < 40:
         try:
-            got = crowd.ask(GRADIENT, np.zeros(3))
+            got = clients.ask(GRADIENT, np.zeros(3))
         except BudgetSpent:
-            assert crowd.alive == 0
+            assert clients.alive == 0
             break
         assert got.count == np.sum(settled > asked)
         asked += 1
-    np.testing.assert_array_equal(crowd.done, np.minimum(settled, asked))
+    np.testing.assert_array_equal(clients.done, np.minimum(settled, asked))
     for user, (epsilon, delta, _, clip) in enumerate(users):
-        term = crowd.terms(user)
+        term = clients.terms(user)
         assert term.bound.clip == clip
         if settled[user]:
-            event, done = term.price(crowd.budgets[user]), min(int(settled[user]), MOST)
+            event, done = term.price(clients.budgets[user]), min(int(settled[user]), MOST)
             assert true_delta(event, epsilon, done, adjacency) <= delta * (1 + 1e-6)
-        event = crowd.event(user)
+        event = clients.event(user)
         assert (0 if event is None else event.count) == min(settled[user], asked)
-        assert crowd.spent(user).epsilon == math.inf  # seeded: no guarantee
+        assert clients.spent(user).epsilon == math.inf  # seeded: no guarantee
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.5, 1.6])
 def test_the_papers_countdown(epsilon):
     counts = {0.1: (37849, 3833979), 0.5: (38012, 3857819), 1.6: (38745, 3937953)}[epsilon]
     for accountant, rounds in zip(("sampling", "tight"), counts, strict=True):
-        crowd = Simulated.split(
+        clients = Simulated.split(
             np.ones((200, 2)), np.ones(200), records=100, budgets=ft.Budget(epsilon, 1e-8)
         )
-        crowd.invite(Invitation(3.0, Poisson(0.01), 10, calibration="advanced", accountant=accountant))
-        assert crowd.left.tolist() == [rounds, rounds]
-        noise = crowd.terms(0).mechanism.noise_multiplier
+        clients.invite(Invitation(3.0, Poisson(0.01), 10, calibration="advanced", accountant=accountant))
+        assert clients.left.tolist() == [rounds, rounds]
+        noise = clients.terms(0).mechanism.noise_multiplier
         fits = [sampling.delta(noise, 0.01, n, epsilon) <= 1e-8 for n in (counts[0], counts[0] + 1)]
         assert fits == [True, False]
-        crowd.ask(Gradient(logistic, Features(2)), np.zeros(3))
-        assert crowd.done.tolist() == [1, 1]
-        assert 0 < crowd.spent(0).epsilon <= epsilon == crowd.guarantee(0).epsilon
-        assert crowd.guarantee(0).observer == "server"
+        clients.ask(Gradient(logistic, Features(2)), np.zeros(3))
+        assert clients.done.tolist() == [1, 1]
+        assert 0 < clients.spent(0).epsilon <= epsilon == clients.guarantee(0).epsilon
+        assert clients.guarantee(0).observer == "server"
 
 
 def personal_crowd(noise, seed=0, rounds=1500, draw=Everyone(), n=(0, 3, 9, 9)):  # noqa: B008
     parts = [(X[:k], Y[:k]) for k in n]
     budgets = [ft.Budget(e, 1e-6) for e in (0.5, 1.0, 2.0, 2.0)]
-    crowd = Simulated.gather(
+    clients = Simulated.gather(
         parts, budgets, clip=[1.0, 0.5, 0.3, 2.0], noise=noise, stream=SeededStream(seed)
     )
-    crowd.invite(Invitation(1.0, draw, rounds))
-    return crowd
+    clients.invite(Invitation(1.0, draw, rounds))
+    return clients
 
 
-def means(crowd, rounds, w):
-    return np.array([crowd.ask(GRADIENT, w).mean for _ in range(rounds)])
+def means(clients, rounds, w):
+    return np.array([clients.ask(GRADIENT, w).mean for _ in range(rounds)])
 
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_summed_and_per_user_noise_agree_in_distribution(draw):
     w, both = np.array([0.5, -1.0, 0.2]), []
     for seed, noise in enumerate(("sum", "each")):
-        crowd = personal_crowd(noise, seed, draw=draw)
-        deviation = math.sqrt(crowd.ask(GRADIENT, w).variance)
-        both.append(means(crowd, 1200, w) / deviation)
+        clients = personal_crowd(noise, seed, draw=draw)
+        deviation = math.sqrt(clients.ask(GRADIENT, w).variance)
+        both.append(means(clients, 1200, w) / deviation)
     for first, second in zip(both[0].T, both[1].T, strict=True):
         assert stats.ks_2samp(first, second).pvalue > 1e-3
         assert np.std(second) == pytest.approx(np.std(first), rel=0.1)
@@ -152,10 +152,10 @@ def test_summed_and_per_user_noise_agree_in_distribution(draw):
 @pytest.mark.parametrize("noise", ["sum", "each"])
 def test_without_noise_to_speak_of_a_round_is_the_weighted_mean(weights, noise):
     parts = [(X[:k], Y[:k]) for k in (2, 5, 9)]
-    crowd = Simulated.gather(
+    clients = Simulated.gather(
         parts, ft.Budget(1e9, 1e-6), clip=[0.3, 0.6, 5.0], noise=noise, stream=SeededStream(0)
     )
-    crowd.invite(Invitation(1.0, rounds=1), weights)
+    clients.invite(Invitation(1.0, rounds=1), weights)
     w = np.array([1.0, 2.0, 3.0])
     sums = [
         GRADIENT.bounded_sum(Table(*part), w, ft.ClipNorm(clip))
@@ -164,7 +164,7 @@ def test_without_noise_to_speak_of_a_round_is_the_weighted_mean(weights, noise):
     n, v = np.array([2.0, 5.0, 9.0]), np.square([0.3, 0.6, 5.0])
     weight = {"precision": n / v, "plain": 1 / n, "records": np.ones(3)}[weights]
     expected = weight @ np.array(sums) / (weight @ n)
-    np.testing.assert_allclose(crowd.ask(GRADIENT, w).mean, expected, atol=1e-3)
+    np.testing.assert_allclose(clients.ask(GRADIENT, w).mean, expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("noise", ["sum", "each"])
@@ -175,33 +175,33 @@ def test_matrices_of_weights_and_storages_agree(noise):
     exact = gradient.bounded_sum(Table(ones, y), w, ft.ClipNorm(0.8)) / 40
     for table in (ones, ones.astype(np.float32), sparse.csr_array(ones), Indicators.of(ones, y)):
         targets = None if isinstance(table, Indicators) else y
-        crowd = Simulated.split(
+        clients = Simulated.split(
             table, targets, records=7, budgets=ft.Budget(1e9, 1e-6), noise=noise, stream=SeededStream(0)
         )
-        crowd.invite(Invitation(0.8, rounds=1), Weights.RECORDS)
-        np.testing.assert_allclose(crowd.ask(gradient, w).mean, exact, atol=1e-3)
+        clients.invite(Invitation(0.8, rounds=1), Weights.RECORDS)
+        np.testing.assert_allclose(clients.ask(gradient, w).mean, exact, atol=1e-3)
 
 
 @pytest.mark.parametrize("draw", [Poisson(0.3), Exactly(1), Exactly(4)])
 def test_agents_in_a_loop_and_the_simulation_agree_in_distribution(draw):
     invitation, w = Invitation(0.7, draw, 400), np.array([0.5, -1.0, 0.2])
     budgets = [ft.Budget(e, 1e-6, observer="server") for e in (1.0, 1.0, 2.0)]
-    crowd = Simulated.gather([(X[:k], Y[:k]) for k in (5, 9, 9)], budgets, stream=SeededStream(0))
+    clients = Simulated.gather([(X[:k], Y[:k]) for k in (5, 9, 9)], budgets, stream=SeededStream(0))
     agents = [
         ClientAgent(ft.Ledger(b, stream=SeededStream(i)).over(Table(X[:k], Y[:k])), k)
         for i, (k, b) in enumerate(zip((5, 9, 9), budgets, strict=True))
     ]
     parties = Parties(agents)
-    assert crowd.forecast(invitation) == parties.forecast(invitation)
-    crowd.invite(invitation)
+    assert clients.forecast(invitation) == parties.forecast(invitation)
+    clients.invite(invitation)
     parties.invite(invitation)
-    np.testing.assert_array_equal(crowd.left, parties.left)
-    np.testing.assert_array_equal(crowd.records, parties.records)
-    assert list(crowd.budgets) == list(parties.budgets)
-    first, second = crowd.ask(GRADIENT, w), parties.ask(GRADIENT, w)
+    np.testing.assert_array_equal(clients.left, parties.left)
+    np.testing.assert_array_equal(clients.records, parties.records)
+    assert list(clients.budgets) == list(parties.budgets)
+    first, second = clients.ask(GRADIENT, w), parties.ask(GRADIENT, w)
     assert (first.count, first.alive) == (second.count, second.alive)
     assert first.variance == pytest.approx(second.variance)
-    ours, theirs = means(crowd, 390, w), means(parties, 390, w)
+    ours, theirs = means(clients, 390, w), means(parties, 390, w)
     for column, other in zip(ours.T, theirs.T, strict=True):
         assert stats.ks_2samp(column, other).pvalue > 1e-3
 
@@ -209,13 +209,13 @@ def test_agents_in_a_loop_and_the_simulation_agree_in_distribution(draw):
 def counted_draws(draw, rounds=3000, sizes=None):
     """How often each of ten records came, from a contribution that marks them, one column a record."""
     marks = np.eye(10)
-    crowd = Simulated(
+    clients = Simulated(
         Table(marks, np.zeros(10)), [0, 4, 10], ft.Budget(1e9, 1e-6), sizes=sizes, stream=SeededStream(2)
     )
-    crowd.invite(Invitation(1.0, draw, rounds, calibration="basic", accountant="basic"), Weights.RECORDS)
+    clients.invite(Invitation(1.0, draw, rounds, calibration="basic", accountant="basic"), Weights.RECORDS)
     gradient = Gradient(logistic, Features(10, intercept=0.0))
     # the gradient of each mark at 0 is half of it
-    return np.array([np.rint(crowd.ask(gradient, np.zeros(10)).total * 2) for _ in range(rounds)])
+    return np.array([np.rint(clients.ask(gradient, np.zeros(10)).total * 2) for _ in range(rounds)])
 
 
 @pytest.mark.parametrize(
@@ -245,38 +245,38 @@ def test_blank_records_fill_up_to_the_public_number():
 
 
 def test_turns_visit_each_record_once_a_pass_and_are_charged_by_the_pass():
-    crowd = Simulated.split(
+    clients = Simulated.split(
         np.eye(6), np.zeros(6), records=3, budgets=ft.Budget(1e9, 1e-6, "zero-out"), stream=SeededStream(0)
     )
-    crowd.invite(Invitation(1.0, InTurn(), 2, calibration="basic", accountant="basic"), Weights.RECORDS)
-    assert crowd.left.tolist() == [6, 6]
+    clients.invite(Invitation(1.0, InTurn(), 2, calibration="basic", accountant="basic"), Weights.RECORDS)
+    assert clients.left.tolist() == [6, 6]
     gradient = Gradient(logistic, Features(6, intercept=0.0))
-    seen = [np.flatnonzero(np.rint(crowd.ask(gradient, np.zeros(6)).total * 2)).tolist() for _ in range(4)]
+    seen = [np.flatnonzero(np.rint(clients.ask(gradient, np.zeros(6)).total * 2)).tolist() for _ in range(4)]
     assert seen == [[0, 3], [1, 4], [2, 5], [0, 3]]
-    assert crowd.event(0).count == 2
+    assert clients.event(0).count == 2
 
 
 def test_users_leave_one_by_one_and_the_rest_goes_on():
-    crowd = split(budgets=personal([0.5, 1.0, 2.0, 2.0, 0.5, 1.0], 1e-6))
-    crowd.invite(Invitation(1.0, Exactly(1), noise=25.0))
-    settled, came = crowd.left.copy(), []
-    while crowd.alive:
-        got = crowd.ask(GRADIENT, np.zeros(3))
+    clients = split(budgets=personal([0.5, 1.0, 2.0, 2.0, 0.5, 1.0], 1e-6))
+    clients.invite(Invitation(1.0, Exactly(1), noise=25.0))
+    settled, came = clients.left.copy(), []
+    while clients.alive:
+        got = clients.ask(GRADIENT, np.zeros(3))
         came.append((got.count, got.alive))
     with pytest.raises(BudgetSpent, match="none of 6"):
-        crowd.ask(GRADIENT, np.zeros(3))
+        clients.ask(GRADIENT, np.zeros(3))
     assert came == [(int(np.sum(settled > t)), int(np.sum(settled > t + 1))) for t in range(max(settled))]
-    np.testing.assert_array_equal(crowd.done, settled)
+    np.testing.assert_array_equal(clients.done, settled)
 
 
 def test_a_user_without_records_uploads_noise_and_stays_as_long_as_others():
     parts = [(X[:0], Y[:0]), (X[:9], Y[:9]), (X[9:18], Y[9:18])]
     for noise in ("sum", "each"):
-        crowd = Simulated.gather(parts, ft.Budget(1.0, 1e-6), noise=noise, stream=SeededStream(0))
-        crowd.invite(Invitation(1.0, Exactly(1), 5, calibration="basic", accountant="basic"))
-        assert crowd.left.tolist() == [5, 5, 5]
-        assert crowd.records.tolist() == [9, 9, 9]
-        assert crowd.ask(GRADIENT, np.zeros(3)).count == 3
+        clients = Simulated.gather(parts, ft.Budget(1.0, 1e-6), noise=noise, stream=SeededStream(0))
+        clients.invite(Invitation(1.0, Exactly(1), 5, calibration="basic", accountant="basic"))
+        assert clients.left.tolist() == [5, 5, 5]
+        assert clients.records.tolist() == [9, 9, 9]
+        assert clients.ask(GRADIENT, np.zeros(3)).count == 3
     alone = Simulated.gather(parts[:1], ft.Budget(1.0, 1e-6), noise="each", stream=SeededStream(0))
     alone.invite(Invitation(1.0, rounds=400))
     uploads = [alone.ask(GRADIENT, np.ones(3)) for _ in range(400)]
@@ -293,25 +293,25 @@ def test_the_books_come_before_the_answer():
                 raise RuntimeError("in the middle of a round")
             return np.zeros(3)
 
-    crowd = split()
-    crowd.invite(Invitation(1.0, rounds=5))
+    clients = split()
+    clients.invite(Invitation(1.0, rounds=5))
     with pytest.raises(RuntimeError):
-        crowd.ask(Broken(), np.zeros(3))
-    assert crowd.left.tolist() == [4] * 6
+        clients.ask(Broken(), np.zeros(3))
+    assert clients.left.tolist() == [4] * 6
     with pytest.raises(InvalidValue, match="finite"):
-        crowd.ask(GRADIENT, np.array([np.nan, 0, 0]))
-    assert crowd.left.tolist() == [4] * 6
+        clients.ask(GRADIENT, np.array([np.nan, 0, 0]))
+    assert clients.left.tolist() == [4] * 6
 
 
 @pytest.mark.parametrize("noise", ["sum", "each"])
 @pytest.mark.parametrize(("trust", "variance"), [("distributed", 6 / 4), ("trusted", 1.0)])
 def test_who_adds_the_noise(trust, variance, noise):
-    crowd = split(budgets=ft.Budget(1.0, 1e-6), noise=noise)
+    clients = split(budgets=ft.Budget(1.0, 1e-6), noise=noise)
     invitation = Invitation(2.0, noise=80.0, trust=trust, survivors=4)
-    deviation = crowd.forecast(invitation).deviation
-    crowd.invite(invitation)
-    assert crowd.guarantee(0).observer == Trust(trust).observer
-    got = [crowd.ask(GRADIENT, np.zeros(3)) for _ in range(200)]
+    deviation = clients.forecast(invitation).deviation
+    clients.invite(invitation)
+    assert clients.guarantee(0).observer == Trust(trust).observer
+    got = [clients.ask(GRADIENT, np.zeros(3)) for _ in range(200)]
     assert got[0].variance == pytest.approx(variance * (160.0 / 60) ** 2)
     assert deviation == pytest.approx(math.sqrt(got[0].variance))
     values = np.array([g.mean for g in got]) / deviation
@@ -320,31 +320,31 @@ def test_who_adds_the_noise(trust, variance, noise):
 
 
 def test_too_few_survivors_end_a_round_of_shares():
-    crowd = split(budgets=personal([0.5, 2, 2, 2, 2, 2], 1e-6))
-    crowd.invite(Invitation(1.0, noise=40.0, trust="distributed", survivors=6))
-    while crowd.left[0]:
-        crowd.ask(GRADIENT, np.zeros(3))
+    clients = split(budgets=personal([0.5, 2, 2, 2, 2, 2], 1e-6))
+    clients.invite(Invitation(1.0, noise=40.0, trust="distributed", survivors=6))
+    while clients.left[0]:
+        clients.ask(GRADIENT, np.zeros(3))
     with pytest.raises(BudgetSpent, match="5 of 6"):
-        crowd.ask(GRADIENT, np.zeros(3))
-    assert crowd.left[0] == 0 < crowd.left[1]
-    with pytest.raises(InvalidValue, match="user 2 clips at 2"):
+        clients.ask(GRADIENT, np.zeros(3))
+    assert clients.left[0] == 0 < clients.left[1]
+    with pytest.raises(InvalidValue, match="client 2 clips at 2"):
         split(clip=[1, 1, 2, 1, 1, 1]).invite(Invitation(1.0, noise=40.0, trust="distributed"))
 
 
 def test_other_contributions_need_alike_users_or_the_sum():
-    crowd = split(noise="each")
-    crowd.invite(Invitation(1.0, rounds=5))
+    clients = split(noise="each")
+    clients.invite(Invitation(1.0, rounds=5))
     with pytest.raises(Unsupported, match="noise='sum'"):
-        crowd.ask(Total(Features(2)), np.zeros(3))
+        clients.ask(Total(Features(2)), np.zeros(3))
     with pytest.raises(Unsupported, match=r"honours ClipValue"):
-        crowd.ask(Scores(logistic, Features(2)), np.zeros((3, 4)))
+        clients.ask(Scores(logistic, Features(2)), np.zeros((3, 4)))
 
 
 def test_a_seed_makes_a_run_again():
     def values(seed, noise):
-        crowd = split(seed=seed, noise=noise)
-        crowd.invite(Invitation(1.0, Exactly(2), 5, calibration="basic", accountant="basic"))
-        return means(crowd, 3, np.ones(3))
+        clients = split(seed=seed, noise=noise)
+        clients.invite(Invitation(1.0, Exactly(2), 5, calibration="basic", accountant="basic"))
+        return means(clients, 3, np.ones(3))
 
     for noise in ("sum", "each"):
         np.testing.assert_array_equal(values(4, noise), values(4, noise))
@@ -354,28 +354,28 @@ def test_a_seed_makes_a_run_again():
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lambda: split(budgets=[ft.Budget(1.0, 1e-6)] * 5), "5 for 6 users"),
-        (lambda: split(budgets=[1.0] * 6), "user 0 must have a Budget"),
-        (lambda: split(clip=[1.0, 1.0, 0.0, 1.0, 1.0, 1.0]), r"clip of user 2 .* 0\.0"),
-        (lambda: split(clip=[1.0, math.nan, 1.0, 1.0, 1.0, 1.0]), "clip of user 1 .* nan"),
+        (lambda: split(budgets=[ft.Budget(1.0, 1e-6)] * 5), "5 for 6 clients"),
+        (lambda: split(budgets=[1.0] * 6), "client 0 must have a Budget"),
+        (lambda: split(clip=[1.0, 1.0, 0.0, 1.0, 1.0, 1.0]), r"clip of client 2 .* 0\.0"),
+        (lambda: split(clip=[1.0, math.nan, 1.0, 1.0, 1.0, 1.0]), "clip of client 1 .* nan"),
         (lambda: split(clip=[1.0]), "shape"),
         (lambda: split(noise="some"), "noise must be"),
         (lambda: split(records=0), "records"),
         (lambda: split(records=[30, 20]), "sum to the number of rows"),
-        (lambda: split(records=[30, 30], users=3), "not for 3"),
-        (lambda: split(records=10, users=7), "make 6 users"),
-        (lambda: split(records=None), "users"),
-        (lambda: personal([1.0, 0.0], 1e-6), r"epsilon of user 1 .* 0\.0"),
-        (lambda: personal([-1.0, 1.0], 1e-6), "epsilon of user 0"),
-        (lambda: personal([1.0, math.nan], 1e-6), "epsilon of user 1 .* nan"),
-        (lambda: personal([1.0, 1.0], [1e-6, 1.0]), "delta of user 1"),
+        (lambda: split(records=[30, 30], clients=3), "not for 3"),
+        (lambda: split(records=10, clients=7), "make 6 clients"),
+        (lambda: split(records=None), "clients"),
+        (lambda: personal([1.0, 0.0], 1e-6), r"epsilon of client 1 .* 0\.0"),
+        (lambda: personal([-1.0, 1.0], 1e-6), "epsilon of client 0"),
+        (lambda: personal([1.0, math.nan], 1e-6), "epsilon of client 1 .* nan"),
+        (lambda: personal([1.0, 1.0], [1e-6, 1.0]), "delta of client 1"),
         (lambda: personal([1.0, 1.0], [1e-6] * 3), "epsilon must be one number"),
-        (lambda: Simulated.gather([], ft.Budget(1.0, 1e-6)), "at least one user"),
-        (lambda: Simulated.gather([(X, Y), (X[:, :1], Y)], ft.Budget(1, 1e-6)), "user 1 .* width 2"),
-        (lambda: Simulated.gather([(X, Y), (X, Y[:3])], ft.Budget(1, 1e-6)), "user 1 .* one target a row"),
+        (lambda: Simulated.gather([], ft.Budget(1.0, 1e-6)), "at least one client"),
+        (lambda: Simulated.gather([(X, Y), (X[:, :1], Y)], ft.Budget(1, 1e-6)), "client 1 .* width 2"),
+        (lambda: Simulated.gather([(X, Y), (X, Y[:3])], ft.Budget(1, 1e-6)), "client 1 .* one target a row"),
         (lambda: Simulated(Table(X, Y), [0, 50], ft.Budget(1, 1e-6)), "offsets"),
         (lambda: Simulated(Table(X, Y), [0, 30, 20, 60], ft.Budget(1, 1e-6)), "offsets"),
-        (lambda: Simulated(Table(X, Y), [0, 60], ft.Budget(1, 1e-6), sizes=[0]), "records of user 0"),
+        (lambda: Simulated(Table(X, Y), [0, 60], ft.Budget(1, 1e-6), sizes=[0]), "records of client 0"),
         (lambda: Simulated(Table(X, Y), [0, 60], ft.Budget(1, 1e-6), sizes=[0.5]), "whole numbers"),
     ],
 )
@@ -393,36 +393,36 @@ def test_what_is_not_finite_counts_as_nothing_and_names_nobody(storage, noise):
     for other in (0.0, 5.0):
         bad[[0, 37], 0] = other
         options = {"records": 10, "budgets": ft.Budget(1.0, 1e-6), "noise": noise, "stream": SeededStream(1)}
-        crowd = Simulated.split(storage(bad), wrong, **options)
-        crowd.invite(Invitation(clip=1.0, rounds=5))
-        values.append(crowd.ask(Gradient(logistic, Features(2)), np.zeros(3)).mean)
+        clients = Simulated.split(storage(bad), wrong, **options)
+        clients.invite(Invitation(clip=1.0, rounds=5))
+        values.append(clients.ask(Gradient(logistic, Features(2)), np.zeros(3)).mean)
     np.testing.assert_array_equal(*values)
     assert np.isfinite(values[0]).all()
 
 
 def test_a_crowd_is_invited_once_and_before_it_is_asked():
-    crowd = split()
+    clients = split()
     with pytest.raises(InvalidValue, match="invited"):
-        crowd.ask(GRADIENT, np.zeros(3))
-    crowd.invite(Invitation(1.0))
+        clients.ask(GRADIENT, np.zeros(3))
+    clients.invite(Invitation(1.0))
     with pytest.raises(InvalidValue, match="settled once"):
-        crowd.invite(Invitation(1.0))
+        clients.invite(Invitation(1.0))
 
 
 def test_rows_are_dealt_evenly_or_as_told():
-    evenly = Simulated.split(X, Y, users=7, budgets=ft.Budget(1.0, 1e-6))
-    assert (evenly.users, evenly.records.sum(), np.ptp(evenly.records)) == (7, 60, 1)
+    evenly = Simulated.split(X, Y, clients=7, budgets=ft.Budget(1.0, 1e-6))
+    assert (len(evenly), evenly.records.sum(), np.ptp(evenly.records)) == (7, 60, 1)
     told = split(records=[10, 0, 50], budgets=ft.Budget(1.0, 1e-6))
-    assert told.users == 3
+    assert len(told) == 3
     assert len(told.budgets[1:]) == 2
 
 
 def test_all_records_of_a_user_are_priced_and_bounded_together():
-    mechanism, bound = Together(8.0, records=4), ft.ClipNorm(2.0)
+    mechanism, bound = ClientNoise(8.0, records=4), ft.ClipNorm(2.0)
     assert mechanism.unit_event() == GaussianEvent(2.0)
     for sampled in (False, True):
         assert mechanism.event(bound, ft.Adjacency.ADD_REMOVE, sampled) == GaussianEvent(2.0)
-    quiet = Together(1e-9, records=4)  # more records than were said: as far as four of norm 2 reach
+    quiet = ClientNoise(1e-9, records=4)  # more records than were said: as far as four of norm 2 reach
     released = quiet.release(np.array([300.0, 400.0]), bound, SeededStream(0))
     np.testing.assert_allclose(released, [4.8, 6.4], rtol=1e-6)
     np.testing.assert_allclose(quiet.release(np.array([3.0, 4.0]), bound, SeededStream(0)), [3.0, 4.0])

@@ -58,7 +58,7 @@ def write_table(path: Path, rows: int) -> str:
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return Job(
-        table=write_table(tmp_path / "people.csv", 600), schema=SCHEMA, users=6, epsilon="50", delta=1e-5
+        table=write_table(tmp_path / "people.csv", 600), schema=SCHEMA, clients=6, epsilon="50", delta=1e-5
     )
 
 
@@ -83,7 +83,7 @@ def command(job: Job, tmp_path: Path) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("method", PRIVATE)
 def test_every_method_spends_its_budgets_and_says_what_holds(job: Job, method: str) -> None:
-    told = simulate(replace(job, method=method, users=60))  # A-DDP's rounds grow with records a user
+    told = simulate(replace(job, method=method, clients=60))  # A-DDP's rounds grow with records a user
     assert told.keys() == KEYS
     assert (told["epsilon"], told["delta"], told["unit"]) == (50.0, 1e-5, "record")
     assert (told["observer"], told["trust"]) == ("server", "local")
@@ -109,12 +109,12 @@ def test_the_observer_follows_from_trust(job: Job, trust: str, observer: str, no
     assert (told["observer"], told["trust"], told["noise"]) == (observer, trust, noise)
 
 
-@pytest.mark.parametrize("method", ["addp", "sgd2", "together"])
+@pytest.mark.parametrize("method", ["addp", "sgd2", "federated-descent"])
 @pytest.mark.parametrize("unit", ["record", "party"])
 def test_sums_need_less_noise_than_each_upload(job: Job, method: str, unit: str) -> None:
-    rounds = None if method == "together" else 20
+    rounds = None if method == "federated-descent" else 20
     options = {"addp": {"accountant": "tight", "rounds": 20}, "sgd2": {"rounds": 20}}.get(method, {})
-    given = replace(job, method=method, options=options, unit=Unit(unit), users=60, epsilon="5")
+    given = replace(job, method=method, options=options, unit=Unit(unit), clients=60, epsilon="5")
     told = {trust: simulate(replace(given, trust=trust)) for trust in Trust}
     assert {one["unit"] for one in told.values()} == {unit}
     assert {one["rounds"] for one in told.values()} == {rounds or ROUNDS}
@@ -136,7 +136,7 @@ def test_too_few_survivors_end_a_run(job: Job) -> None:
     )
     told = simulate(given)
     assert (told["rounds"], told["alive"]) == (5, 3)
-    assert told["stopped"] == "3 users are too few to make up the noise of another round"
+    assert told["stopped"] == "3 clients are too few to make up the noise of another round"
 
 
 def test_sgd1_takes_the_square_of_its_records(job: Job) -> None:
@@ -144,13 +144,13 @@ def test_sgd1_takes_the_square_of_its_records(job: Job) -> None:
     assert (told["records"], told["rounds"], told["stopped"]) == (30, 900, "all rounds were taken")
     assert (told["observer"], told["accountant"]) == ("server", "tight")
     with pytest.raises(InvalidValue, match=r"at most 1000 in all"):
-        simulate(replace(job, method="sgd1", users=600, table=write_table(Path(job.table), 1200)))
+        simulate(replace(job, method="sgd1", clients=600, table=write_table(Path(job.table), 1200)))
 
 
 def test_accountants_of_addp_differ_in_rounds_and_noise(job: Job) -> None:
     by = {
         name: simulate(
-            replace(job, users=60, method="addp", epsilon="1", options={"accountant": name, "rounds": 20})
+            replace(job, clients=60, method="addp", epsilon="1", options={"accountant": name, "rounds": 20})
         )
         for name in ("advanced", "sampling", "tight")
     }
@@ -228,7 +228,7 @@ def test_an_interruption_before_the_first_round_reaches_nothing(
         raise KeyboardInterrupt
         yield
 
-    monkeypatch.setattr("farthing.federated.methods.federated_descent.together", interrupted)
+    monkeypatch.setattr("farthing.federated.methods.federated_descent.federated_descent", interrupted)
     with pytest.raises(KeyboardInterrupt):
         simulate(job)
 
@@ -245,7 +245,7 @@ def test_an_interrupted_command_prints_what_was_reached_and_ends_with_130(
                 raise KeyboardInterrupt
 
     monkeypatch.setattr(simulation, "steps", interrupted)
-    code, out, err = run(*command, "--users", "6", "--json")
+    code, out, err = run(*command, "--clients", "6", "--json")
     assert (code, err) == (130, "farthing: interrupted: this is what was reached\n")
     told = json.loads(out)
     assert (told["rounds"], told["stopped"]) == (3, "interrupted")
@@ -266,7 +266,7 @@ def test_progress_is_shown_on_terminals_only(monkeypatch: pytest.MonkeyPatch) ->
         assert watch is not None
         watch(Reached(1234, 5, 6, 0.25))
     assert "round 1,234" in terminal.getvalue()
-    assert "5 of 6 users, 25% of budgets left" in terminal.getvalue()
+    assert "5 of 6 clients, 25% of budgets left" in terminal.getvalue()
     monkeypatch.setattr("sys.stderr", io.StringIO())
     with simulate_command.shown(quiet=False) as watch:
         assert watch is None
@@ -290,12 +290,12 @@ def test_budgets_from_numbers_lists_and_columns(tmp_path: Path) -> None:
         ("-1", "got -1.0"),
         ("nan", "got nan"),
         ("inf", "got inf"),
-        ("1,nan,2", "--epsilon of user 1 .* got nan"),
-        ("1,-2", "--epsilon of user 1 .* got -2.0"),
-        ("1,,2", "--epsilon of user 1 must be a number"),
+        ("1,nan,2", "--epsilon of client 1 .* got nan"),
+        ("1,-2", "--epsilon of client 1 .* got -2.0"),
+        ("1,,2", "--epsilon of client 1 must be a number"),
         ("", "must be a number, numbers with commas, or FILE:COLUMN, got ''"),
         ("many", "or FILE:COLUMN, got 'many'"),
-        ("1,1,1,1,1,1,1", "at most one budget a user, got 7 for 6"),
+        ("1,1,1,1,1,1,1", "at most one budget a client, got 7 for 6"),
         ("nowhere.csv:eps", "'nowhere.csv' cannot be read"),
         ("{}:name", "no column 'name'"),
         ("{}:few", "has 2 for 6"),
@@ -310,7 +310,11 @@ def test_bad_budgets(job: Job, tmp_path: Path, text: str, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("cell", "message"),
-    [("-1", "epsilon of user 4 .* got .*-1.0"), ("nan", "epsilon of user 4 .* nan"), ("x", "user 4 .* 'x'")],
+    [
+        ("-1", "epsilon of client 4 .* got .*-1.0"),
+        ("nan", "epsilon of client 4 .* nan"),
+        ("x", "client 4 .* 'x'"),
+    ],
 )
 def test_a_bad_cell_names_its_user(job: Job, tmp_path: Path, cell: str, message: str) -> None:
     file = tmp_path / "budgets.csv"
@@ -325,27 +329,30 @@ def test_a_bad_cell_names_its_user(job: Job, tmp_path: Path, cell: str, message:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"users": 0}, "--users must be a whole number"),
-        ({"users": 601}, "--users must be at most the number of records, 600, got 601"),
-        ({"records": 0}, "--records-per-user must be a whole number"),
-        ({"records": 101}, "6 users with 101 records each need 606 records"),
+        ({"clients": 0}, "--clients must be a whole number"),
+        ({"clients": 601}, "--clients must be at most the number of records, 600, got 601"),
+        ({"records": 0}, "--records-per-client must be a whole number"),
+        ({"records": 101}, "6 clients with 101 records each need 606 records"),
         ({"delta": 0.0}, "--delta"),
         ({"delta": 1.0}, "--delta"),
         ({"delta": None}, "needs --epsilon and --delta"),
-        ({"method": "magic"}, "--method must be one of .*'together', 'addp'.* got 'magic'"),
-        ({"options": {"clip": 2.0}}, "--clip must be left out with --method together"),
-        ({"options": {"rounds": 2}}, "--rounds must be left out with --method together"),
+        ({"method": "magic"}, "--method must be one of .*'federated-descent', 'addp'.* got 'magic'"),
+        ({"options": {"clip": 2.0}}, "--clip must be left out with --method federated-descent"),
+        ({"options": {"rounds": 2}}, "--rounds must be left out with --method federated-descent"),
         ({"method": "addp", "options": {"clip": 0.0}}, "--clip must be a finite number > 0, got 0.0"),
         ({"method": "addp", "options": {"clip": float("nan")}}, "--clip .* got nan"),
         ({"method": "addp", "options": {"rounds": 0}}, "--rounds must be a whole number"),
         ({"method": "sgd-adv", "trust": "trusted"}, "--trust must be one of .'local'. with --method sgd-adv"),
         ({"trust": "nobody"}, "--trust must be one of .* got 'nobody'"),
-        ({"options": {"accountant": "sampling"}}, "--accountant must be left out with --method together"),
+        (
+            {"options": {"accountant": "sampling"}},
+            "--accountant must be left out with --method federated-descent",
+        ),
         (
             {"method": "addp", "options": {"accountant": "guess"}},
             "--accountant must be one of .* got 'guess'",
         ),
-        ({"options": {"draw": "one"}}, "--draw must be left out with --method together"),
+        ({"options": {"draw": "one"}}, "--draw must be left out with --method federated-descent"),
         (
             {"method": "addp", "options": {"draw": "some"}},
             "--draw must be one, a whole number, all, or poisson:P",
@@ -354,7 +361,7 @@ def test_a_bad_cell_names_its_user(job: Job, tmp_path: Path, cell: str, message:
         ({"method": "addp", "options": {"draw": "0"}}, "--draw must be a whole number"),
         ({"noise": "none"}, "--noise must be one of"),
         ({"survivors": 3}, "--survivors is for --trust distributed only"),
-        ({"trust": "distributed", "survivors": 7}, "--survivors must be at most the number of users, 6"),
+        ({"trust": "distributed", "survivors": 7}, "--survivors must be at most the number of clients, 6"),
         ({"schema": HOURS}, "target 'hours' is a number"),
         ({"table": "nowhere.csv"}, "'nowhere.csv' cannot be read"),
     ],
@@ -373,7 +380,7 @@ def test_passes_need_records_that_keep_their_places(job: Job) -> None:
 
 
 def test_json_is_one_object_and_nothing_else(run: Any, command: tuple[str, ...]) -> None:
-    code, out, err = run(*command, "--users", 6, "--records-per-user", 90, "--trust", "trusted", "--json")
+    code, out, err = run(*command, "--clients", 6, "--records-per-client", 90, "--trust", "trusted", "--json")
     assert (code, err, out.count("\n")) == (0, "", 1)
     fields = json.loads(out, parse_constant=pytest.fail)
     assert fields.keys() == KEYS
@@ -383,30 +390,30 @@ def test_json_is_one_object_and_nothing_else(run: Any, command: tuple[str, ...])
 def test_the_text_says_what_holds_and_for_whom(run: Any, command: tuple[str, ...], tmp_path: Path) -> None:
     test = write_table(tmp_path / "test.csv", 300)
     code, out, err = run(
-        *command, "--users", 6, "--method", "sgd-adv", "--draw", "poisson:0.01", "--test", test
+        *command, "--clients", 6, "--method", "sgd-adv", "--draw", "poisson:0.01", "--test", test
     )
     assert (code, err) == (0, "")
     assert "(50, 1e-05)-DP, add-remove, per record, against server, by amplified" in out
-    assert "for each user" in out
+    assert "for each client" in out
     assert "does not cover these figures" in out
-    code, out, err = run(*command[:5], "--users", 6, "--epsilon", "5,9", "--trust", "distributed")
+    code, out, err = run(*command[:5], "--clients", 6, "--epsilon", "5,9", "--trust", "distributed")
     assert code == 0
-    assert "each user has its own, from epsilon 5 on: this is the largest" in out
-    assert "in any sum over 6 honest users" in out
+    assert "each client has its own, from epsilon 5 on: this is the largest" in out
+    assert "in any sum over 6 honest clients" in out
 
 
 def test_exit_codes(run: Any, command: tuple[str, ...]) -> None:
-    code, out, err = run(*command, "--users", 0)
+    code, out, err = run(*command, "--clients", 0)
     assert (code, out, err.count("\n")) == (2, "", 1)
-    code, out, err = run(command[0], "--users", 6, "--epsilon", 1, "--delta", 1e-5)
+    code, out, err = run(command[0], "--clients", 6, "--epsilon", 1, "--delta", 1e-5)
     assert (code, out) == (2, "")
     assert "--schema" in err
-    code, out, err = run(*command, "--users", "six")
+    code, out, err = run(*command, "--clients", "six")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    code, out, err = run(*command, "--users", 6, "--method", "nonprivate", "--rounds", 20)
+    code, out, err = run(*command, "--clients", 6, "--method", "nonprivate", "--rounds", 20)
     assert (code, out) == (2, "")
     assert "--epsilon must be left out with --method nonprivate, which promises nothing" in err
-    code, out, err = run(*command[:3], "--users", 6, "--method", "nonprivate", "--rounds", 20)
+    code, out, err = run(*command[:3], "--clients", 6, "--method", "nonprivate", "--rounds", 20)
     assert code == 1
     assert "no guarantee" in err
     assert "nothing is promised" in out
@@ -421,7 +428,7 @@ def test_people_are_told_in_groups(job: Job) -> None:
 def test_many_kinds_of_people_are_told_in_few_lines(tmp_path: Path) -> None:
     table = write_table(tmp_path / "people.csv", 600)
     given = ",".join(str(40 + user / 100) for user in range(300))
-    told = simulate(Job(table=table, schema=SCHEMA, users=300, epsilon=given, delta=1e-5))["people"]
+    told = simulate(Job(table=table, schema=SCHEMA, clients=300, epsilon=given, delta=1e-5))["people"]
     assert len(told) < 20
     assert sum(group["users"] for group in told) == 300
     assert all(group["done"] <= group["rounds"] for group in told)

@@ -232,7 +232,9 @@ def test_in_a_simulated_crowd_a_record_that_fails_counts_as_zero(noise):
     x, y = rng.normal(size=(12, 3)), np.tile([0, 1], 6)
 
     def one(labels, stream=None):
-        crowd = Simulated.split(x, labels, users=3, budgets=ft.Budget(1e9, 1e-5), noise=noise, stream=stream)
+        crowd = Simulated.split(
+            x, labels, clients=3, budgets=ft.Budget(1e9, 1e-5), noise=noise, stream=stream
+        )
         crowd.invite(Invitation(1.0, rounds=1, noise=1e-4))
         return crowd.ask(gradient, np.zeros(4)).mean
 

@@ -397,7 +397,7 @@ def test_a_crowd_refuses_what_its_clip_does_not_bound():
     from farthing.federated.protocol import Invitation
     from farthing.federated.simulated import Simulated
 
-    crowd = Simulated.split(X[:4], Y[:4], users=2, budgets=ft.Budget(1.0, 1e-5))
+    crowd = Simulated.split(X[:4], Y[:4], clients=2, budgets=ft.Budget(1.0, 1e-5))
     crowd.invite(Invitation(1.0, rounds=2))
     with pytest.raises(Unsupported, match="Gram"):
         crowd.ask(Gram(FEATURES), W)

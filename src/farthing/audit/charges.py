@@ -17,7 +17,7 @@ from farthing.data.tables import Features
 from farthing.errors import BudgetSpent, FarthingError
 from farthing.federated.protocol import Accountant, Exactly, Invitation, Trust
 from farthing.federated.simulated import Simulated
-from farthing.federated.terms import Together
+from farthing.federated.terms import ClientNoise
 from farthing.ledger.ledger import Ledger
 from farthing.linear.losses import Gradient, logistic
 from farthing.noise.lattice import Stream
@@ -225,7 +225,7 @@ def crowds(stream: Stream) -> list[str]:
     ]
     tight = [(Accountant.TIGHT, Poisson(0.25), 5)]  # slow for other draws, and the others' oracle here
     for by, draw, planned in [*(plan for plan in plans if plan[0] is not Accountant.TIGHT), *tight]:
-        crowd = Simulated.split(x, x[:, 0], users=2, budgets=budget, stream=stream)
+        crowd = Simulated.split(x, x[:, 0], clients=2, budgets=budget, stream=stream)
         crowd.invite(Invitation(1.0, draw, planned, calibration=by, accountant=by))
         terms = crowd.terms(0)
         rounds = min(terms.rounds, 40)
@@ -251,7 +251,7 @@ def shares(stream: Stream, size: int = 20_000) -> list[str]:
         complaints.append("shares of noise do not add up to what was priced")
     whole = Budget(1.0, 1e-5, unit=Unit.USER, observer=Observer.SERVER)
     terms = Invitation(1.0, rounds=5).terms(whole, 3)
-    assert isinstance(terms.mechanism, Together)
+    assert isinstance(terms.mechanism, ClientNoise)
     far = np.zeros(size)
     far[0] = 1e6
     answer = terms.mechanism.release(far, terms.bound, stream)
@@ -273,7 +273,7 @@ def uploads(stream: Stream, rounds: int = 400) -> list[str]:
         crowd = Simulated.split(
             x,
             np.zeros(6),
-            users=3,
+            clients=3,
             budgets=Budget(8.0, 1e-5),
             noise=kind,
             stream=stream,

@@ -80,7 +80,7 @@ def entrances() -> dict[str, Entrance]:
         ).fit(X, y),
         "PCA": lambda X, y: PCA(1, ledger=_spent(), records=_ROWS).fit(X),
         "Score": lambda X, y: Score(_spent(), 0.1, 1e-6, records=_ROWS)(_Answers(), X, y),
-        "Simulated": lambda X, y: Simulated.split(X, y, users=2, budgets=Budget(1.0, 1e-5)),
+        "Simulated": lambda X, y: Simulated.split(X, y, clients=2, budgets=Budget(1.0, 1e-5)),
     }
 
 

@@ -33,7 +33,7 @@ from farthing.budget import Adjacency, Budget, Observer
 from farthing.data.tables import Features, Table
 from farthing.errors import InvalidValue
 from farthing.federated.methods.addp import addp
-from farthing.federated.methods.federated_descent import together
+from farthing.federated.methods.federated_descent import federated_descent
 from farthing.federated.methods.sgd1 import sgd1
 from farthing.federated.methods.sgd2 import sgd2
 from farthing.federated.protocol import Accountant
@@ -190,7 +190,7 @@ def targets() -> dict[str, Target]:
             replace(swapped, delta=1e-3),
         ),
         "sgd2": Together(lambda crowd: sgd2(crowd, fit, rounds=10), pair, server),
-        "together": Together(lambda crowd: together(crowd, fit), pair, server, runs=60),
+        "federated-descent": Together(lambda crowd: federated_descent(crowd, fit), pair, server, runs=60),
         "gaussian": Asked(
             Query(Everyone(), rows, ClipNorm(1.0), Gaussian(1.0)),
             ones,

@@ -39,7 +39,7 @@ from scipy.special import logsumexp
 
 from farthing.audit.groups import Groups
 from farthing.errors import Unsupported
-from farthing.federated.terms import Share, Together
+from farthing.federated.terms import ClientNoise, Share
 from farthing.linear.methods.perturbation import ObjectiveNoise
 from farthing.linear.methods.privgene import NoisyTop
 from farthing.noise.lattice import Stream
@@ -113,7 +113,7 @@ def _ratio(query: Query, value: Any, without: Any, within: Any) -> float:
             return _gaussian(seen, first, second, mechanism.noise_multiplier * query.bound.norm())
         case Gaussian():
             deviation = mechanism.noise_multiplier * query.bound.norm()
-            if isinstance(mechanism, Share | Together):
+            if isinstance(mechanism, Share | ClientNoise):
                 deviation /= math.sqrt(mechanism.survivors)
             return _gaussian(value, without, within, deviation * np.asarray(query.bound.scale))
         case Laplace():

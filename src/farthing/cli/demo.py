@@ -25,7 +25,7 @@ from farthing.data.tables import Features, Table
 from farthing.federated.methods.addp import addp
 from farthing.federated.protocol import Accountant
 from farthing.federated.simulated import Simulated, personal
-from farthing.federated.simulation import people
+from farthing.federated.simulation import budget_groups
 from farthing.ledger import verifier
 from farthing.ledger.ledger import Ledger
 from farthing.linear.losses import logistic
@@ -179,7 +179,7 @@ def together(adult: Dataset) -> Crowd:
     began, n = time.perf_counter(), USERS * RECORDS
     budgets = personal(np.resize(np.array(THEIRS), USERS), DELTA, Adjacency.ADD_REMOVE, Unit.RECORD)
     rows = Table(adult.X_train[:n], adult.y_train[:n].astype(np.float64))
-    crowd, public = Simulated.split(rows, users=USERS, budgets=budgets), problem(adult, n)
+    crowd, public = Simulated.split(rows, clients=USERS, budgets=budgets), problem(adult, n)
     last = None
     for last in addp(crowd, public, draw=Poisson(RATE), noise=NOISE, accountant=Accountant.TIGHT):
         if last.t == ROUNDS:
@@ -192,7 +192,7 @@ def together(adult: Dataset) -> Crowd:
     name, seconds = f"A-DDP, {USERS} users with {RECORDS} records", time.perf_counter() - began
     budget = f"ε {', '.join(f'{epsilon:g}' for epsilon in THEIRS)} in turn, against the {said.observer}"
     print(f"{name:34}{last.t:7,}{seconds:9.1f}{value:10.1%}   {budget}", flush=True)
-    groups = tuple(Users(**group) for group in people(crowd))
+    groups = tuple(Users(**group) for group in budget_groups(crowd))
     return Crowd(method="A-DDP", guarantee=said, trust="local", rounds=last.t, groups=groups, value=value)
 
 

@@ -194,25 +194,27 @@ def simulated_lines(fields: dict[str, Any]) -> dict[str, Any]:
     """What `farthing.federated.simulation.simulate` reached, in words."""
     records = f"{fields['records']:,} records of {fields['features']:,} features"
     words = {
-        "users": f"{fields['users']:,}, with {records}",
+        "clients": f"{fields['users']:,}, with {records}",
         "method": fields["method"],
         "rounds": f"{fields['rounds']:,}: {fields['stopped']}",
     }
     if fields["epsilon"] is None:
         words["guarantee"] = f"none: {fields['note']}"
         return words | _test_words(fields)
-    owner = "for each user"
+    owner = "for each client"
     if fields["smallest_epsilon"] < fields["epsilon"]:
-        owner = f"each user has its own, from epsilon {fields['smallest_epsilon']:g} on: this is the largest"
+        owner = (
+            f"each client has its own, from epsilon {fields['smallest_epsilon']:g} on: this is the largest"
+        )
     trust = f"{fields['trust']} noise of {fields['sigma']:.6g} x clip {fields['clip']:.4g}"
     if "survivors" in fields:
-        trust += f" in any sum over {fields['survivors']:,} honest users"
+        trust += f" in any sum over {fields['survivors']:,} honest clients"
     return {
         **words,
         "guarantee": [*_words(fields), owner],
         **({"noise": _published_words(fields["holds"])} if "holds" in fields else {}),
         "trust": trust,
-        "alive": f"{fields['alive']:,} users, with {fields['left']:.1%} of all rounds left",
+        "alive": f"{fields['alive']:,} clients, with {fields['left']:.1%} of all rounds left",
         **_test_words(fields),
     }
 

@@ -71,7 +71,7 @@ def _parameter(one: Option, methods: list[str]) -> inspect.Parameter:
 @_with_method_options
 def simulate(
     table: TableName,
-    users: Annotated[int, option(whole, "How many users share the records, in the order of the table.")],
+    clients: Annotated[int, option(whole, "How many clients share the records, in the order of the table.")],
     epsilon: Annotated[
         str | None,
         typer.Option(
@@ -79,34 +79,35 @@ def simulate(
             help="A number for all, numbers with commas in turn, or FILE:COLUMN, a row each.",
         ),
     ] = None,
-    delta: Annotated[float | None, option(number, "Of every user's budget.")] = None,
+    delta: Annotated[float | None, option(number, "Of every client's budget.")] = None,
     records: Annotated[
         int | None,
         typer.Option(
-            "--records-per-user",
+            "--records-per-client",
             parser=whole,
             metavar="INTEGER",
-            help="Of each user, from the first rows; by default all rows, evenly.",
+            help="Of each client, from the first rows; by default all rows, evenly.",
         ),
     ] = None,
     method: Annotated[
         str, typer.Option(metavar="NAME", help=f"The method: {', '.join(METHODS)}.")
-    ] = "together",
+    ] = "federated-descent",
     trust: Annotated[
         str | None,
         typer.Option(metavar="NAME", help=f"Who adds noise: local; with {_SUMS} distributed or trusted."),
     ] = None,
     survivors: Annotated[
-        int | None, option(whole, "The least number of honest users of a round, for distributed noise.")
+        int | None, option(whole, "The least number of honest clients of a round, for distributed noise.")
     ] = None,
     noise: Annotated[
-        str, typer.Option(metavar="NAME", help="Simulate the sum of all noise, or that of each user.")
+        str, typer.Option(metavar="NAME", help="Simulate the sum of all noise, or that of each client.")
     ] = "sum",
     adjacency: Annotated[
-        Adjacency | None, typer.Option(help="When two users' records are neighbours; by default add-remove.")
+        Adjacency | None,
+        typer.Option(help="When two clients' records are neighbours; by default add-remove."),
     ] = None,
     unit: Annotated[
-        Unit, typer.Option(help="What is hidden of a user: a record, or all of them.")
+        Unit, typer.Option(help="What is hidden of a client: a record, or all of them.")
     ] = Unit.RECORD,
     target: Target = None,
     schema: SchemaFile = None,
@@ -116,7 +117,7 @@ def simulate(
     as_json: AsJson = False,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> int:
-    """Lets users who keep their records train together.
+    """Trains a model over clients that keep their records.
 
     Each has a budget of its own. Ctrl-C ends it with what was reached.
     """
@@ -128,7 +129,7 @@ def simulate(
     job = simulation.Job(
         table=table,
         schema=known,
-        users=users,
+        clients=clients,
         epsilon=epsilon,
         delta=delta,
         records=records,

@@ -1,4 +1,4 @@
-"""The server's side of a crowd whose parties are guards elsewhere: a `Crowd` like any other to algorithms.
+"""The server's side of parties whose guards run elsewhere: `Clients` like any others to algorithms.
 
 `Remote` says hello to every enrolled party, proposes terms, and asks round by round over a `Transport`. A
 round ends when all who were asked have answered or the time is up; who was late is missing from that round
@@ -59,7 +59,7 @@ _HELLO = 5.0  # seconds of one attempt to find out who is there
 
 
 class Remote:
-    """Guards over a transport, as a `Crowd` (and `Passing`).
+    """Guards over a transport, as `Clients` (and `Passing`).
 
     ``enrolled`` are the public keys of all who may take part, ``seconds`` is how long a round may take.
     Waits until ``least`` parties (all, unless told) have said who they are.
@@ -98,8 +98,7 @@ class Remote:
 
     # --- who is there
 
-    @property
-    def users(self) -> int:
+    def __len__(self) -> int:
         return len(self._members)
 
     @property
@@ -171,7 +170,7 @@ class Remote:
 
     def invite(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> None:
         if self._terms:
-            raise InvalidValue("this crowd was invited before: terms are settled once")
+            raise InvalidValue("these clients were invited before: terms are settled once")
         if invitation.trust is Trust.TRUSTED:
             raise Unsupported("a guard hands nothing out without noise: trust must be local or distributed")
         self._weights = weights_under(invitation.trust, weights)
@@ -215,7 +214,7 @@ class Remote:
     def ask(self, contribution: Contribution, w: Any) -> Answers:
         came = [place for place, party in enumerate(self._members) if party.asked]
         if self._terms:
-            enough_came(len(came), self._survivors, self.users)
+            enough_came(len(came), self._survivors, len(self))
         return self._taken(came, contribution, w)
 
     def pick(self) -> int:
@@ -228,8 +227,8 @@ class Remote:
         """A round with this party alone."""
         if self._terms and self._invitation.trust is not Trust.LOCAL:
             raise Unsupported("only sums over parties are seen under distributed trust")
-        if not 0 <= party < self.users:
-            raise InvalidValue(f"party must lie between 0 and {self.users - 1}, got {party}")
+        if not 0 <= party < len(self):
+            raise InvalidValue(f"party must lie between 0 and {len(self) - 1}, got {party}")
         if self._terms and not self._members[party].asked:
             raise BudgetSpent(f"{self._members[party].name} can afford no further answer, or is gone")
         return self._taken([party], contribution, w, Weights.RECORDS)
@@ -239,7 +238,7 @@ class Remote:
     ) -> Answers:
         """One round among some parties: recorded before, or asked now and recorded."""
         if not self._terms:
-            raise InvalidValue("nobody was invited yet: call crowd.invite(Invitation(...)) first")
+            raise InvalidValue("nobody was invited yet: call clients.invite(Invitation(...)) first")
         w = np.asarray(w, dtype=np.float64)
         if not np.isfinite(w).all():
             raise InvalidValue("w must be finite, got NaN or infinity; nothing was charged")
@@ -346,7 +345,7 @@ class Remote:
         """The sum over parties and nothing else; where too many left, once more in another round."""
         for _ in range(self._patience):
             places = [place for place, party in enumerate(self._members) if party.asked]
-            enough_came(len(places), self._survivors, self.users)
+            enough_came(len(places), self._survivors, len(self))
             where = {self._members[place].name: place for place in places}
             session = Session(
                 self._question(contribution, shape),
@@ -387,7 +386,7 @@ class Remote:
     def _nobody(self, places: list[int]) -> None:
         """Nobody answered: over for good where nobody can afford a round, otherwise the network's fault."""
         if not any(self._members[place].asked for place in places):
-            raise BudgetSpent(f"none of {self.users} parties can afford another round, or is still there")
+            raise BudgetSpent(f"none of {len(self)} parties can afford another round, or is still there")
         raise FarthingError(
             f"nobody answered round {self._round} in {self._seconds:g} s: resume when they do"
         )

@@ -12,9 +12,8 @@
     patience = 3                      # rounds that a party may miss in a row
     least = 3                         # parties that a run begins with; all if left out
 
-    [method]
-    name = "addp"                     # or together, sgd2, sgd1; further options as in `farthing simulate`
-    weights = "plain"                 # --epsilon-iter becomes epsilon_iter, and so on
+    [method] name = "addp"                     # or federated-descent, sgd2, sgd1; further options as in
+    `farthing simulate` weights = "plain"                 # --epsilon-iter becomes epsilon_iter, and so on
     most = 200                        # stop after so many rounds, whatever is left
 
     [parties]
@@ -107,7 +106,7 @@ class RunFile:
         job = Job(
             table="",
             schema=found,
-            users=max(1, len(parties)),
+            clients=max(1, len(parties)),
             method=table.named(method.text("name"), deployed, "method.name"),
             trust=method.text("trust", None),
             survivors=method.whole("survivors", None),
@@ -147,7 +146,9 @@ class RunFile:
                 f"least must be at most the number of parties, {len(self.parties)}, got {self.least}"
             )
         if not isinstance(self.schema.target, Categorical):
-            raise InvalidValue(f"a crowd learns labels, and target {self.schema.target.name!r} is a number")
+            raise InvalidValue(
+                f"federated methods learn labels, and target {self.schema.target.name!r} is a number"
+            )
 
     @property
     def labels(self) -> int:
@@ -231,13 +232,13 @@ def coordinate(
 ) -> dict[str, Any]:
     """The run itself, over whatever carries messages."""
     try:
-        crowd = _gathered(plan, transport, signer)
-        say(f"here        {', '.join(crowd.names)}")
+        clients = _gathered(plan, transport, signer)
+        say(f"here        {', '.join(clients.names)}")
         try:
-            step, end = _trained(plan, crowd, test, board)
+            step, end = _trained(plan, clients, test, board)
         finally:
-            crowd.close()
-        report = _written(plan, crowd, step, end, test)
+            clients.close()
+        report = _written(plan, clients, step, end, test)
         board.over(end)
         return report
     except KeyboardInterrupt:
@@ -272,22 +273,22 @@ def _gathered(plan: RunFile, transport: Transport, signer: Signer) -> Remote:
 
 
 def _trained(
-    plan: RunFile, crowd: Remote, test: tuple[Array, NDArray[Any]] | None, board: "Board"
+    plan: RunFile, clients: Remote, test: tuple[Array, NDArray[Any]] | None, board: "Board"
 ) -> tuple[Step, str]:
     """The last step, and why it was the last."""
-    problem = plan.problem(int(crowd.records.sum()))
+    problem = plan.problem(int(clients.records.sum()))
     step, end = None, ""
-    board.begun(crowd)
-    for step in steps(plan.job, crowd, problem):
+    board.begun(clients)
+    for step in steps(plan.job, clients, problem):
         board.stepped(step, None if test is None else _accuracy(step.w, *test))
         if plan.most is not None and step.t >= plan.most:
             end = f"{plan.most} rounds were taken, as the run's file says"
             break
     if step is None:
-        told = ", ".join(f"{party.name}: {party.reason or party.state}" for party in crowd.status().parties)
+        told = ", ".join(f"{party.name}: {party.reason or party.state}" for party in clients.status().parties)
         raise BudgetSpent(f"no round came about: {told}")
     if not end:
-        end = "all rounds were taken" if crowd.alive else "nobody can afford another round, or is left"
+        end = "all rounds were taken" if clients.alive else "nobody can afford another round, or is left"
     return step, end
 
 
@@ -298,12 +299,12 @@ def _accuracy(w: Weights, X: Array, y: NDArray[Any]) -> float:
 
 
 def _written(
-    plan: RunFile, crowd: Remote, step: Step, end: str, test: tuple[Array, NDArray[Any]] | None
+    plan: RunFile, clients: Remote, step: Step, end: str, test: tuple[Array, NDArray[Any]] | None
 ) -> dict[str, Any]:
     """Model and report, on disk when this returns."""
-    widest = int(np.argmax([budget.epsilon for budget in crowd.budgets]))
-    noise = crowd.terms(widest).mechanism.noise_multiplier
-    really = [asdict(one) for one in holds(plan.job, crowd, noise, widest, step.t)]
+    widest = int(np.argmax([budget.epsilon for budget in clients.budgets]))
+    noise = clients.terms(widest).mechanism.noise_multiplier
+    really = [asdict(one) for one in holds(plan.job, clients, noise, widest, step.t)]
     report: dict[str, Any] = {
         "run": plan.run,
         "dataset": plan.dataset,
@@ -311,15 +312,15 @@ def _written(
         "trust": str(plan.job.trusted),
         "rounds": step.t,
         "stopped": end,
-        "records": int(crowd.records.sum()),
+        "records": int(clients.records.sum()),
         "features": plan.schema.width,
-        "parties": [_told(crowd, place) for place in range(crowd.users)],
+        "parties": [_told(clients, place) for place in range(len(clients))],
         **({"holds": really} if really else {}),
         "note": "budgets as announced; each is kept by the party's own ledger, whatever a coordinator does",
         "model": str(plan.model),
     }
     if test is not None:
-        said = _said(plan, crowd, step.w, test[0])
+        said = _said(plan, clients, step.w, test[0])
         report["test"] = {"table": plan.test, **measured(said, test[1])}
     u, constant = (np.asarray(part) for part in step.w)
     coef, intercept = (u.T, constant) if u.ndim == 2 else (u[None, :], np.atleast_1d(constant))
@@ -329,20 +330,20 @@ def _written(
     return report
 
 
-def _said(plan: RunFile, crowd: Remote, w: Weights, X: Array) -> Array:
+def _said(plan: RunFile, clients: Remote, w: Weights, X: Array) -> Array:
     """Probabilities, as `farthing simulate` gives them."""
-    problem = plan.problem(int(crowd.records.sum()))
-    features = plan.job.features(crowd, problem)
-    return problem.probabilities(w, X, clip_norm=crowd.terms(0).bound.clip, features=features)
+    problem = plan.problem(int(clients.records.sum()))
+    features = plan.job.features(clients, problem)
+    return problem.probabilities(w, X, clip_norm=clients.terms(0).bound.clip, features=features)
 
 
-def _told(crowd: Remote, place: int) -> dict[str, Any]:
+def _told(clients: Remote, place: int) -> dict[str, Any]:
     """What a party announced, and where it stands."""
-    status, terms = crowd.status().parties[place], crowd.terms(place)
+    status, terms = clients.status().parties[place], clients.terms(place)
     return {
         "party": status.name,
-        "records": int(crowd.records[place]),
-        "guarantee": asdict(crowd.budgets[place]),
+        "records": int(clients.records[place]),
+        "guarantee": asdict(clients.budgets[place]),
         "noise": terms.mechanism.noise_multiplier,
         "clip": terms.bound.clip,
         "state": str(status.state),
@@ -374,19 +375,19 @@ class Board:
 
     plan: RunFile
     phase: str = "waiting for parties"
-    crowd: Remote | None = None
+    clients: Remote | None = None
     round: int = 0
     accuracy: list[tuple[int, float]] = field(default_factory=list)
     most: dict[str, int] = field(default_factory=dict)
     ends: deque[float] = field(default_factory=lambda: deque(maxlen=_LATELY + 1))
 
-    def begun(self, crowd: Remote) -> None:
-        self.crowd, self.phase = crowd, "training"
+    def begun(self, clients: Remote) -> None:
+        self.clients, self.phase = clients, "training"
 
     def stepped(self, step: Step, accuracy: float | None) -> None:
-        assert self.crowd is not None
+        assert self.clients is not None
         self.round = step.t
-        for party in self.crowd.status().parties:
+        for party in self.clients.status().parties:
             self.most.setdefault(party.name, max(1, party.left + step.t))
         self.ends.append(time.monotonic())
         if accuracy is not None:
@@ -399,12 +400,12 @@ class Board:
 
     def view(self) -> View:
         """A look at it, from any thread."""
-        plan, crowd = self.plan, self.crowd
+        plan, clients = self.plan, self.clients
         what = " · ".join(part for part in (plan.job.record.name, plan.job.trust, plan.dataset) if part)
-        if crowd is None:
+        if clients is None:
             parties = tuple(PartyView(name=name, state="awaited") for name in plan.parties)
             return View(run=plan.run, method=what, phase=self.phase, parties=parties)
-        status, records, budgets = crowd.status().parties, crowd.records, crowd.budgets
+        status, records, budgets = clients.status().parties, clients.records, clients.budgets
         parties = tuple(
             PartyView(
                 name=party.name,
@@ -424,7 +425,7 @@ class Board:
         left = max((p.left for p in status if p.state in (State.HERE, State.MISSING)), default=0)
         if plan.most is not None:
             left = min(left, plan.most - self.round)
-        asked = [crowd.terms(place) for place in range(crowd.users)] if self.round else []
+        asked = [clients.terms(place) for place in range(len(clients))] if self.round else []
         return View(
             run=plan.run,
             method=what,

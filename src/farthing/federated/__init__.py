@@ -3,8 +3,8 @@
 >>> import numpy as np
 >>> import farthing as ft
 >>> X, budget = np.ones((300, 2)), ft.Budget(1.0, 1e-6)
->>> crowd = ft.federated.Simulated.split(X, np.ones(300), records=100, budgets=budget)
->>> crowd.users, crowd.records.tolist()
+>>> clients = ft.federated.Simulated.split(X, np.ones(300), records=100, budgets=budget)
+>>> len(clients), clients.records.tolist()
 (3, [100, 100, 100])
 """
 
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from farthing.accounting.accountants import Accountant
+    from farthing.federated.budgets import personal
     from farthing.federated.draws import Indicators
     from farthing.federated.methods.table import METHODS, Method, Option
-    from farthing.federated.people import personal
     from farthing.federated.protocol import (
         Answers,
         Ask,
         ClientAgent,
-        Crowd,
+        Clients,
         Forecast,
         Parties,
         Passing,
@@ -35,7 +35,7 @@ __all__ = [
     "Answers",
     "Ask",
     "ClientAgent",
-    "Crowd",
+    "Clients",
     "Exactly",
     "Forecast",
     "InTurn",
@@ -55,10 +55,10 @@ __all__ = [
 
 # Names are looked up when they are used: the command line reads the table of methods without numpy.
 _HOMES = {
+    "budgets": ("personal",),
     "draws": ("Indicators",),
     "methods.table": ("METHODS", "Method", "Option"),
-    "people": ("personal",),
-    "protocol": ("Answers", "Ask", "ClientAgent", "Crowd", "Forecast", "Parties", "Passing", "Reply"),
+    "protocol": ("Answers", "Ask", "ClientAgent", "Clients", "Forecast", "Parties", "Passing", "Reply"),
     "simulated": ("Simulated",),
     "terms": ("Accountant", "Exactly", "InTurn", "Invitation", "Terms", "Trust", "Weights"),
 }

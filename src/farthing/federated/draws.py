@@ -1,8 +1,8 @@
-"""Draws from the records of many users at once: rows, sorted by user, and whose they are.
+"""Draws from the records of many clients at once: rows, sorted by client, and whose they are.
 
 Rows of zeros and ones, kept as the places of their ones: a byte each where there are at most 255 features.
 
-A million users with 100 records of 14 ones among 123 features take 1.4 GB, a ninth of what bytes would.
+A million clients with 100 records of 14 ones among 123 features take 1.4 GB, a ninth of what bytes would.
 
 >>> rows = Indicators(np.array([[0, 2], [1, 3]], dtype=np.uint8), 3, np.array([1, 0]))  # 3 is no place
 >>> [block.margins(np.array([1.0, 2.0, 4.0]), np.array(0.5)) for block in rows.blocks(Features(3))]
@@ -27,8 +27,8 @@ from farthing.queries.samplers import Indices
 Integers = NDArray[np.int64]
 
 
-class Users(NamedTuple):
-    """Public numbers of records, how many are there, and where their rows start; one entry a user."""
+class ClientRows(NamedTuple):
+    """Public numbers of records, how many are there, and where their rows start; one entry a client."""
 
     sizes: Integers
     counts: Integers
@@ -41,35 +41,35 @@ def ranges(starts: Integers, counts: Integers) -> Integers:
     return np.repeat(starts - before, counts) + np.arange(counts.sum())
 
 
-def present(users: Users, places: Integers) -> tuple[Integers, Integers]:
-    """One place a user; blank ones, beyond the records that are there, fall out."""
-    who = np.flatnonzero(places < users.counts)
-    return users.starts[who] + places[who], who
+def present(clients: ClientRows, places: Integers) -> tuple[Integers, Integers]:
+    """One place a client; blank ones, beyond the records that are there, fall out."""
+    who = np.flatnonzero(places < clients.counts)
+    return clients.starts[who] + places[who], who
 
 
-def exactly(size: int, users: Users, stream: Stream) -> tuple[Integers, Integers]:
-    """``size`` of each user's records (all where it has fewer), without replacement, uniformly."""
-    of = np.maximum(users.sizes, users.counts)
+def exactly(size: int, clients: ClientRows, stream: Stream) -> tuple[Integers, Integers]:
+    """``size`` of each client's records (all where it has fewer), without replacement, uniformly."""
+    of = np.maximum(clients.sizes, clients.counts)
     if size == 1:
-        return present(users, below(of, stream))
+        return present(clients, below(of, stream))
     rows, who = [], []
     for many in np.unique(of):
         those = np.flatnonzero(of == many)
         chosen = subsets(min(size, int(many)), int(many), len(those), stream)
         mine, places = np.nonzero(chosen)
-        there = places < users.counts[those[mine]]
+        there = places < clients.counts[those[mine]]
         who.append(those[mine[there]])
-        rows.append(users.starts[who[-1]] + places[there])
+        rows.append(clients.starts[who[-1]] + places[there])
     order = np.argsort(np.concatenate(who), kind="stable")
     return np.concatenate(rows)[order], np.concatenate(who)[order]
 
 
-def subsets(size: int, of: int, users: int, stream: Stream) -> NDArray[np.bool_]:
-    """A uniform subset of 0 .. of - 1 for each user, as a mask: where the smallest of random keys are."""
-    chosen = np.ones((users, of), np.bool_)
+def subsets(size: int, of: int, clients: int, stream: Stream) -> NDArray[np.bool_]:
+    """A uniform subset of 0 .. of - 1 for each client, as a mask: where the smallest of random keys are."""
+    chosen = np.ones((clients, of), np.bool_)
     if size == of:
         return chosen
-    open_ = np.arange(users)
+    open_ = np.arange(clients)
     while len(open_):  # again where a tie leaves the subset open
         keys = stream.integers(len(open_) * of).reshape(-1, of)
         ordered = np.partition(keys, (size - 1, size), axis=1)

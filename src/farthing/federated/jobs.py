@@ -14,7 +14,7 @@ from farthing.data.schema import Schema
 from farthing.data.tables import Features
 from farthing.errors import InvalidValue
 from farthing.federated.methods.table import Method, named
-from farthing.federated.protocol import Crowd, Trust
+from farthing.federated.protocol import Clients, Trust
 from farthing.linear.problem import Problem
 from farthing.queries.query import Step
 
@@ -29,7 +29,7 @@ class Job:
         A CSV or Parquet file, or the word adult.
     schema : Schema
         Its public bounds and vocabularies.
-    users : int
+    clients : int
         How many clients share the records.
     epsilon : str, optional
         A number, numbers with commas (dealt out in turn), or FILE:COLUMN.
@@ -57,11 +57,11 @@ class Job:
 
     table: str
     schema: Schema
-    users: int
+    clients: int
     epsilon: str | None = None
     delta: float | None = None
     records: int | None = None
-    method: Method | str = "together"
+    method: Method | str = "federated-descent"
     options: Mapping[str, Any] = field(default_factory=dict)
     trust: str | None = None
     survivors: int | None = None
@@ -80,7 +80,7 @@ class Job:
         """Who adds the noise: the one given, or the method's first."""
         return Trust(self.trust or self.record.trusts[0])
 
-    def features(self, clients: Crowd | None, problem: Problem) -> Features:
+    def features(self, clients: Clients | None, problem: Problem) -> Features:
         """Return the map of rows in which the method's weights give probabilities."""
         found: Features = self.record.features(clients, problem, trust=self.trusted, survivors=self.survivors)
         return found
@@ -89,7 +89,7 @@ class Job:
 def checked(job: Job) -> Method:
     """Return the method's record; refuses what contradicts it. Nothing is read yet."""
     method = job.record
-    validate.count(**{"--users": job.users})
+    validate.count(**{"--clients": job.clients})
     if job.noise not in ("sum", "each"):
         raise InvalidValue(f"--noise must be one of ['sum', 'each'], got {job.noise!r}")
     if job.trust is not None and job.trust not in method.trusts:
@@ -104,13 +104,13 @@ def checked(job: Job) -> Method:
                 f"{budget!r}"
             )
     if job.records is not None:
-        validate.count(**{"--records-per-user": job.records})
+        validate.count(**{"--records-per-client": job.records})
     if job.survivors is not None:
         if job.trust != Trust.DISTRIBUTED:
             raise InvalidValue("--survivors is for --trust distributed only")
-        if validate.count(**{"--survivors": job.survivors}) > job.users:
+        if validate.count(**{"--survivors": job.survivors}) > job.clients:
             raise InvalidValue(
-                f"--survivors must be at most the number of users, {job.users}, got {job.survivors}"
+                f"--survivors must be at most the number of clients, {job.clients}, got {job.survivors}"
             )
     return method
 
@@ -125,7 +125,7 @@ def steps(job: Job, clients: Any, problem: Problem) -> Iterator[Step]:
     return found
 
 
-def holds(job: Job, clients: Crowd, noise: float, client: int, rounds: int) -> list[Guarantee]:
+def holds(job: Job, clients: Clients, noise: float, client: int, rounds: int) -> list[Guarantee]:
     """Return the guarantees that published noise, over the clip, gives a client's record; else none."""
     published = job.record.published
     if published is None or not job.options.get("published_noise"):

@@ -1,25 +1,28 @@
-"""What passes between a server and the parties of a crowd, free of any transport.
+"""The protocol between a server and its clients, free of any transport.
 
 The server sends an `Invitation` once: how to draw from one's own records, where to clip, how many rounds to
-expect, how noise is chosen and rounds are counted, whom to trust. Each user answers it for itself: `Terms`
+expect, how noise is chosen and rounds are counted, whom to trust. Each client answers it for itself: `Terms`
 are its own sampler, bound and mechanism, chosen from its own `Budget` and its public number of records, and
 the number of rounds that its budget affords. After that the server sends an `Ask` (a contribution and w) each
-round, and every user who can afford it sends a `Reply`: a noisy bounded sum, charged to its own ledger first.
-A user whose next round does not fit raises `BudgetSpent` before it computes anything, and is left in peace.
+round, and every client who can afford it sends a `Reply`: a noisy bounded sum, charged to its own ledger
+first. A client whose next round does not fit raises `BudgetSpent` before it computes anything, and is left in
+peace.
 
-An algorithm is a generator of Steps over a `Crowd`, which is either `Parties` (agents asked one by one: local
-objects, or stubs of remote ones) or `farthing.federated.simulated.Simulated` (all users at once, as arrays):
+An algorithm is a generator of Steps over `Clients`, which are either `Parties` (agents asked one by one:
+local objects, or stubs of remote ones) or `farthing.federated.simulated.Simulated` (all clients at once, as
+arrays):
 
-    crowd.invite(Invitation(clip=3.0, rounds=100))
+    clients.invite(Invitation(clip=3.0, rounds=100))
     for t in itertools.count(1):
-        got = crowd.ask(gradient, w)          # BudgetSpent when nobody can afford a round
+        got = clients.ask(gradient, w)          # BudgetSpent when nobody can afford a round
         w = w - rate * got.mean
         yield Step(t, w, got.receipts)
 
 Everything that decides who takes part is public: budgets, numbers of records, the invitation. Sensitivity
 follows from the draw: exactly k records move a sum by 2C under every adjacency (one record pushes another, or
-a blank one, out), everybody or a Poisson sample by C, or 2C where a record is replaced. Where a user or party
-is protected as a whole (`Budget.unit`), its noise is as many times as large as its upload holds records.
+a blank one, out), everybody or a Poisson sample by C, or 2C where a record is replaced. Where a client or
+party is protected as a whole (`Budget.unit`), its noise is as many times as large as its upload holds
+records.
 
 Instead of all at once, one party may be asked (`Passing`): the coordinator draws it with the chance of its
 share of all records, and it draws among its own, which is the same as drawing a record.
@@ -39,13 +42,13 @@ from farthing.budget import Budget
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.federated.terms import (
     NOTHING,
+    ClientNoise,
     Draw,
     Exactly,
     InTurn,
     Invitation,
     Share,
     Terms,
-    Together,
     Trust,
     Weights,
     least_noise,
@@ -60,7 +63,8 @@ __all__ = [
     "Answers",
     "Ask",
     "ClientAgent",
-    "Crowd",
+    "ClientNoise",
+    "Clients",
     "Draw",
     "Exactly",
     "Forecast",
@@ -71,7 +75,6 @@ __all__ = [
     "Reply",
     "Share",
     "Terms",
-    "Together",
     "Trust",
     "Weights",
     "iteration_noise",
@@ -94,7 +97,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """A user's upload: a noisy bounded sum, how many records to expect in it, the variance of its noise."""
+    """A client's upload: a noisy bounded sum, how many records to expect in it, the variance of its noise."""
 
     value: Array
     expected: float
@@ -108,8 +111,8 @@ class Answers:
 
     total: Array
     divisor: float  # Σ weight · expected records
-    count: int  # users who came
-    alive: int  # users who can afford another round
+    count: int  # clients who came
+    alive: int  # clients who can afford another round
     variance: float  # of the noise on each coordinate of the mean
     receipts: tuple[Receipt, ...] = ()
 
@@ -128,14 +131,14 @@ class Forecast:
 
 
 def forecast_of(invitation: Invitation, weights: Weights, terms: Sequence[Terms], which: Any) -> Forecast:
-    """The outlook for users whose terms are ``terms[which]``."""
+    """The outlook for clients whose terms are ``terms[which]``."""
     afford = np.array([term.rounds > 0 for term in terms])[which]
     expected, variance = (
         np.array([getattr(term, name) for term in terms], dtype=np.float64)[which][afford]
         for name in ("expected", "variance")
     )
     if not afford.any():
-        raise BudgetSpent(f"not even one round fits the budget of any of {len(afford)} users")
+        raise BudgetSpent(f"not even one round fits the budget of any of {len(afford)} clients")
     weight = weight_of(weights_under(invitation.trust, weights), expected, variance)
     noise = float(np.square(weight) @ variance)
     if invitation.trust is Trust.TRUSTED:
@@ -150,7 +153,7 @@ def variance_of_trusted(invitation: Invitation) -> float:
 
 
 def weight_of(weights: Weights, expected: Any, variance: Any) -> Any:
-    """What uploads are multiplied by, for users with so many expected records and such noise."""
+    """What uploads are multiplied by, for clients with so many expected records and such noise."""
     match weights:
         case Weights.PRECISION:
             return expected / variance
@@ -160,7 +163,7 @@ def weight_of(weights: Weights, expected: Any, variance: Any) -> Any:
 
 
 class ClientAgent:
-    """A user: its door (`Ledger.over(records)`), its public number of records, and what it agreed to.
+    """A client: its door (`Ledger.over(records)`), its public number of records, and what it agreed to.
 
     Free of any transport: `join` answers an invitation, `handle` a round. The promise to its own ledger is
     what the accountant allowed, checked once more by tight accounting.
@@ -172,7 +175,7 @@ class ClientAgent:
         self._terms: Terms | None = None
 
     def terms(self, invitation: Invitation) -> Terms:
-        """What this user would agree to."""
+        """What this client would agree to."""
         if invitation.trust is Trust.TRUSTED:
             raise Unsupported("an agent hands nothing out without noise: a trusted aggregator asks a Ledger")
         if isinstance(invitation.draw, InTurn):
@@ -180,7 +183,7 @@ class ClientAgent:
         return invitation.terms(self._ledger.budget, self._records, self._clip)
 
     def join(self, invitation: Invitation) -> Terms:
-        """Answers an invitation with this user's own terms, and promises its ledger that many rounds."""
+        """Answers an invitation with this client's own terms, and promises its ledger that many rounds."""
         terms = self.terms(invitation)
         if terms.rounds:
             self._left = self._ledger.promise(terms.query(NOTHING), terms.rounds)
@@ -189,7 +192,7 @@ class ClientAgent:
 
     @property
     def budget(self) -> Budget:
-        """What this user may spend in all."""
+        """What this client may spend in all."""
         return self._ledger.budget
 
     @property
@@ -199,7 +202,7 @@ class ClientAgent:
 
     @property
     def left(self) -> int:
-        """How many more rounds this user can afford."""
+        """How many more rounds this client can afford."""
         return self._left.left if self._terms is not None and self._terms.rounds else 0
 
     def handle(self, ask: Ask) -> Reply:
@@ -212,16 +215,15 @@ class ClientAgent:
         return Reply(answer.value, self._terms.expected, self._terms.variance, answer.receipt)
 
 
-class Crowd(Protocol):
-    """Users who can be invited and asked. Everything it tells the server is public."""
+class Clients(Protocol):
+    """Clients that can be invited and asked; everything that they tell the server is public."""
 
-    @property
-    def users(self) -> int:
+    def __len__(self) -> int:
         """How many there are."""
 
     @property
     def budgets(self) -> Sequence[Budget]:
-        """What each may spend, in order; users with equal budgets may share one object."""
+        """What each may spend, in order; clients with equal budgets may share one object."""
 
     @property
     def records(self) -> NDArray[np.int64]:
@@ -233,7 +235,7 @@ class Crowd(Protocol):
 
     @property
     def left(self) -> NDArray[np.int64]:
-        """How many more rounds each user can afford."""
+        """How many more rounds each client can afford."""
 
     def forecast(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> Forecast:
         """What would come of an invitation; costs nothing and settles nothing."""
@@ -245,8 +247,8 @@ class Crowd(Protocol):
         """One round among those who can afford it. Raises `BudgetSpent` where nobody can."""
 
 
-class Passing(Crowd, Protocol):
-    """A crowd whose parties can also be asked one at a time."""
+class Passing(Clients, Protocol):
+    """Clients that can also be asked one at a time."""
 
     def pick(self) -> int:
         """A party, drawn with the chance of its share of all records. Not to be published."""
@@ -256,7 +258,7 @@ class Passing(Crowd, Protocol):
 
 
 class Parties:
-    """A crowd of agents asked one after the other: the server's side of a round, whatever carries it.
+    """Agents that are asked one after the other: the server's side of a round, whatever carries it.
 
     ``stream`` draws whose turn it is where they are asked one at a time.
     """
@@ -267,8 +269,7 @@ class Parties:
         self._round = 0
         self._stream = stream if stream is not None else Stream()
 
-    @property
-    def users(self) -> int:
+    def __len__(self) -> int:
         return len(self._agents)
 
     @property
@@ -293,7 +294,7 @@ class Parties:
 
     def invite(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> None:
         if self._terms:
-            raise InvalidValue("this crowd was invited before: terms are settled once")
+            raise InvalidValue("these clients were invited before: terms are settled once")
         self._survivors = invitation.survivors if invitation.trust is Trust.DISTRIBUTED else 1
         self._weights = weights_under(invitation.trust, weights)
         self._trust = invitation.trust
@@ -335,7 +336,7 @@ class Parties:
         return Answers(total, divisor, len(came), self.alive, noise, receipts)
 
 
-NOT_INVITED = "nobody was invited yet: call crowd.invite(Invitation(...)) first"
+NOT_INVITED = "nobody was invited yet: call clients.invite(Invitation(...)) first"
 
 
 def picked(ends: NDArray[np.int64], stream: Stream) -> int:
@@ -344,18 +345,18 @@ def picked(ends: NDArray[np.int64], stream: Stream) -> int:
     return int(np.searchsorted(ends, place, side="right"))
 
 
-def alone(party: int, users: int, trust: Trust) -> None:
+def alone(party: int, clients: int, trust: Trust) -> None:
     """Refuses a round with a party that is not there, or whose upload nobody may see by itself."""
     if trust is not Trust.LOCAL:
         raise Unsupported(f"under {trust} trust only sums over parties are seen: one alone needs local noise")
-    if not 0 <= party < users:
-        raise InvalidValue(f"party must lie between 0 and {users - 1}, got {party}")
+    if not 0 <= party < clients:
+        raise InvalidValue(f"party must lie between 0 and {clients - 1}, got {party}")
 
 
-def under(crowd: Crowd, invitation: Invitation, trust: Trust, survivors: int | None = None) -> Invitation:
+def under(clients: Clients, invitation: Invitation, trust: Trust, survivors: int | None = None) -> Invitation:
     """The same invitation under another trust model: one noise for all, the least that every budget affords.
 
-    Distributed noise is sized for ``survivors`` honest users, all of them unless told.
+    Distributed noise is sized for ``survivors`` honest clients, all of them unless told.
     """
     trust = validate.choice(Trust, trust=trust)
     if trust is not Trust.DISTRIBUTED and survivors is not None:
@@ -364,38 +365,38 @@ def under(crowd: Crowd, invitation: Invitation, trust: Trust, survivors: int | N
         return invitation
     noise = invitation.noise
     if noise is None:
-        known = {(replace(budget, observer=trust.observer), size) for budget, size in _kinds(crowd)}
+        known = {(replace(budget, observer=trust.observer), size) for budget, size in _kinds(clients)}
         noise = max(least_noise(invitation, budget, size) for budget, size in known)
-    least = crowd.users if survivors is None else validate.count(survivors=survivors)
+    least = len(clients) if survivors is None else validate.count(survivors=survivors)
     return replace(invitation, noise=noise, trust=trust, survivors=least if trust is Trust.DISTRIBUTED else 1)
 
 
-def iteration_noise(crowd: Crowd, invitation: Invitation, epsilon: float, delta: float) -> float:
-    """The noise, over the clip, with which one round is (``epsilon``, ``delta``)-DP for every user.
+def iteration_noise(clients: Clients, invitation: Invitation, epsilon: float, delta: float) -> float:
+    """The noise, over the clip, with which one round is (``epsilon``, ``delta``)-DP for every client.
 
     A-DDP's eps_iter and δ_iter: they choose the noise of one round, and how many of them fit a budget remains
     the accountant's to say.
     """
     epsilon, delta = validate.positive(epsilon_iter=epsilon), validate.probability(delta_iter=delta)
-    return max(noise_of_round(invitation, budget, size, epsilon, delta) for budget, size in _kinds(crowd))
+    return max(noise_of_round(invitation, budget, size, epsilon, delta) for budget, size in _kinds(clients))
 
 
-def _kinds(crowd: Crowd) -> set[tuple[Budget, int]]:
+def _kinds(clients: Clients) -> set[tuple[Budget, int]]:
     """Budgets and numbers of records, each pair once."""
-    pairs = zip(crowd.budgets, crowd.records.tolist(), strict=True)
+    pairs = zip(clients.budgets, clients.records.tolist(), strict=True)
     return {(budget, size) for budget, size in {(id(own), size): (own, size) for own, size in pairs}.values()}
 
 
 def weights_under(trust: Trust, weights: Weights) -> Weights:
-    """Sums over users are all that is seen unless noise is local, so nobody can be weighted there."""
+    """Sums over clients are all that is seen unless noise is local, so nobody can be weighted there."""
     return validate.choice(Weights, weights=weights) if trust is Trust.LOCAL else Weights.RECORDS
 
 
-def enough_came(came: int, least: int, users: int) -> None:
+def enough_came(came: int, least: int, clients: int) -> None:
     """Refuses a round with nobody in it, or with too few to make up the noise."""
     if not came:
-        raise BudgetSpent(f"none of {users} users can afford another round")
+        raise BudgetSpent(f"none of {clients} clients can afford another round")
     if came < least:
         raise BudgetSpent(
-            f"{came} of {users} users can afford another round, {least} are needed for the noise"
+            f"{came} of {clients} clients can afford another round, {least} are needed for the noise"
         )

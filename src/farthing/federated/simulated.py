@@ -1,11 +1,11 @@
-"""A crowd in one process: users are rows of arrays, and nobody loops over them.
+"""Simulated clients in one process: rows of arrays, and no loop over clients.
 
-Rows of all users lie in one table (`farthing.data.tables.Table`, or `Indicators` for zeros and ones), sorted
-by user. Terms are settled once for each distinct budget, number of records and clip. A round is one draw, one
-bounded sum over the drawn rows and its noise:
+Rows of all clients lie in one table (`farthing.data.tables.Table`, or `Indicators` for zeros and ones),
+sorted by client. Terms are settled once for each distinct budget, number of records and clip. A round is one
+draw, one bounded sum over the drawn rows and its noise:
 
-``noise="each"``  every user's upload is put on its own lattice with its own noise, as deployed;
-``noise="sum"``   one draw with the distribution of the weighted sum of all users' noise: the same for
+``noise="each"``  every client's upload is put on its own lattice with its own noise, as deployed;
+``noise="sum"``   one draw with the distribution of the weighted sum of all clients' noise: the same for
                   everything the server sees in aggregate, and a hundred times as fast.
 
 Draws and noise come from a cryptographic stream; a seeded one is for tests and voids every guarantee.
@@ -21,10 +21,10 @@ Nothing is given back here, because nothing is reserved ahead.
 >>> from farthing.linear.losses import (Gradient, logistic)
 >>> from farthing.data.tables import Features
 >>> X = np.random.default_rng(0).uniform(size=(1000, 3))
->>> crowd = Simulated.split(X, (X[:, 0] > 0.5) * 1.0, records=100, budgets=Budget(1.0, 1e-6))
->>> crowd.invite(Invitation(clip=1.0, rounds=20))
->>> got = crowd.ask(Gradient(logistic, Features(3)), np.zeros(4))
->>> got.mean.shape, got.count, int(crowd.left[0])
+>>> clients = Simulated.split(X, (X[:, 0] > 0.5) * 1.0, records=100, budgets=Budget(1.0, 1e-6))
+>>> clients.invite(Invitation(clip=1.0, rounds=20))
+>>> got = clients.ask(Gradient(logistic, Features(3)), np.zeros(4))
+>>> got.mean.shape, got.count, int(clients.left[0])
 ((4,), 10, 19)
 """
 
@@ -40,8 +40,8 @@ from farthing.accounting import pld
 from farthing.budget import Budget, Guarantee, Observer, Unit
 from farthing.data.tables import Table
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
-from farthing.federated.draws import Indicators, Users, exactly, present, ranges
-from farthing.federated.people import Budgets, dealt, per_user, personal, public_sizes
+from farthing.federated.budgets import Budgets, dealt, per_client, personal, public_sizes
+from farthing.federated.draws import ClientRows, Indicators, exactly, present, ranges
 from farthing.federated.protocol import (
     NOT_INVITED,
     Answers,
@@ -81,10 +81,10 @@ _ENTRIES = 2**16  # of uploads held at once: half a megabyte, which stays in the
 
 
 class Simulated:
-    """Users with records, budgets and, where they like, clips of their own.
+    """Simulated clients with records, budgets and, if given, clips of their own.
 
-    User i owns rows ``offsets[i]`` to ``offsets[i+1]`` of ``table``. ``sizes`` are the public numbers of
-    records; without them those of the table are taken to be public, and a user without any is treated as
+    Client i owns rows ``offsets[i]`` to ``offsets[i+1]`` of ``table``. ``sizes`` are the public numbers of
+    records; without them those of the table are taken to be public, and a client without any is treated as
     having the most common number, so that its uploads, which are noise only, cannot be told apart.
     """
 
@@ -107,14 +107,14 @@ class Simulated:
             raise InvalidValue(f"noise must be 'sum' or 'each', got {noise!r}")
         self._counts, self._noise = counts, noise
         self._stream = stream if stream is not None else Stream()
-        self._budgets = Budgets.of(budgets, self.users)
+        self._budgets = Budgets.of(budgets, len(self))
         self._sizes = public_sizes(sizes, counts)
-        self._clips = None if clip is None else per_user("clip", clip, self.users)
+        self._clips = None if clip is None else per_client("clip", clip, len(self))
         self._terms: list[Terms] = []
         self._round: _Round | None = None
         self._turns: dict[int, _Round] = {}
         self._tried: tuple[Contribution, tuple[int, ...]] | None = None
-        self.left = np.zeros(self.users, np.int64)
+        self.left = np.zeros(len(self), np.int64)
 
     @classmethod
     def split(
@@ -123,18 +123,17 @@ class Simulated:
         y: Any = None,
         *,
         budgets: Budget | Sequence[Budget],
-        users: int | None = None,
+        clients: int | None = None,
         records: ArrayLike | None = None,
         unit: bool = False,
         clip: ArrayLike | None = None,
         noise: Literal["sum", "each"] = "sum",
         stream: Stream | None = None,
     ) -> "Simulated":
-        """Deals rows out in order: ``records`` each (the last user may have fewer, or a list of numbers), or
-        evenly among ``users``. X may be dense, sparse, a `Table` or `Indicators`."""
+        """Deals rows out in order: ``records`` each, or evenly among ``clients``."""
         if not isinstance(X, Table | Indicators):
             X = Table(X, y, unit=unit)
-        offsets = dealt(len(X), users, records)
+        offsets = dealt(len(X), clients, records)
         return cls(X, offsets, budgets, clip=clip, noise=noise, stream=stream)
 
     @classmethod
@@ -148,26 +147,25 @@ class Simulated:
         noise: Literal["sum", "each"] = "sum",
         stream: Stream | None = None,
     ) -> "Simulated":
-        """From one (X, y) a user; an empty X is a user without records."""
+        """From one (X, y) a client; an empty X is a client without records."""
         if not parts:
-            raise InvalidValue("a crowd needs at least one user")
+            raise InvalidValue("there must be at least one client")
         tables = [arrays.rows(X) for X, _ in parts]
         widths = [X.shape[1] if X.ndim == 2 else -1 for X in tables]
-        for user, ((_, y), X) in enumerate(zip(parts, tables, strict=True)):
+        for client, ((_, y), X) in enumerate(zip(parts, tables, strict=True)):
             if X.ndim != 2 or X.shape[1] != widths[0]:
-                raise InvalidValue(f"user {user} must have rows of width {widths[0]}")
+                raise InvalidValue(f"client {client} must have rows of width {widths[0]}")
             if arrays.length(y) != len(X):
-                raise InvalidValue(f"user {user} must have one target a row")
+                raise InvalidValue(f"client {client} must have one target a row")
         offsets = np.concatenate([[0], np.cumsum([len(X) for X in tables])])
-        said = "all users must have rows and targets of one kind"
+        said = "all clients must have rows and targets of one kind"
         X, y = (
             arrays.attempt(np.concatenate, parts, said=said)
             for parts in (tables, [arrays.rows(y) for _, y in parts])
         )
         return cls(Table(X, y, unit=unit), offsets, budgets, clip=clip, noise=noise, stream=stream)
 
-    @property
-    def users(self) -> int:
+    def __len__(self) -> int:
         return len(self._counts)
 
     @property
@@ -184,7 +182,7 @@ class Simulated:
 
     @property
     def done(self) -> Integers:
-        """How many rounds each user took part in."""
+        """How many rounds each client took part in."""
         return self._settled - self.left
 
     def forecast(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> Forecast:
@@ -193,7 +191,7 @@ class Simulated:
 
     def invite(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> None:
         if self._terms:
-            raise InvalidValue("this crowd was invited before: terms are settled once")
+            raise InvalidValue("these clients were invited before: terms are settled once")
         terms, self._which, self._budgets = self._agreed(invitation)
         self._invitation, self._weights = invitation, weights_under(invitation.trust, weights)
         self._survivors = invitation.survivors if invitation.trust is Trust.DISTRIBUTED else 1
@@ -203,12 +201,12 @@ class Simulated:
 
     def _agreed(self, invitation: Invitation) -> tuple[list[Terms], Integers, "Budgets"]:
         """Terms, once for each distinct budget, number of records and clip; which are whose; and budgets."""
-        clips = np.full(self.users, invitation.clip) if self._clips is None else self._clips
+        clips = np.full(len(self), invitation.clip) if self._clips is None else self._clips
         kinds = np.stack([self._budgets.which.astype(np.float64), self._sizes.astype(np.float64), clips])
         other = np.flatnonzero(clips != invitation.clip)
         if len(other) and invitation.trust is Trust.DISTRIBUTED:
             raise InvalidValue(
-                f"user {other[0]} clips at {clips[other[0]]:g}; under distributed trust everybody clips at "
+                f"client {other[0]} clips at {clips[other[0]]:g}; under distributed trust everybody clips at "
                 f"{invitation.clip:g}, because shares of noise lie on one lattice"
             )
         distinct, which = _distinct(kinds)
@@ -218,32 +216,32 @@ class Simulated:
         more = np.flatnonzero(self._counts > self._sizes)
         if len(more) and any(budget.unit is not Unit.RECORD for budget in known):  # their sums have no bound
             raise InvalidValue(
-                "users to be protected as a whole must not have more records than their public number"
+                "clients to be protected as a whole must not have more records than their public number"
             )
         terms = [invitation.terms(known[int(b)], int(size), float(clip)) for b, size, clip in distinct.T]
         return terms, which, Budgets(known, self._budgets.which)
 
-    def terms(self, user: int) -> Terms:
-        """What a user agreed to."""
-        return self._terms[int(self._which[user])]
+    def terms(self, client: int) -> Terms:
+        """What a client agreed to."""
+        return self._terms[int(self._which[client])]
 
-    def event(self, user: int) -> Event | None:
-        """What the user's books hold: everything that was charged until now."""
-        done = int(self.done[user])
+    def event(self, client: int) -> Event | None:
+        """What the client's books hold: everything that was charged until now."""
+        done = int(self.done[client])
         if isinstance(self._invitation.draw, InTurn):
-            done = -(-done // int(self._sizes[user]))
-        term = self.terms(user)
-        return RepeatedEvent(term.price(self._budgets[user]), done) if done else None
+            done = -(-done // int(self._sizes[client]))
+        term = self.terms(client)
+        return RepeatedEvent(term.price(self._budgets[client]), done) if done else None
 
-    def guarantee(self, user: int) -> Guarantee:
-        """What holds for a user, however long this goes on."""
-        budget = self._budgets[user]
+    def guarantee(self, client: int) -> Guarantee:
+        """What holds for a client, however long this goes on."""
+        budget = self._budgets[client]
         by = self._invitation.accountant
         return self._statement(budget, budget.epsilon, str(by), by.theorem)
 
-    def spent(self, user: int) -> Guarantee:
-        """What a user's rounds until now amount to, by tight accounting."""
-        budget, event = self._budgets[user], self.event(user)
+    def spent(self, client: int) -> Guarantee:
+        """What a client's rounds until now amount to, by tight accounting."""
+        budget, event = self._budgets[client], self.event(client)
         epsilon = 0.0 if event is None else pld.epsilon(event, budget.delta, budget.adjacency)
         within = min(epsilon, budget.epsilon)  # the rounds are
         return self._statement(budget, within, "pld", TIGHT)
@@ -266,7 +264,7 @@ class Simulated:
         if self._round is None or not self._round.same:
             self._round = self._settle(np.flatnonzero(self.left))
         now = self._round
-        enough_came(len(now.came), self._survivors, self.users)
+        enough_came(len(now.came), self._survivors, len(self))
         self.left[now.came] = taken(self.left[now.came])  # charged before anything is drawn
         now.lasts -= 1
         alive = len(now.came) if now.same else self.alive
@@ -277,7 +275,7 @@ class Simulated:
 
     def pass_to(self, party: int, contribution: Contribution, w: Any) -> Answers:
         w = self._ready(contribution, w)
-        alone(party, self.users, self._invitation.trust)
+        alone(party, len(self), self._invitation.trust)
         if not self.left[party]:
             raise BudgetSpent(f"party {party} can afford no further answer")
         if party not in self._turns:
@@ -319,7 +317,9 @@ class Simulated:
 
         each = self._noise == "each" and self._invitation.trust is not Trust.TRUSTED
         if each and not isinstance(contribution, Gradient):
-            raise Unsupported("per-user noise is simulated for gradients; use noise='sum' for anything else")
+            raise Unsupported(
+                "per-client noise is simulated for gradients; use noise='sum' for anything else"
+            )
         try:
             total = self._each(contribution, w, table, who, now) if each else noisy(sums(slice(None)))
         except Exception as error:
@@ -330,7 +330,7 @@ class Simulated:
         return Answers(total, now.divisor, len(now.came), alive, (now.deviation / now.divisor) ** 2)
 
     def _settle(self, came: Integers) -> "_Round":
-        """All that stays the same until the next user leaves."""
+        """All that stays the same until the next client leaves."""
         which = self._which[came]
 
         def column(values: list[float]) -> Array:
@@ -354,32 +354,32 @@ class Simulated:
             deviation=deviation,
             reach=float((clips * weights).max(initial=0.0)),
             bound=ClipNorm(float(clips[0])) if alike else None,
-            users=Users(self._sizes[came], self._counts[came], self._offsets[:-1][came]),
+            owned=ClientRows(self._sizes[came], self._counts[came], self._offsets[:-1][came]),
         )
         whole = not isinstance(self._invitation.draw, Poisson | Exactly | InTurn)
         if whole and len(came):
-            rows = ranges(now.users.starts, now.users.counts)
-            now.table = self._table if len(came) == self.users else self._table.take(rows)
-            now.who = np.repeat(np.arange(len(came)), now.users.counts)
+            rows = ranges(now.owned.starts, now.owned.counts)
+            now.table = self._table if len(came) == len(self) else self._table.take(rows)
+            now.who = np.repeat(np.arange(len(came)), now.owned.counts)
         return now
 
     def _draw(self, now: "_Round") -> tuple[Integers, Integers]:
-        """The rows of this round, sorted by user, and the place among those who came of each."""
+        """The rows of this round, sorted by client, and the place among those who came of each."""
         match self._invitation.draw:
             case Exactly(size):
-                return exactly(size, now.users, self._stream)
+                return exactly(size, now.owned, self._stream)
             case Poisson(rate):
                 rows = self._stream.poisson_indices(rate, len(self._table))
                 owners = np.searchsorted(self._offsets, rows, side="right") - 1
-                if len(now.came) == self.users:
+                if len(now.came) == len(self):
                     return rows, owners
-                place = np.full(self.users, -1)
+                place = np.full(len(self), -1)
                 place[now.came] = np.arange(len(now.came))
                 who = place[owners]
                 return rows[who >= 0], who[who >= 0]
             case InTurn():
                 turn = self.done[now.came] - 1
-                return present(now.users, turn % now.users.sizes)
+                return present(now.owned, turn % now.owned.sizes)
         assert now.who is not None
         return np.empty(0, np.int64), now.who
 
@@ -411,7 +411,7 @@ class Simulated:
         return total.reshape(w.shape)
 
     def _lattice(self, size: int, now: "_Round") -> tuple[int, Array]:
-        """The bits of the finest lattice that any user needs, and each user's width of a cell at that."""
+        """The bits of the finest lattice that any client needs, and each client's width of a cell at that."""
         if now.lattice is None or now.lattice[0] != size:
             grids = [_own_noise(term).grid(term.bound, size) for term in self._terms]
             bits = max(bits for bits, _ in grids)
@@ -421,7 +421,7 @@ class Simulated:
 
 
 def _own_noise(term: Terms) -> Gaussian:
-    """The noise a user adds itself: all of it, or its share."""
+    """The noise a client adds itself: all of it, or its share."""
     return Gaussian(math.sqrt(term.variance) / term.bound.clip)
 
 
@@ -437,7 +437,7 @@ class _Round:
     deviation: float  # of the noise in the weighted sum
     reach: float  # the most that one record can add to it
     bound: ClipNorm | None  # where all clips and weights are the same
-    users: Users
+    owned: ClientRows
     table: Any = None
     who: Integers | None = None
     lattice: tuple[int, int, Array] | None = None

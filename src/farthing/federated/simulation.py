@@ -1,4 +1,4 @@
-"""What ``farthing simulate`` does: a table dealt out to users who train together, each on its own budget.
+"""What ``farthing simulate`` does: a table dealt out to clients who train together, each on its own budget.
 
 Rows are dealt out in the order of the table. Everything that can be wrong is looked at before the first
 round. Budgets are public, so that messages may show them; of a table they never show a cell.
@@ -35,27 +35,26 @@ __all__ = [
     "checked",
     "epsilons",
     "measured",
-    "people",
     "simulate",
     "steps",
 ]
 
-_MOST_KINDS = 200  # of users that are told apart exactly
+_MOST_KINDS = 200  # of clients that are told apart exactly
 _SHOWN = 0.1  # seconds between two looks at the progress
 
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How far a simulation is: rounds, users who can afford another, and the share of all rounds left."""
+    """How far a simulation is: rounds, clients who can afford another, and the share of all rounds left."""
 
     rounds: int
     alive: int
-    users: int
+    clients: int
     left: float
 
     def __str__(self) -> str:
-        users = f"{self.alive:,} of {self.users:,} users"
-        return f"round {self.rounds:,}: {users}, {self.left:.0%} of budgets left"
+        clients = f"{self.alive:,} of {self.clients:,} clients"
+        return f"round {self.rounds:,}: {clients}, {self.left:.0%} of budgets left"
 
 
 Watch = Callable[[Reached], None]
@@ -66,7 +65,7 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
     method = checked(job)
     target = job.schema.target
     if not isinstance(target, Categorical):
-        raise InvalidValue(f"a crowd learns labels, and target {target.name!r} is a number")
+        raise InvalidValue(f"federated methods learn labels, and target {target.name!r} is a number")
     budgets = _budgets(job, method)
     X, y = table_files.read(job.table, job.schema)
     test = table_files.held_out(job.test, job.table, job.schema)
@@ -77,21 +76,21 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
     problem = Problem(loss, n, job.schema.width, labels if labels > 2 else 0, unit=False)
     told: dict[str, Any] = {
         "method": method.name,
-        "users": job.users,
+        "users": job.clients,
         "records": n,
         "features": job.schema.width,
     }
     if method.private:
         fidelity: Literal["sum", "each"] = "each" if job.noise == "each" else "sum"
-        crowd = Simulated.split(table, users=job.users, budgets=budgets, noise=fidelity)
-        step, interrupted = _taken(steps(job, crowd, problem), crowd, watch)
+        clients = Simulated.split(table, clients=job.clients, budgets=budgets, noise=fidelity)
+        step, interrupted = _taken(steps(job, clients, problem), clients, watch)
         each = [budget.epsilon for budget in budgets]
-        told |= {**_reached(job, crowd, step, int(np.argmax(each))), "smallest_epsilon": min(each)}
+        told |= {**_reached(job, clients, step, int(np.argmax(each))), "smallest_epsilon": min(each)}
         if job.trust == Trust.DISTRIBUTED:
-            told["survivors"] = job.survivors or job.users
+            told["survivors"] = job.survivors or job.clients
         end = "the budgets allow no further round"
-        if crowd.alive:
-            short = f"{crowd.alive} users are too few to make up the noise of another round"
+        if clients.alive:
+            short = f"{clients.alive} clients are too few to make up the noise of another round"
             end = short if job.trust == Trust.DISTRIBUTED else "all rounds were taken"
     else:
         largest = len(job.schema.columns) + 1  # squared norm of a row
@@ -102,7 +101,7 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
     told |= {"rounds": step.t, "stopped": "interrupted" if interrupted else end}
     if test is None:
         return told
-    features = job.features(crowd if method.private else None, problem)
+    features = job.features(clients if method.private else None, problem)
     said = problem.probabilities(step.w, test[0], clip_norm=told.get("clip", math.inf), features=features)
     return {**told, "test": {"table": job.test, **measured(said, test[1])}}
 
@@ -113,11 +112,11 @@ def _budgets(job: Job, method: Method) -> Any:
     if job.epsilon is None or job.delta is None:
         raise InvalidValue(f"--method {method.name} needs --epsilon and --delta")
     delta = validate.probability(**{"--delta": job.delta})
-    return personal(epsilons(job.epsilon, job.users), delta, job.adjacency or method.adjacency, job.unit)
+    return personal(epsilons(job.epsilon, job.clients), delta, job.adjacency or method.adjacency, job.unit)
 
 
-def epsilons(text: str, users: int) -> Array:
-    """One ε a user, from a number for all, a list dealt out in turn, or a column of a file, a row a user.
+def epsilons(text: str, clients: int) -> Array:
+    """One ε a client, from a number for all, a list dealt out in turn, or a column of a file, a row a client.
 
     >>> epsilons("0.1,1", 5)
     array([0.1, 1. , 0.1, 1. , 0.1])
@@ -126,20 +125,26 @@ def epsilons(text: str, users: int) -> Array:
     if colon:
         blocks = [block[column] for block in table_files.columns(file, [column])]
         cells = [str(cell) for cell in np.concatenate(blocks)] if blocks else []
-        if len(cells) != users:
-            raise InvalidValue(f"--epsilon must hold one budget a user, {text} has {len(cells)} for {users}")
+        if len(cells) != clients:
+            raise InvalidValue(
+                f"--epsilon must hold one budget a client, {text} has {len(cells)} for {clients}"
+            )
         return np.array(
-            [_number(cell, f"epsilon of user {user} in {text}") for user, cell in enumerate(cells)]
+            [_number(cell, f"epsilon of client {client} in {text}") for client, cell in enumerate(cells)]
         )
     parts = text.split(",")
-    if len(parts) > users:
-        raise InvalidValue(f"--epsilon must hold at most one budget a user, got {len(parts)} for {users}")
-    names = ["--epsilon"] if len(parts) == 1 else [f"--epsilon of user {user}" for user in range(len(parts))]
+    if len(parts) > clients:
+        raise InvalidValue(f"--epsilon must hold at most one budget a client, got {len(parts)} for {clients}")
+    names = (
+        ["--epsilon"]
+        if len(parts) == 1
+        else [f"--epsilon of client {client}" for client in range(len(parts))]
+    )
     values = [
         validate.positive(**{name: _number(part, name, ", numbers with commas, or FILE:COLUMN")})
         for part, name in zip(parts, names, strict=True)
     ]
-    return np.resize(np.array(values), users)
+    return np.resize(np.array(values), clients)
 
 
 def _number(text: str, name: str, otherwise: str = "") -> float:
@@ -151,79 +156,81 @@ def _number(text: str, name: str, otherwise: str = "") -> float:
 
 def _rows(job: Job, n: int) -> int:
     """How many of n rows are dealt out."""
-    if job.users > n:
-        raise InvalidValue(f"--users must be at most the number of records, {n}, got {job.users}")
-    taken = n if job.records is None else job.users * job.records
+    if job.clients > n:
+        raise InvalidValue(f"--clients must be at most the number of records, {n}, got {job.clients}")
+    taken = n if job.records is None else job.clients * job.records
     most = job.record.most_records
     if most is not None and taken > most:
         raise InvalidValue(
             f"--method {job.record.name} takes as many iterations as the square of its {taken} records: give "
-            f"--records-per-user, so that there are at most {most} in all"
+            f"--records-per-client, so that there are at most {most} in all"
         )
     if job.records is None:
         return n
-    if job.users * job.records > n:
+    if taken > n:
         raise InvalidValue(
-            f"{job.users} users with {job.records} records each need {job.users * job.records} records, "
+            f"{job.clients} clients with {job.records} records each need {taken} records, "
             f"{job.table!r} has {n}"
         )
-    return job.users * job.records
+    return taken
 
 
 def _taken(
-    steps: Iterator[Step], crowd: Simulated | None = None, watch: Watch | None = None
+    steps: Iterator[Step], clients: Simulated | None = None, watch: Watch | None = None
 ) -> tuple[Step, bool]:
     """The last step, and whether it was the last because of an interruption."""
     last, interrupted, seen = None, False, 0.0
     try:
         for last in steps:
-            if watch is not None and crowd is not None and time.monotonic() - seen >= _SHOWN:
-                watch(Reached(last.t, crowd.alive, crowd.users, _left(crowd)))
+            if watch is not None and clients is not None and time.monotonic() - seen >= _SHOWN:
+                watch(Reached(last.t, clients.alive, len(clients), _left(clients)))
                 seen = time.monotonic()
     except KeyboardInterrupt:
         interrupted = True
     if last is None and interrupted:
         raise KeyboardInterrupt
     if last is None:
-        raise BudgetSpent("not even one round fits the budget of any user")
+        raise BudgetSpent("not even one round fits the budget of any client")
     return last, interrupted
 
 
-def _left(crowd: Simulated) -> float:
-    """The share of all rounds that users could afford which they still can."""
-    left = int(crowd.left.sum())
-    return left / (left + int(crowd.done.sum()))
+def _left(clients: Simulated) -> float:
+    """The share of all rounds that clients could afford which they still can."""
+    left = int(clients.left.sum())
+    return left / (left + int(clients.done.sum()))
 
 
-def _reached(job: Job, crowd: Simulated, step: Step, user: int) -> dict[str, Any]:
-    """What holds for all users: the guarantee of one whose ε is the largest (δ is the same for all)."""
-    terms = crowd.terms(user)
-    really = [asdict(one) for one in holds(job, crowd, terms.mechanism.noise_multiplier, user, step.t)]
+def _reached(job: Job, clients: Simulated, step: Step, client: int) -> dict[str, Any]:
+    """What holds for all clients: the guarantee of one whose ε is the largest (δ is the same for all)."""
+    terms = clients.terms(client)
+    really = [asdict(one) for one in holds(job, clients, terms.mechanism.noise_multiplier, client, step.t)]
     return {
         **({"holds": really} if really else {}),
-        **asdict(crowd.guarantee(user)),
+        **asdict(clients.guarantee(client)),
         "trust": str(job.trusted),
         "noise": job.noise,
         "clip": terms.bound.clip,
         "sigma": terms.mechanism.noise_multiplier,
-        "alive": crowd.alive,
-        "left": _left(crowd),
-        "people": people(crowd),
+        "alive": clients.alive,
+        "left": _left(clients),
+        "people": budget_groups(clients),
     }
 
 
-def people(crowd: Simulated) -> list[dict[str, Any]]:
-    """How many users have which budget, rounds they could afford, and rounds they took; all of it is public.
+def budget_groups(clients: Simulated) -> list[dict[str, Any]]:
+    """Return how many clients have which budget, rounds to afford and rounds taken; all of it is public.
 
-    Where they differ a lot, numbers are rounded, so that a crowd of any size is told in a few lines.
+    Where they differ a lot, numbers are rounded, so that any number of clients is told in a few lines.
     """
-    each = np.stack([[budget.epsilon for budget in crowd.budgets], crowd.done + crowd.left, crowd.done])
+    each = np.stack(
+        [[budget.epsilon for budget in clients.budgets], clients.done + clients.left, clients.done]
+    )
     kinds, counts = np.unique(each, axis=1, return_counts=True)
     if kinds.shape[1] > _MOST_KINDS:
         kinds, counts = np.unique(_rounded(each), axis=1, return_counts=True)
     return [
-        {"epsilon": float(epsilon), "users": int(users), "rounds": int(rounds), "done": int(done)}
-        for (epsilon, rounds, done), users in zip(kinds.T, counts, strict=True)
+        {"epsilon": float(epsilon), "users": int(count), "rounds": int(rounds), "done": int(done)}
+        for (epsilon, rounds, done), count in zip(kinds.T, counts, strict=True)
     ]
 
 

@@ -1,7 +1,7 @@
-"""What a user agrees to: how the server invites, and what each makes of it from its own budget.
+"""What a client agrees to: how the server invites, and what each makes of it from its own budget.
 
 An `Invitation` says how to draw from one's own records, where to clip, how many rounds to expect, how noise
-is chosen and rounds are counted, and whom to trust. `Terms` are a user's own sampler, bound and mechanism,
+is chosen and rounds are counted, and whom to trust. `Terms` are a client's own sampler, bound and mechanism,
 and the number of rounds that its budget affords; all of it follows from public numbers.
 
 >>> from farthing.budget import Observer
@@ -40,10 +40,10 @@ _ALL = Everyone()
 
 
 class Trust(StrEnum):
-    """Who adds the noise, and so whom a user need not trust."""
+    """Who adds the noise, and so whom a client need not trust."""
 
-    LOCAL = "local"  # each user, all of it: the server may see every message
-    DISTRIBUTED = "distributed"  # each user a share: only sums over users may be seen
+    LOCAL = "local"  # each client, all of it: the server may see every message
+    DISTRIBUTED = "distributed"  # each client a share: only sums over clients may be seen
     TRUSTED = "trusted"  # the aggregator: only what it releases may be seen
 
     @property
@@ -58,16 +58,16 @@ class Trust(StrEnum):
 
 
 class Weights(StrEnum):
-    """How the server combines uploads of users who differ in noise or in numbers of records."""
+    """How the server combines uploads of clients who differ in noise or in numbers of records."""
 
     PRECISION = "precision"  # by inverse variance of the noise
-    PLAIN = "plain"  # each user's mean counts the same, as in the paper
+    PLAIN = "plain"  # each client's mean counts the same, as in the paper
     RECORDS = "records"  # each record counts the same: a plain sum
 
 
 @dataclass(frozen=True, slots=True)
 class Exactly:
-    """``size`` of a user's records without replacement, or all where it has fewer; one is A-DDP's draw."""
+    """``size`` of a client's records without replacement, or all where it has fewer; one is A-DDP's draw."""
 
     size: int = 1
 
@@ -88,7 +88,7 @@ Draw = Everyone | Poisson | Exactly | InTurn
 
 @dataclass(frozen=True, slots=True)
 class Share(Gaussian):
-    """A user's share of Gaussian noise on a sum over users, of which at least ``survivors`` add theirs.
+    """A client's share of Gaussian noise on a sum over clients, of which at least ``survivors`` add theirs.
 
     The price is that of the whole ``noise_multiplier`` in the sum. On a common lattice the sum of integer
     shares is, but for a total variation below 1e-300, round(G + V) with G Gaussian of the summed variance and
@@ -103,12 +103,12 @@ class Share(Gaussian):
 
 
 @dataclass(frozen=True, slots=True)
-class Together(Gaussian):
-    """Noise that hides all of a user's records at once, of which an upload holds ``records``.
+class ClientNoise(Gaussian):
+    """Noise that hides all of a client's records at once, of which an upload holds ``records``.
 
-    The price is that of ``noise_multiplier`` over as many clips. Where a user holds more than it said, the
-    sum is shrunk to what so many could make. The noise is the user's own, or its share of what ``survivors``
-    add.
+    The price is that of ``noise_multiplier`` over as many clips. Where a client holds more than it said, the
+    sum is shrunk to what so many could make. The noise is the client's own, or its share of what
+    ``survivors`` add.
     """
 
     records: int = 1
@@ -137,7 +137,7 @@ class Unhidden(FixedSize):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """A user's own part of every query, and how many rounds it affords. All of it is public."""
+    """A client's own part of every query, and how many rounds it affords. All of it is public."""
 
     sampler: Sampler
     bound: ClipNorm
@@ -146,7 +146,7 @@ class Terms:
     rounds: int
 
     def query(self, contribution: Contribution) -> Query:
-        """What the user asks of its own ledger."""
+        """What the client asks of its own ledger."""
         return Query(self.sampler, contribution, self.bound, self.mechanism)
 
     def price(self, budget: Budget) -> Event:
@@ -158,7 +158,7 @@ class Terms:
         """Of the noise on each coordinate of one upload."""
         own = (self.mechanism.noise_multiplier * self.bound.clip) ** 2
         match self.mechanism:
-            case Share(survivors=survivors) | Together(survivors=survivors):
+            case Share(survivors=survivors) | ClientNoise(survivors=survivors):
                 return own / survivors
         return own
 
@@ -169,7 +169,7 @@ class Invitation:
 
     ``calibration`` chooses that noise, ``accountant`` counts how many rounds it affords in the end: A-DDP
     takes the noise of advanced composition for T rounds and then counts by its own theorem. Distributed
-    noise must be one and the same for all users, so it must be given, with the least number of honest
+    noise must be one and the same for all clients, so it must be given, with the least number of honest
     ``survivors`` of a round; how many rounds of it each can afford remains its own affair. With ``seen`` the
     guarantee holds even before somebody who knows which records were drawn (`Observer.COORDINATOR`).
     """
@@ -202,7 +202,7 @@ class Invitation:
             validate.positive(noise=self.noise)
         elif self.trust is not Trust.LOCAL:
             raise InvalidValue(
-                f"noise must be given under {self.trust} trust: one and the same for all users"
+                f"noise must be given under {self.trust} trust: one and the same for all clients"
             )
         if self.seen and (self.trust is not Trust.LOCAL or Accountant.AMPLIFIED in self._by):
             raise Unsupported("draws that are seen amplify nothing, and need local noise")
@@ -217,9 +217,9 @@ class Invitation:
         return Observer.COORDINATOR if self.seen else self.trust.observer
 
     def terms(self, budget: Budget, records: int, clip: float | None = None) -> Terms:
-        """What a user with this budget and public number of records agrees to; its own ``clip`` may be lower.
+        """Return the terms of a client with this budget and public number of records; its clip may be lower.
 
-        A user whose budget does not allow a single round gets terms with 0 rounds.
+        A client whose budget does not allow a single round gets terms with 0 rounds.
         """
         return _terms(self, budget, records, self.clip if clip is None else clip)
 
@@ -240,7 +240,7 @@ def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) ->
     shares = invitation.survivors if trust is Trust.DISTRIBUTED else 1
     mechanism = Share(noise, shares) if trust is Trust.DISTRIBUTED else Gaussian(noise)
     if most:
-        mechanism = Together(noise, most, shares)
+        mechanism = ClientNoise(noise, most, shares)
         sampler = Unhidden(sampler.size, sampler.of) if isinstance(sampler, FixedSize) else sampler
     return Terms(sampler, ClipNorm(clip), mechanism, expected(draw, records), rounds)
 
@@ -266,9 +266,9 @@ def _refuse(invitation: Invitation, budget: Budget, clip: float) -> None:
 
 
 def _drawn(invitation: Invitation, budget: Budget, records: int) -> int:
-    """How many records an upload holds at most, where all of a user's are protected together; otherwise 0.
+    """How many records an upload holds at most, where all of a client's are protected together; otherwise 0.
 
-    So many clips are then what the user as a whole can do to a sum, whichever of its records are drawn.
+    So many clips are then what the client as a whole can do to a sum, whichever of its records are drawn.
     """
     if budget.unit is Unit.RECORD:
         return 0
@@ -286,7 +286,7 @@ def _drawn(invitation: Invitation, budget: Budget, records: int) -> int:
 
 
 def least_noise(invitation: Invitation, budget: Budget, records: int) -> float:
-    """The least noise, over the invitation's clip, with which its rounds fit the budget of such a user."""
+    """The least noise, over the invitation's clip, with which its rounds fit the budget of such a client."""
     most = _drawn(invitation, budget, records)
     priced = Everyone() if most else sampler_of(invitation.draw, records)
     return invitation.calibration.noise(invitation.rounds, budget, priced) * (most or 1)
@@ -297,8 +297,8 @@ def noise_of_round(
 ) -> float:
     """The least noise, over the clip, with which one round without its draw is (``epsilon``, ``delta``)-DP.
 
-    The analytic Gaussian mechanism (Balle & Wang 2018, Thm. 8) for what a record, or the whole of such a user
-    where that is protected, does to an upload.
+    The analytic Gaussian mechanism (Balle & Wang 2018, Thm. 8) for what a record, or the whole of such a
+    client where that is protected, does to an upload.
     """
     most = _drawn(invitation, budget, records)
     priced = Everyone() if most else sampler_of(invitation.draw, records)
@@ -306,7 +306,7 @@ def noise_of_round(
 
 
 def sampler_of(draw: Draw, records: int) -> Sampler:
-    """The draw among a user's records, whose number is public."""
+    """The draw among a client's records, whose number is public."""
     if isinstance(draw, Exactly):
         return FixedSize(min(draw.size, records), records)
     return Everyone() if isinstance(draw, InTurn) else draw

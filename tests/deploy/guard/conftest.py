@@ -291,7 +291,7 @@ class Village:
     def functions(self, **options):
         return InProcess({name: house.open(**options).answer for name, house in self.houses.items()})
 
-    def crowd(self, transport, **options):
+    def clients(self, transport, **options):
         settings = {"run": "run-1", "dataset": "d", "seconds": 60.0} | options
         self.crowds.append(Remote(transport, self.coordinator, self.enrolled, **settings))
         return self.crowds[-1]
@@ -324,8 +324,8 @@ class Village:
         return self
 
     def stop(self):
-        for crowd in self.crowds:
-            crowd.close()
+        for clients in self.crowds:
+            clients.close()
         for house in self.houses.values():
             house.stop()
 

@@ -200,8 +200,8 @@ if place:
 sockets = UnixSockets({name: folder / name / "s" for name in names})
 enrolled = {name: Signer.load(folder / name / "key").public for name in names}
 key = Signer.load(folder / "coordinator")
-crowd = Remote(sockets, key, enrolled, run="run-1", dataset="d", checkpoint=folder / "run", seconds=60)
-found = run(sgd2(crowd, Problem(logistic, 63, 2, unit=False), rounds=5))
+clients = Remote(sockets, key, enrolled, run="run-1", dataset="d", checkpoint=folder / "run", seconds=60)
+found = run(sgd2(clients, Problem(logistic, 63, 2, unit=False), rounds=5))
 np.savez(out, steps=found.steps, u=found.w[0], constant=found.w[1])
 """
 

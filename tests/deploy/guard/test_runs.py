@@ -19,7 +19,7 @@ from farthing.deploy.messages.signed import Kind, Reason, digest, pack_numbers, 
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.federated import Invitation, Parties, Weights
 from farthing.federated.methods.addp import addp
-from farthing.federated.methods.federated_descent import together
+from farthing.federated.methods.federated_descent import federated_descent
 from farthing.federated.methods.sgd1 import sgd1
 from farthing.federated.methods.sgd2 import sgd2
 from farthing.federated.protocol import ClientAgent
@@ -50,9 +50,9 @@ class Reseeded(ClientAgent):
 
 
 METHODS = {
-    "sgd2": lambda crowd: sgd2(crowd, PROBLEM, rounds=6),
-    "addp": lambda crowd: addp(crowd, PROBLEM, rounds=3, draw=Poisson(0.25)),
-    "together": lambda crowd: together(crowd, PROBLEM),
+    "sgd2": lambda clients: sgd2(clients, PROBLEM, rounds=6),
+    "addp": lambda clients: addp(clients, PROBLEM, rounds=3, draw=Poisson(0.25)),
+    "federated-descent": lambda clients: federated_descent(clients, PROBLEM),
 }
 
 
@@ -65,7 +65,7 @@ def test_guards_train_the_very_model_that_agents_in_one_process_do(method, villa
     village.settle(3)
     for seed, house in enumerate(village.houses.values()):
         house.start(seed=seed)
-    remote = few(METHODS[method](village.crowd(village.sockets())))
+    remote = few(METHODS[method](village.clients(village.sockets())))
     agents = Parties([Reseeded(house, seed) for seed, house in enumerate(village.houses.values())])
     local = few(METHODS[method](agents))
     assert remote.steps == local.steps
@@ -81,7 +81,7 @@ def test_a_party_that_is_killed_and_comes_back_changes_nothing(place, village):
     for seed, house in enumerate(village.houses.values()):
         house.start(place if seed == 1 else "", 3, seed)
     with village.houses["p1"].kept_alive(seed=1):
-        remote = run(METHODS["sgd2"](village.crowd(village.sockets(), seconds=120.0)))
+        remote = run(METHODS["sgd2"](village.clients(village.sockets(), seconds=120.0)))
     agents = Parties([Reseeded(house, seed) for seed, house in enumerate(village.houses.values())])
     local = run(METHODS["sgd2"](agents))
     np.testing.assert_array_equal(remote.w[0], local.w[0])
@@ -92,12 +92,12 @@ def test_a_party_that_loses_an_answer_is_missing_from_that_round_only(village):
     village.settle(3)
     for number, house in enumerate(village.houses.values()):
         house.start("after-charge" if number == 1 else "", 3)
-    crowd = village.crowd(village.sockets(), seconds=120.0)
-    crowd.invite(Invitation(1.0, rounds=6))
+    clients = village.clients(village.sockets(), seconds=120.0)
+    clients.invite(Invitation(1.0, rounds=6))
     counts = []
     with village.houses["p1"].kept_alive():
-        while crowd.alive:
-            counts.append(crowd.ask(GRADIENT, np.zeros(3)).count)
+        while clients.alive:
+            counts.append(clients.ask(GRADIENT, np.zeros(3)).count)
     assert counts == [3, 3, 2, 3, 3, 3]
     assert village.check(verify="p1") == {"p0": (6, 6), "p1": (5, 6), "p2": (6, 6)}
 
@@ -140,12 +140,12 @@ class Wire(InProcess):
 
 def asked(village, plan, rounds=4, **options):
     """The counts of each round over such a wire."""
-    crowd = village.crowd(Wire(village, plan), **{"seconds": 0.2} | options)
-    crowd.invite(Invitation(1.0, rounds=rounds))
+    clients = village.clients(Wire(village, plan), **{"seconds": 0.2} | options)
+    clients.invite(Invitation(1.0, rounds=rounds))
     counts = []
-    while crowd.alive:
-        counts.append(crowd.ask(GRADIENT, np.zeros(3)).count)
-    return crowd, counts
+    while clients.alive:
+        counts.append(clients.ask(GRADIENT, np.zeros(3)).count)
+    return clients, counts
 
 
 @pytest.mark.parametrize("what", ["old", "forged", "garbage", "swapped"])
@@ -160,11 +160,11 @@ def test_what_no_party_signed_for_this_request_counts_as_nothing(what, village):
             return what
         return "whole"
 
-    crowd, counts = asked(village, plan, seconds=60.0)
+    clients, counts = asked(village, plan, seconds=60.0)
     assert counts == [3, 3, 3, 3]
     assert lies
     assert village.check() == {"p0": (4, 4), "p1": (4, 4), "p2": (4, 4)}
-    assert {party.state for party in crowd.status().parties} == {State.SPENT}
+    assert {party.state for party in clients.status().parties} == {State.SPENT}
 
 
 def test_duplicates_count_once(village):
@@ -176,26 +176,26 @@ def test_duplicates_count_once(village):
 def test_a_straggler_is_left_out_of_a_round_and_pays_for_it(village):
     village.settle(3)
     missing = iter(["late"] * 10**6)
-    crowd = village.crowd(
+    clients = village.clients(
         Wire(village, lambda n, name: "whole" if name != "p1" or n < 4 else next(missing)), seconds=0.2
     )
-    crowd.invite(Invitation(1.0, rounds=4))
-    assert crowd.ask(GRADIENT, np.zeros(3)).count == 3
-    assert crowd.ask(GRADIENT, np.zeros(3)).count == 2
-    assert crowd.status().parties[1].state is State.MISSING
+    clients.invite(Invitation(1.0, rounds=4))
+    assert clients.ask(GRADIENT, np.zeros(3)).count == 3
+    assert clients.ask(GRADIENT, np.zeros(3)).count == 2
+    assert clients.status().parties[1].state is State.MISSING
     missing = iter(["whole"] * 10**6)
-    assert crowd.ask(GRADIENT, np.zeros(3)).count == 3
-    assert crowd.status().parties[1].state is State.HERE
+    assert clients.ask(GRADIENT, np.zeros(3)).count == 3
+    assert clients.status().parties[1].state is State.HERE
     assert village.check() == {"p0": (3, 3), "p1": (3, 3), "p2": (3, 3)}
 
 
 def test_a_party_that_never_comes_back_is_left_in_peace(village):
-    crowd, counts = asked(
+    clients, counts = asked(
         village.settle(3), lambda n, name: "lost" if name == "p1" and n > 3 else "whole", rounds=6, patience=2
     )
     assert counts == [3, 2, 2, 2, 2, 2]
-    party = crowd.status().parties[1]
-    assert (party.state, party.missed, crowd.left.tolist()) == (State.GONE, 2, [0, 0, 0])
+    party = clients.status().parties[1]
+    assert (party.state, party.missed, clients.left.tolist()) == (State.GONE, 2, [0, 0, 0])
     assert village.check() == {"p0": (6, 6), "p1": (1, 1), "p2": (6, 6)}
 
 
@@ -244,9 +244,9 @@ def altered(house, **changes):
 def test_a_byzantine_party_is_excluded_and_costs_the_others_nothing(changes, reason, village):
     village.settle(3)
     lie = altered(village.houses["p1"], **changes)
-    crowd, counts = asked(village, lambda n, name: lie if name == "p1" and n >= 4 else "whole")
+    clients, counts = asked(village, lambda n, name: lie if name == "p1" and n >= 4 else "whole")
     assert counts == [3, 2, 2, 2]
-    party = crowd.status().parties[1]
+    party = clients.status().parties[1]
     assert (party.state, party.reason, party.left) == (State.REFUSED, str(reason), 0)
     assert village.check() == {"p0": (4, 4), "p1": (2, 2), "p2": (4, 4)}
 
@@ -261,9 +261,9 @@ def test_honest_uploads_are_within_the_bound(village):
 
 def test_terms_that_a_policy_refuses(village):
     village.settle(2)
-    crowd = village.crowd(village.functions())
+    clients = village.clients(village.functions())
     with pytest.raises(BudgetSpent, match=r"p0: clip, p1: clip"):
-        crowd.invite(Invitation(5.0, rounds=4))
+        clients.invite(Invitation(5.0, rounds=4))
     other = village.settle(0)
     assert set(other.check().values()) == {(0, 0)}
 
@@ -272,10 +272,10 @@ def test_one_party_of_two_refuses(village):
     village.settle(2)
     house = village.houses["p1"]
     house.policy.write_text(house.policy.read_text().replace("clip = 3.0", "clip = 0.5"))
-    crowd = village.crowd(village.functions())
-    crowd.invite(Invitation(1.0, rounds=4))
-    assert crowd.ask(GRADIENT, np.zeros(3)).count == 1
-    assert crowd.status().parties[1].state is State.REFUSED
+    clients = village.clients(village.functions())
+    clients.invite(Invitation(1.0, rounds=4))
+    assert clients.ask(GRADIENT, np.zeros(3)).count == 1
+    assert clients.status().parties[1].state is State.REFUSED
     assert village.check() == {"p0": (1, 1), "p1": (0, 0)}
 
 
@@ -284,9 +284,9 @@ def test_parties_that_are_not_there(village):
     functions = {name: house.open().answer for name, house in village.houses.items()}
     functions["p2"] = lambda request: 1 / 0
     with pytest.raises(FarthingError, match="2 of 3 parties"):
-        village.crowd(InProcess(functions), seconds=0.2)
-    crowd = village.crowd(InProcess(functions), seconds=0.2, least=2)
-    assert crowd.names == ["p0", "p1"]
+        village.clients(InProcess(functions), seconds=0.2)
+    clients = village.clients(InProcess(functions), seconds=0.2, least=2)
+    assert clients.names == ["p0", "p1"]
 
 
 def test_a_party_under_another_key_is_not_it(village):
@@ -294,7 +294,7 @@ def test_a_party_under_another_key_is_not_it(village):
     transport = village.functions()
     transport._parties["p1"] = transport._parties["p0"]
     with pytest.raises(FarthingError, match="1 of 2 parties"):
-        village.crowd(transport, seconds=0.2)
+        village.clients(transport, seconds=0.2)
 
 
 @pytest.mark.parametrize(
@@ -307,8 +307,8 @@ def test_an_announcement_that_is_none_is_nobody(change, village):
     def plan(number, name):
         return lie if name == "p1" else "whole"
 
-    crowd = village.crowd(Wire(village, plan), seconds=0.2, least=2)
-    assert crowd.names == ["p0", "p2"]
+    clients = village.clients(Wire(village, plan), seconds=0.2, least=2)
+    assert clients.names == ["p0", "p2"]
 
 
 @pytest.mark.parametrize(
@@ -317,80 +317,80 @@ def test_an_announcement_that_is_none_is_nobody(change, village):
 def test_an_agreement_that_is_none_excludes(change, village):
     village.settle(3)
     lie = altered(village.houses["p1"], **change)
-    crowd, counts = asked(village, lambda n, name: lie if name == "p1" and n == 2 else "whole")
+    clients, counts = asked(village, lambda n, name: lie if name == "p1" and n == 2 else "whole")
     assert counts == [2, 2, 2, 2]
-    assert crowd.status().parties[1].state is State.REFUSED
+    assert clients.status().parties[1].state is State.REFUSED
     assert village.check()["p1"] == (0, 0)
 
 
 def test_what_a_remote_crowd_refuses(village):
     village.settle(2)
-    crowd = village.crowd(village.functions())
+    clients = village.clients(village.functions())
     with pytest.raises(InvalidValue, match="invited"):
-        crowd.ask(GRADIENT, np.zeros(3))
+        clients.ask(GRADIENT, np.zeros(3))
     with pytest.raises(Unsupported, match="without noise"):
-        crowd.invite(Invitation(1.0, noise=1.0, trust="trusted"))
-    crowd.invite(Invitation(1.0, rounds=3), Weights.PLAIN)
+        clients.invite(Invitation(1.0, noise=1.0, trust="trusted"))
+    clients.invite(Invitation(1.0, rounds=3), Weights.PLAIN)
     with pytest.raises(InvalidValue, match="settled once"):
-        crowd.invite(Invitation(1.0, rounds=3))
+        clients.invite(Invitation(1.0, rounds=3))
     with pytest.raises(InvalidValue, match="finite"):
-        crowd.ask(GRADIENT, np.array([0.0, np.nan, 0.0]))
+        clients.ask(GRADIENT, np.array([0.0, np.nan, 0.0]))
     with pytest.raises(Unsupported, match="gradients"):
-        crowd.ask(PerExample(lambda rows, w: rows), np.zeros(3))
+        clients.ask(PerExample(lambda rows, w: rows), np.zeros(3))
     for options in ({"run": "a b"}, {"least": 3}, {"seconds": 0.0}, {"patience": 0}):
         with pytest.raises(InvalidValue):
-            village.crowd(village.functions(), **options)
+            village.clients(village.functions(), **options)
 
 
 def test_one_party_at_a_time(village):
     village.settle(3)
-    crowd = village.crowd(village.functions())
-    crowd.invite(Invitation(1.0, rounds=4))
-    picks = [crowd.pick() for _ in range(3)]
+    clients = village.clients(village.functions())
+    clients.invite(Invitation(1.0, rounds=4))
+    picks = [clients.pick() for _ in range(3)]
     assert len(set(picks)) == 1  # the same until a round was taken
-    got = crowd.pass_to(2, GRADIENT, np.zeros(3))
+    got = clients.pass_to(2, GRADIENT, np.zeros(3))
     assert (got.count, got.divisor) == (1, 22.0)
-    assert crowd.left.tolist() == [4, 4, 3]
+    assert clients.left.tolist() == [4, 4, 3]
     with pytest.raises(InvalidValue, match="between 0 and 2"):
-        crowd.pass_to(3, GRADIENT, np.zeros(3))
+        clients.pass_to(3, GRADIENT, np.zeros(3))
     for _ in range(3):
-        crowd.pass_to(2, GRADIENT, np.zeros(3))
+        clients.pass_to(2, GRADIENT, np.zeros(3))
     with pytest.raises(BudgetSpent, match="p2"):
-        crowd.pass_to(2, GRADIENT, np.zeros(3))
+        clients.pass_to(2, GRADIENT, np.zeros(3))
     assert village.check() == {"p0": (0, 0), "p1": (0, 0), "p2": (4, 4)}
 
 
 def test_permission_is_passed_from_guard_to_guard(village, tmp_path):
     village.settle(3, records=3, budget='adjacency = "replace-one"', limits="")
     problem = Problem(logistic, 12, 2, unit=False)
-    crowd = village.crowd(village.functions(), checkpoint=tmp_path / "run")
-    first = few(sgd1(crowd, problem, exact=True), 12)
-    crowd.close()
+    clients = village.clients(village.functions(), checkpoint=tmp_path / "run")
+    first = few(sgd1(clients, problem, exact=True), 12)
+    clients.close()
     assert first.steps == sum(logged for logged, _ in village.check().values()) == 12
     nobody = InProcess(dict.fromkeys(village.houses, lambda request: 1 / 0))
-    again = few(sgd1(village.crowd(nobody, checkpoint=tmp_path / "run"), problem, exact=True), 12)
+    again = few(sgd1(village.clients(nobody, checkpoint=tmp_path / "run"), problem, exact=True), 12)
     np.testing.assert_array_equal(first.w[0], again.w[0])  # the same turns, and nobody was asked
 
 
 def test_a_checkpoint_belongs_to_its_run(village, tmp_path):
     village.settle(2)
     transport = village.functions()
-    crowd = village.crowd(transport, checkpoint=tmp_path / "run")
+    clients = village.clients(transport, checkpoint=tmp_path / "run")
     with pytest.raises(InvalidValue, match="another coordinator"):
-        village.crowd(transport, checkpoint=tmp_path / "run")
-    first = few(sgd2(crowd, PROBLEM, rounds=4), 2)
-    crowd.close()
+        village.clients(transport, checkpoint=tmp_path / "run")
+    first = few(sgd2(clients, PROBLEM, rounds=4), 2)
+    clients.close()
     with pytest.raises(InvalidValue, match="another run"):
-        village.crowd(transport, run="run-2", checkpoint=tmp_path / "run")
+        village.clients(transport, run="run-2", checkpoint=tmp_path / "run")
     for options, what in (
         ({"rounds": 5}, "other terms"),
         ({"rounds": 4, "radius": 3.0}, "another algorithm"),
     ):
-        again = village.crowd(transport, checkpoint=tmp_path / "run")
+        again = village.clients(transport, checkpoint=tmp_path / "run")
         with pytest.raises(InvalidValue, match=what):
             run(sgd2(again, PROBLEM, **options))
         again.close()
-    again = village.crowd(
+    again = village.clients(
         InProcess(dict.fromkeys(village.houses, lambda request: 1 / 0)), checkpoint=tmp_path / "run"
     )
     second = few(sgd2(again, PROBLEM, rounds=4), 2)  # nobody needs to be asked
@@ -415,8 +415,8 @@ def test_parties_are_found_where_every_look_at_them_takes_longer_than_an_exchang
     names = {int(name[1:]): name for name in village.houses}
     threading.Thread(target=carry, args=(bridge.path, slow), daemon=True).start()
     try:
-        crowd = village.crowd(bridge, seconds=60.0)
-        assert crowd.names == ["p0", "p1", "p2"]
+        clients = village.clients(bridge, seconds=60.0)
+        assert clients.names == ["p0", "p1", "p2"]
         assert len(looks) < 20
     finally:
         bridge.close()
@@ -442,10 +442,10 @@ def exact(village, names, w):
 
 def test_a_sum_over_guards_and_nothing_else(village):
     village.settle(5, records=2000, **DISTRIBUTED).start()
-    crowd = village.crowd(village.sockets(), seconds=120.0)
-    crowd.invite(invitation())
+    clients = village.clients(village.sockets(), seconds=120.0)
+    clients.invite(invitation())
     w = np.array([0.1, -0.2, 0.3])
-    got = crowd.ask(GRADIENT, w)
+    got = clients.ask(GRADIENT, w)
     assert got.count == 5
     assert got.variance == pytest.approx(5 * 0.25 / 2 / got.divisor**2)
     np.testing.assert_allclose(got.total, exact(village, village.houses, w), atol=8 * np.sqrt(0.625))
@@ -456,16 +456,16 @@ def test_a_guard_that_is_killed_in_a_session_is_left_out_of_the_sum(village):
     village.settle(6, records=2000, **DISTRIBUTED).start()
     village.houses["p2"].start("after-charge")
     village.houses["p4"].start("after-log")
-    crowd = village.crowd(village.sockets(), seconds=120.0)
-    crowd.invite(invitation())
+    clients = village.clients(village.sockets(), seconds=120.0)
+    clients.invite(invitation())
     w = np.array([0.1, -0.2, 0.3])
-    got = crowd.ask(GRADIENT, w)
+    got = clients.ask(GRADIENT, w)
     here = ["p0", "p1", "p3", "p5"]
     assert got.count == 4
     np.testing.assert_allclose(got.total, exact(village, here, w), atol=8 * np.sqrt(0.5))
     for name in ("p2", "p4"):
         village.houses[name].start()
-    assert crowd.ask(GRADIENT, w).count == 6
+    assert clients.ask(GRADIENT, w).count == 6
     books = village.check()
     assert books == dict.fromkeys(here, (2, 2)) | {"p2": (1, 2), "p4": (2, 2)}
 
@@ -481,21 +481,21 @@ def test_a_session_that_too_many_leave_is_lost_and_tried_again(village):
             return "late"
         return "whole"
 
-    crowd = village.crowd(Wire(village, plan))
-    crowd.invite(invitation())
-    got = crowd.ask(GRADIENT, np.zeros(3))
-    assert (lost, got.count, crowd.status().round) == (["p0", "p1"], 4, 2)
+    clients = village.clients(Wire(village, plan))
+    clients.invite(invitation())
+    got = clients.ask(GRADIENT, np.zeros(3))
+    assert (lost, got.count, clients.status().round) == (["p0", "p1"], 4, 2)
     np.testing.assert_allclose(got.total, exact(village, village.houses, np.zeros(3)), atol=8)
     assert set(village.check().values()) == {(2, 2)}
     with pytest.raises(Unsupported, match="sums"):
-        crowd.pass_to(0, GRADIENT, np.zeros(3))
+        clients.pass_to(0, GRADIENT, np.zeros(3))
 
 
 def test_too_few_survivors_are_not_asked(village):
-    crowd = village.settle(3, **DISTRIBUTED).crowd(village.functions(), seconds=0.2)
-    crowd.invite(invitation(survivors=3))  # with one in league with the server four are needed
+    clients = village.settle(3, **DISTRIBUTED).clients(village.functions(), seconds=0.2)
+    clients.invite(invitation(survivors=3))  # with one in league with the server four are needed
     with pytest.raises(FarthingError, match="left by too many"):
-        crowd.ask(GRADIENT, np.zeros(3))
+        clients.ask(GRADIENT, np.zeros(3))
     assert set(village.check().values()) == {(0, 0)}
 
 
@@ -511,8 +511,8 @@ def test_guards_do_not_show_their_share_alone(village, told):
 
 def test_distributed_training_over_guards(village):
     village.settle(4, limits='trust = "distributed"\ncolluding = 1')
-    crowd = village.crowd(village.functions())
-    found = few(together(crowd, PROBLEM, trust="distributed", survivors=2), 3)
+    clients = village.clients(village.functions())
+    found = few(federated_descent(clients, PROBLEM, trust="distributed", survivors=2), 3)
     assert found.steps == 3
     assert set(village.check().values()) == {(3, 3)}
 
@@ -547,10 +547,10 @@ def test_lies_in_a_session_are_refused(village):
             header[field] = dice.choice([0, -1, 2**40, "x", None, [], {}, 1.5, "00" * 32])
         return seal(found.kind, header, bytes(body), village.coordinator)
 
-    crowd = village.crowd(Bending(village, lambda number, name: "whole"), seconds=1.0, patience=30)
-    crowd.invite(invitation())
+    clients = village.clients(Bending(village, lambda number, name: "whole"), seconds=1.0, patience=30)
+    clients.invite(invitation())
     for _ in range(4):
-        assert crowd.ask(GRADIENT, np.zeros(3)).count in (3, 4)
+        assert clients.ask(GRADIENT, np.zeros(3)).count in (3, 4)
     assert seen["internal"] == 0
     assert sum(seen.values()) - seen["answered"] > 20
     assert all(len(kinds) == 1 for kinds in revealed.values())
@@ -566,13 +566,13 @@ def test_messages_lost_anywhere_in_sessions(village):
     def plan(number, name):
         return "whole" if number <= 2 or dice.random() > 1 / 30 else dice.choice(["lost", "late"])
 
-    crowd = village.crowd(Wire(village, plan), patience=20)
-    crowd.invite(Invitation(1.0, rounds=100, noise=0.5, trust="distributed", survivors=2))
+    clients = village.clients(Wire(village, plan), patience=20)
+    clients.invite(Invitation(1.0, rounds=100, noise=0.5, trust="distributed", survivors=2))
     w = np.array([0.1, -0.2, 0.3])
     each = {name: exact(village, [name], w) for name in village.houses}
     counts = []
     for _ in range(12):
-        got = crowd.ask(GRADIENT, w)
+        got = clients.ask(GRADIENT, w)
         counts.append(got.count)
         sums = [sum(each[name] for name in some) for some in itertools.combinations(each, got.count)]
         assert min(np.abs(got.total - total).max() for total in sums) < 8 * np.sqrt(0.75)
@@ -601,10 +601,10 @@ def test_twenty_guards_train_addp_on_adult_to_the_very_model_of_one_process(vill
         house.policy.write_text(size)
         house.start(seed=seed)
 
-    def method(crowd):
-        return addp(crowd, problem, rounds=10, draw=Poisson(0.01))
+    def method(clients):
+        return addp(clients, problem, rounds=10, draw=Poisson(0.01))
 
-    remote = few(method(village.crowd(village.sockets(), seconds=120.0)), 60)
+    remote = few(method(village.clients(village.sockets(), seconds=120.0)), 60)
     agents = Parties([Reseeded(house, seed) for seed, house in enumerate(village.houses.values())])
     local = few(method(agents), 60)
     np.testing.assert_array_equal(remote.w[0], local.w[0])

@@ -82,6 +82,6 @@ def test_those_who_answer_are_there(peer):
 
 
 def test_functions_that_raise_are_absent():
-    crowd = InProcess({"a": lambda request: request * 2, "b": lambda request: request / 0})
-    assert crowd.parties == ["a", "b"]
-    assert list(crowd.exchange({"b": b"x", "a": b"x"}, seconds=1.0)) == [("a", b"xx")]
+    clients = InProcess({"a": lambda request: request * 2, "b": lambda request: request / 0})
+    assert clients.parties == ["a", "b"]
+    assert list(clients.exchange({"b": b"x", "a": b"x"}, seconds=1.0)) == [("a", b"xx")]

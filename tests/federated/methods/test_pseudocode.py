@@ -76,8 +76,8 @@ class Door:
 def agents(budgets, clips=(None,) * 3, whole=False, stream=None):
     log = []
     doors = [Door(user, budget, log, whole) for user, budget in enumerate(budgets)]
-    crowd = [ClientAgent(door, size, clip) for door, size, clip in zip(doors, SIZES, clips, strict=True)]
-    return Parties(crowd, stream), log
+    clients = [ClientAgent(door, size, clip) for door, size, clip in zip(doors, SIZES, clips, strict=True)]
+    return Parties(clients, stream), log
 
 
 def server(*epsilons, delta=1e-3, adjacency="add-remove"):
@@ -138,14 +138,14 @@ def algorithm_1(budgets, sigmas, clips, rate, weights):
 
 @pytest.mark.parametrize("weights", ["plain", "precision"])
 def test_addp_is_algorithm_1_round_by_round(weights):
-    """A-DDP, lines 1-19: budgets and clips that differ, users leaving one by one, the rest going on."""
+    """A-DDP, lines 1-19: budgets and clips that differ, clients leaving one by one, the rest going on."""
     budgets, clips = server(0.6, 1.3, 0.9), (0.3, 0.45, 0.2)
-    crowd, log = agents(budgets, clips)
+    clients, log = agents(budgets, clips)
     steps = list(
-        addp(crowd, Problem(logistic, 9, 2, unit=False), clip=0.45, noise=8.0, rate=0.7, weights=weights)
+        addp(clients, Problem(logistic, 9, 2, unit=False), clip=0.45, noise=8.0, rate=0.7, weights=weights)
     )
     path, came = algorithm_1(budgets, [8.0 * clip for clip in clips], clips, 0.7, weights)
-    assert {len(who) for who in came} == {1, 2, 3}  # users left in later rounds, one by one
+    assert {len(who) for who in came} == {1, 2, 3}  # clients left in later rounds, one by one
     assert [ask.user for ask in log] == [user for who in came for user in who]
     for ask in log:
         assert ask.deviation == pytest.approx(8.0 * clips[ask.user])
@@ -176,16 +176,16 @@ def test_a_simulated_crowd_runs_the_same_lines(monkeypatch, weights):
         sigmas = np.array([8.0 * clips[user] for user in came])
         shares = np.ones(len(came)) if weights == "plain" else sigmas**-2.0
         shares = shares / shares.max()
-        assert self.noise * bound.clip == pytest.approx(math.sqrt(np.sum((shares * sigmas) ** 2)))
+        assert self.noise_multiplier * bound.clip == pytest.approx(math.sqrt(np.sum((shares * sigmas) ** 2)))
         parts = [NOISE[user, done[user] - 1] for user in came]
         return total + (shares * sigmas) @ np.array(parts)
 
     monkeypatch.setattr(simulated, "exactly", exactly)
     monkeypatch.setattr(Gaussian, "release", release)
     budgets, clips = server(0.6, 1.3, 0.9), (0.3, 0.45, 0.2)
-    crowd = Simulated(Table(X, Y), ENDS, budgets, clip=clips, stream=SeededStream(0))
+    clients = Simulated(Table(X, Y), ENDS, budgets, clip=clips, stream=SeededStream(0))
     problem = Problem(logistic, 9, 2, unit=False)
-    steps = list(addp(crowd, problem, clip=0.45, noise=8.0, rate=0.7, weights=weights))
+    steps = list(addp(clients, problem, clip=0.45, noise=8.0, rate=0.7, weights=weights))
     path, came = algorithm_1(budgets, [8.0 * clip for clip in clips], clips, 0.7, weights)
     assert noises == came
     for step, w in zip(steps, path, strict=True):
@@ -212,9 +212,9 @@ def test_line_5_and_lines_7_to_10_of_addp(draw, rate, adjacency, moved):
     """
     budgets = server(0.4, 1.5, delta=1e-4, adjacency=adjacency)
     doors = [Door(0, budget, []) for budget in budgets]
-    crowd = Parties([ClientAgent(door, 3) for door in doors])
+    clients = Parties([ClientAgent(door, 3) for door in doors])
     problem = Problem(logistic, 6, 2, unit=False)
-    next(addp(crowd, problem, clip=0.5, draw=draw, rounds=4, rate=1.0))
+    next(addp(clients, problem, clip=0.5, draw=draw, rounds=4, rate=1.0))
     for door, budget in zip(doors, budgets, strict=True):
         noise = door._log[0].deviation
         assert noise == pytest.approx(iteration_noise(budget.epsilon, 1e-4, 4, moved * 0.5), rel=1e-6)
@@ -251,11 +251,11 @@ def test_sgd1_is_its_six_items_permission_by_permission(convexity, rate, start):
     """SGD1, items 1-6, with σ of (3), η of (4), 1/(Δ n t) or B's own: one owner's one record each."""
     n, lipschitz, radius, epsilon, delta = 9, 0.3, 0.4, 0.5, 1e-3
     order = np.random.default_rng(2).integers(9, size=81)  # 1
-    crowd, log = agents(
+    clients, log = agents(
         server(*[epsilon] * 3, delta=delta, adjacency="replace-one"), stream=Permission(order)
     )
     options = {"lipschitz": lipschitz, "radius": radius, "convexity": convexity, "rate": rate, "start": start}
-    steps = list(sgd1(crowd, Problem(logistic, n, 2, unit=False), **options))
+    steps = list(sgd1(clients, Problem(logistic, n, 2, unit=False), **options))
     sigma = 4 * lipschitz * n * math.log(1.25 * n**2 / delta) / epsilon  # (3)
     theta, turns, outside = np.zeros(3) if start is None else np.array(start), [0, 0, 0], 0
     assert len(log) == n * n
@@ -287,9 +287,9 @@ def test_sgd2_is_its_five_items_round_by_round(convexity, rate, start):
     """
     lipschitz, radius, sigma = 0.3, 0.5, 0.3 * 12.0
     budgets = server(0.6, 1.3, 0.9)
-    crowd, log = agents(budgets, whole=True)
+    clients, log = agents(budgets, whole=True)
     options = {"lipschitz": lipschitz, "radius": radius, "convexity": convexity, "rate": rate, "start": start}
-    steps = list(sgd2(crowd, Problem(logistic, 9, 2, unit=False), noise=12.0, **options))
+    steps = list(sgd2(clients, Problem(logistic, 9, 2, unit=False), noise=12.0, **options))
     theta, k, asked = np.zeros(3) if start is None else np.array(start), 0, iter(log)
     outside, crowds = 0, set()
     while came := [u for u in range(3) if delta_of(k + 1, 1.0, sigma, lipschitz, budgets[u].epsilon) <= 1e-3]:

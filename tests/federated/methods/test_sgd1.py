@@ -232,32 +232,32 @@ def reference(sizes, clip, noise, radius, convexity, features):
 
 @pytest.mark.parametrize(("convexity", "clip", "radius"), [(0.0, 0.4, 1.0), (0.5, 2.0, 3.0)])
 def test_it_is_the_pseudocode(convexity, clip, radius):
-    n, problem, crowd = 12, Problem(logistic, 12, 3), parties(seeded=True)
-    steps = list(sgd1(crowd, problem, lipschitz=clip, radius=radius, convexity=convexity))
+    n, problem, clients = 12, Problem(logistic, 12, 3), parties(seeded=True)
+    steps = list(sgd1(clients, problem, lipschitz=clip, radius=radius, convexity=convexity))
     (u, constant), turns = reference((5, 4, 3), clip, claimed(n), radius, convexity, problem.rows())
     assert [step.t for step in steps] == [n * k for k in range(1, n + 1)]
     assert steps[-1].w[0] == pytest.approx(u, rel=1e-9)
     assert steps[-1].w[1] == pytest.approx(constant, rel=1e-9)
-    for party, agent in enumerate(crowd._agents):
+    for party, agent in enumerate(clients._agents):
         assert agent._terms.rounds - agent.left == turns.count(party)
 
 
 def test_turns_fall_to_parties_by_their_share():
     """Drawing the owner and then one of its records is drawing a record."""
-    crowd = simulated((20, 30, 10), stream=SeededStream(4))
-    ft.run(sgd1(crowd, Problem(logistic, 60, 3)))
-    assert crowd.done.sum() == 3600
-    assert chisquare(crowd.done, np.array([1200, 1800, 600])).pvalue > 0.01
+    clients = simulated((20, 30, 10), stream=SeededStream(4))
+    ft.run(sgd1(clients, Problem(logistic, 60, 3)))
+    assert clients.done.sum() == 3600
+    assert chisquare(clients.done, np.array([1200, 1800, 600])).pvalue > 0.01
 
 
 @pytest.mark.parametrize("seen", [False, True])
 def test_every_answer_is_charged_to_its_owner_as_its_observer_sees_it(seen):
     given = budget(observer="coordinator" if seen else "server")
-    crowd, noise = parties(given=given), GaussianEvent(claimed(12))
-    run = ft.run(sgd1(crowd, Problem(logistic, 12, 3), lipschitz=1.0, seen=seen))
+    clients, noise = parties(given=given), GaussianEvent(claimed(12))
+    run = ft.run(sgd1(clients, Problem(logistic, 12, 3), lipschitz=1.0, seen=seen))
     assert run.receipts == ()  # they would tell whose turn it was
     answered = 0
-    for agent, size in zip(crowd._agents, (5, 4, 3), strict=True):
+    for agent, size in zip(clients._agents, (5, 4, 3), strict=True):
         event = DrawnEvent(1 / size, noise) if seen else FixedSizeEvent(1, size, noise)
         done = agent._terms.rounds - agent.left
         expected = pld.epsilon(RepeatedEvent(event, done), small(12), Adjacency.REPLACE_ONE)
@@ -268,12 +268,12 @@ def test_every_answer_is_charged_to_its_owner_as_its_observer_sees_it(seen):
 
 
 def test_simulated_parties_keep_the_same_books():
-    crowd = simulated()
-    ft.run(sgd1(crowd, Problem(logistic, 12, 3)))
+    clients = simulated()
+    ft.run(sgd1(clients, Problem(logistic, 12, 3)))
     for party, size in enumerate((5, 4, 3)):
         event = FixedSizeEvent(1, size, GaussianEvent(claimed(12)))
-        assert crowd.event(party) == RepeatedEvent(event, int(crowd.done[party]))
-        assert crowd.guarantee(party).observer is Observer.SERVER
+        assert clients.event(party) == RepeatedEvent(event, int(clients.done[party]))
+        assert clients.guarantee(party).observer is Observer.SERVER
 
 
 def test_simulated_and_real_parties_agree_in_distribution():
@@ -296,35 +296,35 @@ def test_simulated_and_real_parties_agree_in_distribution():
 
 
 def test_a_party_stops_by_itself_whomever_the_coordinator_asks():
-    crowd = parties((6, 6), given=budget(epsilon=2.0, delta=1e-3))
-    next(sgd1(crowd, Problem(logistic, 12, 3), exact=True))
+    clients = parties((6, 6), given=budget(epsilon=2.0, delta=1e-3))
+    next(sgd1(clients, Problem(logistic, 12, 3), exact=True))
     gradient = Gradient(logistic, Problem(logistic, 12, 3).rows())
-    agent, other = crowd._agents
+    agent, other = clients._agents
     alive, before = 2, other.left
     for _ in range(agent.left):
-        alive = crowd.pass_to(0, gradient, np.zeros(4)).alive
+        alive = clients.pass_to(0, gradient, np.zeros(4)).alive
     assert (alive, agent.left, other.left) == (1, 0, before)
     with pytest.raises(BudgetSpent):
-        crowd.pass_to(0, gradient, np.zeros(4))
+        clients.pass_to(0, gradient, np.zeros(4))
     assert agent._ledger.spent.epsilon <= 2.0
     assert other.left == before
 
 
 def test_an_ended_budget_ends_the_run():
-    crowd = simulated((6, 6), budget(epsilon=2.0, delta=1e-3))
-    steps = sgd1(crowd, Problem(logistic, 12, 3), exact=True)
+    clients = simulated((6, 6), budget(epsilon=2.0, delta=1e-3))
+    steps = sgd1(clients, Problem(logistic, 12, 3), exact=True)
     next(steps)
-    crowd.left[0] = 2
+    clients.left[0] = 2
     assert 0 <= len(list(steps)) < 11
-    assert crowd.left[0] == 0
+    assert clients.left[0] == 0
 
 
 def test_nothing_is_asked_where_the_claim_does_not_hold():
     given = budget(132, observer="coordinator")
-    crowd = Parties(agents([132], given))
+    clients = Parties(agents([132], given))
     with pytest.raises(BudgetSpent, match="may be asked 17424 times"):
-        next(sgd1(crowd, Problem(logistic, 132, 3), seen=True))
-    assert crowd._agents[0]._ledger.spent.epsilon == 0
+        next(sgd1(clients, Problem(logistic, 132, 3), seen=True))
+    assert clients._agents[0]._ledger.spent.epsilon == 0
     lonely = parties([1] * 132, budget(132))  # whose turn it was tells which record it was
     with pytest.raises(BudgetSpent, match="a party with 1 of 132 records"):
         next(sgd1(lonely, Problem(logistic, 132, 3)))
@@ -336,9 +336,9 @@ def test_nothing_is_asked_where_the_claim_does_not_hold():
 @pytest.mark.parametrize("seen", [False, True])
 def test_exact_noise_is_the_least_that_the_neediest_party_affords(seen):
     given = budget(12, 2.0, 1e-3, observer="coordinator" if seen else "server")
-    crowd = parties((8, 4), given)
-    ft.run(sgd1(crowd, Problem(logistic, 12, 3), exact=True, seen=seen))
-    large, small_ = (agent._terms.rounds for agent in crowd._agents)
+    clients = parties((8, 4), given)
+    ft.run(sgd1(clients, Problem(logistic, 12, 3), exact=True, seen=seen))
+    large, small_ = (agent._terms.rounds for agent in clients._agents)
     # turns come as rarely as 1e-6 more often than these: Bin(144, 1/3) stays below 75
     assert binom.sf(small_, 144, 1 / 3) < 0.5e-6 < binom.sf(small_ - 2, 144, 1 / 3)
     assert large > small_
@@ -346,8 +346,8 @@ def test_exact_noise_is_the_least_that_the_neediest_party_affords(seen):
 
 def test_more_privacy_budget_finds_the_direction():
     n = 60
-    crowd = simulated((40, 20), budget(n, 200.0, 1e-3), SeededStream(3))
-    u, constant = ft.run(sgd1(crowd, Problem(logistic, n, 3), exact=True, radius=5.0)).w
+    clients = simulated((40, 20), budget(n, 200.0, 1e-3), SeededStream(3))
+    u, constant = ft.run(sgd1(clients, Problem(logistic, n, 3), exact=True, radius=5.0)).w
     records = table(n)
     right = (records.X / np.linalg.norm(records.X, axis=1)[:, None] @ u + constant > 0) == records.y
     assert right.mean() > 0.85
@@ -371,10 +371,10 @@ def test_classes():
     ],
 )
 def test_bad_options(options, named):
-    crowd = parties()
+    clients = parties()
     with pytest.raises(InvalidValue, match=named):
-        next(sgd1(crowd, Problem(logistic, 12, 3), **options))
-    assert crowd._agents[0]._ledger.share == 0
+        next(sgd1(clients, Problem(logistic, 12, 3), **options))
+    assert clients._agents[0]._ledger.share == 0
 
 
 @pytest.mark.parametrize(("observer", "seen"), [("anyone", False), ("coordinator", False), ("server", True)])

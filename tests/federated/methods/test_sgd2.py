@@ -16,7 +16,7 @@ from farthing.budget import Adjacency, Unit
 from farthing.data.tables import Table
 from farthing.errors import InvalidValue
 from farthing.federated.methods.sgd2 import sgd2, sgd2_epsilon, sgd2_noise, sgd2_published_noise
-from farthing.federated.protocol import ClientAgent, Invitation, Parties, Together, Trust, Weights
+from farthing.federated.protocol import ClientAgent, ClientNoise, Invitation, Parties, Trust, Weights
 from farthing.federated.simulated import Simulated
 from farthing.linear.losses import Gradient, logistic, multinomial, squared
 from farthing.linear.problem import Problem
@@ -121,13 +121,13 @@ budgets = st.builds(
     st.integers(1, 12),
     st.floats(0.1, 3.0),
 )
-def test_every_party_derives_its_own_noise_and_spends_no_more_than_its_own_budget(crowd, rounds, clip):
-    sizes, given_budgets = [size for size, _ in crowd], [own for _, own in crowd]
+def test_every_party_derives_its_own_noise_and_spends_no_more_than_its_own_budget(clients, rounds, clip):
+    sizes, given_budgets = [size for size, _ in clients], [own for _, own in clients]
     x, y = rows(sum(sizes))
     simulated = Simulated.split(x, y, records=sizes, budgets=given_budgets, unit=True, noise="each")
     run = ft.run(sgd2(simulated, Problem(logistic, sum(sizes), 3), rounds=rounds, lipschitz=clip))
     assert run.steps == rounds
-    for user, (size, own) in enumerate(crowd):
+    for user, (size, own) in enumerate(clients):
         sigma = math.sqrt(simulated.terms(user).variance)
         assert sigma == pytest.approx(sgd2_noise(own, rounds, clip, size), rel=1e-10)
         units = size if own.unit is Unit.PARTY else 1
@@ -139,8 +139,8 @@ def test_every_party_derives_its_own_noise_and_spends_no_more_than_its_own_budge
 @pytest.mark.parametrize("unit", ["record", "party"])
 def test_with_noise_given_the_countdowns_say_how_many_rounds_there_are(unit):
     sizes, epsilons, sigma = [4, 4, 10], [0.5, 1.0, 1.0], 20.0 if unit == "record" else 100.0
-    crowd = parties(sizes, [budget(epsilon, unit=unit) for epsilon in epsilons])
-    run = ft.run(sgd2(crowd, Problem(logistic, 18, 3), noise=sigma))
+    clients = parties(sizes, [budget(epsilon, unit=unit) for epsilon in epsilons])
+    run = ft.run(sgd2(clients, Problem(logistic, 18, 3), noise=sigma))
     units = sizes if unit == "party" else [1, 1, 1]
     expected = [
         math.floor((sigma / u * gaussian.mu(epsilon, 1e-6)) ** 2)
@@ -149,12 +149,12 @@ def test_with_noise_given_the_countdowns_say_how_many_rounds_there_are(unit):
     assert len(set(expected)) > 1
     assert run.steps == max(expected)
     assert len(run.receipts) == sum(expected)
-    assert crowd.alive == 0
+    assert clients.alive == 0
 
 
 def test_messages_are_charged_as_what_they_are():
-    crowd = parties([3, 5], [budget(), budget(unit="party")])
-    run = ft.run(sgd2(crowd, Problem(logistic, 8, 3), rounds=4))
+    clients = parties([3, 5], [budget(), budget(unit="party")])
+    run = ft.run(sgd2(clients, Problem(logistic, 8, 3), rounds=4))
     (one, whole) = (receipt.event for receipt in run.receipts[:2])
     # the party's noise is five times as large and hides five times as much: both cost the same
     assert isinstance(one, GaussianEvent)
@@ -193,8 +193,8 @@ def test_it_is_the_pseudocode(unit, convexity, clip, radius):
         budget(80.0, 1e-5, "replace-one"),
         budget(60.0, 1e-4, unit=unit),
     ]
-    crowd = parties(sizes, given_budgets)
-    run = ft.run(sgd2(crowd, problem, rounds=15, lipschitz=clip, radius=radius, convexity=convexity))
+    clients = parties(sizes, given_budgets)
+    run = ft.run(sgd2(clients, problem, rounds=15, lipschitz=clip, radius=radius, convexity=convexity))
     u, constant = reference(sizes, given_budgets, 15, clip, radius, convexity, problem.rows())
     assert run.steps == 15
     assert run.w[0] == pytest.approx(u, rel=1e-6)
@@ -206,10 +206,10 @@ def test_it_is_the_pseudocode(unit, convexity, clip, radius):
 def test_simulated_and_asked_one_by_one_agree_where_noise_is_small(noise, unit):
     sizes, given_budgets, problem = [20, 1, 39], [budget(1e9, 0.5, unit=unit)] * 3, Problem(logistic, 60, 3)
     x, y = rows()
-    crowd = Simulated.split(
+    clients = Simulated.split(
         x, y, records=sizes, budgets=given_budgets, unit=True, noise=noise, stream=SeededStream(7)
     )
-    one = ft.run(sgd2(crowd, problem, rounds=10)).w
+    one = ft.run(sgd2(clients, problem, rounds=10)).w
     other = ft.run(sgd2(parties(sizes, given_budgets), problem, rounds=10)).w
     assert one[0] == pytest.approx(other[0], abs=0.01)
     assert one[1] == pytest.approx(other[1], abs=0.01)
@@ -227,13 +227,13 @@ def test_replacing_a_party_moves_its_sum_by_twice_its_clips():
 
 
 def test_a_party_that_holds_more_than_it_said_is_shrunk_to_what_it_said():
-    quiet = Together(1e-2, records=10)
+    quiet = ClientNoise(1e-2, records=10)
     released = quiet.release(np.array([300.0, 400.0]), ft.ClipNorm(2.0), SeededStream(0))
     assert released == pytest.approx([12.0, 16.0], abs=0.2)
     x, y = rows(20)
-    crowd = Simulated(Table(x, y), [0, 20], budget(unit="party"), sizes=[10])
+    clients = Simulated(Table(x, y), [0, 20], budget(unit="party"), sizes=[10])
     with pytest.raises(InvalidValue, match=r"more records than their public number"):
-        ft.run(sgd2(crowd, Problem(logistic, 20, 3)))
+        ft.run(sgd2(clients, Problem(logistic, 20, 3)))
 
 
 @pytest.mark.parametrize("unit", [Unit.PARTY, Unit.USER])
@@ -250,42 +250,42 @@ def test_the_sums_noise_fits_the_least_budget(trust, unit):
     sizes, epsilons = [5, 40, 15], [3.0, 2.0, 1.0]
     x, y = rows(60)
     given = [ft.Budget(e, 1e-5, "replace-one", unit=unit) for e in epsilons]
-    crowd = Simulated.split(x, y, records=sizes, budgets=given, unit=True, stream=SeededStream(0))
+    clients = Simulated.split(x, y, records=sizes, budgets=given, unit=True, stream=SeededStream(0))
     survivors = 2 if trust is Trust.DISTRIBUTED else None
     run = ft.run(
-        sgd2(crowd, Problem(logistic, 60, 3), rounds=7, lipschitz=0.5, trust=trust, survivors=survivors)
+        sgd2(clients, Problem(logistic, 60, 3), rounds=7, lipschitz=0.5, trust=trust, survivors=survivors)
     )
     assert run.steps >= 7
     clips = np.array(sizes) if unit == "party" else np.ones(3)
     if trust is Trust.LOCAL:
-        deviations = np.sqrt([crowd.terms(user).variance for user in range(3)])
+        deviations = np.sqrt([clients.terms(user).variance for user in range(3)])
     else:
         shares = survivors or 1
-        deviations = np.full(3, math.sqrt(crowd.terms(0).variance * shares))
-        assert len({crowd.terms(user).variance for user in range(3)}) == 1  # so on one lattice
-    mu = 2 * 0.5 * clips * np.sqrt(crowd.done) / deviations
+        deviations = np.full(3, math.sqrt(clients.terms(0).variance * shares))
+        assert len({clients.terms(user).variance for user in range(3)}) == 1  # so on one lattice
+    mu = 2 * 0.5 * clips * np.sqrt(clients.done) / deviations
     allowed = np.array([own.mu for own in given])
     assert (mu <= allowed * (1 + 1e-9)).all()
     assert (mu / allowed).max() > 0.999  # somebody spends all it has
-    assert crowd.guarantee(1).observer is trust.observer
-    assert crowd.guarantee(1).unit == unit
+    assert clients.guarantee(1).observer is trust.observer
+    assert clients.guarantee(1).unit == unit
 
 
 def test_survivors_are_for_shares_only():
     x, y = rows(20)
-    crowd = Simulated.split(x, y, users=2, budgets=budget())
+    clients = Simulated.split(x, y, clients=2, budgets=budget())
     with pytest.raises(InvalidValue, match="survivors are for distributed noise"):
-        next(sgd2(crowd, Problem(logistic, 20, 3), survivors=2))
+        next(sgd2(clients, Problem(logistic, 20, 3), survivors=2))
 
 
 @pytest.mark.parametrize("loss", [logistic, multinomial])
 def test_it_learns(loss):
     x, y = rows(20_000)
     outputs = 2 if loss is multinomial else 0
-    crowd = Simulated.split(
-        x, y, users=40, budgets=budget(2.0), unit=True, noise="sum", stream=SeededStream(1)
+    clients = Simulated.split(
+        x, y, clients=40, budgets=budget(2.0), unit=True, noise="sum", stream=SeededStream(1)
     )
-    u, constant = ft.run(sgd2(crowd, Problem(loss, 20_000, 3, outputs=outputs), rounds=100)).w
+    u, constant = ft.run(sgd2(clients, Problem(loss, 20_000, 3, outputs=outputs), rounds=100)).w
     margins = x / np.linalg.norm(x, axis=1)[:, None] @ u + constant
     guess = margins.argmax(axis=1) if outputs else margins > 0
     assert (guess == y).mean() > 0.9
@@ -295,10 +295,10 @@ def test_precision_can_be_weighed():
     sizes, given_budgets = [100, 100], [budget(0.01), budget(10.0)]
     spread = {}
     for weights in (Weights.RECORDS, Weights.PRECISION):
-        crowd = parties(sizes, given_budgets)
-        crowd.invite(Invitation(1.0, rounds=5), weights)
+        clients = parties(sizes, given_budgets)
+        clients.invite(Invitation(1.0, rounds=5), weights)
         problem = Problem(logistic, 200, 3)
-        spread[weights] = crowd.ask(Gradient(logistic, problem.rows()), np.zeros(4)).variance
+        spread[weights] = clients.ask(Gradient(logistic, problem.rows()), np.zeros(4)).variance
     assert spread[Weights.PRECISION] < 0.01 * spread[Weights.RECORDS]
     run = ft.run(
         sgd2(parties(sizes, given_budgets), problem, rounds=5, weights=Weights.PRECISION, start=np.ones(4))
@@ -320,17 +320,17 @@ def test_precision_can_be_weighed():
     ],
 )
 def test_bad_options(options, named):
-    crowd = parties([3], [budget()])
+    clients = parties([3], [budget()])
     with pytest.raises(InvalidValue, match=named):
-        ft.run(sgd2(crowd, Problem(logistic, 3, 3), **options))
-    assert crowd.alive == 0
+        ft.run(sgd2(clients, Problem(logistic, 3, 3), **options))
+    assert clients.alive == 0
 
 
 def test_a_bad_learning_rate_costs_nothing():
-    crowd = parties([3], [budget()])
+    clients = parties([3], [budget()])
     with pytest.raises(InvalidValue, match="rate must be a finite number > 0, got nan"):
-        next(sgd2(crowd, Problem(logistic, 3, 3), rate=lambda t: math.nan))
-    assert crowd._agents[0]._ledger.share == 0
+        next(sgd2(clients, Problem(logistic, 3, 3), rate=lambda t: math.nan))
+    assert clients._agents[0]._ledger.share == 0
 
 
 def test_bad_noise_requests():

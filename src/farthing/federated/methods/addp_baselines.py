@@ -1,4 +1,4 @@
-"""What A-DDP is compared with: SGD with T fixed beforehand, on the same crowd, and SGD without privacy.
+"""A-DDP's baselines: SGD with T fixed beforehand, over the same clients, and SGD without privacy.
 
 The four baselines of Cheng et al. 2020 ("Contrast algorithms"), as far as the paper describes them. All draw
 one record a round (2C, see `farthing.federated.methods.addp`; C with ``Poisson``), clip it and add Gaussian
@@ -16,8 +16,8 @@ for zero-out and replace-one (a record that goes would move the turns of others)
 >>> from farthing.linear.losses import logistic
 >>> from farthing.queries.query import run
 >>> X = np.random.default_rng(0).uniform(size=(500, 2))
->>> crowd = Simulated.split(X, (X[:, 0] > 0.5) * 1.0, records=100, budgets=Budget(1.0, 1e-6))
->>> run(sgd_adv(crowd, Problem(logistic, 500, 2, unit=False))).steps
+>>> clients = Simulated.split(X, (X[:, 0] > 0.5) * 1.0, records=100, budgets=Budget(1.0, 1e-6))
+>>> run(sgd_adv(clients, Problem(logistic, 500, 2, unit=False))).steps
 10
 """
 
@@ -28,7 +28,7 @@ import numpy as np
 from farthing import validate
 from farthing.data.tables import Features, Table
 from farthing.federated.methods.addp import descend
-from farthing.federated.protocol import Accountant, Crowd, Draw, Exactly, InTurn, Invitation, Weights
+from farthing.federated.protocol import Accountant, Clients, Draw, Exactly, InTurn, Invitation, Weights
 from farthing.linear.losses import Gradient
 from farthing.linear.problem import Problem
 from farthing.queries.bounds import ClipNorm
@@ -39,7 +39,7 @@ _NO_CLIP = 1e150
 
 
 def sgd_maj(
-    crowd: Crowd,
+    clients: Clients,
     problem: Problem,
     *,
     clip: float = 3.0,
@@ -48,11 +48,11 @@ def sgd_maj(
     rate: float | None = None,
 ) -> Iterator[Step]:
     """SGD with the budget divided evenly among T rounds."""
-    return _fixed(crowd, problem, clip, draw, rounds, rate, Accountant.BASIC)
+    return _fixed(clients, problem, clip, draw, rounds, rate, Accountant.BASIC)
 
 
 def sgd_adv(
-    crowd: Crowd,
+    clients: Clients,
     problem: Problem,
     *,
     clip: float = 3.0,
@@ -61,25 +61,31 @@ def sgd_adv(
     rate: float | None = None,
 ) -> Iterator[Step]:
     """SGD by advanced composition and amplification by sampling, T rounds."""
-    return _fixed(crowd, problem, clip, draw, rounds, rate, Accountant.AMPLIFIED)
+    return _fixed(clients, problem, clip, draw, rounds, rate, Accountant.AMPLIFIED)
 
 
 def sgd_pass(
-    crowd: Crowd, problem: Problem, *, clip: float = 3.0, rounds: int = 10, rate: float | None = None
+    clients: Clients, problem: Problem, *, clip: float = 3.0, rounds: int = 10, rate: float | None = None
 ) -> Iterator[Step]:
     """SGD in T passes, each record in turn."""
-    return _fixed(crowd, problem, clip, InTurn(), rounds, rate, Accountant.ADVANCED)
+    return _fixed(clients, problem, clip, InTurn(), rounds, rate, Accountant.ADVANCED)
 
 
 def _fixed(
-    crowd: Crowd, problem: Problem, clip: float, draw: Draw, rounds: int, rate: float | None, by: Accountant
+    clients: Clients,
+    problem: Problem,
+    clip: float,
+    draw: Draw,
+    rounds: int,
+    rate: float | None,
+    by: Accountant,
 ) -> Iterator[Step]:
     invitation = Invitation(clip, draw, rounds, calibration=by, accountant=by)
-    return descend(crowd, problem, invitation, Weights.PLAIN, rate)
+    return descend(clients, problem, invitation, Weights.PLAIN, rate)
 
 
 def non_private(table: Table, problem: Problem, *, rounds: int = 1000, rate: float = 1.0) -> Iterator[Step]:
-    """Gradient descent over all users' records at once, without privacy: ε = ∞."""
+    """Gradient descent over all clients' records at once, without privacy: ε = ∞."""
     features = Features(problem.width, intercept=float(problem.intercept))
     gradient, bound, w = Gradient(problem.loss, features), ClipNorm(_NO_CLIP), problem.zeros(features.size)
     validate.positive(rate=rate)

@@ -1,21 +1,21 @@
-"""The default for a crowd: whole local gradients, momentum, and the mean of the later iterates.
+"""Federated descent, the default: whole local gradients, momentum, and the mean of the later iterates.
 
-In each of `ROUNDS` rounds every user uploads the clipped sum of *all* its gradients. Nothing is drawn, so
-prices are Gaussian and compose exactly: more rounds cost nothing (noise grows with √T and averages out),
-and noise weighs n_u times less in an upload of n_u records than in one of a single record. ``trust`` says who
-adds it: each user all of it (local, the default), each a share of what the sum needs (distributed, sized for
-``survivors`` honest users, all of them unless told), or an aggregator (trusted).
+In each of `ROUNDS` rounds every client uploads the clipped sum of *all* its gradients. Nothing is drawn, so
+prices are Gaussian and compose exactly: more rounds cost nothing (noise grows with √T and averages out), and
+noise weighs n_u times less in an upload of n_u records than in one of a single record. ``trust`` says who
+adds it: each client all of it (local, the default), each a share of what the sum needs (distributed, sized
+for ``survivors`` honest clients, all of them unless told), or an aggregator (trusted).
 
 All numbers follow from public ones. Let s be the deviation of the noise on the mean gradient for a clip of 1,
 all rounds taken as one: 1/√(Σ n_u²μ_u²) under local noise. The clip is a part of the largest gradient, `CLIP`
 √(`NOISE`/s) between `CLIP` and 1. The rate lets noise move margins by `MARGIN_NOISE` in the course of all
 rounds, as far as steps stay stable (2 (1 + momentum) over the largest curvature). The constant beside a row,
 1 before both are shrunk to norm 1, is √(s/`CONSTANT`) where that is more: with much noise there is little to
-learn but how common labels are. As users leave, steps shrink with the precision of what is left. Constants
-were chosen on folds of Adult, BANK and IPUMS-BR at ε from .1 to 1.6, 100 records a user, under both kinds of
-noise. Weights give labels as they are, and probabilities by `Problem.probabilities` in `learnt_in`.
+learn but how common labels are. As clients leave, steps shrink with the precision of what is left. Constants
+were chosen on folds of Adult, BANK and IPUMS-BR at ε from .1 to 1.6, 100 records a client, under both kinds
+of noise. Weights give labels as they are, and probabilities by `Problem.probabilities` in `learnt_in`.
 
-The guarantee is each user's own (ε_u, δ_u) for one record, or for all of its records (`Budget.unit`), under
+The guarantee is each client's own (ε_u, δ_u) for one record, or for all of its records (`Budget.unit`), under
 its adjacency, against the server (local), an observer of sums (distributed, with that many honest survivors)
 or of what is released (trusted): exact composition of Gaussians (Dong, Roth & Su 2022, Cor. 3.3).
 
@@ -24,8 +24,8 @@ or of what is released (trusted): exact composition of Gaussians (Dong, Roth & S
 >>> from farthing.linear.losses import logistic
 >>> from farthing.queries.query import run
 >>> X = np.random.default_rng(0).uniform(size=(20_000, 2))
->>> crowd = Simulated.split(X, (X[:, 0] > X[:, 1]) * 1.0, records=100, budgets=Budget(1.0, 1e-6))
->>> trained = run(together(crowd, Problem(logistic, 20_000, 2, unit=False)))
+>>> clients = Simulated.split(X, (X[:, 0] > X[:, 1]) * 1.0, records=100, budgets=Budget(1.0, 1e-6))
+>>> trained = run(federated_descent(clients, Problem(logistic, 20_000, 2, unit=False)))
 >>> trained.steps, bool(trained.w[0][0] > 1 > -1 > trained.w[0][1])
 (100, True)
 """
@@ -38,7 +38,7 @@ from dataclasses import replace
 import numpy as np
 
 from farthing.data.tables import Features
-from farthing.federated.protocol import Crowd, Invitation, Trust, under
+from farthing.federated.protocol import Clients, Invitation, Trust, under
 from farthing.linear.losses import Gradient
 from farthing.linear.problem import Problem
 from farthing.queries.query import Step, until_spent
@@ -51,25 +51,25 @@ STABLE = 3.0  # rate times curvature; momentum allows for 2 (1 + MOMENTUM)
 
 
 @until_spent
-def together(
-    crowd: Crowd, problem: Problem, *, trust: Trust = Trust.LOCAL, survivors: int | None = None
+def federated_descent(
+    clients: Clients, problem: Problem, *, trust: Trust = Trust.LOCAL, survivors: int | None = None
 ) -> Iterator[Step]:
-    """Noisy gradient descent with momentum over a crowd, by a rule from public numbers."""
-    invitation = under(crowd, Invitation(1.0, rounds=ROUNDS), trust, survivors)
-    spread = crowd.forecast(invitation).deviation / math.sqrt(ROUNDS)
+    """Noisy gradient descent with momentum over clients, by a rule from public numbers."""
+    invitation = under(clients, Invitation(1.0, rounds=ROUNDS), trust, survivors)
+    spread = clients.forecast(invitation).deviation / math.sqrt(ROUNDS)
     features = _rows(problem, spread)
     assert features.radius is not None
     largest = min(problem.loss.slope, math.sqrt(2)) * features.radius
     clip = largest * min(1.0, CLIP * max(1.0, math.sqrt(NOISE / spread)))
     invitation = replace(invitation, clip=clip)
-    outlook = crowd.forecast(invitation)
-    crowd.invite(invitation)
+    outlook = clients.forecast(invitation)
+    clients.invite(invitation)
     length = MARGIN_NOISE / (outlook.deviation * math.sqrt(ROUNDS) * features.radius)
     rate = min(length * (1 - MOMENTUM), STABLE / (problem.loss.curvature * features.radius**2))
     gradient, w = Gradient(problem.loss, features), problem.zeros(features.size)
     velocity, total, count = np.zeros_like(w), np.zeros_like(w), 0
     for t in itertools.count(1):
-        got = crowd.ask(gradient, w)
+        got = clients.ask(gradient, w)
         velocity = MOMENTUM * velocity - rate * min(1.0, outlook.deviation**2 / got.variance) * got.mean
         w = w + velocity
         if t > outlook.rounds * (1 - AVERAGED):
@@ -78,10 +78,10 @@ def together(
 
 
 def learnt_in(
-    crowd: Crowd, problem: Problem, *, trust: Trust = Trust.LOCAL, survivors: int | None = None
+    clients: Clients, problem: Problem, *, trust: Trust = Trust.LOCAL, survivors: int | None = None
 ) -> Features:
-    """The map of rows that `together` learns in, from public numbers: what `Problem.probabilities` needs."""
-    outlook = crowd.forecast(under(crowd, Invitation(1.0, rounds=ROUNDS), trust, survivors))
+    """Return the map of rows that `federated_descent` learns in, for `Problem.probabilities`."""
+    outlook = clients.forecast(under(clients, Invitation(1.0, rounds=ROUNDS), trust, survivors))
     return _rows(problem, outlook.deviation / math.sqrt(ROUNDS))
 
 

@@ -1,7 +1,7 @@
 """The set C of projected gradient descent, a ball around 0, and how long steps inside it are.
 
->>> ball = Ball(2.0)
->>> ball.project(np.array([3.0, 4.0]))
+>>> projection = L2Projection(2.0)
+>>> projection.project(np.array([3.0, 4.0]))
 array([1.2, 1.6])
 """
 
@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Ball:
+class L2Projection:
     """All w with |w|₂ <= radius (of a weight matrix, the Frobenius norm)."""
 
     radius: float

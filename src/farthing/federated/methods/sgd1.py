@@ -49,9 +49,9 @@ server 0.053
 anyone 0.0368
 >>> x = np.linspace(-1, 1, 30)[:, None]
 >>> budget = ft.Budget(0.5, 1 / (2 * 30**3), "replace-one")
->>> crowd = ft.federated.Simulated.split(x, 1.0 * (x[:, 0] > 0), records=[20, 10], budgets=budget)
->>> run = ft.run(sgd1(crowd, Problem(logistic, 30, 1, unit=False)))
->>> run.steps, int(crowd.done.sum()), crowd.spent(0).epsilon < crowd.spent(1).epsilon < 0.1
+>>> clients = ft.federated.Simulated.split(x, 1.0 * (x[:, 0] > 0), records=[20, 10], budgets=budget)
+>>> run = ft.run(sgd1(clients, Problem(logistic, 30, 1, unit=False)))
+>>> run.steps, int(clients.done.sum()), clients.spent(0).epsilon < clients.spent(1).epsilon < 0.1
 (900, 900, True)
 """
 
@@ -69,8 +69,8 @@ from farthing.accounting import pld
 from farthing.accounting.inversion import smallest
 from farthing.budget import Adjacency, Guarantee, Observer, Unit
 from farthing.errors import BudgetSpent, InvalidValue
-from farthing.federated.methods.projection import Ball, lipschitz_of
-from farthing.federated.protocol import Crowd, Exactly, Invitation, Passing, least_noise
+from farthing.federated.methods.projection import L2Projection, lipschitz_of
+from farthing.federated.protocol import Clients, Exactly, Invitation, Passing, least_noise
 from farthing.linear.losses import Gradient
 from farthing.linear.problem import Problem
 from farthing.queries.events import GaussianEvent, RepeatedEvent
@@ -83,7 +83,7 @@ _ONE = Exactly(1)
 
 
 def sgd1(
-    crowd: Passing,
+    clients: Passing,
     problem: Problem,
     *,
     lipschitz: float | None = None,
@@ -101,12 +101,12 @@ def sgd1(
     Raises `BudgetSpent` before the first where a party cannot afford its part of them. With ``seen`` every
     budget holds even before who knows the records that were drawn.
     """
-    features, ball = problem.rows(), Ball(radius)
+    features, projection = problem.rows(), L2Projection(radius)
     clip = lipschitz_of(problem, features, lipschitz)
     convexity = validate.non_negative(convexity=convexity)
-    w = ball.start(start, problem.zeros(features.size))
-    n, invitation = int(crowd.records.sum()), _invitation(crowd, clip, exact, noise, seen)
-    crowd.invite(invitation)
+    w = projection.start(start, problem.zeros(features.size))
+    n, invitation = int(clients.records.sum()), _invitation(clients, clip, exact, noise, seen)
+    clients.invite(invitation)
     assert invitation.noise is not None
     square = (n * clip) ** 2 * (1 + w.size * invitation.noise**2)
     gradient = Gradient(problem.loss, features)
@@ -115,23 +115,23 @@ def sgd1(
     def iterations() -> Iterator[Step]:
         theta = w
         for t in range(1, n * n + 1):
-            length = validate.positive(rate=rate(t)) if rate else ball.length(t, square, convexity * n)
-            got = crowd.pass_to(crowd.pick(), gradient, theta)
+            length = validate.positive(rate=rate(t)) if rate else projection.length(t, square, convexity * n)
+            got = clients.pass_to(clients.pick(), gradient, theta)
             moved = n * (got.mean + convexity * theta)
-            theta = ball.project(theta - length * moved)
+            theta = projection.project(theta - length * moved)
             if t % n == 0:
                 yield Step(t, features.unfold(theta))
 
     yield from iterations()
 
 
-def _invitation(crowd: Passing, clip: float, exact: bool, noise: float | None, seen: bool) -> Invitation:
+def _invitation(clients: Passing, clip: float, exact: bool, noise: float | None, seen: bool) -> Invitation:
     """One noise for all: the one given, that of (3), or the least with which all afford their turns."""
-    n, local = int(crowd.records.sum()), Invitation(clip, _ONE, seen=seen)
-    failure = _SET_ASIDE * min(budget.delta for budget in crowd.budgets) / crowd.users
+    n, local = int(clients.records.sum()), Invitation(clip, _ONE, seen=seen)
+    failure = _SET_ASIDE * min(budget.delta for budget in clients.budgets) / len(clients)
     kinds = {
         (replace(budget, observer=local.observer), size)
-        for budget, size in zip(crowd.budgets, crowd.records.tolist(), strict=True)
+        for budget, size in zip(clients.budgets, clients.records.tolist(), strict=True)
     }
     turns = {size: _at_most(n * n, size / n, failure)[0] for _, size in kinds}
     if noise is not None:
@@ -201,9 +201,9 @@ def sgd1_guarantees(
     )
 
 
-def sgd1_published(crowd: Crowd, noise: float, user: int, rounds: int) -> Guarantees:
-    """Return what noise σ/(nL) gives a record of party ``user``, by who looks."""
-    return sgd1_guarantees(crowd.records.tolist(), noise, crowd.budgets[user].delta, of=user)
+def sgd1_published(clients: Clients, noise: float, client: int, rounds: int) -> Guarantees:
+    """Return what noise σ/(nL) gives a record of party ``client``, by who looks."""
+    return sgd1_guarantees(clients.records.tolist(), noise, clients.budgets[client].delta, of=client)
 
 
 def _turns(n: int, mine: int, step: GaussianEvent, delta: float) -> float:

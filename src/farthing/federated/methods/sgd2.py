@@ -39,9 +39,9 @@ from .5.
 >>> round(sgd2_noise(Budget(1.0, 1e-6), rounds=100), 2)
 42.25
 >>> x = np.linspace(-1, 1, 3001)[:, None]
->>> crowd = Simulated.split(x, 1.0 * (x[:, 0] > 0), records=[1000, 1, 2000], budgets=Budget(1.0, 1e-6))
->>> found = run(sgd2(crowd, Problem(logistic, 3001, 1, unit=False), rounds=50))
->>> found.steps, crowd.alive, np.shape(found.w[0])
+>>> clients = Simulated.split(x, 1.0 * (x[:, 0] > 0), records=[1000, 1, 2000], budgets=Budget(1.0, 1e-6))
+>>> found = run(sgd2(clients, Problem(logistic, 3001, 1, unit=False), rounds=50))
+>>> found.steps, clients.alive, np.shape(found.w[0])
 (50, 0, (1,))
 """
 
@@ -55,8 +55,8 @@ from farthing import validate
 from farthing.accounting import gaussian
 from farthing.budget import Budget, Guarantee, Unit
 from farthing.errors import InvalidValue
-from farthing.federated.methods.projection import Ball, lipschitz_of
-from farthing.federated.protocol import Crowd, Invitation, Trust, Weights, under, weights_under
+from farthing.federated.methods.projection import L2Projection, lipschitz_of
+from farthing.federated.protocol import Clients, Invitation, Trust, Weights, under, weights_under
 from farthing.linear.losses import Gradient
 from farthing.linear.problem import Problem
 from farthing.queries.bounds import ClipNorm
@@ -65,7 +65,7 @@ from farthing.queries.query import Step, until_spent
 
 @until_spent
 def sgd2(
-    crowd: Crowd,
+    clients: Clients,
     problem: Problem,
     *,
     rounds: int = 100,
@@ -90,22 +90,22 @@ def sgd2(
     if not exact:
         if noise is not None:
             raise InvalidValue("give noise, or exact=False for that of Theorem 3, not both")
-        pairs = set(zip(crowd.budgets, crowd.records.tolist(), strict=True))
+        pairs = set(zip(clients.budgets, clients.records.tolist(), strict=True))
         noise = max(sgd2_published_noise(budget, rounds, records=size) for budget, size in pairs)
-    features, ball = problem.rows(), Ball(radius)
+    features, projection = problem.rows(), L2Projection(radius)
     clip = lipschitz_of(problem, features, lipschitz)
     convexity = validate.non_negative(convexity=convexity)
-    w = ball.start(start, problem.zeros(features.size))
+    w = projection.start(start, problem.zeros(features.size))
     if rate and weights_under(trust, weights) is not Weights.RECORDS:
         raise InvalidValue(f"rate is that of a plain sum, the weights are {str(weights)!r}: use 'records'")
-    crowd.invite(under(crowd, Invitation(clip, rounds=rounds, noise=noise), trust, survivors), weights)
+    clients.invite(under(clients, Invitation(clip, rounds=rounds, noise=noise), trust, survivors), weights)
     gradient = Gradient(problem.loss, features)
     for t in itertools.count(1) if exact else range(1, rounds + 1):
         given = validate.positive(rate=rate(t)) if rate else None
-        got = crowd.ask(gradient, w)
-        length = ball.length(t, clip**2 + w.size * got.variance, convexity)
+        got = clients.ask(gradient, w)
+        length = projection.length(t, clip**2 + w.size * got.variance, convexity)
         length = length if given is None else given * got.divisor
-        w = ball.project(w - length * (got.mean + convexity * w))
+        w = projection.project(w - length * (got.mean + convexity * w))
         yield Step(t, features.unfold(w), got.receipts)
 
 
@@ -138,12 +138,12 @@ def sgd2_epsilon(budget: Budget, noise: float, rounds: int, records: int = 1) ->
     return gaussian.epsilon(_sensitivity(budget, 1.0, records) * math.sqrt(rounds) / noise, budget.delta)
 
 
-def sgd2_published(crowd: Crowd, noise: float, user: int, rounds: int) -> list[Guarantee]:
-    """Return what ``rounds`` rounds with noise σ/L give a record of party ``user``."""
-    budget = crowd.budgets[user]
+def sgd2_published(clients: Clients, noise: float, client: int, rounds: int) -> list[Guarantee]:
+    """Return what ``rounds`` rounds with noise σ/L give a record of party ``client``."""
+    budget = clients.budgets[client]
     return [
         Guarantee(
-            sgd2_epsilon(budget, noise, rounds, int(crowd.records[user])),
+            sgd2_epsilon(budget, noise, rounds, int(clients.records[client])),
             budget.delta,
             budget.adjacency,
             budget.unit,

@@ -328,8 +328,8 @@ METHODS: dict[str, Method] = {
     method.name: method
     for method in (
         Method(
-            name="together",
-            algorithm=_late("federated_descent", "together"),
+            name="federated-descent",
+            algorithm=_late("federated_descent", "federated_descent"),
             summary="the default: whole local gradients, momentum, every number from a public rule",
             rounds="100",
             trusts=TRUSTS,

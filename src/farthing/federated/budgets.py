@@ -1,4 +1,4 @@
-"""Who is in a crowd: budgets, public numbers of records, clips; bad ones are named with their user.
+"""The budgets, public numbers of records and clips of clients; errors name the client.
 
 >>> personal([0.5, 1.0, 0.5], 1e-8)[1].epsilon
 1.0
@@ -19,36 +19,36 @@ Integers = NDArray[np.int64]
 
 
 class Budgets(Sequence[Budget]):
-    """One budget a user, of which few are distinct."""
+    """One budget a client, of which few are distinct."""
 
     def __init__(self, distinct: list[Budget], which: Integers) -> None:
         self.distinct, self.which = distinct, which
 
     @classmethod
-    def of(cls, budgets: Budget | Sequence[Budget], users: int) -> "Budgets":
+    def of(cls, budgets: Budget | Sequence[Budget], clients: int) -> "Budgets":
         if isinstance(budgets, Budget):
-            return cls([budgets], np.zeros(users, np.int64))
-        if len(budgets) != users:
-            raise InvalidValue(f"there must be one budget a user, got {len(budgets)} for {users} users")
+            return cls([budgets], np.zeros(clients, np.int64))
+        if len(budgets) != clients:
+            raise InvalidValue(f"there must be one budget a client, got {len(budgets)} for {clients} clients")
         known: dict[Budget, int] = {}
-        which = np.empty(users, np.int64)
-        for user, budget in enumerate(budgets):
+        which = np.empty(clients, np.int64)
+        for client, budget in enumerate(budgets):
             if not isinstance(budget, Budget):
-                raise InvalidValue(f"user {user} must have a Budget, got {budget!r}")
-            which[user] = known.setdefault(budget, len(known))
+                raise InvalidValue(f"client {client} must have a Budget, got {budget!r}")
+            which[client] = known.setdefault(budget, len(known))
         return cls(list(known), which)
 
     def __len__(self) -> int:
         return len(self.which)
 
     @overload
-    def __getitem__(self, user: int) -> Budget: ...
+    def __getitem__(self, client: int) -> Budget: ...
     @overload
-    def __getitem__(self, user: slice) -> Sequence[Budget]: ...
-    def __getitem__(self, user: int | slice) -> Budget | Sequence[Budget]:
-        if isinstance(user, slice):
-            return Budgets(self.distinct, self.which[user])
-        return self.distinct[int(self.which[user])]
+    def __getitem__(self, client: slice) -> Sequence[Budget]: ...
+    def __getitem__(self, client: int | slice) -> Budget | Sequence[Budget]:
+        if isinstance(client, slice):
+            return Budgets(self.distinct, self.which[client])
+        return self.distinct[int(self.which[client])]
 
     def __iter__(self) -> Iterator[Budget]:
         return (self.distinct[place] for place in self.which)
@@ -60,27 +60,27 @@ def personal(
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
     unit: Unit = Unit.RECORD,
 ) -> list[Budget]:
-    """A budget a user, from arrays of ε and δ; one of the two may be a single number."""
-    users = max(np.size(epsilon), np.size(delta))
-    epsilons, deltas = per_user("epsilon", epsilon, users), per_user("delta", delta, users)
+    """A budget a client, from arrays of ε and δ; one of the two may be a single number."""
+    clients = max(np.size(epsilon), np.size(delta))
+    epsilons, deltas = per_client("epsilon", epsilon, clients), per_client("delta", delta, clients)
     bad = np.flatnonzero(deltas >= 1)
     if len(bad):
-        raise InvalidValue(f"delta of user {bad[0]} must be below 1, got {float(deltas[bad[0]])!r}")
+        raise InvalidValue(f"delta of client {bad[0]} must be below 1, got {float(deltas[bad[0]])!r}")
     known: dict[tuple[float, float], Budget] = {}
     pairs = zip(epsilons.tolist(), deltas.tolist(), strict=True)
     return [known.get(pair) or known.setdefault(pair, Budget(*pair, adjacency, unit)) for pair in pairs]
 
 
-def per_user(name: str, values: ArrayLike, users: int) -> Array:
-    """One positive number a user; the message names the first for whom it is not."""
+def per_client(name: str, values: ArrayLike, clients: int) -> Array:
+    """One positive number a client; the message names the first for whom it is not."""
     array = np.asarray(values, dtype=np.float64)
-    if array.shape not in ((), (users,)):
-        raise InvalidValue(f"{name} must be one number or one a user ({users}), got shape {array.shape}")
-    array = np.broadcast_to(array, users)
+    if array.shape not in ((), (clients,)):
+        raise InvalidValue(f"{name} must be one number or one a client ({clients}), got shape {array.shape}")
+    array = np.broadcast_to(array, clients)
     bad = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
     if len(bad):
         raise InvalidValue(
-            f"{name} of user {bad[0]} must be a finite number > 0, got {float(array[bad[0]])!r}"
+            f"{name} of client {bad[0]} must be a finite number > 0, got {float(array[bad[0]])!r}"
         )
     return array
 
@@ -96,24 +96,24 @@ def public_sizes(sizes: ArrayLike | None, counts: Integers) -> Integers:
     bad = np.flatnonzero(public < 1)
     if len(bad):
         raise InvalidValue(
-            f"the public number of records of user {bad[0]} must be >= 1, got {public[bad[0]]}"
+            f"the public number of records of client {bad[0]} must be >= 1, got {public[bad[0]]}"
         )
     return public.astype(np.int64)
 
 
-def dealt(n: int, users: int | None, records: ArrayLike | None) -> Integers:
-    """Where each user's rows begin and end."""
+def dealt(n: int, clients: int | None, records: ArrayLike | None) -> Integers:
+    """Where each client's rows begin and end."""
     if records is not None and np.ndim(records):
         counts = np.asarray(records)
         if counts.dtype.kind not in "iu" or (counts < 0).any() or counts.sum() != n:
             raise InvalidValue(f"records must be whole numbers that sum to the number of rows, {n}")
-        if users not in (None, len(counts)):
-            raise InvalidValue(f"records are given for {len(counts)} users, not for {users}")
+        if clients not in (None, len(counts)):
+            raise InvalidValue(f"records are given for {len(counts)} clients, not for {clients}")
         return np.concatenate([[0], np.cumsum(counts)])
     if records is not None:
         each = validate.count(records=records)
         needed = max(1, -(-n // each))
-        if users not in (None, needed):
-            raise InvalidValue(f"{n} rows, {each} each, make {needed} users, not {users}")
+        if clients not in (None, needed):
+            raise InvalidValue(f"{n} rows, {each} each, make {needed} clients, not {clients}")
         return np.minimum(np.arange(needed + 1) * each, n)
-    return np.arange(validate.count(users=users) + 1) * n // (users or 1)
+    return np.arange(validate.count(clients=clients) + 1) * n // (clients or 1)
