@@ -236,7 +236,7 @@ COMMANDS = {
     ),
     "dry": ("train", "t.csv", *BUDGET, "--schema", "s.json", "--dry-run"),
     "skeleton": ("train", "t.csv", *BUDGET, "--target", "c"),
-    "simulate": ("simulate", "t.csv", *BUDGET, "--schema", "s.json", "--users", "1"),
+    "simulate": ("simulate", "t.csv", *BUDGET, "--schema", "s.json", "--clients", "1"),
     "predict": ("predict", "model.npz", "t.csv"),
 }
 

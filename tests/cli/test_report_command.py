@@ -228,7 +228,7 @@ def test_files_from_anywhere_are_checked(run: Any, option: str, told: Any) -> No
 @pytest.mark.usefixtures("ledger")
 def test_a_simulation_and_an_audit_of_ones_own(run: Any) -> None:
     """What these commands print is what this one takes."""
-    spend = ("--users", "30", "--records-per-user", "10", "--epsilon", "0.5,1", "--delta", "1e-5")
+    spend = ("--clients", "30", "--records-per-client", "10", "--epsilon", "0.5,1", "--delta", "1e-5")
     Path("simulated.json").write_text(run("simulate", "adult", *spend, "--json").out)
     Path("audit.json").write_text(run("audit", "gaussian", "--effort", "0.01", "--json").out)
     done = run("report", "a.ledger", "--simulated", "simulated.json", "--audit", "audit.json", "--json")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import farthing as ft
-from farthing.cli.training import Followed
+from farthing.cli.training import StepRecorder
 from farthing.data.tables import Table
 from farthing.errors import BudgetSpent
 from farthing.linear import losses
@@ -22,41 +22,41 @@ def door() -> ft.Ledger:
 
 
 def test_steps_are_those_of_the_algorithm_and_all_are_seen() -> None:
-    followed, seen = Followed("auto", descent), list[tuple[int, float]]()
+    recorder, seen = StepRecorder("auto", descent), list[tuple[int, float]]()
 
     def watch(step: ft.Step, ledger: ft.Ledger) -> bool:
         seen.append((step.t, ledger.share))
         return False
 
-    followed.watch = watch
+    recorder.watch = watch
     ledger = door()
-    steps = list(followed(ledger, PROBLEM))
+    steps = list(recorder(ledger, PROBLEM))
     assert [step.t for step in steps] == [t for t, _ in seen] == list(range(1, STEPS + 1))
     shares = [share for _, share in seen]
     assert shares == sorted(shares)
     assert shares[-1] == ledger.share == pytest.approx(1)
-    assert not followed.stopped
+    assert not recorder.stopped
 
 
 def test_a_step_may_be_the_last_and_nothing_more_is_asked() -> None:
-    followed = Followed("auto", descent)
-    followed.watch = lambda step, _: step.t == 3
+    recorder = StepRecorder("auto", descent)
+    recorder.watch = lambda step, _: step.t == 3
     ledger = door()
-    assert [step.t for step in followed(ledger, PROBLEM)] == [1, 2, 3]
-    assert followed.stopped
-    assert followed.ledger is not None
-    assert followed.ledger.share == ledger.share < 0.3
+    assert [step.t for step in recorder(ledger, PROBLEM)] == [1, 2, 3]
+    assert recorder.stopped
+    assert recorder.ledger is not None
+    assert recorder.ledger.share == ledger.share < 0.3
 
 
 def test_what_is_asked_is_noted_with_its_noise() -> None:
-    followed, ledger = Followed("auto", descent), door()
-    list(followed(ledger, PROBLEM))
-    assert {what: asked.times for (what, _, _), asked in followed.asked.items()} == {
+    recorder, ledger = StepRecorder("auto", descent), door()
+    list(recorder(ledger, PROBLEM))
+    assert {what: asked.times for (what, _, _), asked in recorder.asked.items()} == {
         "norms": 1,
         "spread": 1,
         "gradient": STEPS,
     }
-    gradients = followed.asked["gradient", "everyone", "Gaussian"]
+    gradients = recorder.asked["gradient", "everyone", "Gaussian"]
     (noise,) = set(gradients.noise_multiplier)
     # all of a Gaussian budget: norms, moments and gradients have 1, 14 and 85 hundredths of μ²
     assert STEPS / noise**2 == pytest.approx(0.85 * ledger.budget.mu**2)
@@ -71,15 +71,15 @@ def test_the_deviation_of_laplace_noise_is_not_its_scale() -> None:
     def once(ledger: ft.Ledger, _: Problem) -> Iterator[ft.Step]:
         yield ft.Step(1, ledger.ask(query).value)
 
-    followed = Followed("once", once)
+    recorder = StepRecorder("once", once)
     ledger = ft.Ledger(ft.Budget(1.0, 0.0))
-    list(followed(ledger.over(ft.Rows(np.ones((5, 1)))), PROBLEM))
-    ((kind, asked),) = followed.asked.items()
+    list(recorder(ledger.over(ft.Rows(np.ones((5, 1)))), PROBLEM))
+    ((kind, asked),) = recorder.asked.items()
     assert kind == ("perexample", "poisson, sampling rate 0.25", "Laplace")
     assert asked.deviation == pytest.approx((6 * 2**0.5, 6 * 2**0.5))
 
 
 def test_no_step_at_all_is_an_error() -> None:
-    followed = Followed("none", lambda ledger, problem: iter(()))
+    recorder = StepRecorder("none", lambda ledger, problem: iter(()))
     with pytest.raises(BudgetSpent, match="does not allow a single step of 'none'"):
-        list(followed(door(), PROBLEM))
+        list(recorder(door(), PROBLEM))

@@ -54,7 +54,7 @@ def opendp_claim(
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
     delta: float | None = None,
 ) -> Budget:
-    """What OpenDP says of a measurement between data so far apart: its privacy map, as a budget.
+    """Return the claim of an OpenDP measurement between data so far apart: its map, as a budget.
 
     A map to ε is taken as it is; one to a privacy profile or to ρ needs ``delta``.
     """
@@ -110,7 +110,7 @@ class OpacusStep:
         return np.array(outputs)
 
     def claim(self, delta: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> Budget:
-        """What one such step costs, were its noise real Gaussian noise."""
+        """Return the cost of one such step, were its noise real Gaussian noise."""
         event: Event = GaussianEvent(self.noise_multiplier)
         if self.sampling_rate is not None:
             event = PoissonEvent(self.sampling_rate, event)

@@ -147,7 +147,7 @@ class FloatGaussian:
 
 @dataclass(frozen=True, slots=True)
 class WeightMoved:
-    """Of paths: whether a weight moved after the first step, 1 or 0 a run."""
+    """Return, for each path, whether a weight moved after the first step (1 or 0)."""
 
     coordinate: int
 
@@ -162,7 +162,7 @@ class WeightMoved:
 
 @dataclass(frozen=True, slots=True)
 class FarthestMove:
-    """Of paths: the longest step of a weight after the first."""
+    """Return, for each path, the longest step of a weight after the first."""
 
     coordinate: int
 

@@ -78,7 +78,7 @@ def gaussian_mu(canaries: int, guesses: int, right: int, confidence: float = 0.9
 
 
 def planned_guesses(canaries: int, mu: float, confidence: float = 0.99) -> int:
-    """How many guesses show the most of a Gaussian mechanism with this μ, on average; from public numbers.
+    """Return the number of guesses that shows the most of a Gaussian mechanism with this μ on average.
 
     Scores of such a mechanism beyond ±t are right with probability Φ(μ/2 - t) / (Φ(μ/2 - t) + Φ(-μ/2 - t)).
     """
@@ -141,7 +141,7 @@ def _profile(event: RepeatedEvent, adjacency: Adjacency) -> tuple[Array, Array]:
 def _impossible(
     canaries: int, guesses: int, right: int, likely: float, least: Callable[[float], float]
 ) -> bool:
-    """Whether a tail that is as ``likely`` contradicts a curve, ``least`` being its F."""
+    """Return whether a tail that is as ``likely`` contradicts a curve, ``least`` being its F."""
     share = guesses / canaries
     r, h = likely * right / canaries, likely * (guesses - right) / canaries
     for i in range(right - 1, -1, -1):

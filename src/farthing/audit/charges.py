@@ -96,7 +96,7 @@ def promises(stream: Stream) -> list[str]:
 
 
 def refunds(stream: Stream, folder: str) -> list[str]:
-    """What was reserved and not used comes back once: no more answers than without it."""
+    """Check that a refund comes once: no more answers than without a reservation."""
     complaints = []
     path = f"{folder}/refunds.ledger"
     budget = Budget(1.0, 0.0)
@@ -264,7 +264,7 @@ def shares(stream: Stream, size: int = 20_000) -> list[str]:
 
 
 def uploads(stream: Stream, rounds: int = 400) -> list[str]:
-    """What a simulated crowd releases carries the noise that its users agreed to, summed or each its own."""
+    """Check that a simulated release carries the noise that its clients agreed to, summed or each."""
 
     complaints = []
     x = np.zeros((6, 50))

@@ -32,7 +32,7 @@ _LISTENED = "descent dpagd dpsgd privgene least-squares adassp sufficient gradie
 
 
 def contributions(stream: Stream, names: str = _LISTENED) -> list[str]:
-    """Whatever a method asks, one record's part is within the bound, and parts add up over records."""
+    """Check that one record's part of every query is within the bound, and that parts add up."""
     complaints = []
     for name in names.split():
         target = methods.targets()[name]

@@ -1,4 +1,4 @@
-"""What `farthing.torch` trains, as something to attack: its methods go through a door that is overheard.
+"""Attacks on the methods of `farthing.torch`, through a ledger whose answers are recorded.
 
 A layer without a constant learns from rows e₁; the canary is e₂, so that its gradient lies in weights that
 no other record moves. Whatever follows what was released (AdaDP's and DpOpt's scales) acts on the canary's

@@ -37,7 +37,7 @@ class _Answers:
 
 
 def outcome(entrance: Entrance, X: Any, y: Any) -> tuple[str, str]:
-    """How it ends, and all that a traceback would show of an error."""
+    """Return how a call ends, and all that a traceback would show of an error."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
@@ -51,7 +51,7 @@ def outcome(entrance: Entrance, X: Any, y: Any) -> tuple[str, str]:
 
 
 def _chained(error: BaseException) -> list[str]:
-    """What stands behind an error, printed or not."""
+    """Return the causes and contexts of an error, printed or not."""
     behind = [each for each in (error.__cause__, error.__context__) if each is not None]
     return [text for each in behind for text in (str(each), *_chained(each))]
 

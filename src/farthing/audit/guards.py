@@ -64,7 +64,7 @@ def neighbours() -> Iterator[Neighbour]:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What anybody sees of a reply without looking at noise."""
+    """Return what anybody sees of a reply without looking at noise."""
 
     what: str
     kind: Kind
@@ -109,7 +109,7 @@ def _header(number: int, kind: str, draw: Draw = _DRAWS[0], w: Array | None = No
 
 
 def plain_talk(draw: Draw) -> Script:
-    """Everything that is said under local noise, with one draw."""
+    """Return every message under local noise, with one draw."""
 
     def talk(to: Conversation) -> None:
         start = {"run": "run", "round": 0, "nonce": "0" * 32, "dataset": "d"}
@@ -203,7 +203,7 @@ def kept(folder: Path, records: Neighbour, trust: Trust, keys: dict[str, Signer]
 def heard(
     folder: Path, records: Neighbour, script: Script, trust: Trust, keys: dict[str, Signer]
 ) -> list[Reply]:
-    """What a guard over such records replies, with a ledger of its own."""
+    """Return the replies of a guard over such records, with a ledger of its own."""
     with tempfile.TemporaryDirectory(dir=folder) as own:
         guard = kept(Path(own), records, trust, keys)
         try:
@@ -216,7 +216,7 @@ def heard(
 
 
 def replies(folder: str) -> list[str]:
-    """What is wrong: replies that differ between neighbours, and failures."""
+    """Return the complaints: replies that differ between neighbours, and failures."""
     keys = {name: Signer.new() for name in ("coordinator", "p0", "p1", "p2")}
     enrolled = {name: keys[name].public for name in ("p0", "p1", "p2")}
     others = {name: keys[name] for name in ("p1", "p2")}

@@ -28,7 +28,7 @@ _BITS = 20
 
 
 def rare(successes: int, trials: int, rate: float) -> bool:
-    """Whether so many of ``trials`` would be seen once in ten million times at a ``rate``, or less often."""
+    """Return whether so many of ``trials`` at a ``rate`` are seen once in ten million times at most."""
     low, high = bdtr(successes, trials, rate), bdtrc(successes - 1, trials, rate) if successes else 1.0
     return bool(min(low, high) < _RARE)
 
@@ -80,7 +80,7 @@ def memory(values: Array) -> list[str]:
 
 
 def releases(stream: Stream, size: int = 60_000) -> list[str]:
-    """What mechanisms add has the deviation that the event says, anew in every answer and coordinate."""
+    """Check that noise has the deviation of the event, drawn anew in every answer and coordinate."""
     complaints = []
     scale = np.resize([0.25, 4.0], size)
     gaussians: list[tuple[str, Any, Any]] = [
@@ -115,7 +115,7 @@ def releases(stream: Stream, size: int = 60_000) -> list[str]:
 
 
 def _apart(first: Array, second: Array) -> list[str]:
-    """Two answers agree about the sign of noise half of the time."""
+    """Check that two answers agree about the sign of noise half of the time."""
     same = int(np.count_nonzero((first > 0) == (second > 0)))
     return ["two answers share noise"] if rare(same, len(first), 0.5) else []
 

@@ -109,7 +109,7 @@ def _classifier(width: int = 2, intercept: bool = True) -> Problem:
 
 @functools.cache
 def targets() -> dict[str, Target]:
-    """All that can be attacked, by name."""
+    """Return everything that can be attacked, by name."""
     claim, pure = Budget(8.0, DELTA), Budget(2.0, 0.0)
     fit, line = _classifier(), Problem(squared, 8, 2)
     pair = linear_pair()
@@ -235,7 +235,7 @@ def targets() -> dict[str, Target]:
 
 @functools.cache
 def published() -> dict[str, Target]:
-    """What is unsound as published, by name: to see an audit that ends in "broken"."""
+    """Return the methods that are unsound as published, by name: an audit of them ends in "broken"."""
     claim = Budget(0.689, DELTA)
     moves = WeightMoved(2), FarthestMove(2)
     ties = np.zeros(21), np.append(0.0, np.ones(20))
@@ -285,7 +285,7 @@ def attack(
     stream: Stream | None = None,
     tick: Tick = lambda: None,
 ) -> list[Finding]:
-    """All attacks on one method, ``scale`` times as many runs as it is usually given.
+    """Run all attacks on one method, with ``scale`` times as many runs as usual.
 
     ``confidence`` is that of all its verdicts together: each is held to an even part of what may fail.
     """

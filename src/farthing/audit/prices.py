@@ -52,7 +52,7 @@ def _distance(first: Array, second: Array, epsilon: float, steps: int) -> float:
 
 
 def worlds(sampler: Sampler, mechanism: Mechanism, adjacency: Adjacency) -> tuple[Array, Array, Event]:
-    """Two worlds under a clip of 1 that a query must be priced for at least, and its price."""
+    """Return two worlds under a clip of 1 that a query must be priced for at least, and its price."""
     sigma = mechanism.noise_multiplier  # type: ignore[attr-defined]
 
     def at(mean: float) -> Array:
@@ -138,7 +138,7 @@ def choices() -> list[str]:
 
 
 def election_grids() -> list[str]:
-    """On its grid a choice shows no more than its event, however large the noise: six cells are paid for.
+    """Check that a choice on its grid shows no more than its event, however large the noise.
 
     Two scores of a pair of neighbours are tried at places where rounding moves their gap the most; ties and
     the rounding of Gumbel noise are worth four cells more (`NoisyMax`).
@@ -170,7 +170,7 @@ def _log_softmax(scores: Array) -> Array:
 
 
 def filters() -> list[str]:
-    """However much is asked of a filter, what it lets through is within the budget, by closed forms."""
+    """Check by closed forms that what a filter lets through is within the budget."""
     complaints = []
     for adjacency in (Adjacency.ADD_REMOVE, _REPLACED):
         budget = Budget(1.0, 1e-5, adjacency)
@@ -209,7 +209,7 @@ def _wholes() -> list[str]:
 
 
 def _most(rule: Filter, event: Event) -> int:
-    """How many answers a filter allows, one by one."""
+    """Return how many answers a filter allows, one by one."""
     total, count = rule.start(), 0
     while rule.fits(total := rule.add(total, event)) and count < 100_000:
         count += 1
@@ -217,7 +217,7 @@ def _most(rule: Filter, event: Event) -> int:
 
 
 def countdowns() -> list[str]:
-    """As many steps as are said to fit do, by closed forms; and draws that are seen amplify nothing."""
+    """Check by closed forms that promised steps fit, and that draws that are seen amplify nothing."""
     complaints = []
     for adjacency in (Adjacency.ADD_REMOVE, _REPLACED):
         budget = Budget(1.0, 1e-5, adjacency)

@@ -46,7 +46,7 @@ class CanaryStep:
     w: Any = None
 
     def __call__(self, present: bool, runs: int, stream: Stream) -> Array:
-        """What is released in the canary's own direction, one number a run."""
+        """Return what is released in the canary's own direction, one number a run."""
         moved, mechanism, bound = self.length(), self.query.mechanism, self.query.bound
         if not isinstance(mechanism, Gaussian) or not isinstance(bound, ClipNorm):
             raise Unsupported("a canary's coordinate is looked at under ClipNorm and Gaussian noise")
@@ -82,7 +82,7 @@ def per_step(
     stream: Stream,
     worlds: Callable[[bool, int, Stream], Array] | None = None,
 ) -> Verdict:
-    """What ``trials`` single steps a world show of ``steps`` of them, a Gaussian on Poisson samples each.
+    """Judge ``steps`` Gaussian steps on Poisson samples by ``trials`` single steps a world.
 
     Runs above half of the canary's length are flagged: there the two densities of a step cross, whatever the
     noise. ``worlds`` is what is attacked, ``step`` itself by default.
@@ -155,7 +155,7 @@ def badly_rounded(records: int, apart: int = 1, bits: int = 52) -> Array:
 
 
 def moved(total: Callable[[Array], Array], terms: Array) -> float:
-    """How far apart two sums are whose first record contributes 1 or nothing."""
+    """Return the distance of two sums whose first record contributes 1 or nothing."""
     one = terms.copy()
     one[0] = 1.0
     return float(np.linalg.norm(np.asarray(total(one)) - np.asarray(total(terms))))

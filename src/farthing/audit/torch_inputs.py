@@ -110,7 +110,7 @@ def collating() -> list[str]:
 
 
 def refusals() -> list[str]:
-    """What would fail or leak later is refused before any charge."""
+    """Check that what would fail or leak later is refused before any charge."""
     model, ledger = nn.Linear(4, 2), Ledger(Budget(2.0, 1e-5))
     labels = _LABELS.clone()
     labels[3] = 77
@@ -157,7 +157,7 @@ def scores() -> list[str]:
 
 
 def brought() -> list[str]:
-    """All of them."""
+    """Run all checks of models and datasets."""
     return leaves() + attributes() + collating() + refusals() + ranks() + scores()
 
 

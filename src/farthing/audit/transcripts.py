@@ -132,7 +132,7 @@ def _gaussian(value: Any, without: Any, within: Any, deviation: Any) -> float:
 
 
 def _chosen(places: list[int], without: Any, within: Any, scale: float) -> float:
-    """Of the exponential mechanism, chosen one after the other; near enough for Laplace noise too."""
+    """Return the log-likelihood ratio of exponential choices in turn; near enough for Laplace noise."""
     loss, left = 0.0, np.ones(len(without), np.bool_)
     for place in places:
         for sign, scores in ((1.0, within), (-1.0, without)):

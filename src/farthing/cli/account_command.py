@@ -17,7 +17,7 @@ from farthing.errors import BudgetSpent, InvalidValue
 
 
 class Sampling(StrEnum):
-    """How the records of a step are drawn."""
+    """The ways in which the records of a step are drawn."""
 
     POISSON = "poisson"
     FIXED = "fixed"

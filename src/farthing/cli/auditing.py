@@ -1,4 +1,4 @@
-"""What ``farthing audit`` does: attacks methods one after the other, and prints what was found as a table.
+"""The audit command: attacks on methods one after the other, and a table of the verdicts.
 
 Beside attacks there are laws (`audit.laws`, `audit.prices`, `audit.charges`): what must hold of noise, clips,
 draws, prices and books whatever is asked. ``farthing audit laws`` looks at those alone, ``--all`` at both.
@@ -62,7 +62,7 @@ def _ticks(name: str, done: int, watch: Watch | None) -> Callable[[], None]:
 
 
 def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[str]]:
-    """What each law complains of; nothing is looked at where a method was named."""
+    """Return the complaints of each law; none is checked where a method was named."""
     if method not in (None, LAWS):
         return {}
     words = Stream() if stream is None else stream
@@ -92,7 +92,7 @@ def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[s
 
 
 def _models() -> list[str]:
-    """What models and datasets may not do, where there is torch to bring them to."""
+    """Return the complaints about models and datasets, where torch is installed."""
     if find_spec("torch") is None:
         return []
     from farthing.audit import torch_inputs
@@ -107,7 +107,7 @@ def law_lines(told: dict[str, list[str]]) -> str:
 
 
 def fields(found: Sequence[Finding], told: dict[str, list[str]], confidence: float) -> dict[str, Any]:
-    """As plain JSON values."""
+    """Return plain JSON values."""
     return {
         "broken": sum(verdict.broken for _, verdict in found) + sum(bool(said) for said in told.values()),
         "confidence": confidence,

@@ -135,7 +135,7 @@ def table(adult: Dataset) -> Table:
 
 
 def problem(adult: Dataset, records: int | None = None) -> Problem:
-    """What is public about them."""
+    """Return the public problem."""
     return Problem(logistic, adult.split if records is None else records, adult.X.shape[1], unit=False)
 
 
@@ -148,7 +148,7 @@ def trained(method: str, ledger: Ledger, adult: Dataset) -> Trained:
 
 
 def accuracy(step: Step, adult: Dataset) -> float:
-    """On the test records, which the budget does not protect."""
+    """Return the accuracy on the test records, which the budget does not protect."""
     u, constant = step.w
     return float(np.mean((adult.X_test @ u + constant > 0) == adult.y_test))
 
@@ -197,7 +197,7 @@ def together(adult: Dataset) -> Crowd:
 
 
 def told(scores: Sequence[Score]) -> None:
-    """What needs no budget, and every method at every ε."""
+    """Print the baselines, and every method at every ε."""
     for score in scores:
         if score.epsilon is None:
             print(f"{score.label:34}{'':16}{score.value:10.1%}   {'none' if score.label[0] == 'w' else ''}")
@@ -220,7 +220,7 @@ def written(folder: Path, adult: Dataset, subject: Subject, first: Trained) -> l
 
 
 def checked(ledger: Ledger) -> str:
-    """What the independent verifier finds in the ledger's export alone."""
+    """Return the independent verifier's finding in the ledger's export alone."""
     export = io.StringIO()
     ledger.journal.export(export)
     found = verifier.verify(export.getvalue().splitlines())

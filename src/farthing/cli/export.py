@@ -46,7 +46,7 @@ def _encoder(column: Numeric | Categorical) -> Any:
 
 
 def _ends(column: Numeric | Categorical) -> tuple[Any, Any]:
-    """Two values that stand for all that are declared."""
+    """Return two values that stand for all that are declared."""
     if isinstance(column, Numeric):
         return float(column.low), float(column.high)
     return column.values[0], column.values[-1]

@@ -23,7 +23,7 @@ from farthing.ledger.journal import Journal
 
 
 class Spending(StrEnum):
-    """How the costs of a ledger's answers add up."""
+    """The privacy filters by which a ledger's answers add up."""
 
     BASIC = "basic"
     ZCDP = "zcdp"
@@ -86,7 +86,7 @@ def export(
     file: File,
     out: NewFile = None,
 ) -> int:
-    """All rows, each as one line of JSON."""
+    """Prints all rows, each as one line of JSON."""
     with open_journal(file) as rows:
         if out is None:
             rows.export(sys.stdout)

@@ -1,4 +1,4 @@
-"""What the command line reads out of a ledger, and how it prints it.
+"""Facts of a ledger for the command line, and their words.
 
 Reading never creates or changes a ledger: where there is no journal with its head, nothing is opened.
 """
@@ -33,7 +33,7 @@ def aligned(fields: dict[str, Any]) -> str:
 
 
 def rounded_up(value: float, digits: int = 6) -> str:
-    """So many significant digits, never less than ``value``.
+    """Return so many significant digits, rounded up.
 
     >>> rounded_up(0.94686677)
     '0.946867'
@@ -106,7 +106,7 @@ def _statement(guarantee: Guarantee) -> dict[str, Any]:
 
 
 def ledger_lines(fields: dict[str, Any]) -> dict[str, Any]:
-    """What `ledger` found, in words."""
+    """Return the words for what `ledger` found."""
     plan, rule = fields["plan"], f"the {fields['filter']['name']} filter"
     return {
         "ledger": fields["file"],
@@ -133,7 +133,7 @@ def _words(said: dict[str, Any]) -> Iterator[str]:
 
 
 def trained_lines(fields: dict[str, Any]) -> dict[str, Any]:
-    """What `farthing.cli.training.train` did, in words."""
+    """Return the words for what `farthing.cli.training.train` did."""
     words = {
         "model": [fields["model"], *(fields[form] for form in ("skops", "onnx") if form in fields)],
         "guarantee": list(_words(fields)),
@@ -150,7 +150,7 @@ def trained_lines(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def rehearsed_lines(fields: dict[str, Any]) -> dict[str, Any]:
-    """What `farthing.cli.training.rehearse` found, in words."""
+    """Return the words for what `farthing.cli.training.rehearse` found."""
     before, after = fields["share"]
     answers = sum(part["times"] for part in fields["answers"])
     return {
@@ -191,7 +191,7 @@ def _test_words(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def simulated_lines(fields: dict[str, Any]) -> dict[str, Any]:
-    """What `farthing.federated.simulation.simulate` reached, in words."""
+    """Return the words for what `farthing.federated.simulation.simulate` reached."""
     records = f"{fields['records']:,} records of {fields['features']:,} features"
     words = {
         "clients": f"{fields['users']:,}, with {records}",
@@ -220,7 +220,7 @@ def simulated_lines(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _published_words(found: list[dict[str, Any]]) -> list[str]:
-    """What published noise gives, a line an observer."""
+    """Return what published noise really gives, a line an observer."""
     lines = [
         f"epsilon {one['epsilon']:.4g} against {one['observer']}, {one['adjacency']}: {one['note']}"
         for one in found
@@ -229,7 +229,7 @@ def _published_words(found: list[dict[str, Any]]) -> list[str]:
 
 
 def verification(file: Path) -> dict[str, Any]:
-    """Whether the ledger's files agree with each other, and its spend with its rows.
+    """Check that the ledger's files agree with each other, and its spend with its rows.
 
     LedgerLocked if the files do not agree. The spend is recomputed by `farthing.ledger.verifier`, which
     shares no code with the ledger.
@@ -261,7 +261,7 @@ def _finite(interval: tuple[float, float] | None) -> list[float | None] | None:
 
 
 def verification_lines(fields: dict[str, Any]) -> dict[str, Any]:
-    """What `verification` found, in words."""
+    """Return the words for what `verification` found."""
     apart = ("ok", "verdict", "refunded", "unrefunded")
     words = {name: value for name, value in fields.items() if name not in apart}
     if "refunded" in fields:

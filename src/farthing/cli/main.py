@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _unexpected(error: Exception) -> str:
-    """Where it happened, and nothing of what it says."""
+    """Return where an error happened, and nothing of its text."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,4 +1,4 @@
-"""What all commands share: exit codes, options, and how things are said.
+"""The base of all commands: exit codes, options and output.
 
 Data goes to standard output, prose and errors to standard error.
 """

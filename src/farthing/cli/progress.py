@@ -1,4 +1,4 @@
-"""How something long is followed: a line on a terminal, and a polite way to end it."""
+"""Progress of a long command: a line on a terminal, and a way to end it early."""
 
 import signal
 import sys
@@ -31,7 +31,7 @@ def progress(quiet: bool, beginning: str, total: float | None = 1.0) -> Iterator
 
 @contextmanager
 def stoppable() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C or SIGTERM came: the first asks to end after the step at hand, a second ends at once."""
+    """Yield a function that says whether to end: after one Ctrl-C or SIGTERM; a second ends at once."""
     asked: list[int] = []
 
     def note(number: int, _: FrameType | None) -> None:

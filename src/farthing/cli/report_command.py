@@ -65,7 +65,7 @@ def report(
 def _subject(
     ledger: Path, name: str, privacy: Path | None, simulated: Path | None, audit: Path | None, tuning: str
 ) -> "Subject":
-    """Everything that the files tell. The guarantee is the ledger's own, whatever they say."""
+    """Return the report's subject from all files. The guarantee is the ledger's own, whatever they say."""
     from farthing.cli.ledger_output import open_journal, verification
     from farthing.report import reading
     from farthing.report.subject import Subject

@@ -1,18 +1,18 @@
-"""What ``farthing train`` does: a table and a public schema in, a private model out.
+"""The training command: from a table and a public schema to a private model.
 
 Everything that can be wrong is looked at before the first charge: the schema, the tables, where the model
 will be written, and, at a rehearsal on made-up rows, the method itself. Messages name files, columns and what
 was declared, never a cell of a table. No record decides whether it is refused: one with a label that is not
 declared, or without a number where one is, counts as nothing. With ``strict`` it does, and `STRICT` says so.
 
-A method's steps as they are taken: watched, ended early when asked to, and what was asked for noted.
+`StepRecorder` records a method's steps and queries as they are made, and ends it early when asked to.
 """
 
 import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,11 @@ from farthing.report.subject import Score, Subject
 Watch = Callable[[Step, Ledger], bool]  # sees a step and the door it came through; True ends the training
 
 
-class Followed:
-    """An algorithm that takes another's steps, and shows each to ``watch`` before the next is asked for."""
+class StepRecorder:
+    """A recorder of an algorithm's steps and queries, which may end it after any step.
+
+    Each step is shown to ``watch`` before the next is asked for.
+    """
 
     def __init__(self, name: str, algorithm: Callable[[Ledger, Problem], Iterator[Step]]) -> None:
         self.name, self.algorithm = name, algorithm
@@ -56,9 +59,8 @@ class Followed:
 
     def __call__(self, ledger: Ledger, problem: Problem) -> Iterator[Step]:
         self.ledger, self.stopped, self.asked = ledger, False, {}
-        noting: Any = _Noting(ledger, self._note)
         step = None
-        for step in self.algorithm(noting, problem):
+        for step in self.algorithm(ledger.with_listener(self._note), problem):
             yield step
             if self.watch is not None and self.watch(step, ledger):
                 self.stopped = True
@@ -66,7 +68,7 @@ class Followed:
         if step is None:
             raise BudgetSpent(f"{ledger.budget} does not allow a single step of {self.name!r}")
 
-    def _note(self, query: Query) -> None:
+    def _note(self, query: Query, w: Any, answer: Answer) -> None:
         what = type(query.contribution).__name__.lower()
         kind = what, drawn(query.sampler), type(query.mechanism).__name__
         self.asked.setdefault(kind, Asked()).add(query)
@@ -82,7 +84,7 @@ class Asked:
     noise_multiplier: tuple[float, float] = (math.inf, 0.0)  # deviation over clip
 
     def add(self, query: Query) -> None:
-        """One more."""
+        """Add one answer."""
         order = 1 if isinstance(query.mechanism, Laplace) else 2
         clip = query.bound.norm(order) * float(np.max(query.bound.scale))
         noise = float(getattr(query.mechanism, "noise_multiplier", math.nan)) * _spread(query.mechanism)
@@ -90,21 +92,6 @@ class Asked:
         self.clip_norm = _stretched(self.clip_norm, clip)
         self.noise_multiplier = _stretched(self.noise_multiplier, noise)
         self.deviation = _stretched(self.deviation, noise * clip)
-
-
-class _Noting:
-    """A ledger's door that notes every query once it is answered."""
-
-    def __init__(self, ledger: Ledger, note: Callable[[Query], None]) -> None:
-        self._ledger, self._note = ledger, note
-
-    def ask(self, query: Query, w: Any = None, *, key: str | None = None) -> Answer:
-        answer = self._ledger.ask(query, w, key=key)
-        self._note(query)
-        return answer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ledger, name)
 
 
 def drawn(sampler: Sampler) -> str:
@@ -147,10 +134,11 @@ Follow = Callable[[], AbstractContextManager[Watch | None]]  # entered when the 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to train on what, and where to put it."""
+    """The options of a training: what to train on which table, and where to put it."""
 
     table: str
     schema: Schema
+    _: KW_ONLY
     epsilon: float
     delta: float
     adjacency: Adjacency | None = None  # that of the ledger, or add-remove
@@ -171,7 +159,7 @@ def train(job: Job, follow: Follow = nullcontext) -> dict[str, Any]:
 
     ``follow`` may show how it goes, and end it early: the model is then that of the last step.
     """
-    estimator, method, followed, settings = _prepared(job)
+    estimator, method, recorder, settings = _prepared(job)
     X, y = table_files.read(job.table, job.schema, strict=job.strict)
     if job.records is None:
         table_files.filled(job.table, y)
@@ -183,18 +171,18 @@ def train(job: Job, follow: Follow = nullcontext) -> dict[str, Any]:
         check_writable(job.ledger, force=False, option="--ledger")
     with ExitStack() as resources:
         ledger = resources.enter_context(_existing(job))
-        followed.watch = _first_step_only
+        recorder.watch = _first_step_only
         _rehearse(job, estimator, method, len(X), ledger)
         if ledger is None and job.ledger is not None:
             ledger = resources.enter_context(_created(job, method))
-        followed.watch = resources.enter_context(follow())
+        recorder.watch = resources.enter_context(follow())
         _paying(job, estimator, method, ledger).fit(X, y)
-        assert followed.ledger is not None
-        followed.ledger.refund()
+        assert recorder.ledger is not None
+        recorder.ledger.refund()
         measured = None if test is None else {"table": job.test, **_measured(estimator, *test)}
         if job.strict:
             estimator.privacy_ = estimator.privacy_.noted(STRICT)
-        spent = followed.ledger.spent
+        spent = recorder.ledger.spent
         told = {
             **asdict(estimator.privacy_),
             "method": job.method,
@@ -202,7 +190,7 @@ def train(job: Job, follow: Follow = nullcontext) -> dict[str, Any]:
             "steps": estimator.n_iter_,
             "records": len(X) if job.records is None else job.records,  # a private number stays private
             "features": job.schema.width,
-            "partial": followed.stopped,
+            "partial": recorder.stopped,
             "spent": {"epsilon": spent.epsilon, "delta": spent.delta, "note": spent.note},
             "ledger": None if job.ledger is None else str(job.ledger),
             **{kind: str(path) for kind, path in files.items() if kind != "privacy"},
@@ -214,7 +202,7 @@ def train(job: Job, follow: Follow = nullcontext) -> dict[str, Any]:
         for form in job.formats:
             write(files[form], export.exported(form, job.schema, estimator.to_sklearn()))
         try:
-            report = _reported(job, estimator, ledger or followed.ledger, told, measured)
+            report = _reported(job, estimator, ledger or recorder.ledger, told, measured)
         except FarthingError as error:  # nothing is wrong with what was asked for, and it is paid
             raise FarthingError(f"the model is written, but its report could not be: {error}") from None
         write(files["report"], report.encode())
@@ -223,11 +211,11 @@ def train(job: Job, follow: Follow = nullcontext) -> dict[str, Any]:
 
 def rehearse(job: Job, records: int) -> dict[str, Any]:
     """Trains on made-up rows, charged to a ledger in memory like the real one; returns price and noise."""
-    estimator, method, followed, settings = _prepared(job)
+    estimator, method, recorder, settings = _prepared(job)
     with _existing(job) as ledger:
         before = 0.0 if ledger is None else ledger.share
         paid = _rehearse(job, estimator, method, records, ledger)
-    assert followed.ledger is not None
+    assert recorder.ledger is not None
     return {
         "dry_run": True,
         **asdict(estimator.privacy_),
@@ -239,11 +227,11 @@ def rehearse(job: Job, records: int) -> dict[str, Any]:
         "features": job.schema.width,
         "answers": [
             {"what": what, "sampler": sampler, "mechanism": mechanism, **asdict(asked)}
-            for (what, sampler, mechanism), asked in followed.asked.items()
+            for (what, sampler, mechanism), asked in recorder.asked.items()
         ],
         "expected": REHEARSED,
         "ledger": None if job.ledger is None else str(job.ledger),
-        "share": [before, (paid or followed.ledger).share],
+        "share": [before, (paid or recorder.ledger).share],
     }
 
 
@@ -268,8 +256,8 @@ def _first_step_only(step: Step, ledger: Ledger) -> bool:
     return True
 
 
-def _prepared(job: Job) -> tuple[Estimator, Method, Followed, Settings]:
-    """The estimator a job asks for, its method, the steps of that, followed, and its settings."""
+def _prepared(job: Job) -> tuple[Estimator, Method, StepRecorder, Settings]:
+    """Return the estimator that a job asks for, its method, the recorder of its steps, and its settings."""
     target = job.schema.target
     made: dict[str, Callable[[], Estimator]] = {}
     if isinstance(target, Categorical):
@@ -295,8 +283,8 @@ def _prepared(job: Job) -> tuple[Estimator, Method, Followed, Settings]:
     plain = known[job.method]
     settings = plain.parsed(job.settings, job.method)
     chosen = plain.with_(settings)
-    followed = Followed(job.method, chosen.algorithm)
-    method = replace(chosen, algorithm=followed, rehearsed=True)
+    recorder = StepRecorder(job.method, chosen.algorithm)
+    method = replace(chosen, algorithm=recorder, rehearsed=True)
     estimator = made[kind]().set_params(
         epsilon=job.epsilon,
         delta=job.delta,
@@ -305,7 +293,7 @@ def _prepared(job: Job) -> tuple[Estimator, Method, Followed, Settings]:
         adjacency=job.adjacency,
         records=job.records,
     )
-    return estimator, method, followed, settings
+    return estimator, method, recorder, settings
 
 
 @contextmanager
@@ -395,7 +383,7 @@ def _made_up(schema: Schema) -> tuple[Array, ArrayLike]:
 
 
 def _measured(estimator: Estimator, X: Array, y: NDArray[Any]) -> dict[str, Any]:
-    """How well a model does on another table. Not private, and said so."""
+    """Return figures of a model on another table, which are not private and say so."""
     told: dict[str, Any] = {"records": len(y), "note": table_files.WITHOUT_PRIVACY}
     found = estimator.predict(X)
     if isinstance(estimator, LinearRegression):
@@ -412,7 +400,7 @@ def _measured(estimator: Estimator, X: Array, y: NDArray[Any]) -> dict[str, Any]
 
 
 def _files(job: Job) -> dict[str, Path]:
-    """What goes where: files in a folder, or NAME.npz and others that begin with NAME."""
+    """Return the path of each file: in a folder, or NAME.npz and others that begin with NAME."""
     if job.out.suffix == ".npz":
         folder, model, other = job.out.parent, job.out.stem, f"{job.out.stem}."
     else:

@@ -35,7 +35,7 @@ def header(path: str, column: str | None = None) -> list[str]:
 
 
 def count(path: str, names: Iterable[str]) -> int:
-    """How many records there are; ``names`` must all be columns. No cell is looked at."""
+    """Return how many records there are; ``names`` must all be columns. No cell is looked at."""
     with _opened(path) as lines:
         _, rows = _records(path, lines, names)
         return sum(1 for _ in rows)
@@ -50,7 +50,7 @@ def columns(path: str, names: Iterable[str]) -> Iterator[dict[str, NDArray[Any]]
 
 
 def _records(path: str, lines: Any, names: Iterable[str]) -> tuple[dict[str, int], Iterator[list[str]]]:
-    """Where the named columns stand, and the records as rows of cells."""
+    """Return where the named columns stand, and the records as rows of cells."""
     first: list[str] = next(lines, [])
     return _places(path, first, names), _rows(path, lines, len(first))
 
@@ -92,7 +92,7 @@ def _lines(file: TextIO) -> Iterator[str]:
 
 
 def _places(path: str, header: list[str], names: Iterable[str]) -> dict[str, int]:
-    """Where the named columns stand."""
+    """Return where the named columns stand."""
     if not header:
         raise InvalidValue(f"{path!r} is empty: it needs a first line with the names of its columns")
     places = {}

@@ -95,7 +95,7 @@ def check_writable(
 
 
 def write(path: Path, content: bytes) -> None:
-    """All of it or nothing, on disk when this returns."""
+    """Write a file whole or not at all; it is on disk when this returns."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(exist_ok=True)

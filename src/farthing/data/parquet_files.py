@@ -18,7 +18,7 @@ _MAGIC = b"PAR1"
 
 
 def claims(path: str) -> bool:
-    """Whether a file looks like Parquet, by its first bytes or by its name."""
+    """Return whether a file looks like Parquet, by its first bytes or by its name."""
     try:
         with open(path, "rb") as file:
             return file.read(len(_MAGIC)) == _MAGIC or path.endswith((".parquet", ".pq"))
@@ -35,7 +35,7 @@ def header(path: str, column: str | None = None) -> list[str]:
 
 
 def count(path: str, names: Iterable[str]) -> int:
-    """How many records there are; ``names`` must all be columns of a type that can be read."""
+    """Return how many records there are; ``names`` must all be columns of a type that can be read."""
     with _opened(path) as file:
         _places(path, file.schema_arrow.names, names)
         for name in names:
@@ -96,7 +96,7 @@ def _kind(path: str, name: str, kind: Any) -> str:
 
 
 def _values(path: str, name: str, column: Any) -> NDArray[Any]:
-    """As the head of this file says; a missing fraction is a NaN."""
+    """Return the values of a column as the module's docstring says; a missing fraction is a NaN."""
     import pyarrow as arrow
 
     if arrow.types.is_dictionary(column.type):

@@ -96,11 +96,11 @@ class Numeric:
         return np.where(np.isfinite(numbers), np.clip(numbers, float(self.low), float(self.high)), np.nan)
 
     def known(self, values: ArrayLike) -> bool:
-        """Whether every value is a finite number."""
+        """Return whether every value is a finite number."""
         return bool(np.isfinite(_numbers(self.name, values)).all())
 
     def holds(self, values: ArrayLike) -> bool:
-        """Whether every value is a number between the bounds."""
+        """Return whether every value is a number between the bounds."""
         numbers = _numbers(self.name, values)
         return bool(((numbers >= self.low) & (numbers <= self.high)).all())
 
@@ -147,7 +147,7 @@ class Categorical:
         out[known, codes[known]] = 1.0
 
     def holds(self, values: ArrayLike) -> bool:
-        """Whether all values are in the vocabulary."""
+        """Return whether all values are in the vocabulary."""
         return bool((self.codes(values) >= 0).all())
 
     def targets(self, values: ArrayLike) -> NDArray[np.int64]:
@@ -461,13 +461,13 @@ def unpack(packed: bytes, schema: Schema) -> dict[str, NDArray[Any]]:
 
 
 def byte_planes(column: Numeric | Categorical) -> int:
-    """How many bytes hold any whole number up to the column's bound, or any position in its vocabulary."""
+    """Return how many bytes hold any whole number up to the bound, or any position in the vocabulary."""
     largest = int(column.high) if isinstance(column, Numeric) else len(column.values) - 1
     return max(1, (largest.bit_length() + 7) // 8)
 
 
 def find(name: str) -> Path | None:
-    """Where a data set that farthing does not ship lies, or None: for benchmarks and tests only.
+    """Return where a data set that farthing does not ship lies, or None: for benchmarks and tests only.
 
     Looks in the folder named by the environment variable FARTHING_DATA; if it is not set, in ../shared/data
     as seen from a checkout of the project.

@@ -1,4 +1,4 @@
-"""What ``farthing schema`` does: reads a table and drafts a schema for a person to check.
+"""Drafts of schemas that are read from a table, for a person to check (``farthing schema``).
 
 The draft is made of private facts, the smallest and the largest number of a column among them. No guarantee
 covers it, so it says so in a line of its own, and nothing trains with it before that line is deleted.
@@ -22,7 +22,7 @@ _MOST_LABELS = 10  # a target with no more different whole numbers is taken for 
 
 @dataclass(slots=True)
 class _Seen:
-    """What was seen of one column."""
+    """The facts that were read of one column."""
 
     low: float = math.inf
     high: float = -math.inf

@@ -122,7 +122,7 @@ def header(table: str, column: str | None = None) -> list[str]:
 
 
 def count(table: str, schema: Schema) -> int:
-    """How many records there are, once the header has all columns of the schema. No cell is looked at."""
+    """Return how many records there are, if the header has the schema's columns. No cell is looked at."""
     if table == EMBEDDED:
         return data.load_adult().split
     return _format(table).count(table, _names(schema))
@@ -176,7 +176,7 @@ def read(
 
 
 def held_out(test: str | None, table: str, schema: Schema) -> tuple[Array, NDArray[Any]] | None:
-    """What ``--test`` names, if anything; refused where it is the very table that is learnt from."""
+    """Read the table that ``--test`` names, if any; refuse the very table that is learnt from."""
     if test is None:
         return None
     if test != EMBEDDED and table != EMBEDDED and os.path.exists(test) and os.path.samefile(test, table):
@@ -222,7 +222,7 @@ def _inside(table: str, schema: Schema, block: data.Table) -> None:
 
 
 def _text(name: str, values: NDArray[Any]) -> NDArray[Any]:
-    """Whole numbers and booleans as they would stand in a CSV file: what a vocabulary is compared with."""
+    """Return whole numbers and booleans as text, as they would stand in a CSV file."""
     if values.dtype.kind == "b":
         return np.where(values, "true", "false")
     if values.dtype.kind == "f":

@@ -316,7 +316,7 @@ class Table:
         return self._y
 
     def _outside(self, limits: tuple[Array, Array] | None, broken: NDArray[np.bool_]) -> bool:
-        """Whether anything lies outside the bounds; marks rows with what is not finite. One pass."""
+        """Return whether anything lies outside the bounds; marks rows with what is not finite. One pass."""
         outside = False
         for place in self._places():
             x = self.X[place]
@@ -336,7 +336,7 @@ class Table:
         return (slice(start, min(n, start + step)) for start in range(0, max(n, 1), step))
 
     def raw(self, features: Features) -> Raw | None:
-        """What a kernel reads of these rows; None where it cannot, or where their factors are not kept."""
+        """Return what a kernel reads of these rows; None where it cannot, or their factors are not kept."""
         whole, places = (self, None) if self._whole is None or self._X is not None else self._whole
         if isinstance(places, slice) or whole._X is None or self._map is not None or not self._sound:
             return None
@@ -365,7 +365,7 @@ class Table:
         return self._length
 
     def take(self, indices: Indices) -> "Table":
-        """Those at ``indices``; everybody costs no copy."""
+        """Return the rows at ``indices``; all of them cost no copy."""
         if isinstance(indices, slice) and indices == slice(None):
             return self
         table = object.__new__(Table)
@@ -381,7 +381,7 @@ class Table:
         return table
 
     def blocks(self, features: Features) -> Iterator[Block]:
-        """All rows, block by block. Factors are remembered, for a lot of a table with those of the table."""
+        """Yield all rows, block by block. Factors are kept, those of a batch with those of its table."""
         known = self._known(features)
         for place in self._places():
             x = self._read(place)

@@ -43,7 +43,7 @@ class Loss(Protocol):
         """The loss of every row; margins may have further columns, one a candidate."""
 
     def residual(self, margins: Array, y: Array) -> Array:
-        """Its derivative in the margins."""
+        """Return the derivative of the loss in the margins."""
 
 
 def _beside(y: Array, margins: Array) -> Array:
@@ -214,7 +214,7 @@ class Gradient:
         return None if done else (summed[:-1], summed[-1])
 
     def factors(self, block: Block, u: Array, constant: Array, bound: ClipNorm) -> Array:
-        """What the z of a block's rows are multiplied by: residuals, clipped (u: see `Features.unfold`)."""
+        """Return the clipped residuals that the z of a block's rows are multiplied by."""
         if block.y is None:
             raise InvalidValue("a gradient needs a table with targets: Table(X, y)")
         with np.errstate(over="ignore", invalid="ignore"):

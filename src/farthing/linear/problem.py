@@ -1,4 +1,4 @@
-"""What a method may know of a linear problem without asking: public numbers only."""
+"""The public numbers of a linear problem: all that a method may know without asking."""
 
 import math
 from dataclasses import dataclass

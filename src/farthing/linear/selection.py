@@ -94,7 +94,7 @@ class Folds:
             raise InvalidValue(f"splits must be at least 2, got {self.splits!r}")
 
     def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
-        """How many there are."""
+        """Return the number of splits."""
         return self.splits
 
     def split(
@@ -199,7 +199,7 @@ class _Held:
         return len(self.y)
 
     def take(self, indices: Indices) -> "_Held":
-        """Those at ``indices``, by the rows' own indexing."""
+        """Return the rows at ``indices``, by their own indexing."""
         if isinstance(indices, slice) and indices == slice(None):
             return self
         rows = self.X.iloc if hasattr(self.X, "iloc") else self.X if hasattr(self.X, "shape") else None
@@ -209,7 +209,7 @@ class _Held:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """What each record is worth to each model, one column a model."""
+    """The value of each record to each model, one column a model."""
 
     models: tuple[Any, ...]
     value: Value | None

@@ -175,7 +175,7 @@ def _figures(drawn: Iterable[Picture]) -> str:
 
 
 def _numbers(picture: Picture) -> str:
-    """What is drawn, as a table for those who cannot see it, or want to check it."""
+    """Return a picture's numbers as a table, for those who cannot see it or want to check it."""
     if not picture.rows:
         return ""
     heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in picture.heads)

@@ -170,7 +170,7 @@ def svg(title: str, description: str, parts: Sequence[str], name: str, height: f
 
 @dataclass(slots=True)
 class Frame:
-    """Two axes: ``x`` and ``y`` map values to places, ``parts`` is what was drawn until now."""
+    """A chart with two axes: ``x`` and ``y`` map values to places, ``parts`` holds its drawing."""
 
     x: Scale
     y: Scale
@@ -345,7 +345,7 @@ _HEADS = (("#", "n"), ("time (UTC)", ""), ("kind", ""), ("what", ""), ("charged 
 
 
 def table(rows: Sequence[Row]) -> str:
-    """All rows as HTML, the middle of a long ledger folded."""
+    """Return all rows as HTML, with the middle of a long ledger folded."""
     rule = rule_of(rows[0].body)
     promised = [int(row.body["times"]) for row in rows if row.kind == "promise"]
     if len(rows) <= _FIRST + _LAST + 4:
@@ -382,7 +382,7 @@ def _body(rows: Sequence[Row], rule: Filter, promised: Sequence[int]) -> Iterabl
 
 
 def what(row: Row) -> str:
-    """What a row says, in words."""
+    """Return a row in words."""
     body = row.body
     match row.kind:
         case "open":

@@ -117,7 +117,7 @@ def _guides(drawn: Frame, x: float, y: float) -> str:
 
 
 def scored(subject: Subject) -> Picture | None:
-    """How good a model is at which ε, beside what needs no privacy or no data."""
+    """Draw scores against ε, beside baselines without privacy or without data."""
     scores = [score for score in subject.scores if math.isfinite(score.value)]
     dots = [score for score in scores if score.epsilon is not None and 0 < score.epsilon < math.inf]
     if not dots:
@@ -218,7 +218,7 @@ def remaining(crowd: Crowd) -> Picture | None:
 
 
 def _merged(groups: Sequence[Users]) -> list[Users]:
-    """Those who agree in budget and rounds, together."""
+    """Return clients grouped by budget and rounds."""
     held: dict[tuple[float, int, int], int] = {}
     for group in groups:
         key = group.epsilon, group.rounds, group.done
@@ -267,7 +267,7 @@ def _noise(subject: Subject) -> Iterator[tuple[float, float]]:
 
 
 def clipped(subject: Subject) -> Picture | None:
-    """Where contributions were clipped, answer by answer, where that was told."""
+    """Draw the clipping norm answer by answer, where the history tells it."""
     if not subject.clips:
         return None
     trace = [(answer + 1.0, clip) for answer, clip in enumerate(subject.clips)]
@@ -303,7 +303,7 @@ def _traced(
 
 
 def audited(subject: Subject) -> Picture | None:
-    """What attacks showed beside what is claimed."""
+    """Draw the bounds that attacks showed beside the claims."""
     found = sorted(subject.audit, key=lambda pair: pair[1].eps_lower / pair[1].claim.epsilon, reverse=True)[
         :_MOST_ATTACKS
     ]
@@ -342,7 +342,7 @@ def audited(subject: Subject) -> Picture | None:
 
 
 def legend(picture: Picture) -> str:
-    """As a list, which wraps where the page is narrow."""
+    """Return a picture's legend as a list, which wraps where the page is narrow."""
     if not picture.legend:
         return ""
     items = "".join(f"<li>{swatch} {escape(said)}</li>" for swatch, said in picture.legend)

@@ -1,4 +1,4 @@
-"""What other commands print with ``--json``, as parts of a report's subject.
+"""Readers of what other commands print with ``--json``, for the subject of a report.
 
 Only what a page shows is taken, and all of it is checked: these files may come from anywhere.
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a ``privacy.json`` adds to what the ledger says."""
+    """The facts that a ``privacy.json`` adds to those of the ledger."""
 
     method: str = ""
     steps: int | None = None
@@ -61,7 +61,7 @@ def read(option: str, file: Path, take: Callable[[dict[str, Any]], T]) -> T:
 
 
 def told(said: dict[str, Any]) -> Told:
-    """What ``farthing train`` wrote as privacy.json, or printed with ``--json``."""
+    """Read what ``farthing train`` wrote as privacy.json, or printed with ``--json``."""
     method, test = str(said["method"]), said.get("test")
     settings = said.get("settings", {}).items()
     return Told(
@@ -76,7 +76,7 @@ def told(said: dict[str, Any]) -> Told:
 
 
 def verified(said: dict[str, Any]) -> str:
-    """What the independent verifier found, in a sentence; LedgerLocked where the ledger is not in order."""
+    """Return the independent verifier's finding in a sentence; raise LedgerLocked for a damaged ledger."""
     verdict = str(said["verdict"])
     unsure = any(word in verdict for word in ("not recomputed", SEEDED, FLOATS))  # nothing is wrong with it
     if not said["ok"] and not unsure:
@@ -93,7 +93,7 @@ def verified(said: dict[str, Any]) -> str:
 
 
 def crowd(said: dict[str, Any]) -> tuple[Crowd, list[Score]]:
-    """What ``farthing simulate --json`` printed."""
+    """Read what ``farthing simulate --json`` printed."""
     if said["epsilon"] is None:
         raise InvalidValue("a simulation without privacy has no budgets to show")
     groups = tuple(
@@ -135,7 +135,7 @@ def guarantee(said: dict[str, Any]) -> Guarantee:
 
 
 def scored(said: dict[str, Any], label: str) -> tuple[float | None, list[Score]]:
-    """How well a model did on test records, beside guessing, where that was measured."""
+    """Return the score on test records beside that of guessing, where it was measured."""
     test = said.get("test")
     if not test or "accuracy" not in test or said["epsilon"] is None:
         return None, []
@@ -147,7 +147,7 @@ def scored(said: dict[str, Any], label: str) -> tuple[float | None, list[Score]]
 
 
 def verdicts(said: dict[str, Any]) -> "list[tuple[str, Verdict]]":
-    """What ``farthing audit --json`` printed."""
+    """Read what ``farthing audit --json`` printed."""
     from farthing.audit.auditing import Verdict
 
     return [
@@ -205,7 +205,7 @@ def _promised(subject: Subject) -> bool:
 
 
 def _counted(charges: Sequence[Charge], cuts: Sequence[int]) -> "Iterator[Counter[Event]]":
-    """How often each event is among the first so many answers, for every cut."""
+    """Return, for every cut, how often each event is among the first so many answers."""
     counted: Counter[Event] = Counter()
     places, at, passed = iter(cuts), 0, 0
     cut = next(places, None)

@@ -25,7 +25,7 @@ from farthing.report.subject import Subject, exponential, number, percent, plain
 
 
 class Tone(StrEnum):
-    """How an item has to look."""
+    """The way an item is shown."""
 
     CALM = "calm"
     CARE = "care"  # it holds, but read it
@@ -44,7 +44,7 @@ class Item:
 
 
 def statement(subject: Subject) -> list[Item]:
-    """All ten items, in order."""
+    """Return all ten items, in order."""
     return [
         _unit(subject),
         _adjacency(subject),
@@ -76,7 +76,7 @@ def upwards(epsilon: float) -> str:
 
 
 def band(epsilon: float) -> tuple[Tone, str]:
-    """How strong an ε is by common practice, and why (Ponomareva et al. 2023: tiers at 1 and 10)."""
+    """Return how strong an ε is by common practice, and why (Ponomareva et al. 2023)."""
     if epsilon <= 1:
         return Tone.CALM, "That is strong protection by common practice (ε up to 1; Ponomareva et al. 2023)."
     if epsilon <= 10:
@@ -85,7 +85,7 @@ def band(epsilon: float) -> tuple[Tone, str]:
 
 
 def guess(said: Guarantee) -> float:
-    """How often a guesser at even odds is right about one unit at most: (e^ε + δ) / (1 + e^ε).
+    """Return how often a guesser at even odds can be right at most: (e^ε + δ) / (1 + e^ε).
 
     Kairouz, Oh & Viswanath 2015, Thm. 2.1: both errors add up to 2 (1 - δ) / (1 + e^ε) at least.
     """
@@ -358,7 +358,7 @@ def _audit(subject: Subject) -> Item:
 
 
 def downwards(value: float) -> str:
-    """Three digits, never more than the truth."""
+    """Return three digits, rounded down."""
     if value <= 0 or not math.isfinite(value):
         return number(max(value, 0.0))
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)

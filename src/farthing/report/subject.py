@@ -1,4 +1,4 @@
-"""What a report is about: everything that may be told of one run. Nothing in it is private.
+"""The subject of a report: the public facts of one run.
 
     subject = Subject.of(ledger, title="churn", method="auto", steps=40, guarantee=model.privacy_,
                          history=model.history_)
@@ -62,7 +62,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Users:
-    """So many users of a crowd with the same budget: the rounds they could afford, and those they took."""
+    """A group of clients with the same budget: the rounds they could afford, and those they took."""
 
     epsilon: float
     users: int
@@ -77,7 +77,7 @@ class Users:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crowd:
-    """What is told of users who trained together, each on its own budget."""
+    """The facts of a federated training, in which each client has its own budget."""
 
     method: str
     guarantee: Guarantee  # of the user with the largest budget
@@ -97,7 +97,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """Everything that may be told of one run. Build it with `Subject.of`."""
+    """The public facts of one run. Build it with `Subject.of`."""
 
     title: str
     method: str
@@ -126,12 +126,12 @@ class Subject:
 
     @property
     def guaranteed(self) -> bool:
-        """Whether anything is promised."""
+        """Return whether anything is promised."""
         return math.isfinite(self.guarantee.epsilon) and self.noise != SEEDED and not self.refuted
 
     @property
     def refuted(self) -> bool:
-        """Whether an audit broke the claim of this method."""
+        """Return whether an audit broke the claim of this method."""
         return any(verdict.broken for _, verdict in self.own_audit)
 
     @property
@@ -146,7 +146,7 @@ class Subject:
 
     @property
     def floats(self) -> bool:
-        """Whether the noise may be of floats."""
+        """Return whether the noise may be of floats."""
         return self.noise == FLOATS
 
     @classmethod
@@ -224,7 +224,7 @@ def _promises(row: Row) -> bool:
 
 
 def _charges(rows: Sequence[Row]) -> tuple[Charge, ...]:
-    """What was charged and not given back, in order."""
+    """Return what was charged and not refunded, in order."""
     held: dict[int, Charge] = {}
     for row in rows:
         if row.kind == "charge":
@@ -249,7 +249,7 @@ _MOST = 300
 
 
 def plain(text: object, most: int = _MOST) -> str:
-    """What may be shown of a text: nothing unseen, nothing endless.
+    """Return the part of a text that may be shown: no invisible characters, and not too long.
 
     A mark that turns the direction of what follows, or a null, is shown as a replacement character.
     """
@@ -264,7 +264,7 @@ def escape(text: object, most: int = _MOST) -> str:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """So many significant digits; powers of ten where it is very small or large."""
+    """Return a number with so many significant digits; powers of ten where it is very small or large."""
     if not math.isfinite(value):
         return "infinite" if value > 0 else "minus infinity" if value < 0 else "not a number"
     if value == 0:
@@ -294,7 +294,7 @@ def exponential(exponent: float, digits: int = 3) -> str:
 
 
 def percent(value: float) -> str:
-    """Of one, with a digit behind the point; never 100 % for what is less.
+    """Return a share of 1 as a percentage with a digit behind the point; never 100 % for less.
 
     >>> percent(0.9999), percent(1), percent(0.731)
     ('99.99 %', '100 %', '73.1 %')

@@ -1,4 +1,4 @@
-"""What every method is compared with: the most frequent class, and a fit without privacy.
+"""Baselines for every method: the most frequent class, and a fit without privacy.
 
 `majority` asks once which class is the most frequent, by the exponential mechanism (McSherry & Talwar 2007;
 Gumbel noise, `NoisyMax`). A record adds 1 to one count, so the gap of two counts moves by 1 when it comes or
@@ -59,7 +59,7 @@ def majority(ledger: Ledger, problem: Problem) -> Iterator[Step]:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many records each of ``classes`` has; a label that is none of them counts nowhere."""
+    """The number of records of each of ``classes``; a label that is none of them counts nowhere."""
 
     classes: int
     honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)

@@ -128,7 +128,7 @@ def _standardise(
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """How many rows have norms in each cell of a descending grid: one cell a record."""
+    """The number of rows with norms in each cell of a descending grid: one cell a record."""
 
     width: int
     grid: Array

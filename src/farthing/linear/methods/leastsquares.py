@@ -135,7 +135,7 @@ def least_squares(
 
 
 def _target(schedule: BudgetSchedule, part: float, intercept: bool) -> tuple[float, float]:
-    """Where residuals are measured from (the mean of y, or 0), and an upper bound of their mean square."""
+    """Return the origin of residuals (the mean of y, or 0), and an upper bound of their mean square."""
     origin = 0.0
     if intercept:
         mean, deviation = schedule.mean(part, Targets(0.5), ClipValue(-0.5, 0.5))
@@ -258,7 +258,7 @@ class Scatter:
 
 
 def _clipped(rows: Array, clip: float) -> Array:
-    """The same as `ClipNorm.apply`, in place; a row whose squares overflow counts as zero."""
+    """Clip rows in place, like `ClipNorm.apply`; a row whose squares overflow counts as zero."""
     with np.errstate(over="ignore", invalid="ignore"):
         factors = ClipNorm(clip).factors(np.sqrt(np.einsum("ij,ij->i", rows, rows)))
     rows[factors == 0] = 0.0
@@ -296,7 +296,7 @@ class Slope:
 
     @property
     def bound(self) -> ClipNorm:
-        """What the terms are bounded by: clip² + (1/2 / stretch)²."""
+        """Return the bound of the terms: clip² + (1/2 / stretch)²."""
         scale = np.append(np.ones(self.features.size), self.stretch)
         return ClipNorm(self.least, scale)
 

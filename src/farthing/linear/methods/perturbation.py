@@ -284,7 +284,7 @@ class Minimiser:
 
     @property
     def least(self) -> float:
-        """It is no sum, and nothing is shrunk."""
+        """Return `reach`: the minimiser is no sum, and nothing is shrunk."""
         return self.reach
 
     @property

@@ -1,4 +1,4 @@
-"""What the methods for linear regression share: a space to work in, where to begin, and a penalty in it.
+"""The base of the methods for linear regression: a space to work in, a start, and a penalty in it.
 
 >>> from farthing.linear.losses import squared
 >>> space = Space.of(Problem(squared, 100, 3, unit=False))
