@@ -170,8 +170,6 @@ TWICE = {  # public classes that two modules still define: this set may shrink a
     "Job",
     "Kind",
     "Method",
-    "Party",
-    "Plan",
     "Pricing",
     "Ray",
     "Reply",

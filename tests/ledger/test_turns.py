@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import farthing as ft
 from farthing.accounting import pld
@@ -274,6 +276,22 @@ def test_events_of_turns_are_written_and_read():
     assert decode(encode(event)) == event
     assert flatten(RepeatedEvent(event, 5)) == flatten(event) == [(GaussianEvent(2.0), 3)]
     assert flatten(RepeatedEvent(event, 13)) == [(GaussianEvent(2.0), 6)]  # more turns than were priced
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, 5)), max_size=30))
+def test_no_turn_is_held_twice_and_none_is_beyond_what_was_held_at_once(steps):
+    found, held, most = Turns(), {}, 0
+    for seq, (count, back, of) in enumerate(steps):
+        found.charge(seq, count)
+        held[seq] = count
+        most = max(most, sum(held.values()))
+        if of in held:
+            back = min(back, held[of])
+            found.refund(of, back)
+            held[of] -= back
+        taken = [turn for seq in held for turn in found.held(seq)]
+        assert len(set(taken)) == len(taken) == sum(held.values())
+        assert max(taken, default=0) < max(most, 1)
 
 
 def test_freed_turns_are_taken_from_the_lowest_on():

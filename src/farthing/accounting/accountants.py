@@ -322,9 +322,23 @@ def _rounds(name: str) -> "tuple[Noise, Rounds]":
 class Accountant(StrEnum):
     """The accountants, one row each: how the privacy of many steps is added up.
 
-    A row is its name, the theorem that it proves its figures by, its curve of equal steps, and its functions
-    for federated rounds: the least noise for a number of rounds, and the most rounds with a noise. Where an
-    accountant is not used for one of the two, there is None.
+    Attributes
+    ----------
+    theorem : str
+        What its figures rest on.
+
+    Notes
+    -----
+    A row is a name, a theorem, a curve of equal steps (`curve`), and two functions for federated rounds: the
+    least noise for a number of rounds (`noise`), and the most rounds with a noise (`rounds`). Where an
+    accountant is not used for one of the two, there is None, and asking for it raises `Unsupported`.
+
+    Examples
+    --------
+    >>> Accountant.GDP.theorem
+    'Dong, Roth & Su 2022, Cor. 3.3'
+    >>> [str(row) for row in Accountant.of_rounds()]
+    ['advanced', 'sampling', 'basic', 'amplified', 'tight']
     """
 
     PLD = "pld", _TIGHT, _pld

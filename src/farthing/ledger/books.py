@@ -8,7 +8,6 @@ promise; one of the two kinds stays zero, because a ledger spends in one way onl
 import atexit
 import contextlib
 import itertools
-import json
 import math
 import os
 import threading
@@ -88,7 +87,7 @@ class Books:
         self.parent: Books | None = None  # the books that paid for these
         self.plans = True  # whether promises may be made; not where only the filter's own total was paid for
         self._known: Plan = []
-        self._counted: dict[str, Turns] = {}  # of each promised event, as the rows encode it
+        self._counted: dict[str, Turns] = {}  # of each promised event, by its text in the rows
         self._holders: dict[int, Turns] = {}  # of each charge, by its row
         self._replayed = 0  # rows that turns are counted in
         self._reserved: dict[Event, _Reservation] = {}
@@ -208,9 +207,9 @@ class Books:
         alone = new is not None and new.seq == self._replayed
         for row in [new] if new is not None and alone else self.journal.rows(self._replayed):
             if row.kind == "promise":
-                self._counted[json.dumps(row.body["event"])] = Turns()
-            elif row.kind == "charge" and json.dumps(row.body["event"]) in self._counted:
-                turns = self._holders[row.seq] = self._counted[json.dumps(row.body["event"])]
+                self._counted[repr(row.body["event"])] = Turns()
+            elif row.kind == "charge" and (turns := self._counted.get(repr(row.body["event"]))) is not None:
+                self._holders[row.seq] = turns
                 turns.charge(row.seq, row.body["count"])
             elif row.kind == "refund" and row.body["of"] in self._holders:
                 self._holders[row.body["of"]].refund(row.body["of"], row.body["count"])
@@ -438,7 +437,7 @@ def taken(left: Left, answers: int = 1, of: str = "") -> Left:
     are left; nothing is charged then.
     """
     after = left - answers
-    fewest = int(np.min(after, initial=0))
+    fewest = after if isinstance(after, int) else int(np.min(after, initial=0))  # a ledger has one number
     if fewest < 0:
         raise BudgetSpent(f"{fewest + answers}{of} promised answers are left, {answers} are asked for")
     return after
