@@ -24,7 +24,14 @@ def small(tmp_path, monkeypatch):
 def test_what_it_prints_and_leaves_behind(small, capsys):
     demo.main()
     said = capsys.readouterr().out
-    for text in ("auto, the default", "DP-AGD", "DP-SGD", "A-DDP, 488 users", "without privacy", "guessing"):
+    for text in (
+        "auto, the default",
+        "DP-AGD",
+        "DP-SGD",
+        "A-DDP, 488 clients",
+        "without privacy",
+        "guessing",
+    ):
         assert text in said, text
     accuracies = {
         name: float(value) / 100 for name, value in re.findall(r"^(\S.*?) {2,}.*?([\d.]+)%", said, re.M)
@@ -44,7 +51,7 @@ def test_what_it_prints_and_leaves_behind(small, capsys):
     titles = [figure.find("figcaption/h3").text for figure in tree.iter("figure")]
     assert len(titles) == 7
     words = " ".join(tree.itertext())
-    assert "488 users" in words
+    assert "488 clients" in words
     assert "43 rows" in words
     assert "recomputed the cost" in words
     assert "cost a budget of its own" in " ".join(words.split())

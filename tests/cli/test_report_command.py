@@ -107,7 +107,7 @@ def test_what_other_commands_printed(run: Any) -> None:
             "Partial run",
             "Paid from this ledger",
         ),
-        *("9 users", "30 of 100 rounds left", "a canary", "auto", "addp, 9 users", "guessing: 70 %"),
+        *("9 clients", "30 of 100 rounds left", "a canary", "auto", "addp, 9 clients", "guessing: 70 %"),
         "computed without noise",
     ):
         assert text in said, text
@@ -233,6 +233,6 @@ def test_a_simulation_and_an_audit_of_ones_own(run: Any) -> None:
     Path("audit.json").write_text(run("audit", "gaussian", "--effort", "0.01", "--json").out)
     done = run("report", "a.ledger", "--simulated", "simulated.json", "--audit", "audit.json", "--json")
     assert done.code == 0, done.err
-    assert "30 users" in _said()
+    assert "30 clients" in _said()
     assert "Not run on this method" in _said()  # the noise by itself was attacked
     assert "say nothing of this one: gaussian" in _said()

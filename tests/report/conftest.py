@@ -7,7 +7,7 @@ import farthing as ft
 from farthing.audit.auditing import Verdict
 from farthing.budget import Budget, Guarantee
 from farthing.noise.lattice import SeededStream
-from farthing.report import Crowd, Score, Subject, Users
+from farthing.report import ClientGroup, FederatedRun, Score, Subject
 
 BUDGET = Budget(1.0, 1e-5)
 MEAN = ft.PerExample(lambda rows, w: rows[0] - w)
@@ -53,12 +53,14 @@ def seeded(tmp_path):
     return file
 
 
-def crowd(groups=((0.25, 163, 142, 142), (0.5, 163, 512, 512), (1.0, 162, 1827, 1500)), method="A-DDP"):
+def a_federated_run(
+    groups=((0.25, 163, 142, 142), (0.5, 163, 512, 512), (1.0, 162, 1827, 1500)), method="A-DDP"
+):
     said = Guarantee(
         1.0, 1e-5, ft.Adjacency.ADD_REMOVE, ft.Unit.RECORD, ft.Observer.SERVER, "tight", "a theorem"
     )
-    kinds = tuple(Users(epsilon=e, users=n, rounds=r, done=d) for e, n, r, d in groups)
-    return Crowd(method=method, guarantee=said, trust="local", rounds=1500, groups=kinds, value=0.8)
+    kinds = tuple(ClientGroup(epsilon=e, clients=n, rounds=r, done=d) for e, n, r, d in groups)
+    return FederatedRun(method=method, guarantee=said, trust="local", rounds=1500, groups=kinds, value=0.8)
 
 
 SCORES = (
@@ -74,8 +76,8 @@ ATTACKS = (
 
 
 @pytest.fixture
-def crowds():
-    return crowd
+def federated_run():
+    return a_federated_run
 
 
 @pytest.fixture
@@ -94,7 +96,7 @@ def full(filtered):
         scores=SCORES,
         released=("Accuracy on 16,281 test records: computed without noise.",),
         tuning="Not included: settings are the method's own",
-        crowd=crowd(),
+        federated=a_federated_run(),
         audit=ATTACKS,
         verified="An independent verifier agrees.",
     )

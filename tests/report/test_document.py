@@ -20,7 +20,7 @@ TITLES = [
     "The budget, answer by answer",
     "One guarantee, every ε and δ",
     "Accuracy against ε",
-    "What each user has left",
+    "What each client has left",
     "Noise, answer by answer",
     "Clip, answer by answer",
     "Attacks beside the claim",
@@ -96,7 +96,7 @@ def test_the_statement_comes_first_and_in_order(full):
     tree, _ = wellformed(page(full))
     heads = ["".join(one.itertext()) for one in tree.iter() if one.tag in ("h1", "h2", "h3")]
     concerns = [one.name for one in statement(full)]
-    order = ["Income", "Privacy statement", *concerns, "Users who trained together", "Pictures", *TITLES]
+    order = ["Income", "Privacy statement", *concerns, "Federated clients", "Pictures", *TITLES]
     assert heads == [*order, "Audit", "Every attack", "The ledger"]
 
 
@@ -104,7 +104,7 @@ def test_the_statement_comes_first_and_in_order(full):
     ("left_out", "without"),
     [
         (TITLES[2], {"scores": ()}),
-        (TITLES[3], {"crowd": None}),
+        (TITLES[3], {"federated": None}),
         (TITLES[5], {"clips": ()}),
         (TITLES[6], {"audit": ()}),
     ],
@@ -152,7 +152,7 @@ def test_a_broken_ledger_is_red_and_says_nothing_else():
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_names_are_text_wherever_they_come_from(full, crowds, name):
+def test_names_are_text_wherever_they_come_from(full, federated_run, name):
     hostile = replace(
         full,
         title=name,
@@ -162,7 +162,7 @@ def test_names_are_text_wherever_they_come_from(full, crowds, name):
         scores=(*(replace(score, label=name + score.label) for score in full.scores),),
         released=(name, name),
         tuning=name,
-        crowd=crowds(method=name),
+        federated=federated_run(method=name),
         guarantee=replace(full.guarantee, accountant=name, theorem=name, note=name),
         audit=tuple((name, replace(verdict, attack=name, assumption=name)) for _, verdict in full.audit),
         verified=name,

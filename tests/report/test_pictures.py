@@ -120,8 +120,8 @@ def test_other_measures_are_numbers(full):
     assert scored(replace(full, scores=(Score(label="g", epsilon=None, value=0.7),))) is None
 
 
-def test_bars_are_as_long_as_rounds(crowds):
-    picture = remaining(crowds())
+def test_bars_are_as_long_as_rounds(federated_run):
+    picture = remaining(federated_run())
     tree = ElementTree.fromstring(picture.svg)
     bars = {
         kind: [float(one.get("width")) for one in tree.iter("rect") if one.get("class") == kind]
@@ -133,9 +133,9 @@ def test_bars_are_as_long_as_rounds(crowds):
     assert picture.rows[2] == ("1", "162", "1,827", "1,500", "17.9 %")
 
 
-def test_many_kinds_of_users_are_counted(crowds):
+def test_many_kinds_of_clients_are_counted(federated_run):
     groups = [(0.1 * (1 + kind), 10, 100, min(100, 9 * kind)) for kind in range(15)]
-    picture = remaining(crowds(groups))
+    picture = remaining(federated_run(groups))
     counts = [int(count) for _, count in picture.rows]
     assert sum(counts) == 150
     assert counts[0] == 30  # kinds 12, 13 and 14 took all
@@ -143,8 +143,8 @@ def test_many_kinds_of_users_are_counted(crowds):
     apart(texts(picture.svg))
 
 
-def test_nobody_is_no_picture(crowds):
-    assert remaining(crowds(())) is None
+def test_nobody_is_no_picture(federated_run):
+    assert remaining(federated_run(())) is None
 
 
 def test_attacks_are_sorted_and_broken_ones_red(full):

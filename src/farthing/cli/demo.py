@@ -1,8 +1,8 @@
 """``make demo``: private models of the embedded Adult data, trained until their budget is spent; a report.
 
-The default and two other methods, each under ε = 1 and a few more, 488 users who train together without
-showing their records to anybody, and an audit. Everything goes into the folder ``farthing-demo``; a second
-run replaces it. Nothing is opened, nothing is fetched.
+The default and two other methods, each under ε = 1 and a few more, 488 simulated clients who train together
+without showing their records to anybody, and an audit. Everything goes into the folder ``farthing-demo``;
+a second run replaces it. Nothing is opened, nothing is fetched.
 """
 
 import io
@@ -36,14 +36,14 @@ from farthing.queries.query import Step
 from farthing.queries.samplers import Poisson
 from farthing.report.document import page
 from farthing.report.statement import downwards
-from farthing.report.subject import Crowd, Score, Subject, Users
+from farthing.report.subject import ClientGroup, FederatedRun, Score, Subject
 
 FOLDER = "farthing-demo"
 EPSILON, DELTA = 1.0, 1e-5
 METHODS = {"auto": "auto, the default", "dpagd": "DP-AGD", "sgd-ma": "DP-SGD"}
 EPSILONS = (0.1, 0.3, EPSILON, 3.0)  # at which methods are compared
 ATTACKED, EFFORT = ("descent", "dpagd", "dpsgd"), 1.0  # the same methods, as the audit calls them
-USERS, RECORDS = 488, 66  # of each
+CLIENTS, RECORDS = 488, 66  # of each
 THEIRS, ROUNDS, NOISE, RATE = (0.25, 0.5, 1.0), 1500, 16.0, 0.1  # budgets in turn; noise over the clip
 
 Array = NDArray[np.float64]
@@ -76,9 +76,9 @@ def main() -> None:
         without = accuracy(nonprivate(table(adult), problem(adult)), adult)
         scores.append(Score(label="without privacy", epsilon=None, value=without))
         scores.append(Score(label="guessing", epsilon=None, value=guessing))
-        crowd = together(adult)
-        label = f"A-DDP, {USERS} users of ε up to {max(THEIRS):g}"
-        scores.append(Score(label=label, epsilon=max(THEIRS), value=crowd.value or 0.0))
+        federated = simulated(adult)
+        label = f"A-DDP, {CLIENTS} clients of ε up to {max(THEIRS):g}"
+        scores.append(Score(label=label, epsilon=max(THEIRS), value=federated.value or 0.0))
         told(scores)
         found = [finding for name in ATTACKED for finding in methods.attack(name, scale=EFFORT)]
         worst = max(found, key=lambda one: one[1].eps_lower / one[1].claim.epsilon)[1]
@@ -99,11 +99,11 @@ def main() -> None:
             scores=scores,
             released=(
                 f"Accuracy on {len(adult.y_test):,} test records, of every model: computed without noise.",
-                f"{others} further models, a crowd's and one without privacy, for comparison: each cost a "
-                "budget of its own, which this ε does not count. The Adult data is public.",
+                f"{others} further models, one of federated clients and one without privacy, for comparison: "
+                "each cost a budget of its own, which this ε does not count. The Adult data is public.",
             ),
             tuning="Not included: the methods' settings were chosen on this table and others, as public data",
-            crowd=crowd,
+            federated=federated,
             audit=found,
             verified=checked(ledger),
         )
@@ -174,26 +174,32 @@ def compared(adult: Dataset, first: Trained) -> list[Score]:
     return scores
 
 
-def together(adult: Dataset) -> Crowd:
-    """A-DDP: users keep their records, add their own noise, and leave when the next round does not fit."""
-    began, n = time.perf_counter(), USERS * RECORDS
-    budgets = personal(np.resize(np.array(THEIRS), USERS), DELTA, Adjacency.ADD_REMOVE, Unit.RECORD)
+def simulated(adult: Dataset) -> FederatedRun:
+    """Run A-DDP: clients keep their records, add noise, and leave when the next round does not fit."""
+    began, n = time.perf_counter(), CLIENTS * RECORDS
+    budgets = personal(np.resize(np.array(THEIRS), CLIENTS), DELTA, Adjacency.ADD_REMOVE, Unit.RECORD)
     rows = Table(adult.X_train[:n], adult.y_train[:n].astype(np.float64))
-    crowd, public = Simulated.split(rows, clients=USERS, budgets=budgets), problem(adult, n)
+    clients, public = Simulated.split(rows, clients=CLIENTS, budgets=budgets), problem(adult, n)
     last = None
-    for last in addp(crowd, public, draw=Poisson(RATE), noise=NOISE, accountant=Accountant.TIGHT):
+    for last in addp(clients, public, draw=Poisson(RATE), noise=NOISE, accountant=Accountant.TIGHT):
         if last.t == ROUNDS:
             break
     assert last is not None
     sure = public.probabilities(last.w, adult.X_test, clip_norm=3.0, features=Features(public.width))
     value = float(np.mean((sure > 0.5) == adult.y_test))
     largest = int(np.argmax([budget.epsilon for budget in budgets]))
-    said = crowd.guarantee(largest)
-    name, seconds = f"A-DDP, {USERS} users with {RECORDS} records", time.perf_counter() - began
+    said = clients.guarantee(largest)
+    name, seconds = f"A-DDP, {CLIENTS} clients with {RECORDS} records", time.perf_counter() - began
     budget = f"ε {', '.join(f'{epsilon:g}' for epsilon in THEIRS)} in turn, against the {said.observer}"
     print(f"{name:34}{last.t:7,}{seconds:9.1f}{value:10.1%}   {budget}", flush=True)
-    groups = tuple(Users(**group) for group in budget_groups(crowd))
-    return Crowd(method="A-DDP", guarantee=said, trust="local", rounds=last.t, groups=groups, value=value)
+    groups = tuple(_group(**group) for group in budget_groups(clients))
+    return FederatedRun(
+        method="A-DDP", guarantee=said, trust="local", rounds=last.t, groups=groups, value=value
+    )
+
+
+def _group(*, epsilon: float, users: int, rounds: int, done: int) -> ClientGroup:
+    return ClientGroup(epsilon=epsilon, clients=users, rounds=rounds, done=done)
 
 
 def told(scores: Sequence[Score]) -> None:

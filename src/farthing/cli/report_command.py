@@ -26,7 +26,7 @@ def report(
     ] = None,
     simulated: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What simulate --json printed: what each user has left."),
+        typer.Option(metavar="FILE", help="What simulate --json printed: what each client has left."),
     ] = None,
     audit: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What audit --json printed: attacks beside the claim.")
@@ -71,7 +71,9 @@ def _subject(
     from farthing.report.subject import Subject
 
     told = reading.Told() if privacy is None else reading.read("--privacy", privacy, reading.told)
-    crowd, scores = (None, []) if simulated is None else reading.read("--simulated", simulated, reading.crowd)
+    federated, scores = (
+        (None, []) if simulated is None else reading.read("--simulated", simulated, reading.federated_run)
+    )
     verdicts = [] if audit is None else reading.read("--audit", audit, reading.verdicts)
     verified = reading.verified(verification(ledger))
     with open_journal(ledger) as journal:
@@ -86,7 +88,7 @@ def _subject(
             scores=[*told.scores, *scores],
             released=told.released,
             tuning=tuning,
-            crowd=crowd,
+            federated=federated,
             audit=verdicts,
             verified=verified,
         )

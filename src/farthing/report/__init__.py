@@ -5,6 +5,6 @@ html = page(subject)
 """
 
 from farthing.report.document import broken, page
-from farthing.report.subject import Crowd, Score, Subject, Users
+from farthing.report.subject import ClientGroup, FederatedRun, Score, Subject
 
-__all__ = ["Crowd", "Score", "Subject", "Users", "broken", "page"]
+__all__ = ["ClientGroup", "FederatedRun", "Score", "Subject", "broken", "page"]

@@ -1,4 +1,4 @@
-"""The whole report: one HTML file that needs nothing else, no script, no font, no picture from elsewhere.
+"""The report as one HTML file, without scripts, fonts or pictures from elsewhere.
 
 It is well-formed XML, too. Its own policy forbids scripts and everything from outside, so that even a mistake
 in escaping could not run or fetch anything.
@@ -14,7 +14,7 @@ from farthing.report import pictures
 from farthing.report.drawing import STYLE, table
 from farthing.report.pictures import Picture
 from farthing.report.statement import Item, Tone, band, headline, statement, upwards
-from farthing.report.subject import Crowd, Subject, escape, number, percent, plain
+from farthing.report.subject import FederatedRun, Subject, escape, number, percent, plain
 
 _HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 _POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'"
@@ -22,7 +22,24 @@ _WARNINGS = {Tone.CALM: "", Tone.CARE: "read this", Tone.WEAK: "weak", Tone.ALAR
 
 
 def page(subject: Subject) -> str:
-    """The whole offline HTML file."""
+    """Return a report as one offline HTML file.
+
+    Parameters
+    ----------
+    subject : Subject
+        The public facts of a run.
+
+    Returns
+    -------
+    str
+        Well-formed HTML without scripts or anything from elsewhere.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> page(Subject.of(ft.Ledger(ft.Budget(1.0, 1e-5)), title="Income", method="none"))[:15]
+    '<!DOCTYPE html>'
+    """
     drawn = pictures.pictures(subject)
     parts = [
         _banner(subject),
@@ -30,7 +47,7 @@ def page(subject: Subject) -> str:
         "<h2>Privacy statement</h2>",
         _intended(subject),
         _statement(statement(subject)),
-        *([_crowd(subject.crowd)] if subject.crowd is not None else []),
+        *([_federated(subject.federated)] if subject.federated is not None else []),
         *(["<h2>Pictures</h2>", _figures(drawn)] if drawn else []),
         _audit(subject),
         _ledger(subject),
@@ -41,7 +58,23 @@ def page(subject: Subject) -> str:
 
 
 def broken(title: str, reason: str) -> str:
-    """The page of a ledger that does not hold: what is wrong with it, and nothing else."""
+    """Return the page of a damaged ledger: what is wrong with it, and nothing else.
+
+    Parameters
+    ----------
+    title : str
+    reason : str
+        What the check of the ledger found.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> "This ledger is not in order" in broken("a.ledger", "row 3 was changed")
+    True
+    """
     said = (
         "<section class='banner alarm' role='alert'><strong>This ledger is not in order</strong>"
         f"<p>{escape(reason, 1000)}</p></section>"
@@ -147,17 +180,17 @@ def _raised(text: str) -> str:
     return escape(text, 600).replace("e^ε", "e<sup>ε</sup>")
 
 
-def _crowd(crowd: Crowd) -> str:
-    said = crowd.guarantee
-    users = sum(group.users for group in crowd.groups)
-    reached = "" if crowd.value is None else f" It reached {percent(crowd.value)} on test records."
+def _federated(run: FederatedRun) -> str:
+    said = run.guarantee
+    clients = sum(group.clients for group in run.groups)
+    reached = "" if run.value is None else f" It reached {percent(run.value)} on test records."
     size = f"ε = {upwards(said.epsilon)} at most, δ = {number(said.delta)}"
     return (
-        "<h2>Users who trained together</h2><p class='lead'>"
+        "<h2>Federated clients</h2><p class='lead'>"
         + escape(
-            f"{users:,} users kept their records and trained with {crowd.method} over {crowd.rounds:,} "
+            f"{clients:,} clients kept their records and trained with {run.method} over {run.rounds:,} "
             f"rounds, each on a budget of its own: {size}, {said.adjacency}, per {said.unit}, against "
-            f"{said.observer}, with {crowd.trust} noise, by {said.accountant} ({said.theorem}).{reached}",
+            f"{said.observer}, with {run.trust} noise, by {said.accountant} ({said.theorem}).{reached}",
             900,
         )
         + "</p>"

@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from farthing.report import drawing, reading
 from farthing.report.drawing import COLOURS, WIDTH, Frame, Scale, around, frame
 from farthing.report.statement import downwards, upwards
-from farthing.report.subject import Crowd, Score, Subject, Users, escape, noise_of, number, percent, plain
+from farthing.report.subject import (
+    ClientGroup,
+    FederatedRun,
+    Score,
+    Subject,
+    escape,
+    noise_of,
+    number,
+    percent,
+    plain,
+)
 
 _SHARES = ("accuracy", "auc", "f1", "precision", "recall")
 _MOST_BARS = 12
@@ -173,19 +183,19 @@ def _score_row(score: Score, shares: bool) -> tuple[str, str, str]:
 
 
 def _remaining(subject: Subject) -> Picture | None:
-    return None if subject.crowd is None else remaining(subject.crowd)
+    return None if subject.federated is None else remaining(subject.federated)
 
 
-def remaining(crowd: Crowd) -> Picture | None:
+def remaining(run: FederatedRun) -> Picture | None:
     """Draw what clients could afford and what they still can: bars, or a histogram of many kinds."""
-    groups = [group for group in crowd.groups if group.users > 0 and group.rounds > 0]
+    groups = [group for group in run.groups if group.clients > 0 and group.rounds > 0]
     if not groups:
         return None
-    users = sum(group.users for group in groups)
-    able = sum(group.users for group in groups if group.done < group.rounds)
-    title = "What each user has left"
+    clients = sum(group.clients for group in groups)
+    able = sum(group.clients for group in groups if group.done < group.rounds)
+    title = "What each client has left"
     caption = (
-        f"{users:,} users, each with a budget of its own. After {crowd.rounds:,} rounds {able:,} can still "
+        f"{clients:,} clients, each with a budget of its own. After {run.rounds:,} rounds {able:,} can still "
         "afford another."
     )
     groups = sorted(groups, key=lambda group: (group.epsilon, group.rounds, group.done))
@@ -196,7 +206,9 @@ def remaining(crowd: Crowd) -> Picture | None:
     along = Scale(0, most, 4, WIDTH - 8)
     for group in merged:
         left = group.rounds - group.done
-        name = f"ε {number(group.epsilon)} · {group.users:,} {'user' if group.users == 1 else 'users'}"
+        name = (
+            f"ε {number(group.epsilon)} · {group.clients:,} {'client' if group.clients == 1 else 'clients'}"
+        )
         parts.append(drawing.heading(y + 10, name, f"{left:,} of {group.rounds:,} rounds left"))
         parts.append(drawing.rectangle(4, y + 17, along(group.rounds) - 4, 12, "whole", 3))
         parts.append(drawing.rectangle(4, y + 17, along(group.done) - 4, 12, "bar c0", 3))
@@ -209,28 +221,28 @@ def remaining(crowd: Crowd) -> Picture | None:
             (_swatch(drawing.rectangle(1, 2, 26, 10, "bar c0", 3)), "rounds taken"),
             (_swatch(drawing.rectangle(1, 2, 26, 10, "whole", 3)), "rounds left"),
         ),
-        ("ε", "users", "rounds", "taken", "left"),
+        ("ε", "clients", "rounds", "taken", "left"),
         tuple(
-            (number(g.epsilon), f"{g.users:,}", f"{g.rounds:,}", f"{g.done:,}", percent(g.left))
+            (number(g.epsilon), f"{g.clients:,}", f"{g.rounds:,}", f"{g.done:,}", percent(g.left))
             for g in merged
         ),
     )
 
 
-def _merged(groups: Sequence[Users]) -> list[Users]:
+def _merged(groups: Sequence[ClientGroup]) -> list[ClientGroup]:
     """Return clients grouped by budget and rounds."""
     held: dict[tuple[float, int, int], int] = {}
     for group in groups:
         key = group.epsilon, group.rounds, group.done
-        held[key] = held.get(key, 0) + group.users
-    return [Users(epsilon=e, users=n, rounds=r, done=d) for (e, r, d), n in held.items()]
+        held[key] = held.get(key, 0) + group.clients
+    return [ClientGroup(epsilon=e, clients=n, rounds=r, done=d) for (e, r, d), n in held.items()]
 
 
-def _histogram(groups: Sequence[Users], title: str, caption: str) -> Picture:
+def _histogram(groups: Sequence[ClientGroup], title: str, caption: str) -> Picture:
     bins = [0] * 11  # nothing left, up to a tenth, ...
     for group in groups:
-        bins[min(10, math.ceil(10 * group.left - 1e-9))] += group.users
-    drawn = frame((0, 11), (0, 1.08 * max(bins)), across="budget left", upwards="users")
+        bins[min(10, math.ceil(10 * group.left - 1e-9))] += group.clients
+    drawn = frame((0, 11), (0, 1.08 * max(bins)), across="budget left", upwards="clients")
     words = ["none", *(f"{10 * (place - 1)}–{10 * place} %" for place in range(1, 11))]
     drawn.parts = [part for part in drawn.parts if 'text-anchor="middle"' not in part]
     for place, count in enumerate(bins):
@@ -242,7 +254,7 @@ def _histogram(groups: Sequence[Users], title: str, caption: str) -> Picture:
             drawn.parts.append(drawing.text(middle, drawn.y.start + 18, words[place], anchor="middle"))
     rows = tuple((word, f"{count:,}") for word, count in zip(words, bins, strict=True))
     shown = drawing.svg(title, caption, drawn.parts, "remaining")
-    return Picture(title, caption, shown, (), ("budget left", "users"), rows)
+    return Picture(title, caption, shown, (), ("budget left", "clients"), rows)
 
 
 def noised(subject: Subject) -> Picture | None:

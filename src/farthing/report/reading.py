@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
 from farthing.errors import InvalidValue, LedgerLocked
 from farthing.ledger.books import FLOATS, SEEDED
-from farthing.report.subject import Crowd, Score, Users
+from farthing.report.subject import ClientGroup, FederatedRun, Score
 
 if TYPE_CHECKING:
     from farthing.audit.auditing import Verdict
@@ -92,23 +92,23 @@ def verified(said: dict[str, Any]) -> str:
     )
 
 
-def crowd(said: dict[str, Any]) -> tuple[Crowd, list[Score]]:
+def federated_run(said: dict[str, Any]) -> tuple[FederatedRun, list[Score]]:
     """Read what ``farthing simulate --json`` printed."""
     if said["epsilon"] is None:
         raise InvalidValue("a simulation without privacy has no budgets to show")
     groups = tuple(
-        Users(
+        ClientGroup(
             epsilon=_positive(group["epsilon"]),
-            users=_count(group["users"]),
+            clients=_count(group["users"]),
             rounds=_count(group["rounds"]),
             done=_count(group["done"]),
         )
         for group in said["people"]
     )
-    method, users = str(said["method"]), sum(group.users for group in groups)
-    value, scores = scored(said, f"{method}, {users:,} users")
+    method, clients = str(said["method"]), sum(group.clients for group in groups)
+    value, scores = scored(said, f"{method}, {clients:,} clients")
     return (
-        Crowd(
+        FederatedRun(
             method=method,
             guarantee=guarantee(said),
             trust=str(said["trust"]),

@@ -53,19 +53,39 @@ Plan = tuple[tuple[Event, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """One point of "accuracy against epsilon"."""
+    """One point of the picture "accuracy against ε".
 
-    label: str  # a method or a baseline
-    epsilon: float | None  # None: a line across (without privacy, guessing)
+    Parameters
+    ----------
+    label : str
+        A method or a baseline.
+    epsilon : float or None
+        None draws a line across: a model without privacy, or guessing.
+    value : float
+        The score.
+    """
+
+    label: str
+    epsilon: float | None
     value: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Users:
-    """A group of clients with the same budget: the rounds they could afford, and those they took."""
+class ClientGroup:
+    """A group of clients with the same budget.
+
+    Parameters
+    ----------
+    epsilon : float
+        Their budget.
+    clients : int
+        How many there are.
+    rounds, done : int
+        The rounds that they could afford, and those that they took.
+    """
 
     epsilon: float
-    users: int
+    clients: int
     rounds: int
     done: int
 
@@ -76,15 +96,28 @@ class Users:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crowd:
-    """The facts of a federated training, in which each client has its own budget."""
+class FederatedRun:
+    """The facts of a federated training, in which each client has its own budget.
+
+    Parameters
+    ----------
+    method : str
+    guarantee : Guarantee
+        That of the client with the largest budget.
+    trust : str
+        Where noise is added: "local", "distributed" or "trusted".
+    rounds : int
+    groups : tuple of ClientGroup
+    value : float, optional
+        The accuracy on public test records.
+    """
 
     method: str
-    guarantee: Guarantee  # of the user with the largest budget
+    guarantee: Guarantee
     trust: str
     rounds: int
-    groups: tuple[Users, ...]
-    value: float | None = None  # accuracy on public test records
+    groups: tuple[ClientGroup, ...]
+    value: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +152,7 @@ class Subject:
     released: tuple[str, ...] = ()
     tuning: str = ""
     partial: bool = False
-    crowd: Crowd | None = None
+    federated: FederatedRun | None = None
     audit: tuple[tuple[str, "Verdict"], ...] = ()
     verified: str = ""  # what an independent check of the ledger found
     durable: bool = True  # whether the ledger is a file, rather than memory
@@ -167,15 +200,40 @@ class Subject:
         released: Sequence[str] = (),
         tuning: str = "",
         partial: bool = False,
-        crowd: Crowd | None = None,
+        federated: FederatedRun | None = None,
         audit: Sequence[tuple[str, "Verdict"]] = (),
         verified: str = "",
     ) -> "Subject":
-        """A run that spent from ``ledger``: its ``guarantee`` (the ledger's, if left out) and its steps.
+        """Return the subject of a run that spent from ``ledger``.
 
-        A journal alone will do, also one that was used with seeded noise, which no ledger opens again.
-        ``records`` is the public number of them. ``released`` names what was computed without privacy;
-        ``tuning`` says in a sentence whether settings were tried on the records, and who paid for that.
+        Parameters
+        ----------
+        ledger : Ledger or Journal
+            A journal alone will do, also one that was used with seeded noise, which no ledger opens again.
+        title, method : str
+        steps : int, optional
+            None: the number of answers.
+        guarantee : Guarantee, optional
+            None: the ledger's.
+        history : iterable of Step
+            The steps of the run, where it took its part of the ledger in one charge.
+        sampler : str, optional
+            How records were drawn, in words.
+        records, features : int, optional
+            Public numbers.
+        scores : sequence of Score
+        measure : str, default "accuracy"
+            What the scores are.
+        released : sequence of str
+            What was computed without privacy.
+        tuning : str
+            Whether settings were tried on the records, and who paid for that.
+        partial : bool, default False
+            Whether the run was interrupted.
+        federated : FederatedRun, optional
+        audit : sequence of (str, Verdict)
+        verified : str
+            What an independent check of the ledger found.
         """
         journal = ledger.journal if isinstance(ledger, Ledger) else ledger
         header, rows = journal.header, tuple(journal.rows())
@@ -212,7 +270,7 @@ class Subject:
             released=tuple(released),
             tuning=tuning,
             partial=partial,
-            crowd=crowd,
+            federated=federated,
             audit=tuple(audit),
             verified=verified,
             durable=journal.path is not None,
