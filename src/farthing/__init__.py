@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from farthing import audit, federated, torch
     from farthing.accounting.api import delta, epsilon, noise_for, steps_for
+    from farthing.accounting.menu import Menu
     from farthing.audit.auditing import audit_mechanism
     from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
     from farthing.errors import (
@@ -84,6 +85,7 @@ __all__ = [
     "LinearSVC",
     "LogisticRegression",
     "Majority",
+    "Menu",
     "NoisyGradient",
     "NoisyMax",
     "NonPrivate",
@@ -137,6 +139,7 @@ _HOMES = {
     ),
     "linear.estimators": ("LinearRegression", "LinearSVC", "LogisticRegression"),
     "linear.pca": ("PCA",),
+    "accounting.menu": ("Menu",),
     "accounting.api": ("delta", "epsilon", "noise_for", "steps_for"),
     "ledger.ledger": ("Ledger",),
     "queries.mechanisms": ("Gaussian", "Laplace", "NoisyMax", "SymmetricGaussian"),

@@ -74,7 +74,7 @@ class Filter(Protocol):
         """ε of totals at the budget's δ, had they been fixed ahead."""
 
 
-class _Additive(ABC):
+class Additive(ABC):
     """A privacy filter whose costs add."""
 
     @abstractmethod
@@ -100,7 +100,7 @@ def _no_theorem(event: Event, name: str, instead: str) -> Unsupported:
 
 
 @dataclass(frozen=True, slots=True)
-class BasicFilter(_Additive):
+class BasicFilter(Additive):
     """A privacy filter that adds up ε and δ: basic composition with adaptively chosen parameters.
 
     Parameters
@@ -152,7 +152,7 @@ class BasicFilter(_Additive):
 
 
 @dataclass(frozen=True, slots=True)
-class ZcdpFilter(_Additive):
+class ZcdpFilter(Additive):
     """A privacy filter that adds up ρ of zCDP (and δ of approximate zCDP).
 
     Parameters
@@ -221,7 +221,7 @@ class ZcdpFilter(_Additive):
 
 
 @dataclass(frozen=True, slots=True)
-class GdpFilter(_Additive):
+class GdpFilter(Additive):
     """A privacy filter that adds up μ² of Gaussian answers and converts the sum exactly.
 
     Parameters
@@ -291,7 +291,7 @@ DEFAULT_ORDERS = (1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64
 
 
 @dataclass(frozen=True, slots=True)
-class RdpFilter(_Additive):
+class RdpFilter(Additive):
     """A privacy filter that adds up Rényi divergences at orders chosen ahead; one that fits is enough.
 
     Parameters

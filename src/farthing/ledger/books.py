@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing.accounting import calibrate, gaussian, pld, zcdp
-from farthing.accounting.filters import FILTERS, BasicFilter, Filter, GdpFilter, Totals, ZcdpFilter
+from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, Totals, ZcdpFilter
+from farthing.accounting.menu import FILTERS_BY_NAME
 from farthing.budget import Budget, Guarantee
 from farthing.errors import BudgetSpent, InvalidValue, PromiseBroken, Unsupported
 from farthing.ledger.journal import Journal, Row
@@ -47,7 +48,7 @@ def header_of(rule: Filter, noise: str) -> dict[str, Any]:
     """Return the first row of a journal: budget, filter, noise."""
     names = [field.name for field in fields(rule) if field.init and field.name != "budget"]  # type: ignore[arg-type]
     options = {name: getattr(rule, name) for name in names}
-    options = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+    options = {name: _plain(value) for name, value in options.items()}
     return {
         "farthing": _FORMAT,
         "budget": asdict(rule.budget),
@@ -56,12 +57,19 @@ def header_of(rule: Filter, noise: str) -> dict[str, Any]:
     }
 
 
+def _plain(value: Any) -> Any:
+    """A filter's option as JSON has it: events are encoded."""
+    if isinstance(value, tuple):
+        return [encode(one) if isinstance(one, Event) else one for one in value]
+    return value
+
+
 def rule_of(header: dict[str, Any]) -> Filter:
     """Return the inverse of `header_of`, for a journal begun earlier."""
     if header.get("farthing") != _FORMAT:
         raise InvalidValue(f"this is not a ledger of format {_FORMAT}: {header.get('farthing')!r}")
     options = dict(header["filter"])
-    kind = FILTERS[options.pop("name")]
+    kind = FILTERS_BY_NAME[options.pop("name")]
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
     return kind(Budget(**header["budget"]), **options)
 

@@ -52,20 +52,20 @@ class _Deferred:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Return the optimiser's own, also after it was restored."""
+        """The optimiser's own, also after it was restored."""
         return self._optimizer.param_groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, before the next batch is asked for."""
+        """Before the next batch is asked for."""
         self._optimizer.zero_grad(set_to_none)
 
     def step(self) -> None:
         """Do nothing: the framework calls the step of the optimiser itself."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimiser's state."""
+        """For checkpoints."""
         return self._optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of the optimiser."""
+        """From checkpoints."""
         self._optimizer.load_state_dict(state_dict)

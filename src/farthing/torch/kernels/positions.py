@@ -11,7 +11,7 @@ from farthing.noise import native
 
 
 class Shape(NamedTuple):
-    """Return what the kernel `windows` must know of a layer; see there."""
+    """What the kernel `windows` must know of a layer; see there."""
 
     size: int
     spots: int
@@ -23,7 +23,7 @@ class Shape(NamedTuple):
 
 
 def available(device: torch.device) -> bool:
-    """Return whether there is a kernel for tensors on a device."""
+    """Whether there is a kernel for tensors on a device."""
     return device.type == "cpu" and native.kernels() is not None
 
 

@@ -49,7 +49,7 @@ class Stateful(Protocol):
     """Something with a state of tensors and numbers: a `Training`, for instance."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that changes on the way."""
+        """All that changes on the way."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes such a state up again."""
@@ -188,24 +188,24 @@ class Layout:
 
     @classmethod
     def over(cls, tensors: dict[str, Any]) -> "Layout":
-        """Return the layout of these, one after the other."""
+        """The layout of these, one after the other."""
         ends = list(accumulate(tensor.numel() for tensor in tensors.values()))
         shapes = tuple(tuple(tensor.shape) for tensor in tensors.values())
         return cls(tuple(tensors), shapes, (0, *ends[:-1]), ends[-1])
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return how many coordinates each parameter has."""
+        """How many coordinates each parameter has."""
         return tuple(b - a for a, b in zip(self.offsets, (*self.offsets[1:], self.size), strict=True))
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Return each parameter's part of a flat tensor, in its shape and without a copy."""
+        """Each parameter's part of a flat tensor, in its shape and without a copy."""
         parts = zip(flat.split(self.sizes), self.shapes, strict=True)
         return [part.view(shape) for part, shape in parts]
 
 
 class Flat:
-    """A flat state: one float32 tensor a name, of which every parameter's state is a view.
+    """For each name one float32 tensor, of which every parameter's state is a view.
 
     States of ``names`` have a parameter's shape, those of ``numbers`` are one number a parameter. They begin
     with what they hold, or with zeros. Who replaces one, by loading a checkpoint, say, makes the flat one
@@ -238,13 +238,13 @@ class Flat:
         return self._whole[name]
 
     def get(self, name: str) -> Tensor | None:
-        """Return the flat state of this name, if there is one."""
+        """The flat state of this name, if there is one."""
         return self._whole.get(name)
 
     def holds(
         self, parameters: Sequence[Tensor], states: Sequence[dict[str, Any]], names: Sequence[str]
     ) -> bool:
-        """Return whether it is these parameters' state still, by all of these names."""
+        """Whether it is these parameters' state still, by all of these names."""
         known = [state.get(name) for name in self._names for state in states]
         return (
             self._names == names
@@ -255,7 +255,7 @@ class Flat:
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Return tensors end to end in float32; no copy where they lie so already, in one flat tensor.
+    """Tensors end to end in float32; no copy where they lie so already, in one flat tensor.
 
     >>> whole = torch.arange(6.0)
     >>> joined([whole[:4].view(2, 2), whole[4:]]).data_ptr() == whole.data_ptr()
