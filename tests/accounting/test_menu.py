@@ -71,7 +71,7 @@ def test_one_sampled_gaussian_is_dominated_at_every_epsilon(rate, noise, epsilon
     event = PoissonEvent(rate, GaussianEvent(noise))
     ways = pairs.of_event(event, Adjacency.ADD_REMOVE)
     way = ways[min(direction, len(ways) - 1)]
-    found = masses_delta(loss_masses.repeated(way, 1, 0.002, 1e-12), epsilon)
+    found = masses_delta(loss_masses.repeated(way, 1, 0.002 * rate, 1e-12), epsilon)
     # P(x > t) - e^ε Q(x > t) or the other way round, where the densities cross at t
     add = direction and len(ways) > 1
     odds = (math.exp(-epsilon if add else epsilon) - 1 + rate) / rate

@@ -615,3 +615,57 @@ def test_the_file_stands_alone_and_is_short():
     assert roots - set(sys.stdlib_module_names) == {"numpy"}
     assert not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree))
     assert len(source.splitlines()) < 360
+
+
+@pytest.fixture(scope="module")
+def from_a_menu():
+    """The export of a ledger that spent from a menu, and its rows."""
+    menu = ft.Menu(ft.Poisson(0.2).amplify(ft.Gaussian(noise)) for noise in (4.0, 8.0))
+    ledger = ft.Ledger(ft.Budget(1.0, 1e-5), filter=menu)
+    for noise in (4.0, 8.0, 10.0, 4.0):
+        query = ft.Query(
+            ft.Poisson(0.2), ft.PerExample(lambda rows, w: rows[0]), ft.ClipNorm(1.0), ft.Gaussian(noise)
+        )
+        ledger.over(ft.Rows(np.zeros((20, 2)))).ask(query)
+    buffer = io.StringIO()
+    ledger.journal.export(buffer)
+    return buffer.getvalue().splitlines()
+
+
+def rehashed(rows):
+    """Rows with hashes of their own, as somebody who rewrites a whole journal would make them."""
+    previous, lines = "0" * 64, []
+    for row in rows:
+        row["previous"] = previous
+        values = [row[name] for name in verifier.FIELDS]
+        previous = row["hash"] = hashlib.sha256(verifier._text(values).encode()).hexdigest()
+        lines.append(json.dumps(row))
+    return lines
+
+
+def test_a_ledger_that_spends_from_a_menu_is_verified(from_a_menu):
+    found = verify(from_a_menu)
+    assert found.code == 0, found.reason
+    assert found.rule == "the menu filter"
+    assert sum(found.charged.values()) == 4
+
+
+def test_prices_that_let_a_strategy_pass_the_budget_are_found(from_a_menu):
+    rows = [json.loads(line) for line in from_a_menu]
+    rows[0]["body"]["filter"]["steps"] = [
+        count + max(1, count // 10) for count in rows[0]["body"]["filter"]["steps"]
+    ]
+    found = verify(rehashed(rows))
+    assert found.code == 1
+    assert "a strategy from the menu reaches delta" in found.reason
+
+
+def test_more_units_than_a_menu_has_are_found(from_a_menu):
+    rows = [json.loads(line) for line in from_a_menu]
+    charge = rows[-1]
+    more = rows[0]["body"]["filter"]["units"] * rows[0]["body"]["filter"]["steps"][0]
+    charge["body"]["count"] = 1 + more
+    charge["state"][0] += more
+    found = verify(rehashed(rows))
+    assert found.code == 1
+    assert "units are used" in found.reason

@@ -32,6 +32,7 @@ FINE = 1e-9  # of what the others spent; ledgers round inward by more than the T
 TOLERANCE = 2.0**-39  # of Σε and Σδ, which are only added: twice what a ledger allows them
 CELLS, PANELS = 2**16, 2**15  # of the coarser grid of losses, and of the integral over a density
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)  # within each panel
+MENU = 1.02  # times δ: what grids and FFTs here may be off by in the best strategy from a menu
 TILTS = np.geomspace(1e-3, 1e6, 40)
 _text = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
@@ -158,6 +159,9 @@ class _Audit:
         if name not in self.costs:
             self.costs[name] = sum((n * self._cost(part) for part, n in _flat(json.loads(name))), np.zeros(1))
         self.totals = self.totals + count * self.costs[name]
+        if self.rule == "menu":
+            used = int(np.ceil(self.totals / self.steps) @ self.prices)
+            return _must(used <= self.units, f"overspent: {used} units are used of {self.units}")
         most = {"basic": self.delta, "zcdp": self.aside}.get(self.rule, math.inf)
         found = self._epsilon(
             self.delta / max(len(self.orders), 1) - self.aside, self.totals
@@ -167,18 +171,90 @@ class _Audit:
         )
         return _must(fits, f"overspent: {count} x {name} does not fit by {self.found.rule}")
 
-    def _open(self, noise: str, budget: Event, name: str, approximate: float = 0.0, orders: Any = ()) -> None:
+    def _open(
+        self, noise: str, budget: Event, name: str, approximate: float = 0.0, orders: Any = (), **menu: Any
+    ) -> None:
         self.epsilon, self.delta, self.adjacency = budget["epsilon"], budget["delta"], budget["adjacency"]
         self.rule, self.aside, self.orders = name, approximate, np.array(orders, float)
         self.seen, self.shift = budget["observer"] == "coordinator", SHIFTS[self.adjacency]
-        self.totals = np.zeros({"basic": 2, "zcdp": 2, "gdp": 1, "rdp": len(orders)}[name])
+        self.entries: list[Event] = menu.get("events", [])
+        sizes = {"basic": 2, "zcdp": 2, "gdp": 1, "rdp": len(orders), "menu": len(self.entries)}
+        self.totals = np.zeros(sizes[name])
         text = f"({self.epsilon:g}, {self.delta:g})-DP, {self.adjacency}, per {budget['unit']}"
         self.found.rule, self.found.budget = f"the {name} filter", f"{text}, against {budget['observer']}"
         valid = self.epsilon > 0 and 0 <= approximate <= self.delta < 1 < min(orders, default=2)
         _must(valid and noise == SOUND, f"there is no privacy in {text} by {name} with {noise}")
+        if name == "menu":
+            self._open_menu(**menu)
+
+    def _open_menu(self, events: list[Event], steps: list[int], prices: list[int], units: int) -> None:
+        """Check that no strategy within these prices passes the budget."""
+        whole = all(type(one) is int and one > 0 for one in (*steps, *prices, units))
+        _must(whole and len(events) == len(steps) == len(prices) > 0, "the menu has no prices")
+        self.steps, self.prices, self.units = np.array(steps), np.array(prices), units
+        worst = max(self._worst(side) for side in (0, 1))
+        _must(worst <= self.delta * MENU, f"a strategy from the menu reaches delta {worst:.3g}")
+
+    def _worst(self, side: int) -> float:
+        """Return δ at ε of the best adaptive strategy in one direction: a recursion over units, by FFT.
+
+        With r the ratio of densities, φ₀ = (1 - e^ε r)₊ and φ_u = max over entries of E φ_{u-c}(r Q/P).
+        """
+        spread = 1 / _first(lambda x: x > 0 and _gaussian_delta(1 / x, self.epsilon) <= self.delta, 1e6)
+        step = spread / math.sqrt(self.units) / 10
+        low = math.ceil(8 * spread / step)
+        losses = step * (np.arange(2 * low + 1 + int(self.epsilon / step)) - low)
+        values = [-np.expm1(np.minimum(self.epsilon - losses, 0))]
+        blocks = zip(self.entries, self.steps.tolist(), self.prices.tolist(), strict=True)
+        kernels = [(*self._block(event, count, step, side), price) for event, count, price in blocks]
+        for unit in range(1, self.units + 1):
+            new = values[-1]
+            for first, masses, price in kernels:
+                if price <= unit:
+                    expected = _correlated(values[-price], first, masses) + max(0.0, 1 - masses.sum())
+                    new = np.maximum(new, expected)
+            values = [*values[1 - int(self.prices.max()) :], np.minimum(new, 1.0)]
+        return float(values[-1][low])
+
+    def _block(self, event: Event, count: int, step: float, side: int) -> tuple[int, Array]:
+        """Return the place of the first loss on a grid, and the masses, of so many events."""
+        pair = self._pair(event, side, 1.0)
+        while count > 4096:  # in stages, so that a grid resolves a single event as well
+            part = min(range(512, 2048), key=lambda part: -(-count // part) * part)
+            pair, count = self._composed(pair, part), -(-count // part)
+        mass, loss = self._composed(pair, count)
+        return _split(np.exp(mass), loss, step)
+
+    def _composed(self, pair: tuple[Array, Array], count: int) -> tuple[Array, Array]:
+        logs = [count * _moments(pair, sign * TILTS) for sign in (-1, 1)]
+        low, high = (min((log + 25 - math.log(self.delta)) / TILTS) for log in logs)
+        cells, width = 2 * CELLS, (low + high) / (2 * CELLS - 16)
+        first, masses = _split(np.exp(pair[0]), pair[1], width)
+        grid = np.bincount((first + np.arange(len(masses))) % cells, masses, cells)
+        back = int(low // width) + 8
+        density = np.roll(np.fft.irfft(np.fft.rfft(grid) ** count, cells), back)
+        return np.log(np.maximum(density, 1e-300)), width * (np.arange(cells) - back)
+
+    def _entry(self, event: Event) -> Array:
+        """Return 1 at the cheapest entry of the menu with no more noise and no smaller a rate."""
+
+        def seen(one: Event) -> tuple[str, float, float]:
+            inner = one.get("event", one)
+            kind = "poisson" if one["kind"] == "gaussian" else one["kind"]
+            rate = one["size"] / one["of"] if kind == "fixed-size" else one.get("rate", 1.0)
+            return kind, rate, inner.get("noise", -inner.get("epsilon", math.inf))
+
+        kind, rate, noise = seen(event)
+        known = [seen(one) for one in self.entries]
+        fits = [k == kind and r >= rate and n <= noise for k, r, n in known]
+        _must(any(fits), f"not recomputed: no entry of the menu dominates {_text(event)}")
+        best = int(np.argmin(np.where(fits, self.prices / self.steps, np.inf)))
+        return np.asarray(np.eye(len(self.entries))[best])
 
     def _cost(self, event: Event) -> Array:
         """Return what one event adds to the totals of the filter."""
+        if self.rule == "menu":
+            return self._entry(event)
         kind, delta, (_, pure) = event["kind"], event.get("delta", 0.0), self._sampled(event)
         mu = self.shift / event["noise"] if kind == "gaussian" else 0.0
         rho = event["rho"] if kind == "zcdp" else mu**2 / 2
@@ -221,6 +297,10 @@ class _Audit:
             plans = [found.charged, self.promised, *([gross] if back else [])]
             ends = [[self._enclose(plan, side) for side in (0, 1)] for plan in plans]
             found.spent, found.plan, *more = ((low, high) for low, high in np.max(ends, axis=1).tolist())
+        elif self.rule == "menu":
+            gross = {name: n + back.get(name, 0) for name, n in found.charged.items()}
+            ends = [[self._enclose(plan, side) for side in (0, 1)] for plan in (found.charged, gross)]
+            found.spent, *more = ((low, high) for low, high in np.max(ends, axis=1).tolist())
         else:
             given = sum((n * self.costs[name] for name, n in back.items()), np.zeros(1))
             found.spent, *more = (self._between(total) for total in (self.totals, self.totals + given))
@@ -307,6 +387,27 @@ class _Audit:
         wide, top = upper(1, self.delta - slack), upper(2, self.delta - slack)
         margin = 2 * abs(wide - top) + 1e-7 * top + step * min(odds, 4 * math.sqrt(odds))
         return max(0.0, upper(2, self.delta + slack) - margin), top * (1 + 1e-8)
+
+
+def _split(mass: Array, loss: Array, width: float) -> tuple[int, Array]:
+    """Return masses on a grid: each is split between neighbours so that P and Q keep theirs."""
+    kept = mass > 1e-25
+    mass, loss = mass[kept], loss[kept]
+    place = np.floor(loss / width + 1e-9)
+    part = np.expm1(place * width - loss) / math.expm1(-width)
+    first, size = int(place.min()), int(place.max() - place.min()) + 2
+    places = np.append(place, place + 1).astype(np.int64) - first
+    return first, np.bincount(places, np.append(mass * (1 - part), mass * part), size)
+
+
+def _correlated(values: Array, first: int, masses: Array) -> Array:
+    """Return Σ masses[j] · values[i + first + j] for every i, with 1 above values and their first below."""
+    wide, below = len(masses), max(0, -first)
+    padded = np.concatenate([np.full(below, values[0]), values, np.ones(max(0, first) + wide)])
+    padded = padded[first + below :][: len(values) + wide - 1]
+    size = 1 << (len(padded) + wide).bit_length()
+    product = np.fft.rfft(padded, size) * np.fft.rfft(masses[::-1], size)
+    return np.asarray(np.fft.irfft(product, size)[wide - 1 : wide - 1 + len(values)])
 
 
 def _flat(event: Event, times: int = 1) -> list[tuple[Event, int]]:
