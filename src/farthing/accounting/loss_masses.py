@@ -79,7 +79,7 @@ def _single(pair: pairs.Pair, step: float, cut: float) -> LossMasses:
     """One event, by connecting the dots; at most ``cut`` of mass is below the first or above the last."""
     low, high = _ends(pair, cut)
     first, last = math.floor(low / step), math.ceil(high / step)
-    edges = np.arange(first, last + 1) * step
+    edges: Array = np.arange(first, last + 1) * np.float64(step)
     p, q = _intervals(pair, edges)
     p = p * (1 + _MASS)
     upper = (p - q * (1 - 3 * _MASS) * np.exp(edges[:-1])) / -math.expm1(-step)

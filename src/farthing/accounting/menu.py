@@ -54,7 +54,7 @@ from farthing.accounting.loss_masses import EDGE, LossMasses, repeated
 from farthing.accounting.tolerance import inner
 from farthing.budget import Budget
 from farthing.errors import InvalidValue, Unsupported
-from farthing.queries.events import ComposedEvent, Event, RepeatedEvent, decode
+from farthing.queries.events import ComposedEvent, Event, RepeatedEvent
 from farthing.queries.samplers import HasEvent
 
 Array = NDArray[np.float64]
@@ -144,8 +144,6 @@ class MenuFilter(Additive):
     )
 
     def __post_init__(self) -> None:
-        entries = (decode(one) if isinstance(one, dict) else one for one in self.events)
-        object.__setattr__(self, "events", tuple(entries))
         for name in ("steps", "prices"):
             counts = tuple(validate.count(**{name: count}) for count in getattr(self, name))
             if len(counts) != len(self.events):

@@ -64,13 +64,19 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(decode(one) if isinstance(one, dict) else one for one in value)
+    return value
+
+
 def rule_of(header: dict[str, Any]) -> Filter:
     """Return the inverse of `header_of`, for a journal begun earlier."""
     if header.get("farthing") != _FORMAT:
         raise InvalidValue(f"this is not a ledger of format {_FORMAT}: {header.get('farthing')!r}")
     options = dict(header["filter"])
     kind = FILTERS_BY_NAME[options.pop("name")]
-    options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
+    options = {name: _decoded(value) for name, value in options.items()}
     return kind(Budget(**header["budget"]), **options)
 
 

@@ -397,7 +397,7 @@ def _split(mass: Array, loss: Array, width: float) -> tuple[int, Array]:
     part = np.expm1(place * width - loss) / math.expm1(-width)
     first, size = int(place.min()), int(place.max() - place.min()) + 2
     places = np.append(place, place + 1).astype(np.int64) - first
-    return first, np.bincount(places, np.append(mass * (1 - part), mass * part), size)
+    return first, np.asarray(np.bincount(places, np.append(mass * (1 - part), mass * part), size), float)
 
 
 def _correlated(values: Array, first: int, masses: Array) -> Array:
