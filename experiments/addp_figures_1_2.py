@@ -63,9 +63,9 @@ PAPER = {
         Adjacency.ADD_REMOVE,
         lambda c, p: addp(c, p, draw=Poisson(1 / EACH), weights=Weights.PLAIN),
     ),
-    "SGD-Adv": (Adjacency.ADD_REMOVE, lambda c, p: sgd_adv(c, p, clip=CLIP, rounds=PLANNED)),
-    "SGD-Pass": (Adjacency.ZERO_OUT, lambda c, p: sgd_pass(c, p, clip=CLIP, rounds=PLANNED)),
-    "SGD-Maj": (Adjacency.ADD_REMOVE, lambda c, p: sgd_maj(c, p, clip=CLIP, rounds=PLANNED)),
+    "SGD-Adv": (Adjacency.ADD_REMOVE, lambda c, p: sgd_adv(c, p, clip_norm=CLIP, rounds=PLANNED)),
+    "SGD-Pass": (Adjacency.ZERO_OUT, lambda c, p: sgd_pass(c, p, clip_norm=CLIP, rounds=PLANNED)),
+    "SGD-Maj": (Adjacency.ADD_REMOVE, lambda c, p: sgd_maj(c, p, clip_norm=CLIP, rounds=PLANNED)),
 }
 BETTER = {
     "one record, tight": (

@@ -175,7 +175,7 @@ def second(n: int, epsilon: float, m: int, T: int, method: str, repeats: int) ->
         crowd = Simulated.split(X, y, clients=m, budgets=budget, stream=place)
         problem = Problem(logistic, n, X.shape[1], unit=False)
         given = None if method == LEAST else noise
-        steps = sgd2(crowd, problem, rounds=T, noise=given, radius=RADIUS, convexity=CONVEXITY)
+        steps = sgd2(crowd, problem, rounds=T, noise_multiplier=given, radius=RADIUS, convexity=CONVEXITY)
         excess = risk(_learnt(steps, T), z, y, CONVEXITY) - best
         found.append({**where, "σ": noise, "excess": excess})
     return found
@@ -192,7 +192,7 @@ def sketched(n: int, epsilon: float, m: int, T: int, repeats: int) -> list[Row]:
         crowd = Simulated.split(X, y, clients=m, budgets=budget, stream=place)
         problem = Problem(logistic, n, X.shape[1], unit=False)
         options = {"radius": RADIUS, "convexity": CONVEXITY}
-        steps = sgd2(crowd, problem, rounds=T, rate=lambda t: eta, **options)
+        steps = sgd2(crowd, problem, rounds=T, lr=lambda t: eta, **options)
         excess = risk(_learnt(steps, T), z, y, CONVEXITY) - risk(star, z, y, CONVEXITY)
         where = {"claim": SKETCH, "n": n, "claimed": epsilon, "m": m, "T": T, "method": LEAST}
         found.append({**where, "σ": noise, "η": eta, "distance": float(star @ star), "excess": excess})

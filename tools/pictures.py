@@ -104,7 +104,9 @@ def crowd() -> None:
         X, y, records=100, budgets=personal(np.repeat(budgets, 50), 1e-8), stream=frame.stream("crowd")
     )
     problem = Problem(logistic, len(X), X.shape[1], unit=False)
-    next(addp(users, problem, draw=ft.Poisson(0.01), noise=200.0))  # one round: terms say how many there are
+    next(
+        addp(users, problem, draw=ft.Poisson(0.01), noise_multiplier=200.0)
+    )  # one round: terms say how many there are
     rounds = np.sort(users.left + users.done)
     axes.step([100, *rounds, 2 * rounds[-1]], [*range(200, -1, -1), 0], where="post", color=frame.COLOURS[0])
     for place, epsilon in enumerate(budgets):

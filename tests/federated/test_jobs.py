@@ -88,23 +88,23 @@ def analytic(epsilon: float, delta: float) -> float:
 
 
 SYMBOLS = [
-    ("addp", ("--lr", 0.3), "rate", 0.3),
+    ("addp", ("--lr", 0.3), "lr", 0.3),
     ("addp", ("--weights", "plain"), "weights", "plain"),
-    ("addp", ("--clip", 2), "clip", 2.0),
-    ("addp", ("--noise-multiplier", 40), "noise", 40.0),
-    ("sgd-adv", ("--lr", 0.3), "rate", 0.3),
-    ("sgd-maj", ("--lr", 0.3), "rate", 0.3),
-    ("sgd-pass", ("--lr", 0.3), "rate", 0.3),
+    ("addp", ("--clip", 2), "clip_norm", 2.0),
+    ("addp", ("--noise-multiplier", 40), "noise_multiplier", 40.0),
+    ("sgd-adv", ("--lr", 0.3), "lr", 0.3),
+    ("sgd-maj", ("--lr", 0.3), "lr", 0.3),
+    ("sgd-pass", ("--lr", 0.3), "lr", 0.3),
     ("sgd2", ("--radius", 4), "radius", 4.0),
     ("sgd2", ("--convexity", 0.5), "convexity", 0.5),
     ("sgd2", ("--clip", 0.7), "lipschitz", 0.7),
     ("sgd2", ("--rounds", 7), "rounds", 7),
-    ("sgd2", ("--noise-multiplier", 300), "noise", 300.0),
+    ("sgd2", ("--noise-multiplier", 300), "noise_multiplier", 300.0),
     ("sgd2", ("--weights", "precision"), "weights", "precision"),
     ("sgd1", ("--radius", 4), "radius", 4.0),
     ("sgd1", ("--convexity", 0.5), "convexity", 0.5),
     ("sgd1", ("--clip", 0.7), "lipschitz", 0.7),
-    ("sgd1", ("--noise-multiplier", 300), "noise", 300.0),
+    ("sgd1", ("--noise-multiplier", 300), "noise_multiplier", 300.0),
 ]
 
 
@@ -122,7 +122,7 @@ def test_a_learning_rate_of_sgd1_and_sgd2_is_the_same_in_every_iteration(
     told: Any, asked: dict[str, Any], method: str
 ) -> None:
     told("--method", method, "--lr", 0.3, "--records-per-client", 3, epsilon=5, delta=1e-3)
-    assert [asked["rate"](t) for t in (1, 2, 900)] == [0.3] * 3
+    assert [asked["lr"](t) for t in (1, 2, 900)] == [0.3] * 3
 
 
 @pytest.mark.parametrize(("draw", "moved"), [("one", 2), ("poisson:0.01", 1)])
@@ -199,7 +199,7 @@ def test_published_noise_of_sgd2_takes_t_rounds_and_says_what_they_cost(told: An
         (("sgd2", "--convexity", -1), "--convexity must be a finite number > 0, got -1.0"),
         (
             ("sgd2", "--lr", 1, "--weights", "plain"),
-            "rate is that of a plain sum, the weights are 'plain': use 'records'",
+            "lr is that of a plain sum, the weights are 'plain': use 'records'",
         ),
         (("sgd1", "--noise-multiplier", 0), "--noise-multiplier must be a finite number > 0"),
         (

@@ -37,7 +37,7 @@ def agent(seed=0, records=20, **options):
     rng = np.random.default_rng(seed)
     table = Table(rng.uniform(size=(records, 2)), rng.integers(0, 2, records) * 1.0)
     given = options.pop("budget", budget())
-    clip = options.pop("clip", None)
+    clip = options.pop("clip_norm", None)
     ledger = ft.Ledger(given, stream=SeededStream(seed), **options)
     return ClientAgent(ledger.over(table), max(records, 1), clip)
 
@@ -96,7 +96,7 @@ def test_an_agent_answers_until_its_budget_is_spent():
 
 def test_an_agent_whose_budget_allows_nothing_says_so():
     poor = agent(budget=budget(0.01))
-    assert poor.join(Invitation(1.0, noise=1.0)).rounds == 0
+    assert poor.join(Invitation(1.0, noise_multiplier=1.0)).rounds == 0
     assert poor.left == 0
     with pytest.raises(BudgetSpent, match="not even one round"):
         poor.handle(Ask(1, GRADIENT, np.zeros(3)))
@@ -117,14 +117,18 @@ def test_an_agent_must_join_first_and_only_answers_what_it_agreed_to():
         (lambda: Invitation(0.0), InvalidValue, "clip"),
         (lambda: Invitation(math.nan), InvalidValue, "clip"),
         (lambda: Invitation(1.0, rounds=0), InvalidValue, "rounds"),
-        (lambda: Invitation(1.0, noise=-1.0), InvalidValue, "noise"),
+        (lambda: Invitation(1.0, noise_multiplier=-1.0), InvalidValue, "noise"),
         (lambda: Invitation(1.0, draw="one"), InvalidValue, "draw"),
         (lambda: Invitation(1.0, accountant="hopeful"), InvalidValue, "accountant"),
         (lambda: Invitation(1.0, trust="blind"), InvalidValue, "trust"),
-        (lambda: Invitation(1.0, trust="distributed"), InvalidValue, "noise must be given"),
+        (lambda: Invitation(1.0, trust="distributed"), InvalidValue, "noise_multiplier must be given"),
         (lambda: Invitation(1.0, survivors=0), InvalidValue, "survivors"),
         (lambda: Exactly(0), InvalidValue, "size"),
-        (lambda: agent().join(Invitation(1.0, noise=1.0, trust="trusted")), Unsupported, "without noise"),
+        (
+            lambda: agent().join(Invitation(1.0, noise_multiplier=1.0, trust="trusted")),
+            Unsupported,
+            "without noise",
+        ),
         (lambda: agent().join(Invitation(1.0, InTurn())), Unsupported, "every round"),
         (lambda: Invitation(1.0, InTurn()).terms(budget(), 9), Unsupported, "turns"),
         (lambda: Invitation(1.0).terms(budget(observer="anyone"), 9), InvalidValue, "against server"),
@@ -170,7 +174,7 @@ def test_without_noise_to_speak_of_the_mean_is_the_mean():
 
 def test_a_crowd_goes_on_while_anyone_can_afford_a_round():
     clients = Parties([agent(i, budget=budget(e)) for i, e in enumerate((0.5, 1.0, 2.0))])
-    clients.invite(Invitation(1.0, noise=8.0))
+    clients.invite(Invitation(1.0, noise_multiplier=8.0))
     settled = clients.left
     assert len(set(settled)) == 3
     came = []
@@ -193,7 +197,7 @@ def test_a_share_costs_what_the_whole_does_and_is_as_small_as_its_part():
 def test_distributed_noise_needs_its_survivors():
     budgets = [budget(e, observer="aggregate") for e in (1.0, 1.0, 2.0)]
     clients = Parties([agent(i, budget=b) for i, b in enumerate(budgets)])
-    invitation = Invitation(1.0, noise=30.0, trust=Trust.DISTRIBUTED, survivors=3)
+    invitation = Invitation(1.0, noise_multiplier=30.0, trust=Trust.DISTRIBUTED, survivors=3)
     outlook = clients.forecast(invitation)
     clients.invite(invitation)
     left = clients.left
@@ -214,13 +218,13 @@ def test_shares_lie_on_one_lattice():
     uploads = [share.release(np.linspace(-1, 1, 6), bound, stream) for _ in range(20)]
     counted = np.sum(uploads, axis=0) / cell
     np.testing.assert_allclose(counted, np.rint(counted), rtol=0, atol=1e-4)
-    invitation = Invitation(1.0, noise=30.0, trust=Trust.DISTRIBUTED)
+    invitation = Invitation(1.0, noise_multiplier=30.0, trust=Trust.DISTRIBUTED)
     with pytest.raises(InvalidValue, match="one lattice"):
-        agent(budget=budget(observer="aggregate"), clip=0.5).join(invitation)
+        agent(budget=budget(observer="aggregate"), clip_norm=0.5).join(invitation)
 
 
 def test_shares_that_hide_whole_parties_lie_on_one_lattice_too():
-    invitation = Invitation(0.7, noise=37.0, trust=Trust.DISTRIBUTED, survivors=5)
+    invitation = Invitation(0.7, noise_multiplier=37.0, trust=Trust.DISTRIBUTED, survivors=5)
     given = ft.Budget(1.0, 1e-6, unit="party", observer="aggregate")
     terms = [invitation.terms(given, size) for size in (3, 7, 11)]
     assert {term.variance for term in terms} == {(37.0 * 0.7) ** 2 / 5}
@@ -263,7 +267,7 @@ def test_one_party_can_be_asked_alone(make):
 @pytest.mark.parametrize("make", [agents, simulated])
 def test_nobody_is_asked_alone_where_only_sums_may_be_seen(make):
     clients = make([4, 6], budget(observer="aggregate"))
-    clients.invite(Invitation(1.0, noise=30.0, trust=Trust.DISTRIBUTED, survivors=1))
+    clients.invite(Invitation(1.0, noise_multiplier=30.0, trust=Trust.DISTRIBUTED, survivors=1))
     before = list(clients.left)
     with pytest.raises(Unsupported, match="only sums over parties are seen"):
         clients.pass_to(0, GRADIENT, np.zeros(3))
@@ -272,8 +276,8 @@ def test_nobody_is_asked_alone_where_only_sums_may_be_seen(make):
 
 def test_draws_that_are_seen_amplify_nothing():
     given = budget(adjacency="replace-one", observer="coordinator")
-    seen = Invitation(1.0, Exactly(1), noise=50.0, seen=True).terms(given, 20)
-    hidden = Invitation(1.0, Exactly(1), noise=50.0).terms(budget(adjacency="replace-one"), 20)
+    seen = Invitation(1.0, Exactly(1), noise_multiplier=50.0, seen=True).terms(given, 20)
+    hidden = Invitation(1.0, Exactly(1), noise_multiplier=50.0).terms(budget(adjacency="replace-one"), 20)
     assert 0 < seen.rounds < hidden.rounds / 2
     with pytest.raises(InvalidValue, match="with draws seen the guarantee holds against coordinator"):
         Invitation(1.0, seen=True).terms(budget(adjacency="replace-one"), 20)

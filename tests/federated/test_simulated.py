@@ -76,7 +76,7 @@ def test_nobody_ever_spends_more_than_its_budget(users, draw, rounds, calibratio
         adjacency = "zero-out"  # dp-accounting has no such pair
     parts = [(X[:n], Y[:n]) for _, _, n, _ in users]
     budgets = [ft.Budget(e, d, adjacency) for e, d, _, _ in users]
-    clients = Simulated.gather(parts, budgets, clip=[c for *_, c in users], stream=SeededStream(1))
+    clients = Simulated.gather(parts, budgets, clip_norm=[c for *_, c in users], stream=SeededStream(1))
     clients.invite(Invitation(1.0, draw, rounds, calibration=calibration, accountant=accountant))
     settled = clients.left.copy()
     asked = 0
@@ -122,7 +122,7 @@ def personal_crowd(noise, seed=0, rounds=1500, draw=Everyone(), n=(0, 3, 9, 9)):
     parts = [(X[:k], Y[:k]) for k in n]
     budgets = [ft.Budget(e, 1e-6) for e in (0.5, 1.0, 2.0, 2.0)]
     clients = Simulated.gather(
-        parts, budgets, clip=[1.0, 0.5, 0.3, 2.0], noise=noise, stream=SeededStream(seed)
+        parts, budgets, clip_norm=[1.0, 0.5, 0.3, 2.0], noise=noise, stream=SeededStream(seed)
     )
     clients.invite(Invitation(1.0, draw, rounds))
     return clients
@@ -153,7 +153,7 @@ def test_summed_and_per_user_noise_agree_in_distribution(draw):
 def test_without_noise_to_speak_of_a_round_is_the_weighted_mean(weights, noise):
     parts = [(X[:k], Y[:k]) for k in (2, 5, 9)]
     clients = Simulated.gather(
-        parts, ft.Budget(1e9, 1e-6), clip=[0.3, 0.6, 5.0], noise=noise, stream=SeededStream(0)
+        parts, ft.Budget(1e9, 1e-6), clip_norm=[0.3, 0.6, 5.0], noise=noise, stream=SeededStream(0)
     )
     clients.invite(Invitation(1.0, rounds=1), weights)
     w = np.array([1.0, 2.0, 3.0])
@@ -258,7 +258,7 @@ def test_turns_visit_each_record_once_a_pass_and_are_charged_by_the_pass():
 
 def test_users_leave_one_by_one_and_the_rest_goes_on():
     clients = split(budgets=personal([0.5, 1.0, 2.0, 2.0, 0.5, 1.0], 1e-6))
-    clients.invite(Invitation(1.0, Exactly(1), noise=25.0))
+    clients.invite(Invitation(1.0, Exactly(1), noise_multiplier=25.0))
     settled, came = clients.left.copy(), []
     while clients.alive:
         got = clients.ask(GRADIENT, np.zeros(3))
@@ -307,7 +307,7 @@ def test_the_books_come_before_the_answer():
 @pytest.mark.parametrize(("trust", "variance"), [("distributed", 6 / 4), ("trusted", 1.0)])
 def test_who_adds_the_noise(trust, variance, noise):
     clients = split(budgets=ft.Budget(1.0, 1e-6), noise=noise)
-    invitation = Invitation(2.0, noise=80.0, trust=trust, survivors=4)
+    invitation = Invitation(2.0, noise_multiplier=80.0, trust=trust, survivors=4)
     deviation = clients.forecast(invitation).deviation
     clients.invite(invitation)
     assert clients.guarantee(0).observer == Trust(trust).observer
@@ -321,14 +321,16 @@ def test_who_adds_the_noise(trust, variance, noise):
 
 def test_too_few_survivors_end_a_round_of_shares():
     clients = split(budgets=personal([0.5, 2, 2, 2, 2, 2], 1e-6))
-    clients.invite(Invitation(1.0, noise=40.0, trust="distributed", survivors=6))
+    clients.invite(Invitation(1.0, noise_multiplier=40.0, trust="distributed", survivors=6))
     while clients.left[0]:
         clients.ask(GRADIENT, np.zeros(3))
     with pytest.raises(BudgetSpent, match="5 of 6"):
         clients.ask(GRADIENT, np.zeros(3))
     assert clients.left[0] == 0 < clients.left[1]
     with pytest.raises(InvalidValue, match="client 2 clips at 2"):
-        split(clip=[1, 1, 2, 1, 1, 1]).invite(Invitation(1.0, noise=40.0, trust="distributed"))
+        split(clip_norm=[1, 1, 2, 1, 1, 1]).invite(
+            Invitation(1.0, noise_multiplier=40.0, trust="distributed")
+        )
 
 
 def test_other_contributions_need_alike_users_or_the_sum():
@@ -356,9 +358,9 @@ def test_a_seed_makes_a_run_again():
     [
         (lambda: split(budgets=[ft.Budget(1.0, 1e-6)] * 5), "5 for 6 clients"),
         (lambda: split(budgets=[1.0] * 6), "client 0 must have a Budget"),
-        (lambda: split(clip=[1.0, 1.0, 0.0, 1.0, 1.0, 1.0]), r"clip of client 2 .* 0\.0"),
-        (lambda: split(clip=[1.0, math.nan, 1.0, 1.0, 1.0, 1.0]), "clip of client 1 .* nan"),
-        (lambda: split(clip=[1.0]), "shape"),
+        (lambda: split(clip_norm=[1.0, 1.0, 0.0, 1.0, 1.0, 1.0]), r"clip_norm of client 2 .* 0\.0"),
+        (lambda: split(clip_norm=[1.0, math.nan, 1.0, 1.0, 1.0, 1.0]), "clip_norm of client 1 .* nan"),
+        (lambda: split(clip_norm=[1.0]), "shape"),
         (lambda: split(noise="some"), "noise must be"),
         (lambda: split(records=0), "records"),
         (lambda: split(records=[30, 20]), "sum to the number of rows"),
@@ -394,7 +396,7 @@ def test_what_is_not_finite_counts_as_nothing_and_names_nobody(storage, noise):
         bad[[0, 37], 0] = other
         options = {"records": 10, "budgets": ft.Budget(1.0, 1e-6), "noise": noise, "stream": SeededStream(1)}
         clients = Simulated.split(storage(bad), wrong, **options)
-        clients.invite(Invitation(clip=1.0, rounds=5))
+        clients.invite(Invitation(clip_norm=1.0, rounds=5))
         values.append(clients.ask(Gradient(logistic, Features(2)), np.zeros(3)).mean)
     np.testing.assert_array_equal(*values)
     assert np.isfinite(values[0]).all()
@@ -429,7 +431,7 @@ def test_all_records_of_a_user_are_priced_and_bounded_together():
 
 
 def test_who_clips_lower_adds_as_much_noise_where_all_share_it():
-    invitation = Invitation(3.0, noise=200.0, trust=Trust.TRUSTED)
-    own, lower = (invitation.terms(ft.Budget(1.0, 1e-6), 10, clip=clip) for clip in (3.0, 1.5))
+    invitation = Invitation(3.0, noise_multiplier=200.0, trust=Trust.TRUSTED)
+    own, lower = (invitation.terms(ft.Budget(1.0, 1e-6), 10, clip) for clip in (3.0, 1.5))
     assert (lower.mechanism.noise_multiplier, own.mechanism.noise_multiplier) == (400.0, 200.0)
     assert lower.variance == pytest.approx(own.variance) == pytest.approx(600.0**2)

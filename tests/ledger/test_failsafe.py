@@ -235,7 +235,7 @@ def test_in_a_simulated_crowd_a_record_that_fails_counts_as_zero(noise):
         crowd = Simulated.split(
             x, labels, clients=3, budgets=ft.Budget(1e9, 1e-5), noise=noise, stream=stream
         )
-        crowd.invite(Invitation(1.0, rounds=1, noise=1e-4))
+        crowd.invite(Invitation(1.0, rounds=1, noise_multiplier=1e-4))
         return crowd.ask(gradient, np.zeros(4)).mean
 
     gradient, odd = Gradient(Picky(), Features(3)), y.copy()

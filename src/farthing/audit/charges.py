@@ -245,7 +245,9 @@ def shares(stream: Stream, size: int = 20_000) -> list[str]:
     complaints = []
     levels = np.array([-2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 2.0])
     shared = Budget(1.0, 1e-5, observer=Observer.AGGREGATE)
-    terms = Invitation(1.0, noise=2.0, rounds=5, trust=Trust.DISTRIBUTED, survivors=4).terms(shared, 10)
+    terms = Invitation(1.0, noise_multiplier=2.0, rounds=5, trust=Trust.DISTRIBUTED, survivors=4).terms(
+        shared, 10
+    )
     total = sum(terms.mechanism.release(np.zeros(size), terms.bound, stream) for _ in range(4))
     if off_law(np.asarray(total) / 2.0, ndtr, levels):
         complaints.append("shares of noise do not add up to what was priced")

@@ -101,7 +101,7 @@ def _header(number: int, kind: str, draw: Draw = _DRAWS[0], w: Array | None = No
     """Header and body of a question."""
     w = np.zeros(_WIDTH + 1) if w is None else w
     features = Features(_WIDTH, intercept=more.pop("intercept", 1.0), radius=more.pop("radius", None))
-    invitation = Invitation(1.0, draw, 1000, noise=_NOISE, **more)
+    invitation = Invitation(1.0, draw, 1000, noise_multiplier=_NOISE, **more)
     turn = Turn("run", number, f"{number:032x}")
     return Question(turn, "d", invitation, Gradient(LOSSES[kind], features), w.shape).header(), pack_numbers(
         w
@@ -114,7 +114,7 @@ def plain_talk(draw: Draw) -> Script:
     def talk(to: Conversation) -> None:
         start = {"run": "run", "round": 0, "nonce": "0" * 32, "dataset": "d"}
         to.ask("hello", Kind.HELLO, start)
-        terms = forms.invitation(Invitation(1.0, draw, 1000, noise=_NOISE))
+        terms = forms.invitation(Invitation(1.0, draw, 1000, noise_multiplier=_NOISE))
         to.ask("a proposal", Kind.PROPOSAL, start | {"invitation": terms})
         number = 0
         for kind in LOSSES:

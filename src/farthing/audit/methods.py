@@ -165,7 +165,7 @@ def targets() -> dict[str, Target]:
         "pca": Trained(lambda door: dppca(door, one), pair, claim),
         "addp": Together(
             lambda crowd: addp(
-                crowd, fit, clip=0.5, rounds=8, calibration=Accountant.TIGHT, accountant=Accountant.TIGHT
+                crowd, fit, clip_norm=0.5, rounds=8, calibration=Accountant.TIGHT, accountant=Accountant.TIGHT
             ),
             opposite_pair(),
             swapped,
@@ -174,7 +174,7 @@ def targets() -> dict[str, Target]:
             lambda crowd: addp(
                 crowd,
                 _classifier(intercept=False),
-                clip=0.3,
+                clip_norm=0.3,
                 draw=Poisson(0.25),
                 rounds=8,
                 calibration=Accountant.TIGHT,

@@ -181,7 +181,9 @@ def simulated(adult: Dataset) -> FederatedRun:
     rows = Table(adult.X_train[:n], adult.y_train[:n].astype(np.float64))
     clients, public = Simulated.split(rows, clients=CLIENTS, budgets=budgets), problem(adult, n)
     last = None
-    for last in addp(clients, public, draw=Poisson(RATE), noise=NOISE, accountant=Accountant.TIGHT):
+    for last in addp(
+        clients, public, draw=Poisson(RATE), noise_multiplier=NOISE, accountant=Accountant.TIGHT
+    ):
         if last.t == ROUNDS:
             break
     assert last is not None

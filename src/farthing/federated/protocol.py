@@ -12,10 +12,10 @@ An algorithm is a generator of Steps over `Clients`, which are either `Parties` 
 local objects, or stubs of remote ones) or `farthing.federated.simulated.Simulated` (all clients at once, as
 arrays):
 
-    clients.invite(Invitation(clip=3.0, rounds=100))
+    clients.invite(Invitation(clip_norm=3.0, rounds=100))
     for t in itertools.count(1):
         got = clients.ask(gradient, w)          # BudgetSpent when nobody can afford a round
-        w = w - rate * got.mean
+        w = w - lr * got.mean
         yield Step(t, w, got.receipts)
 
 Everything that decides who takes part is public: budgets, numbers of records, the invitation. Sensitivity
@@ -148,8 +148,8 @@ def forecast_of(invitation: Invitation, weights: Weights, terms: Sequence[Terms]
 
 def variance_of_trusted(invitation: Invitation) -> float:
     """Of the noise that a trusted aggregator adds to the sum."""
-    assert invitation.noise is not None
-    return (invitation.noise * invitation.clip) ** 2
+    assert invitation.noise_multiplier is not None
+    return (invitation.noise_multiplier * invitation.clip_norm) ** 2
 
 
 def weight_of(weights: Weights, expected: Any, variance: Any) -> Any:
@@ -169,9 +169,9 @@ class ClientAgent:
     what the accountant allowed, checked once more by tight accounting.
     """
 
-    def __init__(self, ledger: Ledger, records: int, clip: float | None = None) -> None:
+    def __init__(self, ledger: Ledger, records: int, clip_norm: float | None = None) -> None:
         self._ledger, self._records = ledger, validate.count(records=records)
-        self._clip = None if clip is None else validate.positive(clip=clip)
+        self._clip = None if clip_norm is None else validate.positive(clip_norm=clip_norm)
         self._terms: Terms | None = None
 
     def terms(self, invitation: Invitation) -> Terms:
@@ -363,12 +363,14 @@ def under(clients: Clients, invitation: Invitation, trust: Trust, survivors: int
         raise InvalidValue(f"survivors are for distributed noise, the trust is {str(trust)!r}")
     if trust is Trust.LOCAL:
         return invitation
-    noise = invitation.noise
+    noise = invitation.noise_multiplier
     if noise is None:
         known = {(replace(budget, observer=trust.observer), size) for budget, size in _kinds(clients)}
         noise = max(least_noise(invitation, budget, size) for budget, size in known)
     least = len(clients) if survivors is None else validate.count(survivors=survivors)
-    return replace(invitation, noise=noise, trust=trust, survivors=least if trust is Trust.DISTRIBUTED else 1)
+    return replace(
+        invitation, noise_multiplier=noise, trust=trust, survivors=least if trust is Trust.DISTRIBUTED else 1
+    )
 
 
 def iteration_noise(clients: Clients, invitation: Invitation, epsilon: float, delta: float) -> float:

@@ -22,7 +22,7 @@ Nothing is given back here, because nothing is reserved ahead.
 >>> from farthing.data.tables import Features
 >>> X = np.random.default_rng(0).uniform(size=(1000, 3))
 >>> clients = Simulated.split(X, (X[:, 0] > 0.5) * 1.0, records=100, budgets=Budget(1.0, 1e-6))
->>> clients.invite(Invitation(clip=1.0, rounds=20))
+>>> clients.invite(Invitation(clip_norm=1.0, rounds=20))
 >>> got = clients.ask(Gradient(logistic, Features(3)), np.zeros(4))
 >>> got.mean.shape, got.count, int(clients.left[0])
 ((4,), 10, 19)
@@ -94,7 +94,7 @@ class Simulated:
         offsets: ArrayLike,
         budgets: Budget | Sequence[Budget],
         *,
-        clip: ArrayLike | None = None,
+        clip_norm: ArrayLike | None = None,
         sizes: ArrayLike | None = None,
         noise: Literal["sum", "each"] = "sum",
         stream: Stream | None = None,
@@ -109,7 +109,7 @@ class Simulated:
         self._stream = stream if stream is not None else Stream()
         self._budgets = Budgets.of(budgets, len(self))
         self._sizes = public_sizes(sizes, counts)
-        self._clips = None if clip is None else per_client("clip", clip, len(self))
+        self._clips = None if clip_norm is None else per_client("clip_norm", clip_norm, len(self))
         self._terms: list[Terms] = []
         self._round: _Round | None = None
         self._turns: dict[int, _Round] = {}
@@ -126,7 +126,7 @@ class Simulated:
         clients: int | None = None,
         records: ArrayLike | None = None,
         unit: bool = False,
-        clip: ArrayLike | None = None,
+        clip_norm: ArrayLike | None = None,
         noise: Literal["sum", "each"] = "sum",
         stream: Stream | None = None,
     ) -> "Simulated":
@@ -134,7 +134,7 @@ class Simulated:
         if not isinstance(X, Table | Indicators):
             X = Table(X, y, unit=unit)
         offsets = dealt(len(X), clients, records)
-        return cls(X, offsets, budgets, clip=clip, noise=noise, stream=stream)
+        return cls(X, offsets, budgets, clip_norm=clip_norm, noise=noise, stream=stream)
 
     @classmethod
     def gather(
@@ -143,7 +143,7 @@ class Simulated:
         budgets: Budget | Sequence[Budget],
         *,
         unit: bool = False,
-        clip: ArrayLike | None = None,
+        clip_norm: ArrayLike | None = None,
         noise: Literal["sum", "each"] = "sum",
         stream: Stream | None = None,
     ) -> "Simulated":
@@ -163,7 +163,7 @@ class Simulated:
             arrays.attempt(np.concatenate, parts, said=said)
             for parts in (tables, [arrays.rows(y) for _, y in parts])
         )
-        return cls(Table(X, y, unit=unit), offsets, budgets, clip=clip, noise=noise, stream=stream)
+        return cls(Table(X, y, unit=unit), offsets, budgets, clip_norm=clip_norm, noise=noise, stream=stream)
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -201,13 +201,13 @@ class Simulated:
 
     def _agreed(self, invitation: Invitation) -> tuple[list[Terms], Integers, "Budgets"]:
         """Terms, once for each distinct budget, number of records and clip; which are whose; and budgets."""
-        clips = np.full(len(self), invitation.clip) if self._clips is None else self._clips
+        clips = np.full(len(self), invitation.clip_norm) if self._clips is None else self._clips
         kinds = np.stack([self._budgets.which.astype(np.float64), self._sizes.astype(np.float64), clips])
-        other = np.flatnonzero(clips != invitation.clip)
+        other = np.flatnonzero(clips != invitation.clip_norm)
         if len(other) and invitation.trust is Trust.DISTRIBUTED:
             raise InvalidValue(
                 f"client {other[0]} clips at {clips[other[0]]:g}; under distributed trust everybody clips at "
-                f"{invitation.clip:g}, because shares of noise lie on one lattice"
+                f"{invitation.clip_norm:g}, because shares of noise lie on one lattice"
             )
         distinct, which = _distinct(kinds)
         if not invitation.seen and any(b.observer is Observer.COORDINATOR for b in self._budgets.distinct):

@@ -174,10 +174,10 @@ class Invitation:
     guarantee holds even before somebody who knows which records were drawn (`Observer.COORDINATOR`).
     """
 
-    clip: float
+    clip_norm: float
     draw: Draw = _ALL
     rounds: int = 100
-    noise: float | None = None
+    noise_multiplier: float | None = None
     calibration: Accountant = Accountant.TIGHT
     accountant: Accountant = Accountant.TIGHT
     trust: Trust = Trust.LOCAL
@@ -185,7 +185,7 @@ class Invitation:
     seen: bool = False
 
     def __post_init__(self) -> None:
-        validate.positive(clip=self.clip)
+        validate.positive(clip_norm=self.clip_norm)
         validate.count(rounds=self.rounds)
         validate.count(survivors=self.survivors)
         for name in ("calibration", "accountant"):
@@ -198,11 +198,11 @@ class Invitation:
             raise InvalidValue(
                 f"draw must be Everyone(), Poisson(rate), Exactly(size) or InTurn(), got {self.draw!r}"
             )
-        if self.noise is not None:
-            validate.positive(noise=self.noise)
+        if self.noise_multiplier is not None:
+            validate.positive(noise_multiplier=self.noise_multiplier)
         elif self.trust is not Trust.LOCAL:
             raise InvalidValue(
-                f"noise must be given under {self.trust} trust: one and the same for all clients"
+                f"noise_multiplier must be given under {self.trust} trust: one and the same for all clients"
             )
         if self.seen and (self.trust is not Trust.LOCAL or Accountant.AMPLIFIED in self._by):
             raise Unsupported("draws that are seen amplify nothing, and need local noise")
@@ -216,12 +216,12 @@ class Invitation:
         """Against whom what it leads to holds."""
         return Observer.COORDINATOR if self.seen else self.trust.observer
 
-    def terms(self, budget: Budget, records: int, clip: float | None = None) -> Terms:
+    def terms(self, budget: Budget, records: int, clip_norm: float | None = None) -> Terms:
         """Return the terms of a client with this budget and public number of records; its clip may be lower.
 
         A client whose budget does not allow a single round gets terms with 0 rounds.
         """
-        return _terms(self, budget, records, self.clip if clip is None else clip)
+        return _terms(self, budget, records, self.clip_norm if clip_norm is None else clip_norm)
 
 
 @lru_cache(maxsize=2**16)
@@ -230,11 +230,11 @@ def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) ->
     draw, trust = invitation.draw, invitation.trust
     most, sampler = _drawn(invitation, budget, records), sampler_of(draw, records)
     priced = Everyone() if most else sampler
-    noise = invitation.noise
+    noise = invitation.noise_multiplier
     if noise is None:
         noise = least_noise(invitation, budget, records)
     elif trust is not Trust.LOCAL:
-        noise *= invitation.clip / clip  # the same noise for all, whatever they clip at
+        noise *= invitation.clip_norm / clip  # the same noise for all, whatever they clip at
     rounds = invitation.accountant.rounds(noise / (most or 1), invitation.rounds, budget, priced)
     rounds *= records if isinstance(draw, InTurn) else 1
     shares = invitation.survivors if trust is Trust.DISTRIBUTED else 1
@@ -253,9 +253,9 @@ def _refuse(invitation: Invitation, budget: Budget, clip: float) -> None:
             f"{what} the guarantee holds against {invitation.observer}, the budget is against "
             f"{budget.observer}"
         )
-    if invitation.trust is Trust.DISTRIBUTED and clip != invitation.clip:
+    if invitation.trust is Trust.DISTRIBUTED and clip != invitation.clip_norm:
         raise InvalidValue(
-            f"shares of noise lie on one lattice, so everybody clips at {invitation.clip:g} under "
+            f"shares of noise lie on one lattice, so everybody clips at {invitation.clip_norm:g} under "
             f"distributed trust, got {clip!r}"
         )
     validate.probability(delta=budget.delta)

@@ -37,17 +37,17 @@ FIELDS = ["run", "round", "nonce", "dataset", "invitation", "contribution", "sha
 TERMS = sorted(form(Invitation(1.0)))
 HONEST = Invitation(1.0, rounds=ROUNDS)
 OTHERS = [
-    Invitation(1.0, rounds=ROUNDS, noise=0.1),
-    Invitation(1.0, rounds=ROUNDS, noise=1e-200),
-    Invitation(1.0, rounds=ROUNDS, noise=1e200),
+    Invitation(1.0, rounds=ROUNDS, noise_multiplier=0.1),
+    Invitation(1.0, rounds=ROUNDS, noise_multiplier=1e-200),
+    Invitation(1.0, rounds=ROUNDS, noise_multiplier=1e200),
     Invitation(1e-200, rounds=ROUNDS),
     Invitation(3.0, rounds=ROUNDS),
     Invitation(1e6, rounds=ROUNDS),
     Invitation(1.0, rounds=10**9),
     Invitation(1.0, Poisson(0.9), ROUNDS),
     Invitation(1.0, Exactly(7), ROUNDS),
-    Invitation(1.0, rounds=ROUNDS, noise=5.0, trust="trusted"),
-    Invitation(1.0, rounds=ROUNDS, noise=5.0, trust="distributed"),
+    Invitation(1.0, rounds=ROUNDS, noise_multiplier=5.0, trust="trusted"),
+    Invitation(1.0, rounds=ROUNDS, noise_multiplier=5.0, trust="distributed"),
 ]
 GRADIENTS = [
     Gradient(logistic, Features(2, radius=1.0)),

@@ -59,14 +59,14 @@ def test_until_the_budget_is_spent(village, house, told):
 # What is asked, and why it is refused.
 LIES = [
     (Reason.DATASET, {"dataset": "another"}),
-    (Reason.NOISE, {"invitation": Invitation(1.0, rounds=5, noise=0.4)}),
+    (Reason.NOISE, {"invitation": Invitation(1.0, rounds=5, noise_multiplier=0.4)}),
     (Reason.CLIP, {"invitation": Invitation(3.1, rounds=5)}),
     (Reason.CLIP, {"invitation": Invitation(1e-200, rounds=5)}),
     (Reason.ROUNDS, {"invitation": Invitation(1.0, rounds=1001)}),
     (Reason.SAMPLER, {"invitation": Invitation(1.0, Poisson(0.6), 5)}),
     (Reason.SAMPLER, {"invitation": Invitation(1.0, Exactly(2), 5)}),
-    (Reason.TRUST, {"invitation": Invitation(1.0, rounds=5, noise=9.0, trust="distributed")}),
-    (Reason.TRUST, {"invitation": Invitation(1.0, rounds=5, noise=9.0, trust="trusted")}),
+    (Reason.TRUST, {"invitation": Invitation(1.0, rounds=5, noise_multiplier=9.0, trust="distributed")}),
+    (Reason.TRUST, {"invitation": Invitation(1.0, rounds=5, noise_multiplier=9.0, trust="trusted")}),
     (Reason.LOSS, {"gradient": Gradient(squared, Features(2))}),
     (Reason.LOSS, {"gradient": Gradient(multinomial, Features(2)), "w": np.zeros((3, 2))}),
     (Reason.SHAPE, {"gradient": Gradient(logistic, Features(3)), "w": np.zeros(4)}),
@@ -114,7 +114,7 @@ def test_lies_are_refused_and_cost_nothing(reason, lie, village, house, told, ca
 
 @pytest.mark.parametrize("noise", [1e12, 1e200])
 def test_noise_that_has_no_lattice_is_refused_before_it_is_charged(noise, village, house, told):
-    endless = Invitation(1.0, rounds=5, noise=noise)
+    endless = Invitation(1.0, rounds=5, noise_multiplier=noise)
     assert told(house.open().answer(village.question(invitation=endless)), house) is Reason.NOISE
     assert village.check() == {"p0": (0, 0)}
 
@@ -154,7 +154,7 @@ def test_a_budget_is_promised_once(village, house, told):
     for other in (
         Invitation(1.0, rounds=7),
         Invitation(1.0, Poisson(0.5), 5),
-        Invitation(1.0, rounds=5, noise=9.0),
+        Invitation(1.0, rounds=5, noise_multiplier=9.0),
     ):
         assert told(guard.answer(village.question(2, invitation=other)), house) is Reason.PROMISED
     assert village.check() == {"p0": (1, 1)}
@@ -169,7 +169,7 @@ def test_a_proposal_binds_nobody(village, house, told):
         return told(guard.answer(seal(Kind.PROPOSAL, header, b"", village.coordinator)), house)
 
     assert propose(Invitation(1.0, rounds=7))["left"] == 7
-    assert propose(Invitation(1.0, noise=0.4)) is Reason.NOISE
+    assert propose(Invitation(1.0, noise_multiplier=0.4)) is Reason.NOISE
     assert propose(PLAIN)["left"] == 5
     guard.answer(village.question())
     assert propose(PLAIN)["left"] == 4
@@ -180,7 +180,7 @@ def test_a_proposal_binds_nobody(village, house, told):
 def test_the_policy_limits_rounds_below_the_budget(village, told):
     house = village.settle(1, limits="").houses["p0"]
     house.policy.write_text(house.policy.read_text().replace("rounds = 1000", "rounds = 2"))
-    guard, invitation = house.open(), Invitation(1.0, rounds=2, noise=500.0)
+    guard, invitation = house.open(), Invitation(1.0, rounds=2, noise_multiplier=500.0)
     assert told(guard.answer(village.question(1, invitation=invitation)), house)["left"] == 1
     assert told(guard.answer(village.question(2, invitation=invitation)), house)["left"] == 0
     again = village.question(1, run="other", invitation=invitation)

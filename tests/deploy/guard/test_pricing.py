@@ -66,7 +66,9 @@ def test_a_rate_that_the_policy_lists_is_priced(village, told):
     house = village.settle(1).houses["p0"]
     house.policy.write_text(house.policy.read_text().replace('"exactly:1"', '"poisson:1e-7"'))
     guard = house.open()
-    listed = forms.invitation(Invitation(1.0, Poisson(1e-7), rounds=1, noise=1e3, accountant="sampling"))
+    listed = forms.invitation(
+        Invitation(1.0, Poisson(1e-7), rounds=1, noise_multiplier=1e3, accountant="sampling")
+    )
     assert told(guard.answer(propose(village, listed)), house)["kind"] is Kind.AGREEMENT
     assert told(guard.answer(propose(village, listed | {"draw": "poisson:2e-7"})), house) is Reason.SAMPLER
 
@@ -99,7 +101,10 @@ def test_a_proposal_is_priced_once_with_bounded_work_and_not_under_the_lock(
 def test_under_the_lock_a_plan_is_checked_once_and_with_bounded_work(village, house, told, work):
     """The first question of a ledger promises its plan, in one transaction with the charge; no other does."""
     guard = house.open()
-    found, terms = work(guard), Invitation(1.0, Poisson(0.5), 1000, noise=500.0, accountant="sampling")
+    found, terms = (
+        work(guard),
+        Invitation(1.0, Poisson(0.5), 1000, noise_multiplier=500.0, accountant="sampling"),
+    )
     for number in (1, 2, 3):
         told(guard.answer(village.question(number, invitation=terms)), house)
         if number == 1:
@@ -112,7 +117,7 @@ def test_under_the_lock_a_plan_is_checked_once_and_with_bounded_work(village, ho
 def test_more_noise_than_can_be_drawn_is_refused_before_it_is_priced(noise, village, house, told, work):
     guard = house.open()
     found = work(guard)
-    lie = forms.invitation(Invitation(1.0, Poisson(0.5), rounds=5, noise=noise))
+    lie = forms.invitation(Invitation(1.0, Poisson(0.5), rounds=5, noise_multiplier=noise))
     assert told(guard.answer(propose(village, lie)), house) is Reason.NOISE
     assert (found["work"], found["priced"]) == (0, 0)
 

@@ -329,7 +329,7 @@ def test_what_a_remote_crowd_refuses(village):
     with pytest.raises(InvalidValue, match="invited"):
         clients.ask(GRADIENT, np.zeros(3))
     with pytest.raises(Unsupported, match="without noise"):
-        clients.invite(Invitation(1.0, noise=1.0, trust="trusted"))
+        clients.invite(Invitation(1.0, noise_multiplier=1.0, trust="trusted"))
     clients.invite(Invitation(1.0, rounds=3), Weights.PLAIN)
     with pytest.raises(InvalidValue, match="settled once"):
         clients.invite(Invitation(1.0, rounds=3))
@@ -429,7 +429,7 @@ DISTRIBUTED = {"limits": 'trust = "distributed"\ncolluding = 1', "epsilon": 1e6}
 
 
 def invitation(survivors=2):
-    return Invitation(1.0, rounds=5, noise=0.5, trust="distributed", survivors=survivors)
+    return Invitation(1.0, rounds=5, noise_multiplier=0.5, trust="distributed", survivors=survivors)
 
 
 def exact(village, names, w):
@@ -567,7 +567,7 @@ def test_messages_lost_anywhere_in_sessions(village):
         return "whole" if number <= 2 or dice.random() > 1 / 30 else dice.choice(["lost", "late"])
 
     clients = village.clients(Wire(village, plan), patience=20)
-    clients.invite(Invitation(1.0, rounds=100, noise=0.5, trust="distributed", survivors=2))
+    clients.invite(Invitation(1.0, rounds=100, noise_multiplier=0.5, trust="distributed", survivors=2))
     w = np.array([0.1, -0.2, 0.3])
     each = {name: exact(village, [name], w) for name in village.houses}
     counts = []

@@ -20,7 +20,7 @@ from farthing.federated.terms import Invitation
 from farthing.linear.losses import Gradient, logistic
 
 GRADIENT = Gradient(logistic, Features(2))
-TERMS = Invitation(1.0, rounds=5, noise=500.0, trust="distributed", survivors=2)
+TERMS = Invitation(1.0, rounds=5, noise_multiplier=500.0, trust="distributed", survivors=2)
 WEIGHTS = pack_numbers(np.zeros(3))
 
 

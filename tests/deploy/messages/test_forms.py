@@ -49,7 +49,7 @@ def test_invitations(clip, draw, rounds, noise, accountant, survivors):
 
 @given(st.sampled_from(sorted(forms.invitation(Invitation(1.0)))), PLAIN)
 def test_an_invitation_with_any_lie_is_refused_or_makes_sense(name, lie):
-    values = forms.invitation(Invitation(1.0, rounds=5, noise=2.0)) | {name: lie}
+    values = forms.invitation(Invitation(1.0, rounds=5, noise_multiplier=2.0)) | {name: lie}
     with contextlib.suppress(Refused):
         found = forms.invitation_of(Fields(values))
         assert forms.invitation_of(Fields(forms.invitation(found))) == found

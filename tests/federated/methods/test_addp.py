@@ -58,7 +58,7 @@ def test_three_accountants_side_by_side(accountant, rounds):
 
 def test_it_goes_on_while_anyone_can_afford_a_round():
     clients = simulated(budgets=personal(np.resize([0.2, 0.4, 0.8], 40), 1e-6))
-    steps = list(addp(clients, PROBLEM, draw=Everyone(), noise=90.0, accountant="tight"))
+    steps = list(addp(clients, PROBLEM, draw=Everyone(), noise_multiplier=90.0, accountant="tight"))
     settled = clients.done
     assert clients.alive == 0
     assert len(set(settled)) == 3
@@ -67,7 +67,7 @@ def test_it_goes_on_while_anyone_can_afford_a_round():
 
 def test_a_budget_for_no_round_at_all_is_said():
     with pytest.raises(BudgetSpent):
-        ft.run(addp(simulated(ft.Budget(0.01, 1e-9)), PROBLEM, noise=1.0))
+        ft.run(addp(simulated(ft.Budget(0.01, 1e-9)), PROBLEM, noise_multiplier=1.0))
 
 
 @pytest.mark.parametrize("draw", [Everyone(), Exactly(20), Poisson(0.2)])
@@ -100,7 +100,7 @@ def test_precision_weights_are_worth_having():
                 calibration="tight",
                 accountant="tight",
                 weights=weights,
-                rate=1.0,
+                lr=1.0,
             )
         )
         variances.append(float(np.sum(np.square(first.w[0]))))
@@ -132,7 +132,7 @@ def test_classes():
     assert (u.shape, constant.shape) == ((3, 3), (3,))
 
 
-@pytest.mark.parametrize("option", [{"rate": 0.0}, {"rate": math.nan}, {"clip": 0.0}, {"rounds": 0}])
+@pytest.mark.parametrize("option", [{"lr": 0.0}, {"lr": math.nan}, {"clip_norm": 0.0}, {"rounds": 0}])
 def test_nonsense_is_refused(option):
     with pytest.raises(InvalidValue, match=next(iter(option))):
         next(addp(simulated(), PROBLEM, **option))
@@ -143,7 +143,7 @@ def test_nonsense_is_refused(option):
     [
         {"epsilon_iter": 0.1},
         {"delta_iter": 1e-6},
-        {"epsilon_iter": 0.1, "delta_iter": 1e-6, "noise": 9.0},
+        {"epsilon_iter": 0.1, "delta_iter": 1e-6, "noise_multiplier": 9.0},
         {"epsilon_iter": 0.0, "delta_iter": 1e-6},
         {"delta_iter": 1.0, "epsilon_iter": 0.1},
     ],
@@ -207,7 +207,7 @@ def test_a_users_records_together(adjacency, trust):
         addp(
             clients,
             PROBLEM,
-            clip=0.5,
+            clip_norm=0.5,
             draw=Exactly(7),
             rounds=20,
             calibration="tight",

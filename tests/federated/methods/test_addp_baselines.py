@@ -65,14 +65,14 @@ def test_turns_need_places():
 
 
 def test_without_privacy_it_fits():
-    (*_, last) = non_private(Table(X, Y), PROBLEM, rounds=300, rate=3.0)
+    (*_, last) = non_private(Table(X, Y), PROBLEM, rounds=300, lr=3.0)
     assert last.t == 300
     assert np.mean((X @ last.w[0] + last.w[1] > 0) == (Y > 0.5)) > 0.97
 
 
 def test_nonsense_is_refused():
-    with pytest.raises(InvalidValue, match="rate"):
-        next(non_private(Table(X, Y), PROBLEM, rate=math.inf))
+    with pytest.raises(InvalidValue, match="lr"):
+        next(non_private(Table(X, Y), PROBLEM, lr=math.inf))
     with pytest.raises(InvalidValue, match="rounds"):
         next(non_private(Table(X, Y), PROBLEM, rounds=0))
     with pytest.raises(InvalidValue, match="rounds"):

@@ -44,7 +44,9 @@ def test_every_kind_of_trust_learns_and_spends_all_it_has(trust, epsilon, least)
 @pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
 def test_nobody_spends_more_than_its_own_budget(adjacency):
     epsilons = np.resize([0.3, 1.0, 2.5], 200)
-    clients = simulated(personal(epsilons, 1e-7, ft.Adjacency(adjacency)), clip=np.resize([0.2, 2.0], 200))
+    clients = simulated(
+        personal(epsilons, 1e-7, ft.Adjacency(adjacency)), clip_norm=np.resize([0.2, 2.0], 200)
+    )
     ft.run(federated_descent(clients, PROBLEM))
     shift = 2 if adjacency == "replace-one" else 1
     for user in range(6):

@@ -142,7 +142,14 @@ def test_addp_is_algorithm_1_round_by_round(weights):
     budgets, clips = server(0.6, 1.3, 0.9), (0.3, 0.45, 0.2)
     clients, log = agents(budgets, clips)
     steps = list(
-        addp(clients, Problem(logistic, 9, 2, unit=False), clip=0.45, noise=8.0, rate=0.7, weights=weights)
+        addp(
+            clients,
+            Problem(logistic, 9, 2, unit=False),
+            clip_norm=0.45,
+            noise_multiplier=8.0,
+            lr=0.7,
+            weights=weights,
+        )
     )
     path, came = algorithm_1(budgets, [8.0 * clip for clip in clips], clips, 0.7, weights)
     assert {len(who) for who in came} == {1, 2, 3}  # clients left in later rounds, one by one
@@ -183,9 +190,9 @@ def test_a_simulated_crowd_runs_the_same_lines(monkeypatch, weights):
     monkeypatch.setattr(simulated, "exactly", exactly)
     monkeypatch.setattr(Gaussian, "release", release)
     budgets, clips = server(0.6, 1.3, 0.9), (0.3, 0.45, 0.2)
-    clients = Simulated(Table(X, Y), ENDS, budgets, clip=clips, stream=SeededStream(0))
+    clients = Simulated(Table(X, Y), ENDS, budgets, clip_norm=clips, stream=SeededStream(0))
     problem = Problem(logistic, 9, 2, unit=False)
-    steps = list(addp(clients, problem, clip=0.45, noise=8.0, rate=0.7, weights=weights))
+    steps = list(addp(clients, problem, clip_norm=0.45, noise_multiplier=8.0, lr=0.7, weights=weights))
     path, came = algorithm_1(budgets, [8.0 * clip for clip in clips], clips, 0.7, weights)
     assert noises == came
     for step, w in zip(steps, path, strict=True):
@@ -214,7 +221,7 @@ def test_line_5_and_lines_7_to_10_of_addp(draw, rate, adjacency, moved):
     doors = [Door(0, budget, []) for budget in budgets]
     clients = Parties([ClientAgent(door, 3) for door in doors])
     problem = Problem(logistic, 6, 2, unit=False)
-    next(addp(clients, problem, clip=0.5, draw=draw, rounds=4, rate=1.0))
+    next(addp(clients, problem, clip_norm=0.5, draw=draw, rounds=4, lr=1.0))
     for door, budget in zip(doors, budgets, strict=True):
         noise = door._log[0].deviation
         assert noise == pytest.approx(iteration_noise(budget.epsilon, 1e-4, 4, moved * 0.5), rel=1e-6)
@@ -254,7 +261,7 @@ def test_sgd1_is_its_six_items_permission_by_permission(convexity, rate, start):
     clients, log = agents(
         server(*[epsilon] * 3, delta=delta, adjacency="replace-one"), stream=Permission(order)
     )
-    options = {"lipschitz": lipschitz, "radius": radius, "convexity": convexity, "rate": rate, "start": start}
+    options = {"lipschitz": lipschitz, "radius": radius, "convexity": convexity, "lr": rate, "start": start}
     steps = list(sgd1(clients, Problem(logistic, n, 2, unit=False), **options))
     sigma = 4 * lipschitz * n * math.log(1.25 * n**2 / delta) / epsilon  # (3)
     theta, turns, outside = np.zeros(3) if start is None else np.array(start), [0, 0, 0], 0
@@ -288,8 +295,8 @@ def test_sgd2_is_its_five_items_round_by_round(convexity, rate, start):
     lipschitz, radius, sigma = 0.3, 0.5, 0.3 * 12.0
     budgets = server(0.6, 1.3, 0.9)
     clients, log = agents(budgets, whole=True)
-    options = {"lipschitz": lipschitz, "radius": radius, "convexity": convexity, "rate": rate, "start": start}
-    steps = list(sgd2(clients, Problem(logistic, 9, 2, unit=False), noise=12.0, **options))
+    options = {"lipschitz": lipschitz, "radius": radius, "convexity": convexity, "lr": rate, "start": start}
+    steps = list(sgd2(clients, Problem(logistic, 9, 2, unit=False), noise_multiplier=12.0, **options))
     theta, k, asked = np.zeros(3) if start is None else np.array(start), 0, iter(log)
     outside, crowds = 0, set()
     while came := [u for u in range(3) if delta_of(k + 1, 1.0, sigma, lipschitz, budgets[u].epsilon) <= 1e-3]:

@@ -366,8 +366,8 @@ def test_classes():
         ({"lipschitz": -1.0}, "lipschitz"),
         ({"convexity": math.nan}, "convexity"),
         ({"start": [1.0]}, "start"),
-        ({"noise": 0.0}, "noise"),
-        ({"rate": lambda t: -1.0}, "rate"),
+        ({"noise_multiplier": 0.0}, "noise_multiplier"),
+        ({"lr": lambda t: -1.0}, "lr"),
     ],
 )
 def test_bad_options(options, named):

@@ -140,7 +140,7 @@ def test_every_party_derives_its_own_noise_and_spends_no_more_than_its_own_budge
 def test_with_noise_given_the_countdowns_say_how_many_rounds_there_are(unit):
     sizes, epsilons, sigma = [4, 4, 10], [0.5, 1.0, 1.0], 20.0 if unit == "record" else 100.0
     clients = parties(sizes, [budget(epsilon, unit=unit) for epsilon in epsilons])
-    run = ft.run(sgd2(clients, Problem(logistic, 18, 3), noise=sigma))
+    run = ft.run(sgd2(clients, Problem(logistic, 18, 3), noise_multiplier=sigma))
     units = sizes if unit == "party" else [1, 1, 1]
     expected = [
         math.floor((sigma / u * gaussian.mu(epsilon, 1e-6)) ** 2)
@@ -314,9 +314,9 @@ def test_precision_can_be_weighed():
         ({"convexity": -0.1}, "convexity"),
         ({"start": [1.0]}, "start"),
         ({"rounds": 0}, "rounds"),
-        ({"noise": math.nan}, "noise"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier"),
         ({"weights": "loud"}, "weights"),
-        ({"rate": lambda t: 0.1, "weights": "plain"}, "rate is that of a plain sum"),
+        ({"lr": lambda t: 0.1, "weights": "plain"}, "lr is that of a plain sum"),
     ],
 )
 def test_bad_options(options, named):
@@ -328,8 +328,8 @@ def test_bad_options(options, named):
 
 def test_a_bad_learning_rate_costs_nothing():
     clients = parties([3], [budget()])
-    with pytest.raises(InvalidValue, match="rate must be a finite number > 0, got nan"):
-        next(sgd2(clients, Problem(logistic, 3, 3), rate=lambda t: math.nan))
+    with pytest.raises(InvalidValue, match="lr must be a finite number > 0, got nan"):
+        next(sgd2(clients, Problem(logistic, 3, 3), lr=lambda t: math.nan))
     assert clients._agents[0]._ledger.share == 0
 
 

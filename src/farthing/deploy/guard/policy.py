@@ -262,7 +262,7 @@ class Pricing:
         limits, draw = self._limits, invitation.draw
         if invitation.trust is not limits.trust:
             refuse(Reason.TRUST, f"the policy allows {limits.trust} trust only")
-        if not _SMALLEST <= invitation.clip <= limits.clip:
+        if not _SMALLEST <= invitation.clip_norm <= limits.clip:
             refuse(Reason.CLIP, f"a clip of at most {limits.clip:g} is allowed")
         if not limits.allows_draw(draw):
             allowed = ", ".join(map(forms.draw, limits.draws))
@@ -271,7 +271,8 @@ class Pricing:
             refuse(Reason.SAMPLER, f"a Poisson rate of at least {LEAST_RATE:g} is allowed, or one listed")
         if invitation.rounds > limits.rounds:
             refuse(Reason.ROUNDS, f"at most {limits.rounds} rounds are allowed")
-        if invitation.noise is not None and not limits.noise <= invitation.noise <= MOST_NOISE:
+        noise = invitation.noise_multiplier
+        if noise is not None and not limits.noise <= noise <= MOST_NOISE:
             refuse(Reason.NOISE, f"noise of {limits.noise:g} to {MOST_NOISE:g} is asked for")
 
     def _priced(self, invitation: Invitation) -> Terms | Refused:

@@ -103,9 +103,13 @@ def draw_of(text: Any) -> Draw:
     raise InvalidValue(f"a draw must be 'all', 'poisson:RATE' or 'exactly:NUMBER', got {text!r}")
 
 
+# Keys of messages that are older than the names of the fields.
+_KEYS = {"clip_norm": "clip", "noise_multiplier": "noise"}
+
+
 def invitation(of: Invitation) -> dict[str, Any]:
     """An invitation as JSON values."""
-    values = {field.name: _plain(getattr(of, field.name)) for field in fields(of)}
+    values = {_KEYS.get(field.name, field.name): _plain(getattr(of, field.name)) for field in fields(of)}
     return values | {"draw": draw(of.draw)}
 
 
@@ -117,7 +121,7 @@ def _plain(value: Any) -> Any:
 
 def invitation_of(given: Fields) -> Invitation:
     """The inverse of `invitation`; refused where it is none."""
-    values = {field.name: given.take(field.name) for field in fields(Invitation)}
+    values = {field.name: given.take(_KEYS.get(field.name, field.name)) for field in fields(Invitation)}
     given.done()
     plain = (str, int, float, bool, type(None))
     if any(

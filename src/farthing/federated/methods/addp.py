@@ -3,7 +3,7 @@
 Cheng, Liu, Wang & Lu 2020, "Adaptive Distributed Differential Privacy with SGD", Algorithm 1. Line 5 (noise
 for an estimated number of rounds T, by advanced composition, analytic Gaussian) is the invitation's
 ``calibration``, or is set by ``epsilon_iter`` and ``delta_iter``; lines 7-10 (δ_u of the rounds so far) its
-``accountant``; lines 11-15 are each client's own; α of line 17 is ``rate``.
+``accountant``; lines 11-15 are each client's own; α of line 17 is ``lr``.
 The defaults are the paper's, and every part is an option: local samples up to the whole local gradient
 (``draw``), noise and rounds by advanced composition, the paper's theorem or tight accounting.
 
@@ -11,7 +11,7 @@ Where we deviate. A client checks that the round fits *before* it uploads, not a
 round moves an upload by 2C, not C (the record that is drawn pushes another out); C is right for ``Poisson``
 draws, with an upload of noise alone where the draw is empty, under add-remove and zero-out. Clients who
 differ in noise are weighted by its inverse variance; ``weights="plain"`` is the paper's mean. Without a
-``rate``, noise moves the margin of a row as long as 2 clip by `MARGIN_NOISE` in the course of all rounds.
+``lr``, noise moves the margin of a row as long as 2 clip by `MARGIN_NOISE` in the course of all rounds.
 
 The guarantee is each client's own: (ε_u, δ_u) for one record, against a server that sees every upload and not
 which record was drawn, by the accountant of its countdown (the paper's Theorem 1 holds even where draws are
@@ -63,49 +63,93 @@ def addp(
     clients: Clients,
     problem: Problem,
     *,
-    clip: float = 3.0,
+    clip_norm: float = 3.0,
     draw: Draw = _ONE,
     rounds: int = 10,
-    noise: float | None = None,
+    noise_multiplier: float | None = None,
     epsilon_iter: float | None = None,
     delta_iter: float | None = None,
     calibration: Accountant = Accountant.ADVANCED,
     accountant: Accountant = Accountant.SAMPLING,
     weights: Weights = Weights.PRECISION,
-    rate: float | None = None,
+    lr: float | None = None,
     trust: Trust = Trust.LOCAL,
     survivors: int | None = None,
 ) -> Iterator[Step]:
-    """Algorithm 1 of A-DDP, for as long as anyone can afford a round. ``noise`` is over the clip.
+    """Train by Algorithm 1 of A-DDP, for as long as any client can afford a round.
 
-    ``epsilon_iter`` and ``delta_iter`` set the noise instead: that with which one round is (ε, δ)-DP by the
-    analytic Gaussian mechanism, before its draw. Neither changes what the budget allows in all.
-    Under distributed or trusted ``trust`` the sum over clients has one noise, the least that all budgets can
-    afford; it goes on while ``survivors`` of them (all, unless told) are left.
+    Parameters
+    ----------
+    clients : Clients
+        Simulated clients or parties; they are invited here.
+    problem : Problem
+        The loss and the public numbers of the table.
+    clip_norm : float, default 3.0
+        C, the norm at which a record's gradient is clipped.
+    draw : Everyone, Poisson or Exactly, default Exactly(1)
+        The records that a client draws in a round.
+    rounds : int, default 10
+        T, the rounds that noise is chosen for.
+    noise_multiplier : float, optional
+        σ/C, in place of the noise that ``calibration`` chooses.
+    epsilon_iter, delta_iter : float, optional
+        The noise with which one round is (ε, δ)-DP before its draw, by the analytic Gaussian mechanism. It
+        does not change what a budget allows in all.
+    calibration : Accountant, default "advanced"
+        Chooses the noise for ``rounds``.
+    accountant : Accountant, default "sampling"
+        Counts the rounds that the noise affords.
+    weights : Weights, default "precision"
+        How uploads are added up; "plain" is the paper's mean.
+    lr : float, optional
+        α, the learning rate; by default from public numbers.
+    trust : Trust, default "local"
+        Who adds the noise. Under "distributed" and "trusted" the sum over clients has one noise, the least
+        that all budgets can afford.
+    survivors : int, optional
+        The least number of honest clients of a round under distributed trust; all by default.
+
+    Returns
+    -------
+    Iterator of Step
+        A step a round.
+
+    Raises
+    ------
+    InvalidValue
+        For nonsense, and for several ways to set the noise at once.
+    BudgetSpent
+        Where no client can afford a single round.
+
+    Notes
+    -----
+    The module's docstring states the guarantee and the deviations from Cheng et al. 2020.
     """
-    invitation = Invitation(clip, draw, rounds, noise, calibration, accountant)
+    invitation = Invitation(clip_norm, draw, rounds, noise_multiplier, calibration, accountant)
     if epsilon_iter is not None or delta_iter is not None:
-        if epsilon_iter is None or delta_iter is None or noise is not None:
-            raise InvalidValue("give epsilon_iter and delta_iter, or noise, or leave all three out")
-        invitation = replace(invitation, noise=iteration_noise(clients, invitation, epsilon_iter, delta_iter))
-    return descend(clients, problem, under(clients, invitation, trust, survivors), weights, rate)
+        if epsilon_iter is None or delta_iter is None or noise_multiplier is not None:
+            raise InvalidValue("give epsilon_iter and delta_iter, or noise_multiplier, or none of them")
+        invitation = replace(
+            invitation, noise_multiplier=iteration_noise(clients, invitation, epsilon_iter, delta_iter)
+        )
+    return descend(clients, problem, under(clients, invitation, trust, survivors), weights, lr)
 
 
 @until_spent
 def descend(
-    clients: Clients, problem: Problem, invitation: Invitation, weights: Weights, rate: float | None
+    clients: Clients, problem: Problem, invitation: Invitation, weights: Weights, lr: float | None
 ) -> Iterator[Step]:
     """The server's side of Algorithm 1, whatever the clients were invited to."""
     features = Features(problem.width, intercept=float(problem.intercept))
     outlook = clients.forecast(invitation, weights)
     clients.invite(invitation, weights)
-    if rate is None:
-        longest = min(math.hypot(problem.radius, features.intercept), 2 * invitation.clip)
+    if lr is None:
+        longest = min(math.hypot(problem.radius, features.intercept), 2 * invitation.clip_norm)
         noise = outlook.deviation * math.sqrt(outlook.rounds) * longest
-        rate = min(MARGIN_NOISE / noise, 1 / (problem.loss.curvature * longest**2))
-    rate = validate.positive(rate=rate)
+        lr = min(MARGIN_NOISE / noise, 1 / (problem.loss.curvature * longest**2))
+    lr = validate.positive(lr=lr)
     gradient, w = Gradient(problem.loss, features), problem.zeros(features.size)  # line 1
     for t in itertools.count(1):  # line 2
         got = clients.ask(gradient, w)  # lines 3-16
-        w = w - rate * got.mean  # line 17
+        w = w - lr * got.mean  # line 17
         yield Step(t, features.unfold(w), got.receipts)

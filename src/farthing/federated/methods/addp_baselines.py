@@ -42,53 +42,131 @@ def sgd_maj(
     clients: Clients,
     problem: Problem,
     *,
-    clip: float = 3.0,
+    clip_norm: float = 3.0,
     draw: Draw = _ONE,
     rounds: int = 10,
-    rate: float | None = None,
+    lr: float | None = None,
 ) -> Iterator[Step]:
-    """SGD with the budget divided evenly among T rounds."""
-    return _fixed(clients, problem, clip, draw, rounds, rate, Accountant.BASIC)
+    """Train by SGD with the budget divided evenly among T rounds (basic composition).
+
+    Parameters
+    ----------
+    clients : Clients
+        Simulated clients or parties; they are invited here.
+    problem : Problem
+        The loss and the public numbers of the table.
+    clip_norm : float, default 3.0
+        C, the norm at which a record's gradient is clipped.
+    draw : Everyone, Poisson or Exactly, default Exactly(1)
+        The records that a client draws in a round.
+    rounds : int, default 10
+        T, after which every client leaves.
+    lr : float, optional
+        The learning rate; by default from public numbers.
+
+    Returns
+    -------
+    Iterator of Step
+        A step a round.
+    """
+    return _fixed(clients, problem, clip_norm, draw, rounds, lr, Accountant.BASIC)
 
 
 def sgd_adv(
     clients: Clients,
     problem: Problem,
     *,
-    clip: float = 3.0,
+    clip_norm: float = 3.0,
     draw: Draw = _ONE,
     rounds: int = 10,
-    rate: float | None = None,
+    lr: float | None = None,
 ) -> Iterator[Step]:
-    """SGD by advanced composition and amplification by sampling, T rounds."""
-    return _fixed(clients, problem, clip, draw, rounds, rate, Accountant.AMPLIFIED)
+    """Train by SGD over T rounds, by advanced composition of rounds amplified by sampling.
+
+    Parameters
+    ----------
+    clients : Clients
+        Simulated clients or parties; they are invited here.
+    problem : Problem
+        The loss and the public numbers of the table.
+    clip_norm : float, default 3.0
+        C, the norm at which a record's gradient is clipped.
+    draw : Everyone, Poisson or Exactly, default Exactly(1)
+        The records that a client draws in a round.
+    rounds : int, default 10
+        T, after which every client leaves.
+    lr : float, optional
+        The learning rate; by default from public numbers.
+
+    Returns
+    -------
+    Iterator of Step
+        A step a round.
+    """
+    return _fixed(clients, problem, clip_norm, draw, rounds, lr, Accountant.AMPLIFIED)
 
 
 def sgd_pass(
-    clients: Clients, problem: Problem, *, clip: float = 3.0, rounds: int = 10, rate: float | None = None
+    clients: Clients, problem: Problem, *, clip_norm: float = 3.0, rounds: int = 10, lr: float | None = None
 ) -> Iterator[Step]:
-    """SGD in T passes, each record in turn."""
-    return _fixed(clients, problem, clip, InTurn(), rounds, rate, Accountant.ADVANCED)
+    """Train by SGD in T passes, each record in turn (advanced composition over its own visits).
+
+    Parameters
+    ----------
+    clients : Clients
+        Simulated clients or parties; they are invited here.
+    problem : Problem
+        The loss and the public numbers of the table.
+    clip_norm : float, default 3.0
+        C, the norm at which a record's gradient is clipped.
+    rounds : int, default 10
+        T, the number of passes.
+    lr : float, optional
+        The learning rate; by default from public numbers.
+
+    Returns
+    -------
+    Iterator of Step
+        A step a round, of which a pass has as many as the client has records.
+    """
+    return _fixed(clients, problem, clip_norm, InTurn(), rounds, lr, Accountant.ADVANCED)
 
 
 def _fixed(
     clients: Clients,
     problem: Problem,
-    clip: float,
+    clip_norm: float,
     draw: Draw,
     rounds: int,
-    rate: float | None,
+    lr: float | None,
     by: Accountant,
 ) -> Iterator[Step]:
-    invitation = Invitation(clip, draw, rounds, calibration=by, accountant=by)
-    return descend(clients, problem, invitation, Weights.PLAIN, rate)
+    invitation = Invitation(clip_norm, draw, rounds, calibration=by, accountant=by)
+    return descend(clients, problem, invitation, Weights.PLAIN, lr)
 
 
-def non_private(table: Table, problem: Problem, *, rounds: int = 1000, rate: float = 1.0) -> Iterator[Step]:
-    """Gradient descent over all clients' records at once, without privacy: ε = ∞."""
+def non_private(table: Table, problem: Problem, *, rounds: int = 1000, lr: float = 1.0) -> Iterator[Step]:
+    """Train by gradient descent over all records at once, without privacy: ε = ∞.
+
+    Parameters
+    ----------
+    table : Table
+        All clients' records.
+    problem : Problem
+        The loss and the public numbers of the table.
+    rounds : int, default 1000
+        The number of steps.
+    lr : float, default 1.0
+        The learning rate.
+
+    Returns
+    -------
+    Iterator of Step
+        A step a round, without receipts.
+    """
     features = Features(problem.width, intercept=float(problem.intercept))
     gradient, bound, w = Gradient(problem.loss, features), ClipNorm(_NO_CLIP), problem.zeros(features.size)
-    validate.positive(rate=rate)
+    validate.positive(lr=lr)
     for t in range(1, validate.count(rounds=rounds) + 1):
-        w = w - rate * gradient.bounded_sum(table, w, bound) / max(1, len(table))
+        w = w - lr * gradient.bounded_sum(table, w, bound) / max(1, len(table))
         yield Step(t, features.unfold(np.asarray(w)))

@@ -54,14 +54,35 @@ STABLE = 3.0  # rate times curvature; momentum allows for 2 (1 + MOMENTUM)
 def federated_descent(
     clients: Clients, problem: Problem, *, trust: Trust = Trust.LOCAL, survivors: int | None = None
 ) -> Iterator[Step]:
-    """Noisy gradient descent with momentum over clients, by a rule from public numbers."""
+    """Train by noisy gradient descent with momentum over clients; every number follows from public ones.
+
+    Parameters
+    ----------
+    clients : Clients
+        Simulated clients or parties; they are invited here.
+    problem : Problem
+        The loss and the public numbers of the table.
+    trust : Trust, default "local"
+        Who adds the noise: each client, each a share of it, or an aggregator.
+    survivors : int, optional
+        The least number of honest clients of a round under distributed trust; all by default.
+
+    Returns
+    -------
+    Iterator of Step
+        A step a round; its weights are the mean of the later iterates.
+
+    Notes
+    -----
+    The guarantee is each client's own, by exact composition of Gaussians (Dong, Roth & Su 2022, Cor. 3.3).
+    """
     invitation = under(clients, Invitation(1.0, rounds=ROUNDS), trust, survivors)
     spread = clients.forecast(invitation).deviation / math.sqrt(ROUNDS)
     features = _rows(problem, spread)
     assert features.radius is not None
     largest = min(problem.loss.slope, math.sqrt(2)) * features.radius
     clip = largest * min(1.0, CLIP * max(1.0, math.sqrt(NOISE / spread)))
-    invitation = replace(invitation, clip=clip)
+    invitation = replace(invitation, clip_norm=clip)
     outlook = clients.forecast(invitation)
     clients.invite(invitation)
     length = MARGIN_NOISE / (outlook.deviation * math.sqrt(ROUNDS) * features.radius)

@@ -90,32 +90,65 @@ def sgd1(
     radius: float = 1.0,
     convexity: float = 0.0,
     exact: bool = False,
-    noise: float | None = None,
-    rate: Callable[[int], float] | None = None,
+    noise_multiplier: float | None = None,
+    lr: Callable[[int], float] | None = None,
     seen: bool = False,
     start: ArrayLike | None = None,
 ) -> Iterator[Step]:
-    """n² iterations on one record each. ``radius`` is that of C, ``convexity`` Δ, ``lipschitz`` L.
+    """Train by SGD1: n² iterations, each on one record of one party.
 
-    ``noise`` is σ/(nL), in place of (3) or of the least; ``rate`` is η(t), in place of (4) or 1/(Δ n t).
-    Raises `BudgetSpent` before the first where a party cannot afford its part of them. With ``seen`` every
-    budget holds even before who knows the records that were drawn.
+    Parameters
+    ----------
+    clients : Passing
+        Parties that can be asked one at a time; they are invited here.
+    problem : Problem
+        The loss and the public numbers of the table.
+    lipschitz : float, optional
+        L, at which gradients are clipped; by default from the loss and the longest row.
+    radius : float, default 1.0
+        The radius of C, the ball that steps are projected onto.
+    convexity : float, default 0.0
+        Δ, which makes the loss strongly convex.
+    exact : bool, default False
+        Whether to take the least noise that all budgets allow, in place of (3).
+    noise_multiplier : float, optional
+        σ/(nL), in place of both.
+    lr : callable, optional
+        η(t), in place of (4) or 1/(Δ n t).
+    seen : bool, default False
+        Whether every budget must hold even before an observer who knows the records that were drawn.
+    start : array_like, optional
+        θ₀, which must be public; the centre of C by default.
+
+    Returns
+    -------
+    Iterator of Step
+        A step every n iterations, without receipts, which would tell whose turn it was.
+
+    Raises
+    ------
+    BudgetSpent
+        Before the first iteration, where a party cannot afford its part of them.
+
+    Notes
+    -----
+    The module's docstring states the guarantees and the deviations from the write-up.
     """
     features, projection = problem.rows(), L2Projection(radius)
     clip = lipschitz_of(problem, features, lipschitz)
     convexity = validate.non_negative(convexity=convexity)
     w = projection.start(start, problem.zeros(features.size))
-    n, invitation = int(clients.records.sum()), _invitation(clients, clip, exact, noise, seen)
+    n, invitation = int(clients.records.sum()), _invitation(clients, clip, exact, noise_multiplier, seen)
     clients.invite(invitation)
-    assert invitation.noise is not None
-    square = (n * clip) ** 2 * (1 + w.size * invitation.noise**2)
+    assert invitation.noise_multiplier is not None
+    square = (n * clip) ** 2 * (1 + w.size * invitation.noise_multiplier**2)
     gradient = Gradient(problem.loss, features)
 
     @until_spent
     def iterations() -> Iterator[Step]:
         theta = w
         for t in range(1, n * n + 1):
-            length = validate.positive(rate=rate(t)) if rate else projection.length(t, square, convexity * n)
+            length = validate.positive(lr=lr(t)) if lr else projection.length(t, square, convexity * n)
             got = clients.pass_to(clients.pick(), gradient, theta)
             moved = n * (got.mean + convexity * theta)
             theta = projection.project(theta - length * moved)
@@ -135,12 +168,12 @@ def _invitation(clients: Passing, clip: float, exact: bool, noise: float | None,
     }
     turns = {size: _at_most(n * n, size / n, failure)[0] for _, size in kinds}
     if noise is not None:
-        noises = [validate.positive(noise=noise)]
+        noises = [validate.positive(noise_multiplier=noise)]
     elif exact:
         noises = [least_noise(replace(local, rounds=turns[size]), budget, size) for budget, size in kinds]
     else:
         noises = [sgd1_noise(n, clip, budget.epsilon, budget.delta) / (n * clip) for budget, _ in kinds]
-    invitation = replace(local, noise=max(noises))
+    invitation = replace(local, noise_multiplier=max(noises))
     for budget, size in kinds:
         if (afforded := invitation.terms(budget, size).rounds) < turns[size]:
             raise BudgetSpent(

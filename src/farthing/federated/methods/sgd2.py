@@ -20,16 +20,16 @@ classic Gaussian: `sgd2_published_noise`) takes 227 Δ, with which the true ε i
 
 Steps are SGD1's, in the mean of the n records that came, so that n cancels: η(k) n = |C|/√(k (L² + p s²)),
 s being the noise on a coordinate of the mean, or 1/(Δ k) where l is Δ-strongly convex (``convexity``; made so
-by a public Δ|θ|²/2, whose gradient needs no noise), or ``rate``. |C| is the diameter.
+by a public Δ|θ|²/2, whose gradient needs no noise), or ``lr``. |C| is the diameter.
 
-T need not be known: with ``noise`` (σ/L) given every party stays as long as its own budget affords it, and
-the sum goes on without those who left; otherwise each takes the σ with which ``rounds`` spend its budget.
-Where this differs from the write-up: θ goes with the next question to the parties that still take part,
-instead of to all as soon as it is made, and B returns the last one without sending it (every θ is a function
-of the G's that B has seen, so nobody learns more); gradients are clipped to L, which is not trusted to be a
-Lipschitz constant; and θ₀ is the centre of C, a ball, or given, instead of drawn. The write-up names no C: a
-radius of 10 did better than 2 or 5 in single runs on Adult, with 2 and 10 parties at ε from .1, with 390 at ε
-from .5.
+T need not be known: with ``noise_multiplier`` (σ/L) given every party stays as long as its own budget affords
+it, and the sum goes on without those who left; otherwise each takes the σ with which ``rounds`` spend its
+budget. Where this differs from the write-up: θ goes with the next question to the parties that still take
+part, instead of to all as soon as it is made, and B returns the last one without sending it (every θ is a
+function of the G's that B has seen, so nobody learns more); gradients are clipped to L, which is not trusted
+to be a Lipschitz constant; and θ₀ is the centre of C, a ball, or given, instead of drawn. The write-up names
+no C: a radius of 10 did better than 2 or 5 in single runs on Adult, with 2 and 10 parties at ε from .1, with
+390 at ε from .5.
 
 >>> import numpy as np
 >>> from farthing.budget import Budget
@@ -69,39 +69,76 @@ def sgd2(
     problem: Problem,
     *,
     rounds: int = 100,
-    noise: float | None = None,
+    noise_multiplier: float | None = None,
     lipschitz: float | None = None,
     radius: float = 10.0,
     convexity: float = 0.0,
-    rate: Callable[[int], float] | None = None,
+    lr: Callable[[int], float] | None = None,
     start: ArrayLike | None = None,
     weights: Weights = Weights.RECORDS,
     trust: Trust = Trust.LOCAL,
     survivors: int | None = None,
     exact: bool = True,
 ) -> Iterator[Step]:
-    """Rounds until nobody can afford another. ``radius`` is that of C, ``convexity`` Δ, ``lipschitz`` L.
+    """Train by SGD2: every party sends the noisy gradient of all its records, while any can afford it.
 
-    ``weights`` says how uploads are added up: the write-up's plain sum, or by their precision. ``trust`` may
-    leave it to ``survivors`` honest parties (all, unless told) or to an aggregator to add noise to the sum.
-    ``rate`` is η(k), which multiplies the plain sum; ``noise`` is σ/L. Without ``exact`` the noise is that of
-    `sgd2_published_noise`, the largest of all parties, and ends after ``rounds``.
+    Parameters
+    ----------
+    clients : Clients
+        Simulated clients or parties; they are invited here.
+    problem : Problem
+        The loss and the public numbers of the table.
+    rounds : int, default 100
+        T, the rounds that noise is chosen for.
+    noise_multiplier : float, optional
+        σ/L, in place of the least noise for ``rounds``.
+    lipschitz : float, optional
+        L, at which gradients are clipped; by default from the loss and the longest row.
+    radius : float, default 10.0
+        The radius of C, the ball that steps are projected onto.
+    convexity : float, default 0.0
+        Δ, which makes the loss strongly convex.
+    lr : callable, optional
+        η(k), which multiplies the plain sum.
+    start : array_like, optional
+        θ₀, which must be public; the centre of C by default.
+    weights : Weights, default "records"
+        How uploads are added up: the write-up's plain sum, or by their precision.
+    trust : Trust, default "local"
+        Who adds the noise.
+    survivors : int, optional
+        The least number of honest parties of a round under distributed trust; all by default.
+    exact : bool, default True
+        False takes the noise of `sgd2_published_noise`, the largest of all parties, and ends after
+        ``rounds``.
+
+    Returns
+    -------
+    Iterator of Step
+        A step a round.
+
+    Notes
+    -----
+    The module's docstring states the guarantee and the deviations from the write-up.
     """
     if not exact:
-        if noise is not None:
-            raise InvalidValue("give noise, or exact=False for that of Theorem 3, not both")
+        if noise_multiplier is not None:
+            raise InvalidValue("give noise_multiplier, or exact=False for that of Theorem 3, not both")
         pairs = set(zip(clients.budgets, clients.records.tolist(), strict=True))
-        noise = max(sgd2_published_noise(budget, rounds, records=size) for budget, size in pairs)
+        noise_multiplier = max(sgd2_published_noise(one, rounds, records=size) for one, size in pairs)
     features, projection = problem.rows(), L2Projection(radius)
     clip = lipschitz_of(problem, features, lipschitz)
     convexity = validate.non_negative(convexity=convexity)
     w = projection.start(start, problem.zeros(features.size))
-    if rate and weights_under(trust, weights) is not Weights.RECORDS:
-        raise InvalidValue(f"rate is that of a plain sum, the weights are {str(weights)!r}: use 'records'")
-    clients.invite(under(clients, Invitation(clip, rounds=rounds, noise=noise), trust, survivors), weights)
+    if lr and weights_under(trust, weights) is not Weights.RECORDS:
+        raise InvalidValue(f"lr is that of a plain sum, the weights are {str(weights)!r}: use 'records'")
+    clients.invite(
+        under(clients, Invitation(clip, rounds=rounds, noise_multiplier=noise_multiplier), trust, survivors),
+        weights,
+    )
     gradient = Gradient(problem.loss, features)
     for t in itertools.count(1) if exact else range(1, rounds + 1):
-        given = validate.positive(rate=rate(t)) if rate else None
+        given = validate.positive(lr=lr(t)) if lr else None
         got = clients.ask(gradient, w)
         length = projection.length(t, clip**2 + w.size * got.variance, convexity)
         length = length if given is None else given * got.divisor

@@ -7,7 +7,7 @@ are opened when they run: the command line needs no numpy to print its help.
 
 >>> METHODS["sgd2"].names
 ('clip', 'rounds', 'lr', 'weights', 'radius', 'convexity', 'noise_multiplier', 'published_noise')
->>> METHODS["addp"].arguments({"lr": 0.3, "accountant": "tight"})["rate"]
+>>> METHODS["addp"].arguments({"lr": 0.3, "accountant": "tight"})["lr"]
 0.3
 """
 
@@ -233,7 +233,13 @@ def _constant(rate: float) -> Callable[[int], float]:
     return lambda t: rate
 
 
-CLIP = Option(name="clip", help="Where a record's gradient is clipped.", symbol="C", check=validate.positive)
+CLIP = Option(
+    name="clip",
+    argument="clip_norm",
+    help="Where a record's gradient is clipped.",
+    symbol="C",
+    check=validate.positive,
+)
 ROUNDS = Option(
     name="rounds", kind=int, help="The rounds that noise is chosen for.", symbol="T", check=validate.count
 )
@@ -241,7 +247,6 @@ LR = Option(
     name="lr",
     help="The learning rate; from public numbers if left out.",
     symbol="α, line 17",
-    argument="rate",
     check=validate.positive,
 )
 ETA = replace(
@@ -292,7 +297,6 @@ NOISE_MULTIPLIER = Option(
     name="noise_multiplier",
     help="Noise over the clip, in place of the budget's.",
     symbol="σ/C",
-    argument="noise",
     check=validate.positive,
     sets="noise",
 )
