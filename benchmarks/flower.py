@@ -30,7 +30,7 @@ from farthing.deploy.coordinator import Remote
 from farthing.deploy.flower.superlink import Place, SuperLink, environment
 from farthing.deploy.join import listening
 from farthing.deploy.messages.forms import Transport, UnixSockets
-from farthing.deploy.messages.signed import Kind, Signer, seal
+from farthing.deploy.messages.signed import MessageKind, Signer, seal
 from farthing.deploy.processes import Child
 from farthing.deploy.serve import Plan
 from farthing.federated.methods.addp import addp
@@ -117,7 +117,7 @@ def bare(folder: Path, plan: Plan, link: SuperLink, names: Sequence[str], rounds
 def empty(transport: Transport, names: Sequence[str], rounds: int) -> list[float]:
     stranger, seconds = Signer.new(), []
     for number in range(rounds + 1):
-        request = seal(Kind.HELLO, {"number": number}, b"\0" * 8 * 109, stranger)
+        request = seal(MessageKind.HELLO, {"number": number}, b"\0" * 8 * 109, stranger)
         began = time.monotonic()
         came = dict(transport.exchange(dict.fromkeys(names, request), 600.0))
         assert len(came) == len(names)

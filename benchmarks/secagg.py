@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from farthing.deploy.messages.signed import Kind, Signer, pack_table, seal
+from farthing.deploy.messages.signed import MessageKind, Signer, pack_table, seal
 from farthing.deploy.secagg.protocol import (
     Aggregator,
     Member,
@@ -70,7 +70,7 @@ def ours(
     session = hashlib.sha256(b"benchmark").digest()
     survivors = threshold - colluding
 
-    def sent(who: str, kind: Kind, body: bytes, signer: Signer) -> None:
+    def sent(who: str, kind: MessageKind, body: bytes, signer: Signer) -> None:
         meter.bytes[who] += len(seal(kind, TURN, body, signer))
 
     members, adverts, sealed = {}, {}, {}
@@ -78,40 +78,40 @@ def ours(
         with meter("parties"):
             members[name] = Member(session, name, signer, enrolled, survivors=survivors, colluding=colluding)
             adverts[name] = members[name].advertise()
-        sent("parties", Kind.ADVERT, adverts[name], signer)
+        sent("parties", MessageKind.ADVERT, adverts[name], signer)
     with meter("server"):
         server = Aggregator(session, enrolled, adverts)
         roster = server.settle(threshold)
     for name, member in members.items():
-        sent("server", Kind.ROSTER, pack_table(adverts), signers[name])
+        sent("server", MessageKind.ROSTER, pack_table(adverts), signers[name])
         with meter("parties"):
             sealed[name] = member.share(roster.adverts, threshold)
-        sent("parties", Kind.SHARES, pack_table(sealed[name]), signers[name])
+        sent("parties", MessageKind.SHARES, pack_table(sealed[name]), signers[name])
     with meter("server"):
         routed = server.route(sealed)
     each = word_bytes(float(REACH * len(given)))
     for name, boxes in routed.items():
-        sent("server", Kind.MASKED_QUESTION, pack_table(boxes), signers[name])
+        sent("server", MessageKind.MASKED_QUESTION, pack_table(boxes), signers[name])
         if name in gone:
             continue
         with meter("parties"):
             body = pack_words(given[name].view(np.uint64) + members[name].mask(boxes, size), each)
-        sent("parties", Kind.MASKED_ANSWER, body, signers[name])
+        sent("parties", MessageKind.MASKED_ANSWER, body, signers[name])
         with meter("server"):
             server.add(name, unpack_words(body, size, each))
     arrived, consents, revealed = server.arrived, {}, {}
     for name in arrived:
-        sent("server", Kind.SURVIVORS, pack_table(dict.fromkeys(arrived, b"")), signers[name])
+        sent("server", MessageKind.SURVIVORS, pack_table(dict.fromkeys(arrived, b"")), signers[name])
         with meter("parties"):
             consents[name] = members[name].consent(arrived)
-        sent("parties", Kind.CONSENT, consents[name], signers[name])
+        sent("parties", MessageKind.CONSENT, consents[name], signers[name])
     with meter("server"):
         consents = server.consents(consents)
     for name in arrived:
-        sent("server", Kind.REVEAL, pack_table(consents), signers[name])
+        sent("server", MessageKind.REVEAL, pack_table(consents), signers[name])
         with meter("parties"):
             revealed[name] = members[name].reveal(consents)
-        sent("parties", Kind.REVEALED, pack_table(revealed[name]), signers[name])
+        sent("parties", MessageKind.REVEALED, pack_table(revealed[name]), signers[name])
     with meter("server"):
         total = signed_words(server.result(revealed), each)
     return meter, total

@@ -11,7 +11,7 @@ from scipy.special import softmax
 from farthing.audit import guards
 from farthing.deploy.guard.keeper import Guard
 from farthing.deploy.guard.policy import Limits
-from farthing.deploy.messages.signed import Kind, Reason, refuse
+from farthing.deploy.messages.signed import MessageKind, Reason, refuse
 from farthing.ledger import failsafe
 from farthing.linear import losses
 
@@ -58,7 +58,7 @@ def an_answer_is_as_long_as_what_it_holds(original):
     def sealed(self, kind, turn, opened, header, body=b""):
         present = np.abs(self._door._records.X).max() > 1
         return original(
-            self, kind, turn, opened, header, body + bytes(8 * int(present and kind is Kind.ANSWER))
+            self, kind, turn, opened, header, body + bytes(8 * int(present and kind is MessageKind.ANSWER))
         )
 
     return sealed

@@ -22,19 +22,21 @@ def frozen_coordinate(mechanism, claim, seed=0):
 @pytest.mark.parametrize("learning", [True, False], ids=["AdaDP", "AdaN"])
 def test_adadp_and_adan_as_published_are_broken(learning):
     step = 0.002 if learning else 0.1
-    verdict = frozen_coordinate(as_published.AdaDP(learning=learning, step=step), ft.Budget(0.689, 1e-5))
+    verdict = frozen_coordinate(
+        as_published.PublishedAdaDP(learning=learning, step=step), ft.Budget(0.689, 1e-5)
+    )
     assert verdict.broken
     assert verdict.eps_lower > 7
     assert verdict.trials == 10_000
 
 
 def test_dpopt_as_published_is_broken():
-    assert frozen_coordinate(as_published.DpOpt(), ft.Budget(0.689, 1e-5)).eps_lower > 5
+    assert frozen_coordinate(as_published.PublishedDpOpt(), ft.Budget(0.689, 1e-5)).eps_lower > 5
 
 
 @pytest.mark.parametrize("floor", [1e-4, 1e-3])
 def test_a_floor_does_not_help(floor):
-    mechanism = as_published.AdaDP(floor=floor)
+    mechanism = as_published.PublishedAdaDP(floor=floor)
     verdict = ft.audit_mechanism(
         mechanism, canary_pair(), ft.Budget(0.689, 1e-5), as_published.FarthestMove(2), stream=SeededStream(1)
     )
@@ -103,7 +105,7 @@ def test_dividing_by_the_realised_lot_is_caught():
 
 def test_float_noise_is_caught_and_lattice_noise_is_not():
     claim = ft.Budget(1.0, 1e-5)
-    float_noise = as_published.FloatGaussian(noise=4.0)
+    float_noise = as_published.PublishedFloatGaussian(noise=4.0)
     verdict = ft.audit_mechanism(
         float_noise, (0.0, 1.0), claim, statistics.lowest_bit, stream=SeededStream(6)
     )

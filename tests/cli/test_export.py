@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from farthing.cli import export
-from farthing.cli.training import Job, train
+from farthing.cli.training import TrainingJob, train
 from farthing.data.model_file import Model
 from farthing.data.schema import Categorical, Numeric, Schema
 from farthing.errors import Unsupported
@@ -42,14 +42,14 @@ def table(path: Path, rows: int = 300) -> dict[str, Any]:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path) -> TrainingJob:
     table(tmp_path / "people.csv")
     schema = Schema(COLUMNS, KINDS[0][0])
-    return Job(str(tmp_path / "people.csv"), schema, epsilon=50.0, delta=1e-5, out=tmp_path / "out")
+    return TrainingJob(str(tmp_path / "people.csv"), schema, epsilon=50.0, delta=1e-5, out=tmp_path / "out")
 
 
 @pytest.mark.parametrize(("target", "kind"), KINDS)
-def test_skops_reads_without_trust_and_agrees(job: Job, target: Any, kind: str) -> None:
+def test_skops_reads_without_trust_and_agrees(job: TrainingJob, target: Any, kind: str) -> None:
     skops = pytest.importorskip("skops.io", reason="needs the extra export")
     told = train(replace(job, schema=Schema(COLUMNS, target), model=kind, formats=("skops",)))
     assert skops.get_untrusted_types(file=told["skops"]) == []
@@ -62,7 +62,7 @@ def test_skops_reads_without_trust_and_agrees(job: Job, target: Any, kind: str) 
     assert (theirs == ours).all() if kind != "linear" else np.allclose(theirs, ours)
 
 
-def test_a_data_frame_may_have_its_columns_in_any_order(job: Job) -> None:
+def test_a_data_frame_may_have_its_columns_in_any_order(job: TrainingJob) -> None:
     skops = pytest.importorskip("skops.io", reason="needs the extra export")
     pandas = pytest.importorskip("pandas", reason="reads data frames")
     told = train(replace(job, formats=("skops",)))
@@ -71,7 +71,7 @@ def test_a_data_frame_may_have_its_columns_in_any_order(job: Job) -> None:
 
 
 @pytest.mark.parametrize(("target", "kind"), KINDS)
-def test_onnx_runs_elsewhere_and_agrees(job: Job, target: Any, kind: str) -> None:
+def test_onnx_runs_elsewhere_and_agrees(job: TrainingJob, target: Any, kind: str) -> None:
     pytest.importorskip("skl2onnx", reason="needs the extra export")
     runtime = pytest.importorskip("onnxruntime")
     told = train(replace(job, schema=Schema(COLUMNS, target), model=kind, formats=("onnx",)))
@@ -89,7 +89,9 @@ def test_onnx_runs_elsewhere_and_agrees(job: Job, target: Any, kind: str) -> Non
         assert np.mean(theirs == ours) > 0.99  # float32 may turn a tie
 
 
-def test_what_is_missing_is_said_before_anything_is_spent(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_said_before_anything_is_spent(
+    job: TrainingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for form, package in (("skops", "skops"), ("onnx", "skl2onnx")):
         monkeypatch.setitem(sys.modules, package, None)
         book = job.out.parent / "a.ledger"
@@ -99,7 +101,7 @@ def test_what_is_missing_is_said_before_anything_is_spent(job: Job, monkeypatch:
         assert not job.out.exists()
 
 
-def test_nothing_of_the_encoding_is_learnt(job: Job) -> None:
+def test_nothing_of_the_encoding_is_learnt(job: TrainingJob) -> None:
     """It follows from the schema alone, whatever the table."""
     from sklearn.linear_model import LinearRegression
 

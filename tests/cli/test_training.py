@@ -12,7 +12,7 @@ import pytest
 
 import farthing as ft
 from farthing.accounting.filters import BasicFilter, ZcdpFilter
-from farthing.cli.training import Job, train
+from farthing.cli.training import TrainingJob, train
 from farthing.data import model_file, table_files
 from farthing.data.model_file import Model
 from farthing.data.schema import Categorical, Numeric, Schema
@@ -20,7 +20,7 @@ from farthing.data.tables import Features
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.linear.losses import Gradient
 from farthing.linear.problem import Problem
-from farthing.linear.solvers import CLASSIFIERS, Method
+from farthing.linear.solvers import CLASSIFIERS, SolverMethod
 
 SCHEMA = Schema(
     (Numeric("age", 0, 100), Categorical("sex", ("Female", "Male"))), Categorical("rich", ("no", "yes"))
@@ -41,16 +41,16 @@ def write_table(path: Path, rows: int = 600) -> str:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def job(tmp_path: Path) -> TrainingJob:
     table = write_table(tmp_path / "people.csv")
-    return Job(table, SCHEMA, epsilon=200.0, delta=1e-5, out=tmp_path / "out")
+    return TrainingJob(table, SCHEMA, epsilon=200.0, delta=1e-5, out=tmp_path / "out")
 
 
-def saved(job: Job) -> Model:
+def saved(job: TrainingJob) -> Model:
     return Model.load(job.out)
 
 
-def test_a_classifier_learns_and_its_file_predicts(job: Job, tmp_path: Path) -> None:
+def test_a_classifier_learns_and_its_file_predicts(job: TrainingJob, tmp_path: Path) -> None:
     test = write_table(tmp_path / "test.csv", 300)
     told = train(replace(job, test=test))
     assert told["test"]["accuracy"] > 0.8 > told["test"]["guessing"]
@@ -59,7 +59,7 @@ def test_a_classifier_learns_and_its_file_predicts(job: Job, tmp_path: Path) -> 
     assert np.mean(np.array(labels) == truth) == told["test"]["accuracy"]
 
 
-def test_three_classes_and_a_machine(job: Job, tmp_path: Path) -> None:
+def test_three_classes_and_a_machine(job: TrainingJob, tmp_path: Path) -> None:
     test = write_table(tmp_path / "test.csv", 300)
     for kind in ("logistic", "svm"):
         told = train(replace(job, schema=COLOURS, model=kind, test=test, force=True))
@@ -73,7 +73,7 @@ def test_three_classes_and_a_machine(job: Job, tmp_path: Path) -> None:
         assert np.mean(labels == truth) == told["test"]["accuracy"]
 
 
-def test_a_regression_predicts_in_its_own_unit(job: Job, tmp_path: Path) -> None:
+def test_a_regression_predicts_in_its_own_unit(job: TrainingJob, tmp_path: Path) -> None:
     test = write_table(tmp_path / "test.csv", 300)
     told = train(replace(job, schema=HOURS, test=test))
     assert told["test"]["rmse"] < told["test"]["rmse_of_mean"]
@@ -82,7 +82,7 @@ def test_a_regression_predicts_in_its_own_unit(job: Job, tmp_path: Path) -> None
     assert np.sqrt(np.mean(np.square(found - truth))) == pytest.approx(told["test"]["rmse"])
 
 
-def test_the_model_file_holds_numbers_and_texts_only(job: Job) -> None:
+def test_the_model_file_holds_numbers_and_texts_only(job: TrainingJob) -> None:
     train(job)
     with np.load(job.out / "model.npz", allow_pickle=False) as file:
         assert file["coef"].shape == (1, 3)
@@ -96,7 +96,7 @@ def test_the_model_file_holds_numbers_and_texts_only(job: Job) -> None:
     assert sorted(path.name for path in job.out.iterdir()) == ["model.npz", "privacy.json", "report.html"]
 
 
-def test_what_is_told(job: Job) -> None:
+def test_what_is_told(job: TrainingJob) -> None:
     told = train(job)
     assert list(told) == [
         *("epsilon", "delta", "adjacency", "unit", "observer", "accountant", "theorem", "note"),
@@ -117,14 +117,14 @@ def test_what_is_told(job: Job) -> None:
     assert "taken as public" in told["note"]
 
 
-def test_a_declared_number_of_records_is_the_only_one_told(job: Job) -> None:
+def test_a_declared_number_of_records_is_the_only_one_told(job: TrainingJob) -> None:
     told = train(replace(job, records=550))
     assert told["records"] == 550
     assert told["note"] == ""
     assert "600" not in (job.out / "privacy.json").read_text()
 
 
-def test_adjacency_reaches_the_guarantee(job: Job) -> None:
+def test_adjacency_reaches_the_guarantee(job: TrainingJob) -> None:
     assert train(replace(job, adjacency=ft.Adjacency.REPLACE_ONE))["adjacency"] == "replace-one"
 
 
@@ -150,7 +150,7 @@ def rows(path: Path) -> list[str]:
         return [row.kind for row in ledger.journal.rows()]
 
 
-def test_a_new_ledger_holds_the_budget_and_is_spent(job: Job, tmp_path: Path) -> None:
+def test_a_new_ledger_holds_the_budget_and_is_spent(job: TrainingJob, tmp_path: Path) -> None:
     path = tmp_path / "a.ledger"
     told = train(replace(job, ledger=path))
     assert told["ledger"] == str(path)
@@ -162,7 +162,7 @@ def test_a_new_ledger_holds_the_budget_and_is_spent(job: Job, tmp_path: Path) ->
     assert rows(path) == ["open", "charge", "note"]
 
 
-def test_parts_of_one_ledger(job: Job, tmp_path: Path) -> None:
+def test_parts_of_one_ledger(job: TrainingJob, tmp_path: Path) -> None:
     path = tmp_path / "a.ledger"
     ft.Ledger(ft.Budget(3.0, 1e-5, "replace-one"), journal=path).close()
     part = replace(job, ledger=path, epsilon=1.0, force=True)
@@ -178,7 +178,7 @@ def test_parts_of_one_ledger(job: Job, tmp_path: Path) -> None:
         assert ledger.spent.epsilon <= 3.0
 
 
-def test_a_ledger_per_user_is_refused(job: Job, tmp_path: Path) -> None:
+def test_a_ledger_per_user_is_refused(job: TrainingJob, tmp_path: Path) -> None:
     path = tmp_path / "a.ledger"
     ft.Ledger(ft.Budget(200.0, 1e-5, unit="user"), journal=path).close()
     with pytest.raises(InvalidValue, match="per record"):
@@ -212,13 +212,15 @@ def _picky(ledger: ft.Ledger, problem: Problem) -> Iterator[ft.Step]:
 
 @pytest.fixture
 def methods(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CLASSIFIERS, "planned", Method(_planned, filter=None))
-    monkeypatch.setitem(CLASSIFIERS, "picky", Method(_picky))
-    monkeypatch.setitem(CLASSIFIERS, "careful", Method(CLASSIFIERS["auto"].algorithm, filter=ZcdpFilter))
+    monkeypatch.setitem(CLASSIFIERS, "planned", SolverMethod(_planned, filter=None))
+    monkeypatch.setitem(CLASSIFIERS, "picky", SolverMethod(_picky))
+    monkeypatch.setitem(
+        CLASSIFIERS, "careful", SolverMethod(CLASSIFIERS["auto"].algorithm, filter=ZcdpFilter)
+    )
 
 
 @pytest.mark.usefixtures("methods")
-def test_what_a_method_refuses_is_not_charged(job: Job, tmp_path: Path) -> None:
+def test_what_a_method_refuses_is_not_charged(job: TrainingJob, tmp_path: Path) -> None:
     path = tmp_path / "a.ledger"
     with pytest.raises(Unsupported, match="two outputs only"):
         train(replace(job, ledger=path, method="picky"))
@@ -232,7 +234,7 @@ def test_what_a_method_refuses_is_not_charged(job: Job, tmp_path: Path) -> None:
 
 
 def test_a_training_is_rehearsed_once_and_paid_by_one_ledger(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: TrainingJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made, started, begin = list[object](), list[int](), ft.Ledger.__init__
 
@@ -244,7 +246,7 @@ def test_a_training_is_rehearsed_once_and_paid_by_one_ledger(
         made.append(options.get("journal"))
         begin(self, *args, **options)
 
-    monkeypatch.setitem(CLASSIFIERS, "counted", Method(algorithm))
+    monkeypatch.setitem(CLASSIFIERS, "counted", SolverMethod(algorithm))
     monkeypatch.setattr(ft.Ledger, "__init__", init)
     train(replace(job, method="counted"))
     assert (started, made) == ([2, 600], [None, None])  # the rehearsal's ledger, and the one that pays
@@ -254,7 +256,9 @@ def test_a_training_is_rehearsed_once_and_paid_by_one_ledger(
 
 
 @pytest.mark.usefixtures("methods")
-def test_a_plan_in_a_ledger_of_its_own_or_a_part_by_basic_composition(job: Job, tmp_path: Path) -> None:
+def test_a_plan_in_a_ledger_of_its_own_or_a_part_by_basic_composition(
+    job: TrainingJob, tmp_path: Path
+) -> None:
     told = train(replace(job, ledger=tmp_path / "own.ledger", method="planned"))
     assert (told["accountant"], told["steps"]) == ("pld", 5)
     assert rows(tmp_path / "own.ledger")[:4] == ["open", "note", "promise", "charge"]
@@ -267,7 +271,7 @@ def test_a_plan_in_a_ledger_of_its_own_or_a_part_by_basic_composition(job: Job, 
 
 
 @pytest.mark.usefixtures("methods")
-def test_a_new_ledger_suits_the_method(job: Job, tmp_path: Path) -> None:
+def test_a_new_ledger_suits_the_method(job: TrainingJob, tmp_path: Path) -> None:
     path = tmp_path / "a.ledger"
     told = train(replace(job, ledger=path, method="careful"))
     assert told["accountant"] == "zcdp"
@@ -278,13 +282,13 @@ def test_a_new_ledger_suits_the_method(job: Job, tmp_path: Path) -> None:
 # --- files
 
 
-def test_a_name_that_ends_in_npz(job: Job, tmp_path: Path) -> None:
+def test_a_name_that_ends_in_npz(job: TrainingJob, tmp_path: Path) -> None:
     told = train(replace(job, out=tmp_path / "first.npz"))
     assert told["model"] == str(tmp_path / "first.npz")
     assert json.loads((tmp_path / "first.privacy.json").read_text())["epsilon"] == 200.0
 
 
-def test_files_are_only_replaced_when_asked(job: Job) -> None:
+def test_files_are_only_replaced_when_asked(job: TrainingJob) -> None:
     train(job)
     before = (job.out / "model.npz").read_bytes()
     with pytest.raises(InvalidValue, match=r"model\.npz' exists already; --force"):
@@ -325,7 +329,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("change", ["coef", "intercept", "schema", None])
-def test_a_model_that_does_not_fit_its_schema_is_refused(job: Job, change: str | None) -> None:
+def test_a_model_that_does_not_fit_its_schema_is_refused(job: TrainingJob, change: str | None) -> None:
     train(job)
     with np.load(job.out / "model.npz", allow_pickle=False) as file:
         arrays: dict[str, Any] = dict(file)
@@ -341,7 +345,7 @@ def test_a_model_that_does_not_fit_its_schema_is_refused(job: Job, change: str |
 
 
 def test_a_report_that_fails_does_not_take_the_model_with_it(
-    job: Job, monkeypatch: pytest.MonkeyPatch
+    job: TrainingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> str:
         raise Unsupported("no picture of this")

@@ -19,7 +19,7 @@ import farthing as ft
 from farthing.data.model_file import Model
 from farthing.linear.methods.descent import descent
 from farthing.linear.problem import Problem
-from farthing.linear.solvers import CLASSIFIERS, Method
+from farthing.linear.solvers import CLASSIFIERS, SolverMethod
 
 SECONDS = 300  # the most that anything here may take; it takes one or two
 
@@ -161,7 +161,7 @@ def test_a_second_interruption_does_not_wait_for_the_step(
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setitem(CLASSIFIERS, "impatient", Method(impatient))
+    monkeypatch.setitem(CLASSIFIERS, "impatient", SolverMethod(impatient))
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     table(tmp_path, monkeypatch)
     done = run("train", "people.csv", *OPTIONS, "--method", "impatient")

@@ -13,7 +13,7 @@ from farthing.accounting.filters import BasicFilter, RdpFilter
 from farthing.linear import solvers
 from farthing.linear.methods.dpagd import Lengths, dpagd
 from farthing.linear.selection import Folds, Score
-from farthing.linear.solvers import CLASSIFIERS, REGRESSORS, Method, Solver
+from farthing.linear.solvers import CLASSIFIERS, REGRESSORS, Solver, SolverMethod
 
 RNG = np.random.default_rng(3)
 X = RNG.uniform(size=(600, 2))
@@ -38,15 +38,15 @@ def test_every_method_has_one_object_with_its_algorithms_arguments() -> None:
 def test_an_argument_that_an_algorithm_is_given_needs_no_second_list() -> None:
     def novel(ledger: Any, problem: Any, *, depth: int | None = None, flat: bool = False) -> Any: ...
 
-    class Novel(Solver, known=Method(novel)):
+    class Novel(Solver, known=SolverMethod(novel)):
         """One of the day after."""
 
     assert Novel(depth=3).get_params() == {"depth": 3, "flat": False}
-    assert Method(novel).parsed(["depth=none", "flat=true"], "novel") == {"depth": None, "flat": True}
+    assert SolverMethod(novel).parsed(["depth=none", "flat=true"], "novel") == {"depth": None, "flat": True}
 
 
 @pytest.mark.parametrize(("name", "method"), KNOWN)
-def test_aliases_lead_to_settings_and_hide_none(name: str, method: Method) -> None:
+def test_aliases_lead_to_settings_and_hide_none(name: str, method: SolverMethod) -> None:
     assert {*method.aliases.values()} <= {*method.settings}, name
     assert not {*method.aliases} & {*method.settings}
 
@@ -74,7 +74,12 @@ def test_names_that_do_not_exist_are_refused_with_those_that_do(settings: Any, s
 def test_the_settings_reach_the_algorithm() -> None:
     fits = [
         ft.LogisticRegression(1.0, 1e-6, solver=solver, random_state=1).fit(X, Y)
-        for solver in ("dpagd", ft.DPAGD(), ft.DPAGD(splits=5.0), Method(dpagd, CLASSIFIERS["dpagd"].filter))
+        for solver in (
+            "dpagd",
+            ft.DPAGD(),
+            ft.DPAGD(splits=5.0),
+            SolverMethod(dpagd, CLASSIFIERS["dpagd"].filter),
+        )
     ]
     np.testing.assert_array_equal(fits[0].coef_, fits[1].coef_)
     np.testing.assert_array_equal(fits[0].coef_, fits[3].coef_)
@@ -123,7 +128,7 @@ def test_batches_are_spent_by_the_filter_that_prices_them() -> None:
         ft.LogisticRegression(ledger=ft.Ledger(ft.Budget(1.0, 1e-6)), solver=batches).fit(X, Y)
 
 
-def numbers() -> list[tuple[str, str, Method]]:
+def numbers() -> list[tuple[str, str, SolverMethod]]:
     def is_number(kind: Any) -> bool:
         return bool({int, float} & {*solvers._alternatives(kind)})
 
@@ -136,7 +141,9 @@ def numbers() -> list[tuple[str, str, Method]]:
 
 
 @pytest.mark.parametrize(("name", "setting", "method"), numbers())
-def test_nonsense_is_refused_before_anything_is_charged(name: str, setting: str, method: Method) -> None:
+def test_nonsense_is_refused_before_anything_is_charged(
+    name: str, setting: str, method: SolverMethod
+) -> None:
     if setting == "seed":
         pytest.skip("any whole number will do")
     ledger = ft.Ledger(ft.Budget(1.0, 1e-6), filter=method.filter)

@@ -7,7 +7,7 @@ from torch import nn
 
 import farthing as ft
 from farthing.noise.lattice import SeededStream
-from farthing.torch.gradients.terms import Rows
+from farthing.torch.gradients.terms import RowTerms
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
@@ -60,7 +60,7 @@ calls = []
 def scaled(tape, module, own, x):
     calls.append(module)
     tape.use(module, module.by)
-    return tape.watch(own(x), lambda delta: tape.put(module.by, lambda: Rows(delta * x.detach())))
+    return tape.watch(own(x), lambda delta: tape.put(module.by, lambda: RowTerms(delta * x.detach())))
 
 
 def gradients(model):
@@ -143,7 +143,7 @@ def test_a_layer_rule_that_is_wrong_is_refused_before_anything_is_charged():
     @ft.torch.layer_rule(Wrong)
     def wrong(tape, module, own, x):
         tape.use(module, module.by)
-        return tape.watch(own(x), lambda delta: tape.put(module.by, lambda: Rows(delta)))
+        return tape.watch(own(x), lambda delta: tape.put(module.by, lambda: RowTerms(delta)))
 
     ledger = ft.Ledger(ft.Budget(1.0, 1e-5))
     with pytest.raises(ft.Unsupported):

@@ -20,7 +20,7 @@ GUARANTEE = None
 
 
 @dataclass(frozen=True, slots=True)
-class AdaDP:
+class PublishedAdaDP:
     """AdaDP, Algorithm 1 (Xu et al. 2020); with ``learning=False`` AdaN: adaptive noise, plain steps.
 
     E'[g²] (line 23) and the gate on it (line 7) read gradients before noise, and they set the clip and the
@@ -70,7 +70,7 @@ class AdaDP:
 
 
 @dataclass(frozen=True, slots=True)
-class DpOpt:
+class PublishedDpOpt:
     """Xiang, Yang & Li 2019, "Differentially-private deep learning from an optimization perspective".
 
     The deviations of a step's noise are those that harm least under Σ (Δ_i/σ_i)² <= 1/σ², and Δ_i is read off
@@ -134,7 +134,7 @@ class RealisedLot:
 
 
 @dataclass(frozen=True, slots=True)
-class FloatGaussian:
+class PublishedFloatGaussian:
     """A number plus a floating-point normal, as most code has it. Its grid tells what was added to."""
 
     noise: float = 1.0

@@ -12,7 +12,7 @@ from scipy.special import ndtr
 
 from farthing.audit import methods
 from farthing.audit.laws import off_law
-from farthing.audit.targets import Trained
+from farthing.audit.targets import TrainedTarget
 from farthing.budget import Adjacency
 from farthing.data.tables import Features, Table
 from farthing.ledger import failsafe
@@ -36,7 +36,7 @@ def contributions(stream: Stream, names: str = _LISTENED) -> list[str]:
     complaints = []
     for name in names.split():
         target = methods.targets()[name]
-        assert isinstance(target, Trained)
+        assert isinstance(target, TrainedTarget)
         asked: list[tuple[Query, Any]] = []
         ledger = Ledger(target.claim, filter=target.rule, stream=stream).over(target.pair[1])
         for _ in target.run(ledger.with_listener(partial(_noted, asked))):

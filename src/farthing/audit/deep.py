@@ -13,7 +13,7 @@ from torch import nn
 
 from farthing.accounting import calibrate
 from farthing.accounting.filters import ZcdpFilter
-from farthing.audit.targets import DELTA, Trained
+from farthing.audit.targets import DELTA, TrainedTarget
 from farthing.budget import Budget
 from farthing.ledger.ledger import Ledger
 from farthing.queries.events import GaussianEvent, PoissonEvent, RepeatedEvent
@@ -49,7 +49,7 @@ def _steps(model: nn.Module, lots: Iterator[Any]) -> Iterator[Step]:
         yield Step(t, torch.cat([part.detach().flatten() for part in model.parameters()]).double().numpy())
 
 
-def _trained(noise: float, made: Callable[[nn.Module], AdaDP | None]) -> Trained:
+def _trained(noise: float, made: Callable[[nn.Module], AdaDP | None]) -> TrainedTarget:
     """Lots of `train` with an optimiser of the model's, and the clip that goes with it."""
 
     def run(door: Ledger) -> Iterator[Step]:
@@ -69,7 +69,7 @@ def _trained(noise: float, made: Callable[[nn.Module], AdaDP | None]) -> Trained
         )
         return _steps(model, lots)
 
-    return Trained(run, pair(), _CLAIM, runs=80)
+    return TrainedTarget(run, pair(), _CLAIM, runs=80)
 
 
 def _agd(door: Ledger) -> Iterator[Step]:
@@ -78,7 +78,7 @@ def _agd(door: Ledger) -> Iterator[Step]:
     return _steps(model, dpagd(door, model, _LOSS, examples, splits=5, clip_norm=_CLIP, objective_clip=1.0))
 
 
-def targets() -> dict[str, Trained]:
+def targets() -> dict[str, TrainedTarget]:
     """The methods for models, by name; lots spend the whole claim."""
     noise = calibrate.noise(
         lambda noise: RepeatedEvent(PoissonEvent(_RATE, GaussianEvent(noise)), _STEPS), _CLAIM
@@ -95,5 +95,5 @@ def targets() -> dict[str, Trained]:
         "torch-adal": _trained(noise, lambda model: AdaL(model, clip_norm=_CLIP)),
         "torch-adan": _trained(noise, lambda model: AdaN(model, clip_norm=_CLIP)),
         "torch-dpopt": _trained(noise, lambda model: DpOpt(model, clip_norm=_CLIP, period=1, memory=0.5)),
-        "torch-dpagd": Trained(_agd, pair(), _CLAIM, ZcdpFilter, runs=80),
+        "torch-dpagd": TrainedTarget(_agd, pair(), _CLAIM, ZcdpFilter, runs=80),
     }

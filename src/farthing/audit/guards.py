@@ -23,7 +23,7 @@ from farthing.deploy.guard.policy import Limits, Policy
 from farthing.deploy.messages import forms
 from farthing.deploy.messages.forms import LOSSES, Question, Turn
 from farthing.deploy.messages.signed import (
-    Kind,
+    MessageKind,
     Opened,
     Reason,
     Signer,
@@ -63,11 +63,11 @@ def neighbours() -> Iterator[Neighbour]:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class GuardReply:
     """Return what anybody sees of a reply without looking at noise."""
 
     what: str
-    kind: Kind
+    kind: MessageKind
     reason: str
     size: int
     numbers: str
@@ -79,9 +79,9 @@ class Conversation:
 
     guard: Guard
     coordinator: Signer
-    replies: list[Reply] = field(default_factory=list)
+    replies: list[GuardReply] = field(default_factory=list)
 
-    def ask(self, what: str, kind: Kind, header: dict[str, Any], body: bytes = b"") -> Opened:
+    def ask(self, what: str, kind: MessageKind, header: dict[str, Any], body: bytes = b"") -> Opened:
         return self.send(what, seal(kind, header, body, self.coordinator))
 
     def send(self, what: str, message: bytes) -> Opened:
@@ -90,7 +90,9 @@ class Conversation:
         told = {name: value for name, value in found.fields().plain().items() if name not in _NOT_PUBLIC}
         told["row"] = told["row"][0] if "row" in told else None
         reason = str(told.get("reason", ""))
-        self.replies.append(Reply(what, found.kind, reason, len(data), repr(sorted(told.items(), key=str))))
+        self.replies.append(
+            GuardReply(what, found.kind, reason, len(data), repr(sorted(told.items(), key=str)))
+        )
         return found
 
 
@@ -113,28 +115,30 @@ def plain_talk(draw: Draw) -> Script:
 
     def talk(to: Conversation) -> None:
         start = {"run": "run", "round": 0, "nonce": "0" * 32, "dataset": "d"}
-        to.ask("hello", Kind.HELLO, start)
+        to.ask("hello", MessageKind.HELLO, start)
         terms = forms.invitation(Invitation(1.0, draw, 1000, noise_multiplier=_NOISE))
-        to.ask("a proposal", Kind.PROPOSAL, start | {"invitation": terms})
+        to.ask("a proposal", MessageKind.PROPOSAL, start | {"invitation": terms})
         number = 0
         for kind in LOSSES:
             shape = (_WIDTH + 1, _CLASSES) if kind == "multinomial" else (_WIDTH + 1,)
             for size in (0.0, 1e300):
                 number += 1
                 to.ask(
-                    f"{kind} at {size:g}", Kind.QUESTION, *_header(number, kind, draw, np.full(shape, size))
+                    f"{kind} at {size:g}",
+                    MessageKind.QUESTION,
+                    *_header(number, kind, draw, np.full(shape, size)),
                 )
             for other in ((_WIDTH + 1, 2), (_WIDTH + 1, 1), (_WIDTH + 1,), (_WIDTH,), (_WIDTH, _CLASSES)):
                 if other != shape and (kind == "multinomial" or len(other) == 1):
                     number += 1
                     w = np.zeros(other)
-                    to.ask(f"{kind} with {other}", Kind.QUESTION, *_header(number, kind, draw, w))
+                    to.ask(f"{kind} with {other}", MessageKind.QUESTION, *_header(number, kind, draw, w))
         more = _header(number + 1, "logistic", draw, np.ones(_WIDTH + 1), radius=1.0)
-        to.ask("within a radius", Kind.QUESTION, *more)
-        to.ask("the same again", Kind.QUESTION, *more)
-        to.ask("a conflict", Kind.QUESTION, *_header(number + 1, "logistic", draw))
-        to.ask("an old round", Kind.QUESTION, *_header(1, "squared", draw))
-        for kind_ in Kind:
+        to.ask("within a radius", MessageKind.QUESTION, *more)
+        to.ask("the same again", MessageKind.QUESTION, *more)
+        to.ask("a conflict", MessageKind.QUESTION, *_header(number + 1, "logistic", draw))
+        to.ask("an old round", MessageKind.QUESTION, *_header(1, "squared", draw))
+        for kind_ in MessageKind:
             to.ask(f"an empty {kind_.name}", kind_, {})
         to.send("nonsense", b"?" * 99)
 
@@ -152,25 +156,25 @@ def session_talk(to: Conversation, others: dict[str, Signer], enrolled: dict[str
         for name, signer in others.items()
     }
     adverts = {name: member.advertise() for name, member in members.items()}
-    adverts["p0"] = to.ask("an opening", Kind.OPENING, header).body
+    adverts["p0"] = to.ask("an opening", MessageKind.OPENING, header).body
     threshold = turn | {"threshold": count}
-    to.ask("a roster without us", Kind.ROSTER, threshold, pack_table({"p1": adverts["p1"]}))
-    sealed = to.ask("a roster", Kind.ROSTER, threshold, pack_table(adverts)).body
+    to.ask("a roster without us", MessageKind.ROSTER, threshold, pack_table({"p1": adverts["p1"]}))
+    sealed = to.ask("a roster", MessageKind.ROSTER, threshold, pack_table(adverts)).body
     boxes = {name: member.share(adverts, count) for name, member in members.items()}
     table = pack_table({name: given["p0"] for name, given in boxes.items()})
     asked = turn | {"table": len(table), "each": 8}
-    to.ask("other weights", Kind.MASKED_QUESTION, asked, table + pack_numbers(np.ones(_WIDTH + 1)))
-    to.ask("a masked question", Kind.MASKED_QUESTION, asked, table + weights)
+    to.ask("other weights", MessageKind.MASKED_QUESTION, asked, table + pack_numbers(np.ones(_WIDTH + 1)))
+    to.ask("a masked question", MessageKind.MASKED_QUESTION, asked, table + weights)
     ours = unpack_table(sealed, count, (SEALED,))
     for name, member in members.items():
         given = {other: box[name] for other, box in boxes.items() if other != name} | {"p0": ours[name]}
         member.mask(given, _WIDTH + 1)
-    to.ask("too few survivors", Kind.SURVIVORS, turn, pack_table({"p0": b""}))
-    signed = to.ask("survivors", Kind.SURVIVORS, turn, pack_table(dict.fromkeys(enrolled, b""))).body
+    to.ask("too few survivors", MessageKind.SURVIVORS, turn, pack_table({"p0": b""}))
+    signed = to.ask("survivors", MessageKind.SURVIVORS, turn, pack_table(dict.fromkeys(enrolled, b""))).body
     consents = {name: member.consent(list(enrolled)) for name, member in members.items()} | {"p0": signed}
-    to.ask("too few consents", Kind.REVEAL, turn, pack_table({"p0": signed}))
-    to.ask("consents", Kind.REVEAL, turn, pack_table(consents))
-    to.ask("the same round again", Kind.OPENING, header | {"seen": [0, "0" * 64]})
+    to.ask("too few consents", MessageKind.REVEAL, turn, pack_table({"p0": signed}))
+    to.ask("consents", MessageKind.REVEAL, turn, pack_table(consents))
+    to.ask("the same round again", MessageKind.OPENING, header | {"seen": [0, "0" * 64]})
 
 
 def kept(folder: Path, records: Neighbour, trust: Trust, keys: dict[str, Signer]) -> Guard:
@@ -202,7 +206,7 @@ def kept(folder: Path, records: Neighbour, trust: Trust, keys: dict[str, Signer]
 
 def heard(
     folder: Path, records: Neighbour, script: Script, trust: Trust, keys: dict[str, Signer]
-) -> list[Reply]:
+) -> list[GuardReply]:
     """Return the replies of a guard over such records, with a ledger of its own."""
     with tempfile.TemporaryDirectory(dir=folder) as own:
         guard = kept(Path(own), records, trust, keys)

@@ -19,7 +19,7 @@ from farthing.audit.groups import canary_pair
 from farthing.audit.statistics import GaussianCurve, Unknown
 from farthing.audit.targets import (
     DELTA,
-    Asked,
+    AskedTarget,
     Enacted,
     Published,
     Seen,
@@ -27,7 +27,7 @@ from farthing.audit.targets import (
     Target,
     Tick,
     Together,
-    Trained,
+    TrainedTarget,
 )
 from farthing.budget import Adjacency, Budget, Observer
 from farthing.data.tables import Features, Table
@@ -121,27 +121,29 @@ def targets() -> dict[str, Target]:
     signs = Rows(-np.ones((5, 1))), Rows(np.append(-np.ones(4), 1.0)[:, None])
     one = Features(2, intercept=0.0)
     return {
-        "descent": Trained(lambda door: descent(door, fit), pair, claim, runs=100),
-        "dpagd": Trained(lambda door: dpagd(door, fit), pair, claim, ZcdpFilter, runs=60),
-        "dpsgd": Trained(lambda door: dpsgd(door, fit, sampling_rate=0.5, noise_multiplier=2.0), pair, claim),
+        "descent": TrainedTarget(lambda door: descent(door, fit), pair, claim, runs=100),
+        "dpagd": TrainedTarget(lambda door: dpagd(door, fit), pair, claim, ZcdpFilter, runs=60),
+        "dpsgd": TrainedTarget(
+            lambda door: dpsgd(door, fit, sampling_rate=0.5, noise_multiplier=2.0), pair, claim
+        ),
         "dpsgd-step": Stepped(1.386, 0.1, 100),
-        "sgd-adv": Trained(
+        "sgd-adv": TrainedTarget(
             lambda door: sgd_adv(door, fit, sampling_rate=0.5, steps=20), pair, claim, runs=15
         ),
         "adadp": Enacted(transcripts.SoundAdaDP()),
         "adal": Enacted(transcripts.SoundAdaDP(noise_adapts=False)),
-        "objective": Trained(
+        "objective": TrainedTarget(
             lambda door: objective(door, Problem(logistic, 200, 2, intercept=False)),
             outvoted_pair(),
             claim,
             BasicFilter,
             runs=100,
         ),
-        "output": Trained(lambda door: output(door, fit), pair, claim),
-        "privgene": Trained(
+        "output": TrainedTarget(lambda door: output(door, fit), pair, claim),
+        "privgene": TrainedTarget(
             lambda door: privgene(door, fit, candidates=20), pair, claim, ZcdpFilter, runs=100
         ),
-        "majority": Trained(
+        "majority": TrainedTarget(
             lambda door: majority(door, _classifier(1)),
             tied_pair(),
             pure,
@@ -150,11 +152,11 @@ def targets() -> dict[str, Target]:
             400,
             False,
         ),
-        "least-squares": Trained(lambda door: least_squares(door, line), pair, claim),
-        "adassp": Trained(lambda door: adassp(door, line), pair, claim),
-        "sufficient": Trained(lambda door: sufficient(door, line), pair, claim),
-        "gradient": Trained(lambda door: noisy_gradient(door, line), pair, claim, runs=100),
-        "functional": Trained(
+        "least-squares": TrainedTarget(lambda door: least_squares(door, line), pair, claim),
+        "adassp": TrainedTarget(lambda door: adassp(door, line), pair, claim),
+        "sufficient": TrainedTarget(lambda door: sufficient(door, line), pair, claim),
+        "gradient": TrainedTarget(lambda door: noisy_gradient(door, line), pair, claim, runs=100),
+        "functional": TrainedTarget(
             lambda door: functional(door, line),
             corner_pair(),
             replace(pure, adjacency=Adjacency.REPLACE_ONE),
@@ -162,7 +164,7 @@ def targets() -> dict[str, Target]:
             Unknown(),
             2000,
         ),
-        "pca": Trained(lambda door: dppca(door, one), pair, claim),
+        "pca": TrainedTarget(lambda door: dppca(door, one), pair, claim),
         "addp": Together(
             lambda crowd: addp(
                 crowd, fit, clip_norm=0.5, rounds=8, calibration=Accountant.TIGHT, accountant=Accountant.TIGHT
@@ -191,7 +193,7 @@ def targets() -> dict[str, Target]:
         ),
         "sgd2": Together(lambda crowd: sgd2(crowd, fit, rounds=10), pair, server),
         "federated-descent": Together(lambda crowd: federated_descent(crowd, fit), pair, server, runs=60),
-        "gaussian": Asked(
+        "gaussian": AskedTarget(
             Query(Everyone(), rows, ClipNorm(1.0), Gaussian(1.0)),
             ones,
             Budget(pld.epsilon(GaussianEvent(1.0), DELTA), DELTA),
@@ -204,23 +206,23 @@ def targets() -> dict[str, Target]:
                 statistics.lowest_bit,
             ),
         ),
-        "laplace": Asked(
+        "laplace": AskedTarget(
             Query(Everyone(), rows, ClipNorm(1.0, order=1), Laplace(1.0)),
             ones,
             Budget(1.0, 0.0),
             runs=6000,
             statistics=(statistics.largest, statistics.lowest_bit),
         ),
-        "noisy-max": Asked(
+        "noisy-max": AskedTarget(
             Query(Everyone(), rows, ClipValue(-1.0, 0.0), NoisyMax(1.0)), ties, Budget(1.0, 0.0), runs=6000
         ),
-        "noisy-max-laplace": Asked(
+        "noisy-max-laplace": AskedTarget(
             Query(Everyone(), rows, ClipValue(-1.0, 0.0), NoisyMax(1.0, "laplace")),
             ties,
             Budget(1.0, 0.0),
             runs=6000,
         ),
-        "fixed-size": Asked(
+        "fixed-size": AskedTarget(
             Query(FixedSize(1, 5), rows, ClipNorm(1.0), Gaussian(0.7)),
             signs,
             Budget(
@@ -240,11 +242,11 @@ def published() -> dict[str, Target]:
     moves = WeightMoved(2), FarthestMove(2)
     ties = np.zeros(21), np.append(0.0, np.ones(20))
     return {
-        "adadp-as-published": Published(as_published.AdaDP(), canary_pair(), claim, moves),
+        "adadp-as-published": Published(as_published.PublishedAdaDP(), canary_pair(), claim, moves),
         "adan-as-published": Published(
-            as_published.AdaDP(learning=False, step=0.1), canary_pair(), claim, moves
+            as_published.PublishedAdaDP(learning=False, step=0.1), canary_pair(), claim, moves
         ),
-        "dpopt-as-published": Published(as_published.DpOpt(), canary_pair(), claim, moves),
+        "dpopt-as-published": Published(as_published.PublishedDpOpt(), canary_pair(), claim, moves),
         "noisy-min-as-published": Published(
             as_published.ExponentialNoisyMin(0.5),
             ties,
@@ -259,7 +261,7 @@ def published() -> dict[str, Target]:
             (statistics.spread, statistics.level),
         ),
         "float-noise": Published(
-            as_published.FloatGaussian(4.0), (0.0, 1.0), Budget(1.0, DELTA), (statistics.lowest_bit,)
+            as_published.PublishedFloatGaussian(4.0), (0.0, 1.0), Budget(1.0, DELTA), (statistics.lowest_bit,)
         ),
     }
 
@@ -270,7 +272,7 @@ def names() -> list[str]:
 
 
 @functools.cache
-def models() -> dict[str, Trained]:
+def models() -> dict[str, TrainedTarget]:
     """The methods for models, by name: opens PyTorch."""
     from farthing.audit import deep
 

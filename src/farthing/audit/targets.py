@@ -44,7 +44,7 @@ _GAUSSIAN = GaussianCurve()
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedTarget:
     """A method that trains through a ledger; ``run(door)`` yields its steps."""
 
     run: Callable[[Ledger], Iterator[Step]]
@@ -106,7 +106,7 @@ class Together:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedTarget:
     """One question at a ledger's door, again and again, from a budget that is as good as endless."""
 
     query: Query
@@ -235,7 +235,7 @@ class Published:
         ]
 
 
-Target = Trained | Together | Asked | Seen | Stepped | Enacted | Published
+Target = TrainedTarget | Together | AskedTarget | Seen | Stepped | Enacted | Published
 
 
 def _by_ratio(heard: Sequence[Array], claim: Budget, confidence: float, curve: Curve) -> Verdict:

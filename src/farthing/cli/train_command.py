@@ -112,7 +112,7 @@ def train(
 
     if book is not None and Journal.exists(book):
         open_journal(book).close()
-    job = training.Job(
+    job = training.TrainingJob(
         table,
         known,
         epsilon=epsilon,

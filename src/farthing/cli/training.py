@@ -34,7 +34,7 @@ from farthing.linear.base import PUBLIC_SIZE
 from farthing.linear.estimators import LinearRegression, LinearSVC, LogisticRegression
 from farthing.linear.methods.privgene import NoisyTop
 from farthing.linear.problem import Problem
-from farthing.linear.solvers import CLASSIFIERS, REGRESSORS, Method, Settings
+from farthing.linear.solvers import CLASSIFIERS, REGRESSORS, Settings, SolverMethod
 from farthing.queries.mechanisms import Laplace, Mechanism, NoisyMax
 from farthing.queries.query import Answer, Query, Step
 from farthing.queries.samplers import Everyone, FixedSize, Poisson, Sampler
@@ -133,7 +133,7 @@ Follow = Callable[[], AbstractContextManager[Watch | None]]  # entered when the 
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob:
     """The options of a training: what to train on which table, and where to put it."""
 
     table: str
@@ -154,7 +154,7 @@ class Job:
     settings: tuple[str, ...] = ()  # of the method, as NAME=VALUE
 
 
-def train(job: Job, follow: Follow = nullcontext) -> dict[str, Any]:
+def train(job: TrainingJob, follow: Follow = nullcontext) -> dict[str, Any]:
     """Checks everything, spends the budget, writes the model and its guarantee; returns what may be told.
 
     ``follow`` may show how it goes, and end it early: the model is then that of the last step.
@@ -209,7 +209,7 @@ def train(job: Job, follow: Follow = nullcontext) -> dict[str, Any]:
     return told if measured is None else {**told, "test": measured}
 
 
-def rehearse(job: Job, records: int) -> dict[str, Any]:
+def rehearse(job: TrainingJob, records: int) -> dict[str, Any]:
     """Trains on made-up rows, charged to a ledger in memory like the real one; returns price and noise."""
     estimator, method, recorder, settings = _prepared(job)
     with _existing(job) as ledger:
@@ -236,7 +236,7 @@ def rehearse(job: Job, records: int) -> dict[str, Any]:
 
 
 def _rehearse(
-    job: Job, estimator: Estimator, method: Method, records: int, ledger: Ledger | None
+    job: TrainingJob, estimator: Estimator, method: SolverMethod, records: int, ledger: Ledger | None
 ) -> Ledger | None:
     """Fits made-up rows, and exports the result; returns the copy of ``ledger`` that paid for it.
 
@@ -256,7 +256,7 @@ def _first_step_only(step: Step, ledger: Ledger) -> bool:
     return True
 
 
-def _prepared(job: Job) -> tuple[Estimator, Method, StepRecorder, Settings]:
+def _prepared(job: TrainingJob) -> tuple[Estimator, SolverMethod, StepRecorder, Settings]:
     """Return the estimator that a job asks for, its method, the recorder of its steps, and its settings."""
     target = job.schema.target
     made: dict[str, Callable[[], Estimator]] = {}
@@ -297,7 +297,7 @@ def _prepared(job: Job) -> tuple[Estimator, Method, StepRecorder, Settings]:
 
 
 @contextmanager
-def _existing(job: Job) -> Iterator[Ledger | None]:
+def _existing(job: TrainingJob) -> Iterator[Ledger | None]:
     """Opens the ledger that a job names, if there is one already."""
     if job.ledger is None or not Journal.exists(job.ledger):
         yield None
@@ -306,14 +306,18 @@ def _existing(job: Job) -> Iterator[Ledger | None]:
             yield ledger
 
 
-def _created(job: Job, method: Method) -> Ledger:
+def _created(job: TrainingJob, method: SolverMethod) -> Ledger:
     """Creates the ledger that a job names, with the job's budget and the filter that its method needs."""
     budget = Budget(job.epsilon, job.delta, job.adjacency or Adjacency.ADD_REMOVE)
     return Ledger(budget, journal=job.ledger, filter=method.filter)
 
 
 def _reported(
-    job: Job, estimator: Estimator, ledger: Ledger, told: dict[str, Any], measured: dict[str, Any] | None
+    job: TrainingJob,
+    estimator: Estimator,
+    ledger: Ledger,
+    told: dict[str, Any],
+    measured: dict[str, Any] | None,
 ) -> str:
     """The page that tells of this training."""
     scores, released, measure = list[Score](), list[str](), "accuracy"
@@ -342,7 +346,7 @@ def _reported(
     return page(subject)
 
 
-def _paying(job: Job, estimator: Estimator, method: Method, ledger: Ledger | None) -> Estimator:
+def _paying(job: TrainingJob, estimator: Estimator, method: SolverMethod, ledger: Ledger | None) -> Estimator:
     """Gives the estimator a ledger to take ε and δ from, or all of it where that is meant and none is spent.
 
     Without one it makes its own, in memory.
@@ -399,7 +403,7 @@ def _measured(estimator: Estimator, X: Array, y: NDArray[Any]) -> dict[str, Any]
     return told
 
 
-def _files(job: Job) -> dict[str, Path]:
+def _files(job: TrainingJob) -> dict[str, Path]:
     """Return the path of each file: in a folder, or NAME.npz and others that begin with NAME."""
     if job.out.suffix == ".npz":
         folder, model, other = job.out.parent, job.out.stem, f"{job.out.stem}."

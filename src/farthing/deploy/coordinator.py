@@ -31,7 +31,7 @@ from farthing.deploy.messages import forms
 from farthing.deploy.messages.forms import Check, Post, Question, Request, Transport, Turn
 from farthing.deploy.messages.signed import (
     Fields,
-    Kind,
+    MessageKind,
     Opened,
     Reason,
     Signer,
@@ -148,9 +148,9 @@ class Remote:
 
         header, until = turn.header() | {"dataset": self._dataset}, time.monotonic() + self._seconds
         while True:
-            absent = {name: (Kind.HELLO, header, b"") for name in self._enrolled if name not in found}
+            absent = {name: (MessageKind.HELLO, header, b"") for name in self._enrolled if name not in found}
             left = min(_HELLO, max(_PAUSE, until - time.monotonic()))
-            self._post.exchange(absent, Kind.ANNOUNCEMENT, left, hear)
+            self._post.exchange(absent, MessageKind.ANNOUNCEMENT, left, hear)
             if len(found) >= self._least or time.monotonic() + _PAUSE > until:
                 break
             time.sleep(_PAUSE)
@@ -198,8 +198,8 @@ class Remote:
             agreed.add(name)
 
         header = turn.header() | {"dataset": self._dataset, "invitation": form}
-        requests = dict.fromkeys(parties, (Kind.PROPOSAL, header, b""))
-        self._exchange(requests, Kind.AGREEMENT, self._seconds, agree)
+        requests = dict.fromkeys(parties, (MessageKind.PROPOSAL, header, b""))
+        self._exchange(requests, MessageKind.AGREEMENT, self._seconds, agree)
         for party, terms in zip(self._members, self._terms, strict=True):
             if party.name in agreed:
                 party.answered()
@@ -314,12 +314,12 @@ class Remote:
             unheard
         ):  # they may be starting again, or the network is cut: while there is time, the same again
             requests = {
-                name: (Kind.QUESTION, header | {"seen": list(self._members[place].seen)}, body)
+                name: (MessageKind.QUESTION, header | {"seen": list(self._members[place].seen)}, body)
                 for name, place in where.items()
                 if name in unheard
             }
             left = max(_PAUSE, until - time.monotonic())
-            unheard -= self._exchange(requests, Kind.ANSWER, left, check, len(body))[1]
+            unheard -= self._exchange(requests, MessageKind.ANSWER, left, check, len(body))[1]
             if time.monotonic() + _PAUSE > until:
                 break
             if unheard:
@@ -392,7 +392,12 @@ class Remote:
         )
 
     def _exchange(
-        self, requests: Mapping[str, Request], kind: Kind, seconds: float, check: Check, largest: int = 0
+        self,
+        requests: Mapping[str, Request],
+        kind: MessageKind,
+        seconds: float,
+        check: Check,
+        largest: int = 0,
     ) -> tuple[dict[str, Opened], set[str]]:
         """What came back in order, and who was heard of; who refused or broke the rules is marked."""
         mail = self._post.exchange(requests, kind, seconds, check, largest)

@@ -44,7 +44,7 @@ from farthing.ledger.ledger import Ledger
 from farthing.linear.base import PUBLIC_SIZE, PrivateEstimator
 from farthing.linear.losses import Loss, huber_hinge, logistic, multinomial, one_against_rest, squared
 from farthing.linear.problem import Problem
-from farthing.linear.solvers import CLASSIFIERS, REGRESSORS, Method, Solver
+from farthing.linear.solvers import CLASSIFIERS, REGRESSORS, Solver, SolverMethod
 from farthing.queries import arrays
 from farthing.queries.query import Step
 
@@ -66,19 +66,19 @@ class _PrivateLinear(PrivateEstimator):
     """The base of the linear models: the public problem, a method's steps, and weights on raw rows."""
 
     bounds: Any
-    solver: str | Solver | Algorithm | Method
+    solver: str | Solver | Algorithm | SolverMethod
     fit_intercept: bool
     records: int | None
 
-    def _method(self, known: dict[str, Method]) -> Method:
-        if isinstance(self.solver, Method):
+    def _method(self, known: dict[str, SolverMethod]) -> SolverMethod:
+        if isinstance(self.solver, SolverMethod):
             return self.solver
         if isinstance(self.solver, Solver):
             return self.solver.method
         if isinstance(self.solver, type) and issubclass(self.solver, Solver):
             raise InvalidValue(f"solver must be an object: {self.solver.__name__}(), not the class itself")
         if callable(self.solver):
-            return Method(self.solver)
+            return SolverMethod(self.solver)
         if self.solver not in known:
             raise InvalidValue(
                 f"solver must be one of {sorted(known)}, an object such as ft.DPAGD() or a function, got "
@@ -87,7 +87,7 @@ class _PrivateLinear(PrivateEstimator):
         return known[self.solver]
 
     def _train(
-        self, X: Any, y: Array, loss: Loss, outputs: int, method: Method, penalty: float = 0.0
+        self, X: Any, y: Array, loss: Loss, outputs: int, method: SolverMethod, penalty: float = 0.0
     ) -> tuple[Array, Array]:
         """Spend a budget; return weights and constant on rows as they came (with unit rows, on those)."""
         unit = self.bounds is None
@@ -107,7 +107,7 @@ class _PrivateLinear(PrivateEstimator):
         u = (u.T / (high - low)).T
         return u, constant - low @ u
 
-    def _spend(self, table: Table, problem: Problem, method: Method) -> None:
+    def _spend(self, table: Table, problem: Problem, method: SolverMethod) -> None:
         if self.ledger is not None and not method.rehearsed:
             # what a method refuses, it refuses here, before anything is charged
             blank = Table(np.zeros((2, problem.width)), np.zeros(2), unit=problem.unit)
@@ -230,7 +230,7 @@ class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
         *,
         classes: ArrayLike = (0, 1),
         bounds: Any = None,
-        solver: str | Solver | Algorithm | Method = "auto",
+        solver: str | Solver | Algorithm | SolverMethod = "auto",
         fit_intercept: bool = True,
         ledger: Ledger | None = None,
         adjacency: str | None = None,
@@ -354,7 +354,7 @@ class LinearRegression(RegressorMixin, _PrivateLinear):  # type: ignore[misc]
         target_bounds: tuple[float, float] | None = None,
         bounds: Any = None,
         alpha: float = 0.0,
-        solver: str | Solver | Algorithm | Method = "auto",
+        solver: str | Solver | Algorithm | SolverMethod = "auto",
         fit_intercept: bool = True,
         ledger: Ledger | None = None,
         adjacency: str | None = None,

@@ -47,7 +47,7 @@ Settings = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class SolverMethod:
     """An algorithm and the way in which it spends.
 
     Parameters
@@ -116,7 +116,7 @@ class Method:
             found[known] = _read(_annotation(self.algorithm, known), value, f"--set {given}")
         return found
 
-    def with_(self, settings: Mapping[str, Any]) -> "Method":
+    def with_(self, settings: Mapping[str, Any]) -> "SolverMethod":
         """Return the method with other settings."""
         chosen = self.resolved(settings)
         if not chosen:
@@ -149,23 +149,23 @@ _DPSGD = {
     "eta": "step",
 }  # Abadi et al. 2016
 
-CLASSIFIERS: dict[str, Method] = {
-    "auto": Method(descent),
-    "dpagd": Method(dpagd, ZcdpFilter, aliases=_DPAGD, batches=RdpFilter),
-    "sgd-ma": Method(dpsgd, None, aliases=_DPSGD),
-    "sgd-adv": Method(sgd_adv, None, aliases=_SGD_ADV),
-    "objective": Method(objective, BasicFilter),
-    "output": Method(output, None),
-    "privgene": Method(privgene, ZcdpFilter),
-    "majority": Method(majority),
-    "nonprivate": Method(nonprivate, None, private=False),
+CLASSIFIERS: dict[str, SolverMethod] = {
+    "auto": SolverMethod(descent),
+    "dpagd": SolverMethod(dpagd, ZcdpFilter, aliases=_DPAGD, batches=RdpFilter),
+    "sgd-ma": SolverMethod(dpsgd, None, aliases=_DPSGD),
+    "sgd-adv": SolverMethod(sgd_adv, None, aliases=_SGD_ADV),
+    "objective": SolverMethod(objective, BasicFilter),
+    "output": SolverMethod(output, None),
+    "privgene": SolverMethod(privgene, ZcdpFilter),
+    "majority": SolverMethod(majority),
+    "nonprivate": SolverMethod(nonprivate, None, private=False),
 }
-REGRESSORS: dict[str, Method] = {
-    "auto": Method(least_squares),
-    "adassp": Method(adassp),
-    "sufficient": Method(sufficient),
-    "functional": Method(functional, BasicFilter),
-    "gradient": Method(noisy_gradient),
+REGRESSORS: dict[str, SolverMethod] = {
+    "auto": SolverMethod(least_squares),
+    "adassp": SolverMethod(adassp),
+    "sufficient": SolverMethod(sufficient),
+    "functional": SolverMethod(functional, BasicFilter),
+    "gradient": SolverMethod(noisy_gradient),
 }
 
 
@@ -219,9 +219,9 @@ _WORDS = {float: "a number", int: "a whole number", bool: "true or false", types
 class Solver(BaseEstimator):  # type: ignore[misc]
     """A method with its settings, for ``solver=`` of an estimator; the classes below are its kinds."""
 
-    _plain: ClassVar[Method]
+    _plain: ClassVar[SolverMethod]
 
-    def __init_subclass__(cls, known: Method, **more: Any) -> None:
+    def __init_subclass__(cls, known: SolverMethod, **more: Any) -> None:
         super().__init_subclass__(**more)
         cls._plain, cls.__init__ = known, _constructor(cls, known)  # type: ignore[method-assign]
         # the algorithm's parameters stand between the first line of a class and its notes
@@ -230,12 +230,12 @@ class Solver(BaseEstimator):  # type: ignore[misc]
         cls.__doc__ = "\n\n".join(part for part in (first, parameters, notes) if part)
 
     @property
-    def method(self) -> Method:
+    def method(self) -> SolverMethod:
         """Return the method with these settings."""
         return self._plain.with_(self.get_params(deep=False))
 
 
-def _constructor(cls: type[Solver], known: Method) -> Callable[..., None]:
+def _constructor(cls: type[Solver], known: SolverMethod) -> Callable[..., None]:
     """``__init__`` with the algorithm's keyword arguments, which is where scikit-learn looks for them."""
 
     def __init__(self: Solver, **settings: Any) -> None:

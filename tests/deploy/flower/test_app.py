@@ -16,7 +16,7 @@ from farthing.deploy.flower import link as flower_link
 from farthing.deploy.flower import node as flower_node
 from farthing.deploy.flower.app import Carrier, Looks, opened, wrapped
 from farthing.deploy.flower.superlink import APP, BRIDGE, Place, environment
-from farthing.deploy.messages.signed import Kind, Signer, seal
+from farthing.deploy.messages.signed import MessageKind, Signer, seal
 from farthing.errors import InvalidValue
 
 
@@ -127,7 +127,7 @@ def test_two_who_wait_for_each_other_come_down_to_what_the_work_takes(clock):
 
 def test_the_relay_hands_bytes_to_the_guard(tmp_path):
     path = tmp_path / "g"
-    request = seal(Kind.HELLO, {"run": "r"}, b"", Signer.new())
+    request = seal(MessageKind.HELLO, {"run": "r"}, b"", Signer.new())
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()

@@ -29,7 +29,7 @@ from farthing.deploy.coordinator import Remote
 from farthing.deploy.guard import server
 from farthing.deploy.guard.policy import Policy
 from farthing.deploy.messages.forms import InProcess, Question, Turn, UnixSockets
-from farthing.deploy.messages.signed import Kind, Reason, Signer, pack_numbers, seal, unseal
+from farthing.deploy.messages.signed import MessageKind, Reason, Signer, pack_numbers, seal, unseal
 from farthing.federated.terms import Invitation
 from farthing.ledger import verifier
 from farthing.ledger.journal import Journal
@@ -308,7 +308,7 @@ class Village:
         gradient=GRADIENT,
         seen=None,
         signer=None,
-        kind=Kind.QUESTION,
+        kind=MessageKind.QUESTION,
         body=None,
         lies=None,
     ):
@@ -338,7 +338,7 @@ def read(reply: bytes, house: House):
     """What a guard replied: the reason of a refusal, or the fields of its answer."""
     found = unseal(reply, {house.signer.public}, 10**7)
     fields = found.fields().plain()
-    if found.kind is Kind.REFUSAL:
+    if found.kind is MessageKind.REFUSAL:
         return Reason(fields["reason"])
     return fields | {"kind": found.kind, "value": np.frombuffer(found.body)}
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from farthing.data.tables import Features
 from farthing.deploy.messages.forms import call
 from farthing.deploy.messages.forms import invitation as form
-from farthing.deploy.messages.signed import PREFIX, Kind, Reason, Signer, pack_table, seal, unseal
+from farthing.deploy.messages.signed import PREFIX, MessageKind, Reason, Signer, pack_table, seal, unseal
 from farthing.federated.terms import Exactly, Invitation
 from farthing.linear.losses import Gradient, logistic, multinomial, squared
 from farthing.queries.samplers import Poisson
@@ -74,18 +74,18 @@ def machine(make, folder, nursery, check):
         @initialize()
         def hello(self):
             header = {"run": "run-1", "round": 0, "nonce": "0" * 32, "dataset": "d"}
-            self.send(seal(Kind.HELLO, header, b"", self.village.coordinator))
+            self.send(seal(MessageKind.HELLO, header, b"", self.village.coordinator))
 
         def send(self, message):
             """What comes back is signed by the guard, and an answer is the only one of its round."""
             self.sent.append(message)
             found = unseal(call(self.house.socket, message, seconds=120), {self.house.signer.public}, 10**6)
             fields = found.fields().plain()
-            if found.kind is Kind.REFUSAL:
+            if found.kind is MessageKind.REFUSAL:
                 reason = Reason(fields["reason"])
                 assert reason is not Reason.INTERNAL, "the guard came across something that it does not know"
                 return reason
-            if found.kind is Kind.ANSWER:
+            if found.kind is MessageKind.ANSWER:
                 value = np.frombuffer(found.body)
                 assert np.isfinite(value).all()
                 key = fields["run"], fields["round"]
@@ -106,7 +106,7 @@ def machine(make, folder, nursery, check):
         def other_terms(self, number, terms):
             reply = self.send(self.village.question(number, invitation=terms))
             assert (
-                reply is not Kind.ANSWER or terms.clip == 3.0
+                reply is not MessageKind.ANSWER or terms.clip == 3.0
             )  # which is all that the policy allows of these
 
         @rule(number=st.integers(1, 9), gradient=st.sampled_from(GRADIENTS), side=st.integers(1, 5))
@@ -131,7 +131,7 @@ def machine(make, folder, nursery, check):
         def lie_about_weights(self, number, body):
             self.send(self.village.question(number, invitation=HONEST, body=body))
 
-        @rule(kind=st.sampled_from(Kind), body=st.binary(max_size=60), lie=LIE)
+        @rule(kind=st.sampled_from(MessageKind), body=st.binary(max_size=60), lie=LIE)
         def other_kinds(self, kind, body, lie):
             header = {"run": "run-1", "round": 1, "nonce": "0" * 32, "dataset": "d", "threshold": lie}
             self.send(seal(kind, header, body, self.village.coordinator))

@@ -19,7 +19,7 @@ import pytest
 
 from farthing.audit import guards
 from farthing.deploy.messages.signed import (
-    Kind,
+    MessageKind,
     Reason,
     Signer,
     digest,
@@ -90,7 +90,7 @@ def local(rng, state, draw):
     start = {"run": "run", "round": 0, "nonce": "0" * 32, "dataset": "d"}
     what = rng.random()
     if what < 0.05:
-        return Kind.HELLO, start, b""
+        return MessageKind.HELLO, start, b""
     kind = rng.choice(list(guards.LOSSES))
     shape = (3, 3) if kind == "multinomial" else (3,)
     if rng.random() < 0.1:
@@ -100,9 +100,9 @@ def local(rng, state, draw):
         number, kind, draw, weights(rng, shape), radius=rng.choice([None, None, 1.0])
     )
     if what < 0.12:
-        return Kind.PROPOSAL, start | {"invitation": header["invitation"]}, b""
+        return MessageKind.PROPOSAL, start | {"invitation": header["invitation"]}, b""
     state.rounds = max(state.rounds, number)
-    return Kind.QUESTION, header, body
+    return MessageKind.QUESTION, header, body
 
 
 def masked(rng, state, draw):
@@ -119,32 +119,32 @@ def masked(rng, state, draw):
         }
         adverts = {name: member.advertise() for name, member in members.items()}
         state.session = {"header": header, "body": body, "members": members, "adverts": adverts, "step": 1}
-        return Kind.OPENING, header, b""
+        return MessageKind.OPENING, header, b""
     turn = {name: known["header"][name] for name in ("run", "round", "nonce")}
     at = (known["step"] if known["step"] < 5 else 5 * rng.randint(0, 1)) if step < 0.85 else rng.randint(0, 4)
     known["step"] = max(known["step"], at + 1)
     if at <= 0:
         return (
-            Kind.OPENING,
+            MessageKind.OPENING,
             known["header"] | {"seen": rng.choice([None, [0, "0" * 64], state.talk.guard._past.newest])},
             b"",
         )
     if at == 1:
-        return Kind.ROSTER, turn | {"threshold": 3}, pack_table(known["adverts"])
+        return MessageKind.ROSTER, turn | {"threshold": 3}, pack_table(known["adverts"])
     if at == 2:
         table = pack_table({name: given["p0"] for name, given in known.get("boxes", {}).items()})
-        return Kind.MASKED_QUESTION, turn | {"table": len(table), "each": 8}, table + known["body"]
+        return MessageKind.MASKED_QUESTION, turn | {"table": len(table), "each": 8}, table + known["body"]
     if at == 3:
-        return Kind.SURVIVORS, turn, pack_table(dict.fromkeys(ENROLLED, b""))
-    return Kind.REVEAL, turn, pack_table(known.get("consents", {}))
+        return MessageKind.SURVIVORS, turn, pack_table(dict.fromkeys(ENROLLED, b""))
+    return MessageKind.REVEAL, turn, pack_table(known.get("consents", {}))
 
 
 def heard(state, kind, found):
     """Goes on with the session where a step of it was answered."""
     known = state.session
-    if found.kind is Kind.ADVERT:
+    if found.kind is MessageKind.ADVERT:
         known["adverts"]["p0"] = found.body
-    if found.kind is Kind.SHARES and "boxes" not in known:
+    if found.kind is MessageKind.SHARES and "boxes" not in known:
         try:
             known["boxes"] = {n: m.share(known["adverts"], 3) for n, m in known["members"].items()}
             ours = unpack_table(found.body, 3, (SEALED,))
@@ -153,7 +153,7 @@ def heard(state, kind, found):
                 member.mask(given | {"p0": ours[name]}, 3)
         except Exception:  # the roster was a bent one
             known.pop("boxes", None)
-    if found.kind is Kind.CONSENT and "consents" not in known and "boxes" in known:
+    if found.kind is MessageKind.CONSENT and "consents" not in known and "boxes" in known:
         signed = {name: member.consent(list(ENROLLED)) for name, member in known["members"].items()}
         known["consents"] = signed | {"p0": found.body}
 
@@ -183,7 +183,7 @@ def bent(rng, kind, header, body):
         elif way < 0.95:
             body = pack_numbers(weights(rng, (rng.randint(1, 12),)))
         else:
-            kind = rng.choice(list(Kind))
+            kind = rng.choice(list(MessageKind))
     return kind, header, body
 
 

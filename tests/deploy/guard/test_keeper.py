@@ -10,7 +10,7 @@ import pytest
 from farthing.data.tables import Features
 from farthing.deploy.guard import keeper
 from farthing.deploy.messages import forms
-from farthing.deploy.messages.signed import Kind, Reason, Signer, pack_numbers, seal
+from farthing.deploy.messages.signed import MessageKind, Reason, Signer, pack_numbers, seal
 from farthing.errors import InvalidValue, LedgerLocked
 from farthing.federated.terms import Exactly, Invitation
 from farthing.linear.losses import Gradient, logistic, multinomial, squared
@@ -26,7 +26,7 @@ def house(village):
 
 def test_a_question_is_charged_and_answered(village, house, told):
     answer = told(house.open().answer(village.question()), house)
-    assert answer["kind"] is Kind.ANSWER
+    assert answer["kind"] is MessageKind.ANSWER
     assert answer["value"].shape == (3,)
     assert (answer["run"], answer["round"], answer["left"]) == ("run-1", 1, 4)
     assert village.check() == {"p0": (1, 1)}
@@ -88,8 +88,8 @@ LIES = [
     (Reason.MALFORMED, {"lies": {"run": ""}}),
     (Reason.MALFORMED, {"lies": {"nonce": "xyz"}}),
     (Reason.MALFORMED, {"lies": {"more": 1}}),
-    (Reason.MALFORMED, {"kind": Kind.ANSWER}),
-    (Reason.MALFORMED, {"kind": Kind.OPENING}),
+    (Reason.MALFORMED, {"kind": MessageKind.ANSWER}),
+    (Reason.MALFORMED, {"kind": MessageKind.OPENING}),
     (Reason.LOCKED, {"seen": (99, "00" * 32)}),
     (Reason.LOCKED, {"seen": (0, "00" * 32)}),
     (Reason.STRANGER, {"signer": Signer.new()}),
@@ -108,7 +108,7 @@ def test_lies_are_refused_and_cost_nothing(reason, lie, village, house, told, ca
         assert told(guard.answer(village.question(lie.pop("number"), **lie)), house) is reason
     assert any(record.levelno >= logging.WARNING for record in caplog.records)
     answer = told(guard.answer(village.question(2)), house)
-    assert (answer["kind"], answer["left"]) == (Kind.ANSWER, 3)
+    assert (answer["kind"], answer["left"]) == (MessageKind.ANSWER, 3)
     assert village.check() == {"p0": (2, 2)}
 
 
@@ -125,10 +125,13 @@ def test_noise_that_the_guard_chose_itself_is_held_to_the_policy_too(village, to
     house.policy.write_text(house.policy.read_text().replace("noise = 0.5", "noise = 5.0"))
     guard, few = house.open(), Invitation(1.0, rounds=1)
     header = {"run": "r", "round": 0, "nonce": "0" * 32, "dataset": "d", "invitation": forms.invitation(few)}
-    assert told(guard.answer(seal(Kind.PROPOSAL, header, b"", village.coordinator)), house) is Reason.NOISE
+    assert (
+        told(guard.answer(seal(MessageKind.PROPOSAL, header, b"", village.coordinator)), house)
+        is Reason.NOISE
+    )
     assert told(guard.answer(village.question(invitation=few)), house) is Reason.NOISE
     many = Invitation(1.0, rounds=1000)
-    assert told(guard.answer(village.question(invitation=many)), house)["kind"] is Kind.ANSWER
+    assert told(guard.answer(village.question(invitation=many)), house)["kind"] is MessageKind.ANSWER
     assert village.check() == {"p0": (1, 1)}
 
 
@@ -166,7 +169,7 @@ def test_a_proposal_binds_nobody(village, house, told):
     def propose(invitation):
         header = {"run": "r", "round": 0, "nonce": "0" * 32, "dataset": "d"}
         header["invitation"] = forms.invitation(invitation)
-        return told(guard.answer(seal(Kind.PROPOSAL, header, b"", village.coordinator)), house)
+        return told(guard.answer(seal(MessageKind.PROPOSAL, header, b"", village.coordinator)), house)
 
     assert propose(Invitation(1.0, rounds=7))["left"] == 7
     assert propose(Invitation(1.0, noise_multiplier=0.4)) is Reason.NOISE
@@ -245,7 +248,7 @@ def test_nothing_of_a_question_or_a_record_is_logged(village, house, caplog):
 
 def test_a_guard_says_who_it_is(village, house, told):
     header = {"run": "r", "round": 0, "nonce": "0" * 32, "dataset": "d"}
-    found = told(house.open().answer(seal(Kind.HELLO, header, b"", village.coordinator)), house)
+    found = told(house.open().answer(seal(MessageKind.HELLO, header, b"", village.coordinator)), house)
     assert found["records"] == 20
     assert found["budget"]["epsilon"] == 1.0
     assert found["budget"]["observer"] == "server"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from farthing.data.tables import Features
-from farthing.deploy.messages.signed import Kind, Reason
+from farthing.deploy.messages.signed import MessageKind, Reason
 from farthing.errors import InvalidValue
 from farthing.linear.losses import Gradient, multinomial
 
@@ -30,7 +30,7 @@ def test_weights_without_a_column_for_every_class_are_refused_before_a_charge(sh
     assert told(guard.answer(village.question(gradient=CLASSES, w=np.zeros(shape))), house) is Reason.SHAPE
     assert village.check() == {"p0": (0, 0)}
     answer = told(guard.answer(village.question(gradient=CLASSES, w=np.zeros((3, 3)))), house)
-    assert answer["kind"] is Kind.ANSWER
+    assert answer["kind"] is MessageKind.ANSWER
 
 
 @pytest.mark.parametrize("label", [3.0, -1.0, 0.5])

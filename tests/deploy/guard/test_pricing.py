@@ -9,7 +9,7 @@ import pytest
 from farthing.accounting import transform
 from farthing.deploy.guard import policy
 from farthing.deploy.messages import forms
-from farthing.deploy.messages.signed import Kind, Reason, seal
+from farthing.deploy.messages.signed import MessageKind, Reason, seal
 from farthing.federated.terms import Invitation
 from farthing.queries.samplers import Poisson
 
@@ -48,7 +48,7 @@ def work(monkeypatch):
 
 def propose(village, invitation):
     header = {"run": "r", "round": 0, "nonce": "0" * 32, "dataset": "d"}
-    return seal(Kind.PROPOSAL, header | {"invitation": invitation}, b"", village.coordinator)
+    return seal(MessageKind.PROPOSAL, header | {"invitation": invitation}, b"", village.coordinator)
 
 
 @pytest.mark.parametrize("draw", DRAWS)
@@ -69,7 +69,7 @@ def test_a_rate_that_the_policy_lists_is_priced(village, told):
     listed = forms.invitation(
         Invitation(1.0, Poisson(1e-7), rounds=1, noise_multiplier=1e3, accountant="sampling")
     )
-    assert told(guard.answer(propose(village, listed)), house)["kind"] is Kind.AGREEMENT
+    assert told(guard.answer(propose(village, listed)), house)["kind"] is MessageKind.AGREEMENT
     assert told(guard.answer(propose(village, listed | {"draw": "poisson:2e-7"})), house) is Reason.SAMPLER
 
 
@@ -125,21 +125,21 @@ def test_more_noise_than_can_be_drawn_is_refused_before_it_is_priced(noise, vill
 def test_others_are_answered_while_a_proposal_is_priced(village, house, told, monkeypatch):
     guard = house.open()
     entered, go_on = threading.Event(), threading.Event()
-    whole = policy.Pricing._priced
+    whole = policy.TermsPricing._priced
 
     def slow(self, invitation):
         entered.set()
         assert go_on.wait(60)
         return whole(self, invitation)
 
-    monkeypatch.setattr(policy.Pricing, "_priced", slow)
+    monkeypatch.setattr(policy.TermsPricing, "_priced", slow)
     header, said = {"run": "r", "round": 0, "nonce": "0" * 32, "dataset": "d"}, []
     asked = propose(village, forms.invitation(Invitation(1.0, rounds=5)))
     thread = threading.Thread(target=lambda: said.append(told(guard.answer(asked), house)))
     thread.start()
     assert entered.wait(60)
-    hello = seal(Kind.HELLO, header, b"", village.coordinator)
-    assert told(guard.answer(hello), house)["kind"] is Kind.ANNOUNCEMENT
+    hello = seal(MessageKind.HELLO, header, b"", village.coordinator)
+    assert told(guard.answer(hello), house)["kind"] is MessageKind.ANNOUNCEMENT
     go_on.set()
     thread.join(60)
     assert said[0]["left"] == 5

@@ -15,7 +15,15 @@ from farthing.data.tables import Features, Table
 from farthing.deploy import coordinator
 from farthing.deploy.bridge import Bridge, State, carry, longest
 from farthing.deploy.messages.forms import InProcess
-from farthing.deploy.messages.signed import Kind, Reason, digest, pack_numbers, seal, unpack_table, unseal
+from farthing.deploy.messages.signed import (
+    MessageKind,
+    Reason,
+    digest,
+    pack_numbers,
+    seal,
+    unpack_table,
+    unseal,
+)
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.federated import Invitation, Parties, Weights
 from farthing.federated.methods.addp import addp
@@ -238,7 +246,7 @@ def altered(house, **changes):
         ({"left": -1}, Reason.MALFORMED),
         ({"left": "many"}, Reason.MALFORMED),
         ({"row": [1]}, Reason.MALFORMED),
-        ({"kind": Kind.AGREEMENT}, Reason.MALFORMED),
+        ({"kind": MessageKind.AGREEMENT}, Reason.MALFORMED),
     ],
 )
 def test_a_byzantine_party_is_excluded_and_costs_the_others_nothing(changes, reason, village):
@@ -503,7 +511,7 @@ def test_guards_do_not_show_their_share_alone(village, told):
     house = village.settle(3, **DISTRIBUTED).houses["p0"]
     guard = house.open()
     assert told(guard.answer(village.question(invitation=invitation())), house) is Reason.TRUST
-    for kind in (Kind.ROSTER, Kind.MASKED_QUESTION, Kind.SURVIVORS, Kind.REVEAL):
+    for kind in (MessageKind.ROSTER, MessageKind.MASKED_QUESTION, MessageKind.SURVIVORS, MessageKind.REVEAL):
         header = {"run": "r", "round": 1, "nonce": "0" * 32, "threshold": 2, "table": 0, "each": 8}
         assert told(guard.answer(seal(kind, header, b"", village.coordinator)), house) is Reason.MEMBERS
     assert village.check()["p0"] == (0, 0)
@@ -526,14 +534,14 @@ def test_lies_in_a_session_are_refused(village):
         def exchange(self, requests, seconds):
             for name, request in requests.items():
                 found = unseal(request, {village.coordinator.public}, 10**6)
-                for _ in range(3 if found.kind >= Kind.OPENING and name == "p0" else 0):
+                for _ in range(3 if found.kind >= MessageKind.OPENING and name == "p0" else 0):
                     reply = self._parties[name](bent(found))
                     told = unseal(reply, {village.houses[name].signer.public}, 10**6)
                     fields = told.fields().plain()
                     seen[fields.get("reason", "answered")] += 1
             for name, reply in super().exchange(requests, seconds):
                 told = unseal(reply, {village.houses[name].signer.public}, 10**6)
-                if told.kind is Kind.REVEALED:
+                if told.kind is MessageKind.REVEALED:
                     for about, share in unpack_table(told.body, 4, (34,)).items():
                         revealed.setdefault((self.number // 5, about), set()).add(share[:1])
                 yield name, reply

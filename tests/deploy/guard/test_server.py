@@ -15,7 +15,7 @@ import pytest
 import farthing
 from farthing.deploy.guard.server import Server
 from farthing.deploy.messages.forms import UnixSockets, call
-from farthing.deploy.messages.signed import PREFIX, Kind, Reason
+from farthing.deploy.messages.signed import PREFIX, MessageKind, Reason
 from farthing.errors import InvalidValue
 
 SOURCE = {**os.environ, "PYTHONPATH": str(Path(farthing.__file__).parents[1])}
@@ -94,7 +94,7 @@ def raw(house, data, end=True):
 
 
 def test_what_is_too_large_is_refused_before_it_is_read(village, house, told):
-    announced = PREFIX.pack(b"frth", 1, Kind.QUESTION, 0, 100, 2**31)
+    announced = PREFIX.pack(b"frth", 1, MessageKind.QUESTION, 0, 100, 2**31)
     assert told(raw(house, announced), house) is Reason.OVERSIZED
     assert told(raw(house, announced + bytes(10**5)), house) is Reason.OVERSIZED
     assert told(raw(house, b"GET / HTTP/1.1\r\n\r\n"), house) is Reason.MALFORMED

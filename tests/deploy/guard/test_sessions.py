@@ -6,7 +6,7 @@ import pytest
 from farthing.data.tables import Features
 from farthing.deploy.messages.forms import Question, Turn
 from farthing.deploy.messages.signed import (
-    Kind,
+    MessageKind,
     Reason,
     digest,
     pack_numbers,
@@ -40,19 +40,19 @@ class Session:
         """What a guard replies: the reason of a refusal, or the body of its answer."""
         reply = self.guards[name].answer(seal(kind, header, body, self.village.coordinator))
         found = unseal(reply, {self.village.houses[name].signer.public}, 10**6)
-        return Reason(found.fields().plain()["reason"]) if found.kind is Kind.REFUSAL else found.body
+        return Reason(found.fields().plain()["reason"]) if found.kind is MessageKind.REFUSAL else found.body
 
     def open(self, name, **lies):
-        return self.ask(name, Kind.OPENING, self.header(**lies))
+        return self.ask(name, MessageKind.OPENING, self.header(**lies))
 
     def share(self, name, adverts, threshold=None):
         header = self.turn.header() | {"threshold": threshold or self.threshold}
-        return self.ask(name, Kind.ROSTER, header, pack_table(adverts))
+        return self.ask(name, MessageKind.ROSTER, header, pack_table(adverts))
 
     def masked(self, name, boxes, weights=WEIGHTS):
         table = pack_table(boxes)
         header = self.turn.header() | {"table": len(table), "each": 8}
-        return self.ask(name, Kind.MASKED_QUESTION, header, table + weights)
+        return self.ask(name, MessageKind.MASKED_QUESTION, header, table + weights)
 
     def begun(self):
         """All have shared their secrets: what p0 is to be sent with the weights."""

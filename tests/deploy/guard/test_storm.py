@@ -14,7 +14,7 @@ import pytest
 
 from farthing.data.tables import Features
 from farthing.deploy.messages.forms import call
-from farthing.deploy.messages.signed import Kind, Reason, Signer
+from farthing.deploy.messages.signed import MessageKind, Reason, Signer
 from farthing.federated.terms import Invitation
 from farthing.linear.losses import Gradient, logistic
 
@@ -54,7 +54,7 @@ class Storm:
         except OSError:
             return None
         found = self.told(reply, self.house)
-        if not isinstance(found, Reason) and found["kind"] is Kind.ANSWER:
+        if not isinstance(found, Reason) and found["kind"] is MessageKind.ANSWER:
             value = found["value"].tobytes()
             assert self.got.setdefault(found["round"], value) == value, "fresh noise for an old question"
         return found

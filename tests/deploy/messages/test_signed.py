@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from farthing.deploy.messages import signed as messages
 from farthing.deploy.messages.signed import (
     Fields,
-    Kind,
+    MessageKind,
     Reason,
     Refused,
     Signer,
@@ -35,7 +35,7 @@ from farthing.errors import InvalidValue
 SIGNER = Signer(Ed25519PrivateKey.from_private_bytes(bytes(range(32))))
 OTHER = Signer(Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33))))
 HEADER = {"run": "r", "round": 3, "x": 0.1}
-MESSAGE = seal(Kind.QUESTION, HEADER, b"12345678", SIGNER)
+MESSAGE = seal(MessageKind.QUESTION, HEADER, b"12345678", SIGNER)
 
 
 def opened(data, largest=10_000):
@@ -50,11 +50,11 @@ def reason(call, *arguments, **options):
 
 def test_what_was_sealed_is_opened():
     found = opened(MESSAGE)
-    assert (found.kind, found.signer, found.body) == (Kind.QUESTION, SIGNER.public, b"12345678")
+    assert (found.kind, found.signer, found.body) == (MessageKind.QUESTION, SIGNER.public, b"12345678")
     assert found.fields().plain() == HEADER
-    assert found.digest == opened(seal(Kind.QUESTION, HEADER, b"12345678", SIGNER)).digest
+    assert found.digest == opened(seal(MessageKind.QUESTION, HEADER, b"12345678", SIGNER)).digest
     assert found.digest == message_digest(MESSAGE)
-    assert found.digest != opened(seal(Kind.QUESTION, HEADER, b"12345679", SIGNER)).digest
+    assert found.digest != opened(seal(MessageKind.QUESTION, HEADER, b"12345679", SIGNER)).digest
 
 
 def test_the_layout_is_the_one_written_down():
@@ -78,7 +78,7 @@ def test_strangers_and_forgeries():
     assert reason(unseal, MESSAGE, {OTHER.public}, 10_000) is Reason.STRANGER
     swapped = MESSAGE[:16] + OTHER.public + MESSAGE[48:]
     assert reason(unseal, swapped, {OTHER.public}, 10_000) is Reason.FORGED
-    other = seal(Kind.ANSWER, HEADER, b"12345678", SIGNER)  # its signature does not fit another kind
+    other = seal(MessageKind.ANSWER, HEADER, b"12345678", SIGNER)  # its signature does not fit another kind
     assert reason(opened, MESSAGE[:-64] + other[-64:]) is Reason.FORGED
 
 
@@ -93,7 +93,7 @@ def test_size_is_looked_at_first():
     assert reason(opened, MESSAGE[:-1]) is Reason.MALFORMED
     assert reason(opened, b"") is Reason.MALFORMED
     with pytest.raises(InvalidValue):
-        seal(Kind.QUESTION, {"run": "x" * 2**15}, b"", SIGNER)
+        seal(MessageKind.QUESTION, {"run": "x" * 2**15}, b"", SIGNER)
 
 
 @given(st.binary(max_size=300))

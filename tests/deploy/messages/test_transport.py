@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from farthing.deploy.messages.forms import InProcess, UnixSockets, call
-from farthing.deploy.messages.signed import Kind, Refused, Signer, seal
+from farthing.deploy.messages.signed import MessageKind, Refused, Signer, seal
 
 SIGNER = Signer.new()
-MESSAGE = seal(Kind.ANSWER, {"x": 1}, bytes(1000), SIGNER)
+MESSAGE = seal(MessageKind.ANSWER, {"x": 1}, bytes(1000), SIGNER)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from farthing.torch.checks.probe import Source, plan_of
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.convolution import Windows
 from farthing.torch.gradients.layers import anything, rules_of
-from farthing.torch.gradients.terms import Factor, Lookup, Outer, Route, Rows, Sum
+from farthing.torch.gradients.terms import Factor, Lookup, Outer, Route, RowTerms, SumTerm
 
 
 def losses(outputs, targets):
@@ -308,9 +308,9 @@ def terms():
     yield "wide", Outer(Factor(v), Factor(u)), outer.transpose(1, 2)
     yield "one", Outer(Factor(u[:, :1]), Factor(v[:, :1])), u[:, 0, :, None] * v[:, 0, None]
     yield "lookup", Lookup(ids, Factor(looked), 5), lookup
-    yield "sum", Sum.of([Outer(Factor(u), Factor(v)), Lookup(ids, Factor(looked), 5)]), outer + lookup
+    yield "sum", SumTerm.of([Outer(Factor(u), Factor(v)), Lookup(ids, Factor(looked), 5)]), outer + lookup
     yield "windows", Windows(conv, delta, x), convolved
-    yield "rows", Rows(outer.flatten(1)), outer
+    yield "rows", RowTerms(outer.flatten(1)), outer
 
 
 @pytest.mark.parametrize("route", Route)

@@ -184,7 +184,9 @@ def test_adadp_as_published_is_its_lines_as_printed(monkeypatch, learning):
         gradients=lambda w: (w @ x.T - 1.0)[:, :, None] * x,
     )
     monkeypatch.setattr(as_published, "normal", lambda stream, shape: next(noises)[None])
-    method = as_published.AdaDP(steps=steps, noise=0.7, clip=0.5, gate=1e-3, step=0.5, learning=learning)
+    method = as_published.PublishedAdaDP(
+        steps=steps, noise=0.7, clip=0.5, gate=1e-3, step=0.5, learning=learning
+    )
     (path,) = method(data, 1, SeededStream(0))
     theta, square, raw, batch, gates = np.zeros(3), np.zeros(3), np.zeros(3), 0.1 * 50, []
     np.testing.assert_array_equal(path[0], theta)  # 1

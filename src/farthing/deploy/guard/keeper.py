@@ -35,12 +35,12 @@ from typing import Any
 import numpy as np
 
 from farthing.deploy.guard.masking import Masking
-from farthing.deploy.guard.policy import Policy, Pricing
+from farthing.deploy.guard.policy import Policy, TermsPricing
 from farthing.deploy.messages import forms
 from farthing.deploy.messages.forms import Question, Turn
 from farthing.deploy.messages.signed import (
     LARGEST_HEADER,
-    Kind,
+    MessageKind,
     Opened,
     Reason,
     Refused,
@@ -175,7 +175,7 @@ class Guard:
             opened.callback(self._ledger.close)
             self._door = self._ledger.over(records)
             self._agent = ClientAgent(self._door, policy.size)
-            self._pricing = Pricing(policy.limits, self._agent)
+            self._pricing = TermsPricing(policy.limits, self._agent)
             self._past = _Past(policy.dataset)
             self._past.read(self._ledger)
             self._log.check(self._past.hashes, policy.ledger)
@@ -223,16 +223,16 @@ class Guard:
         """A refusal of the message with digest ``about``; logged without values."""
         log.warning("refused: %s", refusal)
         header = {"about": about, "reason": str(refusal.reason), "text": refusal.text}
-        return seal(Kind.REFUSAL, header, b"", self._signer)
+        return seal(MessageKind.REFUSAL, header, b"", self._signer)
 
     def _reply(self, opened: Opened) -> bytes:
         try:
             match opened.kind:
-                case Kind.HELLO:
+                case MessageKind.HELLO:
                     return self._announce(opened)
-                case Kind.PROPOSAL:
+                case MessageKind.PROPOSAL:
                     return self._agree(opened)
-                case Kind.QUESTION:
+                case MessageKind.QUESTION:
                     return self._question(opened)
             if self._masking is not None:
                 turn, kind, header, body = self._masking.reply(opened)
@@ -244,7 +244,7 @@ class Guard:
 
     def _price(self, opened: Opened) -> None:
         """Has terms priced that the message is about, if any, before the lock is taken."""
-        if opened.kind in (Kind.PROPOSAL, Kind.QUESTION, Kind.OPENING):
+        if opened.kind in (MessageKind.PROPOSAL, MessageKind.QUESTION, MessageKind.OPENING):
             given = opened.fields()
             self._of_ours(given.text("dataset"))
             invitation = forms.invitation_of(given.inner("invitation"))
@@ -263,7 +263,7 @@ class Guard:
             "colluding": self.policy.limits.colluding,
             **self._row(),
         }
-        return self._sealed(Kind.ANNOUNCEMENT, turn, opened, header)
+        return self._sealed(MessageKind.ANNOUNCEMENT, turn, opened, header)
 
     def _agree(self, opened: Opened) -> bytes:
         given = opened.fields()
@@ -273,7 +273,7 @@ class Guard:
         self._of_ours(dataset)
         self._past.read(self._ledger)
         terms = self._allowed(invitation)
-        return self._sealed(Kind.AGREEMENT, turn, opened, {"left": self._left(terms), **self._row()})
+        return self._sealed(MessageKind.AGREEMENT, turn, opened, {"left": self._left(terms), **self._row()})
 
     def _question(self, opened: Opened) -> bytes:
         question = Question.of(opened.fields())
@@ -285,7 +285,7 @@ class Guard:
         body = pack_numbers(answer.value)
         header = {"weights": digest(opened.body), "update": digest(body)}
         header |= self.released(key, answer, terms)
-        return self._sealed(Kind.ANSWER, question.turn, opened, header, body)
+        return self._sealed(MessageKind.ANSWER, question.turn, opened, header, body)
 
     # --- what a question must be
 
@@ -367,7 +367,7 @@ class Guard:
         return {"row": self._past.newest}
 
     def _sealed(
-        self, kind: Kind, turn: Turn, opened: Opened, header: dict[str, Any], body: bytes = b""
+        self, kind: MessageKind, turn: Turn, opened: Opened, header: dict[str, Any], body: bytes = b""
     ) -> bytes:
         return seal(kind, turn.header() | {"about": opened.digest} | header, body, self._signer)
 

@@ -18,7 +18,7 @@ from farthing.deploy.messages.forms import Question, Turn
 from farthing.deploy.messages.signed import (
     SIGNATURE,
     Fields,
-    Kind,
+    MessageKind,
     Opened,
     Reason,
     Refused,
@@ -58,7 +58,7 @@ class _Session:
     terms: Terms
     key: str
     member: Member
-    replies: dict[str, tuple[Kind, dict[str, Any], bytes]] = field(default_factory=dict)
+    replies: dict[str, tuple[MessageKind, dict[str, Any], bytes]] = field(default_factory=dict)
 
 
 class Masking:
@@ -79,14 +79,18 @@ class Masking:
         """The most bytes of tables that a message can hold."""
         return table_size(len(policy.parties), max(ADVERT, SEALED, SIGNATURE))
 
-    def reply(self, opened: Opened) -> tuple[Turn, Kind, dict[str, Any], bytes]:
+    def reply(self, opened: Opened) -> tuple[Turn, MessageKind, dict[str, Any], bytes]:
         """What to answer; the same message again gets the same answer."""
         given, session = opened.fields(), self._session
         if session is not None and opened.digest in session.replies:
             return session.question.turn, *session.replies[opened.digest]
-        if opened.kind is Kind.OPENING:
+        if opened.kind is MessageKind.OPENING:
             session = self._open(opened, given)
-            made: tuple[Kind, dict[str, Any], bytes] = Kind.ADVERT, {}, session.member.advertise()
+            made: tuple[MessageKind, dict[str, Any], bytes] = (
+                MessageKind.ADVERT,
+                {},
+                session.member.advertise(),
+            )
         else:
             if session is None or Turn.of(given) != session.question.turn:
                 refuse(Reason.MEMBERS, "there is no such session here")
@@ -112,26 +116,30 @@ class Masking:
         self._session = _Session(question, weights, terms, key, member)
         return self._session
 
-    def _step(self, session: _Session, opened: Opened, given: Fields) -> tuple[Kind, dict[str, Any], bytes]:
+    def _step(
+        self, session: _Session, opened: Opened, given: Fields
+    ) -> tuple[MessageKind, dict[str, Any], bytes]:
         member, most = session.member, len(self._policy.parties)
         match opened.kind:
-            case Kind.ROSTER:
+            case MessageKind.ROSTER:
                 threshold = given.whole("threshold", 1, most)
                 given.done()
                 adverts = unpack_table(opened.body, most, (ADVERT,))
-                return Kind.SHARES, {}, pack_table(member.share(adverts, threshold))
-            case Kind.MASKED_QUESTION:
+                return MessageKind.SHARES, {}, pack_table(member.share(adverts, threshold))
+            case MessageKind.MASKED_QUESTION:
                 return self._masked(session, opened, given)
-            case Kind.SURVIVORS:
+            case MessageKind.SURVIVORS:
                 given.done()
-                return Kind.CONSENT, {}, member.consent(list(unpack_table(opened.body, most, (0,))))
-            case Kind.REVEAL:
+                return MessageKind.CONSENT, {}, member.consent(list(unpack_table(opened.body, most, (0,))))
+            case MessageKind.REVEAL:
                 given.done()
                 revealed = member.reveal(unpack_table(opened.body, most, (SIGNATURE,)))
-                return Kind.REVEALED, {}, pack_table(revealed)
+                return MessageKind.REVEALED, {}, pack_table(revealed)
         raise Refused(Reason.MALFORMED, "a guard is not asked this")
 
-    def _masked(self, session: _Session, opened: Opened, given: Fields) -> tuple[Kind, dict[str, Any], bytes]:
+    def _masked(
+        self, session: _Session, opened: Opened, given: Fields
+    ) -> tuple[MessageKind, dict[str, Any], bytes]:
         length, each = given.whole("table", 0, len(opened.body)), given.whole("each", 1, 8)
         given.done()
         question, terms = session.question, session.terms
@@ -146,4 +154,4 @@ class Masking:
         answer = self._keeper.ask(question, hidden, w, session.key)
         body = pack_words(np.asarray(answer.value, dtype=np.uint64), each)
         header = {"weights": session.weights, "update": digest(body)}
-        return Kind.MASKED_ANSWER, header | self._keeper.released(session.key, answer, terms), body
+        return MessageKind.MASKED_ANSWER, header | self._keeper.released(session.key, answer, terms), body

@@ -236,7 +236,7 @@ _SMALLEST = 1e-100  # of clips: floats have room below
 _REMEMBERED = 1024
 
 
-class Pricing:
+class TermsPricing:
     """Terms for invitations. Safe to call from several threads."""
 
     def __init__(self, limits: Limits, agent: ClientAgent) -> None:

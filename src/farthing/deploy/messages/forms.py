@@ -45,7 +45,7 @@ from farthing.deploy.messages.signed import (
     NONCE,
     PREFIX,
     Fields,
-    Kind,
+    MessageKind,
     Opened,
     Reason,
     Refused,
@@ -352,7 +352,7 @@ def _read(guard: socket.socket, size: int, until: float) -> bytes:
 
 log = logging.getLogger("farthing.federated")
 
-Request = tuple[Kind, dict[str, Any], bytes]
+Request = tuple[MessageKind, dict[str, Any], bytes]
 Check = Callable[[str, Opened], None]
 
 
@@ -376,7 +376,12 @@ class Post:
         self._transport, self._signer, self._enrolled = transport, signer, enrolled
 
     def exchange(
-        self, requests: Mapping[str, Request], kind: Kind, seconds: float, check: Check, largest: int = 0
+        self,
+        requests: Mapping[str, Request],
+        kind: MessageKind,
+        seconds: float,
+        check: Check,
+        largest: int = 0,
     ) -> Mail:
         """Answers of a kind, with bodies up to ``largest`` bytes; ``check`` raises `Refused` for bad ones.
 
@@ -402,8 +407,10 @@ class Post:
                 break
         return mail
 
-    def _sort(self, mail: Mail, name: str, opened: Opened, text: Any, kind: Kind, check: Check) -> None:
-        if opened.kind is Kind.REFUSAL:
+    def _sort(
+        self, mail: Mail, name: str, opened: Opened, text: Any, kind: MessageKind, check: Check
+    ) -> None:
+        if opened.kind is MessageKind.REFUSAL:
             mail.refused[name] = Reason(text) if text in list(Reason) else Reason.MALFORMED
             log.warning("%s refused: %s", name, mail.refused[name])
             return

@@ -50,7 +50,7 @@ _HEXADECIMAL = frozenset("0123456789abcdef")
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """What a message is."""
 
     REFUSAL = 0
@@ -183,7 +183,7 @@ def public_key(text: Any) -> bytes:
 class Opened:
     """A message whose size and signature are right; its content is still to be looked at."""
 
-    kind: Kind
+    kind: MessageKind
     signer: bytes
     header: bytes
     body: bytes
@@ -194,7 +194,7 @@ class Opened:
         return Fields.parse(self.header)
 
 
-def seal(kind: Kind, header: dict[str, Any], body: bytes, signer: Signer) -> bytes:
+def seal(kind: MessageKind, header: dict[str, Any], body: bytes, signer: Signer) -> bytes:
     """The message, signed."""
     text = json.dumps(header, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
     if len(text) > LARGEST_HEADER or len(body) >= 2**32:
@@ -219,7 +219,7 @@ def expected_size(prefix: bytes, largest: int) -> int:
     if len(prefix) < PREFIX.size:
         refuse(Reason.MALFORMED, "it is shorter than a prefix")
     magic, version, kind, zero, header, body = PREFIX.unpack_from(prefix)
-    if (magic, version, zero) != (MAGIC, VERSION, 0) or kind not in set(Kind):
+    if (magic, version, zero) != (MAGIC, VERSION, 0) or kind not in set(MessageKind):
         refuse(Reason.MALFORMED, "it does not begin like a message")
     size: int = _OVERHEAD + header + body
     if header > LARGEST_HEADER or size > largest:
@@ -240,7 +240,7 @@ def unseal(data: bytes, signers: Collection[bytes], largest: int) -> Opened:
     signed = _signed(data[: first + header], content)
     if not verified(signer, signature, signed):
         refuse(Reason.FORGED, "the signature is not that of the signer")
-    return Opened(Kind(kind), signer, text, content, hashlib.sha256(signed).hexdigest())
+    return Opened(MessageKind(kind), signer, text, content, hashlib.sha256(signed).hexdigest())
 
 
 # --- content

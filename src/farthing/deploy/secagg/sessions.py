@@ -15,7 +15,7 @@ from farthing.deploy.messages import forms
 from farthing.deploy.messages.forms import Check, Question, Request, Turn
 from farthing.deploy.messages.signed import (
     SIGNATURE,
-    Kind,
+    MessageKind,
     Opened,
     Reason,
     Refused,
@@ -41,7 +41,9 @@ from farthing.federated.terms import Terms
 
 Array = NDArray[np.float64]
 Row = tuple[int, str] | None
-Exchange = Callable[[Mapping[str, Request], Kind, float, Check, int], tuple[dict[str, Opened], set[str]]]
+Exchange = Callable[
+    [Mapping[str, Request], MessageKind, float, Check, int], tuple[dict[str, Opened], set[str]]
+]
 
 _TAIL = 40.0  # deviations that noise never exceeds (it does with a chance below 1e-300)
 
@@ -72,13 +74,16 @@ class Session:
         header = self._question.header() | {"weights": digest(self._weights)}
 
         def step(
-            kind: Kind, back: Kind, requests: Mapping[str, tuple[dict[str, Any], bytes]], length: int
+            kind: MessageKind,
+            back: MessageKind,
+            requests: Mapping[str, tuple[dict[str, Any], bytes]],
+            length: int,
         ) -> dict[str, Opened]:
             sent = {name: (kind, *request) for name, request in requests.items()}
             return exchange(sent, back, self._seconds, self._check, length)[0]
 
         openings = {name: (header | {"seen": seen[name]}, b"") for name in self._terms}
-        keys = step(Kind.OPENING, Kind.ADVERT, openings, ADVERT)
+        keys = step(MessageKind.OPENING, MessageKind.ADVERT, openings, ADVERT)
         adverts = {name: opened.body for name, opened in keys.items()}
         aggregator = Aggregator(session_of(header), self._enrolled, adverts)
         members = len(aggregator.adverts)
@@ -87,7 +92,7 @@ class Session:
             return None
         roster = pack_table(aggregator.settle(threshold).adverts)
         requests = {name: (turn | {"threshold": threshold}, roster) for name in aggregator.adverts}
-        came = step(Kind.ROSTER, Kind.SHARES, requests, table_size(most, SEALED))
+        came = step(MessageKind.ROSTER, MessageKind.SHARES, requests, table_size(most, SEALED))
         routed = aggregator.route(_tables(came, most, SEALED))
         if len(routed) < threshold:
             return None
@@ -96,7 +101,7 @@ class Session:
             name: (turn | {"table": len(table), "each": each}, table + self._weights)
             for name, table in ((name, pack_table(boxes)) for name, boxes in routed.items())
         }
-        masked = step(Kind.MASKED_QUESTION, Kind.MASKED_ANSWER, requests, 8 * self._size)
+        masked = step(MessageKind.MASKED_QUESTION, MessageKind.MASKED_ANSWER, requests, 8 * self._size)
         for name, opened in masked.items():
             if len(opened.body) == each * self._size:
                 aggregator.add(name, unpack_words(opened.body, self._size, each))
@@ -104,10 +109,10 @@ class Session:
             return None
         arrived = pack_table(dict.fromkeys(aggregator.arrived, b""))
         requests = dict.fromkeys(aggregator.arrived, (turn, arrived))
-        signed = step(Kind.SURVIVORS, Kind.CONSENT, requests, SIGNATURE)
+        signed = step(MessageKind.SURVIVORS, MessageKind.CONSENT, requests, SIGNATURE)
         consents = aggregator.consents({name: opened.body for name, opened in signed.items()})
         requests = {name: (turn, pack_table(consents)) for name in consents}
-        told = step(Kind.REVEAL, Kind.REVEALED, requests, table_size(most, 1 + SHARE))
+        told = step(MessageKind.REVEAL, MessageKind.REVEALED, requests, table_size(most, 1 + SHARE))
         try:
             words = aggregator.result(_tables(told, most, 1 + SHARE))
         except Refused:
@@ -120,7 +125,7 @@ class Session:
         said = opened.fields()
         if Turn.of(said) != self._question.turn:
             refuse(Reason.STALE, "it is of another run or round")
-        if opened.kind is Kind.MASKED_ANSWER:
+        if opened.kind is MessageKind.MASKED_ANSWER:
             if said.hexadecimal("weights", 32) != digest(self._weights):
                 refuse(Reason.CONFLICT, "it is about other weights")
             if said.hexadecimal("update", 32) != digest(opened.body):

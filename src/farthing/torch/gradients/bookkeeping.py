@@ -28,7 +28,7 @@ from farthing.torch.gradients.clipping import Automatic, ClipRule, Live
 from farthing.torch.gradients.graphs import Graphs
 from farthing.torch.gradients.mlp import Stack
 from farthing.torch.gradients.passes import Passes, one_thread, record_losses, ungrouped
-from farthing.torch.gradients.terms import Route, Rows, Term
+from farthing.torch.gradients.terms import Route, RowTerms, Term
 from farthing.torch.kernels import totals
 from farthing.torch.kernels.totals import exact, without_cudnn
 from farthing.torch.training.checkpoint import Layout
@@ -345,7 +345,7 @@ class Gradient:
 
     def _space(self, slot: int, term: Term) -> Tensor | None:
         """Memory for the rows that a term keeps, the same in every step: on a CPU new memory is slow."""
-        if term.device.type != "cpu" or term.route is not Route.ROWS or isinstance(term, Rows):
+        if term.device.type != "cpu" or term.route is not Route.ROWS or isinstance(term, RowTerms):
             return None
         needed = term.examples * term.size
         if slot not in self._spaces or self._spaces[slot].numel() < needed:

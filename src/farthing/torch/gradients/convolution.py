@@ -110,7 +110,7 @@ class Windows(Term):
         apart = x.shape[2] // m.groups * x[0, 0, 0].numel()
         sizes = x[0].numel(), self.positions, self.positions // records, m.groups, height, width, apart
         self.kept, self.turned = self.room(), True
-        found = positions.windows(x, delta, *places, positions.Shape(*sizes), self.kept)
+        found = positions.windows(x, delta, *places, positions.PositionShape(*sizes), self.kept)
         self.release()
         return found
 

@@ -19,7 +19,7 @@ from farthing.errors import Unsupported
 from farthing.torch.gradients.convolution import Windows, padded
 from farthing.torch.gradients.recurrent import cell, recurrent
 from farthing.torch.gradients.tape import Rule, Tape
-from farthing.torch.gradients.terms import Blocks, Factor, Lookup, Outer, Rows, Term, fused, summed
+from farthing.torch.gradients.terms import Blocks, Factor, Lookup, Outer, RowTerms, Term, fused, summed
 
 
 def linear(tape: Tape, module: nn.Linear, own: Any, input: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def convolution(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
             x = padded(module, input.detach().float())
             split = (part.reshape(*shape, *part.shape[1:]) for part in (delta, x))
             tape.put(module.weight, lambda: Windows(module, *split))
-        tape.put(module.bias, lambda: Rows(delta.flatten(2).sum(2).view(*shape, delta.shape[1]).sum(1)))
+        tape.put(module.bias, lambda: RowTerms(delta.flatten(2).sum(2).view(*shape, delta.shape[1]).sum(1)))
 
     return tape.watch(out, then)
 
@@ -119,11 +119,11 @@ def norm(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
 
     plain = isinstance(module, nn.LayerNorm) and last == 1 and axis == 0 and input.shape[-1] <= 8192
 
-    def sums(values: Tensor) -> Rows:
+    def sums(values: Tensor) -> RowTerms:
         if last:
-            return Rows(tape.grouped(values, axis or 0, last).sum(1).flatten(1))
+            return RowTerms(tape.grouped(values, axis or 0, last).sum(1).flatten(1))
         each = values.reshape(*values.shape[:2], -1).sum(2)
-        return Rows(each.view(tape.examples, -1, values.shape[1]).sum(1))
+        return RowTerms(each.view(tape.examples, -1, values.shape[1]).sum(1))
 
     def then(delta: Tensor) -> None:
         if plain and fused(delta.device):
@@ -132,7 +132,7 @@ def norm(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
             x = tape.grouped(input.detach().float(), 0)
             found = grams.norm_sums(x, tape.grouped(delta, 0), module.eps)
             for p, rows in zip((module.weight, module.bias), found, strict=True):
-                tape.put(p, partial(Rows, rows))
+                tape.put(p, partial(RowTerms, rows))
             return
         if tape.trained(module.weight):
             tape.put(module.weight, lambda: sums(delta * normalised(module, input.detach().float())))

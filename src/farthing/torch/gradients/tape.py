@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from farthing.errors import Unsupported
-from farthing.torch.gradients.terms import Factor, Outer, Rows, Sum, Term, summed
+from farthing.torch.gradients.terms import Factor, Outer, RowTerms, SumTerm, Term, summed
 
 Use = tuple[int, int]  # a module's number, and the how-manieth call of it
 Axes = tuple[tuple[int | None, ...], tuple[int | None, ...]]  # of inputs and outputs; None: no batch
@@ -213,14 +213,14 @@ class Tape:
         found = torch.autograd.grad(objective, [self.plan.anchor, *leaves], allow_unused=True)
         for (slot, _), gradient in zip(self._copies, found[1:], strict=True):
             if gradient is not None:
-                self._terms[slot].append(Rows(gradient.float().reshape(self.examples, -1)))
+                self._terms[slot].append(RowTerms(gradient.float().reshape(self.examples, -1)))
 
     def finish(self) -> None:
         """Hands on what is left after the backward pass."""
         for end in self._ends:
             end()
         for slot, terms in self._terms.items():
-            self._put(slot, Sum.of(terms))
+            self._put(slot, SumTerm.of(terms))
         self._terms.clear()
 
 

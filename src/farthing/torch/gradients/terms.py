@@ -195,7 +195,7 @@ class Term(ABC):
             clamped_rows(self.rows(part), limit, out)
 
 
-class Rows(Term):
+class RowTerms(Term):
     """Gradients that are there already: biases, scales of norms, whatever is small."""
 
     def __init__(self, factor: Factor | Tensor) -> None:
@@ -220,9 +220,9 @@ class Rows(Term):
         """Nothing else is held."""
 
 
-def summed(u: Factor) -> Rows:
+def summed(u: Factor) -> RowTerms:
     """Σ over positions: the gradients of a bias."""
-    return Rows(u if u.values.shape[1] == 1 else u.values.sum(1))
+    return RowTerms(u if u.values.shape[1] == 1 else u.values.sum(1))
 
 
 class Outer(Term):
@@ -401,7 +401,7 @@ class Lookup(Term):
         """Rows of an embedding are never kept."""
 
 
-class Sum(Term):
+class SumTerm(Term):
     """The sum of terms of several kinds on one parameter, cross terms and all."""
 
     def __init__(self, terms: list[Term]) -> None:
@@ -418,7 +418,7 @@ class Sum(Term):
     @staticmethod
     def of(terms: list[Term]) -> Term:
         """One term for all uses of a parameter."""
-        joined = Sum(terms)
+        joined = SumTerm(terms)
         return joined.terms[0] if len(joined.terms) == 1 else joined
 
     def rows(self, part: slice) -> Tensor:

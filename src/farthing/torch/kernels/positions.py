@@ -10,7 +10,7 @@ from torch import Tensor
 from farthing.noise import native
 
 
-class Shape(NamedTuple):
+class PositionShape(NamedTuple):
     """What the kernel `windows` must know of a layer; see there."""
 
     size: int
@@ -27,7 +27,9 @@ def available(device: torch.device) -> bool:
     return device.type == "cpu" and native.kernels() is not None
 
 
-def windows(x: Tensor, delta: Tensor, base: Tensor, offsets: Tensor, shape: Shape, rows: Tensor) -> Tensor:
+def windows(
+    x: Tensor, delta: Tensor, base: Tensor, offsets: Tensor, shape: PositionShape, rows: Tensor
+) -> Tensor:
     """Fills ``rows`` (examples, groups · width · height) and returns their norms; all float32, contiguous."""
     kernels = native.kernels()
     assert kernels is not None
@@ -53,7 +55,7 @@ def windows(x: Tensor, delta: Tensor, base: Tensor, offsets: Tensor, shape: Shap
 def outers(x: Tensor, delta: Tensor, rows: Tensor) -> Tensor:
     """rows = Σ_t x_t ⊗ δ_t of each example, for x (examples, positions, q) and δ (…, p), and their norms."""
     _, positions, width = x.shape
-    shape = Shape(positions * width, positions, 0, 1, delta.shape[2], width, 0)
+    shape = PositionShape(positions * width, positions, 0, 1, delta.shape[2], width, 0)
     return windows(x.contiguous(), delta.contiguous(), *_steps(positions, width), shape, rows)
 
 

@@ -56,7 +56,7 @@ from farthing.torch.training import distributed
 from farthing.torch.training.optim import chosen
 from farthing.torch.training.plan import (
     FIRST,
-    Kind,
+    BatchKind,
     Noise,
     Plan,
     checked,
@@ -281,7 +281,7 @@ def train(
         one_by_one(examples.augment, examples.plain(FIRST)[0], device)
     with apart(device):
         examples = checked(gradient, examples, example)
-    kind = Kind(OwnRandomness(gradient, device), gradient.layout, mechanism)
+    kind = BatchKind(OwnRandomness(gradient, device), gradient.layout, mechanism)
     overlap.remember(examples.data)
     together = distributed.ranks(device, group)
     if together is not None:
@@ -337,7 +337,7 @@ class Training:
     def __init__(
         self,
         model: nn.Module,
-        kind: Kind,
+        kind: BatchKind,
         asks: distributed.Asks,
         plan: Plan,
         place: int,

@@ -255,7 +255,7 @@ _IGNORED = -100, -1  # what losses leave out, if they do
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kind:
+class BatchKind:
     """What every batch of a run is asked for."""
 
     contribution: OwnRandomness
@@ -372,7 +372,7 @@ def planned_on(
     )
 
 
-def promised_on(door: Ledger, kind: Kind, bounds: Bounds, plan: Plan) -> tuple[Plan, int]:
+def promised_on(door: Ledger, kind: BatchKind, bounds: Bounds, plan: Plan) -> tuple[Plan, int]:
     """The plan with its number of batches, promised, and how many of them were asked before."""
     bounds.covers(plan.steps or 1)
     first = bounds.at(1, plan.noise_multiplier(0), plan.expected_batch_size)
