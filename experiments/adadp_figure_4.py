@@ -20,7 +20,7 @@ from experiments import adadp_figure_2, adadp_figure_3, deep, pictures
 from experiments.deep import CROSS, MARKS, Run, Setting, final, key, lines, marked, measured, shown
 from experiments.frame import COLOURS, Grid, Row, Size, canvas, seed, stream, values
 from experiments.published import published
-from farthing.torch.training.checkpoint import Layout
+from farthing.torch.gradients.layout import Layout
 from farthing.torch.training.loop import train
 
 METHODS = ("DP-SGD", "AdaL", "AdaN", "AdaDP", "published AdaN", "published AdaDP")

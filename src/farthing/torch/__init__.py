@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from farthing.torch.gradients.bookkeeping import Gradient
     from farthing.torch.gradients.clipping import Automatic, ClipLayers, ClipRule
     from farthing.torch.gradients.layers import layer_rule
+    from farthing.torch.gradients.layout import Layout
     from farthing.torch.kernels.noise import FloatGaussian, Gaussian
     from farthing.torch.methods.adadp import AdaDP, AdaL, AdaN
     from farthing.torch.methods.dpopt import DpOpt
-    from farthing.torch.training.checkpoint import Layout, restore, save
+    from farthing.torch.training.checkpoint import restore, save
     from farthing.torch.training.collating import Padded
     from farthing.torch.training.evaluation import evaluate, progress
     from farthing.torch.training.loop import Step, Training, train
@@ -60,7 +61,8 @@ __all__ = [
 _HOMES = {
     "methods.adadp": ("AdaDP", "AdaL", "AdaN"),
     "gradients.bookkeeping": ("Gradient",),
-    "training.checkpoint": ("Layout", "restore", "save"),
+    "gradients.layout": ("Layout",),
+    "training.checkpoint": ("restore", "save"),
     "gradients.clipping": ("Automatic", "ClipLayers", "ClipRule"),
     "gradients.layers": ("layer_rule",),
     "training.collating": ("Padded",),

@@ -19,7 +19,7 @@ from farthing.queries.query import Query
 from farthing.queries.samplers import Poisson
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, plain_sum
-from farthing.torch.training.checkpoint import Layout
+from farthing.torch.gradients.layout import Layout
 from farthing.torch.training.records import Examples
 
 EVERYBODY = slice(None)

@@ -12,8 +12,8 @@ from farthing.linear.methods.dpagd import Lengths
 from farthing.noise.lattice import SeededStream
 from farthing.queries.bounds import ClipValue
 from farthing.queries.query import Answer, Receipt
+from farthing.torch.gradients.layout import Layout
 from farthing.torch.methods.dpagd import Ray, RayLosses, dpagd
-from farthing.torch.training.checkpoint import Layout
 from farthing.torch.training.records import Examples
 
 LOSS = nn.CrossEntropyLoss(reduction="none")

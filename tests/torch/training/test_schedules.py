@@ -7,7 +7,7 @@ from torch import nn
 import farthing as ft
 from farthing.errors import InvalidValue, Unsupported
 from farthing.torch.gradients.clipping import ClipCounted, ClipLayers
-from farthing.torch.training.checkpoint import Layout
+from farthing.torch.gradients.layout import Layout
 from farthing.torch.training.schedules import Bounds, Quantile
 
 LAYOUT = Layout.of(nn.Linear(3, 2))

@@ -26,12 +26,12 @@ from farthing.torch.gradients import clipping, isolation
 from farthing.torch.gradients import tape as calls
 from farthing.torch.gradients.clipping import Automatic, ClipRule, Live
 from farthing.torch.gradients.graphs import Graphs
+from farthing.torch.gradients.layout import Layout
 from farthing.torch.gradients.mlp import Stack
 from farthing.torch.gradients.passes import Passes, one_thread, record_losses, ungrouped
 from farthing.torch.gradients.terms import Route, RowTerms, Term
 from farthing.torch.kernels import totals
 from farthing.torch.kernels.totals import exact, without_cudnn
-from farthing.torch.training.checkpoint import Layout
 
 _SOME = 16  # examples on which ways are timed: what all of them take would be the most memory of the run
 _HELD = 3 * 2**19  # numbers that layers take and give, for all rows of a batch on a CPU

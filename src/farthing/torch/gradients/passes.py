@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from farthing.errors import InvalidValue
+from farthing.torch.gradients.layout import Layout
 from farthing.torch.gradients.tape import Loss, Tape, TapePlan, call, mapped
 from farthing.torch.gradients.terms import Term
-from farthing.torch.training.checkpoint import Layout
 
 
 @dataclass(frozen=True, slots=True, eq=False)

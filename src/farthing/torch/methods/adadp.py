@@ -53,8 +53,8 @@ from farthing import validate
 from farthing.errors import InvalidValue
 from farthing.queries.bounds import Bound, ClipCoordinates, ClipNorm
 from farthing.torch.gradients.graphs import Recorded
+from farthing.torch.gradients.layout import Flat, Layout, joined
 from farthing.torch.kernels.noise import has_triton
-from farthing.torch.training.checkpoint import Flat, Layout, joined
 from farthing.torch.training.optim import DPAdam
 
 _FACTOR = 1.2  # β of the paper's figures

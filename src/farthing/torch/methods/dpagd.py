@@ -48,8 +48,8 @@ from farthing.torch.checks.leftovers import Wall
 from farthing.torch.gradients import isolation
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.isolation import Isolation
+from farthing.torch.gradients.layout import Layout
 from farthing.torch.kernels.noise import Gaussian
-from farthing.torch.training.checkpoint import Layout
 from farthing.torch.training.plan import checked
 from farthing.torch.training.randomness import OwnRandomness, apart
 from farthing.torch.training.records import Batch, Examples

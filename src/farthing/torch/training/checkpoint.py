@@ -13,31 +13,16 @@ checkpoint, goes on with what is left there: the weights go back, the budget doe
 A file holds tensors, numbers and texts only and is read with ``weights_only=True``, so that reading one runs
 no code. It is written beside its place and moved there once it is whole. Checkpoints are as public as the
 model.
-
-Parameters end to end in one flat tensor: their gradients, and an optimiser's state of them.
-
-A step is then a few operations, however many parameters there are.
-
->>> weights = [torch.ones(2, 2), torch.zeros(3)]
->>> states = [{}, {"mean": torch.ones(3)}]
->>> flat = Flat(weights, states, ["mean"])
->>> flat["mean"].add_(1).tolist()
-[1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
->>> states[0]["mean"].shape, flat.holds(weights, states, ["mean"])
-(torch.Size([2, 2]), True)
 """
 
 import contextlib
 import os
 import pickle
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from farthing.errors import InvalidValue
 
@@ -109,7 +94,8 @@ def restore(path: str | os.PathLike[str], training: Stateful) -> None:
     >>> import os, tempfile
     >>> import farthing as ft
     >>> data, loss = (torch.randn(2000, 3), torch.zeros(2000)), lambda out, y: (out[:, 0] - y).square()
-    >>> runs = [ft.torch.train(nn.Linear(3, 1), loss, data, epsilon=1, delta=1e-5, steps=2) for _ in range(2)]
+    >>> how = {"epsilon": 1.0, "delta": 1e-5, "steps": 2}
+    >>> runs = [ft.torch.train(torch.nn.Linear(3, 1), loss, data, **how) for _ in range(2)]
     >>> _ = next(runs[0])
     >>> path = os.path.join(tempfile.mkdtemp(), "model.pt")
     >>> save(path, runs[0])
@@ -147,130 +133,3 @@ def _check(value: Any, name: str) -> None:
             f"{name} holds a {type(value).__name__}, a checkpoint only tensors, numbers and texts; "
             "leave the optimizer or scheduler that keeps it out of the checkpoint"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where each trained parameter lies in a flat gradient, in the order of ``named_parameters``.
-
-    Attributes
-    ----------
-    names : tuple of str
-        The parameters' names.
-    shapes : tuple of tuple of int
-        Their shapes.
-    offsets : tuple of int
-        Where each begins.
-    size : int
-        The number of coordinates of all.
-
-    Examples
-    --------
-    >>> layout = Layout.of(nn.Linear(3, 2))
-    >>> layout.names, layout.shapes, layout.offsets, layout.size
-    (('weight', 'bias'), ((2, 3), (2,)), (0, 6), 8)
-    >>> [tuple(view.shape) for view in layout.views(torch.zeros(8))]
-    [(2, 3), (2,)]
-    """
-
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    offsets: tuple[int, ...]
-    size: int
-
-    @classmethod
-    def of(cls, model: nn.Module) -> "Layout":
-        """The layout of a model's trainable parameters; tied ones count once, frozen ones not at all."""
-        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        if not trained:
-            raise InvalidValue("the model has no trainable parameter: every requires_grad is False")
-        return cls.over(trained)
-
-    @classmethod
-    def over(cls, tensors: dict[str, Any]) -> "Layout":
-        """The layout of these, one after the other."""
-        ends = list(accumulate(tensor.numel() for tensor in tensors.values()))
-        shapes = tuple(tuple(tensor.shape) for tensor in tensors.values())
-        return cls(tuple(tensors), shapes, (0, *ends[:-1]), ends[-1])
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """How many coordinates each parameter has."""
-        return tuple(b - a for a, b in zip(self.offsets, (*self.offsets[1:], self.size), strict=True))
-
-    def views(self, flat: Tensor) -> list[Tensor]:
-        """Each parameter's part of a flat tensor, in its shape and without a copy."""
-        parts = zip(flat.split(self.sizes), self.shapes, strict=True)
-        return [part.view(shape) for part, shape in parts]
-
-
-class Flat:
-    """For each name one float32 tensor, of which every parameter's state is a view.
-
-    States of ``names`` have a parameter's shape, those of ``numbers`` are one number a parameter. They begin
-    with what they hold, or with zeros. Who replaces one, by loading a checkpoint, say, makes the flat one
-    stale: `holds` tells.
-    """
-
-    def __init__(
-        self,
-        parameters: Sequence[Tensor],
-        states: Sequence[dict[str, Any]],
-        names: Sequence[str],
-        numbers: Sequence[str] = (),
-    ) -> None:
-        self._parameters, self._names = list(parameters), [*names, *numbers]
-        self.layout = Layout.over({str(n): parameter for n, parameter in enumerate(parameters)})
-        self.device = parameters[0].device
-        self._whole: dict[str, Tensor] = {}
-        self._views: list[Tensor] = []
-        one = torch.zeros((), device=self.device)
-        for name in self._names:
-            zeros = [one] * len(states) if name in numbers else [one.expand(p.shape) for p in parameters]
-            old = [state.get(name, zero) for state, zero in zip(states, zeros, strict=True)]
-            self._whole[name] = whole = torch.cat([part.to(self.device).float().flatten() for part in old])
-            views = list(whole) if name in numbers else self.layout.views(whole)
-            for state, view in zip(states, views, strict=True):
-                state[name] = view
-            self._views += views
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._whole[name]
-
-    def get(self, name: str) -> Tensor | None:
-        """The flat state of this name, if there is one."""
-        return self._whole.get(name)
-
-    def holds(
-        self, parameters: Sequence[Tensor], states: Sequence[dict[str, Any]], names: Sequence[str]
-    ) -> bool:
-        """Whether it is these parameters' state still, by all of these names."""
-        known = [state.get(name) for name in self._names for state in states]
-        return (
-            self._names == names
-            and len(parameters) == len(self._parameters)
-            and all(one is other for one, other in zip(parameters, self._parameters, strict=True))
-            and all(one is other for one, other in zip(known, self._views, strict=True))
-        )
-
-
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Tensors end to end in float32; no copy where they lie so already, in one flat tensor.
-
-    >>> whole = torch.arange(6.0)
-    >>> joined([whole[:4].view(2, 2), whole[4:]]).data_ptr() == whole.data_ptr()
-    True
-    >>> joined([whole[4:], whole[:4]]).tolist()
-    [4.0, 5.0, 0.0, 1.0, 2.0, 3.0]
-    """
-    base = parts[0]._base
-    if base is not None and base.ndim == 1 and base.is_contiguous() and base.dtype == torch.float32:
-        first = end = parts[0].storage_offset()
-        for part in parts:
-            if part._base is not base or part.storage_offset() != end or not part.is_contiguous():
-                break
-            end += part.numel()
-        else:
-            start = base.storage_offset()
-            return base.detach()[first - start : end - start]
-    return torch.cat([part.detach().float().flatten() for part in parts])

@@ -52,9 +52,9 @@ from farthing.queries.query import Query
 from farthing.queries.samplers import Poisson
 from farthing.torch.checks.probe import Source
 from farthing.torch.gradients.bookkeeping import Gradient
+from farthing.torch.gradients.layout import Layout
 from farthing.torch.gradients.tape import call
 from farthing.torch.kernels.noise import Gaussian
-from farthing.torch.training.checkpoint import Layout
 from farthing.torch.training.randomness import OwnRandomness
 from farthing.torch.training.records import Examples
 from farthing.torch.training.schedules import Bounds

@@ -55,7 +55,7 @@ from farthing import validate
 from farthing.errors import InvalidValue
 from farthing.queries.bounds import Bound, ClipNorm
 from farthing.torch.gradients.clipping import ClipCounted, checked
-from farthing.torch.training.checkpoint import Layout
+from farthing.torch.gradients.layout import Layout
 
 
 class Average:
