@@ -330,3 +330,9 @@ def test_the_makefile_installs_what_an_experiment_needs():
 
 def frame_names():
     return [line.split()[0] for line in reproduce().stdout.splitlines()]
+
+
+def test_menu_shares(tmp_path):
+    rows = small("menu-shares", tmp_path)
+    assert all(0.97 < row["share"] <= 1 for row in rows)
+    assert all(row["rényi"] < row["share"] for row in rows)
