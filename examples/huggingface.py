@@ -3,7 +3,7 @@
     pip install 'farthing[torch]' transformers accelerate
     python examples/huggingface.py
 
-`PrivateTrainer` keeps the Trainer's loop, callbacks, checkpoints and evaluation, and gives it *batches* to
+`PrivateTrainer` keeps the Trainer's loop, callbacks, checkpoints and evaluation, and gives it *numbers* to
 count in place of batches to read: no private record enters the loop, and no loss of one is logged. Where the
 Trainer would compute a gradient, one batch is asked of the ledger; the noisy gradient is in the parameters'
 ``grad`` when the Trainer takes the optimiser's step. It ends when the budget is spent.

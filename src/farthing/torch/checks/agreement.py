@@ -23,7 +23,7 @@ _RECORDS = 64  # of a dataset that are read and compared
 
 
 def digests(examples: Examples, key: int) -> tuple[int, int, int]:
-    """Of the public form of the records, of (some of) the records, and whether these come alike twice."""
+    """Digest the public form of the records, (some of) the records, and whether these come alike twice."""
     form = examples.unit, len(examples), examples.records, examples.width, examples.form
     public = _digest(key, [repr(form).encode()])
     if examples.tensors is not None:
@@ -76,5 +76,5 @@ def _digest(key: int, parts: Any) -> int:
 
 
 def new_key() -> int:
-    """A key that nobody knows beforehand."""
+    """Return a key that nobody knows beforehand."""
     return int.from_bytes(os.urandom(7), "little")

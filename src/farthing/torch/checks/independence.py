@@ -1,4 +1,4 @@
-"""What a model computes for an example must not depend on its company: checks of that, on made-up examples.
+"""Checks on made-up examples that what a model computes for one does not depend on its company.
 
 Two questions are asked of per-example gradients, by what is going to sum them:
 
@@ -57,7 +57,7 @@ class Effort:
 
     @classmethod
     def of(cls, model: nn.Module, inputs: Any) -> "Effort":
-        """What a model of this size allows."""
+        """Return the effort that a model of this size allows."""
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             call(model, inputs)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -66,7 +66,7 @@ class Effort:
         return cls(_WORK, _CALLS, rows, 3 * work, 1 + sum(1 for _ in model.modules()))
 
     def affords(self, passes: int, size: int) -> bool:
-        """Whether so many passes with batches of this size can be had; they are then paid."""
+        """Return whether so many passes with batches of this size can be had; they are then paid."""
         work, calls = passes * size * self.each, passes * self.modules
         if work > self.work or calls > self.calls:
             return False
@@ -160,7 +160,7 @@ class Company:
                 raise Unsupported(_fails(size, error)) from error
 
     def _seen(self, batch: tuple[Any, ...], size: int, seed: int) -> Tensor:
-        """What is compared: gradients, of large models and batches the losses."""
+        """Return what is compared: gradients, or of large models and batches the losses."""
         torch.manual_seed(seed)
         with self.wall:
             if size <= self.effort.rows:
@@ -220,7 +220,7 @@ def _on_cpu(model: nn.Module) -> bool:
 
 
 def _patterns(size: int, digits: int | None) -> Iterator[Tensor]:
-    """Who is exchanged: digit by digit, those with a 1 there and those with a 0."""
+    """Yield the examples to exchange: digit by digit, those with a 1 there and those with a 0."""
     places = torch.arange(size)
     all_digits = max(1, math.ceil(math.log2(size)))
     for digit in range(all_digits if digits is None else min(digits, all_digits)):
@@ -239,7 +239,7 @@ def _exchanged(batch: Any, others: Any, away: Tensor) -> Any:
 
 
 def unmoved(before: Tensor, after: Tensor) -> bool:
-    """Whether rows are the same, up to rounding; what is not finite must stay so."""
+    """Return whether rows are the same, up to rounding; what is not finite must stay so."""
     if before.shape != after.shape or not torch.equal(before.isfinite(), after.isfinite()):
         return False
     before, after = (torch.nan_to_num(side.detach().double(), 0.0, 0.0, 0.0) for side in (before, after))
@@ -248,7 +248,7 @@ def unmoved(before: Tensor, after: Tensor) -> bool:
 
 
 def losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
-    """One loss a record."""
+    """Return one loss a record."""
     with torch.no_grad():
         found = loss(call(model, inputs), targets)
     size = len(leaves((inputs,))[0])
@@ -261,7 +261,7 @@ def losses(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> Tensor:
 
 
 def gradient(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> list[Tensor]:
-    """The gradient of one example by ordinary autograd."""
+    """Return the gradient of one example by ordinary autograd."""
     trained = [p for p in model.parameters() if p.requires_grad]
     with torch.enable_grad():
         value = loss(call(model, inputs), targets).float().sum()
@@ -313,7 +313,7 @@ def agree(
 
 
 def culprit(model: nn.Module, inputs: Any, others: Any, stay: Tensor) -> str:
-    """The first module whose output for an example that stays changes with those exchanged."""
+    """Return the first module whose output for an example that stays changes with those exchanged."""
     for (module, before), (_, after) in zip(_outputs(model, inputs), _outputs(model, others), strict=False):
         fits = before.ndim and len(before) == len(stay) and before.shape == after.shape
         if fits and before.is_floating_point() and not _same_rows(before[stay], after[stay]):
@@ -326,7 +326,7 @@ def _same_rows(before: Tensor, after: Tensor) -> bool:
 
 
 def _in_company(model: nn.Module, inputs: Any) -> str:
-    """The first module whose output for the first example is not the one alone."""
+    """Return the first module whose output for the first example is not the one alone."""
     size = len(leaves((inputs,))[0])
     batch, ones = _outputs(model, inputs), _outputs(model, one(inputs, None, 0)[0])
     for (module, together), (_, alone) in zip(batch, ones, strict=False):
@@ -342,7 +342,7 @@ def _named(model: nn.Module, module: nn.Module) -> str:
 
 
 def _outputs(model: nn.Module, inputs: Any) -> list[tuple[nn.Module, Tensor]]:
-    """Every module's output, inner ones first."""
+    """Return every module's output, inner ones first."""
     found: list[tuple[nn.Module, Tensor]] = []
 
     def note(module: nn.Module, args: Any, out: Any) -> None:
@@ -383,7 +383,7 @@ def calm(model: nn.Module, run: Callable[[], list[Tensor]]) -> Iterator[bool]:
 
 
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-3) -> bool:
-    """Whether two results are the same, up to rounding."""
+    """Return whether two results are the same, up to rounding."""
     if a.shape != b.shape:
         return False
     if not a.is_floating_point():
@@ -396,5 +396,5 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-3) -> bool:
 
 
 def brief(error: Exception) -> str:
-    """What another library said of made-up inputs, in one line."""
+    """Return in one line what another library said of made-up inputs."""
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"

@@ -1,4 +1,4 @@
-"""What a pass over private examples may leave behind: nothing but the sum that was asked for.
+"""Checks that a pass over private examples leaves nothing behind but the sum that was asked for.
 
 A module that keeps ``self.last = x``, a running mean, or a list of losses in a closure carries records into
 ``torch.save(model)``; a leaf tensor that needs a gradient (a loss with a learned temperature) is trained on
@@ -88,7 +88,7 @@ def _unseen(loss: Any, leaf: Tensor) -> str:
 
 
 def _leaves(value: Tensor) -> Iterator[Tensor]:
-    """The leaf tensors that a backward pass would reach."""
+    """Yield the leaf tensors that a backward pass would reach."""
     waiting, seen = [value.grad_fn], set[Any]()
     while waiting:
         node = waiting.pop()
@@ -103,7 +103,7 @@ def _leaves(value: Tensor) -> Iterator[Tensor]:
 
 
 def values(model: Any, loss: Any = None) -> dict[str, Any]:
-    """All that a model and a loss hold now, directly or not, by name."""
+    """Return all that a model and a loss hold now, directly or not, by name."""
     found: dict[str, Any] = {}
     for name, holder in _walk({"": model, "loss": loss}):
         for key, value in _slots(holder).items():
@@ -122,7 +122,7 @@ def values(model: Any, loss: Any = None) -> dict[str, Any]:
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """The names of what differs; of a container that grew, its own."""
+    """Return the names of what differs; of a container that grew, its own."""
     names, missing = {**before, **after}, object()
     found = {_plain(n) for n in names if not _same(before.get(n, missing), after.get(n, missing))}
     return sorted(n for n in found if not any(n.startswith(f"{other}.") for other in found))
@@ -135,7 +135,7 @@ def _plain(name: str) -> str:
 
 
 def _frozen(value: Tensor) -> Any:
-    """A tensor as it is now; of a large one what tells it from another."""
+    """Return a tensor as it is now; of a large one what tells it from another."""
     try:
         plain = value.detach()
         if plain.numel() > _LARGE or plain.layout is not torch.strided:
@@ -158,7 +158,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _walk(roots: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What can hold something, reached from the roots, and by which name."""
+    """Return everything that can hold something and is reached from the roots, with its name."""
     waiting = deque[tuple[str, Any]](roots.items())
     seen, kept = set[int](), list[Any]()
     while waiting and len(seen) < _MOST:
@@ -180,7 +180,7 @@ def _foreign(cls: type) -> bool:
 
 
 def _opaque(thing: Any) -> bool:
-    """Whether nothing is looked for inside."""
+    """Return whether nothing is looked for inside."""
     if thing is None or isinstance(
         thing, (*_NUMBERS, np.ndarray, types.ModuleType, torch.dtype, torch.device)
     ):
@@ -197,7 +197,7 @@ def _opaque(thing: Any) -> bool:
 
 
 def _slots(thing: Any) -> Slots:
-    """What a thing holds, by key."""
+    """Return what a thing holds, by key."""
     match thing:
         case dict():
             return {key if isinstance(key, str | int) else repr(type(key)): v for key, v in thing.items()}
@@ -229,7 +229,7 @@ def _data(value: Any) -> bool:
 
 
 def _named(function: types.FunctionType) -> Slots:
-    """What a function can reach: its closure, defaults, attributes, and the globals that it names."""
+    """Return what a function can reach: its closure, defaults, attributes, and globals that it names."""
     home, names = function.__module__, function.__code__.co_names
     found: Slots = {n: v for n in names if _reached(v := function.__globals__.get(n), home)}
     found |= dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
@@ -272,7 +272,7 @@ class Wall:
         return self
 
     def accept(self) -> None:
-        """What there is now may stay."""
+        """Let what is there now stay."""
         self._before = []
 
     def _tensors(self) -> Iterator[Tensor]:
@@ -299,13 +299,13 @@ def _small(value: Tensor) -> bool:
 
 
 def _bare(module: nn.Module) -> bool:
-    """A module of torch itself, on which nothing hangs."""
+    """Return whether a module is torch's own and carries no hooks."""
     hooks = (value for name, value in module.__dict__.items() if "_hooks" in name)
     return type(module).__module__.startswith("torch.nn.") and not any(map(bool, hooks))
 
 
 def _plain_parts(module: nn.Module, alone: bool) -> list[Any]:
-    """What a pass does not write: places of hooks; where torch's modules are alone, all but buffers."""
+    """Return what a pass does not write: places of hooks, and of torch's own modules all but buffers."""
     held = module.__dict__
     empty = [part for name, part in held.items() if "_hooks" in name and isinstance(part, dict) and not part]
     if not alone:

@@ -1,4 +1,4 @@
-"""Which records runs of this process were trained on, to notice a score that is taken of them.
+"""A memory of the records that runs of this process were trained on, to notice a score taken of them.
 
 A loss or an accuracy of training records is a release that nobody paid for. `evaluate` asks here whether what
 it was given as public are such records: a dataset (or a part of one) by what it is and by its indices,
@@ -53,7 +53,7 @@ def remember(data: Any) -> None:
 
 
 def shared(data: Any) -> bool:
-    """Whether some of these records are among those of a run."""
+    """Return whether some of these records are among those of a run."""
     given = _seen(data)
     return any(_meet(known, given) for known in tuple(_known))
 

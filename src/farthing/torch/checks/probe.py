@@ -35,7 +35,7 @@ _HIGHS = (1000, 100, 10, 3, 2)
 
 
 class Range(NamedTuple):
-    """What made-up values are like: floats up to ``scale`` of either sign and far below, integers < high.
+    """Ranges of made-up values: floats up to ``scale`` of either sign and far below, integers < high.
 
     With a scale of 1 they are mild: between 0.05 and 0.95. ``ignored``: among targets there are some of -100.
     """
@@ -46,7 +46,7 @@ class Range(NamedTuple):
 
 
 class Ranges(NamedTuple):
-    """Of inputs and of targets."""
+    """The ranges of inputs and of targets."""
 
     inputs: Range = Range()
     targets: Range = Range()
@@ -91,7 +91,7 @@ class Source:
         )
 
     def wildest(self, runs: Callable[[Ranges], bool]) -> Ranges:
-        """The widest ranges on which a model runs; whole numbers are tried on a CPU only.
+        """Return the widest ranges on which a model runs; whole numbers are tried on a CPU only.
 
         (On a GPU an index that is out of range ends the process.)
         """
@@ -110,7 +110,7 @@ class Source:
 
 
 def _recombined(x: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """Records whose values each come from one of the given ones."""
+    """Return records whose values each come from one of the given ones."""
     rows = torch.randint(0, len(x), (size, *x.shape[1:]), generator=generator)
     return x.gather(0, rows)
 
@@ -133,7 +133,7 @@ def refuse_equal(example: tuple[Any, Any]) -> None:
 
 
 def plan_of(model: nn.Module, source: Source) -> TapePlan:
-    """The rules of a model and the batch axes of every use of them."""
+    """Return the rules of a model and the batch axes of every use of them."""
     plan = TapePlan(model, *rules_of(model))
     seen = [_shapes(plan, source.batch(size)[0]) for size in _SIZES]
     for use, (inner, outer) in seen[0].items():
@@ -156,7 +156,7 @@ Shapes = dict[Use, tuple[list[torch.Size], list[torch.Size]]]
 
 
 def _shapes(plan: TapePlan, inputs: Any) -> Shapes:
-    """The shapes of every use's inputs and outputs on one batch."""
+    """Return the shapes of every use's inputs and outputs on one batch."""
     found: Shapes = {}
     calls: dict[nn.Module, int] = defaultdict(int)
 
@@ -186,7 +186,7 @@ def _shapes(plan: TapePlan, inputs: Any) -> Shapes:
 
 
 def _axes(small: list[torch.Size], large: list[torch.Size]) -> tuple[int | None, ...]:
-    """The axis along which each tensor grew with the batch."""
+    """Return the axis along which each tensor grew with the batch."""
     return tuple(
         next((axis for axis, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
         for one, other in zip(small, large, strict=False)
@@ -194,7 +194,7 @@ def _axes(small: list[torch.Size], large: list[torch.Size]) -> tuple[int | None,
 
 
 def devices(model: nn.Module) -> list[int]:
-    """The GPUs a model is on, whose generators are put back after a check."""
+    """Return the GPUs a model is on, whose generators are put back after a check."""
     places = {p.device for p in model.parameters() if p.device.type == "cuda"}
     return [place.index or 0 for place in places]
 

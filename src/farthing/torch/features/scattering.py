@@ -69,7 +69,7 @@ class Scattering(nn.Module):
 
     @property
     def channels(self) -> int:
-        """How many there are."""
+        """Return the number of channels that come out."""
         order = self.orientations
         return 1 + self.scales * order + order**2 * self.scales * (self.scales - 1) // 2
 
@@ -106,7 +106,7 @@ class Scattering(nn.Module):
 
 
 def _folded(waves: Tensor, step: int, *, filters: bool = False) -> Tensor:
-    """The spectrum of every ``step``-th pixel: aliases are averaged, those of a filter added up."""
+    """Return the spectrum of every ``step``-th pixel: aliases are averaged, those of a filter added up."""
     if step == 1:
         return waves
     height, width = waves.shape[-2] // step, waves.shape[-1] // step

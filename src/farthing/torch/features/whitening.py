@@ -55,7 +55,7 @@ class Whitening:
     places: Tensor
 
     def __call__(self, features: Tensor) -> Tensor:
-        """Rows of norm 1, one a feature map (…, channels, height, width) or (…, channels, places)."""
+        """Return rows of norm 1, one a feature map (…, channels, height, width) or (…, channels, places)."""
         mean, channels, places = (
             part.to(features.device) for part in (self.mean, self.channels, self.places)
         )

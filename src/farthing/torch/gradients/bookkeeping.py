@@ -129,11 +129,11 @@ class Gradient:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """One number a trained weight."""
+        """Return the shape of a gradient: one number a trained weight."""
         return (self.layout.size,)
 
     def zero(self, records: Any, w: Any, bound: Any) -> Tensor:
-        """The sum over no examples; refuses a bound that does not fit the model."""
+        """Return the sum over no examples; refuses a bound that does not fit the model."""
         return self._empty(self._rule(bound)).zero_()
 
     def _rule(self, bound: Any) -> ClipRule:
@@ -243,7 +243,7 @@ class Gradient:
         return losses
 
     def _stacked(self, source: Source) -> Stack | None:
-        """The model as a plain stack, if it is one and gives the same on made-up examples."""
+        """Return the model as a plain stack, if it is one and gives the same on made-up examples."""
         stack, rule, size = Stack.of(self.model, self.layout.sizes), Automatic(), self.layout.size
         if stack is None or self.isolation or self._route is not None or self.autocast is not None:
             return None
@@ -353,7 +353,7 @@ class Gradient:
         return self._spaces[slot]
 
     def _routed(self, slot: int, term: Term) -> Route:
-        """The way to a term's norm: fixed, or the fastest when first seen."""
+        """Return the way to a term's norm: fixed, or the fastest when first seen."""
         options = term.routes()
         if len(options) == 1:
             return options[0]
@@ -366,7 +366,7 @@ class Gradient:
 
 
 def _fastest(term: Term, options: tuple[Route, ...]) -> Route:
-    """The first option, unless another takes clearly less time; each three times, by turns."""
+    """Return the first option, unless another takes clearly less time; each three times, by turns."""
     best = dict.fromkeys(options, math.inf)
     for _ in range(3):
         for option in options:
@@ -376,7 +376,7 @@ def _fastest(term: Term, options: tuple[Route, ...]) -> Route:
 
 
 def _seconds(term: Term, route: Route) -> float:
-    """How long a term takes by a route: on a CPU for some examples, on a GPU without launches."""
+    """Return how long a term takes by a route: on a CPU for some examples, on a GPU without launches."""
     again = term.fresh(None if term.device.type == "cuda" else _SOME)
     again.route = route
     out = torch.zeros(term.size, device=term.device)

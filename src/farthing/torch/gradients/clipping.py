@@ -93,7 +93,7 @@ class ClipRule(ABC):
     @property
     @abstractmethod
     def largest_norm(self) -> float:
-        """The largest L2 norm of one contribution, in units of scale."""
+        """Return the largest L2 norm of one contribution, in units of scale."""
 
     @abstractmethod
     def factors(self, norms: Tensor, clip: float | Tensor) -> Tensor:
@@ -101,12 +101,12 @@ class ClipRule(ABC):
 
     @property
     def scale(self) -> Any:
-        """The public units of the coordinates."""
+        """Return the public units of the coordinates."""
         return 1.0
 
     @property
     def width(self) -> int | None:
-        """The number of coordinates that the rule names; None for any."""
+        """Return the number of coordinates that the rule names; None for any."""
         return None
 
     @property
@@ -131,7 +131,7 @@ class ClipRule(ABC):
 
     @property
     def graph_key(self) -> Hashable:
-        """What a CUDA graph of a sum is made for; `live_clip` and `units` may change between its runs."""
+        """Return the key of a sum's CUDA graph; `live_clip` and `units` may change between its runs."""
         return self
 
     def live_clip(self, device: torch.device) -> float | Tensor:
@@ -336,7 +336,7 @@ class ClipCounted(ClipRule):
 
     @property
     def unit(self) -> float:
-        """What the last coordinate is multiplied by."""
+        """Return the factor of the last coordinate."""
         return 2 * math.sqrt(self.share) * self.norm()
 
     @property
@@ -579,7 +579,7 @@ def _compiled(delta: Any, a: Any, limits: Any, out: Tensor, threads: int = 1) ->
 
 
 def _in_pieces(delta: Tensor, a: Tensor, limit: Tensor, out: Tensor) -> Tensor:
-    """The same with plain products of some examples and some rows at a time."""
+    """Add the clamped sum to out by plain products of some examples and some rows at a time."""
     if delta.ndim == 2:
         delta, a = delta[:, None], a[:, None]
     columns = a.shape[2]
@@ -604,7 +604,7 @@ def _ready(tensor: Tensor) -> Tensor:
 
 
 def _limit(s: float | Tensor, out: Tensor) -> Tensor:
-    """The limits beside the sum: one number, or one a coordinate."""
+    """Return the limits on the sum's device: one number, or one a coordinate."""
     limit = torch.as_tensor(s, dtype=torch.float32, device=out.device).detach()
     if limit.numel() == 1:
         return limit.reshape(())

@@ -15,7 +15,7 @@ from farthing.torch.kernels.totals import exact
 
 
 def padded(module: Any, x: Tensor) -> Tensor:
-    """The input with its padding."""
+    """Return the input with its padding."""
     if module.padding_mode != "zeros":
         return F.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode)
     if isinstance(module.padding, str) or any(module.padding):
@@ -101,7 +101,7 @@ class Windows(Term):
         return torch.cat(found)
 
     def _compiled(self) -> Tensor:
-        """Rows and norms by the kernel in C. A row is then (groups, q, p)."""
+        """Return rows and norms by the kernel in C. A row is then (groups, q, p)."""
         m, delta, x = self.module, self.delta.contiguous(), self.x.contiguous()
         records, height, width = x.shape[1], m.out_channels // m.groups, self.size // m.out_channels
         places = _places(

@@ -133,7 +133,7 @@ class Graphs:
         return True
 
     def _size(self, kind: Any, rows: int) -> int:
-        """How many rows the buffers for so many have."""
+        """Return how many rows the buffers for so many have."""
         step = _FINE if rows <= _FEW and self._seen.get(kind, 0.0) > _QUICK else _STEP
         step = max(step, 1 << (rows // 128).bit_length())
         return -(-rows // step) * step
@@ -141,7 +141,7 @@ class Graphs:
     def _new(
         self, key: Any, inputs: Any, targets: Any, weights: Any, rule: ClipRule, size: int
     ) -> BatchGraph | None:
-        """A graph for a kind of batch, if it is quick enough to need one and there is room for it."""
+        """Return a graph for a kind of batch, if it is quick enough to need one and there is room for it."""
         if len(self._batches) >= _MOST:
             return None
         kind = key[1:]
@@ -186,7 +186,7 @@ class Graphs:
 
 
 def _seconds(batch: BatchGraph) -> float:
-    """How long a batch takes without a graph."""
+    """Return how long a batch takes without a graph."""
     batch.run()
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -208,7 +208,7 @@ class Recorded:
         self._graph: Any = None
 
     def run(self, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """What the function makes."""
+        """Return what the function makes."""
         self._runs += 1
         if self._graph is None and self._wanted and self._runs > 2:
             self._capture(make)
@@ -239,7 +239,7 @@ def _forget_workspaces() -> None:
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """The tensors in nested tuples."""
+    """Return the tensors in nested tuples."""
     if isinstance(value, list | tuple):
         return [tensor for part in value for tensor in tensors(part)]
     return [value] if isinstance(value, Tensor) else []

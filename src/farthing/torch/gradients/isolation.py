@@ -49,7 +49,7 @@ class Isolation(StrEnum):
 
 
 def chosen(isolate: bool | str) -> Isolation | None:
-    """What ``isolate=`` asks for.
+    """Return a way to isolate examples, as ``isolate=`` asks for it.
 
     >>> chosen(True), chosen("loop"), chosen(False)
     (<Isolation.VMAP: 'vmap'>, <Isolation.LOOP: 'loop'>, None)
@@ -70,7 +70,7 @@ def per_example(
     targets: Any,
     weights: Tensor | None,
 ) -> Tensor:
-    """One row a gradient of the named parameters, in float32.
+    """Return the gradients of the named parameters in float32, one a row.
 
     With ``weights`` of two dimensions an example is a group of records along the second one, of which each is
     a batch of one as well.
@@ -82,7 +82,7 @@ def per_example(
 def losses(
     how: Isolation, model: nn.Module, loss: Loss, weights: dict[str, Tensor], inputs: Any, targets: Any
 ) -> Tensor:
-    """Each record's loss under ``weights``, which are named as the model's parameters."""
+    """Return each record's loss under ``weights``, which are named as the model's parameters."""
     own = {name: p.detach() for name, p in model.named_parameters()} | _buffers(model) | weights
 
     def one(x: Any, y: Any) -> Tensor:
@@ -145,7 +145,7 @@ def _found(
 def _gradient(
     objective: Callable[..., Tensor], trained: dict[str, Tensor], x: Any, y: Any, weight: Tensor | None
 ) -> dict[str, Tensor]:
-    """The gradient of one example by ordinary autograd."""
+    """Return the gradient of one example by ordinary autograd."""
     own = {name: p.clone().requires_grad_() for name, p in trained.items()}
     with torch.enable_grad():
         value = objective(own, x, y, weight)
@@ -158,7 +158,7 @@ def _gradient(
 
 
 def _loss(model: nn.Module, loss: Loss, weights: dict[str, Tensor], x: Any, y: Any) -> Tensor:
-    """The loss of one record, which the model and the loss see as a batch of one."""
+    """Return the loss of one record, which the model and the loss see as a batch of one."""
     x, y = mapped(x, lambda t: t[None]), mapped(y, lambda t: t[None])
     own = {name: p if p.requires_grad else p.clone() for name, p in weights.items()}
     found = loss(call(lambda *args: functional_call(model, own, args), x), y)

@@ -51,7 +51,7 @@ def convolution(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
 
 
 def embedding(tape: Tape, module: nn.Embedding, own: Any, input: Tensor) -> Tensor:
-    """Rows of a table: those at the padding index learn nothing."""
+    """Return rows of a table: those at the padding index learn nothing."""
     use = tape.use(module, module.weight)
     out: Tensor = own(input)
     axis = tape.axes(use)[0][0]
@@ -75,7 +75,7 @@ def bag(
     offsets: Tensor | None = None,
     per_sample_weights: Tensor | None = None,
 ) -> Any:
-    """Rows of a table, added up or averaged over the bag; bags of different lengths have no rule."""
+    """Return rows of a table, added up or averaged over the bag; bags of different lengths have no rule."""
     if input.ndim != 2 or offsets is not None or per_sample_weights is not None:
         return anything(tape, module, own, input, offsets, per_sample_weights)
     use = tape.use(module, module.weight)
@@ -95,7 +95,7 @@ def bag(
 
 
 def normalised(module: Any, x: Tensor) -> Tensor:
-    """A norm's output before its scale and shift."""
+    """Return a norm's output before its scale and shift."""
     match module:
         case nn.LayerNorm():
             return F.layer_norm(x, module.normalized_shape, eps=module.eps)
@@ -195,7 +195,7 @@ def attention(
 def _projections(
     tape: Tape, module: nn.MultiheadAttention, sides: tuple[Tensor, ...], parts: tuple[Tensor, ...]
 ) -> list[Tensor]:
-    """Query, key and value each by its own third of the weights."""
+    """Return query, key and value each by its own third of the weights."""
     biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
     deltas: dict[int, Tensor] = {}
     outs = [
@@ -233,7 +233,7 @@ def _mask(
     query: Tensor,
     key: Tensor,
 ) -> Tensor | None:
-    """What is added to scores (examples, heads, queries, keys)."""
+    """Return the mask that is added to scores (examples, heads, queries, keys)."""
     found = None
     if mask is not None:
         found = _added(mask, query.dtype)
@@ -252,7 +252,7 @@ def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def anything(tape: Tape, module: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any:
-    """What has no rule: its parameters once for each example, its own forward by vmap."""
+    """Run a module that has no rule: by vmap, with its parameters copied once for each example."""
     use = tape.use(module)
     inner, outer = (list(axes) for axes in tape.axes(use))
     names = dict(module.named_parameters())
@@ -280,7 +280,7 @@ def anything(tape: Tape, module: nn.Module, own: Any, *args: Any, **kwargs: Any)
 
 @contextmanager
 def _without(module: nn.Module) -> Iterator[None]:
-    """The module's own forward again."""
+    """Give the module its own forward back, for a while."""
     rule = module.__dict__.pop("forward")
     try:
         yield
@@ -289,7 +289,7 @@ def _without(module: nn.Module) -> Iterator[None]:
 
 
 def leaves(value: Any) -> list[Tensor]:
-    """The tensors in nested tuples, lists and dictionaries."""
+    """Return the tensors in nested tuples, lists and dictionaries."""
     if isinstance(value, Tensor):
         return [value]
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
@@ -297,7 +297,7 @@ def leaves(value: Any) -> list[Tensor]:
 
 
 def _filled(value: Any, tensors: Any) -> Any:
-    """The same structure with other tensors."""
+    """Return a structure like ``value`` with other tensors in it."""
     if isinstance(value, Tensor):
         return next(tensors)
     if isinstance(value, dict):
@@ -386,7 +386,7 @@ def rule_of(module: nn.Module) -> Rule | None:
 
 
 def rules_of(model: nn.Module) -> tuple[dict[nn.Module, Rule], list[tuple[nn.Module, str]]]:
-    """A rule for every module with trainable parameters, and parameters that examples get copies of.
+    """Return a rule for every module with trainable parameters, and parameters that examples get copies of.
 
     A module that holds parameters beside other modules (a class token, learnt positions) is left as it is
     if these have a first dimension of one: examples get copies along it. Otherwise all of it is mapped.

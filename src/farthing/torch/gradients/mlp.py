@@ -18,7 +18,7 @@ from farthing.torch.gradients.clipping import ClipRule, clamped_rows, clamped_su
 from farthing.torch.kernels import totals
 from farthing.torch.kernels.totals import add_product, affine, scaled_squares
 
-# What may stand between linear layers: it has no parameters, keeps nothing, and takes examples one by one.
+# Modules that may stand between linear layers: without parameters or memory, and example by example.
 _BETWEEN = (
     *(nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus),
     *(nn.Flatten, nn.Identity, nn.Dropout),
@@ -51,7 +51,7 @@ class Stack:
 
     @classmethod
     def of(cls, model: nn.Module, sizes: tuple[int, ...]) -> "Stack | None":
-        """The stack that a model is, if it is one."""
+        """Return the stack that a model is, if it is one."""
         parts, weights = list(_parts(model)), list(model.parameters())
         plain = all(type(part) is nn.Linear or type(part) in _BETWEEN for part in parts)
         once = len(weights) == sum(p is not None for part in parts for p in part._parameters.values())
@@ -137,7 +137,7 @@ class Stack:
                 clamped_rows(u, limits[bias], spans[bias])
 
     def _forth(self, x: Tensor) -> tuple[Tensor, dict[int, Tensor], dict[int, Any]] | None:
-        """The outputs, every layer's input, and what the way back needs of the parts between."""
+        """Return the outputs, every layer's input, and what the way back needs of the parts between."""
         rows, inner, between = len(x), dict[int, Tensor](), dict[int, Any]()
         for n, part in enumerate(self._parts):
             if n in self._layers:
@@ -163,7 +163,7 @@ class Stack:
         squares: Tensor,
         inverse: tuple[Tensor, ...] | None,
     ) -> dict[int, Tensor]:
-        """The gradient of every layer's output; adds what it makes of squared norms to ``squares``.
+        """Return the gradient of every layer's output; adds what it makes of squared norms to ``squares``.
 
         These are norms of gradient / scale where ``inverse`` is 1 / scale², parameter by parameter.
         """
@@ -199,7 +199,7 @@ class Stack:
         return found
 
     def _room(self, n: int, rows: int, width: int) -> Tensor:
-        """Memory of one's own, the same in every step: new memory is slow."""
+        """Return memory of one's own, the same in every step: new memory is slow."""
         room = self._rooms.get(n)
         if room is None or room.numel() < rows * width:
             room = self._rooms[n] = torch.empty((rows + rows // 8) * width)
@@ -207,7 +207,7 @@ class Stack:
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
-    """What a model is made of, in order, where it is nothing but a sequence."""
+    """Yield the parts of a model that is nothing but a sequence, in order."""
     if type(module) is nn.Sequential and not _watched(module):
         for part in module:
             yield from _parts(part)
@@ -216,7 +216,7 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _watched(module: nn.Module) -> bool:
-    """Whether something hangs on a module's call."""
+    """Return whether something hangs on a module's call."""
     own = module.__dict__
     return bool(
         own["_forward_hooks"]
@@ -230,14 +230,14 @@ def _watched(module: nn.Module) -> bool:
 
 
 def _passed(part: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What goes into a part between, and what comes out, for autograd to find the way back."""
+    """Return the input and output of a part between layers, for autograd to find the way back."""
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
         return leaf, part(leaf)
 
 
 def _delta(losses: Losses, outputs: Tensor, targets: Any) -> Tensor | None:
-    """The gradient of each record's loss by the outputs; None where there is none."""
+    """Return the gradient of each record's loss by the outputs; None where there is none."""
     with torch.enable_grad():
         leaf = outputs.detach().requires_grad_()
         found = losses(leaf, targets, len(leaf))
@@ -281,6 +281,6 @@ def _factors(rule: ClipRule, squares: Tensor) -> tuple[Tensor, bool]:
 
 
 def _weighted(u: Tensor, v: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
-    """Both sides of a sum of products, the narrow one weighted."""
+    """Return both sides of a sum of products, the narrow one weighted."""
     each = factors[:, None]
     return (u * each, v) if u.shape[1] <= v.shape[1] else (u, v * each)

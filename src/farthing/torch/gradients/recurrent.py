@@ -24,7 +24,7 @@ def _lstm(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gru(x: Tensor, hidden: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """The next state, and the reset gate."""
+    """Return the next state, and the reset gate."""
     (xr, xz, xn), (hr, hz, hn) = x.chunk(3, -1), hidden.chunk(3, -1)
     reset, update = (xr + hr).sigmoid(), (xz + hz).sigmoid()
     candidate = (xn + reset * hn).tanh()
@@ -39,7 +39,7 @@ def _weights(module: nn.RNNBase, suffix: str) -> list[Tensor | None]:
 def _sweep(
     tape: Tape, module: nn.RNNBase, suffix: str, x: Tensor, h: Tensor, c: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """One layer in one direction over x (records, steps, width): outputs, last state, last cell."""
+    """Run one layer in one direction over x (records, steps, width): outputs, last state, last cell."""
     w_ih, w_hh, b_ih, b_hh, w_hr = _weights(module, suffix)
     assert w_ih is not None
     assert w_hh is not None

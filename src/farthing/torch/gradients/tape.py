@@ -1,4 +1,4 @@
-"""One forward and one backward pass that note, use by use, what per-example gradients are made of.
+"""A tape of one forward and one backward pass, which notes the terms of per-example gradients use by use.
 
 While a tape runs, the rules of `farthing.torch.gradients.layers` stand in for the forward of every module
 that holds trainable parameters, and these do not require gradients: the backward pass computes output
@@ -40,7 +40,7 @@ _Anchor: Any = type(
 
 @dataclass
 class TapePlan:
-    """What is known of a model before private examples reach it: a rule a module, the batch axis of each use.
+    """A plan of a model, made before private examples reach it: a rule a module, the batch axis of each use.
 
     Axes are found by `probe` on made-up batches of two sizes: the axis that grew is the batch's. A use whose
     input does not grow (positions of tokens, say) belongs to every example alike.
@@ -120,7 +120,7 @@ class Tape:
 
     @property
     def rows(self) -> int:
-        """Records in the batch."""
+        """Return the number of records in the batch."""
         return self.examples * self.records
 
     def use(self, module: nn.Module, *parameters: Tensor | None) -> Use:
@@ -132,7 +132,7 @@ class Tape:
         return self.plan.numbers[module], self._calls[module]
 
     def axes(self, use: Use) -> Axes:
-        """The batch axes of a use."""
+        """Return the batch axes of a use."""
         found = self.plan.axes.get(use)
         if found is None:
             module = list(self.plan.rules)[use[0]]
@@ -175,11 +175,11 @@ class Tape:
         return self.watch(out, then)
 
     def spread(self, out: Tensor) -> Tensor:
-        """An output that all examples share, once for each, so that its gradients stay apart."""
+        """Return an output that all examples share, once for each, so that its gradients stay apart."""
         return out.expand(self.rows, *out.shape[1:]) if len(out) == 1 else out.expand(self.rows, *out.shape)
 
     def trained(self, p: Tensor | None) -> bool:
-        """Whether the gradient of a parameter is asked for."""
+        """Return whether the gradient of a parameter is asked for."""
         return p is not None and id(p) in self.plan.slots
 
     def put(self, p: Tensor | None, term: Callable[[], Term]) -> None:
@@ -192,7 +192,7 @@ class Tape:
             self._terms[slot].append(term())
 
     def copies(self, p: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """A parameter once for each record, an example's copies being one: its gradients are rows."""
+        """Return a parameter once for each record, an example's copies being one: its gradients are rows."""
         slot = self.plan.slots[id(p)]
         self._uses[slot] += 2  # its gradient comes last, so that no use of it may be handed on before
         leaf = p.detach().view(1, *shape).expand(self.examples, *shape).requires_grad_()
@@ -228,7 +228,7 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 def call(model: Callable[..., Any], inputs: Any) -> Any:
-    """The model's outputs; several inputs are a tuple."""
+    """Return the model's outputs; several inputs are a tuple."""
     return model(*inputs) if isinstance(inputs, list | tuple) else model(inputs)
 
 
@@ -240,7 +240,7 @@ def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 def one(inputs: Any, targets: Any, place: int) -> tuple[Any, Any]:
-    """The example at a place, as a batch of one."""
+    """Return the example at a place, as a batch of one."""
 
     def pick(x: Tensor) -> Tensor:
         return x[place : place + 1]

@@ -36,12 +36,12 @@ _SMALLEST = 1e-18  # squares of entries below may have lost digits: a norm is ro
 
 
 def part_of(device: torch.device) -> int:
-    """How many entries of gradients are made at once."""
+    """Return how many entries of gradients are made at once."""
     return _WIDE if device.type == "cuda" else _PART
 
 
 def fused(device: torch.device, positions: int = 1) -> bool:
-    """Whether there are kernels for norms of so many positions (`grams`)."""
+    """Return whether there are kernels for norms of so many positions (`grams`)."""
     if device.type != "cuda" or not has_triton():
         return False
     from farthing.torch.kernels import grams
@@ -75,14 +75,14 @@ class Factor:
 
 
 def norms(values: Tensor) -> Tensor:
-    """The norm of each example, in float32."""
+    """Return the norm of each example, in float32."""
     flat = values.flatten(1) if values.ndim > 2 else values
     found: Tensor = torch.linalg.vector_norm(flat, dim=1, dtype=torch.float32)
     return found
 
 
 def weighted(values: Tensor, factors: Tensor) -> Tensor:
-    """Each example times its factor."""
+    """Return each example times its factor."""
     if fused(values.device) and values.dtype == factors.dtype == torch.float32:
         from farthing.torch.kernels import grams
 
@@ -92,12 +92,12 @@ def weighted(values: Tensor, factors: Tensor) -> Tensor:
 
 
 def where(good: Tensor, values: Tensor) -> Tensor:
-    """Each example that is good, and zeros."""
+    """Return each example that is good, and zeros."""
     return torch.where(good.view(-1, *(1,) * (values.ndim - 1)), values, 0.0)
 
 
 def blanked(good: Tensor, values: Tensor) -> Tensor:
-    """The same as `where`, in place of what may be overwritten: on a GPU good examples are not even read."""
+    """Do what `where` does, in place: on a GPU good examples are not even read."""
     if not fused(values.device) or not values.is_contiguous() or values.dtype != torch.float32:
         return where(good, values)
     from farthing.torch.kernels import grams
@@ -118,13 +118,13 @@ class Term(ABC):
     size: int
 
     def fresh(self, count: int | None = None) -> Self:
-        """The same term, or that of the first ``count`` examples, with nothing computed yet."""
+        """Return a copy, or that of the first ``count`` examples, with nothing computed yet."""
         some = copy.copy(self)
         some.examples, some.space = len(range(self.examples)[:count]), None
         return some
 
     def routes(self) -> tuple[Route, ...]:
-        """The ways worth measuring; one where there is no choice."""
+        """Return the ways worth measuring; one where there is no choice."""
         return (Route.ROWS,)
 
     def parts(self) -> Iterator[slice]:
@@ -134,7 +134,7 @@ class Term(ABC):
 
     @abstractmethod
     def rows(self, part: slice) -> Tensor:
-        """The gradients of some examples, flat, one a row, in float32."""
+        """Return the gradients of some examples, flat, one a row, in float32."""
 
     @abstractmethod
     def product(self, factors: Tensor, out: Tensor) -> None:
@@ -149,7 +149,7 @@ class Term(ABC):
         """Lets go of the factored form: the rows are kept."""
 
     def norms(self) -> Tensor:
-        """The norm of each example's gradient."""
+        """Return the norm of each example's gradient."""
         if self.route is Route.ROWS:
             return self._keep()
         return torch.cat([norms(self.rows(part)) for part in self.parts()])
@@ -165,7 +165,7 @@ class Term(ABC):
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def room(self) -> Tensor:
-        """Memory for the rows of all examples."""
+        """Return memory for the rows of all examples."""
         if self.space is None:
             return torch.empty(self.examples, self.size, device=self.device)
         return self.space[: self.examples * self.size].view(self.examples, self.size)
@@ -175,11 +175,11 @@ class Term(ABC):
         out.copy_(self.rows(part))
 
     def scaled_norms(self, inverse: Tensor) -> Tensor:
-        """The norms of gradient / scale, where ``inverse`` is 1 / scale, one a coordinate."""
+        """Return the norms of gradient / scale, where ``inverse`` is 1 / scale, one a coordinate."""
         return torch.cat([norms(self.rows(part) * inverse) for part in self.parts()])
 
     def largest(self) -> Tensor:
-        """A bound on the norm, not tight: finite where the gradient is for certain."""
+        """Return a bound on the norm, not tight: finite where the gradient is for certain."""
         return torch.cat([norms(self.rows(part)) for part in self.parts()])
 
     def add(self, factors: Tensor, out: Tensor) -> None:
@@ -236,7 +236,7 @@ class Outer(Term):
 
     @classmethod
     def joined(cls, terms: list["Outer"]) -> "Outer":
-        """The sum over several uses of one weight: more positions."""
+        """Return the sum over several uses of one weight: more positions."""
         if len(terms) == 1:
             return terms[0]
         u = torch.cat([term.u.values for term in terms], 1)
@@ -277,7 +277,7 @@ class Outer(Term):
         return super().norms() + self._rounding() if coarse(self.device) else super().norms()
 
     def _rounding(self) -> Tensor:
-        """How far the sum of a coarse product may be from these gradients."""
+        """Return how far the sum of a coarse product may be from these gradients."""
         u, v = (torch.linalg.vector_norm(side.values, dim=2) for side in (self.u, self.v))
         found: Tensor = (u * v).sum(1) * _TENSOR_ROUNDED
         return found
@@ -357,7 +357,7 @@ class Lookup(Term):
 
     @classmethod
     def joined(cls, terms: list["Lookup"]) -> "Lookup":
-        """The sum over several uses of one embedding."""
+        """Return the sum over several uses of one embedding."""
         if len(terms) == 1:
             return terms[0]
         values = torch.cat([term.v.values for term in terms], 1)
@@ -417,7 +417,7 @@ class SumTerm(Term):
 
     @staticmethod
     def of(terms: list[Term]) -> Term:
-        """One term for all uses of a parameter."""
+        """Return one term for all uses of a parameter."""
         joined = SumTerm(terms)
         return joined.terms[0] if len(joined.terms) == 1 else joined
 
@@ -428,7 +428,7 @@ class SumTerm(Term):
         return first
 
     def _pair(self) -> tuple[Outer, Lookup] | None:
-        """A wide matrix that is looked up in and multiplied by: its norms need no rows."""
+        """Return a wide matrix that is looked up in and multiplied by: its norms need no rows."""
         match self.terms:
             case [Outer() as outer, Lookup() as lookup] if self.size > outer.positions * lookup.positions:
                 return outer, lookup
@@ -507,7 +507,7 @@ def _rooted(square: Tensor, most: Tensor) -> Tensor:
 
 
 def _crossed(outer: Outer, lookup: Lookup) -> Tensor:
-    """The norms of the sum of both: |o|² + |l|² + 2 Σ_ts u_s[ids_t] (v_t · v_s)."""
+    """Return the norms of the sum of both: |o|² + |l|² + 2 Σ_ts u_s[ids_t] (v_t · v_s)."""
     step = max(1, 4 * part_of(outer.device) // (outer.positions * lookup.positions))
     found = []
     for start in range(0, outer.examples, step):

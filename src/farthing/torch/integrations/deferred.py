@@ -52,20 +52,20 @@ class _Deferred:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The optimiser's own, also after it was restored."""
+        """Return the optimiser's own, also after it was restored."""
         return self._optimizer.param_groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Before the next batch is asked for."""
+        """Clear the gradients, before the next batch is asked for."""
         self._optimizer.zero_grad(set_to_none)
 
     def step(self) -> None:
         """Do nothing: the framework calls the step of the optimiser itself."""
 
     def state_dict(self) -> dict[str, Any]:
-        """For checkpoints."""
+        """Return the optimiser's state."""
         return self._optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From checkpoints."""
+        """Load a state of the optimiser."""
         self._optimizer.load_state_dict(state_dict)

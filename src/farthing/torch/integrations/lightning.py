@@ -92,7 +92,7 @@ class Private(Callback):  # type: ignore[misc]
         return taking if given is None else given
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Before the first batch is read: only batch numbers may come."""
+        """Refuse any loader but the numbers of batches, before the first is read."""
         if trainer.train_dataloader != self.batches:
             raise InvalidValue(
                 "Trainer.fit must be given the callback's own batches, trainer.fit(module, private.batches), "
@@ -124,26 +124,26 @@ class Private(Callback):  # type: ignore[misc]
             trainer.should_stop = True
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Schedules that count epochs."""
+        """Step the schedules that count epochs."""
         _schedule(trainer, pl_module, "epoch", trainer.current_epoch + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside weights and optimiser."""
+        """Return what a checkpoint keeps beside weights and optimiser."""
         if self.training is None:
             return self._saved
         state = self.training.state_dict()
         return {name: state[name] for name in _OURS}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Taken up when training starts."""
+        """Keep a state until training starts."""
         self._saved = dict(state_dict)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """The module is as it was."""
+        """Give the module its own methods back."""
         self._restore(pl_module)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The module is as it was, also then."""
+        """Give the module its own methods back, also after an error."""
         self._restore(pl_module)
 
     def _restore(self, module: Any) -> None:
@@ -155,7 +155,7 @@ class Private(Callback):  # type: ignore[misc]
 
 
 def _refuse(trainer: Any) -> None:
-    """What the Trainer would do beside a batch, without knowing of its noise."""
+    """Refuse what the Trainer would do beside a batch, without knowing of its noise."""
     if trainer.world_size > 1:
         raise Unsupported(
             f"this callback trains on one device, the Trainer has {trainer.world_size}: for several call "

@@ -95,7 +95,7 @@ def _contract(left, right, out, TILE: tl.constexpr):
 
 @triton.jit
 def _aside(square, out):
-    """What a tile beside the diagonal adds."""
+    """Return what a tile beside the diagonal adds."""
     tl.store(out, square)
     tl.store(out + 1, 0.0)
     tl.store(out + 2, 0.0)
@@ -173,7 +173,7 @@ def _parts(
 
 @triton.jit
 def _joined(left, right, found, tiles, left_parts, right_parts, TILE: tl.constexpr):
-    """The same as `_tiles`, from the parts of both matrices."""
+    """Do what `_tiles` does, from the parts of both matrices."""
     pair, example = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row, column = pair // tiles, pair % tiles
     at = example * tl.num_programs(0) + pair
@@ -273,7 +273,7 @@ def _weighted(values, factors, out, size, BLOCK: tl.constexpr):
 
 @functools.cache
 def fits(device: torch.device) -> bool:
-    """Whether a device has products of eleven bits (TF32)."""
+    """Return whether a device has products of eleven bits (TF32)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
@@ -311,7 +311,7 @@ def norms(u: Tensor, v: Tensor, *, coarse: bool) -> Tensor:
 
 
 def _parts_of(x: Tensor, tiles: int, how: dict[str, Any]) -> Tensor:
-    """The lower tiles of Gram matrices over parts of the width: enough programs to fill a GPU."""
+    """Return the lower tiles of Gram matrices over parts of the width: enough programs to fill a GPU."""
     (examples, positions, width), tile = x.shape, how["TILE"]
     parts = triton.cdiv(width, _CHUNK)
     out = x.new_empty(parts, examples, tiles * tiles, tile, tile)
@@ -345,7 +345,7 @@ def blank(values: Tensor, good: Tensor) -> None:
 
 
 def weighted(values: Tensor, factors: Tensor) -> Tensor:
-    """Every example times its factor, and zeros where that is zero."""
+    """Return every example times its factor, and zeros where that is zero."""
     values, size = values.contiguous(), values[0].numel()
     out = torch.empty_like(values)
     with torch.cuda.device_of(values):

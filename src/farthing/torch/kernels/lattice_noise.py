@@ -269,7 +269,7 @@ def gaussian(
 
 
 def block_of(place: int) -> tuple[int, int]:
-    """Which block of the key stream, and which of its eight words, the sample at a place is made of."""
+    """Return the block of the key stream, and which of its eight words, that make the sample at a place."""
     program, within = divmod(place, 8 * LANES)
     return program * LANES + within % LANES, within // LANES
 
@@ -286,7 +286,7 @@ def release(total: Tensor, noise: Tensor, scale: Tensor | None, cell: float) -> 
 
 
 def bits_of(value: float) -> int:
-    """A float64 as an integer: Triton takes Python's floats for float32."""
+    """Return a float64 as an integer: Triton takes Python's floats for float32."""
     return struct.unpack("<q", struct.pack("<d", value))[0]
 
 
@@ -335,7 +335,7 @@ def adapted(
     square: Tensor | None,
     rates: tuple[float, float, float, float],
 ) -> Tensor:
-    """What `farthing.torch.methods.adadp.adapted` does, on a GPU."""
+    """Do what `farthing.torch.methods.adadp.adapted` does, on a GPU."""
     out, size = torch.empty_like(released), released.numel()
     states = (out if one is None else one for one in (mean, signal, square))
     with torch.cuda.device_of(released):

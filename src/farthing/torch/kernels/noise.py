@@ -92,7 +92,7 @@ def _released(total: Tensor, noise: Tensor, scale: Tensor | None, cell: float) -
 def _at_once(
     kernel: Callable[..., int], total: Tensor, noise: Tensor, scale: Tensor | None, cell: float
 ) -> Tensor:
-    """The same by the kernel in C, which also looks whether the sum is finite."""
+    """Add the noise by the kernel in C, which also looks whether the sum is finite."""
     out, units = torch.empty_like(total), None if scale is None else scale.contiguous()
     by = None if units is None else units.data_ptr()
     if kernel(total.data_ptr(), total.numel(), noise.data_ptr(), by, cell, out.data_ptr()):
@@ -102,7 +102,7 @@ def _at_once(
 
 @functools.cache
 def has_triton() -> bool:
-    """Whether there are kernels for a GPU."""
+    """Return whether there are kernels for a GPU."""
     return find_spec("triton") is not None
 
 
@@ -143,7 +143,7 @@ class _Draw:
         )
 
     def take(self, stream: Stream) -> Tensor:
-        """The noise of the next release."""
+        """Return the noise of the next release."""
         if self.noise is None:
             self.noise = self._drawn.result(stream)
         self.left -= 1
@@ -169,7 +169,7 @@ class _Threaded:
         threading.Thread(target=draw, name="farthing noise").start()
 
     def result(self, stream: Stream) -> Tensor:
-        """The noise; waits for it."""
+        """Return the noise; waits for it."""
         return self._future.result()
 
 
@@ -226,7 +226,7 @@ def decide(
 def settle(
     stream: Stream, key: bytes, places: list[int], bits: int, block_of: Callable[[int], tuple[int, int]]
 ) -> lattice.Integers:
-    """The samples at these places of a kernel's draw, in exact arithmetic, from the same words."""
+    """Return the samples at these places of a kernel's draw, in exact arithmetic, from the same words."""
     words = np.array([_word(key, *block_of(place)) for place in places], np.uint64).view(np.int64)
     cells = lattice._cells(stream, lattice._HALF_NORMAL, words & (2**63 - 1), bits)
     return np.where(words < 0, -cells, cells)
@@ -238,7 +238,7 @@ def _word(key: bytes, block: int, word: int) -> int:
 
 
 class _Shelf:
-    """What is ahead for one kind of release. Noise is drawn ahead once the kind has been asked for twice."""
+    """The noise ahead for one kind of release, drawn once the kind has been asked for twice."""
 
     def __init__(self, bits: int) -> None:
         self._bits, self._asked = bits, 0
@@ -329,7 +329,7 @@ class Gaussian(mechanisms.Gaussian):
         return bits, cell * (1 + self.slack)
 
     def release(self, total: Any, bound: Any, stream: Stream, turn: int = 0) -> Any:
-        """The noisy sum: a new float32 tensor on the same device.
+        """Return the noisy sum: a new float32 tensor on the same device.
 
         A coordinate that is not finite, which no bounded sum has, is refused on a CPU and counts as zero on
         a GPU, where nobody waits for the sum.
@@ -373,7 +373,7 @@ class FloatGaussian(Gaussian):
 
 
 def _checked(total: Any, bound: Any) -> float | Tensor:
-    """The bound's scale: one number, or a tensor beside the sum."""
+    """Return the bound's scale: one number, or a tensor beside the sum."""
     if not isinstance(total, Tensor) or total.ndim != 1 or total.dtype != torch.float32 or not len(total):
         kind = f"{total.dtype} {tuple(total.shape)}" if isinstance(total, Tensor) else type(total).__name__
         raise InvalidValue(f"a sum must be a flat float32 tensor, got {kind}; use Gradient for a model's")
@@ -387,7 +387,7 @@ def _checked(total: Any, bound: Any) -> float | Tensor:
 
 
 def beside(scale: Any, device: torch.device) -> Tensor:
-    """A scale of many coordinates on the device, in float32. A constant one travels once."""
+    """Return a scale of many coordinates on the device, in float32. A constant one travels once."""
     global _kept
     if isinstance(scale, Tensor):
         if scale._version:  # what was measured in one scale must not get noise in another

@@ -11,7 +11,7 @@ from farthing.noise import native
 
 
 class PositionShape(NamedTuple):
-    """What the kernel `windows` must know of a layer; see there."""
+    """The shape of a layer, as the kernel `windows` must know it."""
 
     size: int
     spots: int
@@ -23,7 +23,7 @@ class PositionShape(NamedTuple):
 
 
 def available(device: torch.device) -> bool:
-    """Whether there is a kernel for tensors on a device."""
+    """Return whether there is a kernel for tensors on a device."""
     return device.type == "cpu" and native.kernels() is not None
 
 

@@ -57,7 +57,7 @@ from farthing.noise import native
 
 
 def coarse(device: torch.device) -> bool:
-    """Whether matrix products on a device may round their factors to ten bits."""
+    """Return whether matrix products on a device may round their factors to ten bits."""
     if device.type != "cuda":
         return False
     matmul: Any = torch.backends.cuda.matmul
@@ -122,7 +122,7 @@ _batch = _Batch()
 
 @contextmanager
 def among(records: int) -> Iterator[None]:
-    """What is summed here, in this thread, is a part of a batch of so many examples."""
+    """Say that sums of this thread are parts of a batch of so many examples."""
     before = _batch.records
     _batch.records = level(records)
     try:
@@ -132,7 +132,7 @@ def among(records: int) -> Iterator[None]:
 
 
 def level(records: int = 1) -> int:
-    """The batch's size, rounded up to a power of two: sums of one level are made alike."""
+    """Return the batch's size, rounded up to a power of two: sums of one level are made alike."""
     return max(_batch.records, _power(records))
 
 
@@ -141,12 +141,12 @@ def _power(records: int) -> int:
 
 
 def chain(records: int = 1) -> int:
-    """How many examples may be added up in float32 in any order, of a batch of at least so many."""
+    """Return how many examples may be added up in float32 in any order, of a batch of at least so many."""
     return max(1, _ROUNDINGS // level(records) - _AFTER)
 
 
 def exact64(device: torch.device) -> bool:
-    """Whether products in float64 cost little more than in float32."""
+    """Return whether products in float64 cost little more than in float32."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) in _FULL_RATE
 
 
@@ -222,7 +222,7 @@ class Parts:
         self._total = part.double() if self._total is None else self._total.add_(part)
 
     def whole(self, last: Tensor) -> Tensor:
-        """The sum, with the last part, in its memory."""
+        """Return the sum, with the last part, in its memory."""
         return last if self._total is None else last.copy_(self._total.add_(last))
 
 

@@ -62,7 +62,7 @@ _TINY = 1e-30  # a square that stands for no gradient and no noise
 
 
 class Estimate(StrEnum):
-    """Over what E' is pooled."""
+    """The coordinates that E' is pooled over."""
 
     COORDINATE = "coordinate"
     FACTORED = "factored"
@@ -70,7 +70,7 @@ class Estimate(StrEnum):
 
 
 class Shape(StrEnum):
-    """What gradients are clipped to."""
+    """The shape that gradients are clipped to."""
 
     BOX = "box"
     ELLIPSOID = "ellipsoid"
@@ -207,7 +207,7 @@ class AdaDP(DPAdam):
         return root, scale, (stands, clip)
 
     def _estimated(self, held: "_Held") -> tuple[Tensor, Tensor, Tensor]:
-        """The same in tensors throughout: every look at a number waits for the device."""
+        """Return `_measured` in tensors throughout: every look at a number waits for the device."""
         flat = held.flat
         signals = flat.layout.views(flat["signal"] / held.young)
         clutters = flat["clutter"] / held.young
@@ -228,7 +228,7 @@ class AdaDP(DPAdam):
         return root, scale, torch.stack([gate.double(), clip])
 
     def _shaped(self, root: Tensor) -> tuple[Tensor, Tensor]:
-        """The scale that goes with √E', and the clip in its units."""
+        """Return the scale that goes with √E', and the clip in its units."""
         if self._shape is Shape.BOX:
             return (self._factor * root).clamp(max=self._clip.clip), root.new_ones((), dtype=torch.float64)
         # s ∝ E'^¼ of mean square 1: |g/s| is as often above its clip as |g| is above C
@@ -250,7 +250,7 @@ class AdaDP(DPAdam):
         torch._foreach_add_(parameters, moves, alpha=-group["lr"])
 
     def _held(self, parameters: list[Tensor], states: list[dict[str, Any]]) -> "_Held":
-        """The state of these parameters, end to end."""
+        """Return the state of these parameters, end to end."""
         momentum = self.param_groups[0]["betas"][0] > 0
         wanted = {"mean": momentum, "signal": self._follows, "square": self._adapts}
         names = [name for name, use in wanted.items() if use]
@@ -288,7 +288,7 @@ class _Held:
         return (self._levels.copy_(_means(self.flat.layout.views(self._variance))),)
 
     def stepped(self, released: Tensor, constants: tuple[float, ...]) -> tuple[Tensor, ...]:
-        """How far each parameter moves, to be multiplied by the learning rate."""
+        """Return how far each parameter moves, to be multiplied by the learning rate."""
         if constants != self._constants:
             self._constants, self._stepping = constants, Recorded(self.flat.device)
         if len(self._room):  # a graph reads it there

@@ -107,7 +107,7 @@ class RayLosses:
     def _losses(
         self, weights: dict[str, Tensor], inputs: Any, targets: Any, present: Tensor | None
     ) -> Tensor:
-        """One number an example: its own loss, or the sum over a user's records."""
+        """Return one number an example: its own loss, or the sum over a user's records."""
         if present is None or present.ndim == 1:
             found = self._each(weights, inputs, targets)
             return found if present is None else torch.where(present > 0, found, 0.0)
@@ -116,7 +116,7 @@ class RayLosses:
         return torch.where(present > 0, found.reshape(present.shape) * present, 0.0).sum(1)
 
     def _each(self, weights: dict[str, Tensor], inputs: Any, targets: Any) -> Tensor:
-        """One loss a record."""
+        """Return one loss a record."""
         if self.isolated is not None:
             return isolation.losses(self.isolated, self.model, self.loss, weights, inputs, targets)
         return self.loss(functional_call(self.model, weights, _called(inputs)), targets)
@@ -226,7 +226,7 @@ def dpagd(
 
 
 def _weights(model: nn.Module, layout: Layout) -> Array:
-    """What is trained, end to end."""
+    """Return the trained weights, end to end."""
     named = dict(model.named_parameters())
     flat = torch.cat([named[name].detach().flatten().double().cpu() for name in layout.names])
     return np.asarray(flat.numpy())

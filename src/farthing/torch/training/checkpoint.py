@@ -34,7 +34,7 @@ class Stateful(Protocol):
     """Something with a state of tensors and numbers: a `Training`, for instance."""
 
     def state_dict(self) -> dict[str, Any]:
-        """All that changes on the way."""
+        """Return all that changes on the way."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes such a state up again."""

@@ -1,4 +1,4 @@
-"""From the records of a dataset to the rows of a batch, one record at a time.
+"""Reading of a dataset's records into the rows of a batch, one record at a time.
 
 A function that makes a batch of a list of records can let them meet: one that pads to the longest of the
 list changes the others' inputs with the one that comes or goes, and a bound on each gradient then bounds
@@ -64,7 +64,7 @@ class Padded:
         validate.count(length=self.length)
 
     def __call__(self, records: list[Any]) -> tuple[Tensor, ...]:
-        """The batch of these records: each of them by itself."""
+        """Return the batch of these records: each of them by itself."""
         rows = [self._row(record) for record in records]
         return tuple(torch.stack(column) for column in zip(*rows, strict=True))
 
@@ -95,7 +95,7 @@ class Reader:
         return self._first()[0]
 
     def _first(self) -> tuple[Any, Any]:
-        """The form of a row, and the kind of the record that it was made of."""
+        """Return the form of a row, and the kind of the record that it was made of."""
         if self._found is None:
             try:
                 record = self._dataset[0]
@@ -197,7 +197,7 @@ def _made_up(record: Any, times: int) -> Any:
 
 
 def _kind(record: Any) -> Any:
-    """What torch's collate function goes by; None where that is not known here."""
+    """Return the types and shapes that torch's collate function goes by; None where they are not known."""
     kind = type(record)  # by type, which is quick: this is asked of every record
     if kind is Tensor:
         return record.shape, record.dtype, record.device, record.layout
@@ -212,7 +212,7 @@ def _kind(record: Any) -> Any:
 
 
 def _joined(rows: list[Any]) -> Any:
-    """Batches of one as one batch."""
+    """Return batches of one as one batch."""
     if not rows:
         return None
     if isinstance(rows[0], list | tuple):

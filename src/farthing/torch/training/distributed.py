@@ -1,4 +1,4 @@
-"""One batch over several processes: each takes its share of the examples, noise is added once.
+"""A batch summed by several processes: each takes its share of the examples, noise is added once.
 
 Every rank runs the same `train` on the same data. Rank 0 has the ledger: it charges, draws the batch and
 tells the others which examples are in it; every rank sums the bounded gradients of its part, the sums meet on
@@ -52,23 +52,23 @@ class Ranks:
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """Return the number of ranks."""
         return dist.get_world_size(self.group)
 
     def tell(self, *numbers: int) -> tuple[int, ...]:
-        """Rank 0's whole numbers, at every rank."""
+        """Return rank 0's whole numbers, at every rank."""
         message = torch.tensor(numbers, dtype=torch.int64, device=self.device)
         self.send(message)
         return tuple(message.tolist())
 
     def send(self, tensor: Tensor) -> Tensor:
-        """Rank 0's tensor, at every rank."""
+        """Return rank 0's tensor, at every rank."""
         with _whole():
             dist.broadcast(tensor, group=self.group, group_src=0)
         return tensor
 
     def meet(self, total: Tensor | None, public: bool = False) -> Tensor:
-        """The sum of all ranks' totals, at rank 0; raises everywhere if one has none.
+        """Return the sum of all ranks' totals, at rank 0; raises everywhere if one has none.
 
         ``public``: for a reason that no example decides, such as want of memory.
         """
@@ -94,7 +94,7 @@ class RanksFailed(NotReleased):
 
 @contextmanager
 def _whole() -> Iterator[None]:
-    """What torch.distributed raises when a rank is gone."""
+    """Turn what torch.distributed raises when a rank is gone into `NotReleased`."""
     try:
         yield
     except RuntimeError as error:
@@ -102,7 +102,7 @@ def _whole() -> Iterator[None]:
 
 
 def ranks(device: torch.device, group: Group | None = None) -> Ranks | None:
-    """Those of ``group``, or of torch's default group; None where this process is alone."""
+    """Return the ranks of ``group``, or of torch's default group; None where this process is alone."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) < 2:
         return None
     own = dist.get_backend(group) == "nccl"
@@ -120,7 +120,7 @@ def same_records(together: Ranks, examples: Examples) -> None:
 
 
 def agree(together: Ranks, model: nn.Module, plan: Plan | None, place: int) -> tuple[Plan, int]:
-    """Rank 0's weights, plan and place in it, at every rank."""
+    """Return rank 0's weights, plan and place in it, at every rank."""
     for tensor in (*model.parameters(), *model.buffers()):
         moved = together.send(tensor.detach().to(together.device).contiguous())
         with torch.no_grad():
@@ -139,7 +139,7 @@ class Asks(Protocol):
     """A door to the examples: that of a single process, or one shared by several."""
 
     def ask(self, query: Query) -> Released:
-        """What was released, and the receipts."""
+        """Return the released value and the receipts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,23 +190,23 @@ class _Parts:
     together: Ranks
 
     def bounded_sum(self, batch: Batch, w: Any, bound: Any) -> Tensor:
-        """All ranks' sums, added up at rank 0."""
+        """Return all ranks' sums, added up at rank 0."""
         self.together.tell(_BATCH, len(batch))
         self.together.send(torch.from_numpy(batch.indices).to(self.together.device))
         return _part(self.contribution, self.together, batch, bound)
 
     @property
     def honours(self) -> Collection[str]:
-        """What the contribution honours."""
+        """Return the kinds of bound that the contribution honours."""
         return self.contribution.honours
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The contribution's."""
+        """Return the shape of the contribution's sum."""
         return self.contribution.shape
 
     def zero(self, records: Any, w: Any, bound: Any) -> Any:
-        """Of rank 0 alone: nobody else is asked for nothing."""
+        """Return rank 0's own sum over nobody: the other ranks are not asked."""
         return zero_sum(self.contribution, records, w, bound)
 
 
@@ -231,7 +231,7 @@ class Follower:
     together: Ranks
 
     def ask(self, query: Query) -> Released:
-        """The value that rank 0 released; its receipt is rank 0's."""
+        """Return the value that rank 0 released; its receipt is rank 0's."""
         word, size = self.together.tell(_FAILED, 0)
         if word == _SPENT:
             raise BudgetSpent("rank 0 says that the budget is spent")

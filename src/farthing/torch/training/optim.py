@@ -15,7 +15,7 @@ is post-processing.
 embeddings, attention or normalisation, whose gradients differ most in size. Its learning rate falls linearly
 to 0 and begins at a rule of public numbers. Noise moves a weight like a random walk, so the walk's length is
 what a rate decides: `WALK` √μ, with μ = sampling rate √T / noise multiplier, about the plan's Gaussian-DP
-budget. (On MNIST and Adult, networks of 32 to 512 units, ε from .3 to 4, the best were .3 to 1 √μ.) Where
+budget. (On MNIST and Adult, networks of 32 to 512 units, ε from 0.3 to 4, the best were 0.3 to 1 √μ.) Where
 noise is small the limit is what a deterministic step bears: `STEEPEST` / clip, less with depth, as deep
 networks want (De et al. 2022), or `ADAM`.
 
@@ -101,7 +101,7 @@ class DPAdam(torch.optim.Optimizer):
         self._noise: dict[Tensor, float | Tensor] = {}
 
     def expect(self, deviation: float | Sequence[float | Tensor]) -> None:
-        """The noise's standard deviation from now on: one number, or a number or tensor a parameter."""
+        """Take note of the noise's standard deviation: one number, or a number or tensor a parameter."""
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         each = [deviation] * len(parameters) if isinstance(deviation, float | int) else list(deviation)
         if len(each) != len(parameters):
@@ -112,7 +112,7 @@ class DPAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update from the gradients; ``closure`` is torch's, and is not needed."""
+        """Make one update from the gradients; ``closure`` is torch's, and is not needed."""
         found = None
         if closure is not None:
             with torch.enable_grad():
@@ -156,7 +156,7 @@ class DPAdam(torch.optim.Optimizer):
 
 
 def chosen(model: nn.Module, plan: Plan, norm: float) -> torch.optim.Optimizer:
-    """An optimiser of the model's trained parameters, for gradients clipped at ``norm``."""
+    """Return an optimiser of the model's trained parameters, for gradients clipped at ``norm``."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     steps, noise = plan.steps or 1, max(plan.noise_multipliers)
     walk = WALK * math.sqrt(plan.sampling_rate * math.sqrt(steps) / noise) / math.sqrt(steps / 3)

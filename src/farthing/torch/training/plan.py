@@ -101,11 +101,11 @@ class Plan:
         return self.sampling_rate * self.records
 
     def noise_multiplier(self, place: int) -> float:
-        """The noise of the batch at ``place``, counted from 0."""
+        """Return the noise of the batch at ``place``, counted from 0."""
         return self.noise_multipliers[place] if len(self.noise_multipliers) > 1 else self.noise_multipliers[0]
 
     def levels(self) -> dict[float, int | None]:
-        """Each noise with how often it is asked for, in the order of their first use."""
+        """Return each noise with how often it is asked for, in the order of their first use."""
         if len(self.noise_multipliers) == 1:
             return {self.noise_multipliers[0]: self.steps}
         return {noise: self.noise_multipliers.count(noise) for noise in dict.fromkeys(self.noise_multipliers)}
@@ -120,7 +120,7 @@ def planned(
     steps: int | None = None,
     before: Event = NOTHING,
 ) -> Plan:
-    """What is not given follows from the budget and the public number of records.
+    """Return a plan; what is not given follows from the budget and the public number of records.
 
     ``before`` is what else the budget has to pay for.
     """
@@ -199,7 +199,7 @@ def fitted(
 
 
 def promised(journal: Journal) -> list[tuple[Event, int]]:
-    """The plan that a ledger already holds."""
+    """Return the plan that a ledger already holds."""
     rows = (row.body for row in journal.rows() if row.kind == "promise")
     return [(decode(body["event"]), body["times"]) for body in rows]
 
@@ -223,7 +223,7 @@ def resumed(
 
 
 def along(values: Sequence[float] | Callable[[int], float], steps: int, name: str) -> list[float]:
-    """A schedule written out: one value for each of t = 1 … steps."""
+    """Return a schedule written out: one value for each of t = 1 … steps."""
     if callable(values):
         return [float(values(t)) for t in range(1, steps + 1)]
     if len(values) < steps:
@@ -256,14 +256,14 @@ _IGNORED = -100, -1  # what losses leave out, if they do
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchKind:
-    """What every batch of a run is asked for."""
+    """The parts of a query that all batches of a run share."""
 
     contribution: OwnRandomness
     layout: Layout
     mechanism: Callable[[float], Gaussian]
 
     def query(self, sampling_rate: float, bound: Bound, noise_multiplier: float) -> Query:
-        """A Poisson batch at this bound and noise."""
+        """Return a Poisson batch at this bound and noise."""
         return Query(Poisson(sampling_rate), self.contribution, bound, self.mechanism(noise_multiplier))
 
 
@@ -275,7 +275,7 @@ def examples_of(
     views: int,
     device: torch.device,
 ) -> Examples:
-    """The records as examples whose batches come on ``device``."""
+    """Return the records as examples whose batches come on ``device``."""
     if not isinstance(data, Examples):
         return Examples(
             data,
@@ -291,7 +291,7 @@ def examples_of(
 
 
 def checked(gradient: Gradient, examples: Examples, public: tuple[Any, Any] | None = None) -> Examples:
-    """The examples of a model that was checked, with targets that its loss can take.
+    """Return the examples of a model that was checked, with targets that its loss can take.
 
     Of the first example only its shape is used. Where the loss takes whole numbers below the number of
     outputs, as the made-up ones show, targets out of that range are refused, or count as zero
@@ -334,7 +334,7 @@ def target_range(
 
 
 def ledger_of(ledger: Ledger | None, epsilon: float | None, delta: float | None, unit: Unit) -> Ledger:
-    """The given ledger, if it protects what an example is, or one in memory."""
+    """Return the given ledger, if it protects what an example is, or one in memory."""
     if ledger is None:
         if epsilon is None or delta is None:
             raise InvalidValue("give a ledger, or epsilon and delta for one in memory")
@@ -357,7 +357,7 @@ def planned_on(
     noise_multiplier: Noise | None,
     steps: int | None,
 ) -> Plan:
-    """The plan that the ledger already holds, or one that leaves room for what it holds."""
+    """Return the plan that the ledger already holds, or one that leaves room for what it holds."""
     held = promised(ledger.journal)
     if noise_multiplier is None and (found := resumed(held, records, sampling_rate, steps)) is not None:
         return found
@@ -373,7 +373,7 @@ def planned_on(
 
 
 def promised_on(door: Ledger, kind: BatchKind, bounds: Bounds, plan: Plan) -> tuple[Plan, int]:
-    """The plan with its number of batches, promised, and how many of them were asked before."""
+    """Return the plan with its number of batches, promised, and how many of them were asked before."""
     bounds.covers(plan.steps or 1)
     first = bounds.at(1, plan.noise_multiplier(0), plan.expected_batch_size)
     used = steps = 0

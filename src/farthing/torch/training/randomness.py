@@ -35,22 +35,22 @@ class OwnRandomness:
     device: torch.device
 
     def bounded_sum(self, records: Any, w: Any, bound: Any) -> Any:
-        """The contribution's sum; torch's generators are afterwards as they were."""
+        """Return the contribution's sum; torch's generators are afterwards as they were."""
         with apart(self.device):
             return self.contribution.bounded_sum(records, w, bound)
 
     @property
     def honours(self) -> Collection[str]:
-        """What the contribution honours."""
+        """Return the kinds of bound that the contribution honours."""
         return self.contribution.honours
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The contribution's."""
+        """Return the shape of the contribution's sum."""
         return self.contribution.shape
 
     def zero(self, records: Any, w: Any, bound: Any) -> Any:
-        """The contribution's sum over nobody."""
+        """Return the contribution's sum over nobody."""
         return zero_sum(self.contribution, records, w, bound)
 
 

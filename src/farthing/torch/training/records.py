@@ -103,12 +103,12 @@ class Examples:
 
     @property
     def unit(self) -> Unit:
-        """Whom an example stands for."""
+        """Return the unit that an example is: a record or a user."""
         return Unit.RECORD if self._places is None else Unit.USER
 
     @property
     def width(self) -> int:
-        """How many rows of the model's batch an example takes up."""
+        """Return how many rows of the model's batch an example takes up."""
         return self.views * (1 if self._places is None else self._places.shape[1])
 
     @property
@@ -120,18 +120,18 @@ class Examples:
         return self._reader.form
 
     def on(self, device: torch.device) -> "Examples":
-        """The same examples, whose batches come on ``device``."""
+        """Return these examples with batches that come on ``device``."""
         moved = copy.copy(self)
         moved.device = device
         return moved
 
     def take(self, indices: Indices) -> "Batch":
-        """The batch at ``indices``; nothing is read yet."""
+        """Return the batch at ``indices``; nothing is read yet."""
         places = np.arange(len(self))[indices] if isinstance(indices, slice) else indices
         return Batch(self, np.asarray(places, dtype=np.int64))
 
     def within(self, classes: int, others: tuple[int, ...] = ()) -> "Examples":
-        """The same examples; targets are whole numbers below ``classes``, or among ``others``.
+        """Return these examples with targets held to whole numbers below ``classes``, or among ``others``.
 
         Tensors are looked at now, all of them, and refused if one is not; a record of a dataset whose target
         is not in the range counts as zero.
@@ -146,7 +146,7 @@ class Examples:
         return limited
 
     def _fit(self, targets: Tensor) -> Tensor:
-        """Whether each record's targets are in the range."""
+        """Return whether each record's targets are in the range."""
         assert self._targets is not None
         classes, others = self._targets
         fit = (targets >= 0) & (targets < classes)
@@ -194,11 +194,11 @@ class Examples:
         return stacked, targets, (weights / self.views).repeat_interleave(self.views, 1)
 
     def plain(self, places: Integers) -> tuple[Any, Any]:
-        """The records at ``places`` as they are, (inputs, targets)."""
+        """Return the records at ``places`` as they are, (inputs, targets)."""
         return self._read(places)[0]
 
     def _read(self, places: Integers) -> tuple[tuple[Any, Any], NDArray[np.bool_] | None]:
-        """The records at ``places``, and which of them count; None where all do."""
+        """Return the records at ``places``, and which of them count; None where all do."""
         good: NDArray[np.bool_] | None = None
         if self.tensors is not None:
             rows = torch.from_numpy(places)
@@ -253,7 +253,7 @@ class Batch:
         return len(self.indices)
 
     def part(self, place: int, of: int) -> "Batch":
-        """One of ``of`` parts of equal size, to within one."""
+        """Return one of ``of`` parts of equal size, to within one."""
         return Batch(self.examples, np.array_split(self.indices, of)[place])
 
     def physical_batches(self, physical_batch_size: int | None = None) -> Iterator[PhysicalBatch]:
@@ -283,7 +283,7 @@ class Batch:
 
 
 def _source(data: Any) -> tuple[tuple[Tensor, ...] | None, Any, int]:
-    """Tensors or a dataset, and how many records."""
+    """Return tensors or a dataset, and how many records."""
     if isinstance(data, TensorDataset):
         data = data.tensors
     if isinstance(data, list | tuple) and data and all(isinstance(x, Tensor | np.ndarray) for x in data):
@@ -314,7 +314,7 @@ def _some(records: int) -> int:
 
 
 def _places(users: Any, records_per_user: int | None, records: int) -> Integers | None:
-    """The first ``records_per_user`` records of each user, a row a user, filled up with -1."""
+    """Return the first ``records_per_user`` records of each user, a row a user, filled up with -1."""
     if users is None:
         if records_per_user is not None:
             raise InvalidValue("records_per_user needs users: whose record each one is")
@@ -339,7 +339,7 @@ def _places(users: Any, records_per_user: int | None, records: int) -> Integers 
 
 
 def _spread(rows: Tensor, mask: Tensor) -> Tensor:
-    """Rows in the places of ``mask``, zeros elsewhere."""
+    """Return rows in the places of ``mask``, zeros elsewhere."""
     spread = rows.new_zeros((*mask.shape, *rows.shape[1:]))
     spread[mask.to(rows.device)] = rows
     return spread

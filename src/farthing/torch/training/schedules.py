@@ -1,4 +1,4 @@
-"""Which bound a batch has: one for all, one a step, or one that follows released values.
+"""Schedules of bounds: one for all batches, one a step, or one that follows released values.
 
 >>> falling = Bounds(lambda t: 1.0 / t)
 >>> [falling.at(t, noise_multiplier=1.0, batch_size=100.0).norm() for t in (1, 4)]
@@ -67,7 +67,7 @@ class Average:
 
     @torch.no_grad()
     def update(self, model: nn.Module, t: int) -> None:
-        """After update t = 1, 2, … of ``model``."""
+        """Move the averaged weights, after update t = 1, 2, … of ``model``."""
         weight = 1 - min(self.decay, (1 + t) / (10 + t))
         for old, new in zip(self.model.parameters(), model.parameters(), strict=True):
             if new.requires_grad:
@@ -157,7 +157,7 @@ class Quantile(AdaptiveClip):
             raise InvalidValue(f"start must be from low={low:g} to high={high:g}, got {start:g}")
 
     def bound(self, noise_multiplier: float, batch_size: float) -> ClipCounted:
-        """Today's bound: the clip, and the share of the norm that the count may take."""
+        """Return the bound of the next batch: the clip, and the share of the norm that the count may take."""
         wanted = (noise_multiplier / (2 * self.deviation * batch_size)) ** 2
         return ClipCounted(self.clip_norm, min(wanted, _MOST_SHARE))
 
@@ -170,11 +170,11 @@ class Quantile(AdaptiveClip):
         return gradient
 
     def state_dict(self) -> dict[str, float]:
-        """The clip: all that changes."""
+        """Return the clip, which is all that changes."""
         return {"clip": self.clip_norm}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """The clip of a checkpoint."""
+        """Take the clip of a checkpoint."""
         self.clip_norm = min(max(validate.positive(clip_norm=state["clip"]), self.low), self.high)
 
 
@@ -186,24 +186,23 @@ class Bounds:
 
     def __init__(self, clip_norm: Clip, layout: Layout | None = None) -> None:
         self._layout = layout
+        self._adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
         self._clip: Any = clip_norm
         if isinstance(clip_norm, list | tuple | np.ndarray):
             self._clip = [self._bound(each) for each in clip_norm]
-        elif not isinstance(clip_norm, AdaptiveClip) and not callable(clip_norm):
+        elif self._adaptive is None and not callable(clip_norm):
             self._clip = self._bound(clip_norm)
 
     def at(self, t: int, noise_multiplier: float, batch_size: float) -> Bound:
-        """That of batch t = 1, 2, …; the same object where nothing changed."""
-        if isinstance(self._clip, AdaptiveClip):
-            return self._clip.bound(noise_multiplier, batch_size)
+        """Return the bound of batch t = 1, 2, …: the same object as long as nothing changes."""
+        if self._adaptive is not None:
+            return self._adaptive.bound(noise_multiplier, batch_size)
         each = self._clip[t - 1] if isinstance(self._clip, list) else self._clip
         return self._bound(each(t) if callable(each) else each)
 
     def learn(self, bound: Bound, released: Tensor, batch_size: float) -> Tensor:
-        """The gradient in what was released; an `AdaptiveClip` moves by the rest."""
-        if isinstance(self._clip, AdaptiveClip):
-            return self._clip.learn(bound, released, batch_size)
-        return released
+        """Return the gradient in what was released; an `AdaptiveClip` moves by the rest."""
+        return released if self._adaptive is None else self._adaptive.learn(bound, released, batch_size)
 
     def covers(self, steps: int) -> None:
         """Raises unless there is a bound for every one of ``steps`` batches."""
@@ -222,9 +221,9 @@ class Bounds:
 
     def state_dict(self) -> dict[str, float] | None:
         """Return what changes: the state of an `AdaptiveClip`."""
-        return self._clip.state_dict() if isinstance(self._clip, AdaptiveClip) else None
+        return None if self._adaptive is None else self._adaptive.state_dict()
 
     def load_state_dict(self, state: dict[str, float] | None) -> None:
-        """From a checkpoint."""
-        if isinstance(self._clip, AdaptiveClip) and state is not None:
-            self._clip.load_state_dict(state)
+        """Go on from a checkpoint."""
+        if self._adaptive is not None and state is not None:
+            self._adaptive.load_state_dict(state)
