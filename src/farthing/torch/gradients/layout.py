@@ -61,18 +61,18 @@ class Layout:
 
     @classmethod
     def over(cls, tensors: dict[str, Any]) -> "Layout":
-        """The layout of these, one after the other."""
+        """Return the layout of these, one after the other."""
         ends = list(accumulate(tensor.numel() for tensor in tensors.values()))
         shapes = tuple(tuple(tensor.shape) for tensor in tensors.values())
         return cls(tuple(tensors), shapes, (0, *ends[:-1]), ends[-1])
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many coordinates each parameter has."""
+        """Return how many coordinates each parameter has."""
         return tuple(b - a for a, b in zip(self.offsets, (*self.offsets[1:], self.size), strict=True))
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Each parameter's part of a flat tensor, in its shape and without a copy."""
+        """Return each parameter's part of a flat tensor, in its shape and without a copy."""
         parts = zip(flat.split(self.sizes), self.shapes, strict=True)
         return [part.view(shape) for part, shape in parts]
 
@@ -111,13 +111,13 @@ class Flat:
         return self._whole[name]
 
     def get(self, name: str) -> Tensor | None:
-        """The flat state of this name, if there is one."""
+        """Return the flat state of this name, if there is one."""
         return self._whole.get(name)
 
     def holds(
         self, parameters: Sequence[Tensor], states: Sequence[dict[str, Any]], names: Sequence[str]
     ) -> bool:
-        """Whether it is these parameters' state still, by all of these names."""
+        """Return whether it is these parameters' state still, by all of these names."""
         known = [state.get(name) for name in self._names for state in states]
         return (
             self._names == names
@@ -128,7 +128,7 @@ class Flat:
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Tensors end to end in float32; no copy where they lie so already, in one flat tensor.
+    """Return tensors end to end in float32; no copy where they lie so already, in one flat tensor.
 
     >>> whole = torch.arange(6.0)
     >>> joined([whole[:4].view(2, 2), whole[4:]]).data_ptr() == whole.data_ptr()
