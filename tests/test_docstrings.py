@@ -8,7 +8,7 @@ import pytest
 
 from farthing.accounting import filters
 
-PACKAGES = ["farthing", "farthing.audit", "farthing.torch"]
+PACKAGES = ["farthing", "farthing.audit", "farthing.federated", "farthing.torch"]
 UNDOCUMENTED = {  # names that lack a section still: this set may shrink and must not grow
     "farthing.SGDAdv",
     "farthing.audit.GaussianCurve",
@@ -41,8 +41,10 @@ PUBLIC = public()
 
 
 def takes_any(found):
-    """Whether a function or a class takes parameters; enumerations and exceptions do not count."""
+    """Whether a function or a class takes parameters; enumerations, exceptions and protocols do not count."""
     if isinstance(found, type) and issubclass(found, BaseException | str):
+        return False
+    if getattr(found, "_is_protocol", False):
         return False
     return bool(inspect.signature(found).parameters)
 

@@ -60,7 +60,35 @@ def personal(
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
     unit: Unit = Unit.RECORD,
 ) -> list[Budget]:
-    """A budget a client, from arrays of ε and δ; one of the two may be a single number."""
+    """Return a budget for each client, from arrays of ε and δ; one of the two may be a single number.
+
+    Parameters
+    ----------
+    epsilon : array_like
+        ε of each client, or one for all.
+    delta : array_like
+        δ of each client, or one for all.
+    adjacency : Adjacency, default "add-remove"
+        The adjacency of every budget.
+    unit : Unit, default "record"
+        The unit of every budget.
+
+    Returns
+    -------
+    list of Budget
+        Clients with equal budgets share one object.
+
+    Raises
+    ------
+    InvalidValue
+        Names the first client with a bad value.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> [budget.epsilon for budget in ft.federated.personal([0.5, 1.0], 1e-8)]
+    [0.5, 1.0]
+    """
     clients = max(np.size(epsilon), np.size(delta))
     epsilons, deltas = per_client("epsilon", epsilon, clients), per_client("delta", delta, clients)
     bad = np.flatnonzero(deltas >= 1)

@@ -120,7 +120,7 @@ class PlacesBlock(NamedTuple):
         return [(total.reshape(self.width, *v.shape[1:]), v.sum(axis=0))]
 
     def rows(self, features: Features) -> Array:
-        """The z themselves."""
+        """Return the mapped rows z."""
         x = np.zeros((len(self.places), self.width + 1))
         x[np.arange(len(x))[:, None], self.places] = 1.0
         return features.rows(x[:, : self.width], self.unit) * self.shrink[:, None]
@@ -131,10 +131,28 @@ def _times(values: Array, factors: Array) -> Array:
 
 
 class Indicators:
-    """Private rows of zeros and ones: ``places`` of the ones, ``width`` itself where there are fewer.
+    """Private rows of zeros and ones, kept as the places of their ones.
 
-    With ``unit`` each row is divided by its norm. Works where a `farthing.data.tables.Table` does, for public
-    maps that scale features one by one.
+    Works where a `farthing.data.tables.Table` does, for public maps that scale features one by one.
+
+    Parameters
+    ----------
+    places : array_like of int
+        The places of the ones, a row a record; ``width`` itself where a row has fewer.
+    width : int
+        The number of features.
+    y : array_like, optional
+        The targets.
+    unit : bool, default False
+        Whether each row is divided by its norm.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import farthing as ft
+    >>> rows = ft.federated.Indicators.of(np.array([[1, 0, 1], [0, 1, 0]]), [1.0, 0.0])
+    >>> len(rows), rows.places.tolist()
+    (2, [[0, 2], [1, 3]])
     """
 
     __slots__ = ("_unit", "places", "width", "y")
@@ -155,7 +173,7 @@ class Indicators:
 
     @classmethod
     def of(cls, X: Any, y: Any = None, *, unit: bool = False) -> "Indicators":
-        """From a dense table of zeros and ones."""
+        """Return the rows of a dense or sparse table of zeros and ones."""
         X = arrays.features(X)
         X = X.toarray() if hasattr(X, "indptr") else X
         if not np.isin(X, (0, 1)).all():
@@ -171,7 +189,7 @@ class Indicators:
         return len(self.places)
 
     def take(self, indices: Indices) -> "Indicators":
-        """Those at ``indices``; everybody costs no copy."""
+        """Return the rows at ``indices``; taking all copies nothing."""
         if isinstance(indices, slice) and indices == slice(None):
             return self
         taken = object.__new__(Indicators)
@@ -180,7 +198,7 @@ class Indicators:
         return taken
 
     def blocks(self, features: Features) -> Iterator[PlacesBlock]:
-        """All rows, block by block."""
+        """Yield all rows, block by block."""
         if np.ndim(features.scale) == 2:
             raise Unsupported("indicators are scaled feature by feature: use a Table for a matrix of scales")
         squares, centre = np.square(features.scale), np.asarray(features.centre)

@@ -88,7 +88,23 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ask:
-    """The server's question of one round."""
+    """The server's question of one round.
+
+    Attributes
+    ----------
+    round : int
+        Its number, from 1 on.
+    contribution : Contribution
+        What is summed over records: a gradient, above all.
+    w : object
+        The parameters, which are public.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.federated.Ask(round=1, contribution=None, w=[0.0, 0.0]).round
+    1
+    """
 
     round: int
     contribution: Contribution
@@ -97,7 +113,26 @@ class Ask:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """A client's upload: a noisy bounded sum, how many records to expect in it, the variance of its noise."""
+    """A client's upload.
+
+    Attributes
+    ----------
+    value : ndarray
+        The noisy sum of clipped contributions.
+    expected : float
+        The number of records that it holds on average.
+    variance : float
+        The variance of its noise on each coordinate.
+    receipt : Receipt
+        The charge to the client's own ledger.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import farthing as ft
+    >>> ft.federated.Reply(value=np.zeros(2), expected=10.0, variance=4.0, receipt=None).expected
+    10.0
+    """
 
     value: Array
     expected: float
@@ -107,24 +142,63 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answers:
-    """What the server makes of one round: Σ weight · upload, and what to divide it by. All public."""
+    """The uploads of one round, added up; all of it is public.
+
+    Attributes
+    ----------
+    total : ndarray
+        Σ weight · upload.
+    divisor : float
+        Σ weight · expected records.
+    count : int
+        The number of clients that took part.
+    alive : int
+        The number of clients that can afford another round.
+    variance : float
+        The variance of the noise on each coordinate of `mean`.
+    receipts : tuple of Receipt
+        The charges, where the clients have ledgers of their own.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import farthing as ft
+    >>> ft.federated.Answers(np.array([3.0, 1.0]), 2.0, count=2, alive=2, variance=0.1).mean
+    array([1.5, 0.5])
+    """
 
     total: Array
-    divisor: float  # Σ weight · expected records
-    count: int  # clients who came
-    alive: int  # clients who can afford another round
-    variance: float  # of the noise on each coordinate of the mean
+    divisor: float
+    count: int
+    alive: int
+    variance: float
     receipts: tuple[Receipt, ...] = ()
 
     @property
     def mean(self) -> Array:
-        """The mean contribution of a record."""
+        """The noisy mean contribution of a record."""
         return self.total / self.divisor
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What would come of an invitation: noise on the first round's mean, rounds until nobody is left."""
+    """The outlook of an invitation, from public numbers.
+
+    Attributes
+    ----------
+    deviation : float
+        The standard deviation of the noise on the first round's mean.
+    rounds : int
+        The rounds until the last client leaves.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> x, y = [[1.0]] * 20, [1.0] * 20
+    >>> clients = ft.federated.Simulated.split(x, y, clients=2, budgets=ft.Budget(1.0, 1e-6))
+    >>> clients.forecast(ft.federated.Invitation(1.0, rounds=7)).rounds
+    7
+    """
 
     deviation: float
     rounds: int
@@ -163,10 +237,29 @@ def weight_of(weights: Weights, expected: Any, variance: Any) -> Any:
 
 
 class ClientAgent:
-    """A client: its door (`Ledger.over(records)`), its public number of records, and what it agreed to.
+    """A client with a ledger of its own: it answers an invitation, then rounds.
 
-    Free of any transport: `join` answers an invitation, `handle` a round. The promise to its own ledger is
-    what the accountant allowed, checked once more by tight accounting.
+    Free of any transport. The promise to its ledger is what the invitation's accountant allowed, checked once
+    more by tight accounting.
+
+    Parameters
+    ----------
+    ledger : Ledger
+        Its ledger over its records (`Ledger.over`).
+    records : int
+        Its public number of records.
+    clip_norm : float, optional
+        A clipping norm of its own, in place of the invitation's.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import farthing as ft
+    >>> from farthing.data.tables import Table
+    >>> ledger = ft.Ledger(ft.Budget(1.0, 1e-6, observer="server"))
+    >>> agent = ft.federated.ClientAgent(ledger.over(Table(np.ones((20, 1)), np.ones(20))), records=20)
+    >>> agent.join(ft.federated.Invitation(1.0, rounds=5)).rounds, agent.left
+    (5, 5)
     """
 
     def __init__(self, ledger: Ledger, records: int, clip_norm: float | None = None) -> None:
@@ -175,7 +268,7 @@ class ClientAgent:
         self._terms: Terms | None = None
 
     def terms(self, invitation: Invitation) -> Terms:
-        """What this client would agree to."""
+        """Return the terms that this client would agree to."""
         if invitation.trust is Trust.TRUSTED:
             raise Unsupported("an agent hands nothing out without noise: a trusted aggregator asks a Ledger")
         if isinstance(invitation.draw, InTurn):
@@ -183,7 +276,7 @@ class ClientAgent:
         return invitation.terms(self._ledger.budget, self._records, self._clip)
 
     def join(self, invitation: Invitation) -> Terms:
-        """Answers an invitation with this client's own terms, and promises its ledger that many rounds."""
+        """Return this client's terms for an invitation, and promise its ledger that many rounds."""
         terms = self.terms(invitation)
         if terms.rounds:
             self._left = self._ledger.promise(terms.query(NOTHING), terms.rounds)
@@ -192,21 +285,21 @@ class ClientAgent:
 
     @property
     def budget(self) -> Budget:
-        """What this client may spend in all."""
+        """The budget of its ledger."""
         return self._ledger.budget
 
     @property
     def records(self) -> int:
-        """How many records it says it has."""
+        """Its public number of records."""
         return self._records
 
     @property
     def left(self) -> int:
-        """How many more rounds this client can afford."""
+        """The rounds that it can still afford."""
         return self._left.left if self._terms is not None and self._terms.rounds else 0
 
     def handle(self, ask: Ask) -> Reply:
-        """Charges, draws, clips, adds noise, answers. Raises `BudgetSpent` where the round does not fit."""
+        """Charge a round, then draw, clip, add noise and answer; `BudgetSpent` where it does not fit."""
         if self._terms is None:
             raise InvalidValue("this agent joined nothing yet: send an Invitation first")
         if not self._terms.rounds:
@@ -216,14 +309,28 @@ class ClientAgent:
 
 
 class Clients(Protocol):
-    """Clients that can be invited and asked; everything that they tell the server is public."""
+    """Clients that can be invited and asked; everything that they tell the server is public.
+
+    The interface of `Simulated`, `Parties` and the deployed coordinator, which algorithms are written
+    against.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> clients: ft.federated.Clients = ft.federated.Simulated.split(
+    ...     [[0.5]] * 20, [1.0] * 20, clients=2, budgets=ft.Budget(1.0, 1e-6)
+    ... )
+    >>> clients.invite(ft.federated.Invitation(1.0, rounds=3))
+    >>> len(clients), clients.alive, clients.left.tolist()
+    (2, 2, [3, 3])
+    """
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of clients."""
 
     @property
     def budgets(self) -> Sequence[Budget]:
-        """What each may spend, in order; clients with equal budgets may share one object."""
+        """The budget of each, in order; clients with equal budgets may share one object."""
 
     @property
     def records(self) -> NDArray[np.int64]:
@@ -231,24 +338,34 @@ class Clients(Protocol):
 
     @property
     def alive(self) -> int:
-        """How many can afford another round of what they were invited to."""
+        """The number of clients that can afford another round."""
 
     @property
     def left(self) -> NDArray[np.int64]:
-        """How many more rounds each client can afford."""
+        """The rounds that each can still afford."""
 
     def forecast(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> Forecast:
-        """What would come of an invitation; costs nothing and settles nothing."""
+        """Return the outlook of an invitation; costs nothing and settles nothing."""
 
     def invite(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> None:
-        """Settles everybody's terms; once, before the first question."""
+        """Settle everybody's terms; once, before the first question."""
 
     def ask(self, contribution: Contribution, w: Any) -> Answers:
-        """One round among those who can afford it. Raises `BudgetSpent` where nobody can."""
+        """Ask all who can afford a round; raises `BudgetSpent` where nobody can."""
 
 
 class Passing(Clients, Protocol):
-    """Clients that can also be asked one at a time."""
+    """Clients that can also be asked one at a time, as SGD1 does.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> clients: ft.federated.Passing = ft.federated.Simulated.split(
+    ...     [[0.5]] * 20, [1.0] * 20, clients=2, budgets=ft.Budget(1.0, 1e-6)
+    ... )
+    >>> clients.pick() in (0, 1)
+    True
+    """
 
     def pick(self) -> int:
         """A party, drawn with the chance of its share of all records. Not to be published."""
@@ -260,7 +377,24 @@ class Passing(Clients, Protocol):
 class Parties:
     """Agents that are asked one after the other: the server's side of a round, whatever carries it.
 
-    ``stream`` draws whose turn it is where they are asked one at a time.
+    Parameters
+    ----------
+    agents : iterable of ClientAgent
+        The parties, or stubs of remote ones.
+    stream : Stream, optional
+        Draws whose turn it is where they are asked one at a time.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import farthing as ft
+    >>> from farthing.data.tables import Table
+    >>> budget = ft.Budget(1.0, 1e-6, observer="server")
+    >>> ledgers = [ft.Ledger(budget).over(Table(np.ones((20, 1)), np.ones(20))) for _ in range(2)]
+    >>> parties = ft.federated.Parties(ft.federated.ClientAgent(ledger, 20) for ledger in ledgers)
+    >>> parties.invite(ft.federated.Invitation(1.0, rounds=4))
+    >>> len(parties), parties.left.tolist()
+    (2, [4, 4])
     """
 
     def __init__(self, agents: Iterable[ClientAgent], stream: Stream | None = None) -> None:

@@ -81,11 +81,46 @@ _ENTRIES = 2**16  # of uploads held at once: half a megabyte, which stays in the
 
 
 class Simulated:
-    """Simulated clients with records, budgets and, if given, clips of their own.
+    """Simulated clients, each with records, a budget and, if given, a clipping norm of its own.
 
-    Client i owns rows ``offsets[i]`` to ``offsets[i+1]`` of ``table``. ``sizes`` are the public numbers of
-    records; without them those of the table are taken to be public, and a client without any is treated as
-    having the most common number, so that its uploads, which are noise only, cannot be told apart.
+    Client i owns rows ``offsets[i]`` to ``offsets[i+1]`` of the table. `split` and `gather` make one from
+    arrays.
+
+    Parameters
+    ----------
+    table : Table or Indicators
+        The rows of all clients, sorted by client.
+    offsets : array_like of int
+        Where each client's rows begin, and the number of rows.
+    budgets : Budget or sequence of Budget
+        One for all, or one a client. The observer follows from the invitation's trust.
+    clip_norm : array_like, optional
+        Clipping norms of the clients' own, in place of the invitation's.
+    sizes : array_like of int, optional
+        Public numbers of records. By default those of the table, taken as public; a client without any is
+        treated as having the most common number, so that its uploads, noise alone, cannot be told apart.
+    noise : {"sum", "each"}, default "sum"
+        One draw with the distribution of all noise in the sum, or one for every upload, as deployed.
+    stream : Stream, optional
+        Random words; a seeded stream is for tests and voids every guarantee.
+
+    Attributes
+    ----------
+    left : ndarray of int
+        The rounds that each client can still afford.
+
+    Notes ----- The guarantee is each client's own (`guarantee`): its (ε, δ) under its adjacency and unit,
+    against the observer of the invitation. Charges follow the rule of a ledger, see the module's docstring.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import farthing as ft
+    >>> X, y = np.ones((300, 2)), np.ones(300)
+    >>> clients = ft.federated.Simulated.split(X, y, clients=3, budgets=ft.Budget(1.0, 1e-6))
+    >>> clients.invite(ft.federated.Invitation(1.0, rounds=10))
+    >>> len(clients), clients.left.tolist(), clients.guarantee(0).epsilon
+    (3, [10, 10, 10], 1.0)
     """
 
     def __init__(
@@ -130,7 +165,25 @@ class Simulated:
         noise: Literal["sum", "each"] = "sum",
         stream: Stream | None = None,
     ) -> "Simulated":
-        """Deals rows out in order: ``records`` each, or evenly among ``clients``."""
+        """Return clients with rows dealt out in order: ``records`` each, or evenly among ``clients``.
+
+        Parameters
+        ----------
+        X : array_like, sparse array, Table or Indicators
+            The rows of all clients.
+        y : array_like, optional
+            The targets, where X is not a table.
+        budgets : Budget or sequence of Budget
+            One for all, or one a client.
+        clients : int, optional
+            The number of clients.
+        records : int or array_like of int, optional
+            The number of records of each (the last may have fewer), or of every one.
+        unit : bool, default False
+            Whether rows are scaled to norm 1.
+        clip_norm, noise, stream
+            As for `Simulated`.
+        """
         if not isinstance(X, Table | Indicators):
             X = Table(X, y, unit=unit)
         offsets = dealt(len(X), clients, records)
@@ -147,7 +200,19 @@ class Simulated:
         noise: Literal["sum", "each"] = "sum",
         stream: Stream | None = None,
     ) -> "Simulated":
-        """From one (X, y) a client; an empty X is a client without records."""
+        """Return clients from one (X, y) each; an empty X is a client without records.
+
+        Parameters
+        ----------
+        parts : sequence of (X, y)
+            The rows and targets of every client.
+        budgets : Budget or sequence of Budget
+            One for all, or one a client.
+        unit : bool, default False
+            Whether rows are scaled to norm 1.
+        clip_norm, noise, stream
+            As for `Simulated`.
+        """
         if not parts:
             raise InvalidValue("there must be at least one client")
         tables = [arrays.rows(X) for X, _ in parts]
@@ -182,7 +247,7 @@ class Simulated:
 
     @property
     def done(self) -> Integers:
-        """How many rounds each client took part in."""
+        """The rounds that each client took part in."""
         return self._settled - self.left
 
     def forecast(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> Forecast:
@@ -222,11 +287,11 @@ class Simulated:
         return terms, which, Budgets(known, self._budgets.which)
 
     def terms(self, client: int) -> Terms:
-        """What a client agreed to."""
+        """Return a client's terms."""
         return self._terms[int(self._which[client])]
 
     def event(self, client: int) -> Event | None:
-        """What the client's books hold: everything that was charged until now."""
+        """Return what a client was charged until now, as one event; None for nothing."""
         done = int(self.done[client])
         if isinstance(self._invitation.draw, InTurn):
             done = -(-done // int(self._sizes[client]))
@@ -234,13 +299,13 @@ class Simulated:
         return RepeatedEvent(term.price(self._budgets[client]), done) if done else None
 
     def guarantee(self, client: int) -> Guarantee:
-        """What holds for a client, however long this goes on."""
+        """Return the guarantee of a client, however long this goes on."""
         budget = self._budgets[client]
         by = self._invitation.accountant
         return self._statement(budget, budget.epsilon, str(by), by.theorem)
 
     def spent(self, client: int) -> Guarantee:
-        """What a client's rounds until now amount to, by tight accounting."""
+        """Return what a client's rounds until now amount to, by tight accounting."""
         budget, event = self._budgets[client], self.event(client)
         epsilon = 0.0 if event is None else pld.epsilon(event, budget.delta, budget.adjacency)
         within = min(epsilon, budget.epsilon)  # the rounds are
@@ -299,7 +364,7 @@ class Simulated:
         return given
 
     def _answered(self, contribution: Contribution, w: Array, now: "_Round", alive: int) -> Answers:
-        """What those who came say, and its noise. Only reached after the charge."""
+        """Return the noisy sum over those who came; only reached after the charge."""
         rows, who = self._draw(now)
         table = now.table if now.table is not None else self._table.take(rows)
 
@@ -330,7 +395,7 @@ class Simulated:
         return Answers(total, now.divisor, len(now.came), alive, (now.deviation / now.divisor) ** 2)
 
     def _settle(self, came: Integers) -> "_Round":
-        """All that stays the same until the next client leaves."""
+        """Return everything that stays the same until the next client leaves."""
         which = self._which[came]
 
         def column(values: list[float]) -> Array:
@@ -427,7 +492,7 @@ def _own_noise(term: Terms) -> Gaussian:
 
 @dataclass(slots=True, eq=False)
 class _Round:
-    """Those who take part, and what follows from that; ``lasts`` rounds until one of them leaves."""
+    """The clients of a round, and what follows from them; ``lasts`` rounds until one leaves."""
 
     came: Integers
     lasts: int

@@ -1,4 +1,4 @@
-"""What a client agrees to: how the server invites, and what each makes of it from its own budget.
+"""The terms of federated training: the server's invitation, and what each client makes of it.
 
 An `Invitation` says how to draw from one's own records, where to clip, how many rounds to expect, how noise
 is chosen and rounds are counted, and whom to trust. `Terms` are a client's own sampler, bound and mechanism,
@@ -40,7 +40,17 @@ _ALL = Everyone()
 
 
 class Trust(StrEnum):
-    """Who adds the noise, and so whom a client need not trust."""
+    """Who adds the noise, and so whom a client need not trust.
+
+    ``local``: each client, all of it; the server may see every message. ``distributed``: each client a share;
+    only sums over clients may be seen. ``trusted``: the aggregator; only what it releases may be seen.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> [str(trust.observer) for trust in ft.federated.Trust]
+    ['server', 'aggregate', 'anyone']
+    """
 
     LOCAL = "local"  # each client, all of it: the server may see every message
     DISTRIBUTED = "distributed"  # each client a share: only sums over clients may be seen
@@ -48,7 +58,7 @@ class Trust(StrEnum):
 
     @property
     def observer(self) -> Observer:
-        """Against whom the guarantee holds."""
+        """The observer against whom the guarantee holds."""
         match self:
             case Trust.LOCAL:
                 return Observer.SERVER
@@ -58,7 +68,17 @@ class Trust(StrEnum):
 
 
 class Weights(StrEnum):
-    """How the server combines uploads of clients who differ in noise or in numbers of records."""
+    """How the server weighs uploads of clients that differ in noise or in numbers of records.
+
+    ``precision``: by the inverse variance of the noise. ``plain``: each client's mean counts the same, as in
+    A-DDP. ``records``: each record counts the same, a plain sum.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.federated.Weights("plain")
+    <Weights.PLAIN: 'plain'>
+    """
 
     PRECISION = "precision"  # by inverse variance of the noise
     PLAIN = "plain"  # each client's mean counts the same, as in the paper
@@ -67,7 +87,23 @@ class Weights(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Exactly:
-    """``size`` of a client's records without replacement, or all where it has fewer; one is A-DDP's draw."""
+    """A draw of exactly ``size`` of a client's records without replacement; one is A-DDP's draw.
+
+    Parameters
+    ----------
+    size : int, default 1
+        The number of records; a client with fewer takes all.
+
+    Notes
+    -----
+    One record pushes another out, so that a sum moves by two clipping norms under every adjacency.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.federated.Exactly(3)
+    Exactly(size=3)
+    """
 
     size: int = 1
 
@@ -77,9 +113,16 @@ class Exactly:
 
 @dataclass(frozen=True, slots=True)
 class InTurn:
-    """One record a round, in turn: each is seen once in a pass, so that a pass is priced as one round.
+    """A draw of one record a round, in turn: a pass over all records is priced as one round.
 
-    Neighbours must have the same places: zero-out or replace-one. Only simulated: a ledger charges by round.
+    Neighbours must have the same places: zero-out or replace-one. Only simulated: a ledger charges every
+    round.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.federated.InTurn()
+    InTurn()
     """
 
 
@@ -137,25 +180,47 @@ class Unhidden(FixedSize):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """A client's own part of every query, and how many rounds it affords. All of it is public."""
+    """A client's own part of every query, and the rounds that it affords; all of it is public.
+
+    Attributes
+    ----------
+    sampler : Sampler
+        The draw among its records.
+    bound : ClipNorm
+        The clipping norm.
+    mechanism : Gaussian
+        The noise that it adds.
+    expected : float
+        The number of records in one upload, on average.
+    rounds : int
+        The rounds that its budget affords.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> budget = ft.Budget(1.0, 1e-6, observer="server")
+    >>> terms = ft.federated.Invitation(1.0, rounds=20).terms(budget, records=100)
+    >>> terms.rounds, terms.expected
+    (20, 100.0)
+    """
 
     sampler: Sampler
     bound: ClipNorm
     mechanism: Gaussian
-    expected: float  # records in one upload, on average
+    expected: float
     rounds: int
 
     def query(self, contribution: Contribution) -> Query:
-        """What the client asks of its own ledger."""
+        """Return the query that the client asks of its own ledger."""
         return Query(self.sampler, contribution, self.bound, self.mechanism)
 
     def price(self, budget: Budget) -> Event:
-        """The event of one round."""
+        """Return the privacy event of one round."""
         return self.query(NOTHING).price(budget)
 
     @property
     def variance(self) -> float:
-        """Of the noise on each coordinate of one upload."""
+        """The variance of the noise on each coordinate of one upload."""
         own = (self.mechanism.noise_multiplier * self.bound.clip) ** 2
         match self.mechanism:
             case Share(survivors=survivors) | ClientNoise(survivors=survivors):
@@ -165,13 +230,44 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """How the server proposes to train. ``noise`` is over the clip; None: enough for ``rounds`` rounds.
+    """A server's proposal: the draw, the clipping norm, the noise, and who adds it.
 
-    ``calibration`` chooses that noise, ``accountant`` counts how many rounds it affords in the end: A-DDP
-    takes the noise of advanced composition for T rounds and then counts by its own theorem. Distributed
-    noise must be one and the same for all clients, so it must be given, with the least number of honest
-    ``survivors`` of a round; how many rounds of it each can afford remains its own affair. With ``seen`` the
-    guarantee holds even before somebody who knows which records were drawn (`Observer.COORDINATOR`).
+    Parameters
+    ----------
+    clip_norm : float
+        The norm at which a record's contribution is clipped.
+    draw : Everyone, Poisson, Exactly or InTurn, default Everyone()
+        The records that a client draws in a round.
+    rounds : int, default 100
+        The rounds that noise is chosen for.
+    noise_multiplier : float, optional
+        The noise over the clipping norm; by default each client takes the least with which ``rounds`` fit its
+        budget. Required where noise is not local, because it must be one and the same for all.
+    calibration : Accountant, default "tight"
+        Chooses the noise.
+    accountant : Accountant, default "tight"
+        Counts the rounds that the noise affords. A-DDP takes the noise of advanced composition and then
+        counts by its own theorem.
+    trust : Trust, default "local"
+        Who adds the noise.
+    survivors : int, default 1
+        The least number of honest clients of a round under distributed trust.
+    seen : bool, default False
+        Whether the guarantee must hold even before an observer who knows which records were drawn.
+
+    Raises
+    ------
+    InvalidValue
+        For values out of range, and for noise that is missing where all must share it.
+    Unsupported
+        For combinations that no theorem covers.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> invitation = ft.federated.Invitation(3.0, ft.Poisson(0.01), rounds=10, accountant="sampling")
+    >>> invitation.terms(ft.Budget(0.5, 1e-8, observer="server"), records=100).expected
+    1.0
     """
 
     clip_norm: float
@@ -213,7 +309,7 @@ class Invitation:
 
     @property
     def observer(self) -> Observer:
-        """Against whom what it leads to holds."""
+        """The observer against whom the guarantee holds."""
         return Observer.COORDINATOR if self.seen else self.trust.observer
 
     def terms(self, budget: Budget, records: int, clip_norm: float | None = None) -> Terms:
@@ -246,7 +342,7 @@ def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) ->
 
 
 def _refuse(invitation: Invitation, budget: Budget, clip: float) -> None:
-    """What no theorem of ours covers."""
+    """Refuse what no theorem covers."""
     if budget.observer is not invitation.observer:
         what = f"under {invitation.trust} trust" + " with draws seen" * invitation.seen
         raise InvalidValue(
@@ -313,7 +409,7 @@ def sampler_of(draw: Draw, records: int) -> Sampler:
 
 
 def expected(draw: Draw, records: int) -> float:
-    """How many records an upload holds on average."""
+    """Return how many records an upload holds on average."""
     match draw:
         case Poisson(rate):
             return rate * records

@@ -55,6 +55,12 @@ class Option:
         The quantity that it sets; at most one option (or two that need each other) may.
     local : bool
         Whether it needs noise that is added locally.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.federated.Option(name="shrink_rate", help="The factor by which steps shrink.").flag
+    '--shrink-rate'
     """
 
     name: str
@@ -124,6 +130,12 @@ class Method:
         ``published(clients, noise, client, rounds)`` returns the guarantees of its published noise.
     most_records : int or None
         The most records in all, where iterations grow with their square.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.federated.METHODS["addp"].trusts
+    ('local', 'distributed', 'trusted')
     """
 
     name: str
