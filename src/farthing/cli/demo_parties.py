@@ -1,4 +1,4 @@
-"""Three parties and a coordinator on one machine, each in processes of its own: ``make demo-parties``.
+"""The demonstration ``make demo-parties``: three parties and a coordinator, each in processes of its own.
 
 Everything is made from nothing in a new folder: keys, records (a third of the embedded Adult data each),
 policies, the run. Then ``farthing join`` three times and ``farthing serve``, as on four machines.
@@ -34,7 +34,7 @@ def set_up(
     limits: str = 'noise = 0.5\nclip = 3.0\nrounds = 1000\ndraws = ["all", "exactly:1", "poisson:0.1"]',
     settings: str = "",
 ) -> Path:
-    """Keys, records and settings of everybody; returns the run's file. ``records`` is for each party."""
+    """Write keys, records and settings of all parties; returns the run's file. ``records`` is for each."""
     adult = load_adult()
     each = len(adult.X_train) // len(parties) if records is None else records
     keyring.make(folder / "keys", parties, ["localhost"], coordinator=True)

@@ -27,9 +27,9 @@ def guard(
     check: Annotated[bool, typer.Option("--check", help="See that everything is in order, and end.")] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Keeps a party's records, and answers what its policy allows.
+    """Guards a party's records, and answers what its policy allows.
 
-    Its noise and its ledger are kept as well. It listens on a Unix socket.
+    It adds the noise and keeps the ledger. It listens on a Unix socket.
     """
     if as_json and not check:
         raise InvalidValue("--json goes with --check: a guard that listens prints nothing else")
@@ -83,7 +83,7 @@ def serve(
     ] = "127.0.0.1",
     as_json: AsJson = False,
 ) -> int:
-    """Coordinates parties that train together.
+    """Coordinates parties that train one model.
 
     It goes on until nobody can afford another round. A run that was interrupted goes on where it was when it
     is started again.
@@ -109,7 +109,7 @@ def join(
 ) -> int:
     """Starts a party's guard and its node, and answers a coordinator.
 
-    A guard that runs already is used. It ends when it is told to.
+    A guard that runs already is used. SIGTERM and Ctrl-C end it.
     """
     from farthing.deploy import join as joining
 

@@ -79,14 +79,14 @@ def simulate(
             help="A number for all, numbers with commas in turn, or FILE:COLUMN, a row each.",
         ),
     ] = None,
-    delta: Annotated[float | None, option(number, "Of every client's budget.")] = None,
+    delta: Annotated[float | None, option(number, "The delta of every client's budget.")] = None,
     records: Annotated[
         int | None,
         typer.Option(
             "--records-per-client",
             parser=whole,
             metavar="INTEGER",
-            help="Of each client, from the first rows; by default all rows, evenly.",
+            help="Records of each client, from the first rows; by default all, evenly.",
         ),
     ] = None,
     method: Annotated[
@@ -107,7 +107,7 @@ def simulate(
         typer.Option(help="When two clients' records are neighbours; by default add-remove."),
     ] = None,
     unit: Annotated[
-        Unit, typer.Option(help="What is hidden of a client: a record, or all of them.")
+        Unit, typer.Option(help="What is protected: a record, or all records of a client.")
     ] = Unit.RECORD,
     target: Target = None,
     schema: SchemaFile = None,
@@ -119,7 +119,7 @@ def simulate(
 ) -> int:
     """Trains a model over clients that keep their records.
 
-    Each has a budget of its own. Ctrl-C ends it with what was reached.
+    Each client has a budget of its own. Ctrl-C ends it with the rounds that were taken.
     """
     from farthing.federated import simulation
 

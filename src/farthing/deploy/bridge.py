@@ -1,4 +1,4 @@
-"""Between a coordinator and the app that carries its messages: bytes over a Unix socket, nothing else.
+"""The bridge between a coordinator and the app that carries its messages: bytes over a Unix socket.
 
 The coordinator listens (`Bridge`, a `Transport`); whatever reaches the nodes connects and calls `carry`. So
 keys, checkpoint and algorithm stay in the coordinator's own process, and a carrier may die: the next one that
@@ -60,7 +60,7 @@ class Bridge:
 
     @property
     def connected(self) -> bool:
-        """Whether a carrier is there, as far as is known."""
+        """Return whether a carrier is connected, as far as is known."""
         with self._changed:
             return self._carrier is not None
 
@@ -104,7 +104,7 @@ class Bridge:
                 self._late[node] = body
 
     def close(self) -> None:
-        """Stops listening; a carrier that is there notices."""
+        """Stop listening; a connected carrier notices."""
         self._closed = True
         with contextlib.suppress(OSError):  # wakes accept
             Client(str(self.path), "AF_UNIX").close()
@@ -182,7 +182,7 @@ _TAIL = math.sqrt(2 * math.log(1e12))  # deviations: an honest update is longer 
 
 
 class State(StrEnum):
-    """Where a party stands."""
+    """A party's state in a run."""
 
     HERE = "here"
     MISSING = "missing"  # did not answer the last round
@@ -193,7 +193,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PartyStatus:
-    """Where a party stands, for people to look at."""
+    """A party's state and figures, for the live page."""
 
     name: str
     state: State
@@ -204,7 +204,7 @@ class PartyStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How far a run is."""
+    """A run's progress."""
 
     run: str
     round: int
@@ -214,7 +214,7 @@ class Status:
 
 @dataclass(slots=True, eq=False)
 class Party:
-    """One party."""
+    """A party as the coordinator sees it."""
 
     name: str
     budget: Budget
@@ -228,7 +228,7 @@ class Party:
 
     @classmethod
     def announced(cls, name: str, said: Fields, turn: Turn) -> "Party":
-        """From its announcement; refused where that is none."""
+        """Return a party from its announcement; refuses what is none."""
         if Turn.of(said) != turn:
             refuse(Reason.STALE, "it announces itself to another run")
         said.take("about")
@@ -240,7 +240,7 @@ class Party:
 
     @property
     def asked(self) -> bool:
-        """Whether it is asked in the next round."""
+        """Whether the next round asks it."""
         return self.left > 0 and self.state in (State.HERE, State.MISSING)
 
     @property
@@ -248,22 +248,22 @@ class Party:
         return PartyStatus(self.name, self.state, self.left, self.missed, self.reason)
 
     def told(self, left: int, seen: tuple[int, str] | None) -> None:
-        """What it says is left, and the newest row of its ledger."""
+        """Note the rounds left that it announces, and the newest row of its ledger."""
         self.left, self.seen = left, seen or self.seen
 
     def answered(self) -> None:
-        """It came to a round."""
+        """Note that it answered a round."""
         self.missed, self.reason = 0, ""
         self.state = State.HERE if self.left else State.SPENT
 
     def absent(self, patience: int) -> None:
-        """It did not come to a round."""
+        """Note that it missed a round."""
         if self.state in (State.HERE, State.MISSING):
             self.missed += 1
             self.state = State.GONE if self.missed >= patience else State.MISSING
 
     def refused(self, reason: Reason) -> None:
-        """It refused, for good or for this round."""
+        """Note that it refused, for good or for this round."""
         match reason:
             case Reason.SPENT | Reason.ROUNDS | Reason.PROMISED:
                 self.left, self.state = 0, State.SPENT
@@ -274,11 +274,11 @@ class Party:
         self.reason = str(reason)
 
     def excluded(self, reason: Reason) -> None:
-        """It will not have our terms, or signed an answer that breaks the rules."""
+        """Exclude it: it refuses the terms, or signed an answer that breaks the rules."""
         self.left, self.state, self.reason = 0, State.REFUSED, str(reason)
 
     def snapshot(self) -> list[Any]:
-        """All that changes, as JSON values."""
+        """Return everything that changes, as JSON values."""
         return [self.left, str(self.state), self.missed, self.reason, *self.seen]
 
     def restore(self, said: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a coordinator must not forget: a run's seed, and what came of every round.
+"""The checkpoint of a coordinator: a run's seed, and the result of every round.
 
 ``run.json`` holds the name of the run, who is enrolled and the seed that nonces and turns follow from; it is
 written once, whole or not at all. ``rounds.log`` gets one record a round, flushed before the algorithm goes
@@ -83,7 +83,7 @@ class Checkpoint:
         return seed
 
     def _read(self) -> None:
-        """All records; what a crash tore off at the end is cut away."""
+        """Return all records; a record that a crash tore off at the end is cut away."""
         content = os.pread(self._file, os.fstat(self._file).st_size, 0)
         place = 0
         while place + _RECORD.size <= len(content):
@@ -105,11 +105,11 @@ class Checkpoint:
 
     @property
     def replaying(self) -> bool:
-        """Whether recorded steps are still to be read."""
+        """Return whether recorded steps are still to be read."""
         return bool(self._recorded)
 
     def add(self, header: dict[str, Any], body: bytes = b"") -> None:
-        """One more step, on disk when this returns."""
+        """Append a step; it is on disk when this returns."""
         if self._file < 0:
             return
         text = json.dumps(header, allow_nan=False).encode("ascii")

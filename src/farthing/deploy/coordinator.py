@@ -2,7 +2,7 @@
 
 `Remote` says hello to every enrolled party, proposes terms, and asks round by round over a `Transport`. A
 round ends when all who were asked have answered or the time is up; who was late is missing from that round
-and asked again in the next, and after ``patience`` rounds in a row is left in peace. Uploads are added in the
+and asked again in the next, and after ``patience`` rounds in a row is asked no more. Uploads are added in the
 order of the parties, not of arrival.
 
 Answers are checked before they count: signed by the party's enrolled key, about this very request, of the
@@ -123,15 +123,15 @@ class Remote:
         return sum(party.asked for party in self._members)
 
     def terms(self, party: int) -> Terms:
-        """What a party was asked for."""
+        """Return the terms that a party was asked for."""
         return self._terms[party]
 
     def status(self) -> Status:
-        """How far it is, for people to look at."""
+        """Return the run's progress, for the live page."""
         return Status(self._run, self._round, self.alive, tuple(party.status for party in self._members))
 
     def close(self) -> None:
-        """Lets go of the checkpoint."""
+        """Close the checkpoint."""
         self._checkpoint.close()
 
     def _gathered(self) -> list[Party]:
@@ -236,7 +236,7 @@ class Remote:
     def _taken(
         self, places: list[int], contribution: Contribution, w: Any, weights: Weights | None = None
     ) -> Answers:
-        """One round among some parties: recorded before, or asked now and recorded."""
+        """Return one round among some parties: as recorded, or asked now and recorded."""
         if not self._terms:
             raise InvalidValue("nobody was invited yet: call clients.invite(Invitation(...)) first")
         w = np.asarray(w, dtype=np.float64)
@@ -287,13 +287,13 @@ class Remote:
     def _plain(
         self, question: Question, places: list[int], body: bytes, weights: Weights
     ) -> tuple[list[int], Answers]:
-        """Everybody's own upload, with all of its noise."""
+        """Ask every party for its own upload, with all of its noise."""
         values: dict[int, Array] = {}
         rows: dict[int, tuple[int, str]] = {}
         where = {self._members[place].name: place for place in places}
 
         def check(name: str, opened: Opened) -> None:
-            """Takes an answer that is what it must be."""
+            """Accept an answer that is about this question, or refuse it."""
             party, said = self._members[where[name]], opened.fields()
             if Turn.of(said) != question.turn:
                 refuse(Reason.STALE, "it is of another run or round")
@@ -375,7 +375,7 @@ class Remote:
         )
 
     def _note(self, places: list[int], came: set[int]) -> None:
-        """Where those who were asked stand after a round."""
+        """Update the state of those who were asked."""
         for place in places:
             if place in came:
                 self._members[place].answered()
@@ -384,7 +384,7 @@ class Remote:
             log.warning("%s did not come to round %d", self._members[place].name, self._round)
 
     def _nobody(self, places: list[int]) -> None:
-        """Nobody answered: over for good where nobody can afford a round, otherwise the network's fault."""
+        """Raise for a round that nobody answered: `BudgetSpent` where nobody can afford one."""
         if not any(self._members[place].asked for place in places):
             raise BudgetSpent(f"none of {len(self)} parties can afford another round, or is still there")
         raise FarthingError(
@@ -399,7 +399,7 @@ class Remote:
         check: Check,
         largest: int = 0,
     ) -> tuple[dict[str, Opened], set[str]]:
-        """What came back in order, and who was heard of; who refused or broke the rules is marked."""
+        """Return the accepted answers and who was heard of; marks who refused or broke the rules."""
         mail = self._post.exchange(requests, kind, seconds, check, largest)
         for party in self._members:
             if party.name in mail.refused:

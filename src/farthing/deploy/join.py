@@ -1,4 +1,4 @@
-"""What ``farthing join`` does: a party's guard, unless one runs, and the node that hands it questions.
+"""The work of ``farthing join``: a party's guard, unless one runs, and the node that hands it questions.
 
     coordinator = "coordinator.example:9092"
     authority = "ca.pem"              # who signed the coordinator's certificate: it came with its public key
@@ -30,7 +30,7 @@ _LOOK = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartyFile:
-    """A party's own file."""
+    """A party's own file, which says how it joins a coordinator."""
 
     coordinator: Place
     authority: Path
@@ -66,7 +66,7 @@ class PartyFile:
 
 
 def listening(path: Path) -> bool:
-    """Whether a guard answers there."""
+    """Return whether a guard answers at this socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -77,7 +77,7 @@ def listening(path: Path) -> bool:
 
 
 def join(party: PartyFile, say: Callable[[str], None] = lambda _: None) -> None:
-    """Until told to end."""
+    """Run a party's guard and node until SIGTERM or Ctrl-C."""
     needs_flower()
     party.folder.mkdir(mode=0o700, exist_ok=True)
     over = threading.Event()

@@ -1,4 +1,4 @@
-"""What ``farthing keys`` does: everything that parties and a coordinator must prove who they are with.
+"""The keys and certificates that ``farthing keys`` makes for parties and a coordinator.
 
     FOLDER/coordinator/   coordinator.key       signs questions (Ed25519)
                           public.toml           its public half, for the policies of guards
@@ -41,7 +41,7 @@ class Card:
 
     @classmethod
     def load(cls, path: Path) -> "Card":
-        """From a public.toml."""
+        """Return the keys in a public.toml."""
         found = toml_settings.read(path, "a party's public.toml")
         node = found.get("node")
         if set(found) != {"key", "node"} or not isinstance(node, str):
@@ -56,7 +56,7 @@ class Card:
 
 
 def make(folder: Path, parties: Sequence[str], hosts: Sequence[str], coordinator: bool) -> list[Path]:
-    """Keys for these parties, and for a coordinator that is reached under ``hosts``; the folders made."""
+    """Make keys for parties, and for a coordinator reached under ``hosts``; returns the new folders."""
     names = [checked_name(party=name) for name in parties]
     if len(set(names)) != len(names) or COORDINATOR in names:
         raise InvalidValue(f"parties must have a name each, and none is called {COORDINATOR}: got {names}")

@@ -1,4 +1,4 @@
-"""What ``farthing serve`` does: the coordinator of a run whose parties are elsewhere.
+"""The work of ``farthing serve``: the coordinator of a run whose parties are elsewhere.
 
     run = "wards-1"
     dataset = "wards"                 # as in the parties' policies
@@ -70,7 +70,7 @@ _LATELY = 10  # rounds that say how long one takes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFile:
-    """A run, as its file describes it."""
+    """A run's file: the method, the parties, and where everything lies."""
 
     run: str
     dataset: str
@@ -248,7 +248,7 @@ def coordinate(
 
 
 def _gathered(plan: RunFile, transport: Transport, signer: Signer) -> Remote:
-    """Waits for registrations."""
+    """Return the parties, once enough of them are there."""
     until = time.monotonic() + plan.wait
     enrolled = {name: card.key for name, card in plan.parties.items()}
     while True:
@@ -275,7 +275,7 @@ def _gathered(plan: RunFile, transport: Transport, signer: Signer) -> Remote:
 def _trained(
     plan: RunFile, clients: Remote, test: tuple[Array, NDArray[Any]] | None, board: "Board"
 ) -> tuple[Step, str]:
-    """The last step, and why it was the last."""
+    """Return the last step, and the reason why it was the last."""
     problem = plan.problem(int(clients.records.sum()))
     step, end = None, ""
     board.begun(clients)
@@ -301,7 +301,7 @@ def _accuracy(w: Weights, X: Array, y: NDArray[Any]) -> float:
 def _written(
     plan: RunFile, clients: Remote, step: Step, end: str, test: tuple[Array, NDArray[Any]] | None
 ) -> dict[str, Any]:
-    """Model and report, on disk when this returns."""
+    """Write the model and the report, and return the report."""
     widest = int(np.argmax([budget.epsilon for budget in clients.budgets]))
     noise = clients.terms(widest).mechanism.noise_multiplier
     really = [asdict(one) for one in holds(plan.job, clients, noise, widest, step.t)]
@@ -331,14 +331,14 @@ def _written(
 
 
 def _said(plan: RunFile, clients: Remote, w: Weights, X: Array) -> Array:
-    """Probabilities, as `farthing simulate` gives them."""
+    """Return probabilities on test rows, as `farthing simulate` does."""
     problem = plan.problem(int(clients.records.sum()))
     features = plan.job.features(clients, problem)
     return problem.probabilities(w, X, clip_norm=clients.terms(0).bound.clip, features=features)
 
 
 def _told(clients: Remote, place: int) -> dict[str, Any]:
-    """What a party announced, and where it stands."""
+    """Return what a party announced, and its state."""
     status, terms = clients.status().parties[place], clients.terms(place)
     return {
         "party": status.name,
@@ -354,7 +354,7 @@ def _told(clients: Remote, place: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _ending_by_signal() -> Iterator[None]:
-    """SIGTERM as Ctrl-C, where this is the main thread."""
+    """Turn SIGTERM into Ctrl-C, where this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -371,7 +371,7 @@ def _ending_by_signal() -> Iterator[None]:
 
 @dataclass(slots=True, eq=False)
 class Board:
-    """How far a run is, for the page; written by one thread, read by others."""
+    """A run's progress for the live page; written by one thread, read by others."""
 
     plan: RunFile
     phase: str = "waiting for parties"
@@ -399,7 +399,7 @@ class Board:
         self.phase = f"over: {end}"
 
     def view(self) -> View:
-        """A look at it, from any thread."""
+        """Return the run as the page shows it; safe from any thread."""
         plan, clients = self.plan, self.clients
         what = " · ".join(part for part in (plan.job.record.name, plan.job.trust, plan.dataset) if part)
         if clients is None:
@@ -441,7 +441,7 @@ class Board:
 
 
 def lines(report: dict[str, Any]) -> dict[str, Any]:
-    """A report in words."""
+    """Return a report in words."""
     words: dict[str, Any] = {
         "run": f"{report['run']}, {report['method']}, {report['rounds']:,} rounds",
         "stopped": report["stopped"],

@@ -47,7 +47,7 @@ class Settings:
     @overload
     def text(self, name: str, default: None) -> str | None: ...
     def text(self, name: str, default: str | None = "") -> str | None:
-        """Without a default it must be there."""
+        """Return a text; without a default it must be there."""
         if default != "" and name not in self._values:
             return default
         value = self._values.pop(name, None)
@@ -59,7 +59,7 @@ class Settings:
         return self.beside(self.text(name))
 
     def beside(self, name: str) -> Path:
-        """A path as the file means it."""
+        """Return a path relative to the file."""
         return self._folder / name
 
     @overload
@@ -100,10 +100,10 @@ class Settings:
 
     @property
     def names(self) -> list[str]:
-        """Of all entries that were not read yet."""
+        """The names of all entries that were not read yet."""
         return list(self._values)
 
     def done(self) -> None:
-        """Refuses what nobody asked for."""
+        """Refuse entries that were not read."""
         if self._values:
             raise InvalidValue(f"there is no setting {self._prefix}{min(self._values)!s}")

@@ -100,7 +100,7 @@ def personal(
 
 
 def per_client(name: str, values: ArrayLike, clients: int) -> Array:
-    """One positive number a client; the message names the first for whom it is not."""
+    """Return one positive number a client; the message names the first bad one."""
     array = np.asarray(values, dtype=np.float64)
     if array.shape not in ((), (clients,)):
         raise InvalidValue(f"{name} must be one number or one a client ({clients}), got shape {array.shape}")
@@ -130,7 +130,7 @@ def public_sizes(sizes: ArrayLike | None, counts: Integers) -> Integers:
 
 
 def dealt(n: int, clients: int | None, records: ArrayLike | None) -> Integers:
-    """Where each client's rows begin and end."""
+    """Return where each client's rows begin and end."""
     if records is not None and np.ndim(records):
         counts = np.asarray(records)
         if counts.dtype.kind not in "iu" or (counts < 0).any() or counts.sum() != n:

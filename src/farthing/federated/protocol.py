@@ -205,7 +205,7 @@ class Forecast:
 
 
 def forecast_of(invitation: Invitation, weights: Weights, terms: Sequence[Terms], which: Any) -> Forecast:
-    """The outlook for clients whose terms are ``terms[which]``."""
+    """Return the outlook for clients whose terms are ``terms[which]``."""
     afford = np.array([term.rounds > 0 for term in terms])[which]
     expected, variance = (
         np.array([getattr(term, name) for term in terms], dtype=np.float64)[which][afford]
@@ -221,13 +221,13 @@ def forecast_of(invitation: Invitation, weights: Weights, terms: Sequence[Terms]
 
 
 def variance_of_trusted(invitation: Invitation) -> float:
-    """Of the noise that a trusted aggregator adds to the sum."""
+    """Return the variance of the noise that a trusted aggregator adds to the sum."""
     assert invitation.noise_multiplier is not None
     return (invitation.noise_multiplier * invitation.clip_norm) ** 2
 
 
 def weight_of(weights: Weights, expected: Any, variance: Any) -> Any:
-    """What uploads are multiplied by, for clients with so many expected records and such noise."""
+    """Return the weights of uploads with so many expected records and such noise."""
     match weights:
         case Weights.PRECISION:
             return expected / variance
@@ -488,7 +488,7 @@ def alone(party: int, clients: int, trust: Trust) -> None:
 
 
 def under(clients: Clients, invitation: Invitation, trust: Trust, survivors: int | None = None) -> Invitation:
-    """The same invitation under another trust model: one noise for all, the least that every budget affords.
+    """Return an invitation under a trust model: one noise for all, the least that every budget affords.
 
     Distributed noise is sized for ``survivors`` honest clients, all of them unless told.
     """
@@ -518,13 +518,13 @@ def iteration_noise(clients: Clients, invitation: Invitation, epsilon: float, de
 
 
 def _kinds(clients: Clients) -> set[tuple[Budget, int]]:
-    """Budgets and numbers of records, each pair once."""
+    """Return the pairs of budget and number of records, each once."""
     pairs = zip(clients.budgets, clients.records.tolist(), strict=True)
     return {(budget, size) for budget, size in {(id(own), size): (own, size) for own, size in pairs}.values()}
 
 
 def weights_under(trust: Trust, weights: Weights) -> Weights:
-    """Sums over clients are all that is seen unless noise is local, so nobody can be weighted there."""
+    """Return the weights under a trust model: where only sums are seen, nobody can be weighted."""
     return validate.choice(Weights, weights=weights) if trust is Trust.LOCAL else Weights.RECORDS
 
 

@@ -1,4 +1,4 @@
-"""What ``farthing simulate`` does: a table dealt out to clients who train together, each on its own budget.
+"""The work of ``farthing simulate``: a table dealt out to clients that train, each on its own budget.
 
 Rows are dealt out in the order of the table. Everything that can be wrong is looked at before the first
 round. Budgets are public, so that messages may show them; of a table they never show a cell.
@@ -45,7 +45,7 @@ _SHOWN = 0.1  # seconds between two looks at the progress
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How far a simulation is: rounds, clients who can afford another, and the share of all rounds left."""
+    """A simulation's progress: rounds, clients that can afford another, and the share of rounds left."""
 
     rounds: int
     alive: int
@@ -61,7 +61,7 @@ Watch = Callable[[Reached], None]
 
 
 def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
-    """Trains until nobody can afford a round, or until interrupted; returns what may be told."""
+    """Train until nobody can afford a round or until interrupted; returns everything that is public."""
     method = checked(job)
     target = job.schema.target
     if not isinstance(target, Categorical):
@@ -155,7 +155,7 @@ def _number(text: str, name: str, otherwise: str = "") -> float:
 
 
 def _rows(job: Job, n: int) -> int:
-    """How many of n rows are dealt out."""
+    """Return how many of n rows are dealt out."""
     if job.clients > n:
         raise InvalidValue(f"--clients must be at most the number of records, {n}, got {job.clients}")
     taken = n if job.records is None else job.clients * job.records
@@ -201,7 +201,7 @@ def _left(clients: Simulated) -> float:
 
 
 def _reached(job: Job, clients: Simulated, step: Step, client: int) -> dict[str, Any]:
-    """What holds for all clients: the guarantee of one whose ε is the largest (δ is the same for all)."""
+    """Return the guarantee of the client with the largest ε (δ is the same for all), and the figures."""
     terms = clients.terms(client)
     really = [asdict(one) for one in holds(job, clients, terms.mechanism.noise_multiplier, client, step.t)]
     return {
@@ -235,14 +235,14 @@ def budget_groups(clients: Simulated) -> list[dict[str, Any]]:
 
 
 def _rounded(values: Array) -> Array:
-    """Two significant digits."""
+    """Return values with two significant digits."""
     unit = 10.0 ** (np.floor(np.log10(np.where(values > 0, values, 1.0))) - 1)
     rounded: Array = np.round(values / unit) * unit
     return rounded
 
 
 def measured(said: Array, y: NDArray[Any]) -> dict[str, Any]:
-    """How well probabilities do on another table. Not private, and said so."""
+    """Return how well probabilities do on another table; the note says that this is not private."""
     each = np.stack([1 - said, said], axis=1) if said.ndim == 1 else said
     true = each[np.arange(len(y)), y]
     return {

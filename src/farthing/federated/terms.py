@@ -40,7 +40,7 @@ _ALL = Everyone()
 
 
 class Trust(StrEnum):
-    """Who adds the noise, and so whom a client need not trust.
+    """A trust model: who adds the noise, and so whom a client need not trust.
 
     ``local``: each client, all of it; the server may see every message. ``distributed``: each client a share;
     only sums over clients may be seen. ``trusted``: the aggregator; only what it releases may be seen.

@@ -26,7 +26,7 @@ _SECONDS = 2  # between two looks
 
 
 def coarse(rounds: int | None) -> str:
-    """One figure and zeros: what is left in rounds, for people.
+    """Return a number of rounds as one figure and zeros.
 
     >>> coarse(7), coarse(1234), coarse(None)
     ('7', 'about 1,000', '')
@@ -40,7 +40,7 @@ def coarse(rounds: int | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """In words.
+    """Return a duration in words.
 
     >>> duration(75), duration(8000), duration(None)
     ('1 min 15 s', '2 h 13 min', '')
@@ -58,7 +58,7 @@ def duration(seconds: float | None) -> str:
 
 
 def body(view: View) -> str:
-    """The part of the page that changes."""
+    """Return the part of the page that changes."""
     counts = {state: sum(p.state == state for p in view.parties) for state in dict.fromkeys(_STATES[:-1])}
     there = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     figures = [
@@ -180,7 +180,7 @@ _POLICY = (
 
 
 def document(view: View) -> str:
-    """The whole page; without scripts it loads itself anew."""
+    """Return the whole page; without scripts it loads itself anew."""
     return (
         "<!doctype html><html lang=en><head><meta charset=utf-8>"
         f"<noscript><meta http-equiv=refresh content={_SECONDS * 2}></noscript>"

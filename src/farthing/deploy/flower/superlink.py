@@ -132,7 +132,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def _write_secret(path: Path, text: str) -> None:
-    """To a new file that only its owner reads, in place of an older one."""
+    """Write a new file that only its owner reads, in place of an older one."""
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
         file.write(text)
@@ -140,7 +140,7 @@ def _write_secret(path: Path, text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where parties reach the coordinator."""
+    """The address at which parties reach the coordinator."""
 
     host: str
     port: int
@@ -157,7 +157,7 @@ class Place:
 
     @property
     def near(self) -> "Place":
-        """As it is reached from this machine."""
+        """Return the address as reached from this machine."""
         everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
         return Place(everywhere.get(self.host, self.host), self.port)
 
@@ -197,7 +197,7 @@ class SuperLink:
         self._keeper.start()
 
     def close(self) -> None:
-        """Ends all processes."""
+        """End all processes."""
         self._over.set()
         if self._keeper is not None:
             self._keeper.join()

@@ -12,7 +12,7 @@ A round is answered once: earlier ones are stale, whatever their nonce. No clock
 The guarantee is the ledger's: (ε, δ) of the policy for one unit, under its adjacency, against whoever sees
 everything that the guard ever sends.
 
-The log of what left the house: one line an answer, written and flushed before the answer is sent.
+The log of answers that left: one line an answer, written and flushed before the answer is sent.
 
 Each line names the key, the row of the ledger that charged it and the SHA-256 of the answer, and carries the
 hash of the line before it. With the ledger beside it anybody can check that no answer went out without a
@@ -158,7 +158,7 @@ _LOCKED = "the ledger cannot be written, or is not the newest: nothing is releas
 
 
 class Guard:
-    """One party's door. Safe to call from several threads; one question at a time is answered."""
+    """A party's guard over its records; answers one question at a time, safe from several threads."""
 
     def __init__(
         self, policy: Policy, records: Records, signer: Signer, *, stream: Stream | None = None
@@ -197,7 +197,7 @@ class Guard:
         return self._signer.public
 
     def close(self) -> None:
-        """Lets go of the files."""
+        """Close ledger, log and files."""
         with self._lock:
             self._ledger.close()
             self._log.close()
@@ -279,7 +279,7 @@ class Guard:
         question = Question.of(opened.fields())
         w = unpack_numbers(opened.body, question.shape)
         if self.policy.limits.trust is not Trust.LOCAL:
-            refuse(Reason.TRUST, "under distributed trust only masked answers leave the house")
+            refuse(Reason.TRUST, "under distributed trust only masked answers leave")
         terms, key, _ = self.admitted(question)
         answer = self.ask(question, terms, w, key)
         body = pack_numbers(answer.value)
@@ -330,15 +330,15 @@ class Guard:
         return terms, key, new
 
     def _left(self, terms: Terms) -> int:
-        """How many more rounds there are, by the budget and by the policy."""
+        """Return how many more rounds budget and policy allow."""
         event = _text(encode(terms.price(self.policy.budget)))
         by_budget = self._past.promised.get(event, terms.rounds) - self._past.counts.get(event, 0)
         return max(0, min(by_budget, self.policy.limits.rounds - self._past.charged))
 
-    # --- the door
+    # --- charging and answering
 
     def ask(self, question: Question, terms: Terms, w: Any, key: str) -> Answer:
-        """Charges, then answers: or what was answered before."""
+        """Charge, then answer; a question that was answered before gets the same answer."""
         before = self._past.holds(key)
         try:
             self._agent.join(question.invitation)
@@ -403,13 +403,13 @@ class _Past:
             self._rounds.setdefault(run, {})[int(number)] = key
 
     def holds(self, key: str) -> bool:
-        """Whether a key was charged."""
+        """Return whether a key was charged."""
         run, number = key.split("/")[1:3]
         return self._rounds.get(run, {}).get(int(number)) == key
 
     @property
     def charged(self) -> int:
-        """All answers that were charged, of whatever price."""
+        """The number of answers that were charged, of whatever price."""
         return sum(self.counts.values())
 
     @property

@@ -39,16 +39,16 @@ Array = NDArray[np.float64]
 
 
 class Keeper(Protocol):
-    """What the guard does for a session."""
+    """The guard, as a session of secure aggregation needs it."""
 
     def admitted(self, question: Question) -> tuple[Terms, str, bool]:
         """Our terms, the key to charge, whether it is a new one; refused where the policy says so."""
 
     def ask(self, question: Question, terms: Terms, w: Array, key: str) -> Answer:
-        """Charges and answers."""
+        """Charge and answer."""
 
     def released(self, key: str, answer: Answer, terms: Terms) -> dict[str, Any]:
-        """Logs the answer, durably."""
+        """Log the answer, durably."""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""What a party allows, in a file of its own: nobody who asks can talk the guard out of it.
+"""A party's policy, in a file of its own: the limits that its guard enforces, whoever asks.
 
     dataset = "ward-7"
     records = "ward-7.npz"            # arrays X and y; or a CSV file, with schema = "ward.json"
@@ -57,7 +57,7 @@ _EVERYONE = (Everyone(),)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How far a question may go."""
+    """The limits of what may be asked."""
 
     noise: float
     clip: float
@@ -116,7 +116,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Everything a guard is told by its own party."""
+    """A party's instructions to its guard."""
 
     dataset: str
     records: Path
@@ -149,12 +149,12 @@ class Policy:
 
     @property
     def log(self) -> Path:
-        """Where answers are logged."""
+        """The path of the log of answers."""
         return self.answers if self.answers is not None else Path(f"{self.ledger}.answers")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Policy":
-        """From a TOML file."""
+        """Return the policy in a TOML file."""
         found = toml_settings.read(path, "a policy")
         try:
             return cls._of(found, Path(path).resolve().parent)
@@ -258,7 +258,7 @@ class TermsPricing:
         return found
 
     def _allowed(self, invitation: Invitation) -> None:
-        """What can be seen without pricing it."""
+        """Refuse what the limits exclude without pricing."""
         limits, draw = self._limits, invitation.draw
         if invitation.trust is not limits.trust:
             refuse(Reason.TRUST, f"the policy allows {limits.trust} trust only")

@@ -69,7 +69,7 @@ class Server:
         return listener
 
     def serve(self) -> None:
-        """Answers until `close`."""
+        """Answer until `close`."""
         while not self._closing.is_set():
             try:
                 peer, _ = self._listener.accept()
@@ -83,7 +83,7 @@ class Server:
             threading.Thread(target=self._attend, args=(peer,), daemon=True).start()
 
     def close(self) -> None:
-        """Stops listening and removes the socket."""
+        """Stop listening and remove the socket."""
         if self._closing.is_set():
             return
         self._closing.set()

@@ -1,4 +1,4 @@
-"""What messages say, as plain JSON values and back: invitations, contributions, budgets, draws.
+"""The content of messages as plain JSON values and back: invitations, contributions, budgets, draws.
 
 Only what is written down here can be asked for over a wire: gradients of four losses on public features.
 Whatever else a message names is refused.
@@ -173,7 +173,7 @@ def _gradient(name: str, width: int, intercept: float, radius: float | None) -> 
 
 
 def loss_name(of: Gradient) -> str:
-    """How its loss is called in messages and policies."""
+    """Return the name of its loss in messages and policies."""
     return str(contribution(of)["loss"])
 
 
@@ -209,7 +209,7 @@ class Turn:
         return cls(given.text("run"), given.whole("round", 0, MOST_ROUNDS), given.hexadecimal("nonce", NONCE))
 
     def key(self, dataset: str) -> str:
-        """Under which an answer is charged and kept."""
+        """The key under which an answer is charged and kept."""
         return f"{dataset}/{self.run}/{self.round}/{self.nonce}"
 
 
@@ -270,7 +270,7 @@ class Transport(Protocol):
 
     @property
     def parties(self) -> Sequence[str]:
-        """Their names, in a fixed order."""
+        """The names of the parties, in a fixed order."""
 
     def exchange(self, requests: Mapping[str, bytes], seconds: float) -> Iterable[tuple[str, bytes]]:
         """(party, answer) as they come, until all came or the time is up. Never raises for a single party."""

@@ -51,7 +51,7 @@ _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 
 
 class MessageKind(IntEnum):
-    """What a message is."""
+    """The kind of a message."""
 
     REFUSAL = 0
     HELLO = 1  # coordinator: who are you?
@@ -73,7 +73,7 @@ class MessageKind(IntEnum):
 
 
 class Reason(StrEnum):
-    """Why a message was not accepted."""
+    """The reason why a message was not accepted."""
 
     MALFORMED = "malformed"
     OVERSIZED = "oversized"
@@ -125,7 +125,7 @@ class Signer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """From a file that `save` wrote."""
+        """Return the signer in a file that `save` wrote."""
         try:
             raw = bytes.fromhex(Path(path).read_text(encoding="ascii").strip())
         except (OSError, ValueError) as error:
@@ -136,7 +136,7 @@ class Signer:
         return cls(Ed25519PrivateKey.from_private_bytes(raw))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """To a new file that only its owner may read."""
+        """Write it to a new file that only its owner may read."""
         try:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except OSError as error:
@@ -157,7 +157,7 @@ class Signer:
 
 
 def verified(public: bytes, signature: bytes, content: bytes) -> bool:
-    """Whether the owner of ``public`` signed ``content``."""
+    """Return whether the owner of ``public`` signed ``content``."""
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, content)
     except (InvalidSignature, ValueError):
@@ -208,7 +208,7 @@ def _signed(start: bytes, body: bytes) -> bytes:
 
 
 def message_digest(data: bytes) -> str:
-    """What `Opened.digest` of a message that we sealed will be."""
+    """Return the digest that `Opened.digest` will have of a sealed message."""
     _, _, _, _, header, body = PREFIX.unpack_from(data)
     first = PREFIX.size + KEY + header
     return hashlib.sha256(_signed(data[:first], data[first : first + body])).hexdigest()
@@ -291,7 +291,7 @@ class Fields:
         return value
 
     def plain(self) -> dict[str, Any]:
-        """All that was not taken yet, as it is."""
+        """Return the entries that were not taken yet."""
         return dict(self._values)
 
     def inner(self, name: str) -> "Fields":

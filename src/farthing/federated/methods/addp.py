@@ -139,7 +139,7 @@ def addp(
 def descend(
     clients: Clients, problem: Problem, invitation: Invitation, weights: Weights, lr: float | None
 ) -> Iterator[Step]:
-    """The server's side of Algorithm 1, whatever the clients were invited to."""
+    """Run the server's side of Algorithm 1 for an invitation."""
     features = Features(problem.width, intercept=float(problem.intercept))
     outlook = clients.forecast(invitation, weights)
     clients.invite(invitation, weights)

@@ -196,7 +196,7 @@ def sgd1_noise(n: int, lipschitz: float, epsilon: float, delta: float) -> float:
 
 
 class Guarantees(NamedTuple):
-    """What n² iterations give a record when it is replaced, by who looks."""
+    """The guarantees of n² iterations for a replaced record, one an observer."""
 
     coordinator: Guarantee  # knows every draw
     server: Guarantee  # knows whose turn it was
@@ -206,7 +206,7 @@ class Guarantees(NamedTuple):
 def sgd1_guarantees(
     sizes: Sequence[int], noise: float, delta: float, *, of: int = 0, held: int = 0
 ) -> Guarantees:
-    """What holds for a record of party ``of``, whatever its ledger charged, if B draws fairly.
+    """Return the guarantees of a record of party ``of``, if B draws fairly, whatever its ledger charged.
 
     ``sizes`` are all parties' numbers of records, ``noise`` is σ/(nL). ``held`` is how many records belong to
     the party that looks as *anyone*; 0 is somebody who owns none.
