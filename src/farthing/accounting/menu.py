@@ -263,7 +263,7 @@ def _priced(
 
 
 def _fixed(event: Event, budget: Budget) -> float:
-    """How many events a fixed plan allows, with a fraction: it sets a price, and proves nothing."""
+    """Return how many events a fixed plan allows, with a fraction: it sets a price, and proves nothing."""
     count = calibrate.steps(event, budget)
     if not 1 <= count < _FEW:
         return float(count)

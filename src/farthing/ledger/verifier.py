@@ -66,7 +66,7 @@ class Findings:
 
     @property
     def trust(self) -> str:
-        """What rows cannot show, in words; empty where nothing was given back."""
+        """The facts that rows cannot show, in words; empty where nothing was given back."""
         if not self.refunded:
             return ""
         most = (
