@@ -10,7 +10,7 @@ import pytest
 from scipy.special import ndtri
 
 import farthing as ft
-from farthing.accounting import calibrate, filters, gaussian, pairs, pld
+from farthing.accounting import calibrate, filters, gaussian, pairs, pld, rounds
 from farthing.audit import charges, contributions, laws, prices, statistics, steps
 from farthing.audit.statistics import GaussianCurve
 from farthing.audit.transcripts import Overheard
@@ -177,7 +177,7 @@ CHECKS = {
     "promises": of_law(charges.promises),
     "copies": of_law(charges.copies),
     "order": of_law(charges.order),
-    "crowds": of_law(charges.crowds),
+    "clients": of_law(charges.uploads_allowed),
     "shares": of_law(charges.shares),
     "uploads": of_law(charges.uploads),
     "contributions": of_law(contributions.contributions),
@@ -587,9 +587,9 @@ def _(original):
     return lambda self, event: [0.5 * part for part in original(self, event)]
 
 
-@bug("filters forget that a replaced record moves twice as far", "filters", filters, "_shift")
+@bug("filters forget that a replaced record moves twice as far", "filters", ft.Adjacency, "shift")
 def _(original):
-    return lambda adjacency: 1.0
+    return property(lambda self: 1.0)
 
 
 @bug("a filter that lets one answer more through", "filters", filters.GdpFilter, "fits")
@@ -670,10 +670,10 @@ def _(original):
     return lambda self: replace(original(self), epsilon=self.rule.budget.epsilon)
 
 
-# crowds
+# federated clients
 
 
-@bug("a crowd's countdown off by one", "crowds", simulated.Simulated, "invite")
+@bug("a client's countdown off by one", "clients", simulated.Simulated, "invite")
 def _(original):
     def invite(self, *args):
         original(self, *args)
@@ -682,7 +682,7 @@ def _(original):
     return invite
 
 
-@bug("exactly one record moves an upload by one clip", "crowds", terms, "_shift")
+@bug("exactly one record moves an upload by one clip", "clients", rounds, "shift")
 def _(original):
     return lambda sampler, budget: 1.0
 
@@ -694,7 +694,7 @@ def _(original):
     )
 
 
-@bug("a user's sum not held to its records", "shares", terms.Together, "release")
+@bug("a client's sum not held to its records", "shares", terms.ClientNoise, "release")
 def _(original):
     def release(self, total, bound, stream, turn=0):
         return ft.Gaussian(self.noise_multiplier / math.sqrt(self.survivors)).release(total, bound, stream)
@@ -702,7 +702,7 @@ def _(original):
     return release
 
 
-@bug("noise of a crowd's sum times .9", "uploads", simulated.Simulated, "_settle")
+@bug("noise of a federated sum times .9", "uploads", simulated.Simulated, "_settle")
 def _(original):
     def settle(self, came):
         now = original(self, came)
@@ -712,7 +712,7 @@ def _(original):
     return settle
 
 
-@bug("noise of each user times .9", "uploads", simulated, "_own_noise")
+@bug("noise of each client times .9", "uploads", simulated, "_own_noise")
 def _(original):
     return lambda term: ft.Gaussian(0.9 * original(term).noise_multiplier)
 

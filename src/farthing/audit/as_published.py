@@ -45,12 +45,12 @@ class PublishedAdaDP:
 
     def __call__(self, data: Groups, runs: int, stream: Stream) -> Array:
         size = data.x.shape[1]
-        lot = self.rate * float(data.counts[:2].sum())
+        batch = self.rate * float(data.counts[:2].sum())
         w = np.zeros((runs, size))
         seen, raw = np.zeros_like(w), np.zeros_like(w)
         path = [w]
         for _ in range(self.steps):
-            came = data.lots(self.rate, runs, stream)
+            came = data.batches(self.rate, runs, stream)
             gradients = data.gradients(w)
             known = np.sqrt(raw + self.floor**2)
             local = known.var(axis=1, keepdims=True) > self.gate  # line 7
@@ -61,10 +61,10 @@ class PublishedAdaDP:
             deviation = np.where(local, self.noise * np.sqrt(size) * limit, self.clip * self.noise)
             noisy = np.einsum("rk,rkm->rm", came, clipped) + deviation * normal(stream, w.shape)
             seen = (1 - self.remembered) * seen + self.remembered * np.square(noisy)  # line 22
-            mean = np.einsum("rk,rkm->rm", came, gradients) / lot
+            mean = np.einsum("rk,rkm->rm", came, gradients) / batch
             raw = self.remembered_raw * raw + (1 - self.remembered_raw) * np.square(mean)  # line 23
             move = noisy / np.sqrt(seen + self.smoothing) if self.learning else noisy
-            w = w - self.step / lot * move  # line 26
+            w = w - self.step / batch * move  # line 26
             path.append(w)
         return np.stack(path, axis=1)
 
@@ -85,17 +85,17 @@ class PublishedDpOpt:
     step: float = 0.1
 
     def __call__(self, data: Groups, runs: int, stream: Stream) -> Array:
-        lot = self.rate * float(data.counts[:2].sum())
+        batch = self.rate * float(data.counts[:2].sum())
         w = np.zeros((runs, data.x.shape[1]))
         path = [w]
         for _ in range(self.steps):
-            came, gradients = data.lots(self.rate, runs, stream), data.gradients(w)
+            came, gradients = data.batches(self.rate, runs, stream), data.gradients(w)
             norms = np.linalg.norm(gradients, axis=2, keepdims=True)
             clipped = gradients / np.maximum(1.0, norms / self.clip)
             moved = np.max(np.abs(clipped) * (came > 0)[:, :, None], axis=1)
             deviation = self.noise * np.sqrt(moved * moved.sum(axis=1, keepdims=True))
             noisy = np.einsum("rk,rkm->rm", came, clipped) + deviation * normal(stream, w.shape)
-            w = w - self.step / lot * noisy
+            w = w - self.step / batch * noisy
             path.append(w)
         return np.stack(path, axis=1)
 

@@ -1,9 +1,10 @@
-"""Laws of the books, a ledger's and a crowd's: what is answered was charged before, and nothing else."""
+"""Laws of charges, of ledgers and of federated clients: every answer was charged before it was given."""
 
 import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -214,7 +215,7 @@ class _Failing:
         return bound.apply(records[0]).sum(axis=0)
 
 
-def crowds(stream: Stream) -> list[str]:
+def uploads_allowed(stream: Stream) -> list[str]:
     """Nobody uploads more often than its accountant allows, and tight accounting agrees with every one."""
     complaints = []
     x = np.linspace(0, 1, 8)[:, None]
@@ -225,22 +226,22 @@ def crowds(stream: Stream) -> list[str]:
     ]
     tight = [(Accountant.TIGHT, Poisson(0.25), 5)]  # slow for other draws, and the others' oracle here
     for by, draw, planned in [*(plan for plan in plans if plan[0] is not Accountant.TIGHT), *tight]:
-        crowd = Simulated.split(x, x[:, 0], clients=2, budgets=budget, stream=stream)
-        crowd.invite(Invitation(1.0, draw, planned, calibration=by, accountant=by))
-        terms = crowd.terms(0)
+        clients = Simulated.split(x, x[:, 0], clients=2, budgets=budget, stream=stream)
+        clients.invite(Invitation(1.0, draw, planned, calibration=by, accountant=by))
+        terms = clients.terms(0)
         rounds = min(terms.rounds, 40)
         price = RepeatedEvent(terms.price(replace(budget, observer=Observer.SERVER)), max(terms.rounds, 1))
         if pld.delta(price, 1.0, Adjacency.REPLACE_ONE) > 1.001e-5:
             complaints.append(f"{terms.rounds} rounds by the {by} accountant do not fit")
         gradient = Gradient(logistic, Features(1))
-        given = _all_of(lambda crowd=crowd, gradient=gradient: crowd.ask(gradient, np.zeros(2)), rounds + 1)  # type: ignore[misc]
+        given = _all_of(partial(clients.ask, gradient, np.zeros(2)), rounds + 1)
         if terms.rounds <= 40 and given != terms.rounds:
             complaints.append(f"{given} rounds were taken by the {by} accountant, {terms.rounds} agreed to")
     return complaints
 
 
 def shares(stream: Stream, size: int = 20_000) -> list[str]:
-    """Shares of noise add up to all of it; a user's own sum is no longer than its records could make it."""
+    """Shares of noise add up to all of it; a client's own sum is no longer than its records could make it."""
 
     complaints = []
     levels = np.array([-2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 2.0])
@@ -258,10 +259,10 @@ def shares(stream: Stream, size: int = 20_000) -> list[str]:
     far[0] = 1e6
     answer = terms.mechanism.release(far, terms.bound, stream)
     if answer[0] > 3.0 + 8 * math.sqrt(terms.variance):
-        complaints.append("a user's sum is longer than its records could make it")
+        complaints.append("a client's sum is longer than its records could make it")
     event = terms.price(whole)
     if off_law(answer[1:] / (3.0 * event.noise), ndtr, levels):  # type: ignore[union-attr]
-        complaints.append("the noise that hides a user is not what was priced")
+        complaints.append("the noise that hides a client is not what was priced")
     return complaints
 
 
@@ -272,7 +273,7 @@ def uploads(stream: Stream, rounds: int = 400) -> list[str]:
     x = np.zeros((6, 50))
     levels = np.array([-2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 2.0])
     for kind in ("sum", "each"):
-        crowd = Simulated.split(
+        clients = Simulated.split(
             x,
             np.zeros(6),
             clients=3,
@@ -280,11 +281,11 @@ def uploads(stream: Stream, rounds: int = 400) -> list[str]:
             noise=kind,
             stream=stream,
         )
-        crowd.invite(Invitation(1.0, rounds=rounds))
+        clients.invite(Invitation(1.0, rounds=rounds))
         values = []
         for _ in range(rounds):
-            got = crowd.ask(Gradient(logistic, Features(50, intercept=0.0)), np.zeros(50))
-            values.append(got.total / math.sqrt(3 * crowd.terms(0).variance))
+            got = clients.ask(Gradient(logistic, Features(50, intercept=0.0)), np.zeros(50))
+            values.append(got.total / math.sqrt(3 * clients.terms(0).variance))
         if off_law(np.concatenate(values), ndtr, levels):
-            complaints.append(f"noise={kind!r} is not what users agreed to")
+            complaints.append(f"noise={kind!r} is not what clients agreed to")
     return complaints

@@ -44,8 +44,8 @@ def _model() -> nn.Module:
     return model
 
 
-def _steps(model: nn.Module, lots: Iterator[Any]) -> Iterator[Step]:
-    for t, _ in enumerate(lots, 1):
+def _steps(model: nn.Module, batches: Iterator[Any]) -> Iterator[Step]:
+    for t, _ in enumerate(batches, 1):
         yield Step(t, torch.cat([part.detach().flatten() for part in model.parameters()]).double().numpy())
 
 
@@ -55,7 +55,7 @@ def _trained(noise: float, made: Callable[[nn.Module], AdaDP | None]) -> Trained
     def run(door: Ledger) -> Iterator[Step]:
         model = _model()
         method = made(model)
-        lots = train(
+        batches = train(
             model,
             _LOSS,
             door._records,
@@ -67,7 +67,7 @@ def _trained(noise: float, made: Callable[[nn.Module], AdaDP | None]) -> Trained
             optimizer=method,
             clip_norm=_CLIP if method is None else method.bound,
         )
-        return _steps(model, lots)
+        return _steps(model, batches)
 
     return TrainedTarget(run, pair(), _CLAIM, runs=80)
 
@@ -79,7 +79,7 @@ def _agd(door: Ledger) -> Iterator[Step]:
 
 
 def targets() -> dict[str, TrainedTarget]:
-    """The methods for models, by name; lots spend the whole claim."""
+    """The methods for models, by name; batches spend the whole claim."""
     noise = calibrate.noise(
         lambda noise: RepeatedEvent(PoissonEvent(_RATE, GaussianEvent(noise)), _STEPS), _CLAIM
     )

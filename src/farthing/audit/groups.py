@@ -1,7 +1,7 @@
 """Data sets of few distinct records, so that thousands of runs fit into arrays.
 
-All runs of a world go side by side: one row a run. A lot is how often each distinct record came in each run,
-a gradient one row a run and a distinct record. The targets of `as_published` and `adaptive` are written so.
+All runs of a world go side by side: one row a run. A batch is how often each distinct record came in each
+run, a gradient one row a run and a distinct record. The targets of `as_published` are written so.
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ class Groups:
     y: Array
     counts: NDArray[np.int64]
 
-    def lots(self, rate: float, runs: int, stream: Stream) -> Array:
-        """Poisson lots of all runs: how often each distinct record came, (runs, distinct)."""
+    def batches(self, rate: float, runs: int, stream: Stream) -> Array:
+        """Poisson batches of all runs: how often each distinct record came, (runs, distinct)."""
         return np.column_stack([binomial(stream, int(count), rate, runs) for count in self.counts])
 
     def gradients(self, w: Array) -> Array:

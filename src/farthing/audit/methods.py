@@ -121,30 +121,30 @@ def targets() -> dict[str, Target]:
     signs = Rows(-np.ones((5, 1))), Rows(np.append(-np.ones(4), 1.0)[:, None])
     one = Features(2, intercept=0.0)
     return {
-        "descent": TrainedTarget(lambda door: descent(door, fit), pair, claim, runs=100),
-        "dpagd": TrainedTarget(lambda door: dpagd(door, fit), pair, claim, ZcdpFilter, runs=60),
+        "descent": TrainedTarget(lambda ledger: descent(ledger, fit), pair, claim, runs=100),
+        "dpagd": TrainedTarget(lambda ledger: dpagd(ledger, fit), pair, claim, ZcdpFilter, runs=60),
         "dpsgd": TrainedTarget(
-            lambda door: dpsgd(door, fit, sampling_rate=0.5, noise_multiplier=2.0), pair, claim
+            lambda ledger: dpsgd(ledger, fit, sampling_rate=0.5, noise_multiplier=2.0), pair, claim
         ),
         "dpsgd-step": Stepped(1.386, 0.1, 100),
         "sgd-adv": TrainedTarget(
-            lambda door: sgd_adv(door, fit, sampling_rate=0.5, steps=20), pair, claim, runs=15
+            lambda ledger: sgd_adv(ledger, fit, sampling_rate=0.5, steps=20), pair, claim, runs=15
         ),
         "adadp": Enacted(transcripts.SoundAdaDP()),
         "adal": Enacted(transcripts.SoundAdaDP(noise_adapts=False)),
         "objective": TrainedTarget(
-            lambda door: objective(door, Problem(logistic, 200, 2, intercept=False)),
+            lambda ledger: objective(ledger, Problem(logistic, 200, 2, intercept=False)),
             outvoted_pair(),
             claim,
             BasicFilter,
             runs=100,
         ),
-        "output": TrainedTarget(lambda door: output(door, fit), pair, claim),
+        "output": TrainedTarget(lambda ledger: output(ledger, fit), pair, claim),
         "privgene": TrainedTarget(
-            lambda door: privgene(door, fit, candidates=20), pair, claim, ZcdpFilter, runs=100
+            lambda ledger: privgene(ledger, fit, candidates=20), pair, claim, ZcdpFilter, runs=100
         ),
         "majority": TrainedTarget(
-            lambda door: majority(door, _classifier(1)),
+            lambda ledger: majority(ledger, _classifier(1)),
             tied_pair(),
             pure,
             BasicFilter,
@@ -152,19 +152,19 @@ def targets() -> dict[str, Target]:
             400,
             False,
         ),
-        "least-squares": TrainedTarget(lambda door: least_squares(door, line), pair, claim),
-        "adassp": TrainedTarget(lambda door: adassp(door, line), pair, claim),
-        "sufficient": TrainedTarget(lambda door: sufficient(door, line), pair, claim),
-        "gradient": TrainedTarget(lambda door: noisy_gradient(door, line), pair, claim, runs=100),
+        "least-squares": TrainedTarget(lambda ledger: least_squares(ledger, line), pair, claim),
+        "adassp": TrainedTarget(lambda ledger: adassp(ledger, line), pair, claim),
+        "sufficient": TrainedTarget(lambda ledger: sufficient(ledger, line), pair, claim),
+        "gradient": TrainedTarget(lambda ledger: noisy_gradient(ledger, line), pair, claim, runs=100),
         "functional": TrainedTarget(
-            lambda door: functional(door, line),
+            lambda ledger: functional(ledger, line),
             corner_pair(),
             replace(pure, adjacency=Adjacency.REPLACE_ONE),
             BasicFilter,
             Unknown(),
             2000,
         ),
-        "pca": TrainedTarget(lambda door: dppca(door, one), pair, claim),
+        "pca": TrainedTarget(lambda ledger: dppca(ledger, one), pair, claim),
         "addp": Together(
             lambda crowd: addp(
                 crowd, fit, clip_norm=0.5, rounds=8, calibration=Accountant.TIGHT, accountant=Accountant.TIGHT
@@ -254,7 +254,7 @@ def published() -> dict[str, Target]:
             (statistics.Outcomes(),),
             40_000,
         ),
-        "realised-lot": Published(
+        "realised-batch": Published(
             as_published.RealisedLot(),
             (3, 4),
             Budget(0.1, DELTA),

@@ -2,7 +2,7 @@
 
 In that coordinate the sum is what the canary contributes, or 0 where it was not drawn or is not there. So a
 run is one number, and a million runs are one release of a million coordinates through the query's own
-sampler, contribution, bound and noise: the same code as at the ledger's door, less the books.
+sampler, contribution, bound and noise: the code of `Ledger.ask`, without its charges.
 
 Laws of sums: neighbours stay as far apart as their bound says, whatever their records' values round to.
 
@@ -123,7 +123,7 @@ def train_once(
     """
     sampler, mechanism, clip = query.sampler, query.mechanism, query.bound.norm()
     if not isinstance(sampler, Poisson) or not isinstance(mechanism, Gaussian):
-        raise Unsupported("canaries are scored for Gaussian noise on Poisson lots")
+        raise Unsupported("canaries are scored for Gaussian noise on Poisson batches")
     features: Features = query.contribution.features  # type: ignore[attr-defined]
     w, scores = np.zeros(features.size), np.zeros(canaries)
     for _ in range(steps):

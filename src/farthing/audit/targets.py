@@ -45,7 +45,7 @@ _GAUSSIAN = GaussianCurve()
 
 @dataclass(frozen=True, slots=True)
 class TrainedTarget:
-    """A method that trains through a ledger; ``run(door)`` yields its steps."""
+    """A method that trains through a ledger; ``run(ledger)`` yields its steps."""
 
     run: Callable[[Ledger], Iterator[Step]]
     pair: tuple[Any, Any]
@@ -79,7 +79,7 @@ class TrainedTarget:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """A method over a crowd of one party, whose every upload the observer sees."""
+    """A federated method with one party, whose every upload the observer sees."""
 
     run: Callable[[Parties], Iterator[Step]]
     pair: tuple[Table, Table]
@@ -107,7 +107,7 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class AskedTarget:
-    """One question at a ledger's door, again and again, from a budget that is as good as endless."""
+    """One query that is asked of a ledger again and again, from a budget that is as good as endless."""
 
     query: Query
     pair: tuple[Any, Any]

@@ -20,13 +20,13 @@ along the canary's own contribution, or must all be alike (`FixedSize`).
 >>> bool(abs(heard.loss) < 3), heard.asked
 (True, 1)
 
-AdaDP and AdaL in their sound form, all runs side by side, through the house's own bounds and noise.
-
-What sets the next clip and noise is made of released values only: E' <- γ' E' + (1 - γ') max((g̃/L)² -
-(σ_i/L)², 0), s_i = min(C, β √(E' + floor²)), each example clipped to s by coordinates (`ClipCoordinates`),
-one noise vector a lot. Noise over sensitivity is σ √m s_i / (√m s_i) = σ in every step, so that the price is
-that of DP-SGD at σ, whatever the scales. AdaL adapts the steps alone, which is post-processing. Runs are the
-coordinates of one large release here, so that noise, grid and clip are those of the library.
+The module also has AdaDP and AdaL in their sound form, all runs side by side, through the library's own
+bounds and noise. The next clip and noise are made of released values only: E' <- γ' E' + (1 - γ')
+max((g̃/L)² - (σ_i/L)², 0), s_i = min(C, β √(E' + floor²)), each example clipped to s by coordinates
+(`ClipCoordinates`), one noise vector a batch. Noise over sensitivity is σ √m s_i / (√m s_i) = σ in every
+step, so that the price is that of DP-SGD at σ, whatever the scales. AdaL adapts the steps alone, which is
+post-processing. Runs are the coordinates of one large release here, so that noise, grid and clip are those of
+the library.
 """
 
 import math
@@ -172,12 +172,12 @@ class SoundAdaDP:
 
     def __call__(self, data: Groups, runs: int, stream: Stream) -> Array:
         size = data.x.shape[1]
-        lot = self.rate * float(data.counts[:2].sum())
+        batch = self.rate * float(data.counts[:2].sum())
         w = np.zeros((runs, size))
         seen, known = np.zeros_like(w), np.zeros_like(w)
         path = []
         for _ in range(self.steps):
-            came, gradients = data.lots(self.rate, runs, stream), data.gradients(w)
+            came, gradients = data.batches(self.rate, runs, stream), data.gradients(w)
             scales = np.full_like(w, self.clip / math.sqrt(size))  # σ √m scale is σ C
             if self.noise_adapts:
                 local = np.sqrt(known).var(axis=1, keepdims=True) > self.gate
@@ -195,8 +195,8 @@ class SoundAdaDP:
             mechanism = Gaussian(self.noise / math.sqrt(runs))
             noisy = mechanism.release(total.ravel(), bound, stream).reshape(w.shape)
             seen = (1 - self.remembered) * seen + self.remembered * np.square(noisy)
-            excess = np.square(noisy / lot) - np.square(self.noise * math.sqrt(size) * scales / lot)
+            excess = np.square(noisy / batch) - np.square(self.noise * math.sqrt(size) * scales / batch)
             known = self.remembered_raw * known + (1 - self.remembered_raw) * np.maximum(excess, 0.0)
-            w = w - self.step / lot * noisy / np.sqrt(seen + self.smoothing)
+            w = w - self.step / batch * noisy / np.sqrt(seen + self.smoothing)
             path.append(np.stack([w, noisy], axis=1))
         return np.stack(path, axis=1)

@@ -83,7 +83,7 @@ def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[s
         "entrances": entrances.refusals(),
         "perturbation": contributions.objectives(words) + contributions.minimisers(words),
         "models": _models(),
-        "crowds": charges.crowds(words) + charges.shares(words) + charges.uploads(words),
+        "clients": charges.uploads_allowed(words) + charges.shares(words) + charges.uploads(words),
     }
     with tempfile.TemporaryDirectory() as folder:
         told["refunds"] = charges.refunds(words, folder)

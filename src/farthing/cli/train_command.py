@@ -166,10 +166,10 @@ def _followed(*, quiet: bool) -> "Iterator[Watch]":
     shown = 0.0
     with progress(quiet, "until the first step") as show, stoppable() as stopped:
 
-        def watch(step: "Step", door: "Ledger") -> bool:
+        def watch(step: "Step", ledger: "Ledger") -> bool:
             nonlocal shown
             if show is not None and time.monotonic() - shown >= _SHOWN:
-                shown, share = time.monotonic(), door.share
+                shown, share = time.monotonic(), ledger.share
                 show(f"step {step.t:,}: {share:.0%} of the budget spent, {1 - share:.0%} left", share)
             return stopped()
 

@@ -41,7 +41,7 @@ from farthing.queries.samplers import Everyone, FixedSize, Poisson, Sampler
 from farthing.report.document import page
 from farthing.report.subject import Score, Subject
 
-Watch = Callable[[Step, Ledger], bool]  # sees a step and the door it came through; True ends the training
+Watch = Callable[[Step, Ledger], bool]  # sees a step and the ledger that paid for it; True ends the training
 
 
 class StepRecorder:

@@ -64,7 +64,9 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             raise InvalidValue(said)  # how many there are is no one's business
         return table, np.asarray(values)
 
-    def _door(self, shared: Ledger | None, filter: Callable[[Budget], Filter] | None = GdpFilter) -> Ledger:
+    def _own_ledger(
+        self, shared: Ledger | None, filter: Callable[[Budget], Filter] | None = GdpFilter
+    ) -> Ledger:
         """The ledger that this fit may spend to its end. A part of a ``shared`` one is charged here.
 
         ``filter`` is how the method likes to spend; None if it promises a plan.

@@ -111,9 +111,9 @@ class _PrivateLinear(PrivateEstimator):
         if self.ledger is not None and not method.rehearsed:
             # what a method refuses, it refuses here, before anything is charged
             blank = Table(np.zeros((2, problem.width)), np.zeros(2), unit=problem.unit)
-            door = self._door(self.ledger.rehearsal(), method.filter).over(blank)
-            next(iter(method.algorithm(door, problem)), None)
-        ledger = self._door(self.ledger, method.filter)
+            made_up = self._own_ledger(self.ledger.rehearsal(), method.filter).over(blank)
+            next(iter(method.algorithm(made_up, problem)), None)
+        ledger = self._own_ledger(self.ledger, method.filter)
         if self.records is None:
             ledger.note(PUBLIC_SIZE)
         self.history_ = tuple(method.algorithm(ledger.over(table), problem))

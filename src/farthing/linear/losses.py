@@ -199,7 +199,7 @@ class Gradient:
         found = native.kernels(len(records) * u.size)
         if kind is None or rows is None or found is None or u.ndim != 1 or u.dtype != np.float64:
             return None
-        if type(bound) is not ClipNorm:  # a crowd clips row by row where its users differ
+        if type(bound) is not ClipNorm:  # clients with unlike bounds are clipped row by row
             return None
         u, total, (unit, shrink, norm) = np.ascontiguousarray(u), np.empty((3, len(u) + 1)), rows.factors
         chain = summing.Sum(len(records), spread=self.features.spread).rows

@@ -109,7 +109,7 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator): 
         table, features = Table(X), Features(width, self.centre, intercept=0.0)  # type: ignore[arg-type]
         clip_norm = validate.positive(clip_norm=self.clip_norm)
         size = len(table) if self.records is None else validate.count(records=self.records)
-        ledger = self._door(self.ledger)
+        ledger = self._own_ledger(self.ledger)
         if self.records is None:
             ledger.note(PUBLIC_SIZE)
         self.history_ = tuple(dppca(ledger.over(table), features, clip_norm=clip_norm, records=size))

@@ -260,7 +260,7 @@ def _randomness(subject: Subject) -> Item:
             "SEEDED NOISE: no privacy at all",
             (
                 "The noise came from a seed, for a test. Who knows the seed takes the noise away again. What "
-                "this run released must not leave the house if the records are private.",
+                "this run released must not be passed on if the records are private.",
             ),
             Tone.ALARM,
         )

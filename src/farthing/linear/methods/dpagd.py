@@ -275,26 +275,26 @@ def dpagd(
         None if growth is None else validate.positive(growth=growth),
     )
     shrinks = validate.non_negative(penalty=penalty) * problem.records * (sampling_rate or 1.0)
-    door, total = Limited(ledger, pricing), _total(problem, pricing, opening)
+    limited, total = Limited(ledger, pricing), _total(problem, pricing, opening)
     plain = Features(problem.width, intercept=constant, radius=radius)
     gradient = Query(Everyone(), Gradient(loss, plain), short, Gaussian(1.0))
     choice = Query(Everyone(), RayScores(loss, plain, shrinks), low, chooser)
     parts = [(gradient, 1 - search), (choice, validate.positive(search=search))]
     each = pricing.each(parts, splits, total)
     exactness, search_price = (1 - search) * each, search * each  # rho_ng, rho_nmax
-    features, receipts = (plain, []) if total is None else _features(door, problem, total, radius)
+    features, receipts = (plain, []) if total is None else _features(limited, problem, total, radius)
     gradient = replace(gradient, contribution=Gradient(loss, features))
     choice = pricing.query(replace(choice, contribution=RayScores(loss, features, shrinks)), search_price)
     w = problem.zeros(features.size)
     average, memory, chosen = w, np.zeros_like(w), list[float]()
     while True:
-        answer = door.ask(pricing.query(gradient, exactness), w)  # [5-7]
+        answer = limited.ask(pricing.query(gradient, exactness), w)  # [5-7]
         known, receipts = answer.value, [*receipts, answer.receipt]
         while True:
             direction = known + shrinks * w + memory
             unit = direction / max(float(np.linalg.norm(direction)), 1e-300)  # [8]
             steps = grid.after(chosen)
-            picked = door.ask(choice, Ray(w, unit, steps))  # [10-12]
+            picked = limited.ask(choice, Ray(w, unit, steps))  # [10-12]
             receipts.append(picked.receipt)
             if picked.value > 0:
                 break
@@ -302,7 +302,7 @@ def dpagd(
                 memory = np.zeros_like(memory)
                 continue
             more = exactness if growth is None else growth * exactness  # [16-19]
-            again = door.ask(pricing.query(gradient, more), w)
+            again = limited.ask(pricing.query(gradient, more), w)
             receipts.append(again.receipt)
             if growth is None:
                 known = again.value
@@ -329,10 +329,10 @@ def _total(problem: Problem, pricing: Pricing, opening: float) -> Query | None:
 
 
 def _features(
-    door: Limited, problem: Problem, total: Query, radius: float | None
+    limited: Limited, problem: Problem, total: Query, radius: float | None
 ) -> tuple[Features, list[Receipt]]:
     """The map of rows to work in: centred and scaled by the mean that ``total`` buys, of norm ``radius``."""
-    d, constant, answer = problem.width, float(problem.intercept), door.ask(total)
+    d, constant, answer = problem.width, float(problem.intercept), limited.ask(total)
     rows = problem.records if problem.unit else max(answer.value[-1], 1.0)
     mean = np.clip(answer.value[:d] / rows, 0.0, 1.0)
     spread = mean * (1 - mean) + max(0.003, 0.5 * _noise(total) / rows)

@@ -250,13 +250,13 @@ def _calibrate(bound: Convex, penalty: float, budget: Budget) -> ObjectiveNoise:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Hands the records on, behind the door, as something to be minimised once the noise is known."""
+    """A contribution that hands the records on to the mechanism, which minimises once its noise is known."""
 
     features: Features
     tolerance: float
     additive: ClassVar[bool] = False
     honours: ClassVar[tuple[str, ...]] = (CONVEX,)
-    shape: ClassVar[None] = None  # records, behind the door
+    shape: ClassVar[None] = None  # records, inside the ledger
 
     @property
     def least(self) -> float:
