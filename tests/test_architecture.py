@@ -179,3 +179,8 @@ def test_no_public_class_is_defined_twice():
                 homes.setdefault(node.name, []).append(path.relative_to(SOURCE).as_posix())
     twice = {name: found for name, found in homes.items() if len(found) > 1}
     assert {name: found for name, found in twice.items() if name not in TWICE} == {}
+
+
+def test_deploy_starts_no_command():
+    for path in (SOURCE / "deploy").rglob("*.py"):
+        assert "farthing.cli" not in path.read_text(encoding="utf-8"), path

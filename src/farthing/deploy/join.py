@@ -83,7 +83,7 @@ def join(party: PartyFile, say: Callable[[str], None] = lambda _: None) -> None:
     over = threading.Event()
     guard = None
     if party.policy is not None and not listening(party.socket):
-        command = [sys.executable, "-c", _GUARD, "guard", str(party.policy)]
+        command = [sys.executable, "-c", _GUARD, str(party.policy)]
         guard = Child(command, party.folder / "guard.log")
     command = [sys.executable, "-m", "farthing.deploy.flower.node", str(party.coordinator)]
     command += [str(party.authority.resolve()), str(party.node.resolve()), str(party.socket)]
@@ -109,11 +109,18 @@ def join(party: PartyFile, say: Callable[[str], None] = lambda _: None) -> None:
             guard.stop()
 
 
-# A guard of ours ends with us: its standard input closes.
-_GUARD = (
-    "import sys; from farthing.deploy.processes import end_with_parent; end_with_parent(); "
-    "from farthing.cli.main import main; sys.exit(main())"
-)
+# The guard's standard input closes with this process, which ends it. Errors are one sentence in its log.
+_GUARD = """
+import pathlib, sys
+from farthing.deploy.processes import end_with_parent
+end_with_parent()
+from farthing.deploy.guard.server import guard
+from farthing.errors import FarthingError
+try:
+    guard(pathlib.Path(sys.argv[1]))
+except FarthingError as error:
+    sys.exit(f"farthing: {error}")
+"""
 
 
 def _await(guard: Child, party: PartyFile, over: threading.Event) -> None:
