@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.frame import seed
-from farthing.torch.gradients.clipping import clamped_rows, clamped_sum
+from farthing.torch.kernels.clamping import clamped_rows, clamped_sum
 
 if TYPE_CHECKING:
     from experiments.deep import Setting

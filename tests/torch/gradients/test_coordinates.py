@@ -7,8 +7,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from farthing.errors import InvalidValue  # noqa: E402
 from farthing.noise import native  # noqa: E402
-from farthing.torch.gradients import clipping  # noqa: E402
-from farthing.torch.gradients.clipping import clamped_rows, clamped_sum  # noqa: E402
+from farthing.torch.kernels import clamping  # noqa: E402
+from farthing.torch.kernels.clamping import clamped_rows, clamped_sum  # noqa: E402
 
 SHAPES = [(1, 1, 1, 1), (7, 1, 33, 20), (5, 4, 3, 41), (2, 3, 700, 500), (40, 1, 2, 1)]
 
@@ -18,7 +18,7 @@ def way(request, monkeypatch):
     """With the C kernel where there is a compiler; and without, in small pieces."""
     if request.param == "pieces":
         monkeypatch.setattr(native, "clamped_outer_sum", lambda *args, **options: False)
-        monkeypatch.setattr(clipping, "_PIECE", 64)
+        monkeypatch.setattr(clamping, "_PIECE", 64)
     return request.param
 
 

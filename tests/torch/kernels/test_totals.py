@@ -11,11 +11,10 @@ from torch import nn
 from farthing.audit.steps import badly_rounded, moved
 from farthing.noise import native
 from farthing.queries.bounds import ClipCoordinates, ClipNorm
-from farthing.torch.gradients import clipping
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.clipping import ClipLayers, plain_sum
 from farthing.torch.gradients.terms import Factor, Lookup
-from farthing.torch.kernels import totals
+from farthing.torch.kernels import clamping, totals
 from farthing.torch.kernels import totals as products
 from farthing.torch.kernels.totals import SLACK, among, chain
 from farthing.torch.training.records import Examples
@@ -129,10 +128,10 @@ def test_sums_without_kernels_are_the_same(monkeypatch):
     torch.manual_seed(0)
     rows, factors = torch.randn(3000, 33), torch.rand(3000)
     found = totals.weighted(rows, factors)
-    out = clipping.clamped_rows(rows, 0.5, torch.zeros(33))
+    out = clamping.clamped_rows(rows, 0.5, torch.zeros(33))
     monkeypatch.setattr(native, "kernels", lambda work=0: None)
     torch.testing.assert_close(totals.weighted(rows, factors), found)
-    torch.testing.assert_close(clipping.clamped_rows(rows, 0.5, torch.zeros(33)), out)
+    torch.testing.assert_close(clamping.clamped_rows(rows, 0.5, torch.zeros(33)), out)
 
 
 def test_chains_follow_the_whole_batch_not_its_part():

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
 from farthing.noise import native
-from farthing.torch.gradients.clipping import ClipRule, clamped_rows, clamped_sum
+from farthing.torch.gradients.clipping import ClipRule
 from farthing.torch.kernels import totals
+from farthing.torch.kernels.clamping import clamped_rows, clamped_sum
 from farthing.torch.kernels.totals import add_product, affine, scaled_squares
 
 # Modules that may stand between linear layers: without parameters or memory, and example by example.

@@ -21,9 +21,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from farthing.torch.gradients.clipping import clamped_rows, clamped_sum
 from farthing.torch.kernels import positions as compiled
 from farthing.torch.kernels import totals
+from farthing.torch.kernels.clamping import clamped_rows, clamped_sum
 from farthing.torch.kernels.noise import has_triton
 from farthing.torch.kernels.totals import add_product, coarse, exact, scaled_squares
 

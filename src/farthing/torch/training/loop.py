@@ -18,7 +18,8 @@ One step passes these modules, in this order:
 4. `gradients.bookkeeping` sums each: by `mlp` for plain stacks on a CPU, by a recorded graph (`graphs`) on a
    GPU, otherwise by `passes`, which runs the model under a `tape` with the rules of `layers`, from which
    `terms` come; or by `isolation`, example by example;
-5. the rule of the bound (`gradients.clipping`) turns norms into factors, and `kernels.totals` adds up;
+5. the rule of the bound (`gradients.clipping`) turns norms into factors, and `kernels.totals` adds up (or
+   `kernels.clamping`, where coordinates are clamped one by one);
 6. `kernels.noise` adds the noise, and the loop hands the released gradient to the optimiser.
 
 Guarantee: that of the promised plan (`ledger.guarantee`), under the ledger's adjacency, for a record, or with
