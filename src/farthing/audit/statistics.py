@@ -131,6 +131,11 @@ class Curve(Protocol):
 class Unknown:
     """No assumption at all: counts bound ε at the claim's δ itself.
 
+    Attributes
+    ----------
+    assumption : str
+        What is assumed, in words.
+
     Examples
     --------
     >>> Unknown().assumption
@@ -149,6 +154,11 @@ class Unknown:
 @dataclass(frozen=True, slots=True)
 class GaussianCurve:
     """The assumption that a run is one Gaussian mechanism (full-batch noise), so that counts bound its μ.
+
+    Attributes
+    ----------
+    assumption : str
+        What is assumed, in words.
 
     Notes
     -----
