@@ -451,7 +451,7 @@ def taken(left: Left, answers: int = 1, of: str = "") -> Left:
     are left; nothing is charged then.
     """
     after = left - answers
-    fewest = after if isinstance(after, int) else int(np.min(after, initial=0))  # a ledger has one number
+    fewest = after if isinstance(after, int) else int(after.min(initial=0))  # a ledger has one number
     if fewest < 0:
         raise BudgetSpent(f"{fewest + answers}{of} promised answers are left, {answers} are asked for")
     return after

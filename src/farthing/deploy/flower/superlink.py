@@ -292,7 +292,9 @@ class SuperLink:
                     f"make keys with --host {self._place.near.host}"
                 ) from None
             return False
-        raise FarthingError(f"what answers at {self._place} is no SuperLink of ours, or its door is open")
+        raise FarthingError(
+            f"what answers at {self._place} is no SuperLink of ours, or its control interface is open"
+        )
 
     def _registered(self, nodes: Mapping[str, str]) -> dict[str, int]:
         """The numbers of the parties' nodes; once registered they stay so, in the SuperLink's database."""

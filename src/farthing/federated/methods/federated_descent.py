@@ -12,7 +12,7 @@ all rounds taken as one: 1/√(Σ n_u²μ_u²) under local noise. The clip is a 
 rounds, as far as steps stay stable (2 (1 + momentum) over the largest curvature). The constant beside a row,
 1 before both are shrunk to norm 1, is √(s/`CONSTANT`) where that is more: with much noise there is little to
 learn but how common labels are. As clients leave, steps shrink with the precision of what is left. Constants
-were chosen on folds of Adult, BANK and IPUMS-BR at ε from .1 to 1.6, 100 records a client, under both kinds
+were chosen on folds of Adult, BANK and IPUMS-BR at ε from 0.1 to 1.6, 100 records a client, under both kinds
 of noise. Weights give labels as they are, and probabilities by `Problem.probabilities` in `learnt_in`.
 
 The guarantee is each client's own (ε_u, δ_u) for one record, or for all of its records (`Budget.unit`), under

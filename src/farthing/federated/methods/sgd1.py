@@ -18,7 +18,7 @@ constant is too small for the 2nL by which replacing a record moves G. What hold
 
 * *coordinator*, who knows π as in the write-up: nothing is amplified, δ = E δ_Gauss(2nL√K/σ) over
   K ~ Bin(n², 1/n), the times that the record was drawn (condition on π; the hockey-stick divergence is
-  jointly convex). At ε = .5 and δ = 1/(2n³) the claim fails before it from n = 132 on;
+  jointly convex). At ε = 0.5 and δ = 1/(2n³) the claim fails before it from n = 132 on;
 * *server*, who knows whose turn it was: T ~ Bin(n², n_i/n) draws of one in n_i, δ = E δ_T(ε) over T. That is
   all of the coordinator's for a party with one record, and the next one's for one with all;
 * *anyone*, who sees every G and neither: n² draws of one in n. A party is not quite that blind: it knows
@@ -35,7 +35,7 @@ budget ended). Steps carry no receipts: those would tell whose turn it was.
 ``exact`` takes the least σ that all budgets allow, not (3). Where this differs from the write-up besides:
 gradients are clipped to L, which is not trusted to be a Lipschitz constant; θ₀ is the centre of C, a ball,
 or given, instead of drawn; with ``convexity`` Δ the loss of a record is made Δ-strongly convex by a public
-Δ|θ|²/2, whose gradient needs no noise. |C| is the diameter. It is sequential, about .2 ms an iteration, so
+Δ|θ|²/2, whose gradient needs no noise. |C| is the diameter. It is sequential, about 0.2 ms an iteration, so
 for n in the hundreds; a `Step` is handed out every n iterations.
 
 >>> import numpy as np

@@ -16,7 +16,7 @@ write-up's, σ is that of the sum, for the party with the least budget, against 
 than what an aggregator releases.) Who takes part and with how many
 records is public; under add-remove a party "gone" is one without records, whose messages are noise. At ε = 1,
 δ = 1e-6, T = 100: σ = 42.25 Δ. The recipe of the proof of Theorem 3 (each round (ε/√(T ln 1/δ), δ/T) by the
-classic Gaussian: `sgd2_published_noise`) takes 227 Δ, with which the true ε is .165.
+classic Gaussian: `sgd2_published_noise`) takes 227 Δ, with which the true ε is 0.165.
 
 Steps are SGD1's, in the mean of the n records that came, so that n cancels: η(k) n = |C|/√(k (L² + p s²)),
 s being the noise on a coordinate of the mean, or 1/(Δ k) where l is Δ-strongly convex (``convexity``; made so
@@ -28,8 +28,8 @@ budget. Where this differs from the write-up: θ goes with the next question to 
 part, instead of to all as soon as it is made, and B returns the last one without sending it (every θ is a
 function of the G's that B has seen, so nobody learns more); gradients are clipped to L, which is not trusted
 to be a Lipschitz constant; and θ₀ is the centre of C, a ball, or given, instead of drawn. The write-up names
-no C: a radius of 10 did better than 2 or 5 in single runs on Adult, with 2 and 10 parties at ε from .1, with
-390 at ε from .5.
+no C: a radius of 10 did better than 2 or 5 in single runs on Adult, with 2 and 10 parties at ε from 0.1, with
+390 at ε from 0.5.
 
 >>> import numpy as np
 >>> from farthing.budget import Budget
