@@ -11,6 +11,7 @@ language = "en-GB"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 napoleon_google_docstring = False
+napoleon_use_ivar = True  # attributes as a list: members have entries of their own
 # Tables under figures/ are linked where they are discussed; a type of several homes is linked to one of them.
 suppress_warnings = ["toc.not_included", "ref.python"]
 myst_heading_anchors = 3  # page.md#a-heading leads to the same place here and in the repository
