@@ -340,7 +340,6 @@ def _shrunk_rows(clients: Any, problem: Any, *, trust: Any, survivors: int | Non
 _LIPSCHITZ = replace(CLIP, argument="lipschitz", symbol="L")
 
 #: Every federated method by its name.
-#: The table of federated methods, by name.
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
