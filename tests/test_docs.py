@@ -231,7 +231,11 @@ def test_every_page_is_once_in_the_navigation():
 )
 def test_every_public_name_is_in_the_reference(module, pages):
     texts = [text_of(ROOT / "docs" / "api" / f"{page}.rst") for page in pages]
-    shown = {name for text in texts for name in re.findall(r"^\.\. auto\w+:: (?:[\w.]+\.)?(\w+)$", text, re.MULTILINE)}
+    shown = {
+        name
+        for text in texts
+        for name in re.findall(r"^\.\. auto\w+:: (?:[\w.]+\.)?(\w+)$", text, re.MULTILINE)
+    }
     assert {*import_module(module).__all__} - {"audit", "federated", "torch"} <= shown
 
 
