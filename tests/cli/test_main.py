@@ -336,6 +336,32 @@ def test_a_budget_no_noise_fits_exits_with_3(run: Any) -> None:
     assert "no noise" in done.err
 
 
+def test_calibrate_prices_a_menu(run):
+    found = run(*BUDGET, "--menu", "2,4", "--json").json
+    assert [entry["noise_multiplier"] for entry in found["entries"]] == [2.0, 4.0]
+    for entry in found["entries"]:
+        assert 0.97 * entry["promise"] <= entry["steps"] <= entry["promise"]
+    done = run(*BUDGET, "--menu", "2,4")
+    assert done.code == 0
+    assert "noise multiplier 4: " in done.out
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("--menu", "2,four"), "--menu must be numbers separated by commas, got '2,four'"),
+        (("--menu", "2,2"), "a menu names every event once"),
+        (("--menu", "0"), "--noise-multiplier must be"),
+        (("--menu", "2", "--steps", "3"), "leave --steps and --noise-multiplier out"),
+        (("--menu", "0.1"), "does not pay for one"),
+    ],
+)
+def test_a_menu_that_makes_no_sense_is_told(run, given, says):
+    done = run(*BUDGET, *given)
+    assert done.code == 2
+    assert says in done.err
+
+
 @pytest.mark.parametrize("adjacency", list(ft.Adjacency))
 @pytest.mark.parametrize("sampler", [("poisson",), ("fixed", "--records", "10000")])
 def test_calibrated_noise_fits_under_every_adjacency(

@@ -83,18 +83,35 @@ def calibrate(
     noise_multiplier: Annotated[
         float | None, option(number, "Find the most steps for this noise multiplier.")
     ] = None,
+    menu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NOISES", help="Price noise multipliers, with commas, among which answers choose."
+        ),
+    ] = None,
     adjacency: Relation = Adjacency.ADD_REMOVE,
     sampler: Draw = Sampling.POISSON,
     records: Records = None,
     as_json: AsJson = False,
 ) -> int:
-    """Finds the least noise, or the most steps, within a budget."""
+    """Finds the least noise, or the most steps, within a budget; or prices a menu of noises."""
     from farthing.accounting import calibrate as search
 
+    if menu is not None:
+        if steps is not None or noise_multiplier is not None:
+            raise InvalidValue(
+                "--menu finds the steps of every noise: leave --steps and --noise-multiplier out"
+            )
+        plans = [_plan(noise, sampling_rate, 1, adjacency, sampler, records) for noise in _noises(menu)]
+        validate.positive(**{"--epsilon": epsilon})
+        validate.probability(**{"--delta": delta})
+        return _report_menu(plans, Budget(epsilon, delta, adjacency), as_json)
     if (steps is None) == (noise_multiplier is None):
         both = f"--steps {steps} and --noise-multiplier {noise_multiplier}"
         given = "neither" if steps is None else both
-        raise InvalidValue(f"give either --steps (for noise) or --noise-multiplier (for steps), got {given}")
+        raise InvalidValue(
+            f"give --steps (for noise), --noise-multiplier (for steps) or --menu (for prices), got {given}"
+        )
     validate.positive(**{"--epsilon": epsilon})
     validate.probability(**{"--delta": delta})
     budget = Budget(epsilon, delta, adjacency)
@@ -120,6 +137,50 @@ def calibrate(
     found = Accountant.PLD.curve(plan)
     achieved = min(found.epsilon(delta), epsilon)  # the search has certified the budget itself
     return _report(plan, Accountant.PLD, found, achieved, delta, limit=epsilon, as_json=as_json)
+
+
+def _noises(menu: str) -> list[float]:
+    try:
+        return [float(noise) for noise in menu.split(",")]
+    except ValueError:
+        raise InvalidValue(f"--menu must be numbers separated by commas, got {menu!r}") from None
+
+
+def _report_menu(plans: list[EqualSteps], budget: Budget, as_json: bool) -> int:
+    """Print what each entry of a menu gets, beside a promise of it."""
+    from farthing.accounting import calibrate as search
+    from farthing.accounting.menu import Menu
+
+    rule = Menu(plan.step for plan in plans)(budget)
+    entries = [
+        {
+            "noise_multiplier": plan.noise_multiplier,
+            "steps": rule.most(plan.step),
+            "promise": search.steps(plan.step, budget),
+            "block": block,
+            "price": price,
+        }
+        for plan, block, price in zip(plans, rule.steps, rule.prices, strict=True)
+    ]
+    fields = {
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "sampling_rate": plans[0].drawn,
+        "units": rule.units,
+        "adjacency": str(budget.adjacency),
+        "theorem": rule.theorem,
+    }
+    if as_json:
+        emit_json({**fields, "entries": entries})
+        return 0
+    emit(aligned(fields))
+    for entry in entries:
+        steps, promise = entry["steps"], entry["promise"]
+        emit(
+            f"noise multiplier {entry['noise_multiplier']:g}: {steps} steps, {steps / promise:.1%} of a "
+            f"promise's {promise}; {entry['block']} steps at once for {entry['price']} of {rule.units} units"
+        )
+    return 0
 
 
 def _plan(
