@@ -29,7 +29,7 @@ import itertools, sys
 import farthing as ft
 from farthing.cli import main as cli
 from farthing.linear import losses
-from farthing.linear.solvers import (CLASSIFIERS, Method)
+from farthing.linear.solvers import CLASSIFIERS, SolverMethod
 from farthing.data.tables import Features
 
 
@@ -47,8 +47,8 @@ def steps(ledger, problem, promised):
         yield ft.Step(t, features.unfold(w), (answer.receipt,))
 
 
-CLASSIFIERS["promised"] = Method(lambda ledger, problem: steps(ledger, problem, True), None)
-CLASSIFIERS["filtered"] = Method(lambda ledger, problem: steps(ledger, problem, False))
+CLASSIFIERS["promised"] = SolverMethod(lambda ledger, problem: steps(ledger, problem, True), None)
+CLASSIFIERS["filtered"] = SolverMethod(lambda ledger, problem: steps(ledger, problem, False))
 sys.exit(cli.main(sys.argv[1:]))
 """
 SCHEMA = """\

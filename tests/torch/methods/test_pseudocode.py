@@ -180,7 +180,7 @@ def test_adadp_as_published_is_its_lines_as_printed(monkeypatch, learning):
     data = SimpleNamespace(
         x=x,
         counts=np.array([30, 20, 5]),
-        lots=lambda rate, runs, stream: next(batches)[None].astype(float),
+        batches=lambda rate, runs, stream: next(batches)[None].astype(float),
         gradients=lambda w: (w @ x.T - 1.0)[:, :, None] * x,
     )
     monkeypatch.setattr(as_published, "normal", lambda stream, shape: next(noises)[None])

@@ -12,9 +12,9 @@
 `Refused` with a `Reason`; its text never shows a weight, an update or a record.
 
 >>> signer = Signer.new()
->>> message = seal(Kind.QUESTION, {"run": "r1"}, b"\\0" * 8, signer)
+>>> message = seal(MessageKind.QUESTION, {"run": "r1"}, b"\\0" * 8, signer)
 >>> opened = unseal(message, {signer.public}, largest=1000)
->>> opened.kind is Kind.QUESTION, opened.fields().text("run"), len(opened.body)
+>>> opened.kind is MessageKind.QUESTION, opened.fields().text("run"), len(opened.body)
 (True, 'r1', 8)
 >>> unseal(message[:-1] + b"?", {signer.public}, largest=1000)
 Traceback (most recent call last):
