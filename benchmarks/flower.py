@@ -32,7 +32,7 @@ from farthing.deploy.join import listening
 from farthing.deploy.messages.forms import Transport, UnixSockets
 from farthing.deploy.messages.signed import MessageKind, Signer, seal
 from farthing.deploy.processes import Child
-from farthing.deploy.serve import Plan
+from farthing.deploy.serve import RunFile
 from farthing.federated.methods.addp import addp
 from farthing.queries.samplers import Poisson
 
@@ -82,7 +82,7 @@ def main(grid, context):
 '''
 
 
-def node(folder: Path, name: str, plan: Plan, *flags: str) -> Child:
+def node(folder: Path, name: str, plan: RunFile, *flags: str) -> Child:
     command = [sys.executable, "-m", "farthing.deploy.flower.node", str(plan.listen)]
     command += [str(plan.keys / "ca.pem"), str(folder / "keys" / name / "node.key")]
     command += [str(folder / name / "guard.sock"), *flags]
@@ -90,7 +90,7 @@ def node(folder: Path, name: str, plan: Plan, *flags: str) -> Child:
     return Child(command, folder / f"{name}{''.join(flags)}.log", home)
 
 
-def bare(folder: Path, plan: Plan, link: SuperLink, names: Sequence[str], rounds: int) -> list[float]:
+def bare(folder: Path, plan: RunFile, link: SuperLink, names: Sequence[str], rounds: int) -> list[float]:
     """Flower as it is."""
     app, out = folder / "bare", Path(os.environ[OUT])
     app.mkdir()
@@ -125,7 +125,7 @@ def empty(transport: Transport, names: Sequence[str], rounds: int) -> list[float
     return seconds
 
 
-def ours(plan: Plan, transport: Transport, run: str, rounds: int) -> list[float]:
+def ours(plan: RunFile, transport: Transport, run: str, rounds: int) -> list[float]:
     enrolled = {name: card.key for name, card in plan.parties.items()}
     signer = Signer.load(plan.keys / "coordinator.key")
     crowd = Remote(
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         method = 'name = "addp"\nrounds = 5\ndraw = "poisson:0.1"'
-        plan = Plan.load(set_up(folder, names, port=port, method=method, records=1000))
+        plan = RunFile.load(set_up(folder, names, port=port, method=method, records=1000))
         for name in rivals:
             (folder / name).mkdir()
         keyring.make(folder / "keys", rivals, [], coordinator=False)

@@ -25,7 +25,7 @@ import numpy as np
 from farthing.budget import Budget
 from farthing.data.tables import Features, Table
 from farthing.deploy.messages.forms import Question, Turn, call
-from farthing.deploy.messages.signed import Kind as Message
+from farthing.deploy.messages.signed import MessageKind as Message
 from farthing.deploy.messages.signed import Signer, pack_numbers, seal
 from farthing.federated.terms import Invitation
 from farthing.ledger.ledger import Ledger

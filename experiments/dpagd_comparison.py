@@ -42,7 +42,7 @@ from farthing.accounting.filters import ZcdpFilter
 from farthing.budget import Budget
 from farthing.data.tables import Table
 from farthing.ledger.ledger import Ledger
-from farthing.linear.estimators import CLASSIFIERS, Method
+from farthing.linear.solvers import CLASSIFIERS, SolverMethod
 from farthing.linear.losses import Loss, huber_hinge, logistic
 from farthing.linear.methods.baselines import nonprivate
 from farthing.linear.methods.dpagd import Lengths, dpagd, paper_splits
@@ -84,8 +84,8 @@ class AsPublished:
 
 
 PUBLISHED, OURS = "DP-AGD, as published", ("DP-AGD", "auto")
-PRIVATE: dict[str, Method] = {
-    PUBLISHED: Method(AsPublished(), ZcdpFilter),
+PRIVATE: dict[str, SolverMethod] = {
+    PUBLISHED: SolverMethod(AsPublished(), ZcdpFilter),
     "SGD-MA": CLASSIFIERS["sgd-ma"],
     "SGD-Adv": CLASSIFIERS["sgd-adv"],
     "ObjPert": CLASSIFIERS["objective"],
@@ -99,7 +99,7 @@ NON_PRIVATE, MAJORITY = "non-private", "majority"
 LEVELS = (NON_PRIVATE, MAJORITY)
 
 
-def fitted(method: Method, budget: Budget, X: Array, y: Array, problem: Problem, *place: object) -> Any:
+def fitted(method: SolverMethod, budget: Budget, X: Array, y: Array, problem: Problem, *place: object) -> Any:
     """Weights and constant after the whole budget, with noise of its own for each place."""
     ledger = Ledger(budget, filter=method.filter, stream=stream(*place))
     return run(method.algorithm(ledger.over(Table(X, y)), problem)).w

@@ -18,7 +18,7 @@ from experiments.dpagd_comparison import DELTA, AsPublished, fitted, judged
 from experiments.frame import PLOT, Grid, Row, Size, canvas, legend, line, mean, number, say, ticks, values
 from farthing.accounting.filters import ZcdpFilter
 from farthing.budget import Budget
-from farthing.linear.estimators import Method
+from farthing.linear.solvers import SolverMethod
 from farthing.linear.losses import logistic
 from farthing.linear.methods.dpagd import dpagd
 from farthing.linear.problem import Problem
@@ -63,7 +63,7 @@ def measure(size: Size) -> list[Row]:
                     for factor in (0.5, 1.0) if size.small else factors(name, version):
                         change = (name, factor) if factor != 1 else None
                         if change not in known:
-                            method = Method(make(name, factor), ZcdpFilter)
+                            method = SolverMethod(make(name, factor), ZcdpFilter)
                             budget, place = Budget(epsilon, DELTA), (fold, version, epsilon, change)
                             w = fitted(method, budget, Xf, yf, problem, *place)
                             known[change] = judged(w, Xf, yf, tested, logistic, True)

@@ -106,7 +106,7 @@ def machine(make, folder, nursery, check):
         def other_terms(self, number, terms):
             reply = self.send(self.village.question(number, invitation=terms))
             assert (
-                reply is not MessageKind.ANSWER or terms.clip == 3.0
+                reply is not MessageKind.ANSWER or terms.clip_norm == 3.0
             )  # which is all that the policy allows of these
 
         @rule(number=st.integers(1, 9), gradient=st.sampled_from(GRADIENTS), side=st.integers(1, 5))

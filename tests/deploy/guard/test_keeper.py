@@ -142,7 +142,8 @@ def test_rounds_and_nonces(village, house, told):
     other = Gradient(logistic, Features(2, radius=2.0))
     assert told(guard.answer(village.question(3, gradient=other)), house) is Reason.CONFLICT
     assert (
-        told(guard.answer(village.question(3, invitation=replace(PLAIN, clip_norm=0.5))), house) is Reason.CONFLICT
+        told(guard.answer(village.question(3, invitation=replace(PLAIN, clip_norm=0.5))), house)
+        is Reason.CONFLICT
     )
     assert told(guard.answer(village.question(3, nonce="ff" * 16)), house) is Reason.STALE
     assert told(guard.answer(village.question(2)), house) is Reason.STALE

@@ -94,17 +94,21 @@ def test_two_ranks_are_one_process_and_fail_together(tmp_path):
     found, codes, errors = two(
         tmp_path,
         """
-        model = network() training = ft.torch.train(model, LOSS, (x, y), ledger(), sampling_rate=0.1,
-        noise_multiplier=3.0, steps=6, physical_batch_size=5) steps = list(training) told(weights=flat(model),
-        receipts=[len(step.receipts) for step in steps], left=steps[-1].left)
+        model = network()
+        options = {"sampling_rate": 0.1, "noise_multiplier": 3.0, "steps": 6}
+        training = ft.torch.train(model, LOSS, (x, y), ledger(), physical_batch_size=5, **options)
+        steps = list(training)
+        told(weights=flat(model), receipts=[len(step.receipts) for step in steps], left=steps[-1].left)
 
-        model = network() clip = ft.torch.Quantile(0.5, start=0.3) steps = list(ft.torch.train(model, LOSS,
-        (x, y), ledger(), sampling_rate=0.1, noise_multiplier=3.0, steps=6, clip_norm=clip))
+        model = network()
+        clip = ft.torch.Quantile(0.5, start=0.3)
+        steps = list(ft.torch.train(model, LOSS, (x, y), ledger(), clip_norm=clip, **options))
         told(weights=flat(model), clips=[step.clip_norm for step in steps])
 
-        # noise, rate and steps follow from rank 0's budget training = ft.torch.train(network(), LOSS, (x, y),
-        ledger(), steps=3) told(noise=training.plan.noise_multipliers, rate=training.plan.sampling_rate,
-        steps=len(list(training)))
+        # noise, rate and steps follow from rank 0's budget
+        training = ft.torch.train(network(), LOSS, (x, y), ledger(), steps=3)
+        plan = training.plan
+        told(noise=plan.noise_multipliers, rate=plan.sampling_rate, steps=len(list(training)))
 
         # a schedule whose first noise is used up: both skip alike
         book = ledger()
@@ -119,9 +123,13 @@ def test_two_ranks_are_one_process_and_fail_together(tmp_path):
             if ill:
                 raise RuntimeError("this rank has a fault")
             return LOSS(outputs, targets)
-        model, book = network(), ledger() training = ft.torch.train(model, broken, (x, y), book,
-        sampling_rate=0.1, noise_multiplier=3.0, steps=6) next(training) ill += [1] * rank before =
-        flat(model) try:
+        model, book = network(), ledger()
+        options = {"sampling_rate": 0.1, "noise_multiplier": 3.0, "steps": 6}
+        training = ft.torch.train(model, broken, (x, y), book, **options)
+        next(training)
+        ill += [1] * rank
+        before = flat(model)
+        try:
             next(training)
         except NotReleased as error:
             told(error=str(error), moved=flat(model) != before, share=book.share if book else None)
