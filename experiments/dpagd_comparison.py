@@ -42,11 +42,11 @@ from farthing.accounting.filters import ZcdpFilter
 from farthing.budget import Budget
 from farthing.data.tables import Table
 from farthing.ledger.ledger import Ledger
-from farthing.linear.solvers import CLASSIFIERS, SolverMethod
 from farthing.linear.losses import Loss, huber_hinge, logistic
 from farthing.linear.methods.baselines import nonprivate
 from farthing.linear.methods.dpagd import Lengths, dpagd, paper_splits
 from farthing.linear.problem import Problem
+from farthing.linear.solvers import CLASSIFIERS, SolverMethod
 from farthing.queries.query import Step, run
 
 EPSILONS = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
@@ -61,7 +61,7 @@ class AsPublished:
 
     splits: int = 60
     growth: float = 0.1
-    clip: float = 3.0
+    clip_norm: float = 3.0
     objective_clip: float = 3.0
 
     def __call__(self, ledger: Ledger, problem: Problem) -> Iterator[Step]:
@@ -72,7 +72,7 @@ class AsPublished:
             splits=splits,
             search=search,
             growth=self.growth,
-            clip_norm=self.clip,
+            clip_norm=self.clip_norm,
             objective_clip=self.objective_clip,
             grid=Lengths(20),
             choice_noise="laplace",

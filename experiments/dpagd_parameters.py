@@ -18,15 +18,15 @@ from experiments.dpagd_comparison import DELTA, AsPublished, fitted, judged
 from experiments.frame import PLOT, Grid, Row, Size, canvas, legend, line, mean, number, say, ticks, values
 from farthing.accounting.filters import ZcdpFilter
 from farthing.budget import Budget
-from farthing.linear.solvers import SolverMethod
 from farthing.linear.losses import logistic
 from farthing.linear.methods.dpagd import dpagd
 from farthing.linear.problem import Problem
+from farthing.linear.solvers import SolverMethod
 
 EPSILONS, FOLDS = (0.1, 0.8), 5
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 PUBLISHED, OURS = "as published", "library"
-LABELS = {"splits": "splits", "growth": "γ", "clip": "C_grad", "objective_clip": "C_obj"}
+LABELS = {"splits": "splits", "growth": "γ", "clip_norm": "C_grad", "objective_clip": "C_obj"}
 ROWS_CLIP, OBJECTIVE_CLIP = math.sqrt(2) / 2, 4.0  # the library's defaults for two classes
 
 
@@ -38,14 +38,14 @@ def published(name: str, factor: float) -> AsPublished:
 
 def library(name: str, factor: float) -> Any:
     """The library's own, with one of its numbers multiplied."""
-    defaults = {"splits": 18.0, "growth": 0.1, "clip": ROWS_CLIP, "objective_clip": OBJECTIVE_CLIP}
+    defaults = {"splits": 18.0, "growth": 0.1, "clip_norm": ROWS_CLIP, "objective_clip": OBJECTIVE_CLIP}
     given = defaults | {name: defaults[name] * factor}
     return lambda ledger, problem: dpagd(ledger, problem, **given)
 
 
 def factors(name: str, version: str) -> tuple[float, ...]:
     """Fewer for a version that takes 500 gradients, and 2,000 at four times the splits."""
-    if version == OURS or name == "clip":
+    if version == OURS or name == "clip_norm":
         return FACTORS
     return FACTORS[:-1] if name == "splits" else FACTORS[::2]
 
@@ -59,7 +59,7 @@ def measure(size: Size) -> list[Row]:
         for version, make in ((PUBLISHED, published), (OURS, library)):
             for epsilon in (0.8,) if size.small else EPSILONS:
                 known: dict[object, Row] = {}  # the defaults need not be run four times
-                for name in ("splits", "clip") if size.small else LABELS:
+                for name in ("splits", "clip_norm") if size.small else LABELS:
                     for factor in (0.5, 1.0) if size.small else factors(name, version):
                         change = (name, factor) if factor != 1 else None
                         if change not in known:
