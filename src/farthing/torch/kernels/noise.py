@@ -359,6 +359,11 @@ class FloatGaussian(Gaussian):
     The low bits of a float sum tell which sums can have produced it, whatever ε is (Mironov 2012), and
     torch's generators are not cryptographic. Only a ledger that says so in its guarantee answers with it:
     ``Ledger(budget, float_noise=True)``.
+
+    Examples
+    --------
+    >>> FloatGaussian(1.0).on_lattice
+    False
     """
 
     on_lattice: ClassVar[bool] = False

@@ -57,6 +57,15 @@ def save(path: str | os.PathLike[str], training: Stateful) -> None:
     ------
     InvalidValue
         A state that holds anything else: it could not be read back without running code.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from types import SimpleNamespace
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(f"{folder}/run.pt", SimpleNamespace(state_dict=lambda: {"t": 3}))
+    ...     os.listdir(folder)
+    ['run.pt']
     """
     state = {"farthing": _FORMAT, "state": training.state_dict()}
     _check(state, "the checkpoint")

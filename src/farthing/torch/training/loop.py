@@ -99,6 +99,14 @@ class Step(asking.Step):
         The part of the planned batches that is used, from 0 to 1.
     left : int
         Planned batches to come.
+
+    Examples
+    --------
+    >>> data = torch.randn(4000, 3), torch.randint(2, (4000,))
+    >>> loss = nn.CrossEntropyLoss(reduction="none")
+    >>> step = next(train(nn.Linear(3, 2), loss, data, epsilon=1.0, delta=1e-5, sampling_rate=0.01, steps=4))
+    >>> step.t, step.expected_batch_size, step.left
+    (1, 40.0, 3)
     """
 
     expected_batch_size: float = 0.0

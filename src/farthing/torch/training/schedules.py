@@ -88,6 +88,11 @@ class AdaptiveClip(ABC):
     Notes
     -----
     `Quantile` is one. The bound may change in everything but its price: sensitivity over noise stays.
+
+    Examples
+    --------
+    >>> isinstance(Quantile(0.5, start=1.0), AdaptiveClip)
+    True
     """
 
     @abstractmethod
