@@ -322,3 +322,10 @@ def test_an_event_without_a_pair_cannot_be_on_a_menu():
 def test_a_menu_needs_a_delta():
     with pytest.raises(InvalidValue, match="delta"):
         ft.Menu([PureEvent(0.1)])(ft.Budget(1.0, 0.0))
+
+
+def test_a_part_of_a_menus_budget_is_refused_and_nothing_is_charged():
+    ledger = ft.Ledger(BUDGET, filter=ft.Menu([GaussianEvent(40.0)]))
+    with pytest.raises(Unsupported, match="no price for a part"):
+        ledger.allot(0.1, 1e-6)
+    assert ledger.share == 0

@@ -669,3 +669,13 @@ def test_more_units_than_a_menu_has_are_found(from_a_menu):
     found = verify(rehashed(rows))
     assert found.code == 1
     assert "units are used" in found.reason
+
+
+def test_pure_answers_that_a_menu_charges_as_another_kind_are_verified():
+    ledger = ft.Ledger(ft.Budget(1.0, 1e-5), filter=ft.Menu([PureEvent(0.1), GaussianEvent(40.0)]))
+    for event in (BoundedRangeEvent(0.05), LaplaceEvent(20.0), GaussianEvent(50.0)):
+        ledger._books.take(event)
+    buffer = io.StringIO()
+    ledger.journal.export(buffer)
+    found = verify(buffer.getvalue().splitlines())
+    assert found.code == 0, found.reason

@@ -33,6 +33,7 @@ import numpy as np
 
 from farthing import validate
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, ZcdpFilter
+from farthing.accounting.menu import MenuFilter
 from farthing.accounting.tolerance import DEPTH
 from farthing.budget import Budget, Guarantee
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
@@ -392,6 +393,11 @@ class Ledger:
         BudgetSpent
             If the part does not fit.
         """
+        if isinstance(self._books.rule, MenuFilter):
+            raise Unsupported(
+                "a menu has no price for a part of its budget: put the part's events on the menu, or begin a "
+                "ledger with another filter"
+            )
         if self._depth == DEPTH:
             raise Unsupported(f"a part of a part ... {DEPTH} times over cannot be divided further")
         if epsilon is None and delta is None:

@@ -239,14 +239,15 @@ class _Audit:
         """Return 1 at the cheapest entry of the menu with no more noise and no smaller a rate."""
 
         def seen(one: Event) -> tuple[str, float, float]:
-            inner = one.get("event", one)
-            kind = "poisson" if one["kind"] == "gaussian" else one["kind"]
-            rate = one["size"] / one["of"] if kind == "fixed-size" else one.get("rate", 1.0)
-            return kind, rate, inner.get("noise", -inner.get("epsilon", math.inf))
+            """Its kind, its rate and its noise; of what is ε-DP, by the worst such mechanism, 1 and -ε."""
+            kind, inner, (rate, pure) = one["kind"], one.get("event", one), self._sampled(one)
+            if pure:
+                return "laplace" if kind == "laplace" else "pure", 1.0, -pure
+            return "poisson" if kind == "gaussian" else kind, rate, inner.get("noise", math.inf)
 
         kind, rate, noise = seen(event)
-        known = [seen(one) for one in self.entries]
-        fits = [k == kind and r >= rate and n <= noise for k, r, n in known]
+        alike = {kind, "pure"} if kind == "laplace" else {kind}
+        fits = [k in alike and r >= rate and n <= noise for k, r, n in map(seen, self.entries)]
         _must(any(fits), f"not recomputed: no entry of the menu dominates {_text(event)}")
         best = int(np.argmin(np.where(fits, self.prices / self.steps, np.inf)))
         return np.asarray(np.eye(len(self.entries))[best])
