@@ -38,8 +38,7 @@ from experiments.frame import (
 from experiments.published_addp import published, really
 from farthing.budget import Adjacency, Budget
 from farthing.data.tables import Table
-from farthing.federated.methods.addp import addp
-from farthing.federated.methods.addp_baselines import non_private, sgd_adv, sgd_maj, sgd_pass
+from farthing.federated.methods.addp import addp, non_private, sgd_adv, sgd_maj, sgd_pass
 from farthing.federated.methods.federated_descent import federated_descent, learnt_in
 from farthing.federated.protocol import Accountant, Trust, Weights
 from farthing.federated.simulated import Simulated

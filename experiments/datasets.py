@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.frame import Size, say
-from farthing.data.schema import find, load_adult
+from farthing.data.adult import load_adult
+from farthing.data.schema import find
 
 Array = NDArray[Any]
 Data = tuple[Array, Array]

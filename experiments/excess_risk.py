@@ -29,7 +29,7 @@ from scipy.special import expit
 
 from experiments.frame import Grid, Row, Size, level, line, mean, say, stream, ticks, values
 from farthing.budget import Budget
-from farthing.data.schema import load_adult
+from farthing.data.adult import load_adult
 from farthing.federated.methods.sgd1 import sgd1
 from farthing.federated.methods.sgd2 import sgd2, sgd2_noise, sgd2_published_noise
 from farthing.federated.simulated import Simulated

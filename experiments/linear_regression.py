@@ -25,7 +25,8 @@ import numpy as np
 from experiments.datasets import Array, Data
 from experiments.frame import PLOT, Grid, Row, Size, canvas, legend, level, line, say, stream, ticks, values
 from farthing.budget import Budget
-from farthing.data.schema import find, load_adult
+from farthing.data.adult import load_adult
+from farthing.data.schema import find
 from farthing.data.tables import Table
 from farthing.ledger.ledger import Ledger
 from farthing.linear.losses import squared

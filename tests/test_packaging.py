@@ -32,7 +32,7 @@ ft.Budget("much", 1e-5)
 
 PROGRAM = """
 import farthing as ft
-from farthing.data.schema import load_adult
+from farthing.data.adult import load_adult
 
 adult = load_adult()
 model = ft.LogisticRegression(1.0, 1e-5, bounds=(0, 1)).fit(adult.X_train, adult.y_train)

@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from farthing.data.schema import ADULT, ADULT_SHA256, Numeric, Schema, Table, byte_planes
+from farthing.data.adult import ADULT, ADULT_SHA256, byte_planes
+from farthing.data.schema import Numeric, Schema, Table
 
 MEMBER = "shapiq/datasets/data/adult_census.csv"
 CSV_SHA256 = "547551a449e2453ec1b9a3044b0b74e59cf79a4c99291cd478914aa5f9efbcd0"
@@ -56,7 +57,7 @@ def read(text: bytes) -> dict[str, NDArray[Any]]:
 
 
 def pack(table: Table, schema: Schema) -> bytes:
-    """The inverse of farthing.data.schema.unpack; refuses what it could not give back exactly."""
+    """The inverse of farthing.data.adult.unpack; refuses what it could not give back exactly."""
     planes = []
     for column in (*schema.columns, schema.target):
         values = np.asarray(table[column.name])

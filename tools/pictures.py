@@ -14,7 +14,7 @@ from experiments import frame
 import farthing as ft
 from farthing.accounting import composition
 from farthing.accounting.filters import RdpFilter, ZcdpFilter
-from farthing.data.schema import load_adult
+from farthing.data.adult import load_adult
 from farthing.federated.methods.addp import addp
 from farthing.federated.simulated import Simulated, personal
 from farthing.linear.losses import logistic

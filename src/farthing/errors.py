@@ -52,7 +52,7 @@ class Unsupported(FarthingError, TypeError):
 
     Examples
     --------
-    >>> from farthing import Laplace, ClipNorm, Query, Everyone, PerExample
+    >>> from farthing import (Laplace, ClipNorm, Query, Everyone, PerExample)
     >>> Query(Everyone(), PerExample(lambda rows, w: rows[0]), ClipNorm(1.0), Laplace(2.0))
     Traceback (most recent call last):
         ...
@@ -65,7 +65,7 @@ class BudgetSpent(FarthingError):
 
     Examples
     --------
-    >>> from farthing import Budget, Ledger
+    >>> from farthing import (Budget, Ledger)
     >>> from farthing.queries.events import GaussianEvent
     >>> try:
     ...     Ledger(Budget(1.0, 1e-5)).promise(GaussianEvent(0.5))
@@ -80,7 +80,7 @@ class PromiseBroken(FarthingError):
 
     Examples
     --------
-    >>> from farthing import Budget, Ledger
+    >>> from farthing import (Budget, Ledger)
     >>> from farthing.queries.events import GaussianEvent
     >>> ledger = Ledger(Budget(1.0, 1e-5))
     >>> countdown = ledger.promise(GaussianEvent(20.0), 3)

@@ -17,7 +17,8 @@ from farthing.accounting.filters import BasicFilter, GdpFilter, RdpFilter, ZcdpF
 from farthing.accounting.tolerance import DEPTH, MARGIN, TOLERANCE, inner, plus, times, within
 from farthing.budget import Adjacency, Budget
 from farthing.errors import BudgetSpent, Unsupported
-from farthing.ledger.ledger import Ledger, _whole
+from farthing.ledger.answers import whole_event
+from farthing.ledger.ledger import Ledger
 from farthing.linear.selection import equal_part
 from farthing.queries.events import ApproximateEvent, GaussianEvent, PureEvent, RepeatedEvent, ZcdpEvent
 
@@ -87,7 +88,7 @@ def test_three_tenths_are_a_tenth_three_times():
 def test_halves_fit_twice(kind):
     for epsilon, delta in GRID:
         ledger = Ledger(Budget(epsilon, delta), filter=kind)
-        half = [total / 2 for total in ledger.filter.add(ledger.filter.start(), _whole(ledger.filter))]
+        half = [total / 2 for total in ledger.filter.add(ledger.filter.start(), whole_event(ledger.filter))]
         rule = ledger.filter
         assert rule.fits([2 * total for total in half])
         assert rule.fits([plus(total, total) for total in half])

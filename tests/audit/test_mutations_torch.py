@@ -5,10 +5,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from farthing.audit import torch_inputs  # noqa: E402
-from farthing.torch.checks import agreement, leftovers, overlap  # noqa: E402
+from farthing.torch.checks import leftovers, overlap  # noqa: E402
 from farthing.torch.gradients import tape  # noqa: E402
 from farthing.torch.training import (  # noqa: E402
     collating,
+    distributed,
     plan,
     randomness,
 )
@@ -91,9 +92,9 @@ BUGS = [
     (torch_inputs.refusals, runs, "rehearse", nothing),
     (torch_inputs.refusals, runs, "one_by_one", nothing),
     (torch_inputs.refusals, randomness, "_CASES", no_size),
-    (torch_inputs.ranks, agreement, "refuse_different", contents_are_not_compared),
-    (torch_inputs.ranks, agreement, "refuse_different", forms_are_not_compared),
-    (torch_inputs.ranks, agreement, "refuse_different", nothing),
+    (torch_inputs.ranks, distributed, "refuse_different", contents_are_not_compared),
+    (torch_inputs.ranks, distributed, "refuse_different", forms_are_not_compared),
+    (torch_inputs.ranks, distributed, "refuse_different", nothing),
     (torch_inputs.scores, overlap, "_meet", never),
 ]
 

@@ -5,7 +5,7 @@ import pytest
 
 import farthing as ft
 from farthing.audit import as_published, statistics, transcripts
-from farthing.audit.groups import canary_pair
+from farthing.audit.steps import canary_pair
 from farthing.noise.lattice import SeededStream
 from farthing.queries.bounds import ClipValue
 from farthing.queries.mechanisms import NoisyMax

@@ -72,10 +72,10 @@ def test_all_splits_what_may_fail(monkeypatch):
 
 
 def test_unsound_targets_are_never_a_way_to_train(capsys):
-    from farthing.federated import simulation
+    from farthing.federated import jobs
 
     assert methods.names()
-    assert not set(methods.published()) & {*methods.names(), *simulation.METHODS}
+    assert not set(methods.published()) & {*methods.names(), *jobs.METHODS}
     for name in list(methods.published())[:1]:
         code = ["train", "adult", "--epsilon", "1", "--delta", "1e-6", "--method", name]
         assert cli.main(code) == 2

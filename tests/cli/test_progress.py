@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from farthing.cli.progress import progress, stoppable
+from farthing.cli.options import progress, stoppable
 
 
 class Terminal(io.StringIO):

@@ -29,7 +29,7 @@ import itertools, sys
 import farthing as ft
 from farthing.cli import main as cli
 from farthing.linear import losses
-from farthing.linear.solvers import CLASSIFIERS, SolverMethod
+from farthing.linear.solvers import (CLASSIFIERS, SolverMethod)
 from farthing.data.tables import Features
 
 

@@ -12,17 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from farthing.data.schema import (
-    ADULT,
-    ADULT_SHA256,
-    Categorical,
-    Dataset,
-    Numeric,
-    Schema,
-    find,
-    load_adult,
-    skeleton,
-)
+from farthing.data.adult import ADULT, ADULT_SHA256, Dataset, load_adult
+from farthing.data.schema import Categorical, Numeric, Schema, find, skeleton
 from farthing.errors import InvalidValue
 
 PEOPLE = Schema(
@@ -101,7 +92,7 @@ def test_embedded_file_is_small_and_has_its_checksum() -> None:
 
 
 def test_damaged_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("farthing.data.schema.ADULT_SHA256", "0" * 64)
+    monkeypatch.setattr("farthing.data.adult.ADULT_SHA256", "0" * 64)
     with pytest.raises(InvalidValue, match="checksum"):
         load_adult()
 

@@ -20,8 +20,8 @@ from farthing.deploy.messages.signed import Signer
 from farthing.deploy.serve import Board, RunFile, coordinate
 from farthing.errors import InvalidValue
 from farthing.federated import METHODS, Invitation, Method, Option
+from farthing.federated.jobs import Job, simulate
 from farthing.federated.methods import table
-from farthing.federated.simulation import Job, simulate
 from farthing.linear.losses import Gradient
 from farthing.queries.query import Step, until_spent
 

@@ -16,7 +16,6 @@ from farthing.cli.demo_parties import set_up
 from farthing.deploy import serve
 from farthing.errors import InvalidValue
 from farthing.federated import jobs, methods
-from farthing.federated.methods import addp, addp_baselines, sgd1, sgd2  # noqa: F401
 
 ROWS, USERS = 600, 6
 
@@ -66,10 +65,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return recorded
 
     for module, names in (
-        (methods.addp, ("addp",)),
+        (methods.addp, ("addp", "sgd_adv", "sgd_maj", "sgd_pass")),
         (methods.sgd1, ("sgd1",)),
         (methods.sgd2, ("sgd2",)),
-        (methods.addp_baselines, ("sgd_adv", "sgd_maj", "sgd_pass")),
     ):
         for name in names:
             monkeypatch.setattr(module, name, recorder(getattr(module, name)))
@@ -278,7 +276,7 @@ def test_a_wrong_symbol_in_a_runs_file_is_one_sentence(tmp_path: Path, method: s
 def test_a_rate_moves_weights_as_the_text_says() -> None:
     """A-DDP's line 17 with one round and no noise to speak of: w = -α grad/n."""
     from farthing.budget import Budget
-    from farthing.data.schema import load_adult
+    from farthing.data.adult import load_adult
     from farthing.federated.simulated import Simulated
     from farthing.linear.losses import logistic
     from farthing.linear.problem import Problem

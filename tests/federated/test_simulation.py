@@ -15,9 +15,9 @@ from farthing.cli import main as cli
 from farthing.cli import simulate_command
 from farthing.data.schema import Categorical, Numeric, Schema
 from farthing.errors import InvalidValue, Unsupported
-from farthing.federated import Trust, simulation
+from farthing.federated import Trust, jobs
+from farthing.federated.jobs import METHODS, Job, Reached, epsilons, simulate
 from farthing.federated.methods.federated_descent import ROUNDS
-from farthing.federated.simulation import METHODS, Job, Reached, epsilons, simulate
 
 SCHEMA = Schema(
     (Numeric("age", 0, 100), Categorical("sex", ("Female", "Male"))), Categorical("rich", ("no", "yes"))
@@ -209,7 +209,7 @@ def test_without_privacy_nothing_is_promised(job: Job, tmp_path: Path) -> None:
 
 
 def test_an_interruption_ends_with_what_was_reached(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulation, "_SHOWN", 0.0)
+    monkeypatch.setattr(jobs, "_SHOWN", 0.0)
 
     def impatient(now: Reached) -> None:
         if now.rounds == 7:
@@ -236,7 +236,7 @@ def test_an_interruption_before_the_first_round_reaches_nothing(
 def test_an_interrupted_command_prints_what_was_reached_and_ends_with_130(
     run: Any, command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = simulation.steps
+    first = jobs.steps
 
     def interrupted(*arguments: Any) -> Any:
         for step in first(*arguments):
@@ -244,7 +244,7 @@ def test_an_interrupted_command_prints_what_was_reached_and_ends_with_130(
             if step.t == 3:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(simulation, "steps", interrupted)
+    monkeypatch.setattr(jobs, "steps", interrupted)
     code, out, err = run(*command, "--clients", "6", "--json")
     assert (code, err) == (130, "farthing: interrupted: this is what was reached\n")
     told = json.loads(out)

@@ -30,7 +30,7 @@ there, above it 1; kernels are those of `accounting.loss_masses`. With a single 
 exact filter of Gaussian DP up to rounding, and with a single entry the price is that of a fixed plan.
 
 >>> from farthing.budget import Budget
->>> from farthing.queries.events import GaussianEvent, PoissonEvent
+>>> from farthing.queries.events import (GaussianEvent, PoissonEvent)
 >>> noises = Menu(PoissonEvent(0.01, GaussianEvent(noise)) for noise in (2.0, 4.0))
 >>> rule = noises(Budget(1.0, 1e-5))
 >>> [rule.most(event) >= 0.97 * fixed for event, fixed in zip(noises.events, (2433, 11050))]

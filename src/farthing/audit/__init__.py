@@ -16,7 +16,7 @@ False
 """
 
 from farthing.audit.auditing import Verdict, audit_mechanism, each, judge, section
-from farthing.audit.helpers import assert_private, canaries_of, one_run
+from farthing.audit.canaries import assert_private, canaries_of, one_run
 from farthing.audit.statistics import GaussianCurve, SampledCurve, Unknown
 
 __all__ = [

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from farthing.audit.groups import Groups, binomial, normal, uniform
+from farthing.audit.steps import Groups, binomial, normal, uniform
 from farthing.noise.lattice import Stream
 
 Array = NDArray[np.float64]

@@ -236,7 +236,7 @@ def audit_mechanism(
 
     Examples
     --------
-    >>> from farthing.noise.lattice import SeededStream, gaussian
+    >>> from farthing.noise.lattice import (SeededStream, gaussian)
     >>> def noisy_count(people, runs, stream):  # all runs at once: fast
     ...     return people + 0.5 * gaussian(stream, runs, 20) / 2**20
     >>> claim = Budget(1.0, 1e-5)

@@ -15,8 +15,8 @@ from farthing.accounting.filters import BasicFilter, GdpFilter, RdpFilter, ZcdpF
 from farthing.audit import as_published, statistics, transcripts
 from farthing.audit.as_published import FarthestMove, WeightMoved
 from farthing.audit.auditing import ATTACKED_AS, Verdict
-from farthing.audit.groups import canary_pair
 from farthing.audit.statistics import GaussianCurve, Unknown
+from farthing.audit.steps import canary_pair
 from farthing.audit.targets import (
     DELTA,
     AskedTarget,

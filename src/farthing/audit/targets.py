@@ -17,9 +17,8 @@ from farthing.audit import statistics as test_statistics
 from farthing.audit import transcripts
 from farthing.audit.as_published import FarthestMove, WeightMoved
 from farthing.audit.auditing import Mechanism, Verdict, audit_mechanism, judge
-from farthing.audit.groups import canary_pair
 from farthing.audit.statistics import Curve, GaussianCurve, Unknown
-from farthing.audit.steps import CanaryStep, per_step
+from farthing.audit.steps import CanaryStep, canary_pair, per_step
 from farthing.audit.transcripts import Overheard
 from farthing.budget import Adjacency, Budget, Observer
 from farthing.data.tables import Features, Table

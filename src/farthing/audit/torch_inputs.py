@@ -15,8 +15,9 @@ from farthing.budget import Budget
 from farthing.errors import FarthingError
 from farthing.ledger.ledger import Ledger
 from farthing.queries.bounds import ClipNorm
-from farthing.torch.checks import agreement, overlap
+from farthing.torch.checks import overlap
 from farthing.torch.gradients.bookkeeping import Gradient
+from farthing.torch.training import distributed
 from farthing.torch.training.collating import Padded
 from farthing.torch.training.loop import train
 from farthing.torch.training.records import Examples
@@ -134,16 +135,17 @@ def refusals() -> list[str]:
 def ranks() -> list[str]:
     """Ranks that hold different records are noticed, and others are not."""
     found = [
-        agreement.digests(_examples(rows), 7) for rows in (_ROWS, _ROWS.flip(0), _ROWS[:10], _ROWS[..., None])
+        distributed.digests(_examples(rows), 7)
+        for rows in (_ROWS, _ROWS.flip(0), _ROWS[:10], _ROWS[..., None])
     ]
     told = []
     for one, other in itertools.combinations(found, 2):
         try:
-            agreement.refuse_different([one, other])
+            distributed.refuse_different([one, other])
             told.append("ranks with different records are not noticed")
         except FarthingError:
             pass
-    agreement.refuse_different([found[0], agreement.digests(_examples(_ROWS.clone()), 7)])
+    distributed.refuse_different([found[0], distributed.digests(_examples(_ROWS.clone()), 7)])
     return told
 
 

@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from farthing.audit.groups import Groups
+from farthing.audit.steps import Groups
 from farthing.errors import Unsupported
 from farthing.federated.terms import ClientNoise, Share
 from farthing.linear.methods.perturbation import ObjectiveNoise

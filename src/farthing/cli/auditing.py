@@ -14,7 +14,7 @@ from farthing import validate
 from farthing.audit import charges, contributions, entrances, guards, laws, methods, prices, steps
 from farthing.audit.auditing import ATTACKED_AS, attacks
 from farthing.audit.methods import Finding
-from farthing.cli.progress import progress
+from farthing.cli.options import progress
 from farthing.errors import InvalidValue
 from farthing.noise.lattice import Stream
 

@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from farthing.audit import methods
 from farthing.budget import Adjacency, Budget, Guarantee, Unit
+from farthing.data.adult import Dataset, load_adult
 from farthing.data.model_file import Model, write
-from farthing.data.schema import Dataset, load_adult
 from farthing.data.tables import Features, Table
+from farthing.federated.jobs import budget_groups
 from farthing.federated.methods.addp import addp
 from farthing.federated.protocol import Accountant
 from farthing.federated.simulated import Simulated, personal
-from farthing.federated.simulation import budget_groups
 from farthing.ledger import verifier
 from farthing.ledger.ledger import Ledger
 from farthing.linear.losses import logistic

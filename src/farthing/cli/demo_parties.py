@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from farthing.cli.main import main as farthing
-from farthing.data.schema import ADULT, load_adult
+from farthing.data.adult import ADULT, load_adult
 from farthing.deploy import keys as keyring
 from farthing.deploy.processes import Child
 

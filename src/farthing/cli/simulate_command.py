@@ -26,15 +26,15 @@ from farthing.cli.options import (
     emit_json,
     number,
     option,
+    progress,
     say,
     whole,
 )
-from farthing.cli.progress import progress
 from farthing.errors import InvalidValue
 from farthing.federated.methods.table import METHODS, Option, every_option
 
 if TYPE_CHECKING:
-    from farthing.federated.simulation import Watch
+    from farthing.federated.jobs import Watch
 
 _SUMS = ", ".join(method.name for method in METHODS.values() if len(method.trusts) > 1)
 
@@ -121,12 +121,12 @@ def simulate(
 
     Each client has a budget of its own. Ctrl-C ends it with the rounds that were taken.
     """
-    from farthing.federated import simulation
+    from farthing.federated import jobs
 
     known = declared(table, schema, target, bounds or [], values or [])
     if known is None:
         raise InvalidValue("give --schema FILE; `farthing schema TABLE --target COLUMN` drafts one")
-    job = simulation.Job(
+    job = jobs.Job(
         table=table,
         schema=known,
         clients=clients,
@@ -143,7 +143,7 @@ def simulate(
         options=options,
     )
     with shown(quiet=as_json) as watch:
-        fields = simulation.simulate(job, watch)
+        fields = jobs.simulate(job, watch)
     if as_json:
         emit_json(fields)
     else:

@@ -31,10 +31,11 @@ from farthing.cli.options import (
     emit_json,
     number,
     option,
+    progress,
     say,
+    stoppable,
     whole,
 )
-from farthing.cli.progress import progress, stoppable
 from farthing.errors import InvalidValue
 from farthing.ledger.journal import Journal
 

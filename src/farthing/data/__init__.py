@@ -4,7 +4,8 @@
 blocks; `csv_files`, `parquet_files` and `table_files` read them from disk.
 """
 
-from farthing.data.schema import Categorical, Dataset, Numeric, Schema, load_adult
+from farthing.data.adult import Dataset, load_adult
+from farthing.data.schema import Categorical, Numeric, Schema
 from farthing.data.tables import Features, Table
 
 __all__ = ["Categorical", "Dataset", "Features", "Numeric", "Schema", "Table", "load_adult"]

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from farthing.data import csv_files, parquet_files
 from farthing.data import schema as data
-from farthing.data.schema import ADULT, Categorical, Numeric, Schema
+from farthing.data.adult import ADULT, load_adult
+from farthing.data.schema import Categorical, Numeric, Schema
 from farthing.errors import InvalidValue
 
 WITHOUT_PRIVACY = "computed on this table itself, without noise: the guarantee does not cover these figures"
@@ -124,7 +125,7 @@ def header(table: str, column: str | None = None) -> list[str]:
 def count(table: str, schema: Schema) -> int:
     """Return how many records there are, if the header has the schema's columns. No cell is looked at."""
     if table == EMBEDDED:
-        return data.load_adult().split
+        return load_adult().split
     return _format(table).count(table, _names(schema))
 
 
@@ -143,7 +144,7 @@ def decoded(table: str, schema: Schema) -> Iterator[Array]:
 def blocks(table: str, schema: Schema, *, target: bool = True, test: bool = False) -> Iterator[data.Table]:
     """The columns that the schema names, some thousand records at a time."""
     if table == EMBEDDED:
-        adult = data.load_adult()
+        adult = load_adult()
         rows = slice(adult.split, None) if test else slice(adult.split)
         yield {name: np.asarray(values)[rows] for name, values in adult.table.items()}
         return

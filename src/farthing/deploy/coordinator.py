@@ -12,11 +12,14 @@ Other parties' budgets are not touched by any of this.
 
 With a `Checkpoint` a killed coordinator goes on: see there. The guarantee is not the coordinator's affair: it
 holds whatever a coordinator does, by each party's own ledger.
+
+A `View` is the state of a run in public figures, as its live page and its ``status.json`` show it.
 """
 
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +46,17 @@ from farthing.deploy.messages.signed import (
 )
 from farthing.deploy.secagg.sessions import Session
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
-from farthing.federated.protocol import Answers, Forecast, enough_came, forecast_of, weight_of, weights_under
-from farthing.federated.terms import Invitation, Terms, Trust, Weights
+from farthing.federated.protocol import Answers, enough_came
+from farthing.federated.terms import (
+    Forecast,
+    Invitation,
+    Terms,
+    Trust,
+    Weights,
+    forecast_of,
+    weight_of,
+    weights_under,
+)
 from farthing.linear.losses import Gradient
 from farthing.queries.query import Contribution, Receipt
 
@@ -416,3 +428,33 @@ class Remote:
     def _restore(self, said: list[list[Any]]) -> None:
         for party, values in zip(self._members, said, strict=True):
             party.restore(values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartyView:
+    """A party, as the live page shows it."""
+
+    name: str
+    state: str
+    left: int | None = None  # rounds it can still afford, as it announced
+    most: int | None = None  # at the beginning
+    records: int | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A run, as the live page shows it."""
+
+    run: str
+    method: str
+    phase: str  # in words; begins with "over" at the end
+    round: int = 0
+    parties: tuple[PartyView, ...] = ()
+    accuracy: tuple[tuple[int, float], ...] = ()  # of some rounds, on public test data
+    noise: float | None = None  # over the clip, the least that a party adds
+    clip: float | None = None
+    seconds: float | None = None  # a round
+    end: float | None = None  # seconds until then, as it looks now

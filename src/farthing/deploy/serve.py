@@ -43,17 +43,15 @@ from numpy.typing import NDArray
 from farthing.budget import Budget
 from farthing.data import model_file, table_files
 from farthing.data.schema import Categorical, Schema
-from farthing.deploy.coordinator import Remote, State
+from farthing.deploy.coordinator import PartyView, Remote, State, View
 from farthing.deploy.flower.superlink import Place, SuperLink, needs_flower
 from farthing.deploy.keys import Card
 from farthing.deploy.messages.forms import Transport
 from farthing.deploy.messages.signed import Signer, checked_name
 from farthing.deploy.toml_settings import Settings
-from farthing.deploy.view import PartyView, View
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue
-from farthing.federated.jobs import Job, checked, holds, steps
+from farthing.federated.jobs import Job, checked, holds, measured, steps
 from farthing.federated.methods import table
-from farthing.federated.simulation import measured
 from farthing.federated.terms import Trust
 from farthing.linear import losses
 from farthing.linear.problem import Problem

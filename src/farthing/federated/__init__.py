@@ -16,18 +16,9 @@ if TYPE_CHECKING:
     from farthing.federated.budgets import personal
     from farthing.federated.draws import Indicators
     from farthing.federated.methods.table import METHODS, Method, Option
-    from farthing.federated.protocol import (
-        Answers,
-        Ask,
-        ClientAgent,
-        Clients,
-        Forecast,
-        Parties,
-        Passing,
-        Reply,
-    )
+    from farthing.federated.protocol import Answers, Ask, ClientAgent, Clients, Parties, Passing, Reply
     from farthing.federated.simulated import Simulated
-    from farthing.federated.terms import Exactly, InTurn, Invitation, Terms, Trust, Weights
+    from farthing.federated.terms import Exactly, Forecast, InTurn, Invitation, Terms, Trust, Weights
 
 __all__ = [
     "METHODS",

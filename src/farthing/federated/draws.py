@@ -11,6 +11,7 @@ A million clients with 100 records of 14 ones among 123 features take 1.4 GB, a 
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,9 +20,12 @@ from numpy.typing import NDArray
 from farthing import validate
 from farthing.data.tables import Features, Parts
 from farthing.errors import InvalidValue, Unsupported
+from farthing.federated.terms import Terms
 from farthing.noise import summing
 from farthing.noise.lattice import Stream
 from farthing.queries import arrays
+from farthing.queries.bounds import ClipNorm
+from farthing.queries.mechanisms import Gaussian
 from farthing.queries.samplers import Indices
 
 Integers = NDArray[np.int64]
@@ -224,3 +228,62 @@ class Indicators:
                 shrink = features.radius / np.maximum(norm, features.radius)
             y = None if self.y is None else self.y[start : start + step]
             yield PlacesBlock(places, y, unit, shrink, norm * shrink, self.width)
+
+
+class PerRow:
+    """A clip, and a weight, for each row: like `ClipNorm`, for rows that come in order, block by block."""
+
+    scale, order = 1.0, 2
+
+    def __init__(self, clips: Array, weights: Array | None = None) -> None:
+        self._clips, self._weights, self._place = clips, weights, 0
+
+    def factors(self, norms: Array) -> Array:
+        place = slice(self._place, self._place + len(norms))
+        self._place = place.stop
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            factors = np.minimum(1.0, self._clips[place] / norms)
+        if self._weights is not None:
+            factors = factors * self._weights[place]
+        result: Array = np.where(np.isfinite(norms) & (factors > 1e-290), factors, 0.0)
+        return result
+
+
+def distinct(columns: Array) -> tuple[Array, Integers]:
+    """Distinct columns, and which of them each is; quick where all are the same."""
+    if (columns == columns[:, :1]).all():
+        return columns[:, :1], np.zeros(columns.shape[1], np.int64)
+    distinct, which = np.unique(columns, axis=1, return_inverse=True)
+    return distinct, which.reshape(-1).astype(np.int64)
+
+
+def own_noise(term: Terms) -> Gaussian:
+    """The noise a client adds itself: all of it, or its share."""
+    return Gaussian(math.sqrt(term.variance) / term.bound.clip)
+
+
+@dataclass(slots=True, eq=False)
+class Round:
+    """The clients of a round, and what follows from them; ``lasts`` rounds until one leaves."""
+
+    came: Integers
+    lasts: int
+    clips: Array
+    weights: Array
+    divisor: float
+    deviation: float  # of the noise in the weighted sum
+    reach: float  # the most that one record can add to it
+    bound: ClipNorm | None  # where all clips and weights are the same
+    owned: ClientRows
+    table: Any = None
+    who: Integers | None = None
+    lattice: tuple[int, int, Array] | None = None
+    noise: tuple[Gaussian, ClipNorm] | None = None  # of the sum
+
+    @property
+    def same(self) -> bool:
+        return self.lasts > 0
+
+    @property
+    def weight(self) -> float:
+        return float(self.weights[0])

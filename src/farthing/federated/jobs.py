@@ -2,19 +2,31 @@
 
 ``farthing simulate`` and ``farthing serve`` make one from their arguments and their file. `checked` refuses
 everything that contradicts the method's record before a table is read, and `steps` runs the method.
+
+`simulate` deals a table out to clients that train, each on its own budget, in the order of its rows.
+Everything that can be wrong is looked at before the first round. Budgets are public, so that messages may
+show them; of a table they never show a cell.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from farthing import validate
 from farthing.budget import Adjacency, Guarantee, Unit
-from farthing.data.schema import Schema
-from farthing.data.tables import Features
-from farthing.errors import InvalidValue
-from farthing.federated.methods.table import Method, named
+from farthing.data import table_files
+from farthing.data.schema import Categorical, Schema
+from farthing.data.tables import Features, Table
+from farthing.errors import BudgetSpent, InvalidValue
+from farthing.federated.methods.table import METHODS, Method, named
 from farthing.federated.protocol import Clients, Trust
+from farthing.federated.simulated import Simulated, personal
+from farthing.linear import losses
 from farthing.linear.problem import Problem
 from farthing.queries.query import Step
 
@@ -131,3 +143,231 @@ def holds(job: Job, clients: Clients, noise: float, client: int, rounds: int) ->
     if published is None or not job.options.get("published_noise"):
         return []
     return list(published(clients, noise, client, rounds))
+
+
+Array = NDArray[np.float64]
+
+__all__ = [
+    "METHODS",
+    "Job",
+    "Reached",
+    "checked",
+    "epsilons",
+    "measured",
+    "simulate",
+    "steps",
+]
+
+_MOST_KINDS = 200  # of clients that are told apart exactly
+_SHOWN = 0.1  # seconds between two looks at the progress
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A simulation's progress: rounds, clients that can afford another, and the share of rounds left."""
+
+    rounds: int
+    alive: int
+    clients: int
+    left: float
+
+    def __str__(self) -> str:
+        clients = f"{self.alive:,} of {self.clients:,} clients"
+        return f"round {self.rounds:,}: {clients}, {self.left:.0%} of budgets left"
+
+
+Watch = Callable[[Reached], None]
+
+
+def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
+    """Train until nobody can afford a round or until interrupted; returns everything that is public."""
+    method = checked(job)
+    target = job.schema.target
+    if not isinstance(target, Categorical):
+        raise InvalidValue(f"federated methods learn labels, and target {target.name!r} is a number")
+    budgets = _budgets(job, method)
+    X, y = table_files.read(job.table, job.schema)
+    test = table_files.held_out(job.test, job.table, job.schema)
+    n = _rows(job, len(X))
+    labels = len(target.values)
+    table = Table(X[:n], y[:n].astype(np.float64) if labels == 2 else y[:n])
+    loss: losses.Loss = losses.logistic if labels == 2 else losses.multinomial
+    problem = Problem(loss, n, job.schema.width, labels if labels > 2 else 0, unit=False)
+    told: dict[str, Any] = {
+        "method": method.name,
+        "users": job.clients,
+        "records": n,
+        "features": job.schema.width,
+    }
+    if method.private:
+        fidelity: Literal["sum", "each"] = "each" if job.noise == "each" else "sum"
+        clients = Simulated.split(table, clients=job.clients, budgets=budgets, noise=fidelity)
+        step, interrupted = _taken(steps(job, clients, problem), clients, watch)
+        each = [budget.epsilon for budget in budgets]
+        told |= {**_reached(job, clients, step, int(np.argmax(each))), "smallest_epsilon": min(each)}
+        if job.trust == Trust.DISTRIBUTED:
+            told["survivors"] = job.survivors or job.clients
+        end = "the budgets allow no further round"
+        if clients.alive:
+            short = f"{clients.alive} clients are too few to make up the noise of another round"
+            end = short if job.trust == Trust.DISTRIBUTED else "all rounds were taken"
+    else:
+        largest = len(job.schema.columns) + 1  # squared norm of a row
+        options = {"lr": 2 / (loss.curvature * largest), **job.options}
+        step, interrupted = _taken(steps(replace(job, options=options), table, problem))
+        told |= {"epsilon": None, "note": "no noise, no budgets: nothing is promised"}
+        end = "all rounds were taken"
+    told |= {"rounds": step.t, "stopped": "interrupted" if interrupted else end}
+    if test is None:
+        return told
+    features = job.features(clients if method.private else None, problem)
+    said = problem.probabilities(step.w, test[0], clip_norm=told.get("clip", math.inf), features=features)
+    return {**told, "test": {"table": job.test, **measured(said, test[1])}}
+
+
+def _budgets(job: Job, method: Method) -> Any:
+    if not method.private:
+        return []
+    if job.epsilon is None or job.delta is None:
+        raise InvalidValue(f"--method {method.name} needs --epsilon and --delta")
+    delta = validate.probability(**{"--delta": job.delta})
+    return personal(epsilons(job.epsilon, job.clients), delta, job.adjacency or method.adjacency, job.unit)
+
+
+def epsilons(text: str, clients: int) -> Array:
+    """One ε a client, from a number for all, a list dealt out in turn, or a column of a file, a row a client.
+
+    >>> epsilons("0.1,1", 5)
+    array([0.1, 1. , 0.1, 1. , 0.1])
+    """
+    file, colon, column = text.rpartition(":")
+    if colon:
+        blocks = [block[column] for block in table_files.columns(file, [column])]
+        cells = [str(cell) for cell in np.concatenate(blocks)] if blocks else []
+        if len(cells) != clients:
+            raise InvalidValue(
+                f"--epsilon must hold one budget a client, {text} has {len(cells)} for {clients}"
+            )
+        return np.array(
+            [_number(cell, f"epsilon of client {client} in {text}") for client, cell in enumerate(cells)]
+        )
+    parts = text.split(",")
+    if len(parts) > clients:
+        raise InvalidValue(f"--epsilon must hold at most one budget a client, got {len(parts)} for {clients}")
+    names = (
+        ["--epsilon"]
+        if len(parts) == 1
+        else [f"--epsilon of client {client}" for client in range(len(parts))]
+    )
+    values = [
+        validate.positive(**{name: _number(part, name, ", numbers with commas, or FILE:COLUMN")})
+        for part, name in zip(parts, names, strict=True)
+    ]
+    return np.resize(np.array(values), clients)
+
+
+def _number(text: str, name: str, otherwise: str = "") -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidValue(f"{name} must be a number{otherwise}, got {text!r}") from None
+
+
+def _rows(job: Job, n: int) -> int:
+    """Return how many of n rows are dealt out."""
+    if job.clients > n:
+        raise InvalidValue(f"--clients must be at most the number of records, {n}, got {job.clients}")
+    taken = n if job.records is None else job.clients * job.records
+    most = job.record.most_records
+    if most is not None and taken > most:
+        raise InvalidValue(
+            f"--method {job.record.name} takes as many iterations as the square of its {taken} records: give "
+            f"--records-per-client, so that there are at most {most} in all"
+        )
+    if job.records is None:
+        return n
+    if taken > n:
+        raise InvalidValue(
+            f"{job.clients} clients with {job.records} records each need {taken} records, "
+            f"{job.table!r} has {n}"
+        )
+    return taken
+
+
+def _taken(
+    steps: Iterator[Step], clients: Simulated | None = None, watch: Watch | None = None
+) -> tuple[Step, bool]:
+    """The last step, and whether it was the last because of an interruption."""
+    last, interrupted, seen = None, False, 0.0
+    try:
+        for last in steps:
+            if watch is not None and clients is not None and time.monotonic() - seen >= _SHOWN:
+                watch(Reached(last.t, clients.alive, len(clients), _left(clients)))
+                seen = time.monotonic()
+    except KeyboardInterrupt:
+        interrupted = True
+    if last is None and interrupted:
+        raise KeyboardInterrupt
+    if last is None:
+        raise BudgetSpent("not even one round fits the budget of any client")
+    return last, interrupted
+
+
+def _left(clients: Simulated) -> float:
+    """The share of all rounds that clients could afford which they still can."""
+    left = int(clients.left.sum())
+    return left / (left + int(clients.done.sum()))
+
+
+def _reached(job: Job, clients: Simulated, step: Step, client: int) -> dict[str, Any]:
+    """Return the guarantee of the client with the largest ε (δ is the same for all), and the figures."""
+    terms = clients.terms(client)
+    really = [asdict(one) for one in holds(job, clients, terms.mechanism.noise_multiplier, client, step.t)]
+    return {
+        **({"holds": really} if really else {}),
+        **asdict(clients.guarantee(client)),
+        "trust": str(job.trusted),
+        "noise": job.noise,
+        "clip": terms.bound.clip,
+        "sigma": terms.mechanism.noise_multiplier,
+        "alive": clients.alive,
+        "left": _left(clients),
+        "people": budget_groups(clients),
+    }
+
+
+def budget_groups(clients: Simulated) -> list[dict[str, Any]]:
+    """Return how many clients have which budget, rounds to afford and rounds taken; all of it is public.
+
+    Where they differ a lot, numbers are rounded, so that any number of clients is told in a few lines.
+    """
+    each = np.stack(
+        [[budget.epsilon for budget in clients.budgets], clients.done + clients.left, clients.done]
+    )
+    kinds, counts = np.unique(each, axis=1, return_counts=True)
+    if kinds.shape[1] > _MOST_KINDS:
+        kinds, counts = np.unique(_rounded(each), axis=1, return_counts=True)
+    return [
+        {"epsilon": float(epsilon), "users": int(count), "rounds": int(rounds), "done": int(done)}
+        for (epsilon, rounds, done), count in zip(kinds.T, counts, strict=True)
+    ]
+
+
+def _rounded(values: Array) -> Array:
+    """Return values with two significant digits."""
+    unit = 10.0 ** (np.floor(np.log10(np.where(values > 0, values, 1.0))) - 1)
+    rounded: Array = np.round(values / unit) * unit
+    return rounded
+
+
+def measured(said: Array, y: NDArray[Any]) -> dict[str, Any]:
+    """Return how well probabilities do on another table; the note says that this is not private."""
+    each = np.stack([1 - said, said], axis=1) if said.ndim == 1 else said
+    true = each[np.arange(len(y)), y]
+    return {
+        "records": len(y),
+        "accuracy": float(np.mean(each.argmax(axis=1) == y)),
+        "guessing": float(np.bincount(y).max() / len(y)),
+        "log_loss": float(-np.mean(np.log(np.maximum(true, 1e-300)))),
+        "note": table_files.WITHOUT_PRIVACY,
+    }

@@ -28,7 +28,6 @@ Instead of all at once, one party may be asked (`Passing`): the coordinator draw
 share of all records, and it draws among its own, which is the same as drawing a record.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -45,14 +44,18 @@ from farthing.federated.terms import (
     ClientNoise,
     Draw,
     Exactly,
+    Forecast,
     InTurn,
     Invitation,
     Share,
     Terms,
     Trust,
     Weights,
+    forecast_of,
     least_noise,
     noise_of_round,
+    weight_of,
+    weights_under,
 )
 from farthing.ledger.ledger import Ledger
 from farthing.noise.lattice import Stream
@@ -178,62 +181,6 @@ class Answers:
     def mean(self) -> Array:
         """The noisy mean contribution of a record."""
         return self.total / self.divisor
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """The outlook of an invitation, from public numbers.
-
-    Attributes
-    ----------
-    deviation : float
-        The standard deviation of the noise on the first round's mean.
-    rounds : int
-        The rounds until the last client leaves.
-
-    Examples
-    --------
-    >>> import farthing as ft
-    >>> x, y = [[1.0]] * 20, [1.0] * 20
-    >>> clients = ft.federated.Simulated.split(x, y, clients=2, budgets=ft.Budget(1.0, 1e-6))
-    >>> clients.forecast(ft.federated.Invitation(1.0, rounds=7)).rounds
-    7
-    """
-
-    deviation: float
-    rounds: int
-
-
-def forecast_of(invitation: Invitation, weights: Weights, terms: Sequence[Terms], which: Any) -> Forecast:
-    """Return the outlook for clients whose terms are ``terms[which]``."""
-    afford = np.array([term.rounds > 0 for term in terms])[which]
-    expected, variance = (
-        np.array([getattr(term, name) for term in terms], dtype=np.float64)[which][afford]
-        for name in ("expected", "variance")
-    )
-    if not afford.any():
-        raise BudgetSpent(f"not even one round fits the budget of any of {len(afford)} clients")
-    weight = weight_of(weights_under(invitation.trust, weights), expected, variance)
-    noise = float(np.square(weight) @ variance)
-    if invitation.trust is Trust.TRUSTED:
-        noise = variance_of_trusted(invitation)
-    return Forecast(math.sqrt(noise) / float(weight @ expected), max(term.rounds for term in terms))
-
-
-def variance_of_trusted(invitation: Invitation) -> float:
-    """Return the variance of the noise that a trusted aggregator adds to the sum."""
-    assert invitation.noise_multiplier is not None
-    return (invitation.noise_multiplier * invitation.clip_norm) ** 2
-
-
-def weight_of(weights: Weights, expected: Any, variance: Any) -> Any:
-    """Return the weights of uploads with so many expected records and such noise."""
-    match weights:
-        case Weights.PRECISION:
-            return expected / variance
-        case Weights.PLAIN:
-            return 1.0 / expected
-    return 1.0 + 0.0 * expected
 
 
 class ClientAgent:
@@ -521,11 +468,6 @@ def _kinds(clients: Clients) -> set[tuple[Budget, int]]:
     """Return the pairs of budget and number of records, each once."""
     pairs = zip(clients.budgets, clients.records.tolist(), strict=True)
     return {(budget, size) for budget, size in {(id(own), size): (own, size) for own, size in pairs}.values()}
-
-
-def weights_under(trust: Trust, weights: Weights) -> Weights:
-    """Return the weights under a trust model: where only sums are seen, nobody can be weighted."""
-    return validate.choice(Weights, weights=weights) if trust is Trust.LOCAL else Weights.RECORDS
 
 
 def enough_came(came: int, least: int, clients: int) -> None:

@@ -30,7 +30,7 @@ Nothing is given back here, because nothing is reserved ahead.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -41,12 +41,21 @@ from farthing.budget import Budget, Guarantee, Observer, Unit
 from farthing.data.tables import Table
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.federated.budgets import Budgets, dealt, per_client, personal, public_sizes
-from farthing.federated.draws import ClientRows, Indicators, exactly, present, ranges
+from farthing.federated.draws import (
+    ClientRows,
+    Indicators,
+    PerRow,
+    Round,
+    distinct,
+    exactly,
+    own_noise,
+    present,
+    ranges,
+)
 from farthing.federated.protocol import (
     NOT_INVITED,
     Answers,
     Exactly,
-    Forecast,
     InTurn,
     Invitation,
     Terms,
@@ -54,12 +63,9 @@ from farthing.federated.protocol import (
     Weights,
     alone,
     enough_came,
-    forecast_of,
     picked,
-    variance_of_trusted,
-    weight_of,
-    weights_under,
 )
+from farthing.federated.terms import Forecast, forecast_of, variance_of_trusted, weight_of, weights_under
 from farthing.ledger import failsafe
 from farthing.ledger.books import SEEDED, TIGHT, taken
 from farthing.linear.losses import Gradient
@@ -146,8 +152,8 @@ class Simulated:
         self._sizes = public_sizes(sizes, counts)
         self._clips = None if clip_norm is None else per_client("clip_norm", clip_norm, len(self))
         self._terms: list[Terms] = []
-        self._round: _Round | None = None
-        self._turns: dict[int, _Round] = {}
+        self._round: Round | None = None
+        self._turns: dict[int, Round] = {}
         self._tried: tuple[Contribution, tuple[int, ...]] | None = None
         self.left = np.zeros(len(self), np.int64)
 
@@ -274,7 +280,7 @@ class Simulated:
                 f"client {other[0]} clips at {clips[other[0]]:g}; under distributed trust everybody clips at "
                 f"{invitation.clip_norm:g}, because shares of noise lie on one lattice"
             )
-        distinct, which = _distinct(kinds)
+        kinds, which = distinct(kinds)
         if not invitation.seen and any(b.observer is Observer.COORDINATOR for b in self._budgets.distinct):
             raise InvalidValue("a coordinator sees which records are drawn: invite with seen=True")
         known = [replace(budget, observer=invitation.observer) for budget in self._budgets.distinct]
@@ -283,7 +289,7 @@ class Simulated:
             raise InvalidValue(
                 "clients to be protected as a whole must not have more records than their public number"
             )
-        terms = [invitation.terms(known[int(b)], int(size), float(clip)) for b, size, clip in distinct.T]
+        terms = [invitation.terms(known[int(b)], int(size), float(clip)) for b, size, clip in kinds.T]
         return terms, which, Budgets(known, self._budgets.which)
 
     def terms(self, client: int) -> Terms:
@@ -363,14 +369,14 @@ class Simulated:
             self._tried = contribution, given.shape
         return given
 
-    def _answered(self, contribution: Contribution, w: Array, now: "_Round", alive: int) -> Answers:
+    def _answered(self, contribution: Contribution, w: Array, now: "Round", alive: int) -> Answers:
         """Return the noisy sum over those who came; only reached after the charge."""
         rows, who = self._draw(now)
         table = now.table if now.table is not None else self._table.take(rows)
 
         def sums(places: Any) -> Any:
             owners, own = who[places], now.bound
-            bound: Any = own if own is not None else _PerRow(now.clips[owners], now.weights[owners])
+            bound: Any = own if own is not None else PerRow(now.clips[owners], now.weights[owners])
             found = contribution.bounded_sum(table.take(places), w, bound)
             return found * (now.weight if own is not None else 1.0)
 
@@ -394,7 +400,7 @@ class Simulated:
             total = noisy(failsafe.without_failing(sums, np.arange(len(table)), zero))
         return Answers(total, now.divisor, len(now.came), alive, (now.deviation / now.divisor) ** 2)
 
-    def _settle(self, came: Integers) -> "_Round":
+    def _settle(self, came: Integers) -> "Round":
         """Return everything that stays the same until the next client leaves."""
         which = self._which[came]
 
@@ -410,7 +416,7 @@ class Simulated:
         deviation = math.sqrt(float(np.square(weights) @ variance))
         if self._invitation.trust is Trust.TRUSTED:
             deviation = math.sqrt(variance_of_trusted(self._invitation))
-        now = _Round(
+        now = Round(
             came=came,
             lasts=int(self.left[came].min(initial=2**62)),
             clips=clips,
@@ -428,7 +434,7 @@ class Simulated:
             now.who = np.repeat(np.arange(len(came)), now.owned.counts)
         return now
 
-    def _draw(self, now: "_Round") -> tuple[Integers, Integers]:
+    def _draw(self, now: "Round") -> tuple[Integers, Integers]:
         """The rows of this round, sorted by client, and the place among those who came of each."""
         match self._invitation.draw:
             case Exactly(size):
@@ -448,7 +454,7 @@ class Simulated:
         assert now.who is not None
         return np.empty(0, np.int64), now.who
 
-    def _each(self, contribution: Contribution, w: Array, table: Any, who: Integers, now: "_Round") -> Array:
+    def _each(self, contribution: Contribution, w: Array, table: Any, who: Integers, now: "Round") -> Array:
         """Σ weight · upload, each upload on its own lattice with its own noise."""
         assert isinstance(contribution, Gradient)
         bits, cells = self._lattice(w.size, now)
@@ -462,7 +468,7 @@ class Simulated:
             place = int(low)
             for block in table.take(slice(place, int(high))).blocks(features):
                 owners = who[place : place + len(block.norm)]
-                clip: Any = now.bound or _PerRow(now.clips[owners])
+                clip: Any = now.bound or PerRow(now.clips[owners])
                 factors = (contribution.factors(block, u, constant, clip).T / cells[owners]).T
                 rows = block.rows(features)
                 terms = rows * factors[:, None] if factors.ndim == 1 else rows[:, :, None] * factors[:, None]
@@ -475,70 +481,11 @@ class Simulated:
             total += (now.weights[first:last] * cells[first:last]) @ uploads
         return total.reshape(w.shape)
 
-    def _lattice(self, size: int, now: "_Round") -> tuple[int, Array]:
+    def _lattice(self, size: int, now: "Round") -> tuple[int, Array]:
         """The bits of the finest lattice that any client needs, and each client's width of a cell at that."""
         if now.lattice is None or now.lattice[0] != size:
-            grids = [_own_noise(term).grid(term.bound, size) for term in self._terms]
+            grids = [own_noise(term).grid(term.bound, size) for term in self._terms]
             bits = max(bits for bits, _ in grids)
             cells = np.array([cell * 2.0 ** (own - bits) for own, cell in grids])[self._which[now.came]]
             now.lattice = size, bits, cells
         return now.lattice[1:]
-
-
-def _own_noise(term: Terms) -> Gaussian:
-    """The noise a client adds itself: all of it, or its share."""
-    return Gaussian(math.sqrt(term.variance) / term.bound.clip)
-
-
-@dataclass(slots=True, eq=False)
-class _Round:
-    """The clients of a round, and what follows from them; ``lasts`` rounds until one leaves."""
-
-    came: Integers
-    lasts: int
-    clips: Array
-    weights: Array
-    divisor: float
-    deviation: float  # of the noise in the weighted sum
-    reach: float  # the most that one record can add to it
-    bound: ClipNorm | None  # where all clips and weights are the same
-    owned: ClientRows
-    table: Any = None
-    who: Integers | None = None
-    lattice: tuple[int, int, Array] | None = None
-    noise: tuple[Gaussian, ClipNorm] | None = None  # of the sum
-
-    @property
-    def same(self) -> bool:
-        return self.lasts > 0
-
-    @property
-    def weight(self) -> float:
-        return float(self.weights[0])
-
-
-class _PerRow:
-    """A clip, and a weight, for each row: like `ClipNorm`, for rows that come in order, block by block."""
-
-    scale, order = 1.0, 2
-
-    def __init__(self, clips: Array, weights: Array | None = None) -> None:
-        self._clips, self._weights, self._place = clips, weights, 0
-
-    def factors(self, norms: Array) -> Array:
-        place = slice(self._place, self._place + len(norms))
-        self._place = place.stop
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            factors = np.minimum(1.0, self._clips[place] / norms)
-        if self._weights is not None:
-            factors = factors * self._weights[place]
-        result: Array = np.where(np.isfinite(norms) & (factors > 1e-290), factors, 0.0)
-        return result
-
-
-def _distinct(columns: Array) -> tuple[Array, Integers]:
-    """Distinct columns, and which of them each is; quick where all are the same."""
-    if (columns == columns[:, :1]).all():
-        return columns[:, :1], np.zeros(columns.shape[1], np.int64)
-    distinct, which = np.unique(columns, axis=1, return_inverse=True)
-    return distinct, which.reshape(-1).astype(np.int64)

@@ -13,6 +13,7 @@ and the number of rounds that its budget affords; all of it follows from public 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -26,7 +27,7 @@ from farthing.accounting import gaussian
 from farthing.accounting.accountants import Accountant
 from farthing.accounting.rounds import shift
 from farthing.budget import Adjacency, Budget, Observer, Unit
-from farthing.errors import InvalidValue, Unsupported
+from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.noise.lattice import Stream
 from farthing.queries.bounds import Bound, ClipNorm, Kind
 from farthing.queries.events import Event, GaussianEvent
@@ -428,3 +429,64 @@ class _Nothing:
 
 
 NOTHING = _Nothing()  # stands for a contribution where only the price is asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The outlook of an invitation, from public numbers.
+
+    Attributes
+    ----------
+    deviation : float
+        The standard deviation of the noise on the first round's mean.
+    rounds : int
+        The rounds until the last client leaves.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> x, y = [[1.0]] * 20, [1.0] * 20
+    >>> clients = ft.federated.Simulated.split(x, y, clients=2, budgets=ft.Budget(1.0, 1e-6))
+    >>> clients.forecast(ft.federated.Invitation(1.0, rounds=7)).rounds
+    7
+    """
+
+    deviation: float
+    rounds: int
+
+
+def forecast_of(invitation: Invitation, weights: Weights, terms: Sequence[Terms], which: Any) -> Forecast:
+    """Return the outlook for clients whose terms are ``terms[which]``."""
+    afford = np.array([term.rounds > 0 for term in terms])[which]
+    expected, variance = (
+        np.array([getattr(term, name) for term in terms], dtype=np.float64)[which][afford]
+        for name in ("expected", "variance")
+    )
+    if not afford.any():
+        raise BudgetSpent(f"not even one round fits the budget of any of {len(afford)} clients")
+    weight = weight_of(weights_under(invitation.trust, weights), expected, variance)
+    noise = float(np.square(weight) @ variance)
+    if invitation.trust is Trust.TRUSTED:
+        noise = variance_of_trusted(invitation)
+    return Forecast(math.sqrt(noise) / float(weight @ expected), max(term.rounds for term in terms))
+
+
+def variance_of_trusted(invitation: Invitation) -> float:
+    """Return the variance of the noise that a trusted aggregator adds to the sum."""
+    assert invitation.noise_multiplier is not None
+    return (invitation.noise_multiplier * invitation.clip_norm) ** 2
+
+
+def weight_of(weights: Weights, expected: Any, variance: Any) -> Any:
+    """Return the weights of uploads with so many expected records and such noise."""
+    match weights:
+        case Weights.PRECISION:
+            return expected / variance
+        case Weights.PLAIN:
+            return 1.0 / expected
+    return 1.0 + 0.0 * expected
+
+
+def weights_under(trust: Trust, weights: Weights) -> Weights:
+    """Return the weights under a trust model: where only sums are seen, nobody can be weighted."""
+    return validate.choice(Weights, weights=weights) if trust is Trust.LOCAL else Weights.RECORDS

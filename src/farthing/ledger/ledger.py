@@ -20,28 +20,35 @@ two, and a tight price is never used for prices chosen on the way.
 """
 
 import hashlib
-import io
-import json
 import math
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from farthing import validate
-from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, ZcdpFilter
+from farthing.accounting.filters import BasicFilter, Filter, GdpFilter
 from farthing.accounting.menu import MenuFilter
 from farthing.accounting.tolerance import DEPTH
 from farthing.budget import Budget, Guarantee
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.ledger import failsafe
+from farthing.ledger.answers import (
+    alike,
+    form,
+    pack,
+    refuse_nonfinite,
+    to_bytes,
+    unpack,
+    whole_event,
+    with_clip,
+)
 from farthing.ledger.books import FLOATS, SEEDED, SOUND, Books, Countdown, header_of, rule_of
 from farthing.ledger.journal import Journal
 from farthing.noise.lattice import Stream
-from farthing.queries.events import ApproximateEvent, Event, GaussianEvent, ZcdpEvent, encode
+from farthing.queries.events import ApproximateEvent, Event, encode
 from farthing.queries.query import Answer, Query, Receipt, Records
 
 Listener = Callable[[Query, Any, Answer], None]  # is told of each answer: what was asked, at which w
@@ -234,24 +241,24 @@ class Ledger:
                 f"{query.mechanism!r} adds float noise: use lattice noise, or a ledger that names it in its "
                 "guarantee, Ledger(budget, float_noise=True)"
             )
-        _refuse_nonfinite(w)
+        refuse_nonfinite(w)
         ready = self._readied(query, w)
         event = ready.event
         if key is None:
-            receipt = _with_clip(self._books.take(event), query)
+            receipt = with_clip(self._books.take(event), query)
             return Answer(self._compute(ready, w, receipt.turn), receipt)
         # with the field's first name, so that answers kept under a key by earlier versions are found again
         mechanism = repr(query.mechanism).replace("noise_multiplier=", "noise=")
         asked = [encode(event), mechanism, type(query.bound).__name__, query.bound.scale, w]
-        request = hashlib.sha256(_bytes(asked)).hexdigest()
+        request = hashlib.sha256(to_bytes(asked)).hexdigest()
         stored = self.journal.find_answer(key, request)
         if stored is not None:
-            seq, digest, value = _unpack(stored)
+            seq, digest, value = unpack(stored)
             receipt = Receipt(seq, digest, event, turn=self._books.turn(seq))
-            return Answer(value, _with_clip(receipt, query))
-        receipt = _with_clip(self._books.take(event, key, request), query)
+            return Answer(value, with_clip(receipt, query))
+        receipt = with_clip(self._books.take(event, key, request), query)
         answer = Answer(self._compute(ready, w, receipt.turn), receipt)
-        self.journal.store_answer(key, _pack(answer))
+        self.journal.store_answer(key, pack(answer))
         return answer
 
     def _readied(self, query: Query, w: Any) -> "_Ready":
@@ -260,19 +267,19 @@ class Ledger:
         The shape is that of the sum over no records: mistakes of the caller show here, before any charge.
         """
         assert self._records is not None
-        ready, form = self._ready, _form(w)  # read once: another thread may ask something else meanwhile
-        if ready is not None and ready.query is query and ready.form == form:  # queries do not change
+        ready, shaped = self._ready, form(w)  # read once: another thread may ask something else meanwhile
+        if ready is not None and ready.query is query and ready.form == shaped:  # queries do not change
             if query.remembers:  # which promise it belongs to may have been made since
                 return ready._replace(event=self._event(query))
             return ready
-        if ready is not None and _alike(ready.query, query) and ready.form == form:
+        if ready is not None and alike(ready.query, query) and ready.form == shaped:
             shape = ready.shape
         else:
             shape = failsafe.shape_of(failsafe.zero_sum(query.contribution, self._records, w, query.bound))
             query.mechanism.check(query.bound, shape)
             if (grid := getattr(query.mechanism, "grid", None)) is not None:
                 grid(query.bound, math.prod(shape))  # refuses noise that needs too fine a grid
-        self._ready = ready = _Ready(query, self._event(query), form, shape)
+        self._ready = ready = _Ready(query, self._event(query), shaped, shape)
         return ready
 
     def _compute(self, ready: "_Ready", w: Any, turn: int) -> Any:
@@ -410,7 +417,7 @@ class Ledger:
         if filter is None and not basic:
             filter = type(self._books.rule)
         part = Ledger(budget, filter=filter, stream=self._stream, float_noise=self._books.noise == FLOATS)
-        whole = ApproximateEvent(budget.epsilon, budget.delta) if basic else _whole(part._books.rule)
+        whole = ApproximateEvent(budget.epsilon, budget.delta) if basic else whole_event(part._books.rule)
         try:
             self._books.take(whole)
         except BudgetSpent:
@@ -490,74 +497,3 @@ class Ledger:
 
     def __repr__(self) -> str:
         return f"<Ledger {self.budget}, {self.share:.1%} charged>"
-
-
-def _whole(rule: Filter) -> Event:
-    """Return everything that a filter lets through, as one event."""
-    shift = rule.budget.adjacency.shift
-    match rule:
-        case GdpFilter():
-            return GaussianEvent(shift / rule.mu)
-        case ZcdpFilter():
-            return ZcdpEvent(rule.rho, rule.approximate)
-    return ApproximateEvent(rule.budget.epsilon, rule.budget.delta)
-
-
-def _refuse_nonfinite(w: Any) -> None:
-    """Parameters are public, so a NaN among them may be named; it would turn every answer into nothing."""
-    if isinstance(w, dict):
-        w = list(w.values())
-    if isinstance(w, list | tuple):
-        for part in w:
-            _refuse_nonfinite(part)
-    elif type(w) is np.ndarray and w.ndim == 1 and w.dtype == np.float64 and math.isfinite(w @ w):
-        return  # quicker than asking every entry
-    elif isinstance(w, np.ndarray | float) and not np.isfinite(w).all():
-        raise InvalidValue("w must be finite, got NaN or infinity; nothing was charged")
-
-
-def _alike(one: Query, other: Query) -> bool:
-    """Return whether two queries ask for the same sum, perhaps with other noise."""
-    return one.contribution is other.contribution and one.bound is other.bound
-
-
-def _form(w: Any) -> Any:
-    """Return the shapes of parameters."""
-    if isinstance(w, dict):
-        return tuple((key, _form(value)) for key, value in w.items())
-    if isinstance(w, list | tuple):
-        return tuple(map(_form, w))
-    return getattr(w, "shape", ())
-
-
-def _with_clip(receipt: Receipt, query: Query) -> Receipt:
-    clip = getattr(query.bound, "clip", None)
-    return replace(receipt, clip=float(clip)) if isinstance(clip, int | float) else receipt
-
-
-def _bytes(value: Any) -> bytes:
-    """A canonical form of parameters, to tell whether a request is the same."""
-    if isinstance(value, dict):
-        return b"{" + b",".join(_bytes(key) + b":" + _bytes(value[key]) for key in sorted(value)) + b"}"
-    if isinstance(value, list | tuple):
-        return b"[" + b",".join(map(_bytes, value)) + b"]"
-    if value is None or isinstance(value, str | int | float):
-        return json.dumps(value).encode()
-    array = np.ascontiguousarray(value)
-    if array.dtype.hasobject:
-        raise InvalidValue(f"w must be made of numbers to be kept under a key, got {type(value).__name__}")
-    return f"{array.dtype.str}{array.shape}".encode() + hashlib.sha256(array.tobytes()).digest()
-
-
-def _pack(answer: Answer) -> bytes:
-    buffer = io.BytesIO()
-    buffer.write(json.dumps([answer.receipt.seq, answer.receipt.hash]).encode() + b"\n")
-    np.save(buffer, np.asarray(answer.value), allow_pickle=False)
-    return buffer.getvalue()
-
-
-def _unpack(stored: bytes) -> tuple[int, str, Any]:
-    first, rest = stored.split(b"\n", 1)
-    seq, digest = json.loads(first)
-    value = np.load(io.BytesIO(rest), allow_pickle=False)
-    return seq, digest, value if value.ndim else value.item()

@@ -7,8 +7,8 @@ moves with the bound, and the price stays. Gaussian answers with μ₁, μ₂, .
 prices them (`gaussian_mu`).
 
 >>> import farthing as ft
->>> from farthing.linear.losses import Gradient, Gram, logistic
->>> from farthing.data.tables import Features, Table
+>>> from farthing.linear.losses import (Gradient, Gram, logistic)
+>>> from farthing.data.tables import (Features, Table)
 >>> ledger = ft.Ledger(ft.Budget(1.0, 1e-6))
 >>> schedule = BudgetSchedule(ledger.over(Table(np.ones((100, 1)))), 100)
 >>> value, deviation = schedule.mean(0.25, Gram(Features(1)), ft.ClipOuter(2.0), mechanism=ft.Gaussian)

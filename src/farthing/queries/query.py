@@ -96,7 +96,7 @@ class Query:
 
     Examples
     --------
-    >>> from farthing import Budget, ClipNorm, Gaussian, Poisson
+    >>> from farthing import (Budget, ClipNorm, Gaussian, Poisson)
     >>> rows = PerExample(lambda rows, w: rows[0] - w)
     >>> Query(Poisson(0.01), rows, ClipNorm(2.0), Gaussian(1.1)).price(Budget(1.0, 1e-5))
     PoissonEvent(rate=0.01, event=GaussianEvent(noise=1.1))

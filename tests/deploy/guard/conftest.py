@@ -46,7 +46,7 @@ import gc, json, os, signal, sys, time, traceback
 from pathlib import Path
 from farthing.ledger import journal
 from farthing.ledger import verifier
-from farthing.deploy.guard import keeper, server
+from farthing.deploy.guard import (keeper, server)
 from farthing.noise.lattice import SeededStream
 import mpmath, scipy.special
 

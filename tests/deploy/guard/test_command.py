@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from farthing.data.schema import ADULT
+from farthing.data.adult import ADULT
 from farthing.deploy.guard.policy import Policy
 from farthing.deploy.guard.server import records_of
 from farthing.errors import InvalidValue

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import farthing as ft
-from farthing.data.schema import load_adult
+from farthing.data.adult import load_adult
 from farthing.data.tables import Features, Table
 from farthing.deploy import coordinator
 from farthing.deploy.bridge import Bridge, State, carry, longest

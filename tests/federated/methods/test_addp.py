@@ -11,8 +11,7 @@ from farthing.data.tables import Features, Table
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.federated import ClientAgent, Exactly, Parties
 from farthing.federated.budgets import personal
-from farthing.federated.methods.addp import addp
-from farthing.federated.methods.addp_baselines import sgd_pass
+from farthing.federated.methods.addp import addp, sgd_pass
 from farthing.federated.simulated import Simulated
 from farthing.linear.losses import Gradient, logistic, multinomial
 from farthing.linear.problem import Problem

@@ -9,7 +9,7 @@ import farthing as ft
 from farthing.accounting import composition, gaussian, pld
 from farthing.data.tables import Table
 from farthing.errors import InvalidValue, Unsupported
-from farthing.federated.methods.addp_baselines import non_private, sgd_adv, sgd_maj, sgd_pass
+from farthing.federated.methods.addp import non_private, sgd_adv, sgd_maj, sgd_pass
 from farthing.federated.simulated import Simulated
 from farthing.linear.losses import logistic
 from farthing.linear.problem import Problem

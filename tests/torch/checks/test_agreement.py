@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import Dataset
 
 from farthing.errors import InvalidValue
-from farthing.torch.checks.agreement import digests, refuse_different
+from farthing.torch.training.distributed import digests, refuse_different
 from farthing.torch.training.records import Examples
 
 X = torch.arange(300.0).reshape(100, 3)

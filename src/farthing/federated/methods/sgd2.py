@@ -56,7 +56,8 @@ from farthing.accounting import gaussian
 from farthing.budget import Budget, Guarantee, Unit
 from farthing.errors import InvalidValue
 from farthing.federated.methods.projection import L2Projection, lipschitz_of
-from farthing.federated.protocol import Clients, Invitation, Trust, Weights, under, weights_under
+from farthing.federated.protocol import Clients, Invitation, Trust, Weights, under
+from farthing.federated.terms import weights_under
 from farthing.linear.losses import Gradient
 from farthing.linear.problem import Problem
 from farthing.queries.bounds import ClipNorm

@@ -391,7 +391,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             name="sgd-adv",
-            algorithm=_late("addp_baselines", "sgd_adv"),
+            algorithm=_late("addp", "sgd_adv"),
             summary="A-DDP's baseline: advanced composition of rounds amplified by sampling",
             rounds="`--rounds`, 10",
             options=(CLIP, ROUNDS, LR, DRAW),
@@ -399,7 +399,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             name="sgd-pass",
-            algorithm=_late("addp_baselines", "sgd_pass"),
+            algorithm=_late("addp", "sgd_pass"),
             summary="A-DDP's baseline: every record in turn",
             rounds="`--rounds`, 10 passes",
             options=(CLIP, ROUNDS, LR),
@@ -408,7 +408,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             name="sgd-maj",
-            algorithm=_late("addp_baselines", "sgd_maj"),
+            algorithm=_late("addp", "sgd_maj"),
             summary="A-DDP's baseline: the budget in even parts",
             rounds="`--rounds`, 10",
             options=(CLIP, ROUNDS, LR, DRAW),
@@ -416,7 +416,7 @@ METHODS: dict[str, Method] = {
         ),
         Method(
             name="nonprivate",
-            algorithm=_late("addp_baselines", "non_private"),
+            algorithm=_late("addp", "non_private"),
             summary="gradient descent on all records, **no privacy**; exits with 1",
             rounds="`--rounds`, 1000",
             options=(ROUNDS, LR),

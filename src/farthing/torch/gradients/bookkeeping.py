@@ -22,13 +22,12 @@ from farthing.torch.checks import leftovers
 from farthing.torch.checks.leftovers import Wall
 from farthing.torch.checks.probe import Source, devices, plan_of, refuse_equal
 from farthing.torch.checks.selfcheck import refuse_known, verify, verify_isolated
-from farthing.torch.gradients import clipping, isolation
-from farthing.torch.gradients import tape as calls
+from farthing.torch.gradients import clipping, isolation, tape
 from farthing.torch.gradients.clipping import Automatic, ClipRule, Live
 from farthing.torch.gradients.graphs import Graphs
 from farthing.torch.gradients.layout import Layout
 from farthing.torch.gradients.mlp import Stack
-from farthing.torch.gradients.passes import Passes, one_thread, record_losses, ungrouped
+from farthing.torch.gradients.tape import Passes, one_thread, record_losses, ungrouped
 from farthing.torch.gradients.terms import Route, RowTerms, Term
 from farthing.torch.kernels import totals
 from farthing.torch.kernels.totals import exact, without_cudnn
@@ -235,8 +234,8 @@ class Gradient:
         apart = self.isolation is not None
         with torch.random.fork_rng(devices(self.model)), torch.enable_grad():
             rows(inputs, targets)
-            batches = [calls.one(inputs, targets, n) for n in range(size)] if apart else [(inputs, targets)]
-            losses = torch.cat([self.loss(calls.call(self.model, x), y) for x, y in batches])
+            batches = [tape.one(inputs, targets, n) for n in range(size)] if apart else [(inputs, targets)]
+            losses = torch.cat([self.loss(tape.call(self.model, x), y) for x, y in batches])
             if losses.requires_grad:
                 trained = [p for p in self.model.parameters() if p.requires_grad]
                 torch.autograd.grad(losses.sum(), trained, allow_unused=True, retain_graph=True)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from farthing.torch.gradients.terms import Route, Term, blanked, contracted, norms, part_of, weighted, where
+from farthing.torch.gradients.terms import Route, Term, contracted, norms, part_of, weighted
 from farthing.torch.kernels import positions, totals
+from farthing.torch.kernels.positions import blanked, where
 from farthing.torch.kernels.totals import exact
 
 

@@ -19,7 +19,8 @@ from farthing.errors import Unsupported
 from farthing.torch.gradients.convolution import Windows, padded
 from farthing.torch.gradients.recurrent import cell, recurrent
 from farthing.torch.gradients.tape import Rule, Tape
-from farthing.torch.gradients.terms import Blocks, Factor, Lookup, Outer, RowTerms, Term, fused, summed
+from farthing.torch.gradients.terms import Blocks, Factor, Lookup, Outer, RowTerms, Term, summed
+from farthing.torch.kernels.positions import fused
 
 
 def linear(tape: Tape, module: nn.Linear, own: Any, input: Tensor) -> Tensor:

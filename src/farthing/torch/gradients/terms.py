@@ -24,7 +24,7 @@ from torch import Tensor
 from farthing.torch.kernels import positions as compiled
 from farthing.torch.kernels import totals
 from farthing.torch.kernels.clamping import clamped_rows, clamped_sum
-from farthing.torch.kernels.noise import has_triton
+from farthing.torch.kernels.positions import blanked, fused, where
 from farthing.torch.kernels.totals import add_product, coarse, exact, scaled_squares
 
 _PART = 2**20  # entries of the gradients made at once: they stay in the cache
@@ -38,15 +38,6 @@ _SMALLEST = 1e-18  # squares of entries below may have lost digits: a norm is ro
 def part_of(device: torch.device) -> int:
     """Return how many entries of gradients are made at once."""
     return _WIDE if device.type == "cuda" else _PART
-
-
-def fused(device: torch.device, positions: int = 1) -> bool:
-    """Return whether there are kernels for norms of so many positions (`grams`)."""
-    if device.type != "cuda" or not has_triton():
-        return False
-    from farthing.torch.kernels import grams
-
-    return bool(grams.fits(device) and positions <= grams.MOST)
 
 
 class Route(StrEnum):
@@ -89,21 +80,6 @@ def weighted(values: Tensor, factors: Tensor) -> Tensor:
         found: Tensor = grams.weighted(values, factors)
         return found
     return values * factors.view(-1, *(1,) * (values.ndim - 1))
-
-
-def where(good: Tensor, values: Tensor) -> Tensor:
-    """Return each example that is good, and zeros."""
-    return torch.where(good.view(-1, *(1,) * (values.ndim - 1)), values, 0.0)
-
-
-def blanked(good: Tensor, values: Tensor) -> Tensor:
-    """Do what `where` does, in place: on a GPU good examples are not even read."""
-    if not fused(values.device) or not values.is_contiguous() or values.dtype != torch.float32:
-        return where(good, values)
-    from farthing.torch.kernels import grams
-
-    grams.blank(values, good)
-    return values
 
 
 class Term(ABC):

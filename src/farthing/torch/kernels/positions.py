@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from farthing.noise import native
+from farthing.torch.kernels.noise import has_triton
 
 
 class PositionShape(NamedTuple):
@@ -62,3 +63,27 @@ def outers(x: Tensor, delta: Tensor, rows: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=256)
 def _steps(positions: int, width: int) -> tuple[Tensor, Tensor]:
     return torch.arange(positions) * width, torch.arange(width)
+
+
+def fused(device: torch.device, positions: int = 1) -> bool:
+    """Return whether there are kernels for norms of so many positions (`grams`)."""
+    if device.type != "cuda" or not has_triton():
+        return False
+    from farthing.torch.kernels import grams
+
+    return bool(grams.fits(device) and positions <= grams.MOST)
+
+
+def where(good: Tensor, values: Tensor) -> Tensor:
+    """Return each example that is good, and zeros."""
+    return torch.where(good.view(-1, *(1,) * (values.ndim - 1)), values, 0.0)
+
+
+def blanked(good: Tensor, values: Tensor) -> Tensor:
+    """Do what `where` does, in place: on a GPU good examples are not even read."""
+    if not fused(values.device) or not values.is_contiguous() or values.dtype != torch.float32:
+        return where(good, values)
+    from farthing.torch.kernels import grams
+
+    grams.blank(values, good)
+    return values

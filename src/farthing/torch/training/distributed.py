@@ -11,8 +11,16 @@ parts of the batch until the examples that fail stand alone, and counts those as
 (`farthing.ledger.failsafe`); the other ranks answer as often as it asks. Where a rank has no memory, or with
 seeded noise, nothing is released, the batch stays charged, and every rank raises `NotReleased`. So it is when
 a rank dies, as soon as torch.distributed notices.
+
+Before the first batch keyed digests tell whether all ranks hold the same records (`same_records`). Rank 0
+says which records are in a batch by their numbers, so a number must mean the same record everywhere. Where
+every rank was given a shard of its own, a person would be in the data as often as there are ranks that have
+her under some number, and the sampling rate would not be hers. What travels are digests under a random key of
+rank 0, between processes of one owner.
 """
 
+import hashlib
+import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,14 +31,76 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from farthing.errors import BudgetSpent, NotReleased
+from farthing.errors import BudgetSpent, InvalidValue, NotReleased
 from farthing.ledger.failsafe import refusal, zero_sum
 from farthing.ledger.ledger import Ledger
 from farthing.queries.query import Contribution, Query, Receipt
-from farthing.torch.checks import agreement
 from farthing.torch.kernels import totals
 from farthing.torch.training.plan import Plan
+from farthing.torch.training.randomness import apart
 from farthing.torch.training.records import Batch, Examples
+
+_BYTES = 2**28  # of tensors that are compared: all, or evenly spread rows
+_RECORDS = 64  # of a dataset that are read and compared
+
+
+def digests(examples: Examples, key: int) -> tuple[int, int, int]:
+    """Digest the public form of the records, (some of) the records, and whether these come alike twice."""
+    form = examples.unit, len(examples), examples.records, examples.width, examples.form
+    public = _digest(key, [repr(form).encode()])
+    if examples.tensors is not None:
+        return public, _digest(key, (_bytes(tensor) for tensor in examples.tensors)), 1
+    places = np.unique(np.linspace(0, examples.records - 1, _RECORDS).astype(np.int64))
+    first, second = (_read(examples, places, key) for _ in range(2))
+    return public, first, int(first == second)
+
+
+def refuse_different(found: list[tuple[int, int, int]]) -> None:
+    """Raises, alike on every rank, where the ranks' digests differ.
+
+    Records that a dataset draws anew every time they are read are compared by their form only.
+    """
+    forms, contents = {one[0] for one in found}, {one[1] for one in found}
+    steady = all(one[2] for one in found)
+    if len(forms) > 1 or (steady and len(contents) > 1):
+        what = "number, shape or kind of records" if len(forms) > 1 else "records"
+        raise InvalidValue(
+            f"the ranks differ in the {what} they hold: give every rank all records, in the same order, not "
+            "a shard; rank 0 draws a batch from all of them, and each rank sums its part"
+        )
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    each = max(1, tensor[0].numel() * tensor.element_size())
+    rows = min(len(tensor), max(1, _BYTES // each))
+    places = torch.linspace(0, len(tensor) - 1, rows, dtype=torch.float64).long()
+    chosen = tensor if rows == len(tensor) else tensor.index_select(0, places.to(tensor.device))
+    return chosen.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _read(examples: Examples, places: Any, key: int) -> int:
+    with apart(torch.device("cpu"), seed=key):
+        rows = [examples.plain(places[n : n + 1]) for n in range(len(places))]
+    return _digest(key, (_flat(row) for row in rows))
+
+
+def _flat(value: Any) -> bytes:
+    if isinstance(value, list | tuple):
+        return b"(" + b",".join(map(_flat, value)) + b")"
+    return _bytes(value) if isinstance(value, Tensor) else b"none"
+
+
+def _digest(key: int, parts: Any) -> int:
+    found = hashlib.blake2b(key=key.to_bytes(8, "little"), digest_size=7)
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little") + part)
+    return int.from_bytes(found.digest(), "little")
+
+
+def new_key() -> int:
+    """Return a key that nobody knows beforehand."""
+    return int.from_bytes(os.urandom(7), "little")
+
 
 _BATCH, _SPENT, _RELEASED, _FAILED = range(4)
 
@@ -111,12 +181,12 @@ def ranks(device: torch.device, group: Group | None = None) -> Ranks | None:
 
 def same_records(together: Ranks, examples: Examples) -> None:
     """Raises on every rank where the ranks hold different records, before anything is asked."""
-    (key,) = together.tell(agreement.new_key())
-    own = torch.tensor(agreement.digests(examples, key), dtype=torch.int64, device=together.device)
+    (key,) = together.tell(new_key())
+    own = torch.tensor(digests(examples, key), dtype=torch.int64, device=together.device)
     found = [torch.empty_like(own) for _ in range(together.size)]
     with _whole():
         dist.all_gather(found, own, group=together.group)
-    agreement.refuse_different([tuple(one.tolist()) for one in found])
+    refuse_different([tuple(one.tolist()) for one in found])
 
 
 def agree(together: Ranks, model: nn.Module, plan: Plan | None, place: int) -> tuple[Plan, int]:

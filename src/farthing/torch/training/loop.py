@@ -38,7 +38,7 @@ Guarantee: that of the promised plan (`ledger.guarantee`), under the ledger's ad
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ from farthing.torch.checks.optimizer_trial import rehearse
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.kernels.noise import Gaussian, beside
 from farthing.torch.training import distributed
-from farthing.torch.training.optim import chosen
+from farthing.torch.training.optim import Scheduler, chosen
 from farthing.torch.training.plan import (
     FIRST,
     BatchKind,
@@ -114,19 +114,6 @@ class Step(asking.Step):
     noise_multiplier: float = 0.0
     share: float = 0.0
     left: int = 0
-
-
-class Scheduler(Protocol):
-    """A schedule of learning rates, as in torch.optim.lr_scheduler."""
-
-    def step(self) -> None:
-        """Move on, after every update."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for checkpoints."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
 
 
 @dataclass(slots=True, eq=False)

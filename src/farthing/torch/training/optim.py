@@ -30,14 +30,16 @@ networks want (De et al. 2022), or `ADAM`.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from farthing import validate
 from farthing.errors import InvalidValue
-from farthing.torch.training.plan import Plan
+from farthing.torch.training.plan import (
+    Plan,
+)
 
 WALK = 0.4
 MOMENTUM = 0.9
@@ -169,3 +171,16 @@ def chosen(model: nn.Module, plan: Plan, norm: float) -> torch.optim.Optimizer:
 
 
 _UNEVEN = (nn.Embedding, nn.EmbeddingBag, nn.MultiheadAttention, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+class Scheduler(Protocol):
+    """A schedule of learning rates, as in torch.optim.lr_scheduler."""
+
+    def step(self) -> None:
+        """Move on, after every update."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for checkpoints."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
