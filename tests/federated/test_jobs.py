@@ -15,8 +15,7 @@ from farthing.cli import main as cli
 from farthing.cli.demo_parties import set_up
 from farthing.deploy import serve
 from farthing.errors import InvalidValue
-from farthing.federated import jobs
-from farthing.federated.methods import addp, sgd1, sgd2
+from farthing.federated import jobs, methods
 
 ROWS, USERS = 600, 6
 
@@ -66,9 +65,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return recorded
 
     for module, names in (
-        (addp, ("addp", "sgd_adv", "sgd_maj", "sgd_pass")),
-        (sgd1, ("sgd1",)),
-        (sgd2, ("sgd2",)),
+        (methods.addp, ("addp", "sgd_adv", "sgd_maj", "sgd_pass")),
+        (methods.sgd1, ("sgd1",)),
+        (methods.sgd2, ("sgd2",)),
     ):
         for name in names:
             monkeypatch.setattr(module, name, recorder(getattr(module, name)))

@@ -200,6 +200,11 @@ class MenuFilter(Additive):
         place = self.cost(event).index(1.0)
         return self.units // self.prices[place] * self.steps[place]
 
+    def free(self, total: Totals, event: Event) -> int:
+        """Return how many more of an event the block that was begun last pays for."""
+        place = self.cost(event).index(1.0)
+        return -int(total[place]) % self.steps[place]
+
     def _used(self, total: Totals) -> int:
         parts = zip(total, self.steps, self.prices, strict=True)
         return sum(-(-int(count) // steps) * price for count, steps, price in parts)

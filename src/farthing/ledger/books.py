@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from farthing.accounting import calibrate, gaussian, pld, zcdp
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, Totals, ZcdpFilter
-from farthing.accounting.menu import FILTERS_BY_NAME
+from farthing.accounting.menu import FILTERS_BY_NAME, MenuFilter
 from farthing.budget import Budget, Guarantee
 from farthing.errors import BudgetSpent, InvalidValue, PromiseBroken, Unsupported
 from farthing.ledger.journal import Journal, Row
@@ -370,6 +370,9 @@ class Books:
                     f"{event} does not fit: it costs {price:.3%} of {self.rule.budget} by the "
                     f"{self.rule.name} filter, and {left:.3%} is left"
                 )
+            if most > least and isinstance(self.rule, MenuFilter):  # a block that is begun is paid for
+                more = min(most - least, self.rule.free(self._totals(after), event))
+                return least + more, self._add(state, event, least + more)
             return least, after
         place = _place(event, plan)
         if place is None:

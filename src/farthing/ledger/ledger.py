@@ -81,8 +81,8 @@ class Ledger:
     stream : Stream, optional
         Random words; a `SeededStream` is for tests and voids every guarantee.
     block : int, default 32
-        How many promised answers are reserved in one durable commit; unused ones are given back by `close`, a
-        crash forfeits them.
+        How many promised answers, or answers of one block of a menu, are reserved in one durable commit;
+        unused ones are given back by `close`, a crash forfeits them.
     float_noise : bool, default False
         Whether mechanisms whose noise is not on a lattice are allowed; the guarantee then says so.
 

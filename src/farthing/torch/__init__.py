@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from farthing.torch.kernels.noise import FloatGaussian, Gaussian
     from farthing.torch.methods.adadp import AdaDP, AdaL, AdaN
     from farthing.torch.methods.dpopt import DpOpt
+    from farthing.torch.training.adapting import Change, NoiseGate, Plateau, Stages, menu
     from farthing.torch.training.checkpoint import restore, save
     from farthing.torch.training.collating import Padded
     from farthing.torch.training.evaluation import evaluate, progress
-    from farthing.torch.training.loop import Step, Training, train
+    from farthing.torch.training.loop import Training, train
     from farthing.torch.training.optim import DPAdam
     from farthing.torch.training.plan import Plan, fitted
     from farthing.torch.training.records import Batch, Examples
     from farthing.torch.training.schedules import AdaptiveClip, Quantile
+    from farthing.torch.training.step import Step
 
 __all__ = [
     "AdaDP",
@@ -34,6 +36,7 @@ __all__ = [
     "AdaptiveClip",
     "Automatic",
     "Batch",
+    "Change",
     "ClipLayers",
     "ClipRule",
     "DPAdam",
@@ -43,15 +46,19 @@ __all__ = [
     "Gaussian",
     "Gradient",
     "Layout",
+    "NoiseGate",
     "Padded",
     "Plan",
+    "Plateau",
     "Quantile",
     "Scattering",
+    "Stages",
     "Step",
     "Training",
     "evaluate",
     "fitted",
     "layer_rule",
+    "menu",
     "progress",
     "restore",
     "save",
@@ -74,7 +81,9 @@ _HOMES = {
     "training.schedules": ("AdaptiveClip", "Quantile"),
     "training.records": ("Examples", "Batch"),
     "features.scattering": ("Scattering",),
-    "training.loop": ("Step", "Training", "train"),
+    "training.adapting": ("Change", "NoiseGate", "Plateau", "Stages", "menu"),
+    "training.step": ("Step",),
+    "training.loop": ("Training", "train"),
 }
 _HOME = {name: f"farthing.torch.{home}" for home, names in _HOMES.items() for name in names}
 

@@ -171,6 +171,43 @@ def test_two_ranks_are_one_process_and_fail_together(tmp_path):
     assert found[0][5]["share"] == 0.25
 
 
+def test_rank_0_decides_how_terms_change_and_a_rule_that_fails_ends_both(tmp_path):
+    found, codes, errors = two(
+        tmp_path,
+        """
+        def menu():
+            filter = ft.torch.menu(BUDGET, 300, sampling_rate=(0.1, 0.2), noise_multiplier=(9.0, 6.0))
+            return ft.Ledger(BUDGET, filter=filter, stream=SeededStream(7), block=1) if rank == 0 else None
+        def rule(step):
+            assert rank == 0
+            if step.t == 2:
+                return ft.torch.Change(noise_multiplier=6.0)
+            return ft.torch.Change(sampling_rate=0.2, clip_norm=0.5) if step.t == 4 else None
+        model = network()
+        training = ft.torch.train(model, LOSS, (x, y), menu(), steps=6, adapt=rule)
+        steps = [(s.noise_multiplier, s.expected_batch_size, s.clip_norm, s.share, s.left) for s in training]
+        told(weights=flat(model), steps=steps)
+
+        def breaks(step):
+            raise ZeroDivisionError
+        training = ft.torch.train(network(), LOSS, (x, y), menu(), steps=6, adapt=breaks)
+        try:
+            next(training)
+        except (NotReleased, ZeroDivisionError) as error:
+            told(error=type(error).__name__)
+        dist.barrier()
+        """,
+    )
+    assert codes == [0, 0], errors
+    assert found[0][0] == found[1][0]
+    assert [step[:3] for step in found[0][0]["steps"]] == [
+        *[[9.0, 30.0, 1.0]] * 2,
+        *[[6.0, 30.0, 1.0]] * 2,
+        *[[6.0, 60.0, 0.5]] * 2,
+    ]
+    assert [row[1]["error"] for row in found] == ["ZeroDivisionError", "NotReleased"]
+
+
 def test_ranks_with_shards_of_their_own_are_refused_before_any_charge(tmp_path):
     found, codes, errors = two(
         tmp_path,

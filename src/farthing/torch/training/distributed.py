@@ -21,7 +21,7 @@ rank 0, between processes of one owner.
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -102,7 +102,7 @@ def new_key() -> int:
     return int.from_bytes(os.urandom(7), "little")
 
 
-_BATCH, _SPENT, _RELEASED, _FAILED = range(4)
+_BATCH, _SPENT, _RELEASED, _FAILED, _PUBLIC = range(5)
 
 Group = dist.ProcessGroup
 Released = tuple[Any, tuple[Receipt, ...]]
@@ -196,13 +196,13 @@ def agree(together: Ranks, model: nn.Module, plan: Plan | None, place: int) -> t
         with torch.no_grad():
             tensor.copy_(moved)
     own = plan if plan is not None else Plan(0, 0.0, (), 0)
-    length, steps, place, records = together.tell(
-        len(own.noise_multipliers), own.steps or 0, place, own.records
+    length, steps, place, records, promised = together.tell(
+        len(own.noise_multipliers), own.steps or 0, place, own.records, own.promised
     )
     numbers = [own.sampling_rate, *own.noise_multipliers] if plan is not None else [0.0] * (1 + length)
     told = together.send(torch.tensor(numbers, dtype=torch.float64, device=together.device))
     sampling_rate, *multipliers = told.tolist()
-    return Plan(records, sampling_rate, tuple(multipliers), steps), place
+    return Plan(records, sampling_rate, tuple(multipliers), steps or None, bool(promised)), place
 
 
 class Asks(Protocol):
@@ -210,6 +210,9 @@ class Asks(Protocol):
 
     def ask(self, query: Query) -> Released:
         """Return the released value and the receipts."""
+
+    def public(self, numbers: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
+        """Return rank 0's numbers, at every rank; ``numbers`` is called there alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -222,6 +225,10 @@ class Alone:
         """`Ledger.ask`."""
         answer = self.door.ask(query)
         return answer.value, (answer.receipt,)
+
+    def public(self, numbers: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
+        """Return the numbers."""
+        return numbers()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -250,6 +257,17 @@ class Leader:
         value = value.to(self.together.device, torch.float32)
         self.together.tell(_RELEASED, len(value))
         return self.together.send(value), (answer.receipt,)
+
+    def public(self, numbers: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
+        """Tell the numbers to every rank; or that rank 0 failed to find them."""
+        try:
+            found = numbers()
+        except BaseException:
+            self.together.tell(_FAILED, 0)
+            raise
+        self.together.tell(_PUBLIC, len(found))
+        self.together.send(torch.tensor(found, dtype=torch.float64, device=self.together.device))
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -317,3 +335,11 @@ class Follower:
         if word != _RELEASED:
             raise failed
         return self.together.send(torch.empty(size, device=self.together.device)), ()
+
+    def public(self, numbers: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
+        """Return the numbers that rank 0 tells."""
+        word, size = self.together.tell(_FAILED, 0)
+        if word != _PUBLIC:
+            raise NotReleased("rank 0 failed: nothing more is asked for")
+        told = torch.empty(size, dtype=torch.float64, device=self.together.device)
+        return tuple(self.together.send(told).tolist())

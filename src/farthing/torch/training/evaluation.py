@@ -15,8 +15,9 @@ from farthing import validate
 from farthing.errors import NotPrivate
 from farthing.torch.checks import overlap
 from farthing.torch.gradients.tape import call
-from farthing.torch.training.loop import Step, Training
+from farthing.torch.training.loop import Training
 from farthing.torch.training.records import Examples
+from farthing.torch.training.step import Step
 
 
 @torch.no_grad()
@@ -98,7 +99,7 @@ def progress(training: Training) -> Iterator[Step]:
     ) as bar:
         task = bar.add_task("batches", total=training.steps, clip=0.0, noise=0.0)
         for step in training:
-            bar.update(
-                task, completed=training.steps - step.left, clip=step.clip_norm, noise=step.noise_multiplier
-            )
+            done = training.steps - step.left
+            clip, noise = step.clip_norm, step.noise_multiplier
+            bar.update(task, total=training.steps, completed=done, clip=clip, noise=noise)
             yield step

@@ -36,8 +36,9 @@ Guarantee: that of the promised plan (`ledger.guarantee`), under the ledger's ad
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,7 +47,6 @@ from torch import Tensor, nn
 from farthing import validate
 from farthing.errors import BudgetSpent, InvalidValue
 from farthing.ledger.ledger import Ledger
-from farthing.queries import query as asking
 from farthing.queries.bounds import Bound
 from farthing.queries.query import Query, Receipt
 from farthing.torch.checks import overlap
@@ -54,6 +54,8 @@ from farthing.torch.checks.optimizer_trial import rehearse
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.kernels.noise import Gaussian, beside
 from farthing.torch.training import distributed
+from farthing.torch.training.adapting import Rule
+from farthing.torch.training.course import BatchTerms, Course, Filtered, Promised, begun, filters
 from farthing.torch.training.optim import Scheduler, chosen
 from farthing.torch.training.plan import (
     FIRST,
@@ -70,50 +72,11 @@ from farthing.torch.training.plan import (
 )
 from farthing.torch.training.randomness import OwnRandomness, apart, one_by_one
 from farthing.torch.training.schedules import Average, Bounds, Clip
+from farthing.torch.training.step import Step
 
 CLIP = 1.0
 PHYSICAL = 512
 _LOOK = 16  # how often weights on another device are looked at for NaN: a look waits for the device
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Step(asking.Step):
-    """A finished update, in public numbers.
-
-    Attributes
-    ----------
-    t : int
-        Number of the update, from 1.
-    w : nn.Module
-        The model, moved in place.
-    receipts : tuple of Receipt
-        What the ledger charged for this update, one a batch.
-    expected_batch_size : float
-        Sampling rate times number of examples: by this, and not by the size of the batch that was drawn,
-        sums are divided.
-    clip_norm : float
-        The norm that no example's gradient exceeded.
-    noise_multiplier : float
-        Standard deviation of the noise over ``clip_norm``.
-    share : float
-        The part of the planned batches that is used, from 0 to 1.
-    left : int
-        Planned batches to come.
-
-    Examples
-    --------
-    >>> data = torch.randn(4000, 3), torch.randint(2, (4000,))
-    >>> loss = nn.CrossEntropyLoss(reduction="none")
-    >>> step = next(train(nn.Linear(3, 2), loss, data, epsilon=1.0, delta=1e-5, sampling_rate=0.01, steps=4))
-    >>> step.t, step.expected_batch_size, step.left
-    (1, 40.0, 3)
-    """
-
-    expected_batch_size: float = 0.0
-    clip_norm: float = 0.0
-    noise_multiplier: float = 0.0
-    share: float = 0.0
-    left: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -154,6 +117,7 @@ def train(
     accumulate: int = 1,
     average: float | None = None,
     callbacks: Iterable[Callable[[Step], object]] = (),
+    adapt: Rule | None = None,
     group: distributed.Group | None = None,
 ) -> "Training":
     """Return a run that trains a model by noisy batches until its budget is spent; iterate over it.
@@ -216,6 +180,10 @@ def train(
         Decay of a moving average of the weights, in (0, 1), kept in `Training.averaged`. None: no average.
     callbacks : iterable of callable, default ()
         Each is called with every `Step`.
+    adapt : callable, optional
+        ``adapt(step)`` returns a `Change` of noise multiplier, sampling rate or clipping norm for the batches
+        to come, or None: `Plateau`, `Stages`, `NoiseGate` or any function of the public `Step`. The ledger
+        needs a filter for such prices: ``Ledger(budget, filter=ft.Menu(...))``.
     group : torch.distributed.ProcessGroup, optional
         The ranks that train together. None: torch's default group, if there is one. Every rank calls
         ``train`` alike, and rank 0's ledger counts.
@@ -285,18 +253,22 @@ def train(
     if together is not None and together.rank > 0:
         plan, place = distributed.agree(together, model, None, 0)
         follower = distributed.Follower(examples, together)
-        return Training(model, kind, follower, plan, place, bounds, parts, None)
+        return Training(model, kind, follower, plan, place, bounds, parts, None, None)
     ledger = ledger_of(ledger, epsilon, delta, examples.unit)
-    plan = planned_on(ledger, count, sampling_rate, noise_multiplier, steps)
-    door = ledger.over(examples)
-    plan, place = promised_on(door, kind, bounds, plan)
-    if optimizer is not None and scheduler is not None:
-        rehearse(optimizer, scheduler, -(-((plan.steps or 1) - place) // parts.accumulate))
+    door, place = ledger.over(examples), 0
+    if filters(ledger, adapt):
+        plan = begun(ledger, kind, count, sampling_rate, noise_multiplier, steps)
+    else:
+        plan = planned_on(ledger, count, sampling_rate, noise_multiplier, steps)
+        plan, place = promised_on(door, kind, bounds, plan)
     asks: distributed.Asks = distributed.Alone(door)
     if together is not None:
         distributed.agree(together, model, plan, place)
         asks = distributed.Leader(door, together)
-    return Training(model, kind, asks, plan, place, bounds, parts, ledger)
+    training = Training(model, kind, asks, plan, place, bounds, parts, ledger, adapt)
+    if optimizer is not None and scheduler is not None:
+        rehearse(optimizer, scheduler, -(-max(training.steps - place, 1) // parts.accumulate))
+    return training
 
 
 class Training:
@@ -315,7 +287,7 @@ class Training:
     ledger : Ledger or None
         The ledger that pays; None on every rank but rank 0.
     steps : int
-        Batches in the plan.
+        Batches in the plan; where nothing is promised, those so far and those that fit on the present terms.
     t : int
         Updates so far.
     averaged : nn.Module
@@ -340,17 +312,23 @@ class Training:
         bounds: Bounds,
         parts: _Parts,
         ledger: Ledger | None,
+        rule: Rule | None,
     ) -> None:
         self.model, self.plan, self.ledger, self.t = model, plan, ledger, 0
-        self._kind, self._layout, self._asks, self._place = kind, kind.layout, asks, place
+        self._kind, self._layout, self._asks = kind, kind.layout, asks
+        self._course: Course = (
+            Promised(plan, place) if plan.promised else Filtered(plan, asks, kind, ledger, rule)
+        )
         self._bounds, self._parts = bounds, parts
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        bounds.covers(self.steps)
         first = bounds.at(1, plan.noise_multiplier(0), plan.expected_batch_size).norm()
-        self.optimizer = chosen(model, plan, first) if parts.optimizer is None else parts.optimizer
+        length = replace(plan, steps=self.steps)
+        self.optimizer = chosen(model, length, first) if parts.optimizer is None else parts.optimizer
         self._falling = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._average = None if parts.average is None else Average(model, parts.average)
-        self._last: tuple[Bound, float, Query] | None = None
-        self._spread: tuple[list[tuple[Bound, float]], float | list[Tensor]] | None = None
+        self._last: tuple[Bound, BatchTerms, Query] | None = None
+        self._spread: tuple[list[tuple[Bound, BatchTerms]], float | list[Tensor]] | None = None
         self._steps = self._run()
 
     def __iter__(self) -> Iterator[Step]:
@@ -361,9 +339,8 @@ class Training:
 
     @property
     def steps(self) -> int:
-        """Return the number of batches in the plan."""
-        assert self.plan.steps is not None
-        return self.plan.steps
+        """Return the number of batches in the plan, or what is known of it."""
+        return self._course.steps
 
     @property
     def averaged(self) -> nn.Module:
@@ -373,53 +350,55 @@ class Training:
         return self._average.model
 
     def _run(self) -> Iterator[Step]:
-        spent, held = set[float](), list[_Held]()
-        device = self._trained[0].device
-        for place in range(self._place, self.steps):
-            noise = self.plan.noise_multiplier(place)
-            if noise in spent:  # a crash forfeited some batches of this noise: others may be left
-                continue
-            query = self._query(place, noise)
+        held, course, device = list[_Held](), self._course, self._trained[0].device
+        for terms in course:
+            query = self._query(course.place, terms)
             self.optimizer.zero_grad(set_to_none=True)
-            if device.type == "cpu" or place % _LOOK == 0:
+            if device.type == "cpu" or course.place % _LOOK == 1:
                 refuse_nan(self.model)
             try:
                 value, receipts = self._asks.ask(query)
             except BudgetSpent:
-                spent.add(noise)
+                course.refused()
                 continue
+            course.released()
             released = torch.as_tensor(value, dtype=torch.float32, device=device)
-            gradient = self._bounds.learn(query.bound, released, self.plan.expected_batch_size)
-            held.append(_Held(gradient, query.bound, noise, receipts))
+            gradient = self._bounds.learn(query.bound, released, terms.expected_batch_size)
+            held.append(_Held(gradient, query.bound, terms, receipts))
             if len(held) == self._parts.accumulate:
-                yield self._update(held, place + 1)
+                yield self._update(held)
                 held = []
         if held:
-            yield self._update(held, self.steps)
+            yield self._update(held)
         if not self.t:  # updates before a checkpoint count as well
             raise BudgetSpent(
                 f"no batch of {self.steps} is left: the ledger was spent before this training made a step"
+                if self.plan.promised
+                else f"not one batch on these terms fits: {self.plan}"
             )
 
-    def _query(self, place: int, noise: float) -> Query:
+    def _query(self, place: int, terms: BatchTerms) -> Query:
         """Return the query of this batch: the last one where nothing changed, so that it is priced once."""
-        bound, last = self._bounds.at(place + 1, noise, self.plan.expected_batch_size), self._last
-        if last is None or last[0] is not bound or last[1] != noise:
-            self._last = last = bound, noise, self._kind.query(self.plan.sampling_rate, bound, noise)
+        bound = self._bounds.at(place, terms.noise_multiplier, terms.expected_batch_size)
+        last = self._last
+        if last is None or last[0] is not bound or last[1] != terms:
+            query = self._kind.query(terms.sampling_rate, bound, terms.noise_multiplier)
+            self._last = last = bound, terms, query
         return last[2]
 
-    def _update(self, held: "list[_Held]", place: int) -> Step:
+    def _update(self, held: "list[_Held]") -> Step:
         """Take one step of the optimiser on the mean of the released gradients."""
         self.t += 1
-        parts, expected = self._parts, self.plan.expected_batch_size * len(held)
+        parts, course = self._parts, self._course
         total = held[0].gradient if len(held) == 1 else torch.stack([one.gradient for one in held]).sum(0)
-        for parameter, view in zip(self._trained, self._layout.views(total / expected), strict=True):
+        mean = total / sum(one.terms.expected_batch_size for one in held)
+        for parameter, view in zip(self._trained, self._layout.views(mean), strict=True):
             parameter.grad = view.to(parameter.dtype)
         if expect := getattr(self.optimizer, "expect", None):  # DP-Adam's, which takes the noise off
             expect(self._expected(held))
         if parts.optimizer is None:
             for group, full in zip(self.optimizer.param_groups, self._falling, strict=True):
-                group["lr"] = full * (1 - (place - 1) / self.steps)
+                group["lr"] = full * (1 - course.progress)
         self.optimizer.step()
         if parts.scheduler is not None:
             parts.scheduler.step()
@@ -429,19 +408,22 @@ class Training:
             self.t,
             self.model,
             tuple(itertools.chain(*(one.receipts for one in held))),
-            self.plan.expected_batch_size,
+            held[-1].terms.expected_batch_size,
             held[-1].bound.norm(),
-            held[-1].noise,
-            place / self.steps,
-            self.steps - place,
+            held[-1].terms.noise_multiplier,
+            course.share,
+            course.left,
+            torch.linalg.vector_norm(mean),
+            _norm(self._expected(held), len(mean)),
         )
         for callback in parts.callbacks:
             callback(step)
+        self._bounds = course.learn(step, self._bounds)
         return step
 
     def _expected(self, held: "list[_Held]") -> float | list[Tensor]:
         """Return `_deviation`, computed once for batches that are asked for alike."""
-        asked = [(one.bound, one.noise) for one in held]
+        asked = [(one.bound, one.terms) for one in held]
         last = self._spread
         if last is None or len(last[0]) != len(asked) or any(map(_differ, last[0], asked)):
             self._spread = last = asked, self._deviation(held)
@@ -453,8 +435,8 @@ class Training:
         for one in held:
             scale: Any = one.bound.scale
             each = scale if isinstance(scale, float) else beside(scale, self._trained[0].device)
-            variance = variance + (one.noise * one.bound.norm() * each) ** 2
-        spread = variance**0.5 / (self.plan.expected_batch_size * len(held))
+            variance = variance + (one.terms.noise_multiplier * one.bound.norm() * each) ** 2
+        spread = variance**0.5 / sum(one.terms.expected_batch_size for one in held)
         return self._layout.views(spread) if isinstance(spread, Tensor) and len(spread) > 1 else float(spread)
 
     def state_dict(self) -> dict[str, Any]:
@@ -467,6 +449,7 @@ class Training:
             "scheduler": parts.scheduler.state_dict() if parts.scheduler is not None else None,
             "averaged": self._average.model.state_dict() if self._average is not None else None,
             "clip": self._bounds.state_dict(),
+            "terms": self._course.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -478,19 +461,28 @@ class Training:
             parts.scheduler.load_state_dict(state["scheduler"])
         if self._average is not None:
             self._average.model.load_state_dict(state["averaged"] or state["model"])
+        self._bounds = self._course.load_state_dict(state.get("terms"), self._bounds)
         self._bounds.load_state_dict(state["clip"])
         self.t = int(state["t"])
 
 
-def _differ(one: tuple[Bound, float], other: tuple[Bound, float]) -> bool:
+def _differ(one: tuple[Bound, BatchTerms], other: tuple[Bound, BatchTerms]) -> bool:
     return one[0] is not other[0] or one[1] != other[1]
+
+
+def _norm(deviation: float | list[Tensor], size: int) -> Tensor | float:
+    """Return the root mean square norm of noise with this deviation in each of ``size`` coordinates."""
+    if isinstance(deviation, float):
+        return deviation * math.sqrt(size)
+    whole: Tensor = torch.linalg.vector_norm(torch.cat([part.flatten() for part in deviation]))
+    return whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Held:
-    """A released sum of gradients, with the bound and noise that it was asked for with."""
+    """A released sum of gradients, with the bound and terms that it was asked for with."""
 
     gradient: Tensor
     bound: Bound
-    noise: float
+    terms: BatchTerms
     receipts: tuple[Receipt, ...]

@@ -82,6 +82,9 @@ class Plan:
         One for all batches, or one a batch.
     steps : int or None
         The number of batches; None for as many as fit the budget.
+    promised : bool, default True
+        Whether the batches are promised ahead; if not, these are the terms of the first one, and ``steps`` is
+        how many there are at most.
 
     Examples
     --------
@@ -94,6 +97,7 @@ class Plan:
     sampling_rate: float
     noise_multipliers: tuple[float, ...]
     steps: int | None
+    promised: bool = True
 
     @property
     def expected_batch_size(self) -> float:

@@ -202,6 +202,7 @@ class Bounds:
         """Return the bound of batch t = 1, 2, …: the same object as long as nothing changes."""
         if self._adaptive is not None:
             return self._adaptive.bound(noise_multiplier, batch_size)
+        self.covers(t)
         each = self._clip[t - 1] if isinstance(self._clip, list) else self._clip
         return self._bound(each(t) if callable(each) else each)
 
@@ -215,6 +216,10 @@ class Bounds:
             raise InvalidValue(
                 f"clip_norm must have a value for each of {steps} steps, got {len(self._clip)}"
             )
+
+    def at_norm(self, clip_norm: float) -> "Bounds":
+        """Return bounds of the same layout at one clipping norm."""
+        return Bounds(clip_norm, self._layout)
 
     def _bound(self, clip: Any) -> Bound:
         if isinstance(clip, int | float) or not hasattr(clip, "sensitivity"):
