@@ -712,7 +712,7 @@ def _(original):
     return settle
 
 
-@bug("noise of each client times .9", "uploads", simulated, "_own_noise")
+@bug("noise of each client times .9", "uploads", simulated, "own_noise")
 def _(original):
     return lambda term: ft.Gaussian(0.9 * original(term).noise_multiplier)
 
