@@ -51,6 +51,7 @@ from farthing import validate
 from farthing.accounting import calibrate, gaussian, pairs, pld
 from farthing.accounting.filters import FILTERS, Additive, Filter, Totals
 from farthing.accounting.loss_masses import EDGE, LossMasses, repeated
+from farthing.accounting.personal import PersonalFilter
 from farthing.accounting.tolerance import inner
 from farthing.budget import Budget
 from farthing.errors import InvalidValue, Unsupported
@@ -366,4 +367,8 @@ def _expected(kernel: LossMasses, values: Array) -> Array:
     return expected
 
 
-FILTERS_BY_NAME: dict[str, Callable[..., Filter]] = {**FILTERS, MenuFilter.name: MenuFilter}
+FILTERS_BY_NAME: dict[str, Callable[..., Filter]] = {
+    **FILTERS,
+    MenuFilter.name: MenuFilter,
+    PersonalFilter.name: PersonalFilter,
+}

@@ -24,7 +24,7 @@ from farthing.accounting.inversion import Line, log_factor, smallest
 from farthing.accounting.pairs import Mixture, Pair, SeenShift, Shift, largest_loss, of_event
 from farthing.accounting.transform import Contour, log_moment, rough_log_moment, transform
 from farthing.budget import Adjacency
-from farthing.queries.events import Event, GaussianEvent, PoissonEvent, flatten
+from farthing.queries.events import Event, GaussianEvent, PoissonEvent, flatten, for_level, levels
 
 Steps = Sequence[tuple[Pair, int]]
 
@@ -37,8 +37,12 @@ _FEW = 512  # steps up to which a grid of dp-accounting's helps where frequencie
 
 
 def epsilon(event: Event, delta: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
-    """Return the smallest certified ε at ``delta``; infinite beyond ten thousand."""
-    return _tight(event, validate.probability(delta=delta), adjacency)
+    """Return the smallest certified ε at ``delta``; infinite beyond ten thousand.
+
+    Where levels of budget pay differently, that of the level that pays most.
+    """
+    validate.probability(delta=delta)
+    return max(_tight(for_level(event, level), delta, adjacency) for level in range(levels(event)))
 
 
 @lru_cache(maxsize=4096)
@@ -60,8 +64,12 @@ def _tight(event: Event, delta: float, adjacency: Adjacency) -> float:
 
 
 def delta(event: Event, epsilon: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> float:
-    """Return the smallest certified δ at ``epsilon``."""
+    """Return the smallest certified δ at ``epsilon``; of several levels of budget the largest."""
     epsilon = validate.non_negative(epsilon=epsilon)
+    return max(_delta(for_level(event, level), epsilon, adjacency) for level in range(levels(event)))
+
+
+def _delta(event: Event, epsilon: float, adjacency: Adjacency) -> float:
     looks = [_look(steps, epsilon) for steps in directions(event, adjacency)]
     found = math.exp(max(log for log, _ in looks))
     return min(found, _delta_of_few(event, epsilon, adjacency, found)) if any(w for _, w in looks) else found
@@ -130,7 +138,14 @@ def _single_epsilon(event: Event, delta: float, adjacency: Adjacency) -> float:
 
 
 def directions(event: Event, adjacency: Adjacency) -> list[list[tuple[Pair, int]]]:
-    """For each direction, the pairs and how often; events with one pair count in both directions."""
+    """For each direction, the pairs and how often; events with one pair count in both directions.
+
+    Where levels of budget pay differently each has directions of its own.
+    """
+    if (count := levels(event)) > 1:
+        each = (directions(for_level(event, level), adjacency) for level in range(count))
+        return [way for ways in each for way in ways if way] or [[]]
+    event = for_level(event, 0)
     parts = [(of_event(simple, adjacency), validate.count(count=count)) for simple, count in flatten(event)]
     ways = max((len(pairs) for pairs, _ in parts), default=1)
     return [[(pairs[min(way, len(pairs) - 1)], count) for pairs, count in parts] for way in range(ways)]

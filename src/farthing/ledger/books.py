@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from farthing.accounting import calibrate, gaussian, pld, zcdp
+from farthing.accounting import calibrate, gaussian, personal, pld, zcdp
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, Totals, ZcdpFilter
 from farthing.accounting.menu import FILTERS_BY_NAME, MenuFilter
 from farthing.budget import Budget, Guarantee
@@ -198,7 +198,8 @@ class Books:
             event = self._turn_of(query, plan)
             if event is None:
                 if times is None:
-                    times = calibrate.turns(lambda steps: query.plan(budget, steps), budget, _composed(plan))
+                    _, least = personal.paid(_composed(plan), self.rule)[0]
+                    times = calibrate.turns(lambda steps: query.plan(budget, steps), least, _composed(plan))
                 if times == 0:
                     raise BudgetSpent(f"not even one turn of {query} fits {budget} beside {len(plan)} others")
                 event = query.promised(budget, times)
@@ -399,10 +400,10 @@ class Books:
             raise PromiseBroken("a plan is fixed before the first answer; this ledger has already been asked")
         before = _composed(plan)
         if times is None:
-            times = calibrate.steps(event, budget, before)
+            times = personal.steps(event, self.rule, before)
             if times == 0:
                 raise BudgetSpent(f"not even one answer of {event} fits {budget} beside {len(plan)} promises")
-        elif not calibrate.affordable(_composed([*plan, (event, times)]), budget):
+        elif not personal.affordable(_composed([*plan, (event, times)]), self.rule):
             raise BudgetSpent(f"{times} answers of {event} do not fit {budget} beside {len(plan)} promises")
         return {"event": encode(event), "times": times}, [*state, 0.0]
 

@@ -10,7 +10,7 @@ True
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from farthing import validate
@@ -151,6 +151,20 @@ class TurnEvent:
         validate.count(turns=self.turns)
 
 
+@dataclass(frozen=True, slots=True)
+class PersonalEvent:
+    """Events of which each unit pays one: ``events[k]`` if its budget is of level k.
+
+    What a level pays of several events is `for_level`; accountants answer for the level that pays most.
+    """
+
+    events: tuple["Event", ...]
+
+    def __post_init__(self) -> None:
+        if not self.events:
+            raise InvalidValue("a personal event needs an event for each level of budget, got none")
+
+
 Event = (
     GaussianEvent
     | LaplaceEvent
@@ -164,7 +178,9 @@ Event = (
     | RepeatedEvent
     | ComposedEvent
     | TurnEvent
+    | PersonalEvent
 )
+NOTHING = ComposedEvent(())  # what somebody pays who never takes part
 
 _KINDS: dict[str, type[Any]] = {
     "gaussian": GaussianEvent,
@@ -179,6 +195,7 @@ _KINDS: dict[str, type[Any]] = {
     "repeated": RepeatedEvent,
     "composed": ComposedEvent,
     "turn": TurnEvent,
+    "personal": PersonalEvent,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
@@ -219,3 +236,29 @@ def flatten(event: Event, count: int = 1) -> list[tuple[Event, int]]:
     if isinstance(event, ComposedEvent):
         return [pair for part in event.events for pair in flatten(part, count)]
     return [(event, count)]
+
+
+def for_level(event: Event, level: int) -> Event:
+    """Return what a unit pays of ``event`` whose budget is of this level, counted from 0.
+
+    >>> for_level(RepeatedEvent(PersonalEvent((NOTHING, GaussianEvent(2.0))), 3), 1)
+    RepeatedEvent(event=GaussianEvent(noise=2.0), count=3)
+    """
+    match event:
+        case PersonalEvent(events):
+            if not 0 <= level < len(events):
+                raise InvalidValue(f"there are {len(events)} levels of budget in an event, got level {level}")
+            return events[level]
+        case ComposedEvent(events):
+            return ComposedEvent(tuple(for_level(part, level) for part in events))
+        case RepeatedEvent(inner) | TurnEvent(inner):
+            return replace(event, event=for_level(inner, level))
+    return event
+
+
+def levels(event: Event) -> int:
+    """Return how many levels of budget an event tells apart: 1 where everybody pays the same."""
+    found = {len(part.events) for part, _ in flatten(event) if isinstance(part, PersonalEvent)}
+    if len(found) > 1:
+        raise InvalidValue(f"events of {sorted(found)} levels of budget cannot be added up")
+    return found.pop() if found else 1

@@ -23,11 +23,13 @@ from numpy.typing import NDArray
 
 from farthing.budget import Budget
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
+from farthing.noise.lattice import Stream
 from farthing.noise.summing import checked, summed
 from farthing.queries.arrays import length, rows
 from farthing.queries.bounds import ROWS, Bound
-from farthing.queries.events import Event, RepeatedEvent, TurnEvent
+from farthing.queries.events import Event, PersonalEvent, RepeatedEvent, TurnEvent
 from farthing.queries.mechanisms import Mechanism
+from farthing.queries.personal import Personal
 from farthing.queries.samplers import Everyone, Indices, Sampler
 
 Array = NDArray[np.float64]
@@ -110,6 +112,8 @@ class Query:
     def __post_init__(self) -> None:
         refuse_bound(self.contribution, self.bound)
         self.mechanism.check(self.bound, self.contribution.shape)
+        if self._weighted:
+            refuse_weights(self.contribution, self.bound, self.mechanism)
 
     def price(self, budget: Budget) -> Event:
         """Return the event of one answer under the budget's adjacency, before its observer.
@@ -126,6 +130,31 @@ class Query:
         sampled = not isinstance(self.sampler, Everyone)
         event = self.mechanism.event(self.bound, budget.adjacency, sampled)
         return self.sampler.amplify(event, budget.observer)
+
+    @property
+    def _weighted(self) -> bool:
+        return isinstance(self.sampler, Personal) and set(self.sampler.weights) != {1.0}
+
+    def check(self, records: Records) -> None:
+        """Refuse records that the sampler cannot draw from."""
+        if isinstance(self.sampler, Personal):
+            self.sampler.check(records)
+
+    def draw(self, records: Any, stream: Stream, turn: int) -> Indices:
+        """Return the positions of the records that take part in this turn."""
+        if isinstance(self.sampler, Personal):
+            return self.sampler.draw_from(records, stream)
+        return self.sampler.draw(len(records), stream, turn)
+
+    def bounded_sum(self, records: Any, drawn: Indices, w: Any) -> Any:
+        """Return the sum of the bounded contributions of the records at ``drawn``."""
+
+        def sums(part: Any) -> Any:
+            return self.contribution.bounded_sum(part, w, self.bound)
+
+        if self._weighted:
+            return cast(Personal, self.sampler).weighted(sums, records, drawn)
+        return sums(records.take(drawn))
 
     @property
     def remembers(self) -> bool:
@@ -168,6 +197,8 @@ class Query:
             one = self.mechanism.event(self.bound, budget.adjacency, True)
             return cast(Event, sampler(one, steps, budget.observer))
         price = self.price(budget)
+        if mechanism is not None and isinstance(price, PersonalEvent):
+            raise Unsupported(f"no theorem prices {self.mechanism!r} on draws of personal rates")
         return RepeatedEvent(price, steps) if mechanism is None else cast(Event, mechanism(price, steps))
 
     def promised(self, budget: Budget, steps: int) -> Event:
@@ -196,6 +227,16 @@ def refuse_bound(contribution: Contribution, bound: Bound) -> None:
     least = getattr(contribution, "least", 0.0)
     if bound.norm() < least:
         raise InvalidValue(f"terms of {name} have norms up to {least}, beyond the bound's {bound.norm()}")
+
+
+def refuse_weights(contribution: Contribution, bound: Bound, mechanism: Mechanism) -> None:
+    """Refuse weights by level where a sum could move by more than they say."""
+    if not getattr(contribution, "additive", True):
+        raise Unsupported(f"{type(contribution).__name__} is no sum over records, so nobody can be weighed")
+    if getattr(bound, "blank", 0.0):
+        raise Unsupported(f"{bound!r} counts a record that fails as more than nothing: weights need a low of 0")
+    if getattr(mechanism, "slack", 0.0):
+        raise Unsupported(f"{mechanism!r} takes sums in float32, too coarse for weights: use rates")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,8 @@ class Sampler(Protocol):
 
     A sampler whose draws depend on the turn, such as one that cycles through blocks, also offers
     ``plan(event, steps, observer) -> Event``: the price of ``event`` on its draws of the turns 0 to ``steps``
-    - 1 together. ``amplify`` is then the price of turn 0 alone.
+    - 1 together. ``amplify`` is then the price of turn 0 alone. One that treats records by their level of
+    budget (`farthing.queries.personal.Personal`) is handed the records: ``check``, ``draw_from``, ``weighted``.
     """
 
     def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
@@ -46,7 +47,8 @@ class Sampler(Protocol):
         """Return the event of ``step`` on such a draw, before ``observer``."""
 
 
-def _event(step: Event | HasEvent) -> Event:
+def event_of(step: Event | HasEvent) -> Event:
+    """Return an event, or that of a mechanism on contributions bounded by one."""
     return step if isinstance(step, Event) else step.unit_event()  # isinstance of a protocol is slow
 
 
@@ -65,7 +67,7 @@ class Everyone:
         return slice(None)
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
-        return _event(step)
+        return event_of(step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +102,8 @@ class Poisson:
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
         if observer is Observer.COORDINATOR:
-            return DrawnEvent(self.sampling_rate, _event(step))
-        return PoissonEvent(self.sampling_rate, _event(step))
+            return DrawnEvent(self.sampling_rate, event_of(step))
+        return PoissonEvent(self.sampling_rate, event_of(step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +138,8 @@ class FixedSize:
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
         if observer is Observer.COORDINATOR:
-            return DrawnEvent(self.size / self.of, _event(step))
-        return FixedSizeEvent(self.size, self.of, _event(step))
+            return DrawnEvent(self.size / self.of, event_of(step))
+        return FixedSizeEvent(self.size, self.of, event_of(step))
 
 
 def OneRecord(of: int) -> FixedSize:

@@ -1,0 +1,374 @@
+"""Personal budgets: levels of ε, the rates and weights that spend them, and a filter with a balance for each.
+
+What a unit pays is the event of its own level (`farthing.queries.personal` has the theorem, adjacency by
+adjacency). So books are kept by level and not by person, and cost the same for a hundred people and for a
+million. More than 32 different ε are rounded *down* onto 32 levels, by less than a factor
+(largest / smallest)^(1/31).
+
+Rates. T batches with noise multiplier σ at rate q cost more the larger q is, so each level has one largest
+rate that keeps it within (ε_k, δ) by tight accounting: `rates`. σ follows from one plan at the mean budget:
+in the limit of Gaussian DP a level's rate is proportional to its μ_k, so the expected batch is what that plan
+has, Σ n_k q_k. A level that would not be drawn once in the whole training has rate 0.
+
+Weights. Where everybody takes part in every answer, a level's weight is μ_k / μ of the largest: Gaussian
+answers whose Σμ² is within the largest budget are then within every other, also where the next answer depends
+on the last (`PersonalFilter`, one Gaussian-DP filter a level).
+
+>>> people = PersonalBudgets([1.0, 3.0, 1.0, 2.0])
+>>> people.epsilons, people.sizes, people.levels.tolist()
+((1.0, 2.0, 3.0), (2, 1, 1), [0, 2, 0, 1])
+>>> plan = plan_rates(people, 1e-5, steps=1000, sampling_rate=0.02)
+>>> [round(rate, 4) for rate in plan.sampling_rates], round(plan.noise_multiplier, 3)
+([0.0123, 0.0227, 0.0324], 1.881)
+"""
+
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing import validate
+from farthing.accounting import calibrate, gaussian, pld
+from farthing.accounting.filters import Additive, Filter, GdpFilter, Totals
+from farthing.accounting.inversion import smallest
+from farthing.accounting.tolerance import inner
+from farthing.budget import Budget
+from farthing.errors import BudgetSpent, InvalidValue
+from farthing.queries.events import (
+    Event,
+    GaussianEvent,
+    PersonalEvent,
+    RepeatedEvent,
+    flatten,
+    for_level,
+)
+from farthing.queries.personal import MOST_LEVELS, Leveled, Personal
+from farthing.queries.samplers import Poisson
+
+PUBLIC = "who has which budget is taken as public"
+_DEEPEST = 20.0  # of -log(rate): a level with a smaller one does not take part
+_FINE = 1e-7  # by which a rate may be less than the largest, relative
+
+
+class PersonalBudgets:
+    """An ε for every record or person, on at most 32 levels.
+
+    Parameters
+    ----------
+    budgets : array of float
+        The ε of each, a finite number above 0. Public.
+    epsilons : sequence of float, optional
+        The levels, ascending; everybody is on the largest that is not above the own ε. None: the different
+        values themselves, or where there are more than 32 of them 32 levels at equal ratios.
+
+    Raises
+    ------
+    InvalidValue
+        If there are no budgets, or some are not finite numbers above 0, or below the smallest level.
+
+    Examples
+    --------
+    >>> people = PersonalBudgets([0.5, 2.0, 0.5])
+    >>> people.epsilons, people.sizes
+    ((0.5, 2.0), (2, 1))
+    >>> PersonalBudgets([0.5, 2.0, 0.7], epsilons=(0.5, 1.0)).levels.tolist()
+    [0, 1, 0]
+    """
+
+    def __init__(self, budgets: Any, *, epsilons: Any = None) -> None:
+        values = _numbers(budgets)
+        self.epsilons = _levels(values) if epsilons is None else _ascending(epsilons)
+        self.levels: NDArray[np.int64] = np.searchsorted(self.epsilons, values, side="right") - 1
+        if (self.levels < 0).any():
+            raise InvalidValue(
+                f"budgets must not be below the smallest level, epsilon {self.epsilons[0]:g}, and some are"
+            )
+        counts = np.bincount(self.levels, minlength=len(self.epsilons))
+        self.sizes = tuple(int(count) for count in counts)
+
+    def __len__(self) -> int:
+        return len(self.levels)
+
+    def budget(self, delta: float, **terms: Any) -> Budget:
+        """Return the largest budget at this δ; ``terms`` are its adjacency, unit and observer."""
+        return Budget(self.epsilons[-1], delta, **terms)
+
+    def over(self, records: Any) -> Leveled:
+        """Return the records with the level of each."""
+        if len(records) != len(self):
+            raise InvalidValue(f"there must be one budget a record: {len(self)} are given")
+        return Leveled(records, self.levels, self.epsilons)
+
+    def __call__(self, budget: Budget) -> "PersonalFilter":
+        """Return the filter of these levels, for ``Ledger(budget, filter=…)``."""
+        return PersonalFilter(budget, self.epsilons)
+
+    def words(self) -> str:
+        """Return how many are on each level, in words; public."""
+        named = [f"{size} at epsilon {epsilon:g}" for epsilon, size in zip(self.epsilons, self.sizes, strict=True)]
+        if len(named) > 4:
+            named = [*named[:2], "…", named[-1]]
+        return f"personal budgets: {', '.join(named)}; {PUBLIC}, and so is how many have it"
+
+
+def _numbers(budgets: Any) -> NDArray[np.float64]:
+    """Return one finite number above 0 a record; messages say what is wrong, and not of whom."""
+    try:
+        values = np.asarray(budgets)
+        if values.dtype.kind not in "iuf":
+            raise ValueError
+    except (TypeError, ValueError):
+        raise InvalidValue("budgets must be numbers, an epsilon for each record or person") from None
+    values = values.astype(np.float64)
+    if values.ndim != 1 or not values.size:
+        raise InvalidValue(f"budgets must be one epsilon a record or person, got shape {values.shape}")
+    if not (np.isfinite(values) & (values > 0)).all():
+        raise InvalidValue("budgets must be finite numbers above 0, and some are not")
+    return values
+
+
+def _levels(values: NDArray[np.float64]) -> tuple[float, ...]:
+    different = np.unique(values)
+    if len(different) > MOST_LEVELS:
+        low, high = float(different[0]), float(different[-1])
+        different = np.append(np.geomspace(low, high, MOST_LEVELS)[1:-1], [low, high])
+        different = np.unique(np.clip(different, low, high))
+    return tuple(map(float, different))
+
+
+def _ascending(epsilons: Any) -> tuple[float, ...]:
+    found = tuple(validate.positive(epsilons=epsilon) for epsilon in epsilons)
+    if not 0 < len(found) <= MOST_LEVELS or any(a >= b for a, b in pairwise(found)):
+        raise InvalidValue(f"epsilons must be 1 to {MOST_LEVELS} ascending numbers, got {found}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class PersonalFilter(Additive):
+    """A privacy filter with a balance for each level of ε: nobody's passes the own budget.
+
+    Parameters
+    ----------
+    budget : Budget
+        The largest budget.
+    epsilons : tuple of float
+        The levels, ascending; the last is the budget's.
+
+    Notes
+    -----
+    Answers that were promised are counted by tight accounting, level by level. Others are charged by one
+    Gaussian-DP filter a level (Smith & Thakurta 2022), so their prices may follow from earlier answers.
+
+    Examples
+    --------
+    >>> rule = PersonalFilter(Budget(2.0, 1e-5), (1.0, 2.0))
+    >>> total = rule.add(rule.start(), PersonalEvent((GaussianEvent(8.0), GaussianEvent(4.0))), 3)
+    >>> rule.fits(total), [round(epsilon, 3) for epsilon in rule.each(total)]
+    (True, [0.791, 1.714])
+    """
+
+    budget: Budget
+    epsilons: tuple[float, ...]
+    rules: tuple[GdpFilter, ...] = field(init=False)
+    name: ClassVar[str] = "personal"
+    theorem: ClassVar[str] = (
+        "farthing.queries.personal: each level of budget pays its own events; Smith & Thakurta 2022"
+    )
+
+    def __post_init__(self) -> None:
+        epsilons = _ascending(self.epsilons)
+        if epsilons[-1] != self.budget.epsilon:
+            raise InvalidValue(
+                f"the budget must be that of the largest level, epsilon {epsilons[-1]:g}, got {self.budget}"
+            )
+        object.__setattr__(self, "epsilons", epsilons)
+        rules = tuple(GdpFilter(self.budget.with_(epsilon, self.budget.delta)) for epsilon in epsilons)
+        object.__setattr__(self, "rules", rules)
+
+    def start(self) -> Totals:
+        """Return μ² = 0 at every level."""
+        return [0.0] * len(self.epsilons)
+
+    def cost(self, event: Event) -> Totals:
+        """Return μ² of an event at every level."""
+        if isinstance(event, PersonalEvent) and len(event.events) != len(self.epsilons):
+            raise InvalidValue(
+                f"an event of {len(event.events)} levels is not one of this ledger, which has "
+                f"{len(self.epsilons)}"
+            )
+        return [rule.add([0.0], for_level(event, k))[0] for k, rule in enumerate(self.rules)]
+
+    def fits(self, total: Totals) -> bool:
+        """Return whether every level is within its budget."""
+        return all(rule.fits([own]) for rule, own in zip(self.rules, total, strict=True))
+
+    def share(self, total: Totals) -> float:
+        """Return the part that is used of the level that has least left."""
+        return max(rule.share([own]) for rule, own in zip(self.rules, total, strict=True))
+
+    def each(self, total: Totals) -> list[float]:
+        """Return ε of every level."""
+        return [rule.epsilon([own]) for rule, own in zip(self.rules, total, strict=True)]
+
+    def epsilon(self, total: Totals) -> float:
+        """Return the largest ε of any level."""
+        return max(self.each(total))
+
+
+def paid(event: Event, rule: Filter) -> list[tuple[Event, Budget]]:
+    """Return what each level of a ledger's budgets pays of ``event``, with its budget.
+
+    A ledger of one budget has one level, whose units may be any: accountants answer for the worst.
+    """
+    if not isinstance(rule, PersonalFilter):
+        return [(event, rule.budget)]
+    return [(for_level(event, level), each.budget) for level, each in enumerate(rule.rules)]
+
+
+def steps(event: Event, rule: Filter, before: Event) -> int:
+    """Return how often ``event`` fits every level's budget, after ``before``; 0 if not even once."""
+    counts = []
+    for (own, budget), (spent, _) in zip(paid(event, rule), paid(before, rule), strict=True):
+        if flatten(own):
+            counts.append(calibrate.steps(own, budget, spent))
+    return min(counts, default=0)
+
+
+def affordable(event: Event, rule: Filter) -> bool:
+    """Return whether ``event`` fits every level's budget."""
+    return all(calibrate.affordable(own, budget) for own, budget in paid(event, rule) if flatten(own))
+
+
+def epsilons(event: Event, rule: Filter) -> list[float]:
+    """Return the certified ε of ``event`` for every level, at most its budget's."""
+    return [
+        min(pld.epsilon(own, budget.delta, budget.adjacency), budget.epsilon) if flatten(own) else 0.0
+        for own, budget in paid(event, rule)
+    ]
+
+
+def mean_budget(people: PersonalBudgets, largest: Budget) -> Budget:
+    """Return the budget whose μ is the mean over all: what a plan for everybody would go by."""
+    mus = [gaussian.mu(epsilon, largest.delta) for epsilon in people.epsilons]
+    mean = math.fsum(mu * size for mu, size in zip(mus, people.sizes, strict=True)) / len(people)
+    return largest.with_(min(gaussian.epsilon(mean, largest.delta), largest.epsilon), largest.delta)
+
+
+def weights(people: PersonalBudgets, budget: Budget) -> Personal:
+    """Return everybody, each weighed so that Gaussian answers spend all levels at once."""
+    mus = [GdpFilter(budget.with_(epsilon, budget.delta)).mu for epsilon in people.epsilons]
+    return Personal((1.0,) * len(mus), tuple(math.nextafter(mu / mus[-1], 0.0) for mu in mus[:-1]) + (1.0,))
+
+
+@dataclass(frozen=True, slots=True)
+class RatePlan:
+    """A plan of ``steps`` batches: one noise multiplier, and the sampling rate of every level."""
+
+    noise_multiplier: float
+    steps: int
+    sampling_rates: tuple[float, ...]
+
+    @property
+    def sampler(self) -> Personal:
+        """Return the sampler of these rates."""
+        return Personal(self.sampling_rates)
+
+
+def plan_rates(
+    people: PersonalBudgets,
+    budget: Budget | float,
+    *,
+    steps: int,
+    sampling_rate: float | None = None,
+    noise_multiplier: float | None = None,
+) -> RatePlan:
+    """Return a plan that spends every level's budget, from public numbers.
+
+    Parameters
+    ----------
+    people : PersonalBudgets
+        The levels and their sizes.
+    budget : Budget or float
+        The largest budget, or δ.
+    steps : int
+        The number of batches.
+    sampling_rate : float, optional
+        The mean sampling rate to aim at, which decides the noise.
+    noise_multiplier : float, optional
+        The noise; one of the two must be given.
+
+    Returns
+    -------
+    RatePlan
+
+    Raises
+    ------
+    BudgetSpent
+        If no level can take part.
+
+    Examples
+    --------
+    >>> plan = plan_rates(PersonalBudgets([1.0, 2.0]), 1e-5, steps=100, noise_multiplier=2.0)
+    >>> [round(rate, 3) for rate in plan.sampling_rates]
+    [0.053, 0.102]
+    """
+    largest = budget if isinstance(budget, Budget) else people.budget(budget)
+    count = validate.count(steps=steps)
+    if (sampling_rate is None) == (noise_multiplier is None):
+        raise InvalidValue("give the mean sampling_rate or the noise_multiplier, one of the two")
+    if noise_multiplier is None:
+        sampler = Poisson(validate.rate(sampling_rate=sampling_rate))
+        noise_multiplier = calibrate.noise(
+            lambda sigma: RepeatedEvent(sampler.amplify(GaussianEvent(sigma), largest.observer), count),
+            mean_budget(people, largest),
+        )
+    sigma = validate.positive(noise_multiplier=noise_multiplier)
+    rates = tuple(
+        rate if count * size * rate >= 1 else 0.0
+        for size, rate in zip(people.sizes, _rates(people.epsilons, largest, sigma, count), strict=True)
+    )
+    if not any(rates):
+        raise BudgetSpent(f"no budget allows {count} batches with noise multiplier {sigma:g} at any rate")
+    return RatePlan(sigma, count, rates)
+
+
+@lru_cache(maxsize=64)
+def _rates(epsilons: tuple[float, ...], largest: Budget, noise: float, steps: int) -> tuple[float, ...]:
+    return tuple(largest_rate(largest.with_(one, largest.delta), noise, steps) for one in epsilons)
+
+
+def largest_rate(budget: Budget, noise_multiplier: float, steps: int) -> float:
+    """Return the largest sampling rate at which ``steps`` Gaussian batches fit a budget; 0 if there is none.
+
+    It is less than the largest by 1e-7 of it at most, and checked as the ledger does.
+    """
+
+    def plan(rate: float) -> Event:
+        return RepeatedEvent(Poisson(rate).amplify(GaussianEvent(noise_multiplier), budget.observer), steps)
+
+    def excess(depth: float) -> float:
+        """log of ε over the budget's, at rate e^-depth."""
+        found = pld.epsilon(plan(math.exp(-depth)), budget.delta, budget.adjacency)
+        return math.log(max(found, 1e-300) / inner(budget.epsilon, 2))
+
+    if calibrate.affordable(plan(1.0), budget):
+        return 1.0
+    # what the central limit says (Dong, Roth & Su 2022, Cor. 5.4), and a bracket around it
+    spread = math.sqrt(steps * math.expm1(min(1 / noise_multiplier**2, 700.0))) * budget.adjacency.shift
+    deep, reach = max(0.0, math.log(spread / gaussian.mu(budget.epsilon, budget.delta))) + 0.01, 0.02
+    while excess(deep) > 0:
+        deep, reach = deep + reach, 4 * reach
+        if deep > _DEEPEST:
+            return 0.0
+    shallow, reach = max(0.0, deep - max(reach, 0.02)), 0.04
+    while shallow > 0 and excess(shallow) <= 0:
+        shallow, deep, reach = max(0.0, shallow - reach), shallow, 4 * reach
+    rate = math.exp(-smallest(excess, shallow, deep, 0.0, _FINE))
+    less = _FINE
+    while not calibrate.affordable(plan(rate), budget):  # which looks on another line than ε was found on
+        rate, less = rate * (1 - less), 2 * less
+    return rate

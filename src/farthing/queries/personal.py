@@ -1,0 +1,224 @@
+"""Personal budgets: records drawn at rates of their own, or with weights of their own, by level of budget.
+
+Each unit (a record, or a person with all records) has an ε of its own, and there are a few levels of ε. A
+unit of level k is drawn with probability q_k, independently of all others, and its bounded contribution is
+multiplied by w_k <= 1. One noise vector is added to the sum. Rates alone are the "Sample", weights alone the
+"Scale" of Boenisch, Mühl, Dziedzic, Rinberg & Papernot 2023, "Have it your way: individualized privacy
+assignment for DP-SGD"; that each may have an ε of its own is personalised DP (Jorgensen, Yu & Cormode 2015).
+
+**Theorem.** Let D' be D with one unit x of level k added (add-remove), or with x in place of a blank one of
+the same level (zero-out), or with x in place of another x' of the same level (replace-one). One answer, to
+whoever sees it, is dominated by the pair of noise σ / w_k on a Poisson sample of rate q_k under that
+adjacency, and any number of them, each asked after the others were seen, by the product of these pairs. So
+the guarantee for units of level k is that of its own events, whatever the other levels pay, and against
+anyone, the other units included.
+
+*Proof.* Draws are independent, so fix those of all units but x: the rest of the sum is a public number s.
+Given s the answer is s + noise with probability 1 - q_k and s + w_k v + noise with q_k, |v| at most the
+bound; the shift by s is the same in both worlds and takes nothing away. That is the Gaussian mechanism with
+noise multiplier σ / w_k on a Poisson sample of one, with the pairs of `farthing.accounting.pairs`. The answer
+is the mixture of these over s with the same weights in both worlds, and hockey-stick divergences are jointly
+convex, so the pair dominates the mixture (Zhu, Dong & Wang 2022, Thm. 11 and Prop. 12, whose proofs nowhere
+use that other units have the same rate). Dominating pairs compose adaptively (their Thm. 10). An observer
+who sees the draws sees those of the others as well: the same proof with the pairs of `DrawnEvent`. ∎
+
+What it does not say. Neighbours have the unit together with its budget: levels, rates, weights and noise are
+fixed before, from public numbers (the levels and how many units are on each). Who has which budget is taken
+as public. Where an ε follows from the unit's own data, the theorem still bounds what the *answers* tell of
+that unit by its ε; but the sizes of the levels are printed, and what they tell is not bounded. Two units of
+different levels that replace each other are not neighbours here (a removal and an addition, each at its own
+price, would be).
+
+Weights and rounding. Noise is enlarged by what rounding can move sums of whole contributions apart: by 2⁻¹⁴
+of the bound in float64 and by 2⁻¹² at most on the lattice (`farthing.queries.mechanisms`); a smaller
+contribution is moved as far. With ρ = 2⁻¹¹ for both and 2⁻¹⁵ for adding up 32 weighted sums of 2³⁰ records, a
+contribution that is charged as w is multiplied by (w - ρ - 2⁻¹⁵) / (1 - ρ): the sum then moves by no more
+than w times what the noise is enlarged for.
+
+>>> from farthing.queries.events import GaussianEvent
+>>> Personal((0.01, 0.03)).amplify(GaussianEvent(2.0)).events[1]
+PoissonEvent(rate=0.03, event=GaussianEvent(noise=2.0))
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing import validate
+from farthing.budget import Observer
+from farthing.errors import InvalidValue, Unsupported
+from farthing.noise.lattice import Stream
+from farthing.queries.events import NOTHING, Event, GaussianEvent, PersonalEvent
+from farthing.queries.samplers import HasEvent, Indices, Poisson, event_of
+
+MOST_LEVELS = 32
+_ROUNDING, _ADDING = 2.0**-11, 2.0**-15  # see the module
+_NOBODY = np.empty(0, np.int64)
+
+Integers = NDArray[np.int64]
+
+
+class Leveled:
+    """Records of which each is on a level of budget.
+
+    Parameters
+    ----------
+    records : Records
+        The private records.
+    levels : array of int
+        The level of each, a place in ``epsilons``.
+    epsilons : sequence of float
+        The ε of every level, ascending, as the ledger has them (`farthing.accounting.personal`).
+
+    Examples
+    --------
+    >>> from farthing.queries.query import Rows
+    >>> people = Leveled(Rows(np.ones((3, 2))), np.array([0, 1, 0]), (1.0, 2.0))
+    >>> len(people), [len(members) for members in people.members]
+    (3, [2, 1])
+    """
+
+    def __init__(self, records: Any, levels: NDArray[Any], epsilons: Sequence[float]) -> None:
+        places = np.asarray(levels)
+        fits = places.shape == (len(records),) and places.dtype.kind in "iu"
+        if not fits or (places.size and not 0 <= places.min() <= places.max() < len(epsilons)):
+            raise InvalidValue(
+                f"levels must be a whole number from 0 to {len(epsilons) - 1} for each of the records"
+            )
+        self.records, self.levels, self.epsilons = records, places, tuple(epsilons)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def take(self, indices: Indices) -> Any:
+        """Return the records at ``indices``."""
+        return self.records.take(indices)
+
+    @cached_property
+    def members(self) -> list[Integers]:
+        """The places of the records of every level."""
+        return [np.flatnonzero(self.levels == level) for level in range(len(self.epsilons))]
+
+    @cached_property
+    def _parts(self) -> list[Any]:
+        """The records of every level, kept for methods that ask everybody again and again."""
+        return [self.take(places) for places in self.members]
+
+    def by_level(self, drawn: Indices) -> list[Any]:
+        """Return the records among ``drawn``, a part for every level."""
+        if isinstance(drawn, slice):
+            return self._parts
+        return [self.take(drawn[self.levels[drawn] == level]) for level in range(len(self.epsilons))]
+
+
+@dataclass(frozen=True, slots=True)
+class Personal:
+    """Draw every record by itself at the rate of its level of budget, and weigh it by that of its level.
+
+    Parameters
+    ----------
+    sampling_rates : sequence of float
+        A record's chance to be in a batch, one a level, from 0 (never) to 1.
+    weights : sequence of float, optional
+        What a contribution counts, one a level, from 0 to 1; 1 each by default.
+
+    Notes
+    -----
+    It draws from records that know their levels (`Leveled`); others are refused. The price is a
+    `PersonalEvent`, one event a level, by the theorem of this module.
+
+    Examples
+    --------
+    >>> Personal((0.0, 0.02)).amplify(GaussianEvent(1.5)).events
+    (ComposedEvent(events=()), PoissonEvent(rate=0.02, event=GaussianEvent(noise=1.5)))
+    """
+
+    sampling_rates: tuple[float, ...]
+    weights: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        rates = tuple(map(float, self.sampling_rates))
+        weights = tuple(map(float, self.weights)) or (1.0,) * len(rates)
+        for name, values in (("sampling_rates", rates), ("weights", weights)):
+            if not all(0 <= value <= 1 for value in values):
+                raise InvalidValue(f"{name} must be numbers from 0 to 1, got {values}")
+            object.__setattr__(self, name, values)
+        if not 0 < len(rates) == len(weights) <= MOST_LEVELS:
+            raise InvalidValue(
+                f"there must be a sampling rate and a weight for each of at most {MOST_LEVELS} levels, got "
+                f"{len(rates)} and {len(weights)}"
+            )
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """What contributions are multiplied by: all 1, or a little less than their weights."""
+        if set(self.weights) == {1.0}:
+            return self.weights
+        return tuple(max(0.0, (w - _ROUNDING - _ADDING) / (1 - _ROUNDING)) for w in self.weights)
+
+    def expected(self, sizes: Sequence[int]) -> float:
+        """Return the expected sum of factors over a batch, by which sums are divided."""
+        return math.fsum(
+            rate * factor * size
+            for rate, factor, size in zip(self.sampling_rates, self.factors, sizes, strict=True)
+        )
+
+    def check(self, records: Any) -> None:
+        """Refuse records that do not say of which level each is."""
+        found = getattr(records, "epsilons", ())
+        if len(found) != len(self.sampling_rates):
+            raise Unsupported(
+                f"rates for {len(self.sampling_rates)} levels of budget need records that say which level "
+                f"each is on, Leveled(records, levels, epsilons); these have {len(found)} levels"
+            )
+
+    def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
+        """Refuse: a number of records does not say of which level they are."""
+        raise Unsupported("personal rates draw from records that know their levels: Leveled(records, …)")
+
+    def draw_from(self, records: Leveled, stream: Stream) -> Indices:
+        """Return the positions of the records that are drawn, each at the rate of its level."""
+        if set(self.sampling_rates) == {1.0}:
+            return slice(None)
+        parts = [
+            members[stream.poisson_indices(rate, len(members))]
+            for rate, members in zip(self.sampling_rates, records.members, strict=True)
+            if rate > 0
+        ]
+        return np.concatenate([_NOBODY, *parts])
+
+    def weighted(self, sums: Callable[[Any], Any], records: Leveled, drawn: Indices) -> Any:
+        """Return the sum over ``drawn``, weighted by level; ``sums`` adds up some of the records.
+
+        A public term of every sum, such as a penalty, counts once.
+        """
+        if set(self.factors) == {1.0}:
+            return sums(records.take(drawn))
+        zero = total = sums(records.take(_NOBODY))
+        for factor, part in zip(self.factors, records.by_level(drawn), strict=True):
+            if factor > 0 and len(part):
+                total = total + factor * (sums(part) - zero)
+        return total
+
+    def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
+        """Return the event of ``step`` for every level: its rate, and noise over its weight."""
+        event = event_of(step)
+        parts = zip(self.sampling_rates, self.weights, self.factors, strict=True)
+        return PersonalEvent(tuple(_level(event, *part, observer) for part in parts))
+
+
+def _level(event: Event, rate: float, weight: float, factor: float, observer: Observer) -> Event:
+    if rate == 0 or factor == 0:
+        return NOTHING
+    if weight < 1:
+        if not isinstance(event, GaussianEvent):
+            raise Unsupported(f"weights are priced on Gaussian noise only, got {event}: use rates")
+        event = GaussianEvent(math.nextafter(event.noise / weight, 0.0))
+    if rate == 1 and observer is not Observer.COORDINATOR:
+        return event
+    return Poisson(validate.rate(sampling_rate=rate)).amplify(event, observer)
