@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from farthing import audit, federated, torch
     from farthing.accounting.api import delta, epsilon, noise_for, steps_for
     from farthing.accounting.menu import Menu
+    from farthing.accounting.personal import PersonalBudgets
     from farthing.audit.auditing import audit_mechanism
     from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
     from farthing.errors import (
@@ -97,6 +98,7 @@ __all__ = [
     "OutOfMemory",
     "OutputPerturbation",
     "PerExample",
+    "PersonalBudgets",
     "Poisson",
     "PrivGene",
     "PromiseBroken",
@@ -140,6 +142,7 @@ _HOMES = {
     "linear.estimators": ("LinearRegression", "LinearSVC", "LogisticRegression"),
     "linear.pca": ("PCA",),
     "accounting.menu": ("Menu",),
+    "accounting.personal": ("PersonalBudgets",),
     "accounting.api": ("delta", "epsilon", "noise_for", "steps_for"),
     "ledger.ledger": ("Ledger",),
     "queries.mechanisms": ("Gaussian", "Laplace", "NoisyMax", "SymmetricGaussian"),

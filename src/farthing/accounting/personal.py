@@ -19,7 +19,7 @@ on the last (`PersonalFilter`, one Gaussian-DP filter a level).
 ((1.0, 2.0, 3.0), (2, 1, 1), [0, 2, 0, 1])
 >>> plan = plan_rates(people, 1e-5, steps=1000, sampling_rate=0.02)
 >>> [round(rate, 4) for rate in plan.sampling_rates], round(plan.noise_multiplier, 3)
-([0.0123, 0.0227, 0.0324], 1.881)
+([0.0122, 0.0229, 0.0329], 1.646)
 """
 
 import math
@@ -41,15 +41,14 @@ from farthing.errors import BudgetSpent, InvalidValue
 from farthing.queries.events import (
     Event,
     GaussianEvent,
-    PersonalEvent,
     RepeatedEvent,
     flatten,
     for_level,
+    levels,
 )
 from farthing.queries.personal import MOST_LEVELS, Leveled, Personal
 from farthing.queries.samplers import Poisson
 
-PUBLIC = "who has which budget is taken as public"
 _DEEPEST = 20.0  # of -log(rate): a level with a smaller one does not take part
 _FINE = 1e-7  # by which a rate may be less than the largest, relative
 
@@ -107,13 +106,6 @@ class PersonalBudgets:
         """Return the filter of these levels, for ``Ledger(budget, filter=…)``."""
         return PersonalFilter(budget, self.epsilons)
 
-    def words(self) -> str:
-        """Return how many are on each level, in words; public."""
-        named = [f"{size} at epsilon {epsilon:g}" for epsilon, size in zip(self.epsilons, self.sizes, strict=True)]
-        if len(named) > 4:
-            named = [*named[:2], "…", named[-1]]
-        return f"personal budgets: {', '.join(named)}; {PUBLIC}, and so is how many have it"
-
 
 def _numbers(budgets: Any) -> NDArray[np.float64]:
     """Return one finite number above 0 a record; messages say what is wrong, and not of whom."""
@@ -165,10 +157,11 @@ class PersonalFilter(Additive):
 
     Examples
     --------
+    >>> from farthing.queries.events import PersonalEvent
     >>> rule = PersonalFilter(Budget(2.0, 1e-5), (1.0, 2.0))
     >>> total = rule.add(rule.start(), PersonalEvent((GaussianEvent(8.0), GaussianEvent(4.0))), 3)
     >>> rule.fits(total), [round(epsilon, 3) for epsilon in rule.each(total)]
-    (True, [0.791, 1.714])
+    (True, [0.791, 1.698])
     """
 
     budget: Budget
@@ -195,11 +188,7 @@ class PersonalFilter(Additive):
 
     def cost(self, event: Event) -> Totals:
         """Return μ² of an event at every level."""
-        if isinstance(event, PersonalEvent) and len(event.events) != len(self.epsilons):
-            raise InvalidValue(
-                f"an event of {len(event.events)} levels is not one of this ledger, which has "
-                f"{len(self.epsilons)}"
-            )
+        _refuse_levels(event, len(self.epsilons))
         return [rule.add([0.0], for_level(event, k))[0] for k, rule in enumerate(self.rules)]
 
     def fits(self, total: Totals) -> bool:
@@ -219,13 +208,23 @@ class PersonalFilter(Additive):
         return max(self.each(total))
 
 
+def _refuse_levels(event: Event, own: int) -> None:
+    if (found := levels(event)) not in (1, own):
+        raise InvalidValue(
+            f"an answer that {found} levels of budget pay differently needs a ledger of these levels, "
+            f"Ledger(people.budget(delta), filter=people); this one has {own}"
+        )
+
+
 def paid(event: Event, rule: Filter) -> list[tuple[Event, Budget]]:
     """Return what each level of a ledger's budgets pays of ``event``, with its budget.
 
-    A ledger of one budget has one level, whose units may be any: accountants answer for the worst.
+    A ledger of one budget has one level.
     """
     if not isinstance(rule, PersonalFilter):
+        _refuse_levels(event, 1)
         return [(event, rule.budget)]
+    _refuse_levels(event, len(rule.epsilons))
     return [(for_level(event, level), each.budget) for level, each in enumerate(rule.rules)]
 
 
@@ -261,7 +260,8 @@ def mean_budget(people: PersonalBudgets, largest: Budget) -> Budget:
 def weights(people: PersonalBudgets, budget: Budget) -> Personal:
     """Return everybody, each weighed so that Gaussian answers spend all levels at once."""
     mus = [GdpFilter(budget.with_(epsilon, budget.delta)).mu for epsilon in people.epsilons]
-    return Personal((1.0,) * len(mus), tuple(math.nextafter(mu / mus[-1], 0.0) for mu in mus[:-1]) + (1.0,))
+    smaller = (math.nextafter(mu / mus[-1], 0.0) for mu in mus[:-1])
+    return Personal((1.0,) * len(mus), (*smaller, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +314,7 @@ def plan_rates(
     --------
     >>> plan = plan_rates(PersonalBudgets([1.0, 2.0]), 1e-5, steps=100, noise_multiplier=2.0)
     >>> [round(rate, 3) for rate in plan.sampling_rates]
-    [0.053, 0.102]
+    [0.046, 0.087]
     """
     largest = budget if isinstance(budget, Budget) else people.budget(budget)
     count = validate.count(steps=steps)
@@ -370,5 +370,7 @@ def largest_rate(budget: Budget, noise_multiplier: float, steps: int) -> float:
     rate = math.exp(-smallest(excess, shallow, deep, 0.0, _FINE))
     less = _FINE
     while not calibrate.affordable(plan(rate), budget):  # which looks on another line than ε was found on
-        rate, less = rate * (1 - less), 2 * less
+        rate, less = rate / (1 + less), 2 * less
+        if rate < math.exp(-_DEEPEST):
+            return 0.0
     return rate

@@ -10,12 +10,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from decimal import ROUND_CEILING, Context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from farthing.budget import Budget, Guarantee
 from farthing.errors import InvalidValue, LedgerLocked
 from farthing.ledger.journal import Journal
 from farthing.queries.events import decode
+
+if TYPE_CHECKING:
+    from farthing.ledger.ledger import Ledger
 
 _SQLITE = b"SQLite format 3\0"
 
@@ -88,10 +91,22 @@ def ledger(file: Path) -> dict[str, Any]:
             "share": opened.share,
             "spent": _statement(opened.spent),
             "guarantee": _statement(opened.guarantee),
+            **_levels(opened),
             "rows": sum(kinds.values()),
             "kinds": dict(kinds),
             "head": rows.last().hash,
         }
+
+
+def _levels(opened: "Ledger") -> dict[str, Any]:
+    """Return what holds for each level of budget, where there are several."""
+    from farthing.ledger import levels
+
+    said, spent = opened.guarantees, levels.spent(opened._books)
+    if len(said) == 1:
+        return {}
+    each = [(level, said[level].epsilon, spent[level].epsilon) for level in said]
+    return {"levels": [{"budget": level, "epsilon": all_, "spent": now} for level, all_, now in each]}
 
 
 def _key(body: dict[str, Any]) -> str:
@@ -117,9 +132,19 @@ def ledger_lines(fields: dict[str, Any]) -> dict[str, Any]:
         "share": f"{fields['share']:.2%}",
         "spent": list(_words(fields["spent"])),
         "guarantee": list(_words(fields["guarantee"])),
+        **({"for whom": list(_level_words(fields["levels"]))} if "levels" in fields else {}),
         "rows": f"{fields['rows']}: {', '.join(f'{n} {kind}' for kind, n in fields['kinds'].items())}",
         "head": fields["head"],
     }
+
+
+def _level_words(found: list[dict[str, Any]]) -> Iterator[str]:
+    for one in found:
+        if one["epsilon"] == 0:
+            yield f"budget {one['budget']:g}: never takes part, so nothing is learnt"
+        else:
+            spent, whole = (rounded_up(one[name]) if one[name] else "0" for name in ("spent", "epsilon"))
+            yield f"budget {one['budget']:g}: epsilon {whole} in all, {spent} spent"
 
 
 def _words(said: dict[str, Any]) -> Iterator[str]:
@@ -252,6 +277,11 @@ def verification(file: Path) -> dict[str, Any]:
         "charged": [f"{count} x {event}" for event, count in found.charged.items()],
         "spent": _finite(found.spent),
         "plan": _finite(found.plan),
+        **(
+            {"levels": {f"{level:g}": _finite(ends) for level, ends in found.levels.items()}}
+            if found.levels
+            else {}
+        ),
         **({"refunded": found.trust, "unrefunded": _finite(found.unrefunded)} if found.refunded else {}),
     }
 
@@ -270,4 +300,9 @@ def verification_lines(fields: dict[str, Any]) -> dict[str, Any]:
         if words.get(name) is not None:
             low, high = ("infinite" if end is None else f"{end:.6g}" for end in words[name])
             words[name] = f"epsilon from {low} to {high}"
+    if "levels" in words:
+        each = words["levels"].items()
+        words["levels"] = [
+            f"budget {level}: epsilon from {low:.6g} to {high:.6g}" for level, (low, high) in each
+        ]
     return {**words, "verdict": fields["verdict"]}

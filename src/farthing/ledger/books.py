@@ -37,7 +37,7 @@ FLOATS = "float noise: true of real numbers, but the low bits of floats tell mor
 _FORMAT = 1
 _ROUNDED = 1 - 1e-9  # what is left, rounded down so that it still fits after conversion and back
 _DEAD = 1e300  # an infinite total (an RDP order that prices no more), as JSON can hold it; it stays one
-_STOPPING = "holds if when to stop did not depend on the answers; the ledger's guarantee holds in any case"
+STOPPING = "holds if when to stop did not depend on the answers; the ledger's guarantee holds in any case"
 TIGHT = "Zhu, Dong & Wang 2022, Thm. 10 (dominating pairs compose), certified inversion"
 
 Plan = list[tuple[Event, int]]
@@ -198,8 +198,8 @@ class Books:
             event = self._turn_of(query, plan)
             if event is None:
                 if times is None:
-                    _, least = personal.paid(_composed(plan), self.rule)[0]
-                    times = calibrate.turns(lambda steps: query.plan(budget, steps), least, _composed(plan))
+                    _, least = personal.paid(composed(plan), self.rule)[0]
+                    times = calibrate.turns(lambda steps: query.plan(budget, steps), least, composed(plan))
                 if times == 0:
                     raise BudgetSpent(f"not even one turn of {query} fits {budget} beside {len(plan)} others")
                 event = query.promised(budget, times)
@@ -247,34 +247,35 @@ class Books:
         """Return what holds whenever the asking ends: the plan's own price, or the filter's budget."""
         budget, plan = self.rule.budget, self._plan(self._state(self.journal.last()))
         if not plan:
-            return self._statement(budget.epsilon, self.rule.name, self.rule.theorem)
-        epsilon = pld.epsilon(_composed(plan), budget.delta, budget.adjacency)
-        return self._statement(min(epsilon, budget.epsilon), "pld", TIGHT)
+            return self.statement(budget.epsilon, self.rule.name, self.rule.theorem)
+        epsilon = pld.epsilon(composed(plan), budget.delta, budget.adjacency)
+        return self.statement(min(epsilon, budget.epsilon), "pld", TIGHT)
 
     def spent(self) -> Guarantee:
         """Return the guarantee of what was charged until now."""
-        state = self._state(self.journal.last())
-        plan = self._plan(state)
-        if not plan:
-            epsilon = self.rule.epsilon(self._totals(state))
-            if self.rule.fits(self._totals(state)):  # the last bits of what fits are not beyond the budget
-                epsilon = min(epsilon, self.rule.budget.epsilon)
-            return self._statement(epsilon, self.rule.name, self.rule.theorem, _STOPPING)
+        plan, counts, totals = self.parts()
         budget = self.rule.budget
-        done = [
-            (event, int(count)) for (event, _), count in zip(plan, self._counts(state), strict=True) if count
-        ]
-        epsilon = pld.epsilon(_composed(done), budget.delta, budget.adjacency) if done else 0.0
-        return self._statement(min(epsilon, budget.epsilon), "pld", TIGHT, _STOPPING)
+        if not plan:
+            epsilon = self.rule.epsilon(totals)
+            if self.rule.fits(totals):  # the last bits of what fits are not beyond the budget
+                epsilon = min(epsilon, budget.epsilon)
+            return self.statement(epsilon, self.rule.name, self.rule.theorem, STOPPING)
+        done = [(event, count) for (event, _), count in zip(plan, counts, strict=True) if count]
+        epsilon = pld.epsilon(composed(done), budget.delta, budget.adjacency) if done else 0.0
+        return self.statement(min(epsilon, budget.epsilon), "pld", TIGHT, STOPPING)
+
+    def parts(self) -> tuple[Plan, list[int], Totals]:
+        """Return what is promised, how much of each promise is charged, and the filter's totals."""
+        state = self._state(self.journal.last())
+        return self._plan(state), [int(count) for count in self._counts(state)], self._totals(state)
 
     def share(self) -> float:
         """Return the part that is charged: of the plan's answers, or of the filter's budget."""
-        state = self._state(self.journal.last())
-        plan = self._plan(state)
+        plan, counts, totals = self.parts()
         if not plan:
-            share = self.rule.share(self._totals(state))
-            return min(share, 1.0) if self.rule.fits(self._totals(state)) else share
-        return sum(self._counts(state)) / sum(times for _, times in plan)
+            share = self.rule.share(totals)
+            return min(share, 1.0) if self.rule.fits(totals) else share
+        return sum(counts) / sum(times for _, times in plan)
 
     def rest(self) -> Budget:
         """Return what is left, as a budget."""
@@ -398,12 +399,12 @@ class Books:
             raise _Promised
         if any(state):
             raise PromiseBroken("a plan is fixed before the first answer; this ledger has already been asked")
-        before = _composed(plan)
+        before = composed(plan)
         if times is None:
             times = personal.steps(event, self.rule, before)
             if times == 0:
                 raise BudgetSpent(f"not even one answer of {event} fits {budget} beside {len(plan)} promises")
-        elif not personal.affordable(_composed([*plan, (event, times)]), self.rule):
+        elif not personal.affordable(composed([*plan, (event, times)]), self.rule):
             raise BudgetSpent(f"{times} answers of {event} do not fit {budget} beside {len(plan)} promises")
         return {"event": encode(event), "times": times}, [*state, 0.0]
 
@@ -423,7 +424,8 @@ class Books:
             self._known = [(decode(row.body["event"]), row.body["times"]) for row in rows][:promises]
         return self._known
 
-    def _statement(self, epsilon: float, accountant: str, theorem: str, note: str = "") -> Guarantee:
+    def statement(self, epsilon: float, accountant: str, theorem: str, note: str = "") -> Guarantee:
+        """Return a statement on the terms of the budget, with what is noted in the journal."""
         budget = self.rule.budget
         if self.noise == SEEDED:
             epsilon, note = float("inf"), SEEDED
@@ -465,7 +467,8 @@ def _place(event: Event, plan: Plan) -> int | None:
     return next((place for place, (promised, _) in enumerate(plan) if promised == event), None)
 
 
-def _composed(plan: Plan) -> ComposedEvent:
+def composed(plan: Plan) -> ComposedEvent:
+    """Return all answers of a plan as one event."""
     return ComposedEvent(tuple(RepeatedEvent(event, times) for event, times in plan))
 
 

@@ -70,7 +70,7 @@ def released(query: Query, records: Records, drawn: Indices | None, w: Any, stre
         places = np.arange(len(records))[drawn]
 
         def sums(part: Integers) -> Any:
-            return query.bounded_sum(records, part, w)
+            return query.total(records, part, w)
 
         total = without_failing(sums, places, zero, getattr(query.bound, "blank", 0.0))
     found = _tried(lambda total: query.mechanism.release(total, query.bound, stream, turn), total)

@@ -30,11 +30,10 @@ import numpy as np
 
 from farthing import validate
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter
-from farthing.accounting.menu import MenuFilter
 from farthing.accounting.tolerance import DEPTH
 from farthing.budget import Budget, Guarantee
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
-from farthing.ledger import failsafe
+from farthing.ledger import failsafe, levels
 from farthing.ledger.answers import (
     alike,
     form,
@@ -178,7 +177,7 @@ class Ledger:
         -------
         Ledger
         """
-        return self._beside(self._books, records, self._listener)
+        return self._beside(self._books, levels.bound(self._books, records), self._listener)
 
     def with_listener(self, listener: "Listener") -> "Ledger":
         """Return this ledger, the same balance, that calls ``listener(query, w, answer)`` after each answer.
@@ -279,6 +278,7 @@ class Ledger:
             query.mechanism.check(query.bound, shape)
             if (grid := getattr(query.mechanism, "grid", None)) is not None:
                 grid(query.bound, math.prod(shape))  # refuses noise that needs too fine a grid
+        query.check(self._records)
         self._ready = ready = _Ready(query, self._event(query), shaped, shape)
         return ready
 
@@ -292,8 +292,8 @@ class Ledger:
         sound = self._stream.sound
         with np.errstate(all="ignore") if sound else nullcontext():  # a warning would tell about a record
             try:
-                drawn = query.sampler.draw(len(records), self._stream, turn)
-                total = query.contribution.bounded_sum(records.take(drawn), w, query.bound)
+                drawn = query.draw(records, self._stream, turn)
+                total = query.total(records, drawn, w)
                 if failsafe.shape_of(total) != ready.shape:
                     raise InvalidValue("a bounded sum over records has another shape than over none")
                 return query.mechanism.release(total, query.bound, self._stream, turn)
@@ -400,11 +400,7 @@ class Ledger:
         BudgetSpent
             If the part does not fit.
         """
-        if isinstance(self._books.rule, MenuFilter):
-            raise Unsupported(
-                "a menu has no price for a part of its budget: put the part's events on the menu, or begin a "
-                "ledger with another filter"
-            )
+        levels.refuse_parts(self._books.rule)
         if self._depth == DEPTH:
             raise Unsupported(f"a part of a part ... {DEPTH} times over cannot be divided further")
         if epsilon is None and delta is None:
@@ -451,6 +447,11 @@ class Ledger:
     def guarantee(self) -> Guarantee:
         """The guarantee of everything released so far and of all that may still be, whenever it stops."""
         return self._books.guarantee()
+
+    @property
+    def guarantees(self) -> dict[float, Guarantee]:
+        """The guarantee of each level of budget, by its ε; one where everybody has the same budget."""
+        return levels.guarantees(self._books)
 
     @property
     def spent(self) -> Guarantee:

@@ -32,6 +32,7 @@ FINE = 1e-9  # of what the others spent; ledgers round inward by more than the T
 TOLERANCE = 2.0**-39  # of Σε and Σδ, which are only added: twice what a ledger allows them
 CELLS, PANELS = 2**16, 2**15  # of the coarser grid of losses, and of the integral over a density
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)  # within each panel
+GDP = ("gdp", "personal")  # filters that add up μ², the second for each level of budget
 MENU = 1.02  # times δ: what grids and FFTs here may be off by in the best strategy from a menu
 TILTS = np.geomspace(1e-3, 1e6, 40)
 _text = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
@@ -53,6 +54,7 @@ class Findings:
     spent: tuple[float, float] | None = None
     unrefunded: tuple[float, float] | None = None
     plan: tuple[float, float] | None = None
+    levels: dict[float, tuple[float, float]] = field(default_factory=dict)  # spent or planned, by own budget
     rows: int = 0
     head: str = "0" * 64
 
@@ -61,6 +63,8 @@ class Findings:
         lines += [f"charged  {count} x {event}" for event, count in self.charged.items()]
         for name, found in (("spent", self.spent), ("plan", self.plan)):
             lines += [f"{name:8} epsilon from {found[0]:.6g} to {found[1]:.6g}"] if found else []
+        for level, (low, high) in self.levels.items():
+            lines += [f"level    {level:g}: epsilon from {low:.6g} to {high:.6g} in all"]
         lines += [f"trusted  {self.trust}"] if self.refunded else []
         return "\n".join([*lines, f"head     {self.head}, {self.rows} rows", f"verdict  {self.reason}"])
 
@@ -134,6 +138,8 @@ class _Audit:
             return None
         name, count = _text(body["event"]), body["times" if kind == "promise" else "count"]
         _must(type(count) is int and count > 0, f"there cannot be {count!r} of them")
+        many = len(body["event"]["events"]) if body["event"]["kind"] == "personal" else len(self.levels)
+        _must(many == len(self.levels), f"it has {many} levels of budget, and the ledger {len(self.levels)}")
         drawn = any(part["kind"] in ("poisson", "fixed-size") for part, _ in _flat(body["event"]))
         _must(not (drawn and self.seen), "the coordinator sees who is drawn: that hides nobody from it")
         if kind == "promise":
@@ -157,18 +163,18 @@ class _Audit:
         if self.promised:
             return _must(total <= self.promised.get(name, 0), f"overspent: more than was promised of {name}")
         if name not in self.costs:
-            self.costs[name] = sum((n * self._cost(part) for part, n in _flat(json.loads(name))), np.zeros(1))
+            flats = [_flat(_level(body["event"], level)) for level in range(len(self.levels))]
+            parts = [sum((n * self._cost(part) for part, n in flat), np.zeros(1)) for flat in flats]
+            self.costs[name] = np.concatenate(parts)
         self.totals = self.totals + count * self.costs[name]
         if self.rule == "menu":
             used = int(np.ceil(self.totals / self.steps) @ self.prices)
             return _must(used <= self.units, f"overspent: {used} units are used of {self.units}")
         most = {"basic": self.delta, "zcdp": self.aside}.get(self.rule, math.inf)
-        found = self._epsilon(
-            self.delta / max(len(self.orders), 1) - self.aside, self.totals
-        )  # orders share δ
-        fits = found <= self.epsilon * (1 + self._slack(self.totals)) and self.totals[-1] <= most * (
-            1 + TOLERANCE
-        )
+        delta = self.delta / max(len(self.orders), 1) - self.aside  # orders share δ
+        balances = zip(self.levels, self._balances(self.totals), strict=True)
+        fits = all(self._epsilon(delta, own) <= level * (1 + self._slack(own)) for level, own in balances)
+        fits = fits and self.totals[-1] <= most * (1 + TOLERANCE)
         return _must(fits, f"overspent: {count} x {name} does not fit by {self.found.rule}")
 
     def _open(
@@ -178,7 +184,11 @@ class _Audit:
         self.rule, self.aside, self.orders = name, approximate, np.array(orders, float)
         self.seen, self.shift = budget["observer"] == "coordinator", SHIFTS[self.adjacency]
         self.entries: list[Event] = menu.get("events", [])
+        self.levels: list[float] = menu.get("epsilons", [self.epsilon])
+        rising = all(0 < low < high for low, high in zip(self.levels, self.levels[1:], strict=False))
+        _must(rising and self.levels[-1:] == [self.epsilon], f"the personal budgets are {self.levels}")
         sizes = {"basic": 2, "zcdp": 2, "gdp": 1, "rdp": len(orders), "menu": len(self.entries)}
+        sizes["personal"] = len(self.levels)
         self.totals = np.zeros(sizes[name])
         text = f"({self.epsilon:g}, {self.delta:g})-DP, {self.adjacency}, per {budget['unit']}"
         self.found.rule, self.found.budget = f"the {name} filter", f"{text}, against {budget['observer']}"
@@ -186,6 +196,9 @@ class _Audit:
         _must(valid and noise == SOUND, f"there is no privacy in {text} by {name} with {noise}")
         if name == "menu":
             self._open_menu(**menu)
+
+    def _balances(self, totals: Array) -> list[Array]:
+        return np.split(totals, len(self.levels)) if self.rule == "personal" else [totals]
 
     def _open_menu(self, events: list[Event], steps: list[int], prices: list[int], units: int) -> None:
         """Check that no strategy within these prices passes the budget."""
@@ -269,6 +282,7 @@ class _Audit:
             costs = [_moments(self._pair(event, side, max(up)), up) / up for side in (0, 1) if kind != "zcdp"]
             return np.asarray(np.minimum(bound, np.max(costs or [bound], axis=0)))
         prices = {"zcdp": [rho, delta], "gdp": [mu**2], "basic": [pure or event.get("epsilon", 0.0), delta]}
+        prices["personal"] = prices["gdp"]
         known = prices[self.rule][0] > 0 and (self.rule != "basic" or pure or kind == "approximate")
         _must(known, f"not recomputed: {self.found.rule} has no price for {_text(event)}")
         return np.array(prices[self.rule])
@@ -278,7 +292,7 @@ class _Audit:
         total, orders, spent = float(totals[0]), self.orders, totals
         if self.rule == "basic" or not totals.any() or delta <= 0:
             return total if self.rule == "basic" or delta > 0 else math.inf
-        if self.rule == "gdp":
+        if self.rule in GDP:
             return _first(
                 lambda epsilon: _gaussian_delta(total**0.5, epsilon) <= delta, total + 40 * total**0.5
             )
@@ -296,26 +310,43 @@ class _Audit:
         if self.promised:
             gross = {name: n + back.get(name, 0) for name, n in found.charged.items()}
             plans = [found.charged, self.promised, *([gross] if back else [])]
-            ends = [[self._enclose(plan, side) for side in (0, 1)] for plan in plans]
-            found.spent, found.plan, *more = ((low, high) for low, high in np.max(ends, axis=1).tolist())
+            each = [self._by_level(plan) for plan in plans]
+            found.spent, found.plan, *more = ((low, high) for low, high in np.max(each, axis=1).tolist())
+            self._within(each[1])
         elif self.rule == "menu":
             gross = {name: n + back.get(name, 0) for name, n in found.charged.items()}
             ends = [[self._enclose(plan, side) for side in (0, 1)] for plan in (found.charged, gross)]
             found.spent, *more = ((low, high) for low, high in np.max(ends, axis=1).tolist())
         else:
             given = sum((n * self.costs[name] for name, n in back.items()), np.zeros(1))
-            found.spent, *more = (self._between(total) for total in (self.totals, self.totals + given))
+            ends = [self._between(total) for total in (self.totals, self.totals + given)]
+            found.spent, *more = ((low, high) for low, high in np.max(ends, axis=1).tolist())
+            self._within(ends[0])
         found.unrefunded = more[0] if back else found.spent
         lower = max(found.spent[0], (found.plan or found.spent)[0])
         _must(lower <= self.epsilon, f"overspent: epsilon is {lower:.6g} or more, of {self.epsilon:g}")
 
-    def _between(self, totals: Array) -> tuple[float, float]:
-        size = self._epsilon(self.delta - (totals[1] if self.rule == "zcdp" else 0.0), totals)
-        return size * (1 - self._slack(totals)), size * (1 + self._slack(totals))
+    def _within(self, ends: list[tuple[float, float]]) -> None:
+        """Check that each level of personal budgets is within its own."""
+        if self.rule == "personal":
+            for level, (low, high) in zip(self.levels, ends, strict=True):
+                self.found.levels[level] = low, high
+                _must(low <= level, f"overspent: epsilon is {low:.6g} or more of a personal {level:g}")
+
+    def _between(self, totals: Array) -> list[tuple[float, float]]:
+        delta, balances = self.delta - (totals[1] if self.rule == "zcdp" else 0.0), self._balances(totals)
+        sizes = [(self._epsilon(delta, own), self._slack(own)) for own in balances]
+        return [(size * (1 - slack), size * (1 + slack)) for size, slack in sizes]
+
+    def _by_level(self, plan: dict[str, int]) -> list[tuple[float, float]]:
+        """Enclose ε of a plan, for each level of personal budgets."""
+        levels = range(len(self.levels))
+        ends = [[self._enclose(plan, side, level) for side in (0, 1)] for level in levels]
+        return [(low, high) for low, high in np.max(ends, axis=1).tolist()]
 
     def _slack(self, totals: Array) -> float:
         """Return what the arithmetic may err by; differences of tails lose digits where μ is tiny."""
-        tiny = 1e-14 / math.sqrt(max(float(totals[0]), 1e-28)) if self.rule == "gdp" else 0.0
+        tiny = 1e-14 / math.sqrt(max(float(totals[0]), 1e-28)) if self.rule in GDP else 0.0
         return {"basic": TOLERANCE, "rdp": SLACK}.get(self.rule, FINE) + tiny
 
     def _sampled(self, event: Event) -> tuple[float, float]:
@@ -357,11 +388,13 @@ class _Audit:
             return down + loss, loss - loss[::-1]
         return (down, -loss) if side else (down + loss, loss)
 
-    def _enclose(self, plan: dict[str, int], side: int) -> tuple[float, float]:
-        """ε of a plan from below and above, in one direction, composed by FFT."""
-        parts = ((json.loads(name), n) for name, n in plan.items() if n)
+    def _enclose(self, plan: dict[str, int], side: int, level: int = 0) -> tuple[float, float]:
+        """ε of a plan from below and above, in one direction and for one level, composed by FFT."""
+        parts = ((_level(json.loads(name), level), n) for name, n in plan.items() if n)
         once = ((event, -(-n // event.get("turns", 1))) for event, n in parts)  # all turns are one event
         flat = [pair for event, n in once for pair in _flat(event, n)]
+        if not flat:
+            return 0.0, 0.0
         pairs = [(self._pair(part, side, 1.0), n) for part, n in flat]
         logs = [sum(n * _moments(pair, sign * TILTS) for pair, n in pairs) for sign in (-1, 1)]
         low, high = (min((log + 20 - math.log(self.delta)) / TILTS) for log in logs)  # but for e^-20 δ
@@ -420,7 +453,13 @@ def _flat(event: Event, times: int = 1) -> list[tuple[Event, int]]:
         _must(whole and fits, f"{key} cannot be {value!r}")
     parts = [event["event"]] if "event" in event else event.get("events", [])
     inner = [pair for part in parts for pair in _flat(part, times * event.get("count", 1))]
-    return inner if event["kind"] in ("repeated", "composed", "turn") else [(event, times)]
+    return inner if event["kind"] in ("repeated", "composed", "turn", "personal") else [(event, times)]
+
+
+def _level(event: Event, level: int) -> Event:
+    """Return what one level of personal budgets pays; of personal events further inside, all parts."""
+    own: Event = event["events"][level] if event["kind"] == "personal" else event
+    return own
 
 
 def _first(holds: Callable[[float], bool], high: float) -> float:

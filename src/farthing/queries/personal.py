@@ -57,6 +57,7 @@ from farthing.queries.events import NOTHING, Event, GaussianEvent, PersonalEvent
 from farthing.queries.samplers import HasEvent, Indices, Poisson, event_of
 
 MOST_LEVELS = 32
+PUBLIC = "who has which budget, and how many have it, is taken as public"
 _ROUNDING, _ADDING = 2.0**-11, 2.0**-15  # see the module
 _NOBODY = np.empty(0, np.int64)
 
@@ -98,6 +99,14 @@ class Leveled:
     def take(self, indices: Indices) -> Any:
         """Return the records at ``indices``."""
         return self.records.take(indices)
+
+    def words(self) -> str:
+        """Return how many are on each level, in words: public numbers."""
+        each = zip(self.epsilons, self.members, strict=True)
+        named = [f"{len(members)} at epsilon {epsilon:g}" for epsilon, members in each]
+        if len(named) > 4:
+            named = [*named[:2], "…", named[-1]]
+        return f"personal budgets: {', '.join(named)}; {PUBLIC}"
 
     @cached_property
     def members(self) -> list[Integers]:

@@ -146,7 +146,7 @@ class Query:
             return self.sampler.draw_from(records, stream)
         return self.sampler.draw(len(records), stream, turn)
 
-    def bounded_sum(self, records: Any, drawn: Indices, w: Any) -> Any:
+    def total(self, records: Any, drawn: Indices, w: Any) -> Any:
         """Return the sum of the bounded contributions of the records at ``drawn``."""
 
         def sums(part: Any) -> Any:
@@ -234,7 +234,7 @@ def refuse_weights(contribution: Contribution, bound: Bound, mechanism: Mechanis
     if not getattr(contribution, "additive", True):
         raise Unsupported(f"{type(contribution).__name__} is no sum over records, so nobody can be weighed")
     if getattr(bound, "blank", 0.0):
-        raise Unsupported(f"{bound!r} counts a record that fails as more than nothing: weights need a low of 0")
+        raise Unsupported(f"{bound!r} counts a record that fails as more than 0: nobody can be weighed")
     if getattr(mechanism, "slack", 0.0):
         raise Unsupported(f"{mechanism!r} takes sums in float32, too coarse for weights: use rates")
 

@@ -36,8 +36,8 @@ class Sampler(Protocol):
 
     A sampler whose draws depend on the turn, such as one that cycles through blocks, also offers
     ``plan(event, steps, observer) -> Event``: the price of ``event`` on its draws of the turns 0 to ``steps``
-    - 1 together. ``amplify`` is then the price of turn 0 alone. One that treats records by their level of
-    budget (`farthing.queries.personal.Personal`) is handed the records: ``check``, ``draw_from``, ``weighted``.
+    - 1 together. ``amplify`` is then the price of turn 0 alone. A sampler that goes by levels of
+    budget (`farthing.queries.personal.Personal`) is handed the records themselves.
     """
 
     def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:

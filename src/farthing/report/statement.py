@@ -9,17 +9,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from farthing.accounting import personal
+from farthing.accounting.personal import PersonalFilter
 from farthing.budget import Adjacency, Guarantee, Observer, Unit
 from farthing.ledger.books import FLOATS, SEEDED
 from farthing.queries.events import (
     ApproximateEvent,
+    ComposedEvent,
     DrawnEvent,
     Event,
     FixedSizeEvent,
+    PersonalEvent,
     PoissonEvent,
     RepeatedEvent,
     TurnEvent,
     ZcdpEvent,
+    flatten,
 )
 from farthing.report.subject import Subject, exponential, number, percent, plain
 
@@ -186,6 +191,7 @@ def _size(subject: Subject) -> Item:
     ]
     tone, reason = band(said.epsilon)
     meaning.append(reason)
+    meaning.extend(_personal(subject))
     if said.delta and subject.records:
         share = said.delta * subject.records
         tone = Tone.WEAK if share >= 1 else tone
@@ -204,6 +210,23 @@ def _size(subject: Subject) -> Item:
         )
     delta = f", δ = {number(said.delta)}" if said.delta else ", δ = 0"
     return Item(name, f"ε = {epsilon}{delta}", tuple(meaning), tone)
+
+
+def _personal(subject: Subject) -> Iterator[str]:
+    """What holds for whom, where budgets are personal."""
+    rule = subject.rule
+    if isinstance(rule, PersonalFilter):
+        plan = ComposedEvent(tuple(RepeatedEvent(event, times) for event, times in subject.plan))
+        found = personal.epsilons(plan, rule) if subject.plan else rule.epsilons
+        each = zip(rule.epsilons, found, strict=True)
+        parts = [
+            f"{upwards(own)} of {number(level)}" if own else f"0 of {number(level)}" for level, own in each
+        ]
+        yield (
+            "Budgets are personal, and this is the largest. For each level of budget its own ε holds, against "
+            f"the others as well: {'; '.join(parts)}. A level at 0 never took part. Who has which budget is "
+            "taken as public."
+        )
 
 
 def _trust(subject: Subject) -> Item:
@@ -247,6 +270,9 @@ def _drawn(event: Event) -> str:
             return f"With probability {number(rate)}, and the draw may be seen"
         case RepeatedEvent(inner) | TurnEvent(inner):
             return _drawn(inner)
+        case PersonalEvent(events):
+            ways = [_drawn(own) if flatten(own) else "Never drawn" for own in events]
+            return "; ".join(["Each record at the rate of its own level of budget", *dict.fromkeys(ways)])
         case ApproximateEvent() | ZcdpEvent():
             return "Not told: parts of the budget were handed on, and this ledger holds only their cost"
     return "Every record takes part in every answer"

@@ -41,6 +41,7 @@ from farthing.queries.events import (
     FixedSizeEvent,
     GaussianEvent,
     LaplaceEvent,
+    PersonalEvent,
     PoissonEvent,
     PureEvent,
     RepeatedEvent,
@@ -393,6 +394,8 @@ def priced(event: Event) -> str:
             return f"{count:,} × {priced(inner)}"
         case ComposedEvent(events):
             return " and ".join(map(priced, events))
+        case PersonalEvent(events):
+            return f"by level of budget: {'; '.join(priced(own) or 'nothing' for own in events)}"
         case TurnEvent(inner, turns):
             return f"one of {turns:,} turns that cost {priced(inner)} together"
 
