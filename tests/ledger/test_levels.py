@@ -10,11 +10,15 @@ import pytest
 
 import farthing as ft
 from farthing.accounting.personal import PersonalBudgets, plan_rates, weights
+from farthing.cli.ledger_output import ledger as ledger_facts
+from farthing.cli.ledger_output import ledger_lines, verification, verification_lines
 from farthing.errors import BudgetSpent, InvalidValue, PromiseBroken, Unsupported
 from farthing.ledger import levels, verifier
 from farthing.queries.events import GaussianEvent, PersonalEvent, PoissonEvent, encode
 from farthing.queries.personal import Personal
 from farthing.queries.query import PerExample, Query, Rows
+from farthing.report.document import page
+from farthing.report.subject import Subject
 
 DELTA = 1e-5
 PEOPLE = PersonalBudgets(np.repeat([1.0, 2.0, 4.0], [300, 500, 200]))
@@ -248,3 +252,26 @@ def test_promises_are_made_before_the_first_answer_here_as_well():
     )
     with pytest.raises(PromiseBroken):
         ledger.promise(query, plan.steps)
+
+
+# --- in words
+
+
+def test_the_command_line_and_the_report_say_what_holds_for_whom(tmp_path):
+    people = PersonalBudgets(np.repeat([0.1, 1.0, 2.0], [1, 500, 499]))
+    plan, query = planned(people, 20)
+    assert plan.sampling_rates[0] == 0
+    path = tmp_path / "people.ledger"
+    with ft.Ledger(people.budget(DELTA), filter=people, journal=path) as ledger:
+        private = ledger.over(people.over(ROWS))
+        ledger.promise(query, plan.steps)
+        private.ask(query)
+        report = page(Subject.of(ledger, title="people", method="sums"))
+    words = ledger_lines(ledger_facts(path))["for whom"]
+    assert words[0] == "budget 0.1: never takes part, so nothing is learnt"
+    assert words[2].startswith("budget 2: epsilon 2 in all, 0.")
+    assert "0 of 0.1; 1 of 1; 2 of 2" in report
+    assert "Each record at the rate of its own level of budget" in report
+    checked = verification(path)
+    assert checked["ok"], checked["verdict"]
+    assert verification_lines(checked)["levels"][0] == "budget 0.1: epsilon from 0 to 0"

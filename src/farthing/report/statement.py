@@ -223,7 +223,7 @@ def _personal(subject: Subject) -> Iterator[str]:
             f"{upwards(own)} of {number(level)}" if own else f"0 of {number(level)}" for level, own in each
         ]
         yield (
-            "Budgets are personal, and this is the largest. For each level of budget its own ε holds, against "
+            "Budgets are personal, and this is the largest. For each level its own ε holds, against "
             f"the others as well: {'; '.join(parts)}. A level at 0 never took part. Who has which budget is "
             "taken as public."
         )
