@@ -17,7 +17,7 @@ ALIKE = [
     "torch-dpopt",
     "torch-adadp-box",
 ]  # as torch-adadp
-QUICK = ["sufficient", "pca", "objective", "gaussian", "laplace", "dpsgd-step", "adal", "addp-seen"]
+QUICK = ["sufficient", "pca", "objective", "gaussian", "laplace", "dpsgd-step", "adal", "addp-seen", "menu"]
 
 
 @pytest.mark.parametrize("name", QUICK)

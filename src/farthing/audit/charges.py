@@ -51,7 +51,7 @@ def answers(stream: Stream) -> list[str]:
     query = Query(Everyone(), counted, ClipNorm(1.0), Gaussian(10.0))
     ledger = Ledger(_BUDGET, stream=stream)
     door = ledger.over(Rows(np.ones((3, 2))))
-    given = _all_of(lambda: door.ask(query))
+    given = all_of(lambda: door.ask(query))
     charged = sum(row.body["count"] for row in ledger.journal.rows() if row.kind == "charge")
     if given != charged:
         complaints.append(f"{given} answers were given and {charged} charged")
@@ -62,7 +62,8 @@ def answers(stream: Stream) -> list[str]:
     return complaints + _verified(ledger)
 
 
-def _all_of(ask: Callable[[], Any], most: int = 500) -> int:
+def all_of(ask: Callable[[], Any], most: int = 500) -> int:
+    """Return how many answers are given until the ledger refuses, ``most`` at most."""
     given = 0
     while given < most:
         try:
@@ -88,7 +89,7 @@ def promises(stream: Stream) -> list[str]:
     ledger = Ledger(_BUDGET, stream=stream)
     times = ledger.promise(query).times
     door = ledger.over(Rows(np.ones((3, 2))))
-    given = _all_of(lambda: door.ask(query))
+    given = all_of(lambda: door.ask(query))
     if given != times:
         complaints.append(f"{given} answers were given and {times} promised")
     if pld.epsilon(RepeatedEvent(query.price(_BUDGET), given), 1e-5) > 1.0 + 1e-6:
@@ -111,7 +112,7 @@ def refunds(stream: Stream, folder: str) -> list[str]:
             door.ask(query)
     with Ledger.open(path) as ledger:
         door = ledger.over(Rows(np.ones((3, 2))))
-        more = _all_of(lambda: door.ask(query))
+        more = all_of(lambda: door.ask(query))
         if more != 5:
             complaints.append(f"3 of 8 answers were used before, and {more} came after")
     return complaints
@@ -125,11 +126,11 @@ def copies(stream: Stream) -> list[str]:
     ledger = Ledger(budget, filter=BasicFilter, stream=stream)
     door = ledger.over(Rows(np.ones((3, 2))))
     other = copy.deepcopy(door)
-    given = _all_of(lambda: door.ask(query), 10) + _all_of(lambda: other.ask(query), 10)
+    given = all_of(lambda: door.ask(query), 10) + all_of(lambda: other.ask(query), 10)
     if given > 2:
         complaints.append(f"a ledger and its copy answered {given} times on a budget for 2")
     whole = Ledger(budget, filter=BasicFilter, stream=stream)
-    if _all_of(lambda: whole.allot(0.4, 0.0), 5) > 2:
+    if all_of(lambda: whole.allot(0.4, 0.0), 5) > 2:
         complaints.append("parts of a budget add up to more than it")
     kept = Ledger(budget, filter=BasicFilter, stream=stream).over(Rows(np.ones((3, 2))))
     try:
@@ -234,7 +235,7 @@ def uploads_allowed(stream: Stream) -> list[str]:
         if pld.delta(price, 1.0, Adjacency.REPLACE_ONE) > 1.001e-5:
             complaints.append(f"{terms.rounds} rounds by the {by} accountant do not fit")
         gradient = Gradient(logistic, Features(1))
-        given = _all_of(partial(clients.ask, gradient, np.zeros(2)), rounds + 1)
+        given = all_of(partial(clients.ask, gradient, np.zeros(2)), rounds + 1)
         if terms.rounds <= 40 and given != terms.rounds:
             complaints.append(f"{given} rounds were taken by the {by} accountant, {terms.rounds} agreed to")
     return complaints

@@ -12,11 +12,13 @@ import numpy as np
 from farthing import validate
 from farthing.accounting import pld
 from farthing.accounting.filters import BasicFilter, GdpFilter, RdpFilter, ZcdpFilter
+from farthing.accounting.menu import Menu
 from farthing.audit import as_published, statistics, transcripts
 from farthing.audit.as_published import FarthestMove, WeightMoved
 from farthing.audit.auditing import ATTACKED_AS, Verdict
 from farthing.audit.statistics import GaussianCurve, Unknown
 from farthing.audit.steps import canary_pair
+from farthing.audit.strategies import MenuGame
 from farthing.audit.targets import (
     DELTA,
     AskedTarget,
@@ -108,7 +110,7 @@ def _classifier(width: int = 2, intercept: bool = True) -> Problem:
 
 
 @functools.cache
-def targets() -> dict[str, Target]:
+def targets() -> dict[str, Target | MenuGame]:
     """Return everything that can be attacked, by name."""
     claim, pure = Budget(8.0, DELTA), Budget(2.0, 0.0)
     fit, line = _classifier(), Problem(squared, 8, 2)
@@ -221,6 +223,10 @@ def targets() -> dict[str, Target]:
             ties,
             Budget(1.0, 0.0),
             runs=6000,
+        ),
+        "menu": MenuGame(
+            Menu((Poisson(0.5).amplify(GaussianEvent(noise)) for noise in (3.0, 9.0)), units=24),
+            Budget(1.0, 0.01),
         ),
         "fixed-size": AskedTarget(
             Query(FixedSize(1, 5), rows, ClipNorm(1.0), Gaussian(0.7)),

@@ -11,7 +11,17 @@ from importlib.util import find_spec
 from typing import Any
 
 from farthing import validate
-from farthing.audit import charges, contributions, entrances, guards, laws, methods, prices, steps
+from farthing.audit import (
+    charges,
+    contributions,
+    entrances,
+    guards,
+    laws,
+    methods,
+    prices,
+    steps,
+    strategies,
+)
 from farthing.audit.auditing import ATTACKED_AS, attacks
 from farthing.audit.methods import Finding
 from farthing.cli.options import progress
@@ -75,6 +85,7 @@ def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[s
         "draws": laws.draws(words),
         "prices": prices.divergences() + prices.gaussians(),
         "filters": prices.filters() + prices.countdowns(),
+        "menus": strategies.games() + strategies.dominations(),
         "charges": charges.answers(words) + charges.promises(words) + charges.order(words),
         "failures": charges.failures(),
         "copies": charges.copies(words),
@@ -86,7 +97,7 @@ def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[s
         "clients": charges.uploads_allowed(words) + charges.shares(words) + charges.uploads(words),
     }
     with tempfile.TemporaryDirectory() as folder:
-        told["refunds"] = charges.refunds(words, folder)
+        told["refunds"] = charges.refunds(words, folder) + strategies.blocks(folder)
         told["guards"] = guards.replies(folder)
     return told
 
