@@ -8,7 +8,8 @@ million. More than 32 different ε are rounded *down* onto 32 levels, by less th
 Rates. T batches with noise multiplier σ at rate q cost more the larger q is, so each level has one largest
 rate that keeps it within (ε_k, δ) by tight accounting: `rates`. σ follows from one plan at the mean budget:
 in the limit of Gaussian DP a level's rate is proportional to its μ_k, so the expected batch is what that plan
-has, Σ n_k q_k. A level that would not be drawn once in the whole training has rate 0.
+has, Σ n_k q_k; where that would leave a part of the largest budget even at rate 1, the noise is what spends
+it at rate 1. A level that would not be drawn once in the whole training has rate 0.
 
 Weights. Where everybody takes part in every answer, a level's weight is μ_k / μ of the largest: Gaussian
 answers whose Σμ² is within the largest budget are then within every other, also where the next answer depends
@@ -79,7 +80,7 @@ class PersonalBudgets:
     """
 
     def __init__(self, budgets: Any, *, epsilons: Any = None) -> None:
-        values = _numbers(budgets)
+        values = numbers(budgets)
         self.epsilons = _levels(values) if epsilons is None else _ascending(epsilons)
         self.levels: NDArray[np.int64] = np.searchsorted(self.epsilons, values, side="right") - 1
         if (self.levels < 0).any():
@@ -107,7 +108,7 @@ class PersonalBudgets:
         return PersonalFilter(budget, self.epsilons)
 
 
-def _numbers(budgets: Any) -> NDArray[np.float64]:
+def numbers(budgets: Any) -> NDArray[np.float64]:
     """Return one finite number above 0 a record; messages say what is wrong, and not of whom."""
     try:
         values = np.asarray(budgets)
@@ -321,10 +322,9 @@ def plan_rates(
     if (sampling_rate is None) == (noise_multiplier is None):
         raise InvalidValue("give the mean sampling_rate or the noise_multiplier, one of the two")
     if noise_multiplier is None:
-        sampler = Poisson(validate.rate(sampling_rate=sampling_rate))
-        noise_multiplier = calibrate.noise(
-            lambda sigma: RepeatedEvent(sampler.amplify(GaussianEvent(sigma), largest.observer), count),
-            mean_budget(people, largest),
+        noise_multiplier = min(
+            _noise(validate.rate(sampling_rate=sampling_rate), count, mean_budget(people, largest)),
+            _noise(1.0, count, largest),  # more would leave a part of the largest budget even at rate 1
         )
     sigma = validate.positive(noise_multiplier=noise_multiplier)
     rates = tuple(
@@ -334,6 +334,13 @@ def plan_rates(
     if not any(rates):
         raise BudgetSpent(f"no budget allows {count} batches with noise multiplier {sigma:g} at any rate")
     return RatePlan(sigma, count, rates)
+
+
+def _noise(rate: float, steps: int, budget: Budget) -> float:
+    sampler = Poisson(rate)
+    return calibrate.noise(
+        lambda sigma: RepeatedEvent(sampler.amplify(GaussianEvent(sigma), budget.observer), steps), budget
+    )
 
 
 @lru_cache(maxsize=64)

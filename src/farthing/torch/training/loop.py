@@ -57,6 +57,7 @@ from farthing.torch.training import distributed
 from farthing.torch.training.adapting import Rule
 from farthing.torch.training.course import BatchTerms, Course, Filtered, Promised, begun, filters
 from farthing.torch.training.optim import Scheduler, chosen
+from farthing.torch.training.personal import opened, personal_plan, values_of
 from farthing.torch.training.plan import (
     FIRST,
     BatchKind,
@@ -64,7 +65,6 @@ from farthing.torch.training.plan import (
     Plan,
     checked,
     examples_of,
-    ledger_of,
     planned_on,
     promised_on,
     refuse_nan,
@@ -118,6 +118,7 @@ def train(
     average: float | None = None,
     callbacks: Iterable[Callable[[Step], object]] = (),
     adapt: Rule | None = None,
+    budgets: Any = None,
     group: distributed.Group | None = None,
 ) -> "Training":
     """Return a run that trains a model by noisy batches until its budget is spent; iterate over it.
@@ -184,6 +185,9 @@ def train(
         ``adapt(step)`` returns a `Change` of noise multiplier, sampling rate or clipping norm for the batches
         to come, or None: `Plateau`, `Stages`, `NoiseGate` or any function of the public `Step`. The ledger
         needs a filter for such prices: ``Ledger(budget, filter=ft.Menu(...))``.
+    budgets : array of float, optional
+        An ε for each record, public, with ``delta`` or a ledger of such levels (`ft.PersonalBudgets`); a
+        person's is the smallest of the records that count. Each is sampled as often as its ε allows.
     group : torch.distributed.ProcessGroup, optional
         The ranks that train together. None: torch's default group, if there is one. Every rank calls
         ``train`` alike, and rank 0's ledger counts.
@@ -227,6 +231,7 @@ def train(
     device = next(model.parameters()).device
     examples = examples_of(dataset, users, records_per_user, augment, views, device)
     count = validate.count(records=records) if records is not None else len(examples)
+    values = values_of(budgets, examples, records, adapt)
     bounds = Bounds(CLIP if clip_norm is None else clip_norm, gradient.layout)
     refuse_nan(model)
     if optimizer is not None:
@@ -254,9 +259,12 @@ def train(
         plan, place = distributed.agree(together, model, None, 0)
         follower = distributed.Follower(examples, together)
         return Training(model, kind, follower, plan, place, bounds, parts, None, None)
-    ledger = ledger_of(ledger, epsilon, delta, examples.unit)
-    door, place = ledger.over(examples), 0
-    if filters(ledger, adapt):
+    ledger, people = opened(values, ledger, epsilon, delta, examples.unit)
+    door, place = ledger.over(examples if people is None else people.over(examples)), 0
+    if people is not None:
+        plan, kind = personal_plan(ledger, people, kind, sampling_rate, noise_multiplier, steps)
+        plan, place = promised_on(door, kind, bounds, plan)
+    elif filters(ledger, adapt):
         plan = begun(ledger, kind, count, sampling_rate, noise_multiplier, steps)
     else:
         plan = planned_on(ledger, count, sampling_rate, noise_multiplier, steps)

@@ -48,6 +48,7 @@ from farthing.queries.events import (
     RepeatedEvent,
     decode,
 )
+from farthing.queries.personal import Personal
 from farthing.queries.query import Query
 from farthing.queries.samplers import Poisson
 from farthing.torch.checks.probe import Source
@@ -131,9 +132,9 @@ def planned(
     if budget.delta == 0:
         raise InvalidValue(f"Gaussian noise needs a delta above 0, got {budget}")
     count = validate.count(steps=steps) if steps is not None else None
-    length = count if count is not None else _steps(budget)
+    length = count if count is not None else default_steps(budget)
     if sampling_rate is None:
-        sampling_rate = _rate(budget, records, length)
+        sampling_rate = default_rate(budget, records, length)
     validate.rate(sampling_rate=sampling_rate)
     if isinstance(noise_multiplier, np.ndarray):
         noise_multiplier = noise_multiplier.tolist()
@@ -235,11 +236,12 @@ def along(values: Sequence[float] | Callable[[int], float], steps: int, name: st
     return [float(value) for value in itertools.islice(values, steps)]
 
 
-def _steps(budget: Budget) -> int:
+def default_steps(budget: Budget) -> int:
+    """Return how many batches a run has where nobody says."""
     return round(min(max(TYPICAL * math.sqrt(budget.epsilon), FEWEST), MOST))
 
 
-def _rate(budget: Budget, records: int, steps: int) -> float:
+def default_rate(budget: Budget, records: int, steps: int) -> float:
     """The least rate that leaves the noise at `SAFE_NOISE` (over how far neighbours are apart): q √T / μ."""
     needed = SAFE_NOISE * gaussian.mu(budget.epsilon, budget.delta) / math.sqrt(steps)
     return min(1.0, max(needed, SMALLEST_BATCH / records))
@@ -265,10 +267,12 @@ class BatchKind:
     contribution: OwnRandomness
     layout: Layout
     mechanism: Callable[[float], Gaussian]
+    personal: Personal | None = None  # rates by level of budget, in place of one for all
 
     def query(self, sampling_rate: float, bound: Bound, noise_multiplier: float) -> Query:
         """Return a Poisson batch at this bound and noise."""
-        return Query(Poisson(sampling_rate), self.contribution, bound, self.mechanism(noise_multiplier))
+        sampler = self.personal or Poisson(sampling_rate)
+        return Query(sampler, self.contribution, bound, self.mechanism(noise_multiplier))
 
 
 def examples_of(
