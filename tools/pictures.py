@@ -12,18 +12,20 @@ import numpy as np
 from experiments import frame
 
 import farthing as ft
+from farthing.accounting import calibrate as search
 from farthing.accounting import composition
-from farthing.accounting.filters import RdpFilter, ZcdpFilter
+from farthing.accounting.filters import Filter, GdpFilter, RdpFilter, ZcdpFilter
 from farthing.data.adult import load_adult
 from farthing.federated.methods.addp import addp
 from farthing.federated.simulated import Simulated, personal
 from farthing.linear.losses import logistic
 from farthing.linear.problem import Problem
-from farthing.queries.events import BoundedRangeEvent, Event, GaussianEvent
+from farthing.queries.events import BoundedRangeEvent, Event, GaussianEvent, PoissonEvent
 
 OUT = Path(__file__).parent.parent / "docs" / "pictures"
 SIGMA, RATE, DELTA = 4.0, 0.01, 1e-5
 BUDGET = ft.Budget(1.0, DELTA)
+GAUSSIAN_FILTERS = {"Rényi filter": RdpFilter, "zCDP filter": ZcdpFilter, "GDP filter": GdpFilter}
 
 
 def rules() -> None:
@@ -46,6 +48,39 @@ def rules() -> None:
     axes.set(xscale="log", ylim=(0, 2), xlabel="lots", ylabel="ε that has to be paid")
     axes.legend(frameon=False, loc="upper left")
     frame.save(figure, OUT / "rules.svg")
+
+
+def ways() -> None:
+    """How many answers each way of spending gets from one budget: on batches, and on everybody."""
+    figure, (axes,) = frame.canvas(1, 2, width=7.2, height=2.8)
+    everybody = [GaussianEvent(noise) for noise in (20.0, 40.0, 80.0)]
+    sampled = [ft.Poisson(RATE).amplify(GaussianEvent(noise)) for noise in (2.0, SIGMA, 8.0)]
+    titles = f"batches of rate {RATE:g}, noise multiplier {SIGMA:g}", "everybody, noise multiplier 40"
+    for panel, entries, title in zip(axes, (sampled, everybody), titles, strict=True):
+        event = entries[1]
+        found = {
+            "promise": search.steps(event, BUDGET),
+            "menu": ft.Menu(entries)(BUDGET).most(event),
+            **{name: _allowed(rule(BUDGET), event) for name, rule in GAUSSIAN_FILTERS.items()},
+        }
+        for place, count in enumerate(found.values()):
+            panel.barh([-place], [count], color=frame.COLOURS[place])
+            panel.annotate(f" {count:,}", (count, -place), va="center")
+        panel.set(title=title, xlabel="answers", xlim=(0, 1.22 * max(found.values())))
+        panel.set_yticks([-place for place in range(len(found))], list(found))
+        panel.grid(False, axis="y")
+    frame.save(figure, OUT / "ways.svg")
+
+
+def _allowed(rule: Filter, event: Event) -> int:
+    """How many of an event a filter allows; of everybody, where it knows nothing of sampling."""
+    if not isinstance(rule, RdpFilter) and isinstance(event, PoissonEvent):
+        event = event.event
+    low, high = 0, 2**20
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if rule.fits(rule.add(rule.start(), event, middle)) else (low, middle)
+    return low
 
 
 def _asked_of_filter(event: Event, steps: int) -> float:
@@ -124,7 +159,7 @@ def crowd() -> None:
 
 def main() -> None:
     OUT.mkdir(exist_ok=True)
-    for picture in (rules, prices, crowd):
+    for picture in (rules, ways, prices, crowd):
         picture()
     for path in sorted(OUT.glob("*.svg")):
         frame.say(f"{path.relative_to(OUT.parent.parent)}: {path.stat().st_size:,} bytes")
