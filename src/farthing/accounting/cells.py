@@ -21,7 +21,7 @@ from farthing.accounting.pairs import Mixture, Pair, Piece, SeenShift, Shift
 Real = npt.NDArray[np.float64]
 Steps = Sequence[tuple[Pair, int]]
 
-_LONGEST, _HIGHEST = 2**16, 150.0  # cells, and losses: e to them is a number
+_LONGEST, _HIGHEST = 2**18, 150.0  # cells, and losses: e to them is a number
 _LEAST_RATE, _LEAST_SHIFT, _MOST_SHIFT = 1e-12, 1e-6, 100.0  # beyond, floats give way
 _SHARE = 1e-5  # of δ, that may lie beyond the grid
 _ROUNDING = 1e-15  # a step, and for every doubling of the grid
