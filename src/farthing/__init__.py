@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         Unsupported,
     )
     from farthing.ledger.ledger import Ledger
+    from farthing.ledger.tuning import Tuned, best_of
     from farthing.linear.estimators import LinearRegression, LinearSVC, LogisticRegression
     from farthing.linear.pca import PCA
     from farthing.linear.solvers import (
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         SGDAdv,
         SufficientStatistics,
     )
+    from farthing.linear.tuning import tune
     from farthing.queries.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
     from farthing.queries.mechanisms import Gaussian, Laplace, NoisyMax, SymmetricGaussian
     from farthing.queries.query import PerExample, Query, Rows, Run, Step, run, until_spent
@@ -109,10 +111,12 @@ __all__ = [
     "Step",
     "SufficientStatistics",
     "SymmetricGaussian",
+    "Tuned",
     "Unit",
     "Unsupported",
     "audit",
     "audit_mechanism",
+    "best_of",
     "delta",
     "epsilon",
     "federated",
@@ -120,6 +124,7 @@ __all__ = [
     "run",
     "steps_for",
     "torch",
+    "tune",
     "until_spent",
 ]
 
@@ -145,6 +150,8 @@ _HOMES = {
     "accounting.personal": ("PersonalBudgets",),
     "accounting.api": ("delta", "epsilon", "noise_for", "steps_for"),
     "ledger.ledger": ("Ledger",),
+    "ledger.tuning": ("Tuned", "best_of"),
+    "linear.tuning": ("tune",),
     "queries.mechanisms": ("Gaussian", "Laplace", "NoisyMax", "SymmetricGaussian"),
     "queries.query": ("PerExample", "Query", "Rows", "Run", "Step", "run", "until_spent"),
     "queries.samplers": ("Everyone", "FixedSize", "OneRecord", "Poisson"),

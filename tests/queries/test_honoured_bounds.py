@@ -27,7 +27,7 @@ from farthing.linear.methods import (
     privgene,
     sufficient,
 )
-from farthing.linear.selection import _Held, _Values
+from farthing.linear.selection import Held, _Values
 from farthing.noise.lattice import SeededStream
 from farthing.queries.bounds import ROWS, ClipCoordinates, ClipNorm, ClipOuter, ClipValue, Kind
 from farthing.queries.events import BoundedRangeEvent, GaussianEvent, LaplaceEvent, PureEvent, RepeatedEvent
@@ -143,8 +143,8 @@ def cases():
         Case(dppca.Scatter(FEATURES, np.full(4, 0.2))),
         Case(privgene.Advantages(logistic, FEATURES), w=CANDIDATES),
         Case(baselines.Counts(2)),
-        Case(_Values((Predicts(1), Predicts(-1)), None), _Held(X, Y)),
-        Case(_Values((Predicts(1),), lambda y, p: 1e9 * (p - y)), _Held(X, WILD)),
+        Case(_Values((Predicts(1), Predicts(-1)), None), Held(X, Y)),
+        Case(_Values((Predicts(1),), lambda y, p: 1e9 * (p - y)), Held(X, WILD)),
         Case(torch_gradient, examples(), slack=slack),
         Case(OwnRandomness(torch_gradient, torch.device("cpu")), examples(), slack=slack),
         Case(torch_dpagd.RayLosses(linear, residuals, layout), examples(), ray, slack=slack),

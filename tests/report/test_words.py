@@ -18,6 +18,7 @@ from farthing.queries.events import (
     PoissonEvent,
     PureEvent,
     RepeatedEvent,
+    TuningEvent,
     ZcdpEvent,
 )
 from farthing.report.subject import escape, noise_of, number, percent, plain, priced
@@ -84,6 +85,7 @@ def test_escaped_text_has_no_markup(text):
         (BoundedRangeEvent(1.0), None),
         (ZcdpEvent(0.1, 1e-6), None),
         (ApproximateEvent(1.0, 1e-6), None),
+        (TuningEvent(GaussianEvent(2.0), 10.0, 1.0, 1e-6), None),
         (ComposedEvent((GaussianEvent(2.0), PureEvent(1.0))), None),
     ],
 )

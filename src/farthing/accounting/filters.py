@@ -25,7 +25,7 @@ from typing import ClassVar, Protocol
 from scipy.special import ndtri_exp
 
 from farthing import validate
-from farthing.accounting import gaussian, pairs, transform, zcdp
+from farthing.accounting import gaussian, pairs, transform, tuning, zcdp
 from farthing.accounting.tolerance import MARGIN, inner, plus, times, within
 from farthing.budget import Budget
 from farthing.errors import InvalidValue, Unsupported
@@ -132,6 +132,8 @@ class BasicFilter(Additive):
         match event:
             case ApproximateEvent(epsilon, delta):
                 return [epsilon, delta]
+            case _ if (priced := tuning.price(event, self.budget.adjacency)) is not None:
+                return list(priced)
             case PureEvent() | BoundedRangeEvent() | LaplaceEvent() | PoissonEvent() | FixedSizeEvent():
                 ways = pairs.of_event(event, self.budget.adjacency)
                 if all(isinstance(way, pairs.TwoPoint | pairs.DoubleExponential) for way in ways):

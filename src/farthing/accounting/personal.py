@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing import validate
-from farthing.accounting import calibrate, gaussian, pld
+from farthing.accounting import calibrate, gaussian, pld, tuning
 from farthing.accounting.filters import Additive, Filter, GdpFilter, Totals
 from farthing.accounting.inversion import smallest
 from farthing.accounting.tolerance import inner
@@ -240,7 +240,7 @@ def steps(event: Event, rule: Filter, before: Event) -> int:
 
 def affordable(event: Event, rule: Filter) -> bool:
     """Return whether ``event`` fits every level's budget."""
-    return all(calibrate.affordable(own, budget) for own, budget in paid(event, rule) if flatten(own))
+    return all(tuning.affordable(own, budget) for own, budget in paid(event, rule) if flatten(own))
 
 
 def epsilons(event: Event, rule: Filter) -> list[float]:

@@ -37,6 +37,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from farthing.accounting import pld
+from farthing.accounting.tuning import TIGHT
 from farthing.budget import Budget, Guarantee, Observer, Unit
 from farthing.data.tables import Table
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
@@ -67,7 +68,7 @@ from farthing.federated.protocol import (
 )
 from farthing.federated.terms import Forecast, forecast_of, variance_of_trusted, weight_of, weights_under
 from farthing.ledger import failsafe
-from farthing.ledger.books import SEEDED, TIGHT, taken
+from farthing.ledger.books import SEEDED, taken
 from farthing.linear.losses import Gradient
 from farthing.noise import lattice
 from farthing.noise.lattice import Stream

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from farthing.accounting import calibrate, gaussian, personal, pld, zcdp
+from farthing.accounting import calibrate, gaussian, personal, tuning, zcdp
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, Totals, ZcdpFilter
 from farthing.accounting.menu import FILTERS_BY_NAME, MenuFilter
 from farthing.budget import Budget, Guarantee
@@ -38,7 +38,6 @@ _FORMAT = 1
 _ROUNDED = 1 - 1e-9  # what is left, rounded down so that it still fits after conversion and back
 _DEAD = 1e300  # an infinite total (an RDP order that prices no more), as JSON can hold it; it stays one
 STOPPING = "holds if when to stop did not depend on the answers; the ledger's guarantee holds in any case"
-TIGHT = "Zhu, Dong & Wang 2022, Thm. 10 (dominating pairs compose), certified inversion"
 
 Plan = list[tuple[Event, int]]
 Left = TypeVar("Left", int, NDArray[np.int64])  # answers left: of one promise, or of many clients'
@@ -248,8 +247,8 @@ class Books:
         budget, plan = self.rule.budget, self._plan(self._state(self.journal.last()))
         if not plan:
             return self.statement(budget.epsilon, self.rule.name, self.rule.theorem)
-        epsilon = pld.epsilon(composed(plan), budget.delta, budget.adjacency)
-        return self.statement(min(epsilon, budget.epsilon), "pld", TIGHT)
+        epsilon = tuning.epsilon(composed(plan), budget.delta, budget.adjacency)
+        return self.statement(min(epsilon, budget.epsilon), *tuning.accountant(composed(plan)))
 
     def spent(self) -> Guarantee:
         """Return the guarantee of what was charged until now."""
@@ -261,8 +260,8 @@ class Books:
                 epsilon = min(epsilon, budget.epsilon)
             return self.statement(epsilon, self.rule.name, self.rule.theorem, STOPPING)
         done = [(event, count) for (event, _), count in zip(plan, counts, strict=True) if count]
-        epsilon = pld.epsilon(composed(done), budget.delta, budget.adjacency) if done else 0.0
-        return self.statement(min(epsilon, budget.epsilon), "pld", TIGHT, STOPPING)
+        epsilon = tuning.epsilon(composed(done), budget.delta, budget.adjacency) if done else 0.0
+        return self.statement(min(epsilon, budget.epsilon), *tuning.accountant(composed(plan)), STOPPING)
 
     def parts(self) -> tuple[Plan, list[int], Totals]:
         """Return what is promised, how much of each promise is charged, and the filter's totals."""

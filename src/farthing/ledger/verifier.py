@@ -33,6 +33,7 @@ TOLERANCE = 2.0**-39  # of Σε and Σδ, which are only added: twice what a led
 CELLS, PANELS = 2**16, 2**15  # of the coarser grid of losses, and of the integral over a density
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)  # within each panel
 GDP = ("gdp", "personal")  # filters that add up μ², the second for each level of budget
+TUNED = 0.04  # relative: by how much a grid here and certified cells there may price a best run apart
 MENU = 1.02  # times δ: what grids and FFTs here may be off by in the best strategy from a menu
 TILTS = np.geomspace(1e-3, 1e6, 40)
 _text = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
@@ -101,7 +102,7 @@ def _must(holds: object, otherwise: str) -> None:
 
 class _Audit:
     def __init__(self) -> None:
-        self.found, self.totals = Findings(2), np.zeros(1)
+        self.found, self.totals, self.near = Findings(2), np.zeros(1), SLACK
         self.promised: dict[str, int] = {}
         self.costs: dict[str, Array] = {}
         self.charges: dict[int, tuple[str, int]] = {}  # seq -> event, how many of it can be given back
@@ -124,7 +125,7 @@ class _Audit:
         found.head = digest
         truth = [*self.totals.tolist(), *(float(self.found.charged.get(name, 0)) for name in self.promised)]
         dead = [total == 1e300 and self.rule == "rdp" for total in state]  # orders that count no more
-        same = len(state) == len(truth) and np.all(np.isclose(state, truth, SLACK, 1e-9) | dead)
+        same = len(state) == len(truth) and np.all(np.isclose(state, truth, self.near, 1e-9) | dead)
         _must(same or not (state or self.charges or self.promised), f"its state is {state}, and not {truth}")
 
     def _apply(self, seq: int, kind: str, body: Event, answer: Any) -> None:
@@ -140,7 +141,7 @@ class _Audit:
         _must(type(count) is int and count > 0, f"there cannot be {count!r} of them")
         many = len(body["event"]["events"]) if body["event"]["kind"] == "personal" else len(self.levels)
         _must(many == len(self.levels), f"it has {many} levels of budget, and the ledger {len(self.levels)}")
-        drawn = any(part["kind"] in ("poisson", "fixed-size") for part, _ in _flat(body["event"]))
+        drawn = _flat(body["event"]) and any(f'"{kind}"' in name for kind in ("poisson", "fixed-size"))
         _must(not (drawn and self.seen), "the coordinator sees who is drawn: that hides nobody from it")
         if kind == "promise":
             _must(
@@ -269,6 +270,12 @@ class _Audit:
         """Return what one event adds to the totals of the filter."""
         if self.rule == "menu":
             return self._entry(event)
+        if '"tuning"' in _text(event):
+            best, rate = (event["event"], event["rate"]) if event["kind"] == "poisson" else (event, 1.0)
+            known = self.rule == "basic" and (rate == 1 or self.adjacency == "add-remove")
+            _must(known and best["kind"] == "tuning", f"not recomputed: no price is known for {_text(event)}")
+            epsilon = max(self._best(best, best["delta"], side) for side in (0, 1))
+            return np.array([math.log1p(rate * math.expm1(epsilon)), rate * best["delta"]])
         kind, delta, (_, pure) = event["kind"], event.get("delta", 0.0), self._sampled(event)
         mu = self.shift / event["noise"] if kind == "gaussian" else 0.0
         rho = event["rho"] if kind == "zcdp" else mu**2 / 2
@@ -286,6 +293,24 @@ class _Audit:
         known = prices[self.rule][0] > 0 and (self.rule != "basic" or pure or kind == "approximate")
         _must(known, f"not recomputed: {self.found.rule} has no price for {_text(event)}")
         return np.array(prices[self.rule])
+
+    def _best(self, event: Event, delta: float, side: int) -> float:
+        """ε of the best of K runs: E_P sup_x (f'(x) - e^ε f'(g(x)) Q/P)₊, f(x) = E x^K, g Q's least mass."""
+        mean, eta, step, self.near = event["mean"], event["shape"], self.epsilon / 400, TUNED
+        first, mass = 0, np.ones(1)
+        for part, n in _flat(event["event"]):
+            at, more = self._block(part, n, step, side)
+            first, mass = first + at, np.convolve(mass, more)
+        loss = step * (first + np.arange(len(mass)))
+        x = 1 - np.append(np.geomspace(1, 1e-9, 600), 0)
+        g = np.interp(x, *(np.append(0, np.cumsum(part[::-1])) for part in (mass, mass * np.exp(-loss))))
+        here, there = (_slope(y, mean, eta) for y in (x, g))
+
+        def fits(epsilon: float) -> bool:
+            most = (here - np.exp(epsilon - loss)[:, None] * there).max(axis=1)
+            return bool(mass @ np.maximum(most, 0.0) <= delta)
+
+        return _first(fits, 64.0)
 
     def _epsilon(self, delta: float, totals: Array) -> float:
         """ε of totals at δ, as the filter converts them."""
@@ -347,7 +372,7 @@ class _Audit:
     def _slack(self, totals: Array) -> float:
         """Return what the arithmetic may err by; differences of tails lose digits where μ is tiny."""
         tiny = 1e-14 / math.sqrt(max(float(totals[0]), 1e-28)) if self.rule in GDP else 0.0
-        return {"basic": TOLERANCE, "rdp": SLACK}.get(self.rule, FINE) + tiny
+        return {"basic": TOLERANCE + self.near - SLACK, "rdp": SLACK}.get(self.rule, FINE) + tiny
 
     def _sampled(self, event: Event) -> tuple[float, float]:
         """Return how often a record takes part, and ε where the event is ε-DP, else 0."""
@@ -395,6 +420,9 @@ class _Audit:
         flat = [pair for event, n in once for pair in _flat(event, n)]
         if not flat:
             return 0.0, 0.0
+        if any(part["kind"] == "tuning" for part, _ in flat):
+            _must([n for _, n in flat] == [1], "a best run was promised beside something else")
+            return (epsilon := self._best(flat[0][0], self.delta, side)) * (1 - TUNED), epsilon
         pairs = [(self._pair(part, side, 1.0), n) for part, n in flat]
         logs = [sum(n * _moments(pair, sign * TILTS) for pair, n in pairs) for sign in (-1, 1)]
         low, high = (min((log + 20 - math.log(self.delta)) / TILTS) for log in logs)  # but for e^-20 δ
@@ -444,12 +472,21 @@ def _correlated(values: Array, first: int, masses: Array) -> Array:
     return np.asarray(np.fft.irfft(product, size)[wide - 1 : wide - 1 + len(values)])
 
 
+def _slope(x: Array, mean: float, eta: float | None) -> Array:
+    """E[K x^(K-1)] for a Poisson K, or a truncated negative binomial one of shape η."""
+    if eta is None:
+        return np.asarray(mean * np.exp(mean * (x - 1)))
+    eta = eta or 1e-9
+    odds = math.exp(_first(lambda s: s > 0 and math.expm1(s) * eta / -math.expm1(-eta * s) >= mean, 30.0))
+    return np.asarray(mean * (x + (1 - x) * odds) ** (-1 - eta))
+
+
 def _flat(event: Event, times: int = 1) -> list[tuple[Event, int]]:
     """Repetitions and compositions unrolled; every number must be one that an event can have."""
     most = {"rate": 1.0, "delta": 1.0, "size": event.get("of", 0)}
     for key in event.keys() - {"kind", "event", "events", "by"}:
         value, whole = event[key], key not in ("count", "size", "of", "turns") or type(event[key]) is int
-        fits = 0 < value <= most.get(key, math.inf) or (key, value) == ("delta", 0)
+        fits = key == "shape" or 0 < value <= most.get(key, math.inf) or (key, value) == ("delta", 0)
         _must(whole and fits, f"{key} cannot be {value!r}")
     parts = [event["event"]] if "event" in event else event.get("events", [])
     inner = [pair for part in parts for pair in _flat(part, times * event.get("count", 1))]

@@ -133,7 +133,7 @@ class Score:
 
     def __call__(self, estimator: Any, X: Any, y: Any) -> float:
         """The noisy score of a fitted model."""
-        rows = _Held(X, y)
+        rows = Held(X, y)
         part = _part(self.ledger, self.epsilon, self.delta)
         relation = part.budget.adjacency
         noise: Mechanism
@@ -171,7 +171,7 @@ def choose(
     """
     if not models:
         raise InvalidValue("give the models to choose among, at least one")
-    rows = _Held(X, y)
+    rows = Held(X, y)
     part = _part(ledger, epsilon, delta)
     shift = part.budget.adjacency.shift
     noise = NoisyMax(shift / choice_epsilon(part))
@@ -186,7 +186,7 @@ def _part(ledger: Ledger, epsilon: float | None, delta: float | None) -> Ledger:
     )
 
 
-class _Held:
+class Held:
     """Held-out rows of any kind that scikit-learn takes, as records."""
 
     def __init__(self, X: Any, y: Any) -> None:
@@ -198,13 +198,13 @@ class _Held:
     def __len__(self) -> int:
         return len(self.y)
 
-    def take(self, indices: Indices) -> "_Held":
+    def take(self, indices: Indices) -> "Held":
         """Return the rows at ``indices``, by their own indexing."""
         if isinstance(indices, slice) and indices == slice(None):
             return self
         rows = self.X.iloc if hasattr(self.X, "iloc") else self.X if hasattr(self.X, "shape") else None
         taken = [self.X[place] for place in np.asarray(indices)] if rows is None else rows[indices]
-        return _Held(taken, self.y[indices])
+        return Held(taken, self.y[indices])
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +219,11 @@ class _Values:
     def shape(self) -> tuple[int, ...]:
         return (len(self.models),)
 
-    def bounded_sum(self, records: _Held, w: Any, bound: ClipValue) -> Array:
+    def bounded_sum(self, records: Held, w: Any, bound: ClipValue) -> Array:
         totals = [self._of(model, records, bound) for model in self.models]
         return np.concatenate(totals)
 
-    def _of(self, model: Any, records: _Held, bound: ClipValue) -> Array:
+    def _of(self, model: Any, records: Held, bound: ClipValue) -> Array:
         # estimators predict nothing for nobody; a value that does not fit shows there all the same
         predicted = np.asarray(model.predict(records.X)) if len(records) else records.y
         found = records.y == predicted if self.value is None else self.value(records.y, predicted)

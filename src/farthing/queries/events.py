@@ -165,6 +165,24 @@ class PersonalEvent:
             raise InvalidValue("a personal event needs an event for each level of budget, got none")
 
 
+@dataclass(frozen=True, slots=True)
+class TuningEvent:
+    """The best of a random number of runs, each ``event``; the others and their number are not released.
+
+    ``mean`` and ``shape`` are those of the number (`farthing.accounting.tuning.RunCount`); ``delta`` is the δ
+    at which it is priced where ε and δ are added up.
+    """
+
+    event: "Event"
+    mean: float
+    shape: float | None
+    delta: float
+
+    def __post_init__(self) -> None:
+        validate.positive(mean=self.mean)
+        validate.probability(delta=self.delta)
+
+
 Event = (
     GaussianEvent
     | LaplaceEvent
@@ -179,6 +197,7 @@ Event = (
     | ComposedEvent
     | TurnEvent
     | PersonalEvent
+    | TuningEvent
 )
 NOTHING = ComposedEvent(())  # what somebody pays who never takes part
 
@@ -196,6 +215,7 @@ _KINDS: dict[str, type[Any]] = {
     "composed": ComposedEvent,
     "turn": TurnEvent,
     "personal": PersonalEvent,
+    "tuning": TuningEvent,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 

@@ -22,6 +22,7 @@ from farthing.queries.events import (
     PersonalEvent,
     PoissonEvent,
     RepeatedEvent,
+    TuningEvent,
     TurnEvent,
     ZcdpEvent,
     flatten,
@@ -268,7 +269,7 @@ def _drawn(event: Event) -> str:
             return f"Exactly {size:,} of {of:,} records, without replacement"
         case DrawnEvent(rate):
             return f"With probability {number(rate)}, and the draw may be seen"
-        case RepeatedEvent(inner) | TurnEvent(inner):
+        case RepeatedEvent(inner) | TurnEvent(inner) | TuningEvent(inner):
             return _drawn(inner)
         case PersonalEvent(events):
             ways = [_drawn(own) if flatten(own) else "Never drawn" for own in events]

@@ -45,6 +45,7 @@ from farthing.queries.events import (
     PoissonEvent,
     PureEvent,
     RepeatedEvent,
+    TuningEvent,
     TurnEvent,
     ZcdpEvent,
 )
@@ -398,6 +399,8 @@ def priced(event: Event) -> str:
             return f"by level of budget: {'; '.join(priced(own) or 'nothing' for own in events)}"
         case TurnEvent(inner, turns):
             return f"one of {turns:,} turns that cost {priced(inner)} together"
+        case TuningEvent(inner, mean):
+            return f"the best of about {number(mean)} runs ({priced(inner)} each), how many being random"
 
 
 def noise_of(event: Event) -> float | None:

@@ -1,0 +1,176 @@
+"""Tuning of estimators: which parameters do best, and a model with them, for little more than one fit costs.
+
+`tune` fits and scores a random number of candidates and releases the best (`farthing.ledger.tuning`). It is a
+function and not another estimator: it is done once, on one ledger, and what it pays stands in its call; a
+search that is itself cloned and fitted again would pay again.
+
+>>> import numpy as np
+>>> import farthing as ft
+>>> rng = np.random.default_rng(0)
+>>> X = rng.uniform(size=(5000, 3))
+>>> y = (X[:, 0] > X[:, 1]).astype(int)
+>>> ledger = ft.Ledger(ft.Budget(1.0, 1e-5))
+>>> tuned = tune(ft.LogisticRegression(), {"bounds": [None, (0, 1), (0, 100)]}, X, y, ledger, runs=5)
+>>> print(tuned.privacy)
+(1, 1e-05)-DP, add-remove, per record, against anyone, by tuning [the number of records is taken as public]
+>>> bool(tuned.model.score(X, y) > 0.7)
+True
+
+A candidate is scored on the rows that it was fitted on: a private fit hardly knows any of them, and none is
+set aside. Score and fit share the run's budget, as Gaussian answers that are composed.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from sklearn.base import clone, is_regressor
+from sklearn.model_selection import ParameterGrid
+
+from farthing import validate
+from farthing.accounting import gaussian
+from farthing.accounting.filters import GdpFilter
+from farthing.budget import Budget
+from farthing.errors import InvalidValue
+from farthing.ledger.ledger import Ledger
+from farthing.ledger.tuning import Candidates, Tuned, part_of, released, run_count, tuning_event
+from farthing.linear.base import PUBLIC_SIZE
+from farthing.linear.selection import Held, Score, Value
+from farthing.queries.events import PoissonEvent
+
+_ROUNDED = 1 - 1e-9  # so that both parts, added up in floats, still fit
+
+Parameters = (
+    Mapping[str, Any] | Sequence[Mapping[str, Any]] | Callable[[np.random.Generator], Mapping[str, Any]]
+)
+
+
+def tune(
+    estimator: Any,
+    candidates: Parameters,
+    X: Any,
+    y: Any,
+    ledger: Ledger,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    *,
+    runs: float = 10.0,
+    distribution: str | float = "geometric",
+    score_share: float = 0.1,
+    value: Value | None = None,
+    records: int | None = None,
+    sampling_rate: float | None = None,
+) -> Tuned:
+    """Fit a random number of candidates within one budget and return the one with the best noisy score.
+
+    Parameters
+    ----------
+    estimator : estimator
+        An estimator of farthing, or one with its parameters ``ledger``, ``epsilon`` and ``delta``, that
+        spends Gaussian answers (every solver but those that promise a plan).
+    candidates : dict or sequence of dict or callable
+        Parameters to draw from: a grid, a list, or a function of a `numpy.random.Generator`. They must not
+        depend on records.
+    X, y : array-like
+        The private rows and their targets.
+    ledger : Ledger
+        The ledger that pays: one that was not asked, or one with ``filter=BasicFilter``.
+    epsilon, delta : float, optional
+        The part of it that all runs together cost; what is left by default.
+    runs : float, default 10
+        The expected number of runs.
+    distribution : {"geometric", "logarithmic", "poisson"} or float, default "geometric"
+        The distribution of their number (`best_of`).
+    score_share : float, default 0.1
+        The part of a run's budget, in μ², that its score costs.
+    value : callable, optional
+        A number in [0, 1] a record from targets and predictions, as for `Score`; whether they agree by
+        default. A regressor needs one.
+    records : int, optional
+        The public number of records. None takes the table's own length as public.
+    sampling_rate : float, optional
+        Tune on a Poisson sample of the records, drawn once, which costs less; fit on all of them afterwards,
+        from what is left. It needs ``filter=BasicFilter`` and add-remove.
+
+    Returns
+    -------
+    Tuned
+        ``candidate`` (the parameters), ``model`` (fitted), ``score`` (noisy) and ``privacy``.
+
+    Raises
+    ------
+    BudgetSpent
+        Where it does not fit; nothing is charged then.
+    InvalidValue, Unsupported
+        For wrong arguments and candidates, before the charge.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import farthing as ft
+    >>> X = np.random.default_rng(0).uniform(size=(4000, 2))
+    >>> y = (X[:, 0] > X[:, 1]).astype(int)
+    >>> ledger = ft.Ledger(ft.Budget(2.0, 1e-5))
+    >>> tuned = ft.tune(ft.LogisticRegression(), {"bounds": [(0, 1), (0, 50)]}, X, y, ledger, runs=6)
+    >>> sorted(tuned.candidate)
+    ['bounds']
+    """
+    share = validate.probability(score_share=score_share)
+    if value is None and is_regressor(estimator):
+        raise InvalidValue("a regressor needs value=, a number in [0, 1] a record: larger is better")
+    count, part = run_count(runs, distribution), part_of(ledger, epsilon, delta)
+    rows = Held(X, y)
+    size = len(rows) if records is None else validate.count(records=records)
+    event: Any
+    if sampling_rate is None:
+        event = tuning_event(part, count, None)
+    else:
+        rate = validate.rate(sampling_rate=sampling_rate)
+        event = PoissonEvent(rate, tuning_event(_before_sampling(part, rate), count, None))
+        rows = rows.take(np.flatnonzero(ledger._stream.bernoulli(rate, len(rows))))
+        size = max(1, round(size * rate))
+
+    def run(candidate: Mapping[str, Any], own: Ledger) -> tuple[Any, float]:
+        fit, score = (_share(own, each) for each in (1 - share, share))
+        model = _made(estimator, candidate)
+        model.set_params(ledger=own, epsilon=fit.epsilon, delta=fit.delta, records=size).fit(rows.X, rows.y)
+        if records is None:
+            own.note(PUBLIC_SIZE)
+        return model, Score(own, score.epsilon, score.delta, value, records=size)(model, rows.X, rows.y)
+
+    tuned = released(run, _listed(estimator, candidates), ledger, event)
+    tuned.model.set_params(ledger=ledger)
+    tuned.model.privacy_ = tuned.privacy
+    return tuned
+
+
+def _share(ledger: Ledger, share: float) -> Budget:
+    """The part of a run's Gaussian DP that has this share of its μ²."""
+    assert isinstance(ledger.filter, GdpFilter)
+    mu, delta = ledger.filter.mu * math.sqrt(share) * _ROUNDED, ledger.budget.delta
+    return ledger.budget.with_(gaussian.epsilon(mu, delta), delta)
+
+
+def _before_sampling(part: Budget, rate: float) -> Budget:
+    """What sampling at a rate makes a part of: the inverse of (log(1 + q(e^ε - 1)), qδ)."""
+    return part.with_(math.log1p(math.expm1(part.epsilon) / rate) * _ROUNDED, min(part.delta / rate, 0.5))
+
+
+def _listed(estimator: Any, candidates: Parameters) -> Candidates:
+    """Candidates as `best_of` takes them; a name that the estimator does not have is refused."""
+    if callable(candidates):
+        return candidates
+    listed = list(ParameterGrid(candidates) if isinstance(candidates, Mapping) else candidates)
+    for candidate in listed:
+        _made(estimator, candidate)
+    return listed
+
+
+def _made(estimator: Any, candidate: Mapping[str, Any]) -> Any:
+    try:
+        return clone(estimator).set_params(**candidate)
+    except (TypeError, ValueError) as error:
+        raise InvalidValue(
+            f"{candidate!r} are not parameters of {type(estimator).__name__}: {error}"
+        ) from None

@@ -1,0 +1,92 @@
+"""Tuning of estimators: what is released is the best fit, and everything is within one budget."""
+
+import math
+
+import numpy as np
+import pytest
+
+import farthing as ft
+from farthing.accounting.filters import BasicFilter
+from farthing.linear.tuning import tune
+from farthing.queries.events import PoissonEvent
+
+RNG = np.random.default_rng(1)
+X = RNG.uniform(size=(3000, 2))
+Y = (X[:, 0] > X[:, 1]).astype(int)
+BOUNDS = {"bounds": [(0, 1), (-1000, 1000)]}
+
+
+def _ledger(**options) -> ft.Ledger:
+    return ft.Ledger(ft.Budget(3.0, 1e-5), **options)
+
+
+def test_the_better_candidate_wins_and_its_model_states_the_price_of_all_runs():
+    ledger = _ledger()
+    tuned = tune(ft.LogisticRegression(), BOUNDS, X, Y, ledger, runs=30)
+    assert tuned.candidate == {"bounds": (0, 1)}
+    assert tuned.model.score(X, Y) > 0.8
+    assert abs(tuned.score - tuned.model.score(X, Y)) < 0.05
+    assert tuned.model.privacy_ == tuned.privacy
+    assert tuned.privacy.epsilon == pytest.approx(3.0, abs=1e-5)
+    assert "number of records" in tuned.privacy.note
+    assert tuned.model.ledger is ledger
+
+
+def test_a_sample_is_tuned_on_for_less_and_everything_is_fitted_on_afterwards():
+    ledger = _ledger(filter=BasicFilter)
+    tuned = tune(ft.LogisticRegression(), BOUNDS, X, Y, ledger, 0.5, 5e-6, sampling_rate=0.2, records=3000)
+    assert isinstance(tuned.receipt.event, PoissonEvent)
+    assert tuned.privacy.epsilon <= 0.5
+    assert tuned.privacy.epsilon == pytest.approx(0.5, abs=1e-4)
+    assert tuned.privacy.delta == pytest.approx(5e-6)
+    model = ft.LogisticRegression(ledger=ledger, **tuned.candidate).fit(X, Y)
+    assert model.privacy_.epsilon == pytest.approx(2.5, abs=1e-3)
+
+
+def test_a_sample_needs_basic_composition():
+    ledger = _ledger()
+    with pytest.raises(ft.Unsupported, match="BasicFilter"):
+        tune(ft.LogisticRegression(), BOUNDS, X, Y, ledger, sampling_rate=0.2)
+    assert ledger.share == 0
+
+
+def test_a_regressor_is_scored_by_the_value_that_is_given():
+    y = 8 * X[:, 0]
+    model, wide = (
+        ft.LinearRegression(target_bounds=(0, 8), bounds=(0, 1)),
+        {"target_bounds": [(0, 8), (0, 1)]},
+    )
+
+    def value(truth, predicted):
+        return 1 - np.abs(truth - predicted) / 8
+
+    tuned = tune(model, wide, X, y, _ledger(), runs=30, value=value)
+    assert tuned.candidate == {"target_bounds": (0, 8)}
+    with pytest.raises(ft.InvalidValue, match="value="):
+        tune(model, wide, X, y, _ledger())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"candidates": {"depth": [1]}}, "depth"),
+        ({"candidates": [{"solver": "nonsense"}]}, "solver"),
+        ({"score_share": 0.0}, "score_share"),
+        ({"sampling_rate": 2.0}, "sampling_rate"),
+        ({"runs": math.inf}, "mean"),
+        ({"y": Y[:5]}, "targets"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_charged(options, said):
+    ledger = _ledger()
+    given = {"estimator": ft.LogisticRegression(), "candidates": BOUNDS, "X": X, "y": Y, "ledger": ledger}
+    with pytest.raises(ft.FarthingError, match=said):
+        tune(**{**given, **options})
+    assert ledger.share == 0
+
+
+def test_a_solver_that_promises_a_plan_is_refused_before_anything_is_charged():
+    ledger = _ledger()
+    with pytest.raises(ft.Unsupported, match="solver"):
+        tune(ft.LogisticRegression(solver=ft.DPSGD()), [{}], X, Y, ledger)
+    assert ledger.share == 0
