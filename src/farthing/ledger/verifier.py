@@ -303,8 +303,8 @@ class _Audit:
             first, mass = first + at, np.convolve(mass, more)
         loss = step * (first + np.arange(len(mass)))
         x = 1 - np.append(np.geomspace(1, 1e-9, 600), 0)
-        g = np.interp(x, *(np.append(0, np.cumsum(part[::-1])) for part in (mass, mass * np.exp(-loss))))
-        here, there = (_slope(y, mean, eta) for y in (x, g))
+        p, q = (np.append(0, np.cumsum(part[::-1])) for part in (mass, mass * np.exp(-loss)))
+        here, there = (_slope(y, mean, eta) for y in (x, np.interp(x, p, q)))
 
         def fits(epsilon: float) -> bool:
             most = (here - np.exp(epsilon - loss)[:, None] * there).max(axis=1)
