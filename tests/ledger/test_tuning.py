@@ -161,7 +161,12 @@ def test_what_runs_assume_is_written_down_once():
 
 
 def test_candidates_may_be_drawn_by_a_function():
-    tuned = best_of(lambda c, own: (None, c), lambda rng: rng.uniform(), ft.Ledger(BUDGET), runs=200)
+    tuned = best_of(
+        lambda c, own: (None, c),
+        lambda seed: np.random.default_rng(seed).uniform(),
+        ft.Ledger(BUDGET),
+        runs=200,
+    )
     assert 0.9 < tuned.candidate < 1
 
 
@@ -234,7 +239,7 @@ def test_the_number_of_runs_is_random_and_has_its_mean():
             counts[-1] += 1
             return None, 0.0
 
-        best_of(run, lambda rng: 0, ft.Ledger(BUDGET), runs=4.0)
+        best_of(run, lambda seed: 0, ft.Ledger(BUDGET), runs=4.0)
     drawn = np.array(counts) - 1  # one rehearsal each
     assert len(set(counts)) > 5
     assert abs(drawn.mean() - 4.0) < 1

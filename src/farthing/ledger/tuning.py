@@ -31,8 +31,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from farthing.accounting import gaussian, pld, tuning
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter
 from farthing.accounting.tuning import SHAPES, RunCount
@@ -52,7 +50,7 @@ from farthing.queries.events import (
 from farthing.queries.query import Receipt
 
 Run = Callable[[Any, Ledger], tuple[Any, float]]
-Candidates = Sequence[Any] | Callable[[np.random.Generator], Any]
+Candidates = Sequence[Any] | Callable[[int], Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,8 +105,8 @@ def best_of(
         ``run(candidate, ledger)`` trains through this ledger only and returns (model, score); the score is
         asked of the ledger too, or is taken on public data. Larger is better.
     candidates : sequence or callable
-        What runs choose from, each as likely as the others; or a function of a `numpy.random.Generator` that
-        draws one. They must not depend on records.
+        What runs choose from, each as likely as the others; or a function of a random
+        seed (a whole number) that draws one. They must not depend on records.
     ledger : Ledger
         The ledger that pays. An unused one pays by a promise, one with `BasicFilter` at any time.
     epsilon, delta : float, optional
@@ -226,7 +224,7 @@ def _guarantee(ledger: Ledger, event: Event) -> Guarantee:
 
 def _drawn(candidates: Candidates, stream: Stream) -> Callable[[], Any]:
     if callable(candidates):
-        return lambda: candidates(np.random.default_rng(stream.integers(4).tolist()))
+        return lambda: candidates(int(stream.integers(1)[0]))
     if not candidates:
         raise InvalidValue("give the candidates to draw from, at least one")
     return lambda: candidates[int(stream.uniform_below(len(candidates), 1)[0])]

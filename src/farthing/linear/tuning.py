@@ -41,9 +41,7 @@ from farthing.queries.events import PoissonEvent
 
 _ROUNDED = 1 - 1e-9  # so that both parts, added up in floats, still fit
 
-Parameters = (
-    Mapping[str, Any] | Sequence[Mapping[str, Any]] | Callable[[np.random.Generator], Mapping[str, Any]]
-)
+Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | Callable[[int], Mapping[str, Any]]
 
 
 def tune(
@@ -70,8 +68,8 @@ def tune(
         An estimator of farthing, or one with its parameters ``ledger``, ``epsilon`` and ``delta``, that
         spends Gaussian answers (every solver but those that promise a plan).
     candidates : dict or sequence of dict or callable
-        Parameters to draw from: a grid, a list, or a function of a `numpy.random.Generator`. They must not
-        depend on records.
+        Parameters to draw from: a grid, a list, or a function of a random seed, a whole number. They
+        must not depend on records.
     X, y : array-like
         The private rows and their targets.
     ledger : Ledger
