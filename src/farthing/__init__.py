@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         Unsupported,
     )
     from farthing.ledger.ledger import Ledger
-    from farthing.ledger.tuning import Tuned, best_of
+    from farthing.ledger.tuning import best_of
     from farthing.linear.estimators import LinearRegression, LinearSVC, LogisticRegression
     from farthing.linear.pca import PCA
     from farthing.linear.solvers import (
@@ -111,7 +111,6 @@ __all__ = [
     "Step",
     "SufficientStatistics",
     "SymmetricGaussian",
-    "Tuned",
     "Unit",
     "Unsupported",
     "audit",
@@ -150,7 +149,7 @@ _HOMES = {
     "accounting.personal": ("PersonalBudgets",),
     "accounting.api": ("delta", "epsilon", "noise_for", "steps_for"),
     "ledger.ledger": ("Ledger",),
-    "ledger.tuning": ("Tuned", "best_of"),
+    "ledger.tuning": ("best_of",),
     "linear.tuning": ("tune",),
     "queries.mechanisms": ("Gaussian", "Laplace", "NoisyMax", "SymmetricGaussian"),
     "queries.query": ("PerExample", "Query", "Rows", "Run", "Step", "run", "until_spent"),
