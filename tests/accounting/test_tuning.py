@@ -203,12 +203,9 @@ def test_filters_charge_a_tuning_or_say_that_they_cannot():
     budget = Budget(2.0, 1e-5)
     basic = BasicFilter(budget)
     assert basic.cost(event) == [tuning.epsilon(event, 1e-6), 1e-6]
-    rdp = RdpFilter(budget)
-    spent = rdp.add(rdp.start(), event)
-    assert rdp.epsilon(spent) > tuning.epsilon(event, 1e-5)
-    assert all(more > one for more, one in zip(spent, rdp.cost(GaussianEvent(8.0)), strict=True))
-    with pytest.raises(Unsupported, match="gdp filter has no price"):
-        GdpFilter(budget).cost(event)
+    for other in (GdpFilter(budget), RdpFilter(budget)):
+        with pytest.raises(Unsupported, match="tuning|Tuning"):
+            other.cost(event)
 
 
 def test_the_largest_mu_fits_its_budget_and_little_more_does():

@@ -46,6 +46,7 @@ from farthing.queries.events import (
     LaplaceEvent,
     PoissonEvent,
     PureEvent,
+    TuningEvent,
 )
 
 
@@ -136,7 +137,9 @@ def of_event(event: Event, adjacency: Adjacency) -> tuple[Pair, ...]:
             return (TwoPoint(_amplified(_pure(inner, adjacency, event), rate)),)
         case FixedSizeEvent(size, of, inner) if adjacency is Adjacency.REPLACE_ONE:
             return (TwoPoint(_amplified(_pure(inner, adjacency, event), size / of)),)
-    instead = "the basic filter" if isinstance(event, ApproximateEvent) else "an RDP or zCDP filter"
+    instead = (
+        "the basic filter" if isinstance(event, ApproximateEvent | TuningEvent) else "an RDP or zCDP filter"
+    )
     raise Unsupported(f"no dominating pair is known for {event} under {adjacency}; price it with {instead}")
 
 
