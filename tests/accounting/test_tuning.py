@@ -204,7 +204,7 @@ def test_filters_charge_a_tuning_or_say_that_they_cannot():
     basic = BasicFilter(budget)
     assert basic.cost(event) == [tuning.epsilon(event, 1e-6), 1e-6]
     for other in (GdpFilter(budget), RdpFilter(budget)):
-        with pytest.raises(Unsupported, match="tuning|Tuning"):
+        with pytest.raises(Unsupported, match="TuningEvent"):
             other.cost(event)
 
 
