@@ -1,14 +1,16 @@
-"""The bridge between a coordinator and the app that carries its messages: bytes over a Unix socket.
+"""Connect a coordinator with the process that carries its messages: bytes over a Unix socket.
 
-The coordinator listens (`Bridge`, a `Transport`); whatever reaches the nodes connects and calls `carry`. So
-keys, checkpoint and algorithm stay in the coordinator's own process, and a carrier may die: the next one that
-connects gets the requests that are still open. Frames are a line of JSON and raw bytes; no pickle.
+The coordinator listens (`Bridge`, a `Transport`); a carrier, which can reach the nodes, connects and calls
+`carry`. So keys, checkpoint and algorithm stay in the coordinator's own process, and a carrier may die: the
+next one that connects gets the requests that are still open. Frames are a line of JSON and raw bytes; no
+pickle.
 
-An answer is known by the SHA-256 of the request that it answers, not by the exchange in which that was sent:
-one that comes late, because a look at the nodes takes longer than an exchange, is kept for whoever asks the
-same again. A carrier that is behind leaves out exchanges that are over.
+An answer is identified by the SHA-256 of the request that it answers, not by the exchange in which the
+request was sent: a late answer, which comes after its exchange has ended, is kept until the same request is
+sent again. A carrier that is behind skips exchanges that are over.
 
-What a coordinator knows of the parties of a run: what they announced, and where they stand. All public.
+`Party` and `Status` are the coordinator's record of each party: what it announced, and its state in the run.
+All of it is public.
 """
 
 import contextlib
@@ -38,19 +40,19 @@ _LARGEST_LINE = 2**20
 
 
 class Bridge:
-    """Parties by the number of their node, over whichever carrier connected last."""
+    """A transport that reaches each party's node, by number, over the carrier that connected last."""
 
     def __init__(self, nodes: Mapping[str, int]) -> None:
         self._nodes = dict(nodes)
         self._names = {node: name for name, node in nodes.items()}
-        self._folder = tempfile.TemporaryDirectory(prefix="farthing-")  # only its owner enters
-        self.path = Path(self._folder.name) / "bridge"  # short: sockets have little room
+        self._folder = tempfile.TemporaryDirectory(prefix="farthing-")  # readable by its owner only
+        self.path = Path(self._folder.name) / "bridge"  # short, because paths of sockets are limited
         self._listener = Listener(str(self.path), "AF_UNIX")
         self._changed = threading.Condition()
         self._carrier: Connection | None = None
         self._number, self._closed = 0, False
-        self._open: dict[int, str] = {}  # of each node the request that it was asked last, while unanswered
-        self._late: dict[int, bytes] = {}  # answers to those, not asked for when they came
+        self._open: dict[int, str] = {}  # the digest of each node's unanswered request
+        self._late: dict[int, bytes] = {}  # answers that came after their exchange had ended
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
@@ -84,7 +86,7 @@ class Bridge:
     def _carried(
         self, carrier: Connection, left: dict[int, bytes], until: float
     ) -> Iterator[tuple[str, bytes]]:
-        """One exchange with one carrier; what is answered is taken out of ``left``."""
+        """Run one exchange with one carrier; remove answered requests from ``left``."""
         self._number += 1
         header = {"number": self._number, "seconds": max(0.0, until - time.monotonic())}
         sizes = [[node, len(request)] for node, request in left.items()]
@@ -94,9 +96,9 @@ class Bridge:
             node = said.get("node")
             if node is None:
                 if said.get("number") == self._number:
-                    return  # that was all
+                    return  # the carrier has sent all answers
             elif node not in self._open or said.get("request") != self._open[node]:
-                continue  # of something that nobody waits for any more
+                continue  # it answers a request that is no longer open
             elif node in left:
                 del left[node], self._open[node]
                 yield self._names[node], body
@@ -106,7 +108,7 @@ class Bridge:
     def close(self) -> None:
         """Stop listening; a connected carrier notices."""
         self._closed = True
-        with contextlib.suppress(OSError):  # wakes accept
+        with contextlib.suppress(OSError):  # unblocks accept
             Client(str(self.path), "AF_UNIX").close()
         self._thread.join()
         self._listener.close()
@@ -143,11 +145,11 @@ class Bridge:
 
 
 def carry(path: str | os.PathLike[str], exchange: Carry) -> None:
-    """The carrier's side: does what the coordinator asks until it goes away."""
+    """Serve the coordinator's exchanges as its carrier until the coordinator disconnects."""
     with Client(os.fspath(path), "AF_UNIX") as coordinator, contextlib.suppress(EOFError, OSError):
         while True:
             asked, bodies = _unpacked(coordinator.recv_bytes())
-            while coordinator.poll():  # we were slow: what was asked before is over
+            while coordinator.poll():  # earlier exchanges are over: skip them
                 asked, bodies = _unpacked(coordinator.recv_bytes())
             requests, place = {}, 0
             for node, size in asked["sizes"]:
@@ -178,7 +180,8 @@ def _unpacked(frame: bytes) -> tuple[dict[str, Any], bytes]:
     return header, body
 
 
-_TAIL = math.sqrt(2 * math.log(1e12))  # deviations: an honest update is longer once in 1e12
+# standard deviations: an honest update is longer with probability 1e-12
+_TAIL = math.sqrt(2 * math.log(1e12))
 
 
 class State(StrEnum):
@@ -186,8 +189,8 @@ class State(StrEnum):
 
     HERE = "here"
     MISSING = "missing"  # did not answer the last round
-    SPENT = "spent"  # cannot afford another
-    REFUSED = "refused"  # refused our terms, or we refused its answer
+    SPENT = "spent"  # cannot afford another round
+    REFUSED = "refused"  # refused the terms, or its answer was refused
     GONE = "gone"  # missed too many rounds
 
 
@@ -220,7 +223,7 @@ class Party:
     budget: Budget
     records: int
     colluding: int
-    seen: tuple[int, str]  # the newest row of its ledger that we know of
+    seen: tuple[int, str]  # the newest row of its ledger that the coordinator knows of
     left: int = 0
     state: State = State.HERE
     missed: int = 0
@@ -228,7 +231,7 @@ class Party:
 
     @classmethod
     def announced(cls, name: str, said: Fields, turn: Turn) -> "Party":
-        """Return a party from its announcement; refuses what is none."""
+        """Return a party from its announcement; refuse a malformed one."""
         if Turn.of(said) != turn:
             refuse(Reason.STALE, "it announces itself to another run")
         said.take("about")
@@ -240,7 +243,7 @@ class Party:
 
     @property
     def asked(self) -> bool:
-        """Whether the next round asks it."""
+        """Return whether the next round asks it."""
         return self.left > 0 and self.state in (State.HERE, State.MISSING)
 
     @property
@@ -268,7 +271,7 @@ class Party:
             case Reason.SPENT | Reason.ROUNDS | Reason.PROMISED:
                 self.left, self.state = 0, State.SPENT
             case Reason.LOST | Reason.LOCKED | Reason.INTERNAL | Reason.MEMBERS | Reason.STALE:
-                pass  # perhaps in the next
+                pass  # it may answer the next round
             case _:
                 self.excluded(reason)
         self.reason = str(reason)
@@ -278,17 +281,18 @@ class Party:
         self.left, self.state, self.reason = 0, State.REFUSED, str(reason)
 
     def snapshot(self) -> list[Any]:
-        """Return everything that changes, as JSON values."""
+        """Return all mutable state, as JSON values."""
         return [self.left, str(self.state), self.missed, self.reason, *self.seen]
 
     def restore(self, said: list[Any]) -> None:
-        """The inverse of `snapshot`."""
+        """Restore the state that `snapshot` returned."""
         self.left, state, self.missed, self.reason, seq, text = said
         self.state, self.seen = State(state), (seq, text)
 
 
 def longest(terms: Terms, records: int, size: int) -> float:
-    """How long an honest upload can be: all of its records clipped, and noise but for one time in 1e12.
+    """Return the bound on an honest upload's norm: all records clipped, and noise up to a probability of
+    1e-12.
 
     |N(0, I)| exceeds √d + t with a chance below e^(-t²/2) (Gaussian concentration; the norm is 1-Lipschitz).
     """

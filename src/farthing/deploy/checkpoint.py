@@ -1,10 +1,10 @@
-"""The checkpoint of a coordinator: a run's seed, and the result of every round.
+"""Record a run on disk, its seed and the result of every round, so that a killed coordinator resumes it.
 
-``run.json`` holds the name of the run, who is enrolled and the seed that nonces and turns follow from; it is
-written once, whole or not at all. ``rounds.log`` gets one record a round, flushed before the algorithm goes
-on. A coordinator that was killed runs its algorithm again from the start: recorded rounds are read here and
-nobody is asked; the round that was under way is asked again under the same nonce, so that guards answer it
-from what they kept. All of it is public but for the seed.
+``run.json`` holds the name of the run, the enrolled parties and the seed from which nonces and picks are
+derived; it is written once, atomically. ``rounds.log`` gets one record a round, flushed before the algorithm
+goes on. A coordinator that was killed runs its algorithm again from the start: recorded rounds are read here
+and no party is asked; the interrupted round is asked again under the same nonce, so that guards return the
+answers they kept. Everything but the seed is public.
 
 >>> import tempfile
 >>> folder = Path(tempfile.mkdtemp())
@@ -35,7 +35,7 @@ _LARGEST = 2**30
 
 
 class Checkpoint:
-    """A folder on disk, or nothing but memory where ``folder`` is None."""
+    """A run's records in a folder, or in memory only where ``folder`` is None."""
 
     def __init__(self, folder: Path | None, run: str, enrolled: Mapping[str, bytes]) -> None:
         self._folder, self._file = folder, -1
@@ -83,7 +83,7 @@ class Checkpoint:
         return seed
 
     def _read(self) -> None:
-        """Return all records; a record that a crash tore off at the end is cut away."""
+        """Return all records; cut off an incomplete record that a crash left at the end."""
         content = os.pread(self._file, os.fstat(self._file).st_size, 0)
         place = 0
         while place + _RECORD.size <= len(content):
@@ -100,7 +100,7 @@ class Checkpoint:
             os.ftruncate(self._file, place)
 
     def next(self) -> tuple[dict[str, Any], bytes] | None:
-        """The next recorded step of the run; None once all were read."""
+        """Return the next recorded step of the run; None after the last."""
         return self._recorded.popleft() if self._recorded else None
 
     @property
@@ -122,11 +122,11 @@ class Checkpoint:
             raise FarthingError(f"the checkpoint cannot be written: {error}; resume when it can") from None
 
     def nonce(self, number: int) -> str:
-        """The nonce of a round: the same after a crash, and not to be guessed."""
+        """Return the nonce of a round: unpredictable, and unchanged after a crash."""
         return self._derived(f"nonce {number}")[:NONCE].hex()
 
     def turn(self, number: int, of: int) -> int:
-        """A secret whole number below ``of``, uniform but for 2^-190: whose turn it is."""
+        """Return a secret whole number below ``of``, uniform up to 2^-190, which picks a party."""
         return int.from_bytes(self._derived(f"turn {number}"), "big") % of
 
     def _derived(self, what: str) -> bytes:

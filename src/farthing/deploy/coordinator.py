@@ -1,17 +1,17 @@
-"""The server's side of parties whose guards run elsewhere: `Clients` like any others to algorithms.
+"""Coordinate parties whose guards run elsewhere: `Remote` gives algorithms the interface of `Clients`.
 
-`Remote` says hello to every enrolled party, proposes terms, and asks round by round over a `Transport`. A
-round ends when all who were asked have answered or the time is up; who was late is missing from that round
-and asked again in the next, and after ``patience`` rounds in a row is asked no more. Uploads are added in the
-order of the parties, not of arrival.
+`Remote` greets every enrolled party, proposes terms, and asks round by round over a `Transport`. A round ends
+when all parties that were asked have answered or the time is up; a late party is missing from that round and
+asked again in the next, and after ``patience`` missed rounds in a row it is asked no more. Uploads are added
+in the order of the parties, not of arrival.
 
 Answers are checked before they count: signed by the party's enrolled key, about this very request, of the
-right shape, finite, and no longer than clipped sums with that noise can be. What is not signed by the party
-proves nothing about it, so the party is merely missing; a signed answer that breaks the rules excludes it.
-Other parties' budgets are not touched by any of this.
+right shape, finite, and no longer than clipped sums with that noise can be. An answer without the party's
+signature proves nothing about the party, which counts as missing; a signed answer that breaks the rules
+excludes it. Other parties' budgets are not touched by any of this.
 
-With a `Checkpoint` a killed coordinator goes on: see there. The guarantee is not the coordinator's affair: it
-holds whatever a coordinator does, by each party's own ledger.
+With a `Checkpoint` a killed coordinator resumes its run. The privacy guarantee does not depend on the
+coordinator: it holds whatever a coordinator does, by each party's own ledger.
 
 A `View` is the state of a run in public figures, as its live page and its ``status.json`` show it.
 """
@@ -66,15 +66,15 @@ log = logging.getLogger("farthing.federated")
 
 Array = NDArray[np.float64]
 
-_PAUSE = 0.25  # seconds between two attempts to reach somebody
-_HELLO = 5.0  # seconds of one attempt to find out who is there
+_PAUSE = 0.25  # seconds between two attempts to reach a party
+_HELLO = 5.0  # seconds of one attempt to greet the parties
 
 
 class Remote:
-    """Guards over a transport, as `Clients` (and `Passing`).
+    """Guards over a transport, as `Clients` (and `PassingClients`).
 
-    ``enrolled`` are the public keys of all who may take part, ``seconds`` is how long a round may take.
-    Waits until ``least`` parties (all, unless told) have said who they are.
+    ``enrolled`` are the public keys of all parties that may take part, ``seconds`` is how long a round may
+    take. Waits until ``least`` parties (by default all) have announced themselves.
     """
 
     def __init__(
@@ -108,14 +108,14 @@ class Remote:
             self.close()
             raise
 
-    # --- who is there
+    # --- parties
 
     def __len__(self) -> int:
         return len(self._members)
 
     @property
     def names(self) -> Sequence[str]:
-        """The parties, in the order of `left`, `budgets` and `records`."""
+        """Return the parties' names, in the order of `left`, `budgets` and `records`."""
         return [party.name for party in self._members]
 
     @property
@@ -135,7 +135,7 @@ class Remote:
         return sum(party.asked for party in self._members)
 
     def terms(self, party: int) -> Terms:
-        """Return the terms that a party was asked for."""
+        """Return the terms that a party was invited on."""
         return self._terms[party]
 
     def status(self) -> Status:
@@ -170,7 +170,7 @@ class Remote:
             raise FarthingError(
                 f"{len(found)} of {len(self._enrolled)} parties are there, {self._least} must be"
             )
-        names = [name for name in self._enrolled if name in found]  # in a fixed order
+        names = [name for name in self._enrolled if name in found]  # in the order of enrolment
         self._checkpoint.add({"members": {name: said[name] for name in names}})
         return [found[name] for name in names]
 
@@ -215,7 +215,7 @@ class Remote:
         for party, terms in zip(self._members, self._terms, strict=True):
             if party.name in agreed:
                 party.answered()
-            elif party.state is State.HERE:  # not heard of, and may come later
+            elif party.state is State.HERE:  # it may still join a later round
                 party.left, party.state = terms.rounds, State.MISSING
         if not self.alive:
             reasons = ", ".join(f"{p.name}: {p.reason or p.state}" for p in self._members)
@@ -230,13 +230,15 @@ class Remote:
         return self._taken(came, contribution, w)
 
     def pick(self) -> int:
-        """A party, by its share of all records; the same again after a crash. Not to be published."""
+        """Pick a party in proportion to its records; unchanged after a crash. The result must not be
+        published.
+        """
         ends = np.cumsum(self.records)
         place = self._checkpoint.turn(self._round + 1, int(ends[-1]))
         return int(np.searchsorted(ends, place, side="right"))
 
     def pass_to(self, party: int, contribution: Contribution, w: Any) -> Answers:
-        """A round with this party alone."""
+        """Run a round with this party alone."""
         if self._terms and self._invitation.trust is not Trust.LOCAL:
             raise Unsupported("only sums over parties are seen under distributed trust")
         if not 0 <= party < len(self):
@@ -248,7 +250,7 @@ class Remote:
     def _taken(
         self, places: list[int], contribution: Contribution, w: Any, weights: Weights | None = None
     ) -> Answers:
-        """Return one round among some parties: as recorded, or asked now and recorded."""
+        """Return the answers of one round among some parties: from the checkpoint, or asked and recorded."""
         if not self._terms:
             raise InvalidValue("nobody was invited yet: call clients.invite(Invitation(...)) first")
         w = np.asarray(w, dtype=np.float64)
@@ -287,7 +289,7 @@ class Remote:
                 f"round {self._round} of the checkpoint is that of another algorithm or of other options: "
                 "resume with the same, or use another folder"
             )
-        self._round = said["round"]  # rounds that were lost are not recorded
+        self._round = said["round"]  # lost rounds are not recorded
         self._restore(said["parties"])
         divisor, count, alive, variance = said["figures"]
         receipts = tuple(self._receipt(place, (seq, text)) for place, seq, text in said["receipts"])
@@ -299,13 +301,13 @@ class Remote:
     def _plain(
         self, question: Question, places: list[int], body: bytes, weights: Weights
     ) -> tuple[list[int], Answers]:
-        """Ask every party for its own upload, with all of its noise."""
+        """Ask each party for its own upload, which carries all of its noise."""
         values: dict[int, Array] = {}
         rows: dict[int, tuple[int, str]] = {}
         where = {self._members[place].name: place for place in places}
 
         def check(name: str, opened: Opened) -> None:
-            """Accept an answer that is about this question, or refuse it."""
+            """Accept an answer to this question, or refuse it."""
             party, said = self._members[where[name]], opened.fields()
             if Turn.of(said) != question.turn:
                 refuse(Reason.STALE, "it is of another run or round")
@@ -322,9 +324,7 @@ class Remote:
 
         header, until = question.header(), time.monotonic() + self._seconds
         unheard = set(where)
-        while (
-            unheard
-        ):  # they may be starting again, or the network is cut: while there is time, the same again
+        while unheard:  # parties may restart, or the network may be cut: ask again while there is time
             requests = {
                 name: (MessageKind.QUESTION, header | {"seen": list(self._members[place].seen)}, body)
                 for name, place in where.items()
@@ -354,7 +354,9 @@ class Remote:
     def _summed(
         self, contribution: Gradient, shape: tuple[int, ...], body: bytes
     ) -> tuple[list[int], Answers]:
-        """The sum over parties and nothing else; where too many left, once more in another round."""
+        """Return the sum over parties by secure aggregation; repeat in a new round where too many dropped
+        out.
+        """
         for _ in range(self._patience):
             places = [place for place, party in enumerate(self._members) if party.asked]
             enough_came(len(places), self._survivors, len(self))
@@ -387,7 +389,7 @@ class Remote:
         )
 
     def _note(self, places: list[int], came: set[int]) -> None:
-        """Update the state of those who were asked."""
+        """Update the state of the parties that were asked."""
         for place in places:
             if place in came:
                 self._members[place].answered()
@@ -396,7 +398,7 @@ class Remote:
             log.warning("%s did not come to round %d", self._members[place].name, self._round)
 
     def _nobody(self, places: list[int]) -> None:
-        """Raise for a round that nobody answered: `BudgetSpent` where nobody can afford one."""
+        """Raise for a round without answers: `BudgetSpent` where no party can afford one."""
         if not any(self._members[place].asked for place in places):
             raise BudgetSpent(f"none of {len(self)} parties can afford another round, or is still there")
         raise FarthingError(
@@ -411,7 +413,7 @@ class Remote:
         check: Check,
         largest: int = 0,
     ) -> tuple[dict[str, Opened], set[str]]:
-        """Return the accepted answers and who was heard of; marks who refused or broke the rules."""
+        """Return the accepted answers and all who replied; mark those that refused or broke the rules."""
         mail = self._post.exchange(requests, kind, seconds, check, largest)
         for party in self._members:
             if party.name in mail.refused:
@@ -437,7 +439,7 @@ class PartyView:
     name: str
     state: str
     left: int | None = None  # rounds it can still afford, as it announced
-    most: int | None = None  # at the beginning
+    most: int | None = None  # rounds it could afford at the beginning
     records: int | None = None
     epsilon: float | None = None
     delta: float | None = None
@@ -450,11 +452,11 @@ class View:
 
     run: str
     method: str
-    phase: str  # in words; begins with "over" at the end
+    phase: str  # begins with "over" at the end
     round: int = 0
     parties: tuple[PartyView, ...] = ()
-    accuracy: tuple[tuple[int, float], ...] = ()  # of some rounds, on public test data
-    noise: float | None = None  # over the clip, the least that a party adds
+    accuracy: tuple[tuple[int, float], ...] = ()  # (round, accuracy on public test data)
+    noise: float | None = None  # noise multiplier, the least over the parties
     clip: float | None = None
-    seconds: float | None = None  # a round
-    end: float | None = None  # seconds until then, as it looks now
+    seconds: float | None = None  # of one round, on average
+    end: float | None = None  # estimated seconds until the end

@@ -1,4 +1,4 @@
-"""The work of ``farthing join``: a party's guard, unless one runs, and the node that hands it questions.
+"""Join a run as a party (``farthing join``): start its guard, unless one runs, and its node.
 
     coordinator = "coordinator.example:9092"
     authority = "ca.pem"              # who signed the coordinator's certificate: it came with its public key
@@ -7,7 +7,7 @@
     # socket = "/run/ward-7/guard.sock"
     # apps = true                     # Flower's own SuperNode, which runs apps that the coordinator sends
 
-Both are started again when they die, until SIGTERM or Ctrl-C.
+Both are restarted when they end, until SIGTERM or Ctrl-C.
 """
 
 import contextlib
@@ -30,14 +30,14 @@ _LOOK = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartyFile:
-    """A party's own file, which says how it joins a coordinator."""
+    """A party's configuration file, which says how it joins a coordinator."""
 
     coordinator: Place
     authority: Path
     node: Path
     policy: Path | None
     socket: Path
-    folder: Path  # for logs, and what Flower keeps
+    folder: Path  # holds logs and Flower's files
     apps: bool = False
 
     @classmethod
@@ -109,7 +109,7 @@ def join(party: PartyFile, say: Callable[[str], None] = lambda _: None) -> None:
             guard.stop()
 
 
-# The guard's standard input closes with this process, which ends it. Errors are one sentence in its log.
+# The guard ends when its standard input closes with this process. An error is the last line of its log.
 _GUARD = """
 import pathlib, sys
 from farthing.deploy.processes import end_with_parent

@@ -1,4 +1,4 @@
-"""The keys and certificates that ``farthing keys`` makes for parties and a coordinator.
+"""Make keys and certificates for parties and a coordinator (``farthing keys``).
 
     FOLDER/coordinator/   coordinator.key       signs questions (Ed25519)
                           public.toml           its public half, for the policies of guards
@@ -8,7 +8,8 @@
                           node.key              Flower's own (ECDSA, P-384)
                           public.toml           both public halves, for the coordinator
 
-A private key belongs where it was made. Files are new, or nothing is written; only their owner reads them.
+A private key stays on the machine where it was made. Existing files are never overwritten; only their owner
+can read the new ones.
 """
 
 import datetime
@@ -29,12 +30,12 @@ from farthing.deploy.messages.signed import Signer, checked_name, public_key
 from farthing.errors import InvalidValue
 
 COORDINATOR = "coordinator"
-_YEARS = datetime.timedelta(days=825)  # no longer is taken by some clients
+_YEARS = datetime.timedelta(days=825)  # some clients reject certificates for longer
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A party's public keys: of its guard, and of its node in OpenSSH's words."""
+    """A party's public keys: its guard's, and its node's in OpenSSH's format."""
 
     key: bytes
     node: str
@@ -157,7 +158,7 @@ def _usage(signs_certificates: bool) -> x509.KeyUsage:
 
 
 def _alternative(host: str) -> x509.GeneralName:
-    """An address or a name, as a certificate lists it."""
+    """Return a host as a certificate lists it: an address or a DNS name."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:

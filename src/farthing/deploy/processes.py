@@ -1,7 +1,7 @@
-"""Child processes that are always cleaned up: ended with their whole group, and when their parent is killed.
+"""Run child processes that end with their parent, together with their whole process group.
 
-A child gets a pipe as its standard input that closes with its parent, however that ends; programs of ours
-watch it (`end_with_parent`). Others are told the parent's number where they have a way to watch it.
+A child's standard input is a pipe that closes when its parent ends, however it ends; our own programs watch
+it (`end_with_parent`). Other programs get the parent's process id, where they can watch it.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-_GRACE = 5.0  # seconds between asking and killing
-_STEADY = 20.0  # a child that lived so long is started again at once
+_GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+_STEADY = 20.0  # seconds: a child that lived as long is restarted at once
 
 
 class Child:
-    """A program in a session of its own; what it prints goes to a file. Its files are its owner's."""
+    """A program in a session of its own that prints to a file; only its owner can read its files."""
 
     def __init__(
         self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
@@ -39,7 +39,7 @@ class Child:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Starts it, what is left of an earlier one being ended."""
+        """Start the program, after ending what is left of an earlier start."""
         self.stop()
         with open(os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
             self._process = subprocess.Popen(
@@ -49,12 +49,12 @@ class Child:
                 stderr=output,
                 env=self._environment,
                 start_new_session=True,
-                umask=0o077,  # what it writes is its owner's
+                umask=0o077,  # files that it writes are readable by its owner only
             )
         self._started = time.monotonic()
 
     def revive(self) -> bool:
-        """Starts it again where it has ended, later and later if it keeps ending; whether it was started."""
+        """Restart the program if it has ended, with growing delays; return whether it was started."""
         if self.running:
             return False
         lived = time.monotonic() - self._started
@@ -67,7 +67,7 @@ class Child:
         return True
 
     def stop(self) -> None:
-        """Ends it and everything that it started."""
+        """End the program and every process that it started."""
         if self._process is None:
             return
         stdin: IO[bytes] | None = self._process.stdin
@@ -83,7 +83,7 @@ class Child:
 
 
 def end_with_parent() -> None:
-    """Ends this process (and its group) once its standard input does."""
+    """End this process and its group once its standard input closes."""
 
     def watch() -> None:
         with contextlib.suppress(OSError):
@@ -97,6 +97,6 @@ def end_with_parent() -> None:
 
 
 def program(name: str) -> str:
-    """A program that was installed beside this Python."""
+    """Return the path of a program that was installed beside this Python."""
     beside = Path(sys.executable).parent / name
     return str(beside) if beside.exists() else name

@@ -1,26 +1,27 @@
-"""The work of ``farthing serve``: the coordinator of a run whose parties are elsewhere.
+"""Serve a run (``farthing serve``): the coordinator of parties on other machines.
 
     run = "wards-1"
     dataset = "wards"                 # as in the parties' policies
-    listen = "0.0.0.0:9092"           # where nodes connect; 127.0.0.1:9092 if left out
-    keys = "keys/coordinator"         # what `farthing keys` made
+    listen = "0.0.0.0:9092"           # the address that nodes connect to; by default 127.0.0.1:9092
+    keys = "keys/coordinator"         # the folder that `farthing keys` made
     folder = "wards-1"                # checkpoint, model.npz, report.json, logs
     schema = "adult"                  # public bounds and vocabularies, a JSON file or the word adult
     test = "adult"                    # optional: public test data, to watch accuracy on
-    wait = 3600                       # seconds until all are there
-    seconds = 60                      # that a round may take
+    wait = 3600                       # seconds until enough parties have connected
+    seconds = 60                      # seconds that a round may take
     patience = 3                      # rounds that a party may miss in a row
-    least = 3                         # parties that a run begins with; all if left out
+    least = 3                         # parties that a run needs to begin; by default all
 
-    [method] name = "addp"                     # or federated-descent, sgd2, sgd1; further options as in
-    `farthing simulate` weights = "plain"                 # --epsilon-iter becomes epsilon_iter, and so on
+    [method]
+    name = "addp"                     # or federated-descent, sgd2, sgd1
+    weights = "plain"                 # options of `farthing simulate`: --epsilon-iter becomes epsilon_iter
     most = 200                        # stop after so many rounds, whatever is left
 
     [parties]
     ward-7 = "keys/ward-7/public.toml"
 
-A run that was interrupted goes on where it was when it is started again, with the same model in the end.
-Privacy is not decided here: every party's guard sees to its own budget.
+A run that was interrupted resumes when it is started again, and ends with the same model. Privacy is not
+decided here: every party's guard enforces its own budget.
 """
 
 import contextlib
@@ -62,13 +63,13 @@ log = logging.getLogger("farthing.federated")
 Array = NDArray[np.float64]
 Weights = tuple[Array, Array]
 
-_POINTS = 200  # of accuracy, on the page
-_LATELY = 10  # rounds that say how long one takes
+_POINTS = 200  # of the accuracy curve on the page
+_LATELY = 10  # recent rounds that the time of one is averaged over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFile:
-    """A run's file: the method, the parties, and where everything lies."""
+    """A run's file: the method, the parties, and all paths."""
 
     run: str
     dataset: str
@@ -168,7 +169,7 @@ class RunFile:
 
 
 def _options(given: Settings) -> dict[str, Any]:
-    """Return the options in a [method] table; those of other methods are refused later, by name."""
+    """Return the options in a [method] table; `checked` refuses those of other methods by name."""
     read: dict[type, Callable[..., Any]] = {float: given.number, int: given.whole, str: given.text}
     return {
         name: given.flag(name) if option.kind is bool else read[option.kind](name, None)
@@ -191,9 +192,9 @@ def serve(
     page: Callable[[Callable[[], View]], Shown] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Runs to the end and returns the report. SIGTERM and Ctrl-C end it, to go on later.
+    """Run to the end and return the report. SIGTERM and Ctrl-C interrupt the run, which can be resumed.
 
-    ``page`` opens a live page of what a function returns (`farthing.report.live_page.Page`).
+    ``page`` opens a live page that shows a function's result (`farthing.report.live_page.Page`).
     """
     if plan.report.exists():
         raise InvalidValue(f"run {plan.run!r} is over, see {str(plan.report)!r}: give another run and folder")
@@ -228,7 +229,7 @@ def coordinate(
     board: "Board",
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """The run itself, over whatever carries messages."""
+    """Coordinate the run over any transport."""
     try:
         clients = _gathered(plan, transport, signer)
         say(f"here        {', '.join(clients.names)}")
@@ -246,7 +247,7 @@ def coordinate(
 
 
 def _gathered(plan: RunFile, transport: Transport, signer: Signer) -> Remote:
-    """Return the parties, once enough of them are there."""
+    """Return the parties, once enough of them have connected."""
     until = time.monotonic() + plan.wait
     enrolled = {name: card.key for name, card in plan.parties.items()}
     while True:
@@ -329,14 +330,14 @@ def _written(
 
 
 def _said(plan: RunFile, clients: Remote, w: Weights, X: Array) -> Array:
-    """Return probabilities on test rows, as `farthing simulate` does."""
+    """Return probabilities for test rows, as `farthing simulate` does."""
     problem = plan.problem(int(clients.records.sum()))
     features = plan.job.features(clients, problem)
     return problem.probabilities(w, X, clip_norm=clients.terms(0).bound.clip, features=features)
 
 
 def _told(clients: Remote, place: int) -> dict[str, Any]:
-    """Return what a party announced, and its state."""
+    """Return a party's announced figures and its state."""
     status, terms = clients.status().parties[place], clients.terms(place)
     return {
         "party": status.name,
@@ -389,7 +390,7 @@ class Board:
             self.most.setdefault(party.name, max(1, party.left + step.t))
         self.ends.append(time.monotonic())
         if accuracy is not None:
-            if len(self.accuracy) >= _POINTS:  # every other one will do
+            if len(self.accuracy) >= _POINTS:  # keep every second point
                 self.accuracy = self.accuracy[::2]
             self.accuracy = [*self.accuracy, (step.t, accuracy)]
 
@@ -439,7 +440,7 @@ class Board:
 
 
 def lines(report: dict[str, Any]) -> dict[str, Any]:
-    """Return a report in words."""
+    """Return a report as text, line by line."""
     words: dict[str, Any] = {
         "run": f"{report['run']}, {report['method']}, {report['rounds']:,} rounds",
         "stopped": report["stopped"],

@@ -1,4 +1,4 @@
-"""Settings from a TOML file, read entry by entry: what is missing, of another type or unknown is an error.
+"""Read settings from a TOML file entry by entry: a missing, mistyped or unknown entry is an error.
 
 >>> import tempfile
 >>> path = Path(tempfile.mkdtemp()) / "run.toml"
@@ -100,7 +100,7 @@ class Settings:
 
     @property
     def names(self) -> list[str]:
-        """The names of all entries that were not read yet."""
+        """Return the names of all entries that were not read yet."""
         return list(self._values)
 
     def done(self) -> None:

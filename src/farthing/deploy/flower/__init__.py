@@ -1,2 +1,1 @@
-"""Flower carries the messages: opaque bytes, no key, no record and no decision. Only this folder imports
-flwr."""
+"""Carry messages over Flower: opaque bytes, no key, no record, no decision. Only this folder imports flwr."""

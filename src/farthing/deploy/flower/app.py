@@ -1,8 +1,8 @@
-"""Flower's two apps, both of which only carry bytes: no key, no record and no decision is in them.
+"""Define Flower's two apps, which only carry bytes: they hold no key and no record, and decide nothing.
 
-`client` hands a request to the guard's Unix socket and returns what the guard says. `server` connects to the
-coordinator's `Bridge`, sends what it is given to nodes over Flower's grid, and hands the answers back. What
-is signed, checked, charged and counted is so at both ends, out of reach of this file.
+`client` hands a request to the guard's Unix socket and returns the guard's answer. `server` connects to the
+coordinator's `Bridge`, sends its requests to nodes over Flower's grid, and hands the answers back. Signing,
+checking, charging and counting happen at both ends, outside these apps.
 """
 
 import math
@@ -20,8 +20,8 @@ from farthing.deploy.messages.forms import call
 
 GUARD = "guard"  # the entry of a node's configuration with the socket of its guard
 
-_AGAIN, _SOON_AGAIN = 20.0, 1.0  # seconds after which a request is sent once more: unanswered, or failed
-_LASTING = 200.0  # seconds after which Flower forgets a message: long enough for a busy machine
+_AGAIN, _SOON_AGAIN = 20.0, 1.0  # seconds after which an unanswered or failed request is sent again
+_LASTING = 200.0  # seconds after which Flower drops a message: long enough for a busy machine
 _GUARD_SECONDS = 120.0
 
 client = ClientApp()
@@ -30,7 +30,7 @@ server = ServerApp()
 
 @client.query()
 def relay(message: Message, context: Context) -> Message:
-    """Asks the guard. Where it does not answer this raises, and the party is missing from the round."""
+    """Ask the guard. Raises where it does not answer, and the party is missing from the round."""
     path = str(context.node_config[GUARD])
     answer = call(path, opened(message), seconds=_GUARD_SECONDS)
     return Message(wrapped(answer), reply_to=message)
@@ -38,15 +38,15 @@ def relay(message: Message, context: Context) -> Message:
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    """Carries for the coordinator until it goes away."""
+    """Carry messages for the coordinator until it disconnects."""
     hurry()
     carry(os.environ[BRIDGE], Carrier(grid).exchange)
 
 
 def hurry() -> None:
-    """Looks for the parts of a message that are still on their way after .1 s, not Flower's whole second.
+    """Shorten Flower's first wait for the parts of a message from 1 s to 0.1 s.
 
-    A message is announced before its parts arrive, so that whoever looks often sees it too early.
+    A message is announced before its parts arrive, so a frequent poll sees it before it is complete.
     """
     from flwr.supercore.inflatable import inflatable_utils
 
@@ -56,10 +56,10 @@ def hurry() -> None:
 
 
 class Looks:
-    """When to look again: every look costs the SuperLink as much as a message does.
+    """A schedule of pauses between polls: every poll costs the SuperLink as much as a message does.
 
-    First after half of what it took the last time, then after an eighth of it, then ever more rarely. Two
-    who wait for each other in this way still come down to what the work itself takes.
+    The first pause is half of the last waiting time, then an eighth of it, then ever longer. Two sides that
+    poll each other in this way still converge to the time that the work itself takes.
     """
 
     def __init__(self) -> None:
@@ -83,17 +83,17 @@ class Looks:
 
 
 class Carrier:
-    """Requests to nodes over Flower's grid, and their answers back.
+    """A carrier that sends requests to nodes over Flower's grid and returns their answers.
 
-    A request that was sent in an earlier exchange is not sent anew: its answer may be under way.
+    A request that was sent in an earlier exchange is not sent again at once: its answer may be under way.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid, self._looks = grid, Looks()
-        self._sent: dict[tuple[int, bytes], tuple[float, set[str]]] = {}  # when last, and as which messages
+        self._sent: dict[tuple[int, bytes], tuple[float, set[str]]] = {}  # time last sent, message ids
 
     def exchange(self, requests: Mapping[int, bytes], seconds: float) -> Iterator[tuple[int, bytes]]:
-        """(node, answer) as they come. What is not answered, or answered by an error, is sent again."""
+        """Yield (node, answer) as they come; send unanswered and failed requests again."""
         until, left = time.monotonic() + seconds, dict(requests)
         self._sent = {key: self._sent[key] for key in left.items() if key in self._sent}
         while left and time.monotonic() < until:
@@ -109,7 +109,7 @@ class Carrier:
                     del left[key[0]], self._sent[key]
                     self._looks.end()
                     yield key[0], opened(message)
-                else:  # the node is not there, or its guard
+                else:  # the node or its guard is not running
                     when, others = self._sent[key]
                     others.discard(message.metadata.reply_to_message_id)
                     self._sent[key] = (min(when, time.monotonic() - _AGAIN + _SOON_AGAIN), others)

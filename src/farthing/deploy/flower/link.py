@@ -1,15 +1,15 @@
-"""Flower's SuperLink with a doorman: from other machines nodes get in, and nobody else.
+"""Run Flower's SuperLink with access control: other machines reach the nodes' interface only.
 
-Flower serves three interfaces on one port. Nodes need the fleet's, where they prove who they are. The
-runtime's is for the coordinator's own processes, which prove it by a secret of theirs; it is closed to
-whoever does not come from this machine. The control interface registers nodes and starts apps, that is: code
-that runs under the coordinator's account, and Flower asks nobody for a name there unless an account system is
-set up. So the doorman asks: a request to it comes from this machine and carries the key that the coordinator
-wrote to a file which only its own account reads (`KEY_FILE`), and of all apps only our relay is started,
-known by the SHA-256 of its bundle. Everything else is closed.
+Flower serves three interfaces on one port. Nodes need the fleet interface, where they authenticate. The
+runtime interface is for the coordinator's own processes, which authenticate with a secret; it is closed to
+other machines. The control interface registers nodes and starts apps, that is: code that runs under the
+coordinator's account, and Flower asks for no credentials there unless an account system is set up. So
+`AccessControl` does: a request to it must come from this machine and carry the key that the coordinator wrote
+to a file readable by its own account only (`KEY_FILE`), and the only app that can be started is our relay,
+identified by the SHA-256 of its bundle. All other paths are closed.
 
-``python -m farthing.deploy.flower.link ARGUMENTS`` takes flower-superlink's arguments, and ends when its
-standard input does: with whoever started it.
+``python -m farthing.deploy.flower.link ARGUMENTS`` takes flower-superlink's arguments. It ends when its
+standard input closes, that is, with the process that started it.
 """
 
 import hashlib
@@ -28,15 +28,15 @@ from farthing.deploy.processes import end_with_parent
 NODES = "/v1/fleet/"
 EXECUTOR = "/v1/runtime/"
 REGISTER, START = "/v1/control/register-node", "/v1/control/start-run"
-AT_THE_DOOR = "/farthing-doorman"  # answered by the doorman alone, to see that there is one
+AT_THE_DOOR = "/farthing-doorman"  # answered by the access control itself, to show that it is in place
 
-_LARGEST = 2**22  # bytes of a request that starts an app: ours has one small file
+_LARGEST = 2**22  # bytes of a request that starts an app: our bundle is one small file
 
 App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 
 
 class Doorman:
-    """Wraps an ASGI app; ``key`` opens the control interface, ``bundle`` is the SHA-256 of our own app."""
+    """An ASGI wrapper: ``key`` opens the control interface, only ``bundle`` (a SHA-256) can be started."""
 
     def __init__(self, app: App, key: str, bundle: str) -> None:
         if not key:
@@ -68,7 +68,7 @@ class Doorman:
         return len(given) == 1 and hmac.compare_digest(given[0], self._key)
 
     async def _start(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Passes a request on that starts our app, and no other."""
+        """Forward a request that starts our app; refuse any other app."""
         body = await _whole(receive)
         if body is None or bundle_of(body) != self._bundle:
             await _refuse(send, "this is not our app")
@@ -82,7 +82,7 @@ class Doorman:
 
 
 def admitted(path: Any, peer: Any, here: Any = None) -> bool:
-    """Nodes from anywhere; all else from this machine only.
+    """Return whether a client may use a path: nodes from anywhere, everything else from this machine only.
 
     >>> admitted("/v1/fleet/pull-messages", ("192.0.2.7", 4711))
     True
@@ -102,12 +102,12 @@ def admitted(path: Any, peer: Any, here: Any = None) -> bool:
 
 
 def bundle_of(body: bytes) -> str:
-    """The SHA-256 of the bundle that a request would start; nothing where it names one kept elsewhere."""
+    """Return the SHA-256 of the bundle that a request would start; empty where it names a remote one."""
     from flwr.proto.control_pb2 import StartRunRequest
 
     try:
         asked = StartRunRequest.FromString(body)
-    except Exception:  # protobuf's own kind, of a library that has no types
+    except Exception:  # a DecodeError, which protobuf does not export with types
         return ""
     if asked.app_spec or not asked.fab.content:
         return ""
@@ -115,21 +115,21 @@ def bundle_of(body: bytes) -> str:
 
 
 def bundled(files: Mapping[str, bytes]) -> bytes:
-    """An app as Flower bundles it; the same bytes for the same files."""
+    """Return an app as Flower bundles it; equal files give equal bytes."""
     from flwr.cli.build import build_fab_from_files
 
-    with warnings.catch_warnings():  # of one library that it uses about another
+    with warnings.catch_warnings():  # a deprecation warning between two dependencies
         warnings.simplefilter("ignore", DeprecationWarning)
         return build_fab_from_files(files)[0]
 
 
 def our_bundle() -> str:
-    """The SHA-256 of the relay."""
+    """Return the SHA-256 of the relay's bundle."""
     return hashlib.sha256(bundled({"pyproject.toml": APP.encode("ascii")})).hexdigest()
 
 
 async def _whole(receive: Any) -> bytes | None:
-    """The body of a request; None where it is too large or breaks off."""
+    """Return the body of a request; None where it is too large or incomplete."""
     parts, size, more = [], 0, True
     while more:
         message = await receive()
@@ -161,7 +161,7 @@ def main() -> None:
     key, bundle = Path(os.environ[KEY_FILE]).read_text(encoding="ascii").strip(), our_bundle()
 
     def guarded(app: Any, **options: Any) -> None:
-        # Who comes through a proxy on this machine comes from where the proxy says; no other is believed.
+        # The address of a client comes from a proxy on this machine, if there is one; no other is trusted.
         door = Doorman(app, key, bundle)
         serve(door, proxy_headers=True, forwarded_allow_ips="127.0.0.1,::1", **options)
 

@@ -1,11 +1,11 @@
-"""A party's node: Flower's identity, encryption and messages, and of all apps only our own relay.
+"""Run a party's node: Flower's identity, encryption and messages, and no app but our own relay.
 
 ``python -m farthing.deploy.flower.node ADDRESS CA NODE_KEY SOCKET [--apps]`` joins the SuperLink at ADDRESS
-and hands requests to the guard at SOCKET. Flower's own SuperNode downloads an app from whoever runs the
-SuperLink and runs it for every message, in a new process; this one runs no code but what the party installed,
+and hands requests to the guard at SOCKET. Flower's own SuperNode downloads an app from the SuperLink's
+operator and runs it for every message, in a new process; this node runs only code that the party installed,
 and a round takes a fraction of a second. With ``--apps`` it is Flower's SuperNode, of any version.
 
-Ends when its standard input does: with whoever started it.
+It ends when its standard input closes, that is, with the process that started it.
 """
 
 import socket as socketlib
@@ -26,7 +26,7 @@ _INTERVAL = "HEARTBEAT_DEFAULT_INTERVAL"
 
 
 def attend(address: str, authority: Path, key: Path, socket: str) -> None:
-    """Answers messages for as long as the connection lasts."""
+    """Answer messages as long as the connection lasts."""
     from flwr.app import Message
     from flwr.supercore.inflatable.inflatable_object import (
         get_all_nested_objects,
@@ -69,7 +69,7 @@ def attend(address: str, authority: Path, key: Path, socket: str) -> None:
             context = Context(run, node, {GUARD: socket}, RecordDict(), {})
             try:
                 reply: Message = client(message, context)
-            except Exception as error:  # the guard is not there, or this is no request: nothing to say
+            except Exception as error:  # no guard, or no valid request: leave it unanswered
                 print(f"not answered: {type(error).__name__}", file=sys.stderr, flush=True)
                 continue
             reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -81,9 +81,9 @@ def attend(address: str, authority: Path, key: Path, socket: str) -> None:
 
 
 def _beat() -> None:
-    """Heartbeats every ten seconds, Flower's least, not thirty.
+    """Send heartbeats every ten seconds, Flower's minimum, instead of every thirty.
 
-    A node that was killed is not let in again before two of them were missed.
+    A node that was killed is not readmitted before it missed two of them.
     """
     from flwr.supercore import heartbeat
     from flwr.supernode import fleet_http_connection
@@ -94,7 +94,7 @@ def _beat() -> None:
 
 
 def apps(address: str, authority: Path, key: Path, socket: str) -> None:
-    """Flower's own SuperNode, which runs the apps it is sent; it installs nothing for them."""
+    """Run Flower's own SuperNode, which runs the apps it is sent; it installs nothing for them."""
     from flwr.supernode.cli import flower_supernode
 
     sys.argv = ["flower-supernode", "--superlink", address, "--root-certificates", str(authority)]

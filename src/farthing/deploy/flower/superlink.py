@@ -1,19 +1,17 @@
-"""Flower's processes on the coordinator's side, and a `Bridge` over them.
+"""Run Flower's processes on the coordinator's side, and a `Bridge` over them.
 
-A SuperLink (TLS, nodes known by their keys, its own database, a doorman), a SuperExec that runs our relay as
-a process of its own, and Flower's client to register nodes and start the relay. A thread sees to it that all
-of them live: a SuperLink that was killed is started again and goes on from its database. Nothing is
+These are a SuperLink (TLS, nodes known by their keys, its own database, access control), a SuperExec that
+runs our relay as a process of its own, and Flower's client, which registers nodes and starts the relay. A
+thread restarts any of them that ends: a SuperLink that was killed continues from its database. Nothing is
 installed, fetched or reported: telemetry and update checks are off.
 
-Another account of this machine cannot start anything here: the control interface asks for a key that is made
-anew for every coordinator and lies in a file which only its own account reads.
-
-What a coordinator tells Flower's SuperLink: who may join, and to run the relay.
+Other accounts of this machine cannot start apps: the control interface asks for a key that is new for every
+coordinator and lies in a file readable by its own account only.
 
 ``python -m farthing.deploy.flower.superlink register FILE...`` registers the nodes with these keys, ``... run
-FOLDER`` starts the app in a folder. Both are Flower's own commands, several in one process; each prints an
-object of JSON, among words for people (`objects`). Requests carry the coordinator's key, without which the
-doorman (`farthing.deploy.flower.link`) lets nobody at these commands.
+FOLDER`` starts the app in a folder. Both run Flower's own commands, several in one process; each prints a
+JSON object among other text (`objects`). Requests carry the coordinator's key, without which
+`farthing.deploy.flower.link` refuses them.
 """
 
 import contextlib
@@ -39,12 +37,12 @@ from farthing.deploy.bridge import Bridge
 from farthing.deploy.processes import Child, program
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 
-KEY_FILE = "FARTHING_CONTROL_KEY"  # in the environment: where the key lies that opens the control interface
-KEY_HEADER = "x-farthing-control-key"  # how a request carries it
+KEY_FILE = "FARTHING_CONTROL_KEY"  # environment variable: the file with the key of the control interface
+KEY_HEADER = "x-farthing-control-key"  # the HTTP header that carries the key
 
 
 def objects(text: str) -> Iterator[dict[str, Any]]:
-    """The objects in what was printed.
+    """Yield the JSON objects in printed text.
 
     >>> list(objects('Registered. {"node-id": 1} Done. {"success": false}'))
     [{'node-id': 1}, {'success': False}]
@@ -59,7 +57,7 @@ def objects(text: str) -> Iterator[dict[str, Any]]:
 
 
 def _carry_key() -> None:
-    """Adds the coordinator's key to every request of Flower's client."""
+    """Add the coordinator's key to every request of Flower's client."""
     from flwr.supercore.protobuf.client import ProtobufClient
 
     key, begin = Path(os.environ[KEY_FILE]).read_text(encoding="ascii").strip(), ProtobufClient.__init__
@@ -78,7 +76,7 @@ def main(arguments: list[str]) -> None:
     command, *rest = arguments
     before = ["run"] if command == "run" else ["supernode", "register"]
     for argument in rest:
-        with contextlib.suppress(SystemExit):  # what went wrong is in the object that was printed
+        with contextlib.suppress(SystemExit):  # the printed object holds the error
             app([*before, argument, "farthing", "--format", "json"], standalone_mode=False)
 
 
@@ -88,7 +86,7 @@ if __name__ == "__main__":
 
 log = logging.getLogger("farthing.federated")
 
-BRIDGE = "FARTHING_BRIDGE"  # as in `farthing.deploy.flower.app`, which needs Flower to be imported
+BRIDGE = "FARTHING_BRIDGE"  # repeated from `farthing.deploy.flower.app`, whose import needs Flower
 _AT_THE_DOOR = "/farthing-doorman"
 
 APP = """[project]
@@ -104,22 +102,22 @@ serverapp = "farthing.deploy.flower.app:server"
 clientapp = "farthing.deploy.flower.app:client"
 """
 
-_UP = 120.0  # seconds that a SuperLink may take to answer
-_EACH = 20.0  # and more for every node that is registered
-_FREE = 20.0  # seconds in which a port may still be held by a SuperLink whose coordinator was killed
-_RELAY = 90.0  # seconds that a relay may take to connect, before another is started
+_UP = 120.0  # seconds within which a SuperLink must answer
+_EACH = 20.0  # additional seconds for each node to register
+_FREE = 20.0  # seconds for which the SuperLink of a killed coordinator may still hold the port
+_RELAY = 90.0  # seconds within which a relay must connect before another is started
 _LOOK = 0.5
-_DOOR = 20.0  # seconds that the doorman may take to answer: a busy machine is no failure
+_DOOR = 20.0  # seconds within which the access control must answer, even on a busy machine
 
 
 def needs_flower() -> None:
-    """Refuses where Flower is not installed."""
+    """Refuse to continue where Flower is not installed."""
     if importlib.util.find_spec("flwr") is None:
         raise Unsupported("this needs Flower: pip install 'farthing[flower]'")
 
 
 def environment(home: Path) -> dict[str, str]:
-    """For programs of Flower's: nothing reported or looked up, all that they keep under ``home``."""
+    """Return the environment of Flower's programs: no telemetry, no update checks, files under ``home``."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     return {
         **os.environ,
@@ -132,7 +130,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def _write_secret(path: Path, text: str) -> None:
-    """Write a new file that only its owner reads, in place of an older one."""
+    """Write a file that only its owner reads, replacing an older one."""
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
         file.write(text)
@@ -163,7 +161,7 @@ class Place:
 
 
 class SuperLink:
-    """Everything of Flower's that a coordinator needs; ``nodes`` are the parties' keys in OpenSSH's words."""
+    """Flower's processes that a coordinator needs; ``nodes`` are the parties' keys in OpenSSH's format."""
 
     def __init__(self, place: Place, keys: Path, nodes: Mapping[str, str], folder: Path) -> None:
         needs_flower()
@@ -258,7 +256,7 @@ class SuperLink:
             file.write(said.stdout + said.stderr)
         return list(objects(said.stdout))
 
-    # --- getting it up, and keeping it so
+    # --- starting and keeping alive
 
     def _await_link(self) -> None:
         began = time.monotonic()
@@ -272,7 +270,7 @@ class SuperLink:
             time.sleep(_LOOK)
 
     def _answers(self) -> bool:
-        """Whether the doorman is there; where something else is, nothing goes on."""
+        """Return whether our access control answers; raise where something else does."""
         known = ssl.create_default_context(cafile=str(self._keys / "ca.pem"))
         door = urllib.request.ProxyHandler({})
         opener = urllib.request.build_opener(door, urllib.request.HTTPSHandler(context=known))
@@ -297,7 +295,7 @@ class SuperLink:
         )
 
     def _registered(self, nodes: Mapping[str, str]) -> dict[str, int]:
-        """The numbers of the parties' nodes; once registered they stay so, in the SuperLink's database."""
+        """Return the numbers of the parties' nodes; the SuperLink's database keeps the registration."""
         path = self._folder / "nodes.json"
         known: dict[str, list[object]] = json.loads(path.read_text()) if path.exists() else {}
         fresh = [name for name, key in nodes.items() if known.get(name, [""])[0] != key]
@@ -319,10 +317,10 @@ class SuperLink:
         return {name: int(str(known[name][1])) for name in nodes}
 
     def _keep(self) -> None:
-        """Starts again what has died."""
+        """Restart processes that have ended."""
         assert self.bridge is not None
         assert self._executor is not None
-        since, before = -math.inf, False  # when a relay was started last, and whether it had come
+        since, before = -math.inf, False  # when the last relay was started, and whether it connected
         while not self._over.wait(_LOOK):
             if self._link.revive():
                 log.warning("the SuperLink had ended and was started again")

@@ -1,1 +1,1 @@
-"""The party's own process: it alone holds records, noise and ledger, and answers what its policy allows."""
+"""Guard a party's records: the one process that holds records, noise and ledger, and enforces the policy."""

@@ -1,23 +1,23 @@
-"""The guard: records, noise and ledger behind one function from bytes to bytes.
+"""Implement the guard: records, noise and ledger behind one function from bytes to bytes.
 
-`Guard.answer` opens a signed message, looks at it against the party's own `Policy` and either answers or
-refuses; it never raises on what it is sent. A question carries all that it needs (terms, contribution,
-weights), so the guard remembers nothing but its ledger: after a crash it is what the ledger says.
+`Guard.answer` opens a signed message, checks it against the party's own `Policy` and either answers or
+refuses; it never raises on what it is sent. A question carries everything it needs (terms, contribution,
+weights), so the guard has no state but its ledger: after a crash it reads its state from the ledger.
 
 The order is that of `Ledger.ask`: the charge is on disk, then the answer is computed and kept under its key,
-then logged (`AnswerLog`), then sent. The same question again (run, round, nonce, terms, weights) gets the
-kept answer; one that was charged and never answered gets nothing (`Reason.LOST`), and no second noise.
-A round is answered once: earlier ones are stale, whatever their nonce. No clock decides anything.
+then logged (`AnswerLog`), then sent. A repeated question (run, round, nonce, terms, weights) gets the kept
+answer; one that was charged and never answered is refused (`Reason.LOST`): no second noise is drawn. A round
+is answered once: earlier rounds are stale, whatever their nonce. No decision depends on a clock.
 
-The guarantee is the ledger's: (ε, δ) of the policy for one unit, under its adjacency, against whoever sees
-everything that the guard ever sends.
+The guarantee is the ledger's: (ε, δ) of the policy for one unit, under its adjacency, against an observer who
+sees everything that the guard ever sends.
 
-The log of answers that left: one line an answer, written and flushed before the answer is sent.
+`AnswerLog` logs released answers: one line an answer, written and flushed before the answer is sent.
 
 Each line names the key, the row of the ledger that charged it and the SHA-256 of the answer, and carries the
-hash of the line before it. With the ledger beside it anybody can check that no answer went out without a
-charge. It is also a head of the ledger that can be kept elsewhere: a ledger that lacks a row which the log
-saw was put back to an earlier state, and locks.
+hash of the line before it. Together with the ledger it lets anybody check that no answer went out without a
+charge. It also serves as a copy of the journal's head: a ledger that lacks a row named in the log was rolled
+back to an earlier state, and locks.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=Fals
 
 
 class AnswerLog:
-    """An append-only file of lines, held by one process at a time."""
+    """An append-only log of released answers, held by one process at a time."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
@@ -93,7 +93,7 @@ class AnswerLog:
 
     def _read(self) -> None:
         content = os.pread(self._file, os.fstat(self._file).st_size, 0)
-        if not content:  # perhaps new: its name must be on disk before any line is
+        if not content:  # the file may be new: its name must be on disk before any line is
             folder = os.open(Path(self.path).parent, os.O_RDONLY)
             try:
                 os.fsync(folder)
@@ -101,7 +101,7 @@ class AnswerLog:
                 os.close(folder)
         whole = content.rpartition(b"\n")[0]
         self._size = len(whole) + 1 if whole else 0
-        if self._size < len(content):  # torn by a crash, so that what it was about was never sent
+        if self._size < len(content):  # torn by a crash, so its answer was never sent
             os.ftruncate(self._file, self._size)
         for number, line in enumerate(whole.splitlines()):
             try:
@@ -118,7 +118,7 @@ class AnswerLog:
         return key in self._rows
 
     def check(self, hashes: Sequence[str], ledger: object) -> None:
-        """Raises `LedgerLocked` unless a ledger with such rows holds every one that charged an answer."""
+        """Raise `LedgerLocked` unless the ledger with these rows holds every row that charged an answer."""
         for seq, held, _ in self._rows.values():
             if not (seq < len(hashes) and hashes[seq] == held):
                 raise LedgerLocked(
@@ -127,7 +127,7 @@ class AnswerLog:
                 )
 
     def append(self, key: str, seq: int, digest: str, answer: str) -> None:
-        """One line, on disk when this returns; a line already there is not repeated."""
+        """Append one line, on disk when this returns; a line already there is not repeated."""
         if key in self._rows:
             if self._rows[key] != (seq, digest, answer):
                 raise LedgerLocked(f"log {self.path}: another answer was logged under {key!r}")
@@ -153,12 +153,12 @@ class AnswerLog:
 
 log = logging.getLogger("farthing.deploy.guard")
 
-_LONGEST = 1e6  # of what rows are lengthened by or shrunk to
+_LONGEST = 1e6  # the largest factor between 1 and an intercept or radius
 _LOCKED = "the ledger cannot be written, or is not the newest: nothing is released"
 
 
 class Guard:
-    """A party's guard over its records; answers one question at a time, safe from several threads."""
+    """A party's guard over its records, which answers one question at a time; thread-safe."""
 
     def __init__(
         self, policy: Policy, records: Records, signer: Signer, *, stream: Stream | None = None
@@ -180,10 +180,10 @@ class Guard:
             self._past.read(self._ledger)
             self._log.check(self._past.hashes, policy.ledger)
             self._name_the_ledger()
-            opened.pop_all()  # in order: they stay open
+            opened.pop_all()  # no error: both stay open
 
     def _name_the_ledger(self) -> None:
-        """A ledger belongs to one data set, whose name stands in it."""
+        """Write the data set's name into a new ledger; refuse a ledger of another data set."""
         named, dataset = self._past.dataset, self.policy.dataset
         if named is None:
             note = {"dataset": dataset}
@@ -193,7 +193,7 @@ class Guard:
 
     @property
     def public(self) -> bytes:
-        """The key that its answers are signed with."""
+        """Return the public key that verifies its answers."""
         return self._signer.public
 
     def close(self) -> None:
@@ -205,13 +205,14 @@ class Guard:
     # --- answering
 
     def answer(self, data: bytes) -> bytes:
-        """An answer, or a refusal, both signed. Never raises for what ``data`` holds."""
+        """Return a signed answer or a signed refusal. Never raises for what ``data`` holds."""
         about = ""
         try:
             opened = unseal(data, self.policy.coordinators, self.largest)
             about = opened.digest
             self._price(opened)
-            with self._lock, np.errstate(all="ignore"):  # a warning, or what it turns into, would tell
+            # a floating-point warning would depend on the records
+            with self._lock, np.errstate(all="ignore"):
                 return self._reply(opened)
         except Refused as refusal:
             return self.refusal(refusal, about)
@@ -220,7 +221,7 @@ class Guard:
             return self.refusal(Refused(Reason.INTERNAL, "the guard could not answer this"), about)
 
     def refusal(self, refusal: Refused, about: str = "") -> bytes:
-        """A refusal of the message with digest ``about``; logged without values."""
+        """Return a signed refusal of the message with digest ``about``; log it without values."""
         log.warning("refused: %s", refusal)
         header = {"about": about, "reason": str(refusal.reason), "text": refusal.text}
         return seal(MessageKind.REFUSAL, header, b"", self._signer)
@@ -243,12 +244,12 @@ class Guard:
             refuse(Reason.LOCKED, _LOCKED)
 
     def _price(self, opened: Opened) -> None:
-        """Has terms priced that the message is about, if any, before the lock is taken."""
+        """Price the terms of a message, if it has any, before the lock is taken."""
         if opened.kind in (MessageKind.PROPOSAL, MessageKind.QUESTION, MessageKind.OPENING):
             given = opened.fields()
             self._of_ours(given.text("dataset"))
             invitation = forms.invitation_of(given.inner("invitation"))
-            with contextlib.suppress(Refused):  # remembered, and said once it is that message's turn
+            with contextlib.suppress(Refused):  # remembered, and raised when the message is processed
                 self._pricing.terms(invitation)
 
     def _announce(self, opened: Opened) -> bytes:
@@ -287,21 +288,21 @@ class Guard:
         header |= self.released(key, answer, terms)
         return self._sealed(MessageKind.ANSWER, question.turn, opened, header, body)
 
-    # --- what a question must be
+    # --- checking questions
 
     def _of_ours(self, dataset: str) -> None:
         if dataset != self.policy.dataset:
             refuse(Reason.DATASET, "this guard keeps another data set")
 
     def _allowed(self, invitation: Invitation) -> Terms:
-        """Our terms for an invitation, if the policy allows them and the budget is not promised to others."""
+        """Return our terms for an invitation, if policy and promised budget allow them."""
         terms, promised = self._pricing.terms(invitation), self._past.promised
         if promised and _text(encode(terms.price(self.policy.budget))) not in promised:
             refuse(Reason.PROMISED, "the budget of this data set is promised to other terms")
         return terms
 
     def admitted(self, question: Question) -> tuple[Terms, str, bool]:
-        """Our terms, the key to charge, whether it is a new one; if the policy and the past allow it."""
+        """Return our terms, the key to charge and whether it is new, if policy and past rounds allow."""
         self._of_ours(question.dataset)
         limits, features = self.policy.limits, question.contribution.features
         if forms.loss_name(question.contribution) not in limits.losses:
@@ -318,7 +319,8 @@ class Guard:
         terms = self._allowed(question.invitation)
         key = f"{question.turn.key(self.policy.dataset)}/{_about(question)}"
         try:
-            own_cell(terms, math.prod(question.shape))  # so that nothing is charged that has no lattice
+            # refuse before charging where the noise has no lattice
+            own_cell(terms, math.prod(question.shape))
         except (FarthingError, ArithmeticError):
             refuse(Reason.NOISE, "there is no lattice for so much noise on so many coordinates")
         new = self._past.is_new(question.turn, key, limits.rounds)
@@ -338,7 +340,7 @@ class Guard:
     # --- charging and answering
 
     def ask(self, question: Question, terms: Terms, w: Any, key: str) -> Answer:
-        """Charge, then answer; a question that was answered before gets the same answer."""
+        """Charge, then answer; a repeated question gets the answer that was kept."""
         before = self._past.holds(key)
         try:
             self._agent.join(question.invitation)
@@ -355,7 +357,7 @@ class Guard:
             raise
 
     def released(self, key: str, answer: Answer, terms: Terms) -> dict[str, Any]:
-        """Logs an answer, durably; where it was charged, and what is left."""
+        """Log an answer durably; return the row that charged it and the rounds left."""
         value = np.ascontiguousarray(answer.value)
         self._log.append(key, answer.receipt.seq, answer.receipt.hash, digest(value.tobytes()))
         self._past.read(self._ledger)
@@ -363,7 +365,7 @@ class Guard:
         return {"row": row, "left": self._left(terms), "head": self._past.newest}
 
     def _row(self) -> dict[str, Any]:
-        """The newest row, for the coordinator to keep: a head elsewhere."""
+        """Return the newest row, which the coordinator keeps as a copy of the journal's head."""
         return {"row": self._past.newest}
 
     def _sealed(
@@ -373,7 +375,7 @@ class Guard:
 
 
 class _Past:
-    """What the ledger says of earlier rounds; read on from where it was read before."""
+    """A summary of earlier rounds, read from the ledger incrementally."""
 
     def __init__(self, dataset: str) -> None:
         self._prefix = f"{dataset}/"
@@ -409,7 +411,7 @@ class _Past:
 
     @property
     def charged(self) -> int:
-        """The number of answers that were charged, of whatever price."""
+        """Return the number of answers that were charged, at any price."""
         return sum(self.counts.values())
 
     @property
@@ -417,13 +419,13 @@ class _Past:
         return [len(self.hashes) - 1, self.hashes[-1]]
 
     def must_hold(self, seen: tuple[int, str] | None) -> None:
-        """Refuses where the ledger lacks a row that somebody saw: it was put back to an earlier state."""
+        """Refuse where the ledger lacks a row that the coordinator saw: it was rolled back."""
         if seen is not None and not (seen[0] < len(self.hashes) and self.hashes[seen[0]] == seen[1]):
             log.error("the ledger lacks row %d, which the coordinator has seen", seen[0])
             refuse(Reason.LOCKED, _LOCKED)
 
     def is_new(self, turn: Turn, key: str, most: int) -> bool:
-        """Whether a question is new; False for the very one of an earlier round; anything else is refused."""
+        """Return True for a new question, False for a repeated one; refuse stale and conflicting ones."""
         rounds = self._rounds.get(turn.run, {})
         before = rounds.get(turn.round)
         if before == key:
@@ -442,7 +444,7 @@ def _text(event: dict[str, Any]) -> str:
 
 
 def _about(question: Question) -> str:
-    """Stands for the terms and the contribution: with the weights, all that an answer depends on."""
+    """Return a digest of terms and contribution, which with the weights determine an answer."""
     header = question.header()
     text = json.dumps([header["invitation"], header["contribution"], header["shape"]], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,10 +1,10 @@
-"""The guard's part in secure aggregation: one session at a time, in memory only.
+"""Take a guard's part in secure aggregation: one session at a time, in memory only.
 
-Under distributed trust a guard's noise is a share of what the sum needs, so nothing of it may be seen alone.
-The guard is the member of the session itself (`farthing.deploy.secagg.protocol.Member`); who relays its
-messages sees masked vectors and sealed shares. Keys of a session are never written down: a guard that was
-started again has left the session, and the others' shares make up for it. A round that was charged is not
-masked again.
+Under distributed trust a guard's noise is only a share of what the sum needs, so its upload must not be seen
+alone. The guard itself is the member of the session (`farthing.deploy.secagg.protocol.Member`); the processes
+that relay its messages see masked vectors and sealed shares. Keys of a session are never written to disk: a
+guard that was restarted has dropped out of the session, and the others recover its masks from their shares.
+A round that was charged is not masked again.
 """
 
 from dataclasses import dataclass, field
@@ -39,10 +39,10 @@ Array = NDArray[np.float64]
 
 
 class Keeper(Protocol):
-    """The guard, as a session of secure aggregation needs it."""
+    """The interface of the guard to a session of secure aggregation."""
 
     def admitted(self, question: Question) -> tuple[Terms, str, bool]:
-        """Our terms, the key to charge, whether it is a new one; refused where the policy says so."""
+        """Return our terms, the key to charge and whether it is new; refuse where the policy says so."""
 
     def ask(self, question: Question, terms: Terms, w: Array, key: str) -> Answer:
         """Charge and answer."""
@@ -62,7 +62,7 @@ class _Session:
 
 
 class Masking:
-    """Answers the messages of secure aggregation for one guard."""
+    """A guard's replies to the messages of secure aggregation."""
 
     def __init__(self, policy: Policy, signer: Signer, keeper: Keeper) -> None:
         self._policy, self._signer, self._keeper = policy, signer, keeper
@@ -76,11 +76,11 @@ class Masking:
 
     @staticmethod
     def largest(policy: Policy) -> int:
-        """The most bytes of tables that a message can hold."""
+        """Return the most bytes of tables that a message can hold."""
         return table_size(len(policy.parties), max(ADVERT, SEALED, SIGNATURE))
 
     def reply(self, opened: Opened) -> tuple[Turn, MessageKind, dict[str, Any], bytes]:
-        """What to answer; the same message again gets the same answer."""
+        """Return the reply to a message; a repeated message gets the reply that was kept."""
         given, session = opened.fields(), self._session
         if session is not None and opened.digest in session.replies:
             return session.question.turn, *session.replies[opened.digest]

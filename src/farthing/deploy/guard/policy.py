@@ -1,4 +1,4 @@
-"""A party's policy, in a file of its own: the limits that its guard enforces, whoever asks.
+"""Read a party's policy: the limits that its guard enforces on every question.
 
     dataset = "ward-7"
     records = "ward-7.npz"            # arrays X and y; or a CSV file, with schema = "ward.json"
@@ -22,16 +22,17 @@
     outputs = 0                       # columns of a weight matrix (multinomial: all classes); 0: a vector
     trust = "local"                   # or "distributed", with colluding = 1 and [parties] name = "public key"
 
-Paths are relative to the file. What is not known here is an error, not ignored.
+Paths are relative to the file. An unknown entry is an error.
 
 >>> Limits(noise=2.0, clip=3.0, rounds=10, draws=(Poisson(0.1),)).allows_draw(Poisson(0.05))
 True
 
-What a policy allows of an invitation, and on what terms: public numbers alone, no ledger and no lock.
+`TermsPricing` decides which invitations a policy allows, and on what terms: from public numbers alone,
+without ledger or lock.
 
 Pricing a draw takes as long as tight accounting does, up to seconds. So it is done before the guard's lock is
-taken, one invitation at a time, and remembered, refusals too. What no policy needs is refused before it is
-priced: a Poisson rate below `LEAST_RATE` (unless the policy lists it), noise above `MOST_NOISE`.
+taken, one invitation at a time, and remembered, refusals too. Extreme values are refused before they are
+priced: a Poisson rate below `LEAST_RATE` (unless the policy lists it), a noise multiplier above `MOST_NOISE`.
 """
 
 import os
@@ -57,7 +58,7 @@ _EVERYONE = (Everyone(),)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of what may be asked."""
+    """The limits of what a coordinator may ask."""
 
     noise: float
     clip: float
@@ -67,7 +68,7 @@ class Limits:
     width: int = 1
     outputs: int = 0
     trust: Trust = Trust.LOCAL
-    colluding: int = 0  # parties that may be in league with the coordinator; distributed noise only
+    colluding: int = 0  # parties that may collude with the coordinator; distributed noise only
 
     def __post_init__(self) -> None:
         validate.positive(noise=self.noise)
@@ -91,7 +92,7 @@ class Limits:
             raise InvalidValue("draws must hold at least one, such as 'all'")
 
     def allows_draw(self, draw: Draw) -> bool:
-        """Exactly one of those listed; a Poisson draw also at a lower rate."""
+        """Return whether a draw is listed; a Poisson draw is also allowed at a lower rate."""
         if isinstance(draw, Poisson):
             return any(
                 isinstance(known, Poisson) and draw.sampling_rate <= known.sampling_rate
@@ -100,9 +101,9 @@ class Limits:
         return draw in self.draws
 
     def allows_shape(self, loss: Loss, rows: int, shape: tuple[int, ...]) -> bool:
-        """A vector, or a matrix with at most ``outputs`` columns; multinomial: one column a class, no fewer.
+        """Return whether weights may have a shape: a vector, or a matrix with at most ``outputs`` columns.
 
-        With fewer columns than classes a record of a class without one could not be answered for.
+        A multinomial loss needs exactly these: a record of a class without a column has no gradient.
         """
         if loss == multinomial:
             return shape == (rows, self.outputs) and self.outputs > 1
@@ -110,7 +111,7 @@ class Limits:
 
     @property
     def coordinates(self) -> int:
-        """The most that weights can have."""
+        """Return the largest number of coordinates that weights can have."""
         return (self.width + 1) * max(self.outputs, 1)
 
 
@@ -131,7 +132,7 @@ class Policy:
     answers: Path | None = None
     parties: dict[str, bytes] = field(default_factory=dict)  # enrolled, for secure aggregation
     peers: tuple[int, ...] = ()  # user ids that may connect besides the guard's own
-    group: int | None = None  # whose members may open the socket; otherwise only its owner
+    group: int | None = None  # a group whose members may open the socket; by default only its owner may
 
     def __post_init__(self) -> None:
         checked_name(dataset=self.dataset)
@@ -231,13 +232,13 @@ def _texts(name: str, values: Any) -> tuple[str, ...]:
 
 
 LEAST_RATE = 1e-6
-MOST_NOISE = 1e9  # over the clip
-_SMALLEST = 1e-100  # of clips: floats have room below
+MOST_NOISE = 1e9  # a noise multiplier
+_SMALLEST = 1e-100  # the smallest clipping norm, far above underflow
 _REMEMBERED = 1024
 
 
 class TermsPricing:
-    """Terms for invitations. Safe to call from several threads."""
+    """The terms of invitations under a policy, remembered; thread-safe."""
 
     def __init__(self, limits: Limits, agent: ClientAgent) -> None:
         self._limits, self._agent = limits, agent
@@ -245,7 +246,7 @@ class TermsPricing:
         self._known: OrderedDict[Invitation, Terms | Refused] = OrderedDict()
 
     def terms(self, invitation: Invitation) -> Terms:
-        """Our terms for an invitation, if the policy allows them."""
+        """Return our terms for an invitation, if the policy allows them."""
         self._allowed(invitation)
         with self._lock:
             if invitation not in self._known:
@@ -258,7 +259,7 @@ class TermsPricing:
         return found
 
     def _allowed(self, invitation: Invitation) -> None:
-        """Refuse what the limits exclude without pricing."""
+        """Refuse what the limits exclude, before pricing."""
         limits, draw = self._limits, invitation.draw
         if invitation.trust is not limits.trust:
             refuse(Reason.TRUST, f"the policy allows {limits.trust} trust only")

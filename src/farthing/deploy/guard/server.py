@@ -1,9 +1,9 @@
-"""The guard's socket: a Unix socket that only its owner (or one group) can open, one message at a time each.
+"""Serve the guard on a Unix socket that only its owner (or one group) can open.
 
-Whoever connects is asked of the kernel (SO_PEERCRED): a user who is neither the guard's own nor listed in the
-policy is turned away before a byte is read. The size of a message is looked at before it is read.
+The kernel identifies each peer (SO_PEERCRED): a user who is neither the guard's own nor listed in the policy
+is rejected before a byte is read. The size of a message is checked before it is read.
 
-What ``farthing guard`` does: reads the policy and the records, listens until it is told to stop.
+`guard` is the work of ``farthing guard``: it reads the policy and the records, and listens until a signal.
 """
 
 import contextlib
@@ -30,14 +30,14 @@ from farthing.noise.lattice import Stream
 
 log = logging.getLogger("farthing.deploy.guard")
 
-_PATIENCE = 30.0  # seconds that a peer may keep us waiting for the rest of a message
-_PAUSE = 0.5  # seconds after which an idle guard sees a signal that came just before it began to wait
-_MOST_PEERS = 16  # connections at once; more wait
-_LONGEST_PATH = 100  # bytes: Unix sockets have room for 108, some systems for less
+_PATIENCE = 30.0  # seconds within which a peer must send the rest of a message
+_PAUSE = 0.5  # seconds after which an idle guard notices a signal that arrived just before it began to wait
+_MOST_PEERS = 16  # concurrent connections; more wait
+_LONGEST_PATH = 100  # bytes: Unix allows 108 for a socket's path, some systems less
 
 
 class Server:
-    """Listens until closed. `serve` answers; `close`, from any thread or signal handler, ends it."""
+    """A server that answers (`serve`) until `close` is called, from any thread or signal handler."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard, self.path = guard, guard.policy.socket
@@ -53,7 +53,7 @@ class Server:
         _make_way(self.path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            before = os.umask(0o177)  # so that there is no moment at which others could open it
+            before = os.umask(0o177)  # never open to others, not even for a moment
             try:
                 listener.bind(str(self.path))
             finally:
@@ -88,7 +88,7 @@ class Server:
             return
         self._closing.set()
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
+            self._listener.shutdown(socket.SHUT_RDWR)  # unblocks accept
         self._listener.close()
         with contextlib.suppress(OSError):
             os.unlink(self.path)
@@ -100,7 +100,7 @@ class Server:
                 if self._may_ask(peer):
                     self._converse(peer)
         except OSError:
-            pass  # it went away, or kept us waiting
+            pass  # the peer disconnected or timed out
         finally:
             self._room.release()
 
@@ -108,12 +108,12 @@ class Server:
         try:
             while (message := self._read(peer)) is not None:
                 peer.sendall(self._guard.answer(message))
-        except Refused as refusal:  # where the next message begins is not known any more
+        except Refused as refusal:  # the start of the next message is unknown
             peer.sendall(self._guard.refusal(refusal))
 
     def _may_ask(self, peer: socket.socket) -> bool:
         if not hasattr(socket, "SO_PEERCRED"):
-            return True  # the mode of the socket decides alone
+            return True  # the socket's file mode alone decides
         size = struct.calcsize("3i")
         _, user, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
         if user in (os.geteuid(), *self._guard.policy.peers):
@@ -122,7 +122,7 @@ class Server:
         return False
 
     def _read(self, peer: socket.socket) -> bytes | None:
-        """One message, or None where the peer is done."""
+        """Read one message; None where the peer has disconnected."""
         prefix = _exactly(peer, PREFIX.size)
         if not prefix:
             return None
@@ -132,7 +132,7 @@ class Server:
 
 
 def _exactly(peer: socket.socket, size: int) -> bytes:
-    """So many bytes; fewer where the peer ended before."""
+    """Read this many bytes; fewer where the peer disconnects."""
     parts, missing = [], size
     while missing:
         part = peer.recv(min(missing, 2**20))
@@ -144,7 +144,7 @@ def _exactly(peer: socket.socket, size: int) -> bytes:
 
 
 def _make_way(path: Path) -> None:
-    """Removes a socket that nobody listens on; anything else at its place is left alone."""
+    """Remove a socket that no process listens on; leave any other file alone."""
     try:
         kind = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -162,9 +162,9 @@ def _make_way(path: Path) -> None:
 
 
 def records_of(policy: Policy) -> Table:
-    """The party's records, with as many features (multinomial: of such classes) as the policy says.
+    """Return the party's records, checked against the policy's features (multinomial: classes).
 
-    That reads the records, on the party's own machine, once: afterwards nothing about a record is refused.
+    The records are checked once, on the party's own machine: afterwards no refusal depends on a record.
     """
     if policy.schema is not None:
         X, y = table_files.read(str(policy.records), table_files.schema_of(policy.schema, None))
@@ -199,12 +199,12 @@ def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def opened(policy: Policy, *, stream: Stream | None = None) -> Guard:
-    """The guard of a policy, over its records."""
+    """Return the guard of a policy, over its records."""
     return Guard(policy, records_of(policy), Signer.load(policy.key), stream=stream)
 
 
 def guard(path: Path, *, check: bool = False, stream: Stream | None = None) -> str:
-    """Listens until SIGTERM or SIGINT; with ``check`` only sees that everything is in order.
+    """Listen until SIGTERM or SIGINT; with ``check`` only check that policy and records are in order.
 
     Returns the guard's public key, in hexadecimal.
     """

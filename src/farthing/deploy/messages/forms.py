@@ -1,7 +1,7 @@
-"""The content of messages as plain JSON values and back: invitations, contributions, budgets, draws.
+"""Convert the content of messages to JSON values and back: invitations, contributions, budgets, draws.
 
-Only what is written down here can be asked for over a wire: gradients of four losses on public features.
-Whatever else a message names is refused.
+Only what this module defines can be asked over the network: gradients of four losses on public features.
+Anything else that a message names is refused.
 
 >>> from farthing.linear.losses import logistic
 >>> asked = Gradient(logistic, Features(3, intercept=0.3, radius=1.5))
@@ -10,12 +10,11 @@ Whatever else a message names is refused.
 >>> draw_of(draw(Poisson(0.25)))
 Poisson(sampling_rate=0.25)
 
-The coordinator's post: seals requests, and sorts what comes back before anything of it is believed.
+`SignedExchange` seals a coordinator's requests, and checks signatures before it uses an answer.
 
-How requests reach guards and answers come back: opaque bytes, whatever carries them.
-
-A `Transport` sends each party its request and yields what comes back until the time is up; who does not
-answer is absent. `InProcess` calls functions, `UnixSockets` connects to guards on this machine.
+`Transport` moves opaque bytes between coordinator and guards: it sends each party its request and yields the
+answers until the time is up; a party that does not answer is absent. `InProcess` calls functions,
+`UnixSockets` connects to guards on this machine.
 
 >>> echo = InProcess({"a": lambda request: request + b"!"})
 >>> list(echo.exchange({"a": b"hello"}, seconds=1.0))
@@ -76,7 +75,7 @@ _WIDEST = 2**22
 
 
 def draw(of: Draw) -> str:
-    """``all``, ``poisson:0.01`` or ``exactly:1``."""
+    """Return a sampler as text: ``all``, ``poisson:0.01`` or ``exactly:1``."""
     match of:
         case Everyone():
             return "all"
@@ -88,7 +87,7 @@ def draw(of: Draw) -> str:
 
 
 def draw_of(text: Any) -> Draw:
-    """The inverse of `draw`; `InvalidValue` where it is not one."""
+    """Return the sampler that `draw` wrote; `InvalidValue` for any other text."""
     name, _, rest = text.partition(":") if isinstance(text, str) else ("", "", "")
     try:
         match name:
@@ -103,12 +102,12 @@ def draw_of(text: Any) -> Draw:
     raise InvalidValue(f"a draw must be 'all', 'poisson:RATE' or 'exactly:NUMBER', got {text!r}")
 
 
-# Keys of messages that are older than the names of the fields.
+# Keys of messages that predate the names of the fields.
 _KEYS = {"clip_norm": "clip", "noise_multiplier": "noise"}
 
 
 def invitation(of: Invitation) -> dict[str, Any]:
-    """An invitation as JSON values."""
+    """Return an invitation as JSON values."""
     values = {_KEYS.get(field.name, field.name): _plain(getattr(of, field.name)) for field in fields(of)}
     return values | {"draw": draw(of.draw)}
 
@@ -120,7 +119,7 @@ def _plain(value: Any) -> Any:
 
 
 def invitation_of(given: Fields) -> Invitation:
-    """The inverse of `invitation`; refused where it is none."""
+    """Return the invitation that `invitation` wrote; refuse anything else."""
     values = {field.name: given.take(_KEYS.get(field.name, field.name)) for field in fields(Invitation)}
     given.done()
     plain = (str, int, float, bool, type(None))
@@ -140,7 +139,7 @@ def invitation_of(given: Fields) -> Invitation:
 
 
 def contribution(of: Contribution) -> dict[str, Any]:
-    """A gradient as JSON values; nothing else can be asked of a guard."""
+    """Return a gradient as JSON values; a guard answers nothing else."""
     name = next((name for name, loss in LOSSES.items() if getattr(of, "loss", None) == loss), None)
     if not isinstance(of, Gradient) or name is None:
         raise Unsupported(f"a guard answers gradients of {', '.join(LOSSES)}, got {type(of).__name__}")
@@ -152,7 +151,7 @@ def contribution(of: Contribution) -> dict[str, Any]:
 
 
 def contribution_of(given: Fields) -> Gradient:
-    """The inverse of `contribution`."""
+    """Return the gradient that `contribution` wrote."""
     name, width = given.text("loss"), given.whole("width", 1, _WIDEST)
     intercept, radius = given.number("intercept"), given.take("radius")
     given.done()
@@ -168,22 +167,22 @@ def contribution_of(given: Fields) -> Gradient:
 
 @lru_cache(maxsize=64)
 def _gradient(name: str, width: int, intercept: float, radius: float | None) -> Gradient:
-    """The same object for the same words, so that tables remember what they measured for its features."""
+    """Return one object for equal arguments, so that tables reuse what they measured for its features."""
     return Gradient(LOSSES[name], Features(width, intercept=intercept, radius=radius))
 
 
 def loss_name(of: Gradient) -> str:
-    """Return the name of its loss in messages and policies."""
+    """Return the name of a gradient's loss in messages and policies."""
     return str(contribution(of)["loss"])
 
 
 def budget(of: Budget) -> dict[str, Any]:
-    """A budget as JSON values."""
+    """Return a budget as JSON values."""
     return {name: _plain(value) for name, value in asdict(of).items()}
 
 
 def budget_of(given: Fields) -> Budget:
-    """The inverse of `budget`."""
+    """Return the budget that `budget` wrote."""
     epsilon, delta = given.number("epsilon"), given.number("delta")
     names = [given.text(name) for name in ("adjacency", "unit", "observer")]
     given.done()
@@ -195,7 +194,7 @@ def budget_of(given: Fields) -> Budget:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What every message of a round says: run, round (0 before the first) and nonce."""
+    """The identity of a round in every message: run, round (0 before the first) and nonce."""
 
     run: str
     round: int
@@ -209,13 +208,13 @@ class Turn:
         return cls(given.text("run"), given.whole("round", 0, MOST_ROUNDS), given.hexadecimal("nonce", NONCE))
 
     def key(self, dataset: str) -> str:
-        """The key under which an answer is charged and kept."""
+        """Return the key under which an answer is charged and kept."""
         return f"{dataset}/{self.run}/{self.round}/{self.nonce}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Question:
-    """A coordinator's question: everything that a guard needs, so that it need not remember anything.
+    """A coordinator's question, which carries everything that a guard needs: the guard keeps no state.
 
     ``seen`` is the newest row of the guard's ledger that the coordinator knows of (number and hash).
     """
@@ -253,7 +252,7 @@ class Question:
 
 
 def row_of(seen: Any) -> tuple[int, str] | None:
-    """Number and hash of a row of a ledger, or None."""
+    """Return number and hash of a row of a ledger, or None."""
     if seen is None:
         return None
     if not isinstance(seen, list) or len(seen) != 2:
@@ -266,18 +265,18 @@ LARGEST_ANSWER = 2**30
 
 
 class Transport(Protocol):
-    """Carries requests to parties, and their answers back."""
+    """A way to carry requests to parties, and their answers back."""
 
     @property
     def parties(self) -> Sequence[str]:
-        """The names of the parties, in a fixed order."""
+        """Return the names of the parties, in a fixed order."""
 
     def exchange(self, requests: Mapping[str, bytes], seconds: float) -> Iterable[tuple[str, bytes]]:
-        """(party, answer) as they come, until all came or the time is up. Never raises for a single party."""
+        """Yield (party, answer) until all came or the time is up. Never raises for a single party."""
 
 
 class InProcess:
-    """Parties as functions from bytes to bytes, asked one after the other; one that raises is absent."""
+    """A transport to parties that are functions, called in turn; one that raises is absent."""
 
     def __init__(self, parties: Mapping[str, Callable[[bytes], bytes]]) -> None:
         self._parties = dict(parties)
@@ -288,12 +287,12 @@ class InProcess:
 
     def exchange(self, requests: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, bytes]]:
         for name, request in requests.items():
-            with contextlib.suppress(Exception):  # whatever happened to it, it did not answer
+            with contextlib.suppress(Exception):  # any failure counts as no answer
                 yield name, self._parties[name](request)
 
 
 class UnixSockets:
-    """Guards on this machine, by the paths of their sockets; asked at the same time."""
+    """A transport to guards on this machine, by the paths of their sockets; all are asked at once."""
 
     def __init__(self, sockets: Mapping[str, str | PathLike[str]]) -> None:
         self._sockets = dict(sockets)
@@ -326,7 +325,7 @@ class UnixSockets:
 def call(
     path: str | PathLike[str], request: bytes, *, seconds: float, largest: int = LARGEST_ANSWER
 ) -> bytes:
-    """One question to the guard at ``path``. `OSError` where it does not answer in time."""
+    """Ask the guard at ``path`` one question. `OSError` where it does not answer in time."""
     until = time.monotonic() + seconds
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
         guard.settimeout(seconds)
@@ -358,11 +357,12 @@ Check = Callable[[str, Opened], None]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mail:
-    """What came of an exchange, by party; who is in none of the three was not heard of."""
+    """The replies of one exchange, by party; a party in none of the three did not reply."""
 
     came: dict[str, Opened] = field(default_factory=dict)
     refused: dict[str, Reason] = field(default_factory=dict)  # by the guard
-    broken: dict[str, Reason] = field(default_factory=dict)  # by us: signed, and against the rules
+    # by the coordinator: signed, and against the rules
+    broken: dict[str, Reason] = field(default_factory=dict)
 
     @property
     def heard(self) -> set[str]:
@@ -370,7 +370,7 @@ class Mail:
 
 
 class Post:
-    """Exchanges messages with enrolled parties."""
+    """Signed requests to enrolled parties, and their verified replies."""
 
     def __init__(self, transport: Transport, signer: Signer, enrolled: Mapping[str, bytes]) -> None:
         self._transport, self._signer, self._enrolled = transport, signer, enrolled
@@ -383,17 +383,17 @@ class Post:
         check: Check,
         largest: int = 0,
     ) -> Mail:
-        """Answers of a kind, with bodies up to ``largest`` bytes; ``check`` raises `Refused` for bad ones.
+        """Return replies of a kind with at most ``largest`` bytes of body; ``check`` raises `Refused`.
 
-        What is not signed by the party for this very request says nothing about it: anybody could have made
-        or kept it. It counts as if nothing had come, and the same party may still be heard of.
+        A reply that the party did not sign for this very request says nothing about the party: anybody could
+        have made or replayed it. It is ignored, and the party may still reply.
         """
         sealed = {name: seal(*request, self._signer) for name, request in requests.items()}
         about = {name: message_digest(data) for name, data in sealed.items()}
         mail = Mail()
         for name, data in self._transport.exchange(sealed, seconds):
             if name not in sealed or name in mail.heard:
-                continue  # nobody asked it, or it answered before: duplicates count once
+                continue  # it was not asked, or has replied: duplicates count once
             try:
                 opened = unseal(data, {self._enrolled[name]}, LARGEST_HEADER + 256 + largest)
                 said = opened.fields()

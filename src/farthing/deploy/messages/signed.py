@@ -1,4 +1,4 @@
-"""Signed binary messages: a prefix, the signer, a JSON header, raw bytes, an Ed25519 signature. No pickle.
+"""Sign and verify binary messages: a prefix, the signer, a JSON header, raw bytes, an Ed25519 signature.
 
     0   4  magic             16  32  public key of the signer
     4   1  version           48   h  header, JSON
@@ -8,8 +8,8 @@
     12  4  b, length of the body
 
 `expected_size` reads the prefix alone, so that a message that is too large is refused before it is read.
-`unseal` looks at the signer and the signature before it parses anything. What is not accepted raises
-`Refused` with a `Reason`; its text never shows a weight, an update or a record.
+`unseal` checks the signer and the signature before it parses anything. There is no pickle. A message that is
+not accepted raises `Refused` with a `Reason`; its text never shows a weight, an update or a record.
 
 >>> signer = Signer.new()
 >>> message = seal(MessageKind.QUESTION, {"run": "r1"}, b"\\0" * 8, signer)
@@ -45,7 +45,7 @@ _ENTRY = struct.Struct("<BI")  # lengths of a name and of what it names
 KEY, SIGNATURE, NONCE = 32, 64, 16  # bytes
 LARGEST_HEADER = 2**14
 _OVERHEAD = PREFIX.size + KEY + SIGNATURE
-_DOMAIN = b"farthing message 1\0"  # no signature of ours can stand for one of another protocol
+_DOMAIN = b"farthing message 1\0"  # domain separation: our signatures are valid in no other protocol
 _HEXADECIMAL = frozenset("0123456789abcdef")
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
@@ -54,13 +54,13 @@ class MessageKind(IntEnum):
     """The kind of a message."""
 
     REFUSAL = 0
-    HELLO = 1  # coordinator: who are you?
-    ANNOUNCEMENT = 2  # party: budget, public number of records
-    PROPOSAL = 3  # coordinator: would you take these terms?
-    AGREEMENT = 4  # party: yes, for so many rounds
-    QUESTION = 5  # coordinator: the gradient at these weights
-    ANSWER = 6  # party: it, with all of its noise
-    OPENING = 7  # from here on: secure aggregation, `farthing.deploy.secagg.protocol`
+    HELLO = 1  # coordinator: asks a party to announce itself
+    ANNOUNCEMENT = 2  # party: its budget and public number of records
+    PROPOSAL = 3  # coordinator: proposes terms
+    AGREEMENT = 4  # party: accepts them, for so many rounds
+    QUESTION = 5  # coordinator: asks for the gradient at these weights
+    ANSWER = 6  # party: the gradient, with all of its noise
+    OPENING = 7  # the kinds below are secure aggregation's: `farthing.deploy.secagg.protocol`
     ADVERT = 8
     ROSTER = 9
     SHARES = 10
@@ -77,12 +77,12 @@ class Reason(StrEnum):
 
     MALFORMED = "malformed"
     OVERSIZED = "oversized"
-    STRANGER = "stranger"  # signed by nobody who may ask, or answer
+    STRANGER = "stranger"  # the signer may not ask, or answer
     FORGED = "forged"
     DATASET = "dataset"
-    STALE = "stale"  # a round that is over
+    STALE = "stale"  # the round is over
     FUTURE = "future"
-    CONFLICT = "conflict"  # the same run, round and nonce with other weights
+    CONFLICT = "conflict"  # a repeated run, round and nonce with other weights
     SHAPE = "shape"
     NONFINITE = "nonfinite"
     NORM = "norm"
@@ -94,9 +94,9 @@ class Reason(StrEnum):
     TRUST = "trust"
     SPENT = "spent"  # the next round does not fit the budget
     PROMISED = "promised"  # the budget is promised to other terms
-    LOST = "lost"  # charged, and never released
-    LOCKED = "locked"  # the ledger cannot be written or is not the newest
-    MEMBERS = "members"  # too few, or not those who were agreed on
+    LOST = "lost"  # charged, but never released
+    LOCKED = "locked"  # the ledger cannot be written, or was rolled back
+    MEMBERS = "members"  # too few members, or others than agreed
     INTERNAL = "internal"
 
 
@@ -113,7 +113,7 @@ def refuse(reason: Reason, text: str) -> NoReturn:
 
 
 class Signer:
-    """An Ed25519 private key, which never leaves this object but to its own file."""
+    """An Ed25519 private key, which leaves this object only into its own file."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
@@ -136,7 +136,7 @@ class Signer:
         return cls(Ed25519PrivateKey.from_private_bytes(raw))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a new file that only its owner may read."""
+        """Write the key to a new file that only its owner may read."""
         try:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except OSError as error:
@@ -166,7 +166,7 @@ def verified(public: bytes, signature: bytes, content: bytes) -> bool:
 
 
 def public_key(text: Any) -> bytes:
-    """A public key from its 64 hexadecimal digits."""
+    """Return a public key from its 64 hexadecimal digits."""
     try:
         key = bytes.fromhex(text)
     except (TypeError, ValueError):
@@ -181,21 +181,21 @@ def public_key(text: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A message whose size and signature are right; its content is still to be looked at."""
+    """A message with a valid size and signature; its content is not yet checked."""
 
     kind: MessageKind
     signer: bytes
     header: bytes
     body: bytes
-    digest: str  # of all that was signed: it stands for this very message
+    digest: str  # of everything that was signed: it identifies the message
 
     def fields(self) -> "Fields":
-        """The header, parsed."""
+        """Return the header, parsed."""
         return Fields.parse(self.header)
 
 
 def seal(kind: MessageKind, header: dict[str, Any], body: bytes, signer: Signer) -> bytes:
-    """The message, signed."""
+    """Return a signed message."""
     text = json.dumps(header, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
     if len(text) > LARGEST_HEADER or len(body) >= 2**32:
         raise InvalidValue(f"a message of {len(text)} + {len(body)} bytes is too large")
@@ -215,7 +215,7 @@ def message_digest(data: bytes) -> str:
 
 
 def expected_size(prefix: bytes, largest: int) -> int:
-    """How many bytes the message has in all, from its first 16; refused where that is too many."""
+    """Return a message's size in bytes, from its first 16; refuse a size above ``largest``."""
     if len(prefix) < PREFIX.size:
         refuse(Reason.MALFORMED, "it is shorter than a prefix")
     magic, version, kind, zero, header, body = PREFIX.unpack_from(prefix)
@@ -228,7 +228,7 @@ def expected_size(prefix: bytes, largest: int) -> int:
 
 
 def unseal(data: bytes, signers: Collection[bytes], largest: int) -> Opened:
-    """Checks size, signer and signature, in this order; the header is not parsed before."""
+    """Check size, signer and signature, in this order, before the header is parsed."""
     if len(data) != expected_size(data[: PREFIX.size], largest):
         refuse(Reason.MALFORMED, "its length is not the one it announces")
     _, _, kind, _, header, body = PREFIX.unpack_from(data)
@@ -247,7 +247,7 @@ def unseal(data: bytes, signers: Collection[bytes], largest: int) -> Opened:
 
 
 class Fields:
-    """A JSON object read field by field: what is missing, of another type or left over is refused."""
+    """A JSON object read field by field: a missing, mistyped or unread field is refused."""
 
     def __init__(self, values: Any) -> None:
         if not isinstance(values, dict):
@@ -291,14 +291,14 @@ class Fields:
         return value
 
     def plain(self) -> dict[str, Any]:
-        """Return the entries that were not taken yet."""
+        """Return the entries that were not read yet."""
         return dict(self._values)
 
     def inner(self, name: str) -> "Fields":
         return Fields(self.take(name))
 
     def done(self) -> None:
-        """Refuses what nobody asked for."""
+        """Refuse entries that were not read."""
         if self._values:
             refuse(Reason.MALFORMED, f"{len(self._values)} fields are not known")
 
@@ -314,7 +314,7 @@ def _never(text: str) -> NoReturn:
 
 
 def checked_name(**value: Any) -> str:
-    """A name as messages carry it: letters, digits, dots and dashes."""
+    """Return a name that messages can carry: letters, digits, dots, dashes and underscores."""
     ((name, text),) = value.items()
     if not isinstance(text, str) or not 0 < len(text) <= 64 or not _SAFE.issuperset(text):
         raise InvalidValue(
@@ -324,12 +324,12 @@ def checked_name(**value: Any) -> str:
 
 
 def pack_numbers(values: NDArray[np.float64]) -> bytes:
-    """float64, little-endian, row by row."""
+    """Return numbers as little-endian float64, row by row."""
     return np.ascontiguousarray(values, dtype="<f8").tobytes()
 
 
 def unpack_numbers(body: bytes, shape: Sequence[int]) -> NDArray[np.float64]:
-    """Finite numbers of exactly this shape; the length is looked at before anything is read."""
+    """Return finite numbers of exactly this shape; check the length before reading."""
     count = 1
     for side in shape:
         count *= side
@@ -342,12 +342,12 @@ def unpack_numbers(body: bytes, shape: Sequence[int]) -> NDArray[np.float64]:
 
 
 def digest(body: bytes) -> str:
-    """The SHA-256 of weights or of an update, as it stands in headers and logs."""
+    """Return the SHA-256 of weights or of an update, as it stands in headers and logs."""
     return hashlib.sha256(body).hexdigest()
 
 
 def pack_table(entries: Mapping[str, bytes]) -> bytes:
-    """Named byte strings, in the order of their names."""
+    """Return named byte strings as one, in the order of their names."""
     parts = []
     for name in sorted(entries):
         parts += [_ENTRY.pack(len(name), len(entries[name])), name.encode("ascii"), entries[name]]
@@ -355,7 +355,7 @@ def pack_table(entries: Mapping[str, bytes]) -> bytes:
 
 
 def unpack_table(body: bytes, most: int, lengths: Collection[int]) -> dict[str, bytes]:
-    """The inverse: at most so many entries, of these lengths only, names rising."""
+    """Return the table that `pack_table` wrote: at most ``most`` entries of these lengths, names sorted."""
     entries: dict[str, bytes] = {}
     place, before = 0, ""
     while place < len(body):
@@ -375,5 +375,5 @@ def unpack_table(body: bytes, most: int, lengths: Collection[int]) -> dict[str, 
 
 
 def table_size(most: int, length: int) -> int:
-    """The most bytes that a table of so many entries can have."""
+    """Return the most bytes that a table of so many entries can have."""
     return most * (_ENTRY.size + 64 + length)

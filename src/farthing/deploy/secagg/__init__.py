@@ -1,1 +1,1 @@
-"""Secure aggregation: a server learns the sum of vectors, and of no vector anything else."""
+"""Aggregate securely: a server learns the sum of the parties' vectors, and nothing else about any of them."""

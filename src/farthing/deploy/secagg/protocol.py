@@ -1,8 +1,8 @@
-"""Secure aggregation: a server learns the sum of vectors modulo 2^64, and of nobody's vector anything else.
+"""Aggregate securely: a server learns the sum of vectors modulo 2^64, and nothing else about any vector.
 
-Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning", in the form that
-holds against a server who lies, its rounds in brackets. Every party has an enrolled Ed25519 key; everything
-else is made for one session and forgotten.
+Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning", in the variant
+for an actively malicious server, its rounds in brackets. Every party has an enrolled Ed25519 key; all other
+keys are made for one session and deleted after it.
 
     advertise  two fresh X25519 keys, one for sealing shares and one for masks, signed              [0]
     share      Shamir shares of the mask key and of a seed for one's own mask, sealed for each other [1]
@@ -11,27 +11,29 @@ else is made for one session and forgotten.
     reveal     of each who arrived a share of its seed, of each who did not a share of its mask key,
                never both, and only once enough others signed the same list                          [4]
 
-Everybody is everybody's neighbour. A sparser graph (Bell et al. 2020) would save masks, and few bytes beside
-the vectors; its neighbours would have to be drawn where an untrusted server cannot bend the draw, with room
-for its grinding. At 100 parties and 1e5 coordinates all masks of a party take some 30 ms, so it does not pay.
+Every two parties are neighbours. A sparser graph (Bell et al. 2020) would save masks, and few bytes beside
+the vectors; its neighbours would have to be drawn so that an untrusted server cannot bias the draw, with a
+margin for its grinding. At 100 parties and 1e5 coordinates all masks of a party take some 30 ms, so it does
+not pay.
 
-**Threshold.** Let n be in the session, c of them in league with the server, t shares to a secret. Honest
-parties sign one list, the others as many as they like, so that two lists with t signatures each would need
-2 (t - c) honest parties of n - c: with 2t > n + c there is one list at most. Of who is on it seeds are
-revealed and of the others mask keys, so no party's secrets both come out; c < t shares say nothing. (The same
-condition is that of their theorem on active adversaries including the server.) A `Member` checks it, and
-t >= survivors + c, so that a sum holds the noise of at least ``survivors`` honest parties. Who lies can spoil
-a sum, not look behind it: `Aggregator` finds wrong shares, not wrong vectors.
+**Threshold.** Let n parties be in the session, c of them colluding with the server, and t shares recover a
+secret. Honest parties sign one list, the others as many as they like, so that two lists with t signatures
+each would need 2 (t - c) honest parties of n - c: with 2t > n + c there is one list at most. Seeds are
+revealed of the parties on it and mask keys of the others, so of no party both secrets are revealed; c < t
+shares reveal nothing. (This is the condition of their theorem on active adversaries including the server.) A
+`Member` checks it, and t >= survivors + c, so that a sum holds the noise of at least ``survivors`` honest
+parties. A dishonest party can spoil a sum but learn nothing more: `Aggregator` detects wrong shares, not
+wrong vectors.
 
-Masks are AES-256 in counter mode under keys of 256 bits from HKDF-SHA-256. Keys, signatures, ciphers: from
-`cryptography`; Shamir's shares from `farthing.deploy.secagg.protocol`.
+Masks are AES-256 in counter mode under keys of 256 bits from HKDF-SHA-256. Keys, signatures and ciphers come
+from `cryptography`; Shamir's secret sharing is implemented here.
 
-Shamir's secret sharing of 32 bytes: any ``threshold`` shares give the secret back, fewer say nothing.
+`split` and `combine` share 32 bytes: any ``threshold`` shares recover the secret, fewer reveal nothing.
 
 Shamir 1979, "How to share a secret": a polynomial over the integers modulo a prime p > 2^256, uniform but for
 its value at 0, which is the secret; a share is its value at a place from 1 on. For fewer than ``threshold``
-shares every secret is equally likely. p = 2^256 + 297 is the smallest prime above 2^256. Nothing here checks
-that a share is genuine: who combines them must know the secret's hash or public key. Not constant-time.
+shares every secret is equally likely. p = 2^256 + 297 is the smallest prime above 2^256. Shares are not
+authenticated: the caller of `combine` must know the secret's hash or public key. Not constant-time.
 
 >>> shares = split(bytes(range(32)), threshold=3, places=range(1, 6))
 >>> combine({place: shares[place] for place in (1, 4, 5)}) == bytes(range(32))
@@ -67,7 +69,7 @@ SECRET, SHARE = 32, 33  # bytes
 
 
 def split(secret: bytes, threshold: int, places: Iterable[int]) -> dict[int, bytes]:
-    """One share a place."""
+    """Return one share of the secret for each place."""
     where = list(places)
     if len(secret) != SECRET or not 1 <= threshold <= len(where):
         raise InvalidValue(f"{SECRET} bytes are shared among at least as many as the threshold {threshold}")
@@ -85,7 +87,7 @@ def _value(polynomial: list[int], place: int) -> int:
 
 
 def coefficients(places: Iterable[int]) -> dict[int, int]:
-    """What shares at these places are multiplied by and added: Lagrange's polynomials at 0."""
+    """Return Lagrange's coefficients at 0: the factor of the share at each place."""
     where = list(places)
     found = {}
     for place in where:
@@ -98,37 +100,37 @@ def coefficients(places: Iterable[int]) -> dict[int, int]:
 
 
 def combine(shares: Mapping[int, bytes], known: Mapping[int, int] | None = None) -> bytes:
-    """The secret, from exactly ``threshold`` genuine shares; ``known`` saves their `coefficients`."""
+    """Return the secret, from exactly ``threshold`` genuine shares; ``known`` saves their `coefficients`."""
     weights = coefficients(shares) if known is None else known
     total = sum(weights[place] * int.from_bytes(share, "big") for place, share in shares.items()) % PRIME
     return (total % 2**256).to_bytes(
         SECRET, "big"
-    )  # beyond 2^256 there is no secret: some other one comes out
+    )  # no secret is this large, so a share was wrong: return some other value
 
 
 Words = NDArray[np.uint64]
 
 ADVERT = 3 * KEY + SIGNATURE  # sealing key, mask key, hash of the seed, signature
 SEALED = 2 * SHARE + 16
-SEED, MASK_KEY = b"\0", b"\1"  # which of its two secrets a revealed share is of
+SEED, MASK_KEY = b"\0", b"\1"  # the first byte of a revealed share: which secret it belongs to
 _ADVERT, _CONSENT, _SEED = (b"farthing secagg " + what + b" 1\0" for what in (b"advert", b"consent", b"seed"))
-_CHUNK = 2**17  # words of a mask made at a time: a megabyte, which stays in the cache
+_CHUNK = 2**17  # words of a mask made at a time: one megabyte, which fits the cache
 _ZEROS = bytes(8 * _CHUNK)
 
 
 def session_of(header: dict[str, Any]) -> bytes:
-    """What a session is about: run, round, nonce, terms, contribution and weights, the same for all."""
+    """Return the id of a session: a digest of run, round, nonce, terms, contribution and weights."""
     shared = {name: value for name, value in header.items() if name != "seen"}
     return hashlib.sha256(b"farthing session 1\0" + json.dumps(shared, sort_keys=True).encode()).digest()
 
 
 def least_threshold(members: int, colluding: int, survivors: int) -> int:
-    """The least t with 2t > n + c and t >= survivors + c."""
+    """Return the least t with 2t > n + c and t >= survivors + c."""
     return max((members + colluding) // 2 + 1, survivors + colluding)
 
 
 def _derived(secret: bytes, *about: bytes) -> bytes:
-    """A key of 256 bits; every part of ``about`` is told apart by its length."""
+    """Derive a key of 256 bits; every part of ``about`` is prefixed with its length."""
     info = b"".join(len(part).to_bytes(4, "big") + part for part in about)
     return HKDF(hashes.SHA256(), KEY, b"farthing secagg 1", info).derive(secret)
 
@@ -141,7 +143,7 @@ def _shared(own: X25519PrivateKey, theirs: bytes) -> bytes:
 
 
 def add_mask(total: Words, key: bytes, minus: bool = False) -> None:
-    """Adds (or subtracts) the mask of a key to a vector, in place."""
+    """Add the mask of a key to a vector in place, or subtract it."""
     stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
     mask = bytearray(8 * min(total.size, _CHUNK))
     for start in range(0, total.size, _CHUNK):
@@ -157,7 +159,7 @@ def _listed(names: Iterable[str]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Who is in a session, with what keys; the same for all, or their masks do not cancel."""
+    """The members of a session and their keys; it must be equal for all, or their masks do not cancel."""
 
     session: bytes
     adverts: Mapping[str, bytes]
@@ -171,7 +173,7 @@ class Roster:
 
     @property
     def places(self) -> dict[str, int]:
-        """Where each party's shares are taken."""
+        """Return the place of each party's shares."""
         return {name: place for place, name in enumerate(sorted(self.adverts), 1)}
 
     def sealing_key(self, name: str) -> bytes:
@@ -184,12 +186,12 @@ class Roster:
         return self.adverts[name][2 * KEY : 3 * KEY]
 
     def pair_key(self, own: X25519PrivateKey, name: str, other: str) -> bytes:
-        """What the masks of a pair are made from."""
+        """Derive the key of a pair's mask."""
         pair = sorted((name, other))
         return _derived(_shared(own, self.mask_key(other)), b"mask", self.digest, *(n.encode() for n in pair))
 
     def channel(self, own: X25519PrivateKey, other: str, sender: str, receiver: str) -> AESGCM:
-        """Seals the one message that ``sender`` has for ``receiver`` in this session."""
+        """Return the cipher for the one message from ``sender`` to ``receiver`` in this session."""
         shared = _shared(own, self.sealing_key(other))
         return AESGCM(_derived(shared, b"seal", self.digest, sender.encode(), receiver.encode()))
 
@@ -198,7 +200,7 @@ class Roster:
 
 
 def genuine(session: bytes, name: str, advert: bytes, public: bytes | None) -> bool:
-    """Whether an advert is signed by the enrolled key of that name, for this session."""
+    """Return whether an advert is signed by the enrolled key of that name, for this session."""
     if public is None or len(advert) != ADVERT:
         return False
     content = _ADVERT + session + _listed([name]) + advert[: 3 * KEY]
@@ -206,7 +208,7 @@ def genuine(session: bytes, name: str, advert: bytes, public: bytes | None) -> b
 
 
 class Member:
-    """A party's side of one session: each step once, in order; one that was refused was not taken."""
+    """A party's side of one session: each step once, in order; a refused step was not taken."""
 
     def __init__(
         self,
@@ -224,14 +226,14 @@ class Member:
         self._seed = os.urandom(KEY)
         self._taken = 0
         self._arrived: list[str] = []
-        self._held: dict[str, bytes] = {}  # of others: shares of mask key and seed, once opened
+        self._held: dict[str, bytes] = {}  # the others' shares of mask key and seed, decrypted
 
     def _next(self, step: int) -> None:
         if self._taken != step:
             refuse(Reason.MEMBERS, "a step of a session is taken once, and in order")
 
     def advertise(self) -> bytes:
-        """Our keys for this session, signed."""
+        """Return our keys for this session, signed."""
         self._next(0)
         keys = [key.public_key().public_bytes_raw() for key in (self._sealing, self._masking)]
         content = b"".join([*keys, hashlib.sha256(_SEED + self._seed).digest()])
@@ -239,7 +241,7 @@ class Member:
         return content + self._signer.sign(_ADVERT + self._session + _listed([self._name]) + content)
 
     def share(self, adverts: Mapping[str, bytes], threshold: int) -> dict[str, bytes]:
-        """Sealed shares of both secrets for everybody else, if this is a session to take part in."""
+        """Return sealed shares of both secrets for each other member; refuse an unsafe session."""
         self._next(1)
         members = len(adverts)
         if self._name not in adverts or not members > 1:
@@ -267,7 +269,7 @@ class Member:
         return sealed
 
     def mask(self, sealed: Mapping[str, bytes], size: int) -> Words:
-        """What our vector is added to: masks with all whose shares came, and our own."""
+        """Return the mask to add to our vector: pairwise masks with all who shared, and our own."""
         self._next(2)
         roster = self._roster
         if len(sealed) + 1 < roster.threshold or not set(sealed) <= set(roster.adverts) - {self._name}:
@@ -290,7 +292,7 @@ class Member:
         return total
 
     def consent(self, arrived: Sequence[str]) -> bytes:
-        """Our signature that these, and no others, are in the sum."""
+        """Sign that exactly these members are in the sum."""
         self._next(3)
         least = max(self._roster.threshold, self._survivors + self._colluding)
         names = set(arrived)
@@ -305,7 +307,7 @@ class Member:
         return self._signer.sign(consent_text(self._roster, names))
 
     def reveal(self, consents: Mapping[str, bytes]) -> dict[str, bytes]:
-        """One share of everybody: of the seed where it arrived, of the mask key where it did not."""
+        """Return one share of each member: of the seed if its vector arrived, of the mask key if not."""
         self._next(4)
         text = consent_text(self._roster, self._arrived)
         signed = [
@@ -324,12 +326,12 @@ class Member:
 
 
 def consent_text(roster: Roster, arrived: Iterable[str]) -> bytes:
-    """What is signed of those who arrived."""
+    """Return the text that members sign: the list of those whose vectors arrived."""
     return _CONSENT + roster.digest + _listed(arrived)
 
 
 class Aggregator:
-    """The server's side of one session. It learns the sum, and who was there."""
+    """The server's side of one session, which learns the sum and its members."""
 
     def __init__(self, session: bytes, enrolled: Mapping[str, bytes], adverts: Mapping[str, bytes]) -> None:
         self._session, self._enrolled = session, enrolled
@@ -340,7 +342,7 @@ class Aggregator:
         }
 
     def settle(self, threshold: int) -> Roster:
-        """Who is in: all with genuine adverts."""
+        """Fix the members: all parties with genuine adverts."""
         self.roster = Roster(self._session, self.adverts, threshold)
         self._shared: set[str] = set()
         self._arrived: set[str] = set()
@@ -348,7 +350,7 @@ class Aggregator:
         return self.roster
 
     def route(self, sealed: Mapping[str, Mapping[str, bytes]]) -> dict[str, dict[str, bytes]]:
-        """Everybody's shares, sorted by whom they are for; who did not seal one for each other is out."""
+        """Return the sealed shares by receiver; drop senders that did not seal one for each other member."""
         everybody = set(self.roster.adverts)
         whole = {
             sender: boxes
@@ -359,7 +361,7 @@ class Aggregator:
         return {to: {of: boxes[to] for of, boxes in whole.items() if of != to} for to in whole}
 
     def add(self, name: str, vector: Words) -> None:
-        """One masked vector."""
+        """Add one masked vector."""
         if name not in self._shared or name in self._arrived:
             refuse(Reason.MEMBERS, "it is not in this session, or arrived before")
         if self._total is None:
@@ -369,18 +371,18 @@ class Aggregator:
 
     @property
     def arrived(self) -> list[str]:
-        """Those whose vectors are in the sum."""
+        """Return the members whose vectors are in the sum."""
         return sorted(self._arrived)
 
     def consents(self, signed: Mapping[str, bytes]) -> dict[str, bytes]:
-        """Those signatures that are genuine."""
+        """Return the signatures that are genuine."""
         text = consent_text(self.roster, self._arrived)
         return {
             n: s for n, s in signed.items() if n in self._arrived and verified(self._enrolled[n], s, text)
         }
 
     def result(self, revealed: Mapping[str, Mapping[str, bytes]]) -> Words:
-        """The sum of all vectors that arrived, modulo 2^64."""
+        """Return the sum of all vectors that arrived, modulo 2^64."""
         assert self._total is not None
         roster, places, total = self.roster, self.roster.places, self._total.copy()
         known: dict[tuple[int, ...], dict[int, int]] = {}
@@ -397,14 +399,15 @@ class Aggregator:
                 add_mask(total, roster.own_key(secret), minus=True)
                 continue
             own = X25519PrivateKey.from_private_bytes(secret)
-            for other in self.arrived:  # what others added for it, and nobody took away
+            # pairwise masks that the dropped member's own vector would have cancelled
+            for other in self.arrived:
                 add_mask(total, roster.pair_key(own, name, other), minus=name > other)
         return total
 
     def _secret(
         self, name: str, here: bool, shares: dict[int, bytes], known: dict[tuple[int, ...], dict[int, int]]
     ) -> bytes:
-        """A seed or a mask key from any right shares: wrong ones are found by its hash or public key."""
+        """Return a seed or a mask key; its hash or public key tells right shares from wrong ones."""
         t, places = self.roster.threshold, sorted(shares)
         for first in range(max(0, len(places) - t + 1)):
             those = tuple(places[first : first + t])
@@ -425,9 +428,9 @@ class Aggregator:
 
 @dataclass(frozen=True, slots=True)
 class Masked(Gaussian):
-    """A mechanism whose release leaves masked: cells of ``inner``'s noisy sum, plus a mask, modulo 2^64.
+    """A mechanism that releases masked sums: cells of ``inner``'s noisy sum, plus a mask, modulo 2^64.
 
-    Its price is that of the mechanism inside. Nothing without the mask is ever returned or kept.
+    Its price is that of the inner mechanism. No unmasked value is ever returned or kept.
     """
 
     inner: Gaussian = field(default_factory=lambda: Gaussian(1.0))
@@ -440,12 +443,12 @@ class Masked(Gaussian):
 
 
 def own_cell(terms: Terms, size: int) -> float:
-    """The width of a cell of the lattice that all uploads of ``size`` coordinates lie on."""
+    """Return the cell width of the lattice that all uploads of ``size`` coordinates lie on."""
     return Gaussian(math.sqrt(terms.variance) / terms.bound.clip).grid(terms.bound, size)[1]
 
 
 def word_bytes(largest: float) -> int:
-    """How many bytes a coordinate needs so that sums up to ±largest do not wrap; 8 at most."""
+    """Return the bytes a coordinate needs so that sums up to ±largest do not wrap; 8 at most."""
     needed = max(1, int(np.ceil((np.log2(max(largest, 1.0)) + 2) / 8)))
     if needed > 8 or largest >= 2**62:
         refuse(Reason.MEMBERS, "sums of so many do not fit 64 bits: fewer parties, or more noise")
@@ -453,13 +456,13 @@ def word_bytes(largest: float) -> int:
 
 
 def pack_words(words: Words, each: int) -> bytes:
-    """The low ``each`` bytes of every word."""
+    """Return the low ``each`` bytes of every word."""
     raw = np.ascontiguousarray(words, dtype="<u8").view(np.uint8).reshape(-1, 8)
     return raw[:, :each].tobytes()
 
 
 def unpack_words(body: bytes, size: int, each: int) -> Words:
-    """The inverse of `pack_words`, modulo 2^(8 each)."""
+    """Return the words that `pack_words` wrote, modulo 2^(8 each)."""
     if len(body) != size * each:
         refuse(Reason.SHAPE, f"{len(body)} bytes, {size * each} are expected")
     raw = np.zeros((size, 8), np.uint8)
@@ -468,6 +471,6 @@ def unpack_words(body: bytes, size: int, each: int) -> Words:
 
 
 def signed_words(words: Words, each: int) -> NDArray[np.int64]:
-    """Sums modulo 2^(8 each) as whole numbers around 0."""
+    """Return sums modulo 2^(8 each) as signed whole numbers."""
     shift = np.uint64(64 - 8 * each)
     return (words << shift).view(np.int64) >> np.int64(64 - 8 * each)

@@ -1,7 +1,8 @@
-"""The coordinator's side of one round of secure aggregation, over any transport.
+"""Run the coordinator's side of one round of secure aggregation, over any transport.
 
-Five exchanges: keys, sealed shares, masked vectors, consents, revealed shares. Who is late in one is out of
-those after it; the sum is had as long as as many as the threshold stay until the end.
+There are five exchanges: keys, sealed shares, masked vectors, consents, revealed shares. A party that is late
+in one is left out of the following ones; the sum can be computed as long as at least the threshold's number
+of parties stay until the end.
 """
 
 import math
@@ -45,11 +46,11 @@ Exchange = Callable[
     [Mapping[str, Request], MessageKind, float, Check, int], tuple[dict[str, Opened], set[str]]
 ]
 
-_TAIL = 40.0  # deviations that noise never exceeds (it does with a chance below 1e-300)
+_TAIL = 40.0  # standard deviations of noise; exceeded with probability below 1e-300
 
 
 class Session:
-    """A round in which only the sum is seen."""
+    """A round in which the coordinator sees only the sum."""
 
     def __init__(
         self,
@@ -65,11 +66,11 @@ class Session:
         self._records, self._enrolled = records, enrolled
         self._colluding, self._seconds = colluding, seconds
         self._size = len(weights) // 8
-        self.charged: dict[str, tuple[int, Row, Row]] = {}  # what is left, the charge, the newest row
+        self.charged: dict[str, tuple[int, Row, Row]] = {}  # party -> rounds left, charged row, newest row
         self.arrived: list[str] = []
 
     def run(self, exchange: Exchange, seen: Mapping[str, list[Any]]) -> Array | None:
-        """The sum of all uploads, or None where too few stayed."""
+        """Return the sum of all uploads, or None where too few parties stayed."""
         turn, most = self._question.turn.header(), len(self._terms)
         header = self._question.header() | {"weights": digest(self._weights)}
 
@@ -134,14 +135,14 @@ class Session:
             self.charged[name] = left, forms.row_of(said.take("row")), forms.row_of(said.take("head"))
 
     def _reach(self) -> float:
-        """The largest sum in cells: everybody's records clipped (twice as many as they say), and noise."""
-        terms = next(iter(self._terms.values()))  # clip and noise are the same for all
+        """Return the largest sum in cells: every record clipped (twice as many as announced), and noise."""
+        terms = next(iter(self._terms.values()))  # clipping norm and noise are equal for all
         noise = _TAIL * math.sqrt(terms.variance) * len(self._terms)
         return (2 * self._records * terms.bound.clip + noise) / own_cell(terms, self._size)
 
 
 def _tables(came: Mapping[str, Opened], most: int, length: int) -> dict[str, dict[str, bytes]]:
-    """Everybody's table; one that is none is left out."""
+    """Return each party's table; leave out malformed ones."""
     found = {}
     for name, opened in came.items():
         try:
