@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from farthing.accounting import gaussian, personal
 from farthing.accounting.filters import GdpFilter
-from farthing.accounting.personal import PersonalBudgets, PersonalFilter, largest_rate, plan_rates, weights
+from farthing.accounting.personal import PersonalBudgets, PersonalFilter, everyone, largest_rate, plan_rates
 from farthing.budget import Adjacency, Budget
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.ledger.books import header_of, rule_of
@@ -149,7 +149,7 @@ def test_a_plan_wants_a_rate_or_a_noise(given):
 
 def test_weights_spend_every_level_of_gaussian_answers_exactly():
     budget = BOENISCH.budget(DELTA)
-    sampler, noise = weights(BOENISCH, budget), 40 / GdpFilter(budget).mu
+    sampler, noise = everyone(BOENISCH(budget)), 40 / GdpFilter(budget).mu
     event = sampler.amplify(GaussianEvent(noise))
     for level, epsilon in enumerate(BOENISCH.epsilons):
         mu = 40 / event.events[level].noise

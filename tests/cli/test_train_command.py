@@ -76,6 +76,64 @@ def test_the_whole_budget_is_trained_on_whatever_its_size(run: Any, epsilon: str
         assert run(*trained, "--out", "again", "--ledger", f"{kind}.ledger").code == 3
 
 
+@pytest.fixture
+def budgets(people: Path) -> tuple[str, ...]:
+    """A table whose last column is each record's own ε, and the command that trains on it."""
+    lines = Path("people.csv").read_text().splitlines()
+    own = ["eps", *(("0.5", "1", "4")[row % 3] for row in range(300))]
+    Path("own.csv").write_text("\n".join(f"{a},{b}" for a, b in zip(lines, own, strict=True)) + "\n")
+    return "train", "own.csv", "--delta", "1e-5", "--schema", "schema.json", "--budget-column", "eps"
+
+
+@pytest.mark.parametrize("method", ["auto", "sgd-ma"])
+def test_records_may_have_budgets_of_their_own(run: Any, budgets: tuple[str, ...], method: str) -> None:
+    command = (*budgets, "--method", method)
+    assert "budget 0.5: epsilon 0.5 in all" in run(*command, "--dry-run").out
+    done = run(*command, "--out", "fit", "--ledger", "own.ledger", "--json")
+    assert done.code == 0, done.err
+    assert [level["budget"] for level in done.json["levels"]] == [0.5, 1.0, 4.0]
+    assert [level["epsilon"] for level in done.json["levels"]] == pytest.approx([0.5, 1, 4], rel=1e-4)
+    assert done.json["features"] == 3, "the budget is no feature"
+    assert "budget 4: epsilon 4 in all, 4 spent" in run("ledger", "show", "own.ledger").out
+    assert run("ledger", "verify", "own.ledger").code == 0
+    assert "Budgets are personal" in Path("fit/report.html").read_text()
+    assert run(*command, "--out", "more", "--ledger", "own.ledger").code in (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--epsilon", "1"), "one of the two"),
+        (("--records", "300"), "--records must be left out"),
+        (("--method", "dpagd"), "--budget-column needs a --method of ['auto', 'sgd-ma'], got 'dpagd'"),
+        (("--budget-column", "age"), "must not be in the schema"),
+        (("--budget-column", "none"), "no column 'none'"),
+    ],
+)
+def test_a_wrong_budget_column_is_one_sentence(
+    run: Any, budgets: tuple[str, ...], more: tuple[str, ...], message: str
+) -> None:
+    done = run(*budgets, *more, "--out", "fit")
+    assert done.code == 2
+    assert message in done.err
+    assert not Path("fit").exists()
+
+
+@pytest.mark.parametrize("cell", ["many", "-1", "0", "nan", ""])
+def test_a_budget_that_is_none_is_not_quoted(run: Any, budgets: tuple[str, ...], cell: str) -> None:
+    Path("own.csv").write_text(f"{Path('own.csv').read_text()}1,Male,no,{cell}\n")
+    done = run(*budgets, "--out", "fit")
+    assert done.code == 2
+    assert "must hold finite numbers above 0" in done.err
+    assert "many" not in done.err
+
+
+def test_the_embedded_table_has_no_budgets(run: Any) -> None:
+    done = run("train", "adult", "--delta", "1e-5", "--budget-column", "age")
+    assert done.code == 2
+    assert "has none" in done.err
+
+
 @pytest.mark.usefixtures("people")
 def test_the_summary_is_prose(run: Any) -> None:
     shutil.copy("people.csv", "test.csv")

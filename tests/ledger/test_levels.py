@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import farthing as ft
-from farthing.accounting.personal import PersonalBudgets, plan_rates, weights
+from farthing.accounting.personal import PersonalBudgets, everyone, plan_rates
 from farthing.cli.ledger_output import ledger as ledger_facts
 from farthing.cli.ledger_output import ledger_lines, verification, verification_lines
 from farthing.errors import BudgetSpent, InvalidValue, PromiseBroken, Unsupported
@@ -77,7 +77,7 @@ def test_the_statement_says_that_budgets_and_sizes_are_public():
 
 
 def test_weighted_answers_of_everybody_may_be_chosen_on_the_way():
-    budget, sampler = PEOPLE.budget(DELTA), weights(PEOPLE, PEOPLE.budget(DELTA))
+    budget, sampler = PEOPLE.budget(DELTA), everyone(PEOPLE(PEOPLE.budget(DELTA)))
     ledger = ft.Ledger(budget, filter=PEOPLE)
     private, mu = ledger.over(PEOPLE.over(ROWS)), ledger.budget.mu
     for share in (0.5, 0.3, 0.2):
@@ -120,7 +120,7 @@ def test_a_record_that_fails_counts_as_nothing_also_with_weights():
 
     values = np.ones((1000, 2))
     values[17] = 7.0
-    sampler = weights(PEOPLE, PEOPLE.budget(DELTA))
+    sampler = everyone(PEOPLE(PEOPLE.budget(DELTA)))
     query = Query(sampler, PerExample(failing), ft.ClipNorm(2.0), ft.Gaussian(4.0))
     ledger = ft.Ledger(PEOPLE.budget(DELTA), filter=PEOPLE).over(PEOPLE.over(Rows(values)))
     level = sampler.factors[PEOPLE.levels[17]]
@@ -247,9 +247,7 @@ def test_promises_are_made_before_the_first_answer_here_as_well():
     plan, query = planned()
     ledger = ft.Ledger(PEOPLE.budget(DELTA), filter=PEOPLE)
     private = ledger.over(PEOPLE.over(ROWS))
-    private.ask(
-        Query(weights(PEOPLE, ledger.budget), TOTAL, ft.ClipNorm(1.0), ft.Gaussian(50.0 / ledger.budget.mu))
-    )
+    private.ask(Query(everyone(ledger.filter), TOTAL, ft.ClipNorm(1.0), ft.Gaussian(50.0 / ledger.budget.mu)))
     with pytest.raises(PromiseBroken):
         ledger.promise(query, plan.steps)
 

@@ -48,7 +48,7 @@ from farthing.queries.events import (
     levels,
 )
 from farthing.queries.personal import MOST_LEVELS, Leveled, Personal
-from farthing.queries.samplers import Poisson
+from farthing.queries.samplers import Everyone, Poisson
 
 _DEEPEST = 20.0  # of -log(rate): a level with a smaller one does not take part
 _FINE = 1e-7  # by which a rate may be less than the largest, relative
@@ -138,6 +138,17 @@ def _ascending(epsilons: Any) -> tuple[float, ...]:
     if not 0 < len(found) <= MOST_LEVELS or any(a >= b for a, b in pairwise(found)):
         raise InvalidValue(f"epsilons must be 1 to {MOST_LEVELS} ascending numbers, got {found}")
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """The public numbers of personal budgets: every level's ε, and how many are on it."""
+
+    epsilons: tuple[float, ...]
+    sizes: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return sum(self.sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,16 +262,18 @@ def epsilons(event: Event, rule: Filter) -> list[float]:
     ]
 
 
-def mean_budget(people: PersonalBudgets, largest: Budget) -> Budget:
+def mean_budget(people: PersonalBudgets | Levels, largest: Budget) -> Budget:
     """Return the budget whose μ is the mean over all: what a plan for everybody would go by."""
     mus = [gaussian.mu(epsilon, largest.delta) for epsilon in people.epsilons]
     mean = math.fsum(mu * size for mu, size in zip(mus, people.sizes, strict=True)) / len(people)
     return largest.with_(min(gaussian.epsilon(mean, largest.delta), largest.epsilon), largest.delta)
 
 
-def weights(people: PersonalBudgets, budget: Budget) -> Personal:
-    """Return everybody, each weighed so that Gaussian answers spend all levels at once."""
-    mus = [GdpFilter(budget.with_(epsilon, budget.delta)).mu for epsilon in people.epsilons]
+def everyone(rule: Filter) -> Everyone | Personal:
+    """Return everybody; with personal budgets weighed so that Gaussian answers spend all levels at once."""
+    if not isinstance(rule, PersonalFilter):
+        return Everyone()
+    mus = [own.mu for own in rule.rules]
     smaller = (math.nextafter(mu / mus[-1], 0.0) for mu in mus[:-1])
     return Personal((1.0,) * len(mus), (*smaller, 1.0))
 
@@ -280,7 +293,7 @@ class RatePlan:
 
 
 def plan_rates(
-    people: PersonalBudgets,
+    people: PersonalBudgets | Levels,
     budget: Budget | float,
     *,
     steps: int,
@@ -291,7 +304,7 @@ def plan_rates(
 
     Parameters
     ----------
-    people : PersonalBudgets
+    people : PersonalBudgets or Levels
         The levels and their sizes.
     budget : Budget or float
         The largest budget, or δ.
@@ -317,7 +330,7 @@ def plan_rates(
     >>> [round(rate, 3) for rate in plan.sampling_rates]
     [0.046, 0.087]
     """
-    largest = budget if isinstance(budget, Budget) else people.budget(budget)
+    largest = budget if isinstance(budget, Budget) else Budget(people.epsilons[-1], budget)
     count = validate.count(steps=steps)
     if (sampling_rate is None) == (noise_multiplier is None):
         raise InvalidValue("give the mean sampling_rate or the noise_multiplier, one of the two")

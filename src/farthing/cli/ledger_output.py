@@ -132,19 +132,22 @@ def ledger_lines(fields: dict[str, Any]) -> dict[str, Any]:
         "share": f"{fields['share']:.2%}",
         "spent": list(_words(fields["spent"])),
         "guarantee": list(_words(fields["guarantee"])),
-        **({"for whom": list(_level_words(fields["levels"]))} if "levels" in fields else {}),
+        **_whom(fields),
         "rows": f"{fields['rows']}: {', '.join(f'{n} {kind}' for kind, n in fields['kinds'].items())}",
         "head": fields["head"],
     }
 
 
-def _level_words(found: list[dict[str, Any]]) -> Iterator[str]:
-    for one in found:
-        if one["epsilon"] == 0:
-            yield f"budget {one['budget']:g}: never takes part, so nothing is learnt"
-        else:
-            spent, whole = (rounded_up(one[name]) if one[name] else "0" for name in ("spent", "epsilon"))
-            yield f"budget {one['budget']:g}: epsilon {whole} in all, {spent} spent"
+def _whom(fields: dict[str, Any]) -> dict[str, list[str]]:
+    """What holds for each level of budget, where there are several."""
+    return {"for whom": [_level_words(**one) for one in fields["levels"]]} if "levels" in fields else {}
+
+
+def _level_words(budget: float, epsilon: float, spent: float | None = None) -> str:
+    if epsilon == 0:
+        return f"budget {budget:g}: never takes part, so nothing is learnt"
+    now = "" if spent is None else f", {rounded_up(spent) if spent else 0} spent"
+    return f"budget {budget:g}: epsilon {rounded_up(epsilon)} in all{now}"
 
 
 def _words(said: dict[str, Any]) -> Iterator[str]:
@@ -162,6 +165,7 @@ def trained_lines(fields: dict[str, Any]) -> dict[str, Any]:
     words = {
         "model": [fields["model"], *(fields[form] for form in ("skops", "onnx") if form in fields)],
         "guarantee": list(_words(fields)),
+        **_whom(fields),
         "spent": "",
         "method": f"{_method(fields)}, {fields['steps']:,} steps",
         "records": f"{fields['records']:,}, of {fields['features']:,} features",
@@ -180,11 +184,13 @@ def rehearsed_lines(fields: dict[str, Any]) -> dict[str, Any]:
     answers = sum(part["times"] for part in fields["answers"])
     return {
         "price": list(_words(fields)),
+        **_whom(fields),
         "method": f"{_method(fields)}, {fields['steps']:,} steps, {answers:,} answers",
         "records": f"{fields['records']:,}, of {fields['features']:,} features",
         "ledger": f"{fields['ledger'] or 'in memory'}: {before:.2%} spent before, {after:.2%} after",
         "noise": [*map(_noise_words, fields["answers"]), f"({fields['expected']})"],
-        "nothing": "spent, written or learnt: only the header and the number of records were looked at",
+        "nothing": "spent, written or learnt: only the header and the number of records were looked at"
+        + (", and the budgets" if "levels" in fields else ""),
     }
 
 

@@ -49,8 +49,12 @@ _SHOWN = 0.1  # seconds between two looks at the progress
 
 def train(
     table: TableName,
-    epsilon: Annotated[float, option(number, "The most that may be spent: its epsilon.")],
     delta: Annotated[float, option(number, "The most that may be spent: its delta.")],
+    epsilon: Annotated[float | None, option(number, "The most that may be spent: its epsilon.")] = None,
+    budget_column: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="In place of --epsilon: a column with each record's own, public."),
+    ] = None,
     target: Target = None,
     schema: SchemaFile = None,
     bounds: Bounds = None,
@@ -103,7 +107,14 @@ def train(
     Exactly what the budget allows is spent. Bounds and vocabularies are declared, never learnt. Ctrl-C ends
     it with the model of the last step.
     """
-    validate.positive(**{"--epsilon": epsilon})
+    if (epsilon is None) == (budget_column is None):
+        raise InvalidValue(
+            "give --epsilon, or --budget-column with the epsilon of each record: one of the two"
+        )
+    if epsilon is not None:
+        validate.positive(**{"--epsilon": epsilon})
+    elif records is not None:
+        raise InvalidValue("--records must be left out with --budget-column: how many have which is public")
     validate.delta(**{"--delta": delta})
     known = declared(table, schema, target, bounds or [], values or [])
     if known is None:
@@ -118,6 +129,7 @@ def train(
         known,
         epsilon=epsilon,
         delta=delta,
+        budget_column=budget_column,
         adjacency=adjacency,
         model=model,
         method=method,

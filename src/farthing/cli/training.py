@@ -18,10 +18,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import csr_matrix
 from sklearn.metrics import roc_auc_score
 
 from farthing import validate
 from farthing.accounting.filters import BasicFilter, RdpFilter
+from farthing.accounting.personal import PersonalBudgets
 from farthing.budget import Adjacency, Budget, Unit
 from farthing.cli import export
 from farthing.data import table_files
@@ -36,6 +38,7 @@ from farthing.linear.methods.privgene import NoisyTop
 from farthing.linear.problem import Problem
 from farthing.linear.solvers import CLASSIFIERS, REGRESSORS, Settings, SolverMethod
 from farthing.queries.mechanisms import Laplace, Mechanism, NoisyMax
+from farthing.queries.personal import Personal
 from farthing.queries.query import Answer, Query, Step
 from farthing.queries.samplers import Everyone, FixedSize, Poisson, Sampler
 from farthing.report.document import page
@@ -107,6 +110,10 @@ def drawn(sampler: Sampler) -> str:
             return f"poisson, sampling rate {rate:.3g}"
         case FixedSize(size=size, of=of):
             return f"{size} of {of}"
+        case Personal(sampling_rates=rates, weights=weights):
+            if min(rates) == 1:
+                return f"everyone, weights {min(weights):.3g} to 1 by budget"
+            return f"poisson, sampling rates {min(rates):.3g} to {max(rates):.3g} by budget"
     return repr(sampler)
 
 
@@ -139,8 +146,9 @@ class TrainingJob:
     table: str
     schema: Schema
     _: KW_ONLY
-    epsilon: float
+    epsilon: float | None  # None where each record has its own
     delta: float
+    budget_column: str | None = None
     adjacency: Adjacency | None = None  # that of the ledger, or add-remove
     model: str | None = None  # "logistic", "svm" or "linear"; the first that suits the target
     method: str = "auto"
@@ -161,6 +169,7 @@ def train(job: TrainingJob, follow: Follow = nullcontext) -> dict[str, Any]:
     """
     estimator, method, recorder, settings = _prepared(job)
     X, y = table_files.read(job.table, job.schema, strict=job.strict)
+    people = _people(job)
     if job.records is None:
         table_files.filled(job.table, y)
     test = table_files.held_out(job.test, job.table, job.schema)
@@ -172,11 +181,11 @@ def train(job: TrainingJob, follow: Follow = nullcontext) -> dict[str, Any]:
     with ExitStack() as resources:
         ledger = resources.enter_context(_existing(job))
         recorder.watch = _first_step_only
-        _rehearse(job, estimator, method, len(X), ledger)
+        _rehearse(job, estimator, method, len(X), ledger, people)
         if ledger is None and job.ledger is not None:
-            ledger = resources.enter_context(_created(job, method))
+            ledger = resources.enter_context(_created(job, method, people))
         recorder.watch = resources.enter_context(follow())
-        _paying(job, estimator, method, ledger).fit(X, y)
+        _paying(job, estimator, method, ledger).fit(X, y, budgets=people)
         assert recorder.ledger is not None
         recorder.ledger.refund()
         measured = None if test is None else {"table": job.test, **_measured(estimator, *test)}
@@ -185,6 +194,7 @@ def train(job: TrainingJob, follow: Follow = nullcontext) -> dict[str, Any]:
         spent = recorder.ledger.spent
         told = {
             **asdict(estimator.privacy_),
+            **_levels(estimator),
             "method": job.method,
             "settings": settings,
             "steps": estimator.n_iter_,
@@ -214,12 +224,13 @@ def rehearse(job: TrainingJob, records: int) -> dict[str, Any]:
     estimator, method, recorder, settings = _prepared(job)
     with _existing(job) as ledger:
         before = 0.0 if ledger is None else ledger.share
-        paid = _rehearse(job, estimator, method, records, ledger)
+        paid = _rehearse(job, estimator, method, records, ledger, _people(job))
     assert recorder.ledger is not None
     return {
         "dry_run": True,
         **asdict(estimator.privacy_),
         **({"note": PUBLIC_SIZE} if job.records is None else {}),
+        **_levels(estimator),
         "method": job.method,
         "settings": settings,
         "steps": estimator.n_iter_,
@@ -235,8 +246,26 @@ def rehearse(job: TrainingJob, records: int) -> dict[str, Any]:
     }
 
 
+def _people(job: TrainingJob) -> Array | None:
+    """Everybody's own ε, of the column that a job names."""
+    if job.budget_column is None:
+        return None
+    return table_files.budgets(job.table, job.budget_column, job.schema)
+
+
+def _levels(estimator: Estimator) -> dict[str, Any]:
+    """What holds for each level of budget, where there are several."""
+    each = [{"budget": level, "epsilon": said.epsilon} for level, said in estimator.guarantees_.items()]
+    return {"levels": each} if len(each) > 1 else {}
+
+
 def _rehearse(
-    job: TrainingJob, estimator: Estimator, method: SolverMethod, records: int, ledger: Ledger | None
+    job: TrainingJob,
+    estimator: Estimator,
+    method: SolverMethod,
+    records: int,
+    ledger: Ledger | None,
+    people: Array | None,
 ) -> Ledger | None:
     """Fits made-up rows, and exports the result; returns the copy of ``ledger`` that paid for it.
 
@@ -244,8 +273,9 @@ def _rehearse(
     anything is charged.
     """
     copy = None if ledger is None else ledger.rehearsal()
-    estimator.set_params(records=job.records or records)
-    _paying(job, estimator, method, copy).fit(*_made_up(job.schema))
+    estimator.set_params(records=job.records or records if people is None else job.records)
+    rows = None if people is None else len(people)
+    _paying(job, estimator, method, copy).fit(*_made_up(job.schema, rows), budgets=people)
     estimator.set_params(records=job.records)
     for form in job.formats:
         export.exported(form, job.schema, estimator.to_sklearn())
@@ -275,6 +305,9 @@ def _prepared(job: TrainingJob) -> tuple[Estimator, SolverMethod, StepRecorder, 
         raise InvalidValue(f"--method must be one of {private}, got {job.method!r}")
     if job.delta == 0 and known[job.method].filter is not BasicFilter:
         raise InvalidValue(f"--delta must be above 0 with --method {job.method}, got {job.delta:g}")
+    if job.budget_column is not None and known[job.method].personal is None:
+        able = sorted(name for name, method in known.items() if method.personal)
+        raise InvalidValue(f"--budget-column needs a --method of {able}, got {job.method!r}")
     if job.records is not None:
         validate.count(**{"--records": job.records})
     for form in job.formats:
@@ -306,10 +339,14 @@ def _existing(job: TrainingJob) -> Iterator[Ledger | None]:
             yield ledger
 
 
-def _created(job: TrainingJob, method: SolverMethod) -> Ledger:
+def _created(job: TrainingJob, method: SolverMethod, people: Array | None) -> Ledger:
     """Creates the ledger that a job names, with the job's budget and the filter that its method needs."""
-    budget = Budget(job.epsilon, job.delta, job.adjacency or Adjacency.ADD_REMOVE)
-    return Ledger(budget, journal=job.ledger, filter=method.filter)
+    adjacency = job.adjacency or Adjacency.ADD_REMOVE
+    if people is not None:
+        levels = PersonalBudgets(people)
+        return Ledger(levels.budget(job.delta, adjacency=adjacency), journal=job.ledger, filter=levels)
+    assert job.epsilon is not None
+    return Ledger(Budget(job.epsilon, job.delta, adjacency), journal=job.ledger, filter=method.filter)
 
 
 def _reported(
@@ -369,6 +406,10 @@ def _paying(job: TrainingJob, estimator: Estimator, method: SolverMethod, ledger
             "zcdp or basic"
         )
     estimator.set_params(ledger=ledger)
+    if job.epsilon is None:
+        if ledger.budget.delta != job.delta:
+            raise InvalidValue(f"--delta must be the ledger's, {ledger.budget.delta:g}, got {job.delta:g}")
+        return estimator.set_params(delta=None)
     if ledger.share == 0 and ledger.budget == ledger.budget.with_(job.epsilon, job.delta):
         estimator.set_params(epsilon=None, delta=None)
     elif method.filter in (None, RdpFilter) and not isinstance(ledger.filter, BasicFilter):
@@ -380,10 +421,13 @@ def _paying(job: TrainingJob, estimator: Estimator, method: SolverMethod, ledger
     return estimator
 
 
-def _made_up(schema: Schema) -> tuple[Array, ArrayLike]:
+def _made_up(schema: Schema, rows: int | None = None) -> tuple[Any, ArrayLike]:
+    """A row for each label or end of the target, or so many ``rows`` of zeros."""
     target = schema.target
     y = range(len(target.values)) if isinstance(target, Categorical) else (target.low, target.high)
-    return np.zeros((len(y), schema.width)), y
+    if rows is None:
+        return np.zeros((len(y), schema.width)), y
+    return csr_matrix((rows, schema.width)), np.resize(np.array(y), rows)
 
 
 def _measured(estimator: Estimator, X: Array, y: NDArray[Any]) -> dict[str, Any]:

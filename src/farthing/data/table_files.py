@@ -176,6 +176,29 @@ def read(
     return np.concatenate(X), filled(table, np.concatenate(y)) if test else np.concatenate(y)
 
 
+def budgets(table: str, column: str, schema: Schema) -> Array:
+    """The column of a table that holds each record's own ε, which is public and no feature."""
+    if table == EMBEDDED:
+        raise InvalidValue(f"--budget-column must be a column of a file, the table {EMBEDDED!r} has none")
+    if column in _names(schema):
+        raise InvalidValue(
+            f"--budget-column {column!r} is public, so it must not be in the schema: leave it out"
+        )
+    header(table, column)
+    blocks = [np.zeros(0)]
+    for block in columns(table, [column]):
+        try:
+            blocks.append(np.asarray(block[column]).astype(np.float64))
+        except (TypeError, ValueError):
+            blocks.append(np.full(1, np.nan))
+    values = np.concatenate(blocks)
+    if not (np.isfinite(values) & (values > 0)).all():
+        raise InvalidValue(
+            f"--budget-column {column!r} of {table!r} must hold finite numbers above 0, and does not"
+        )
+    return values
+
+
 def held_out(test: str | None, table: str, schema: Schema) -> tuple[Array, NDArray[Any]] | None:
     """Read the table that ``--test`` names, if any; refuse the very table that is learnt from."""
     if test is None:

@@ -11,6 +11,7 @@ from sklearn.utils.validation import column_or_1d, validate_data
 
 from farthing import validate
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, RdpFilter
+from farthing.accounting.personal import PersonalBudgets, PersonalFilter
 from farthing.budget import Adjacency, Budget
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
@@ -64,25 +65,50 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             raise InvalidValue(said)  # how many there are is no one's business
         return table, np.asarray(values)
 
+    def _people(self, budgets: Any, records: int) -> PersonalBudgets:
+        """Everybody's level of budget, in the ledger's levels if there is one."""
+        if self.epsilon is not None:
+            raise InvalidValue("epsilon must be None with budgets, which say it for everybody")
+        if self.records is not None:
+            raise InvalidValue("records must be None with budgets: how many have which budget is public")
+        rule = None if self.ledger is None else self.ledger.filter
+        if rule is not None and not isinstance(rule, PersonalFilter):
+            raise InvalidValue(
+                "budgets need a ledger of personal budgets: people = ft.PersonalBudgets(budgets), then "
+                "ledger=ft.Ledger(people.budget(delta), filter=people)"
+            )
+        people = PersonalBudgets(budgets, epsilons=None if rule is None else rule.epsilons)
+        if len(people) != records:
+            raise InvalidValue("budgets must be one epsilon a row")  # how many there are is no one's business
+        return people
+
     def _own_ledger(
-        self, shared: Ledger | None, filter: Callable[[Budget], Filter] | None = GdpFilter
+        self,
+        shared: Ledger | None,
+        filter: Callable[[Budget], Filter] | None = GdpFilter,
+        people: PersonalBudgets | None = None,
     ) -> Ledger:
         """The ledger that this fit may spend to its end. A part of a ``shared`` one is charged here.
 
         ``filter`` is how the method likes to spend; None if it promises a plan.
         """
         if shared is None:
-            if self.epsilon is None or self.delta is None:
+            epsilon = self.epsilon if people is None else people.epsilons[-1]
+            if epsilon is None or self.delta is None:
                 raise InvalidValue("give epsilon and delta, or a ledger to spend from")
             relation = validate.choice(Adjacency, adjacency=self.adjacency or Adjacency.ADD_REMOVE)
-            budget = Budget(self.epsilon, self.delta, relation)
-            return Ledger(budget, filter=filter, stream=self._stream())
+            budget = Budget(epsilon, self.delta, relation)
+            return Ledger(budget, filter=people or filter, stream=self._stream())
         if self.random_state is not None:
             raise InvalidValue("random_state must be None with a ledger, which draws its own noise")
         if self.adjacency not in (None, shared.budget.adjacency):
             raise InvalidValue(
                 f"adjacency must be the ledger's, {shared.budget.adjacency}, got {self.adjacency}"
             )
+        if people is not None:
+            if self.delta is not None or shared.share > 0:
+                raise Unsupported("personal budgets are spent as a whole: give a fresh ledger, and no delta")
+            return shared
         if isinstance(shared.filter, BasicFilter):
             return shared.allot(self.epsilon, self.delta, filter=filter)
         if (

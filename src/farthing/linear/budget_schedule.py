@@ -39,6 +39,7 @@ from numpy.typing import NDArray
 
 from farthing import validate
 from farthing.accounting.filters import RdpFilter, Totals, ZcdpFilter
+from farthing.accounting.personal import everyone
 from farthing.budget import Adjacency, Budget
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
@@ -60,11 +61,14 @@ def refuse_remainder(ledger: Ledger, kind: str) -> None:
 
 
 def gaussian_mu(ledger: Ledger) -> float:
-    """Return the largest μ such that Gaussian answers with Σμᵢ² = μ² fit what the ledger has left."""
-    shift = ledger.budget.adjacency.shift
+    """Return the largest μ such that Gaussian answers with Σμᵢ² = μ² fit what the ledger has left.
+
+    Of personal budgets the μ of the largest; the others are weighed (`farthing.accounting.personal`).
+    """
+    shift, sampler = ledger.budget.adjacency.shift, everyone(ledger.filter)
 
     def fits(mu: float) -> bool:
-        return ledger.affords(GaussianEvent(shift / mu))
+        return ledger.affords(sampler.amplify(GaussianEvent(shift / mu)))
 
     refuse_remainder(ledger, "a Gaussian answer")
     high = ledger.budget.mu
@@ -110,18 +114,26 @@ _LEAST = 2.0**-10  # of μ: a millionth of μ²
 class BudgetSchedule:
     """A plan that divides what is left of a ledger's budget among Gaussian means.
 
-    ``records`` is the public number of records, by which sums are divided.
+    ``records`` is the public number of records (weighed, where budgets are personal), by which sums are
+    divided.
     """
 
     def __init__(self, ledger: Ledger, records: int) -> None:
         self.ledger, self.records, self.mu = ledger, records, gaussian_mu(ledger)
+        self._sampler = everyone(ledger.filter)
         if self.mu < _LEAST * ledger.budget.mu:  # what rounding leaves of a part handed on
             raise BudgetSpent(f"nothing that a Gaussian answer could use is left of {ledger.budget}")
         self._receipts: list[Receipt] = []
 
     def deviation(self, part: float, bound: Bound) -> float:
         """Return the noise on a mean of contributions so bounded, in units of ``bound.scale``."""
-        return bound.sensitivity(self.ledger.budget.adjacency) / (self.mu * math.sqrt(part) * self.records)
+        return self._noise(part, bound) * bound.norm() / self.records
+
+    def _noise(self, part: float, bound: Bound) -> float:
+        adjacency, mu = self.ledger.budget.adjacency, self.mu * math.sqrt(part)
+        if isinstance(self._sampler, Everyone):
+            return noise_of(bound, adjacency, mu)
+        return adjacency.shift / mu  # what a weight is priced by, whatever a bound knows of replaced records
 
     def mean(
         self,
@@ -132,8 +144,8 @@ class BudgetSchedule:
         mechanism: type[Gaussian] = Gaussian,
     ) -> tuple[NDArray[np.float64], float]:
         """Ask for a mean that costs ``part`` of μ²; return it with its noise (`deviation`)."""
-        noise = noise_of(bound, self.ledger.budget.adjacency, self.mu * math.sqrt(part))
-        answer = self.ledger.ask(Query(Everyone(), contribution, bound, mechanism(noise)), w)
+        noise = mechanism(self._noise(part, bound))
+        answer = self.ledger.ask(Query(self._sampler, contribution, bound, noise), w)
         self._receipts.append(answer.receipt)
         return answer.value / self.records, self.deviation(part, bound)
 

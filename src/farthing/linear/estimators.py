@@ -37,12 +37,14 @@ from sklearn.preprocessing import MinMaxScaler, Normalizer, QuantileTransformer,
 from sklearn.utils.validation import check_is_fitted
 
 from farthing import validate
+from farthing.accounting.personal import PersonalBudgets
 from farthing.budget import Adjacency, Guarantee, Observer, Unit
 from farthing.data.tables import Table
-from farthing.errors import BudgetSpent, InvalidValue
+from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
 from farthing.linear.base import PUBLIC_SIZE, PrivateEstimator
 from farthing.linear.losses import Loss, huber_hinge, logistic, multinomial, one_against_rest, squared
+from farthing.linear.personal import over
 from farthing.linear.problem import Problem
 from farthing.linear.solvers import CLASSIFIERS, REGRESSORS, Solver, SolverMethod
 from farthing.queries import arrays
@@ -87,18 +89,32 @@ class _PrivateLinear(PrivateEstimator):
         return known[self.solver]
 
     def _train(
-        self, X: Any, y: Array, loss: Loss, outputs: int, method: SolverMethod, penalty: float = 0.0
+        self,
+        X: Any,
+        y: Array,
+        loss: Loss,
+        outputs: int,
+        method: SolverMethod,
+        budgets: Any,
+        penalty: float = 0.0,
     ) -> tuple[Array, Array]:
         """Spend a budget; return weights and constant on rows as they came (with unit rows, on those)."""
         unit = self.bounds is None
         table = Table(X, y, bounds=self.bounds, unit=unit)
         size = len(table) if self.records is None else validate.count(records=self.records)
+        people = None if budgets is None else self._people(budgets, len(table))
         problem = Problem(loss, size, X.shape[1], outputs, bool(self.fit_intercept), unit, penalty)
         self._limits = None if unit else _limits(self.bounds, X.shape[1])
+        if people is not None and method.personal is None:
+            raise Unsupported(
+                "this solver treats all records alike, so none can have a budget of its own: use 'auto', or "
+                "'sgd-ma' for batches"
+            )
         if not method.private:
             self.history_, self.privacy_ = (method.algorithm(table, problem),), _NO_PRIVACY
+            self.guarantees_ = {}
         else:
-            self._spend(table, problem, method)
+            self._spend(table, problem, method, people)
         self.n_iter_ = self.history_[-1].t
         u, constant = self.history_[-1].w
         if self._limits is None:
@@ -107,19 +123,22 @@ class _PrivateLinear(PrivateEstimator):
         u = (u.T / (high - low)).T
         return u, constant - low @ u
 
-    def _spend(self, table: Table, problem: Problem, method: SolverMethod) -> None:
+    def _spend(
+        self, table: Table, problem: Problem, method: SolverMethod, people: PersonalBudgets | None
+    ) -> None:
+        weighed = method.personal == "weights"
         if self.ledger is not None and not method.rehearsed:
             # what a method refuses, it refuses here, before anything is charged
             blank = Table(np.zeros((2, problem.width)), np.zeros(2), unit=problem.unit)
-            made_up = self._own_ledger(self.ledger.rehearsal(), method.filter).over(blank)
-            next(iter(method.algorithm(made_up, problem)), None)
-        ledger = self._own_ledger(self.ledger, method.filter)
+            made_up = self._own_ledger(self.ledger.rehearsal(), method.filter, people)
+            next(iter(method.algorithm(*over(made_up, blank, problem, people, weighed))), None)
+        ledger = self._own_ledger(self.ledger, method.filter, people)
         if self.records is None:
             ledger.note(PUBLIC_SIZE)
-        self.history_ = tuple(method.algorithm(ledger.over(table), problem))
+        self.history_ = tuple(method.algorithm(*over(ledger, table, problem, people, weighed)))
         if not self.history_:
             raise BudgetSpent(f"{ledger.budget} does not allow a single step of {self.solver!r}")
-        self.privacy_ = ledger.guarantee
+        self.privacy_, self.guarantees_ = ledger.guarantee, ledger.guarantees
 
     def _rows(self, X: Any) -> Any:
         """Return features ready for the weights: divided by their norms or clipped, as `fit` does."""
@@ -177,6 +196,8 @@ _ATTRIBUTES = """
         The number of features, and of the steps taken.
     privacy_ : Guarantee
         What holds of everything that this fit released.
+    guarantees_ : dict of float to Guarantee
+        What holds for the records of each budget, by its ε; one where all have the same.
     history_ : tuple of Step
         The steps, each with its weights and receipts.
 
@@ -248,14 +269,18 @@ class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
         self.records = records
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Check everything, charge the budget, and train until it is spent."""
+    def fit(self, X: Any, y: Any, *, budgets: Any = None) -> Self:
+        """Check everything, charge the budget, and train until it is spent.
+
+        ``budgets`` are public and give each row an ε of its own, with ``delta`` or a ledger of such levels.
+        """
         classes = _declared(self.classes)
         method = self._method(CLASSIFIERS)
         X, y = self._supervised(X, y)
         codes = _codes(y, classes)
         several = len(classes) > 2
-        u, constant = self._train(X, codes, self.losses[several], len(classes) if several else 0, method)
+        outputs = len(classes) if several else 0
+        u, constant = self._train(X, codes, self.losses[several], outputs, method, budgets)
         self.classes_ = classes
         self.coef_, self.intercept_ = np.atleast_2d(u.T), np.atleast_1d(constant)
         return self
@@ -373,14 +398,17 @@ class LinearRegression(RegressorMixin, _PrivateLinear):  # type: ignore[misc]
         self.records = records
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Check everything, charge the budget, and train until it is spent."""
+    def fit(self, X: Any, y: Any, *, budgets: Any = None) -> Self:
+        """Check everything, charge the budget, and train until it is spent.
+
+        ``budgets`` are public and give each row an ε of its own, with ``delta`` or a ledger of such levels.
+        """
         low, high = _target_bounds(self.target_bounds)
         method, penalty = self._method(REGRESSORS), validate.non_negative(alpha=self.alpha)
         X, y = self._supervised(X, y)
         numbers = np.asarray(arrays.target(y), dtype=np.float64)
         scaled = np.where(np.isfinite(numbers), (np.clip(numbers, low, high) - low) / (high - low), np.nan)
-        u, constant = self._train(X, scaled, squared, 0, method, penalty)
+        u, constant = self._train(X, scaled, squared, 0, method, budgets, penalty)
         self.coef_, self.intercept_ = u * (high - low), float(constant * (high - low) + low)
         self._range = low, high
         return self

@@ -21,7 +21,8 @@ class Problem:
 
     ``outputs`` is 0 for a weight vector, or the number of classes for a weight matrix. Methods yield the
     weights on x and the constant as `Step.w`, whatever space they work in. ``penalty`` is the alpha of
-    scikit-learn's Ridge, for regression: Σ (y - x·u - constant)² + penalty |u|² is minimised.
+    scikit-learn's Ridge, for regression: Σ (y - x·u - constant)² + penalty |u|² is minimised. ``sizes`` are
+    the public numbers of records on each level of personal budgets, if there are any.
     """
 
     loss: Loss
@@ -31,6 +32,7 @@ class Problem:
     intercept: bool = True
     unit: bool = True
     penalty: float = 0.0
+    sizes: tuple[int, ...] = ()
 
     @property
     def radius(self) -> float:

@@ -64,6 +64,9 @@ class SolverMethod:
         The filter, if another one, where ``sampling_rate`` is set.
     rehearsed : bool, default False
         Whether the caller has tried it on made-up rows, so that `fit` need not.
+    personal : {"weights", "rates"}, optional
+        How records with budgets of their own take part: all of them, weighed, or in batches, each at a rate
+        of its own. None where a method cannot tell them apart.
     """
 
     algorithm: Any
@@ -72,6 +75,7 @@ class SolverMethod:
     aliases: Mapping[str, str] = field(default_factory=dict)
     batches: Callable[[Budget], Filter] | None = None
     rehearsed: bool = False
+    personal: Literal["weights", "rates"] | None = None
 
     @property
     def settings(self) -> Settings:
@@ -150,9 +154,9 @@ _DPSGD = {
 }  # Abadi et al. 2016
 
 CLASSIFIERS: dict[str, SolverMethod] = {
-    "auto": SolverMethod(descent),
+    "auto": SolverMethod(descent, personal="weights"),
     "dpagd": SolverMethod(dpagd, ZcdpFilter, aliases=_DPAGD, batches=RdpFilter),
-    "sgd-ma": SolverMethod(dpsgd, None, aliases=_DPSGD),
+    "sgd-ma": SolverMethod(dpsgd, None, aliases=_DPSGD, personal="rates"),
     "sgd-adv": SolverMethod(sgd_adv, None, aliases=_SGD_ADV),
     "objective": SolverMethod(objective, BasicFilter),
     "output": SolverMethod(output, None),
@@ -161,11 +165,11 @@ CLASSIFIERS: dict[str, SolverMethod] = {
     "nonprivate": SolverMethod(nonprivate, None, private=False),
 }
 REGRESSORS: dict[str, SolverMethod] = {
-    "auto": SolverMethod(least_squares),
+    "auto": SolverMethod(least_squares, personal="weights"),
     "adassp": SolverMethod(adassp),
-    "sufficient": SolverMethod(sufficient),
+    "sufficient": SolverMethod(sufficient, personal="weights"),
     "functional": SolverMethod(functional, BasicFilter),
-    "gradient": SolverMethod(noisy_gradient),
+    "gradient": SolverMethod(noisy_gradient, personal="weights"),
 }
 
 

@@ -109,7 +109,7 @@ class Spy:
 
     def __init__(self, ledger):
         self.ledger, self.budget, self.affords, self.asked = ledger, ledger.budget, ledger.affords, []
-        self.share = ledger.share
+        self.share, self.filter = ledger.share, ledger.filter
 
     def ask(self, query, w=None):
         self.asked.append((query, w))

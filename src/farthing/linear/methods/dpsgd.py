@@ -15,6 +15,7 @@ always, promised T times: it costs a part of the budget, and the rest of it is w
 
 Guarantee: (ε, δ) of the plan promised by `accounting.pld`, for add-remove, zero-out and replace-one alike
 (under the last each of C and 2C is counted, so noise doubles), against anyone who does not see the draws.
+Records with budgets of their own are drawn each at the rate that spends its own (`accounting.personal`).
 
 Where this differs from the papers, all of it public: θ₀ is 0 instead of random, heavy-ball ``momentum``,
 steps that fall linearly to 0 over the T batches, rows of bounded norm (`Problem.rows`). Rules, with s the
@@ -34,15 +35,17 @@ as leaves noise above 1.5.
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farthing import validate
 from farthing.accounting import calibrate, composition, gaussian
+from farthing.accounting.personal import Levels, PersonalFilter, mean_budget, plan_rates
 from farthing.budget import Budget
 from farthing.data.tables import Features
-from farthing.errors import InvalidValue
+from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
 from farthing.linear.losses import Gradient
 from farthing.linear.problem import Problem
@@ -50,7 +53,7 @@ from farthing.queries.bounds import ClipNorm
 from farthing.queries.events import GaussianEvent, RepeatedEvent
 from farthing.queries.mechanisms import Gaussian
 from farthing.queries.query import Query, Step, until_spent
-from farthing.queries.samplers import Poisson
+from farthing.queries.samplers import Poisson, Sampler
 
 Array = NDArray[np.float64]
 
@@ -58,6 +61,16 @@ _FEWEST, _MOST = 200, 1500  # steps
 _LONGEST = 6.0  # step on rows of norm 1 and curvature 1/4, with momentum
 _BATCH = 1024
 _SAFE_NOISE = 1.5  # below, sampling amplifies less and less
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """The batches of a run: who is drawn, at which mean rate, with which noise, and the ε to go by."""
+
+    sampler: Sampler
+    sampling_rate: float
+    noise_multiplier: float
+    epsilon: float
 
 
 @until_spent
@@ -88,20 +101,28 @@ def dpsgd(
     momentum : float, default 0.9
         The share of the last direction that is kept, from 0 to below 1.
     """
-    budget, features = ledger.budget, problem.rows()
+    budget, features, rule, personal = ledger.budget, problem.rows(), ledger.filter, None
+    if isinstance(rule, PersonalFilter):
+        people = Levels(rule.epsilons, problem.sizes)
+        budget = mean_budget(people, budget)
     spread = budget.adjacency.shift / gaussian.mu(budget.epsilon, budget.delta)
     steps = _steps(problem, features, budget, spread, momentum)
     sampling_rate = (
         _rate(problem, steps, spread) if sampling_rate is None else validate.rate(sampling_rate=sampling_rate)
     )
+    if isinstance(rule, PersonalFilter):
+        if noise_multiplier is not None:
+            raise Unsupported("with budgets of their own the noise follows from sampling_rate: leave it out")
+        plan = plan_rates(people, ledger.budget, steps=steps, sampling_rate=sampling_rate)
+        personal, noise_multiplier = plan.sampler, plan.noise_multiplier
+        sampling_rate = personal.expected(people.sizes) / len(people)
     if noise_multiplier is None:
         sampler = Poisson(sampling_rate)
         noise_multiplier = calibrate.noise(
             lambda sigma: RepeatedEvent(sampler.amplify(GaussianEvent(sigma), budget.observer), steps), budget
         )
-    yield from _batches(
-        ledger, problem, features, sampling_rate, noise_multiplier, None, clip_norm, step, momentum
-    )
+    batches = Batches(personal or Poisson(sampling_rate), sampling_rate, noise_multiplier, budget.epsilon)
+    yield from _batches(ledger, problem, features, batches, None, clip_norm, step, momentum)
 
 
 @until_spent
@@ -134,9 +155,8 @@ def sgd_adv(
         _rate(problem, steps, spread) if sampling_rate is None else validate.rate(sampling_rate=sampling_rate)
     )
     noise_multiplier = advanced_noise(sampling_rate, steps, budget)
-    yield from _batches(
-        ledger, problem, features, sampling_rate, noise_multiplier, steps, clip_norm, step, momentum
-    )
+    batches = Batches(Poisson(sampling_rate), sampling_rate, noise_multiplier, budget.epsilon)
+    yield from _batches(ledger, problem, features, batches, steps, clip_norm, step, momentum)
 
 
 def advanced_noise(sampling_rate: float, steps: int, budget: Budget) -> float:
@@ -179,8 +199,7 @@ def _batches(
     ledger: Ledger,
     problem: Problem,
     features: Features,
-    sampling_rate: float,
-    noise_multiplier: float,
+    batches: Batches,
     steps: int | None,
     clip_norm: float | None,
     step: float | None,
@@ -189,19 +208,14 @@ def _batches(
     """Algorithm 1, lines 3 to 8, ``steps`` times or as often as the budget affords."""
     radius = features.radius or problem.radius
     bound = ClipNorm(radius / 2 if clip_norm is None else validate.positive(clip_norm=clip_norm))
-    query = Query(
-        Poisson(sampling_rate),
-        Gradient(problem.loss, features),
-        bound,
-        Gaussian(validate.positive(noise_multiplier=noise_multiplier)),
-    )
+    noise = Gaussian(validate.positive(noise_multiplier=batches.noise_multiplier))
+    query = Query(batches.sampler, Gradient(problem.loss, features), bound, noise)
     times = ledger.promise(query, steps).times
     if step is None:
-        time = _time(
-            problem, features, ledger.budget.epsilon, noise_multiplier / (sampling_rate * math.sqrt(times))
-        )
+        spread = batches.noise_multiplier / (batches.sampling_rate * math.sqrt(times))
+        time = _time(problem, features, batches.epsilon, spread)
         step = min(time * (1 - momentum) / times, _LONGEST) / (4 * problem.loss.curvature * radius**2)
-    length = validate.positive(step=step) / (sampling_rate * problem.records)
+    length = validate.positive(step=step) / (batches.sampling_rate * problem.records)
     w = problem.zeros(features.size)
     velocity = np.zeros_like(w)
     for t in range(1, times + 1):
