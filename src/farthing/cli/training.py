@@ -409,7 +409,8 @@ def _paying(job: TrainingJob, estimator: Estimator, method: SolverMethod, ledger
     if job.epsilon is None:
         if ledger.budget.delta != job.delta:
             raise InvalidValue(f"--delta must be the ledger's, {ledger.budget.delta:g}, got {job.delta:g}")
-        return estimator.set_params(delta=None)
+        estimator.set_params(delta=None)
+        return estimator
     if ledger.share == 0 and ledger.budget == ledger.budget.with_(job.epsilon, job.delta):
         estimator.set_params(epsilon=None, delta=None)
     elif method.filter in (None, RdpFilter) and not isinstance(ledger.filter, BasicFilter):

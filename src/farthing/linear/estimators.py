@@ -112,7 +112,7 @@ class _PrivateLinear(PrivateEstimator):
             )
         if not method.private:
             self.history_, self.privacy_ = (method.algorithm(table, problem),), _NO_PRIVACY
-            self.guarantees_ = {}
+            self.guarantees_: dict[float, Guarantee] = {}
         else:
             self._spend(table, problem, method, people)
         self.n_iter_ = self.history_[-1].t
