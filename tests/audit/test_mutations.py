@@ -13,7 +13,7 @@ import farthing as ft
 from farthing.accounting import calibrate, filters, gaussian, pairs, pld, rounds
 from farthing.audit import charges, contributions, laws, prices, statistics, steps
 from farthing.audit.statistics import GaussianCurve
-from farthing.audit.transcripts import Overheard
+from farthing.audit.transcripts import Transcript
 from farthing.budget import Adjacency, Observer
 from farthing.data import tables
 from farthing.data.tables import Features, Table
@@ -67,7 +67,7 @@ def door_audit(seed, asks=1000):
     claim, heard, stream = ft.Budget(gaussian.epsilon(2.0, 1e-5), 1e-5), [], SeededStream(seed)
     for data in pair:
         ledger = ft.Ledger(ft.Budget(1e4, 0.5), stream=stream).over(data)
-        door = ledger.with_listener(Overheard(pair))
+        door = ledger.with_listener(Transcript(pair))
         door.reserve(question, asks)
         values = np.array([door.ask(question).value for _ in range(asks)])
         heard.append(values @ [0.6, 0.8])

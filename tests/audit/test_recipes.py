@@ -94,7 +94,7 @@ def test_our_noisy_max_stands_on_the_same_pair(kind):
 
 def test_dividing_by_the_realised_lot_is_caught():
     verdict = ft.audit_mechanism(
-        as_published.RealisedLot(),
+        as_published.RealisedBatch(),
         (3, 4),
         ft.Budget(0.1, 1e-5),
         [statistics.spread, statistics.level],

@@ -1,9 +1,9 @@
-"""The audit: attacks a mechanism or a whole training run and says what the attack shows, beside the claim.
+"""Audit privacy claims: attack a mechanism or a whole training run, and compare the result with the claim.
 
     verdict = ft.audit_mechanism(mechanism, neighbours=(without, with_), claim=ft.Budget(1.0, 1e-5))
 
-A verdict is "broken" or "not refuted"; nothing here proves a guarantee. In a test, `assert_private` takes the
-same arguments.
+A verdict is "broken" or "not refuted"; an audit never proves a guarantee. In a test, use `assert_private`,
+which takes the same arguments.
 
 >>> import farthing as ft
 >>> from farthing.audit import (assert_private, each)

@@ -1,8 +1,8 @@
-"""Other people's libraries as something to attack: Opacus, diffprivlib, OpenDP.
+"""Adapt mechanisms of other libraries to audits: Opacus, diffprivlib, OpenDP.
 
-Each adapter returns a mechanism for `audit_mechanism` and, where the library says what it guarantees,
-the claim beside it. The libraries bring their own randomness, so that a seeded stream does not make these
-audits repeatable. Nothing here is imported before it is used.
+Each adapter returns a mechanism for `audit_mechanism` and, where the library states a guarantee, the claim.
+The libraries use their own randomness, so a seeded stream does not make these audits repeatable. A library is
+imported only when its adapter is used.
 
     laplace = diffprivlib(lambda: Laplace(epsilon=1, sensitivity=1))
     ft.audit_mechanism(laplace, (0.0, 1.0), ft.Budget(1.0, 0.0))
@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 
 
 def diffprivlib(make: Callable[[], Any]) -> Mechanism:
-    """A diffprivlib mechanism, made once a world by ``make``; the data is the value that it randomises."""
+    """Return a diffprivlib mechanism, made once for each world by ``make``; the data is its argument."""
 
     def many(data: Any, runs: int, stream: Stream) -> Any:
         mechanism = make()
@@ -40,7 +40,7 @@ def diffprivlib(make: Callable[[], Any]) -> Mechanism:
 
 
 def opendp(measurement: Callable[[Any], Any]) -> Mechanism:
-    """An OpenDP measurement; the data is its argument."""
+    """Return an OpenDP measurement as a mechanism; the data is its argument."""
 
     def many(data: Any, runs: int, stream: Stream) -> Any:
         return np.array([measurement(data) for _ in range(runs)])
@@ -54,9 +54,9 @@ def opendp_claim(
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
     delta: float | None = None,
 ) -> Budget:
-    """Return the claim of an OpenDP measurement between data so far apart: its map, as a budget.
+    """Return the claim of an OpenDP measurement at input distance ``apart``: its privacy map, as a budget.
 
-    A map to ε is taken as it is; one to a privacy profile or to ρ needs ``delta``.
+    A map to ε is used directly; one to a privacy profile or to ρ needs ``delta``.
     """
     cost = measurement.map(distance)
     if delta is None:
@@ -70,11 +70,11 @@ def opendp_claim(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpacusStep:
-    """Training steps of Opacus: clipped gradients of ``model()``, summed, with its optimizer's noise.
+    """Opacus's training steps as a mechanism: clipped gradients of ``model()``, summed, with its noise.
 
-    The data is a pair of tensors, (x, y), of which the model computes ``loss(model(x), y)`` with one term a
-    record, summed. With a ``rate`` each record joins by a coin of the audit's stream. A run's output is the
-    noisy sum of gradients, before it is divided by anything.
+    The data is a pair of tensors (x, y), for which the model computes ``loss(model(x), y)``, one term per
+    record. With a ``rate`` each record is drawn by a coin of the audit's stream. A run's output is the noisy
+    sum of gradients, before any division.
     """
 
     model: Callable[[], Any]
@@ -110,7 +110,7 @@ class OpacusStep:
         return np.array(outputs)
 
     def claim(self, delta: float, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> Budget:
-        """Return the cost of one such step, were its noise real Gaussian noise."""
+        """Return the cost of one such step, assuming that its noise is exactly Gaussian."""
         event: Event = GaussianEvent(self.noise_multiplier)
         if self.sampling_rate is not None:
             event = PoissonEvent(self.sampling_rate, event)

@@ -1,8 +1,8 @@
-"""Methods as their papers or public code have them, where that is unsound. **They guarantee nothing.**
+"""Implement methods as published where that is unsound. **They guarantee nothing.**
 
-They are here to be attacked: an audit that does not break them is worth little. No estimator, command or
-document offers them as a way to train, and `GUARANTEE` is what they guarantee. All runs go side by side
-(`groups`), with numpy alone; noise is real enough, only what it is scaled by leaks.
+They exist to be attacked: an audit must break them. No estimator, command or document offers them for
+training, and `GUARANTEE` states what they guarantee. All runs are vectorised (`Groups`), with numpy alone;
+its pseudo-random noise suffices here, since the leak is in the noise's scale.
 """
 
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ GUARANTEE = None
 class PublishedAdaDP:
     """AdaDP, Algorithm 1 (Xu et al. 2020); with ``learning=False`` AdaN: adaptive noise, plain steps.
 
-    E'[g²] (line 23) and the gate on it (line 7) read gradients before noise, and they set the clip and the
-    noise of the next step (lines 9 and 12). A coordinate that no record moved gets no noise at all, so that
-    it stands still until the one record that moves it was drawn.
+    E'[g²] (line 23) and its gate (line 7) use gradients before noise, and they set the clipping norm and the
+    noise of the next step (lines 9 and 12). A coordinate that no record has moved gets no noise at all, so
+    its weight stays constant until the one record that moves it is drawn.
 
     A run's output is the path of its weights, (steps + 1, weights).
     """
@@ -40,7 +40,7 @@ class PublishedAdaDP:
     gate: float = 1e-6  # G
     step: float = 0.002  # η
     smoothing: float = 1e-8  # ε₀
-    floor: float = 0.0  # under E': it does not help
+    floor: float = 0.0  # added under E'; it does not make the method sound
     learning: bool = True
 
     def __call__(self, data: Groups, runs: int, stream: Stream) -> Array:
@@ -73,9 +73,9 @@ class PublishedAdaDP:
 class PublishedDpOpt:
     """Xiang, Yang & Li 2019, "Differentially-private deep learning from an optimization perspective".
 
-    The deviations of a step's noise are those that harm least under Σ (Δ_i/σ_i)² <= 1/σ², and Δ_i is read off
-    the step's own gradient before noise. Here in closed form, σ_i² = σ² Δ_i ΣΔ, in place of 50 steps of
-    projected gradient descent. A run's output is the path of its weights.
+    The standard deviations of a step's noise minimise the expected harm under Σ (Δ_i/σ_i)² <= 1/σ², and Δ_i
+    is taken from the step's own gradient before noise. This is the closed form, σ_i² = σ² Δ_i ΣΔ, instead of
+    50 steps of projected gradient descent. A run's output is the path of its weights.
     """
 
     rate: float = 0.1
@@ -104,8 +104,8 @@ class PublishedDpOpt:
 class ExponentialNoisyMin:
     """DP-AGD's public code: the least of costs plus exponential noise of scale ``clip`` / ``epsilon``.
 
-    A cost that falls behind by a clip loses a race that is close among the smallest noises, and their minimum
-    has no tail to hide in. A run's output is the place that it chose.
+    With many candidates the smallest noises lie close together, so that a cost which grows by one clip is
+    hardly ever chosen: exponential noise has no lower tail. A run's output is the index that it chose.
     """
 
     epsilon: float
@@ -117,11 +117,11 @@ class ExponentialNoisyMin:
 
 
 @dataclass(frozen=True, slots=True)
-class RealisedLot:
-    """DP-SGD that divides a step's noisy sum by the number of records that came, not by the expected one.
+class RealisedBatch:
+    """DP-SGD that divides a step's noisy sum by the realised batch size, not by the expected one.
 
-    ``data`` is how many records there are, of which none moves the sum; a run's output is a step's scale a
-    row.
+    ``data`` is the number of records, none of which moves the sum; a run's output is one row with the scale
+    of each step.
     """
 
     rate: float = 0.5
@@ -135,7 +135,7 @@ class RealisedLot:
 
 @dataclass(frozen=True, slots=True)
 class PublishedFloatGaussian:
-    """A number plus a floating-point normal, as most code has it. Its grid tells what was added to."""
+    """A number plus floating-point Gaussian noise, as most code has it. Its grid reveals the number."""
 
     noise: float = 1.0
 

@@ -1,4 +1,4 @@
-"""Attacks on a mechanism in two worlds, one with a record and one without, and the verdict on its claim.
+"""Attack a mechanism in two worlds, one with a record and one without, and judge its claim.
 
 An audit never proves a guarantee: a verdict is "broken" or "not refuted".
 """
@@ -18,11 +18,12 @@ from farthing.budget import Budget
 from farthing.errors import InvalidValue
 from farthing.noise.lattice import Stream
 
-ATTACKED_AS = {"auto": ("descent", "least-squares"), "sgd-ma": ("dpsgd",)}  # of labels, and of numbers
+# attack names: for labels, and for numbers
+ATTACKED_AS = {"auto": ("descent", "least-squares"), "sgd-ma": ("dpsgd",)}
 
 
 def attacks(method: str) -> tuple[str, ...]:
-    """Return the names under which an audit attacks what `farthing train` and the estimators call ``method``.
+    """Return the attack names of what `farthing train` and the estimators call ``method``.
 
     >>> attacks("auto"), attacks("dpagd")
     (('descent', 'least-squares'), ('dpagd',))
@@ -104,7 +105,7 @@ class Verdict:
 
 
 def _short(value: float) -> str:
-    """Return three digits, rounded down: a lower bound stays one."""
+    """Return a lower bound with three digits, rounded down so that it stays one."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
@@ -177,7 +178,7 @@ Array = NDArray[np.float64]
 Statistic = Scores | FittedStatistic
 Mechanism = Callable[[Any, int, Stream], Any]
 
-_THRESHOLDS = 400  # tried on the runs that are not counted
+_THRESHOLDS = 400  # chosen on runs that are not counted
 
 
 def audit_mechanism(
@@ -317,7 +318,7 @@ def judge(
 
 
 def _seen(scores: Scores, outputs: Any) -> Array:
-    """Return scores of outputs; NaN, which is as good a sign as any, stands below all others."""
+    """Return scores of outputs; NaN, which may also be evidence, is ranked below all others."""
     values = np.asarray(scores(outputs), dtype=np.float64)
     return np.where(np.isnan(values), -np.inf, values)
 
@@ -379,14 +380,14 @@ def _choose(
     confidence: float,
     counted: int,
 ) -> tuple[float, Scores, float, float]:
-    """Return the best threshold on runs that are not counted: its strength, scores, threshold and sign."""
+    """Choose a threshold on runs that are not counted; return its strength, scores, threshold and sign."""
     scores = statistic.fit(without, within) if isinstance(statistic, FittedStatistic) else statistic
     found = [_seen(scores, part) for part in (without, within)]
     options = []
     for sign in (1.0, -1.0):
         first, second = np.sort(sign * found[0]), np.sort(sign * found[1])
         levels = np.unique(np.concatenate([first, second]))
-        if len(levels) > _THRESHOLDS:  # evenly, and every one in the tails, where few are left
+        if len(levels) > _THRESHOLDS:  # evenly spaced, and every value in the tails, where few remain
             tails = _THRESHOLDS // 8
             places = np.linspace(tails, len(levels) - tails - 1, _THRESHOLDS - 2 * tails).astype(int)
             levels = np.concatenate([levels[:tails], levels[places], levels[-tails:]])
@@ -394,7 +395,7 @@ def _choose(
         strengths = curve.strengths(flagged[1], flagged[0], len(first), claim, confidence)
         strengths = np.where(np.isnan(strengths), -np.inf, strengths)
         best = int(np.argmax(strengths))
-        # halfway to the next value below: what lies beyond the runs seen is flagged as well
+        # halfway to the next lower value, so that values beyond those seen are flagged too
         level, below = float(levels[best]), float(levels[best - 1]) if best else -np.inf
         between = (level + below) / 2 if np.isfinite([level, below]).all() else level
         options.append((float(strengths[best]), scores, between, sign))

@@ -1,7 +1,7 @@
-"""Lower bounds on ε from one training run, in which each of many canaries took part with probability 1/2.
+"""Bound ε from below by one training run in which each of many canaries took part with probability 1/2.
 
-A guesser, who sees what the run released, names for ``guesses`` of ``canaries`` whether each took part, and
-abstains from the others; ``right`` of the guesses are. How likely that is bounds ε:
+A guesser, who sees what the run released, guesses for ``guesses`` of ``canaries`` whether each took part, and
+abstains from the others; ``right`` of the guesses are correct. The probability of that bounds ε:
 
 * `epsilon`: Steinke, Nasr & Jagielski 2023, "Privacy auditing with one (1) training run", Theorem 5.2. Under
   ε-DP the number of right guesses is at most (stochastically) binomial with rate e^ε/(e^ε + 1); δ adds
@@ -46,13 +46,13 @@ Array = NDArray[np.float64]
 
 _MOST_EPSILON, _MOST_MU = 50.0, 20.0
 _LEAST_NOISE, _MOST_NOISE, _NEAR = 0.25, 64.0, 0.01
-_LEVELS = np.linspace(0.0, 1.0, 24) ** 1.5  # of the ε at δ = _FAR: where the envelope is taken
+_LEVELS = np.linspace(0.0, 1.0, 24) ** 1.5  # ε at δ = _FAR: the range of the envelope
 _FAR = 1e-4
 _HALVINGS = 40
 
 
 def tail(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """The probability of so many right guesses or more is at most this, if the run is (ε, δ)-DP."""
+    """Return a bound on the probability of at least ``right`` right guesses, if the run is (ε, δ)-DP."""
     rate = 1 / (1 + math.exp(-epsilon))
     above = float(bdtrc(right - 1, guesses, rate)) if right > 0 else 1.0
     if delta == 0 or right == 0:
@@ -66,14 +66,14 @@ def tail(canaries: int, guesses: int, right: int, epsilon: float, delta: float) 
 
 
 def epsilon(canaries: int, guesses: int, right: int, delta: float, confidence: float = 0.99) -> float:
-    """The lower bound on ε at ``delta``."""
+    """Return the lower bound on ε at ``delta``."""
     _checked(canaries, guesses, right)
     failure = 1 - confidence
     return _last(lambda value: tail(canaries, guesses, right, value, delta) <= failure, _MOST_EPSILON)
 
 
 def gaussian_mu(canaries: int, guesses: int, right: int, confidence: float = 0.99) -> float:
-    """The lower bound on μ."""
+    """Return the lower bound on μ."""
     _checked(canaries, guesses, right)
 
     def refuted(mu: float) -> bool:
@@ -85,7 +85,7 @@ def gaussian_mu(canaries: int, guesses: int, right: int, confidence: float = 0.9
 
 
 def planned_guesses(canaries: int, mu: float, confidence: float = 0.99) -> int:
-    """Return the number of guesses that shows the most of a Gaussian mechanism with this μ on average.
+    """Return the number of guesses that gives the best expected bound for a Gaussian mechanism with this μ.
 
     Scores of such a mechanism beyond ±t are right with probability Φ(μ/2 - t) / (Φ(μ/2 - t) + Φ(-μ/2 - t)).
     """
@@ -110,9 +110,9 @@ def sampled_epsilon(
     confidence: float = 0.99,
     adjacency: Adjacency = Adjacency.ADD_REMOVE,
 ) -> float:
-    """The lower bound on ε if the curve is that of ``steps`` Gaussian steps on Poisson samples of ``rate``.
+    """Return the lower bound on ε for ``steps`` Gaussian steps on Poisson samples of ``rate``.
 
-    What is searched for is their noise; the curve of a noise is the envelope of its certified profile δ(ε).
+    The unknown is their noise; the curve of a noise is the envelope of its certified profile δ(ε).
     """
     _checked(canaries, guesses, right)
 
@@ -123,7 +123,8 @@ def sampled_epsilon(
         levels, deltas = _profile(plan(math.exp(log_noise)), adjacency)
         shrink = np.exp(-levels)
 
-        def least(x: float) -> float:  # of H, given R = x: both x <= e^ε H + δ and 1 - H <= e^ε (1 - x) + δ
+        # the bound on H, given R = x: both x <= e^ε H + δ and 1 - H <= e^ε (1 - x) + δ
+        def least(x: float) -> float:
             return float(max(np.max(shrink * (x - deltas)), np.max(1 - deltas - (1 - x) / shrink), 0.0))
 
         return _impossible(canaries, guesses, right, 1 - confidence, least)
@@ -138,7 +139,7 @@ def sampled_epsilon(
 
 
 def _profile(event: RepeatedEvent, adjacency: Adjacency) -> tuple[Array, Array]:
-    """Levels ε, as far as they matter, and δ there, the larger of both directions."""
+    """Return levels ε in the range that matters, and δ there, the larger of both directions."""
     levels = _LEVELS * pld.epsilon(event, _FAR, adjacency)
     ways = pld.directions(event, adjacency)
     deltas = [[math.exp(pld.log_delta(way, float(level))) for level in levels] for way in ways]
@@ -148,12 +149,12 @@ def _profile(event: RepeatedEvent, adjacency: Adjacency) -> tuple[Array, Array]:
 def _impossible(
     canaries: int, guesses: int, right: int, likely: float, least: Callable[[float], float]
 ) -> bool:
-    """Return whether a tail that is as ``likely`` contradicts a curve, ``least`` being its F."""
+    """Return whether a tail with probability ``likely`` contradicts a curve, whose F is ``least``."""
     share = guesses / canaries
     r, h = likely * right / canaries, likely * (guesses - right) / canaries
     for i in range(right - 1, -1, -1):
         more = max(h, least(r))
-        if more == h:  # nothing grows any more
+        if more == h:  # converged
             break
         r, h = r + i / (guesses - i) * (more - h), more
         if r + h > share:
@@ -162,7 +163,7 @@ def _impossible(
 
 
 def _last(refuted: Callable[[float], bool], most: float) -> float:
-    """The largest value refuted, by bisection; 0 where none is."""
+    """Return the largest value that is refuted, by bisection; 0 where none is."""
     if not refuted(0.0):
         return 0.0
     low, high = 0.0, most
@@ -196,8 +197,8 @@ def assert_private(
 ) -> None:
     """Raise AssertionError if an audit breaks the claim; for tests.
 
-    A sound mechanism fails once in 1 / (1 - confidence) runs at most; with a `SeededStream` it always does or
-    never.
+    A sound mechanism fails in a fraction 1 - confidence of runs at most; with a `SeededStream` the result is
+    always the same.
 
     Parameters
     ----------
@@ -227,7 +228,7 @@ def assert_private(
 
 
 def canaries_of(canaries: int, stream: Stream | None = None) -> NDArray[np.bool_]:
-    """Flip a fair coin for each canary: whether it takes part in the run.
+    """Flip a fair coin for each canary, which decides whether it takes part in the run.
 
     Parameters
     ----------

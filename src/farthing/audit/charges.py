@@ -1,4 +1,4 @@
-"""Laws of charges, of ledgers and of federated clients: every answer was charged before it was given."""
+"""Check laws of charges, ledgers and federated clients: every answer is charged before it is released."""
 
 import copy
 import math
@@ -32,7 +32,7 @@ _BUDGET = Budget(1.0, 1e-5)
 
 
 class _Counted:
-    """A contribution that knows how often it was computed."""
+    """A contribution that counts how often it was computed."""
 
     honours, shape = ROWS, None
 
@@ -45,13 +45,13 @@ class _Counted:
 
 
 def answers(stream: Stream) -> list[str]:
-    """A filter's ledger: as many answers as charges, none past the budget, the chain in order."""
+    """Check a filter's ledger: as many answers as charges, none beyond the budget, hashes in order."""
     complaints = []
     counted = _Counted()
     query = Query(Everyone(), counted, ClipNorm(1.0), Gaussian(10.0))
     ledger = Ledger(_BUDGET, stream=stream)
-    door = ledger.over(Rows(np.ones((3, 2))))
-    given = all_of(lambda: door.ask(query))
+    attached = ledger.over(Rows(np.ones((3, 2))))
+    given = all_of(lambda: attached.ask(query))
     charged = sum(row.body["count"] for row in ledger.journal.rows() if row.kind == "charge")
     if given != charged:
         complaints.append(f"{given} answers were given and {charged} charged")
@@ -63,7 +63,7 @@ def answers(stream: Stream) -> list[str]:
 
 
 def all_of(ask: Callable[[], Any], most: int = 500) -> int:
-    """Return how many answers are given until the ledger refuses, ``most`` at most."""
+    """Return how many answers the ledger gives before it refuses, ``most`` at most."""
     given = 0
     while given < most:
         try:
@@ -83,13 +83,13 @@ def _verified(ledger: Ledger) -> list[str]:
 
 
 def promises(stream: Stream) -> list[str]:
-    """A plan's ledger: exactly as many answers as were promised, and those fit the budget."""
+    """Check a promised plan: exactly as many answers as promised, and they fit the budget."""
     complaints = []
     query = Query(Poisson(0.5), _Counted(), ClipNorm(1.0), Gaussian(4.0))
     ledger = Ledger(_BUDGET, stream=stream)
     times = ledger.promise(query).times
-    door = ledger.over(Rows(np.ones((3, 2))))
-    given = all_of(lambda: door.ask(query))
+    attached = ledger.over(Rows(np.ones((3, 2))))
+    given = all_of(lambda: attached.ask(query))
     if given != times:
         complaints.append(f"{given} answers were given and {times} promised")
     if pld.epsilon(RepeatedEvent(query.price(_BUDGET), given), 1e-5) > 1.0 + 1e-6:
@@ -98,35 +98,35 @@ def promises(stream: Stream) -> list[str]:
 
 
 def refunds(stream: Stream, folder: str) -> list[str]:
-    """Check that a refund comes once: no more answers than without a reservation."""
+    """Check that a refund is given once: no more answers than without a reservation."""
     complaints = []
     path = f"{folder}/refunds.ledger"
     budget = Budget(1.0, 0.0)
     query = Query(
         Everyone(), _Counted(), ClipNorm(1.0, order=1), Laplace(8.0)
-    )  # an eighth each: exact in floats
+    )  # an eighth each, which is exact in floats
     with Ledger(budget, journal=path, filter=BasicFilter) as ledger:
         ledger.reserve(query, 5)
-        door = ledger.over(Rows(np.ones((3, 2))))
+        attached = ledger.over(Rows(np.ones((3, 2))))
         for _ in range(3):
-            door.ask(query)
+            attached.ask(query)
     with Ledger.open(path) as ledger:
-        door = ledger.over(Rows(np.ones((3, 2))))
-        more = all_of(lambda: door.ask(query))
+        attached = ledger.over(Rows(np.ones((3, 2))))
+        more = all_of(lambda: attached.ask(query))
         if more != 5:
             complaints.append(f"3 of 8 answers were used before, and {more} came after")
     return complaints
 
 
 def copies(stream: Stream) -> list[str]:
-    """Copies share one balance, parts are charged, kept answers stay the same, seeds promise nothing."""
+    """Check that copies share a balance, parts are charged, kept answers repeat, seeds guarantee nothing."""
     complaints = []
     budget = Budget(1.0, 0.0)
     query = Query(Everyone(), _Counted(), ClipNorm(1.0, order=1), Laplace(2.5))
     ledger = Ledger(budget, filter=BasicFilter, stream=stream)
-    door = ledger.over(Rows(np.ones((3, 2))))
-    other = copy.deepcopy(door)
-    given = all_of(lambda: door.ask(query), 10) + all_of(lambda: other.ask(query), 10)
+    attached = ledger.over(Rows(np.ones((3, 2))))
+    other = copy.deepcopy(attached)
+    given = all_of(lambda: attached.ask(query), 10) + all_of(lambda: other.ask(query), 10)
     if given > 2:
         complaints.append(f"a ledger and its copy answered {given} times on a budget for 2")
     whole = Ledger(budget, filter=BasicFilter, stream=stream)
@@ -150,7 +150,7 @@ def copies(stream: Stream) -> list[str]:
 
 
 def order(stream: Stream) -> list[str]:
-    """The charge comes first: a computation that fails was paid for, one that is not paid for never runs."""
+    """Check that the charge comes first: a failing computation was charged, a refused one never runs."""
     complaints = []
     seen = []
 
@@ -162,10 +162,10 @@ def order(stream: Stream) -> list[str]:
 
     query = Query(Everyone(), PerExample(fail), ClipNorm(1.0, order=1), Laplace(2.0))
     ledger = Ledger(Budget(1.0, 0.0), filter=BasicFilter, stream=stream)
-    door = ledger.over(Rows(np.ones((1, 1))))
+    attached = ledger.over(Rows(np.ones((1, 1))))
     for _ in range(3):
         try:
-            door.ask(query)
+            attached.ask(query)
         except ZeroDivisionError:
             pass
         except BudgetSpent:
@@ -176,7 +176,7 @@ def order(stream: Stream) -> list[str]:
 
 
 def failures() -> list[str]:
-    """A record on which a contribution fails is not seen: no error, and the sum of the others stays."""
+    """Check that a failing record causes no error, and leaves the sum of the others unchanged."""
 
     def wide(rows: Any) -> Any:
         return np.hstack([rows[0], rows[0]])
@@ -190,20 +190,21 @@ def failures() -> list[str]:
     complaints = set()
     rows = Rows(np.tile([0.6, 0.8], (9, 1)), np.arange(9))
     for fails in (wide, broken, unbounded):
-        ledger = Ledger(Budget(1e6, 1e-5))  # with noise of its own: seeded noise lets errors through
+        ledger = Ledger(Budget(1e6, 1e-5))  # real noise: seeded noise lets errors through
         query = Query(Everyone(), _Failing(fails), ClipNorm(1.0), Gaussian(0.01))
         try:
             found = np.asarray(ledger.over(rows).ask(query).value)
         except Exception as error:
             complaints.add(f"a record's failure is raised after the charge, {type(error).__name__}")
             continue
-        if found.shape != (2,) or not np.abs(found - [8 * 0.6, 8 * 0.8]).max() < 0.2:  # 20 deviations
+        # 20 standard deviations
+        if found.shape != (2,) or not np.abs(found - [8 * 0.6, 8 * 0.8]).max() < 0.2:
             complaints.add("a record that fails moves the sum of the others")
     return sorted(complaints)
 
 
 class _Failing:
-    """A contribution that goes wrong where record 5 takes part."""
+    """A contribution that fails where record 5 takes part."""
 
     honours, shape = ROWS, None
 
@@ -217,7 +218,7 @@ class _Failing:
 
 
 def uploads_allowed(stream: Stream) -> list[str]:
-    """Nobody uploads more often than its accountant allows, and tight accounting agrees with every one."""
+    """Check that no client uploads more often than its accountant allows, against tight accounting."""
     complaints = []
     x = np.linspace(0, 1, 8)[:, None]
     budget = Budget(1.0, 1e-5, Adjacency.REPLACE_ONE)
@@ -225,7 +226,7 @@ def uploads_allowed(stream: Stream) -> list[str]:
     plans = [
         (by, Exactly(size), rounds) for by in Accountant.of_rounds() for size, rounds in ((1, 5), (4, 1))
     ]
-    tight = [(Accountant.TIGHT, Poisson(0.25), 5)]  # slow for other draws, and the others' oracle here
+    tight = [(Accountant.TIGHT, Poisson(0.25), 5)]  # the oracle is slow for other draws
     for by, draw, planned in [*(plan for plan in plans if plan[0] is not Accountant.TIGHT), *tight]:
         clients = Simulated.split(x, x[:, 0], clients=2, budgets=budget, stream=stream)
         clients.invite(Invitation(1.0, draw, planned, calibration=by, accountant=by))
@@ -242,7 +243,7 @@ def uploads_allowed(stream: Stream) -> list[str]:
 
 
 def shares(stream: Stream, size: int = 20_000) -> list[str]:
-    """Shares of noise add up to all of it; a client's own sum is no longer than its records could make it."""
+    """Check that noise shares add up to the whole, and that a client's sum is bounded by its records."""
 
     complaints = []
     levels = np.array([-2.0, -1.0, -0.3, 0.0, 0.3, 1.0, 2.0])

@@ -1,6 +1,6 @@
-"""Laws of what methods ask for: each record's part is within its bound, and parts add up over records.
+"""Check laws of contributions: each record's part is within its bound, and parts add up over records.
 
-`contributions` listens to the methods' own questions and tries records that push the hardest.
+`contributions` records the methods' own queries and tries records with extreme gradients.
 """
 
 import itertools
@@ -67,7 +67,7 @@ def _within(query: Query, w: Any, records: list[Table]) -> list[str]:
             fits = float(np.linalg.norm(scaled)) <= bound.norm() * (1 + 1e-9)
         if not fits:
             complaints.add(f"a record's part of {kind} is beyond its bound")
-    if kind != "Smallest":  # an eigenvalue, which is no sum
+    if kind != "Smallest":  # an eigenvalue, which is not a sum over records
         both = Table(
             np.vstack([record.X for record in records[:4]]),
             np.concatenate([record.y for record in records[:4]]),
@@ -79,7 +79,7 @@ def _within(query: Query, w: Any, records: list[Table]) -> list[str]:
 
 
 def pairs() -> list[str]:
-    """A bound means to a contribution what it means to the price, or the pair is refused when it is made."""
+    """Check that a contribution interprets its bound as the price does, or that the pair is refused."""
     features = Features(3, intercept=0.0)
     rows = np.vstack([np.zeros((1, 3)), 1e3 * np.eye(3), np.full((2, 3), [[1e6], [-1e6]])])
     table, w = Table(rows, np.resize([0.0, 1.0], len(rows))), np.array([1.0, -2.0, 0.5])
@@ -93,7 +93,7 @@ def pairs() -> list[str]:
             query = Query(Everyone(), contribution, bound, Gaussian(1.0))
             nobody = failsafe.zero_sum(contribution, table, w, bound)
             query.mechanism.check(bound, failsafe.shape_of(nobody))
-        except Exception:  # refused before a charge, in whatever words
+        except Exception:  # any refusal before a charge will do
             continue
         sums = [contribution.bounded_sum(table.take(np.array([n])), w, bound) for n in range(len(rows))]
         terms = np.array(sums).reshape(len(rows), -1) / np.asarray(bound.scale)
@@ -106,7 +106,7 @@ def pairs() -> list[str]:
 
 
 def objectives(stream: Stream, runs: int = 120) -> list[str]:
-    """The noise in a perturbed objective, read back from its minimiser, is what was priced."""
+    """Check that the noise in a perturbed objective, recovered from its minimiser, is what was priced."""
 
     size = 20
     table = Table(np.eye(size), np.arange(size) % 2.0)
@@ -128,13 +128,13 @@ def objectives(stream: Stream, runs: int = 120) -> list[str]:
 
 
 def minimisers(stream: Stream) -> list[str]:
-    """A minimiser moves no further than it says when a record comes, for records that push the hardest."""
+    """Check that a minimiser moves no further than its bound when an extreme record is added."""
     features = Features(1, intercept=0.0, radius=1.0)
     minimiser = Minimiser(logistic, features, 0.5, 1e-9)
     bound = ClipNorm(minimiser.reach)
     without = Table(-np.ones((3, 1)), np.ones(3))
     within = Table(np.append(-np.ones(3), 1.0)[:, None], np.ones(4))
     ends = [minimiser.bounded_sum(table, None, bound) for table in (without, within)]
-    # a long way from 0, so that the record's residual is near 1 and it moves by half of R/λ and more
+    # far from 0, so that the record's residual is near 1 and it moves the minimiser by at least half of R/λ
     moved = float(np.linalg.norm(ends[0] - ends[1]))
     return ["a minimiser moves further than it says"] if moved > minimiser.reach * (1 + 1e-9) else []

@@ -1,8 +1,8 @@
-"""Attacks on the methods of `farthing.torch`, through a ledger whose answers are recorded.
+"""Attack the methods of `farthing.torch` through a ledger whose answers are recorded.
 
-A layer without a constant learns from rows e₁; the canary is e₂, so that its gradient lies in weights that
-no other record moves. Whatever follows what was released (AdaDP's and DpOpt's scales) acts on the canary's
-coordinates too, and would tell of it if it read anything else.
+A layer without a bias is trained on rows e₁; the canary is e₂, so that its gradient lies in weights that no
+other record moves. Whatever a method derives from released values (AdaDP's and DpOpt's scales) acts on the
+canary's coordinates too, and would reveal the canary if it used anything else.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ _LOSS = nn.CrossEntropyLoss(reduction="none")
 
 
 def pair(records: int = 8) -> tuple[Examples, Examples]:
-    """Rows e₁ of class 0, and the canary e₂ of class 1."""
+    """Return rows e₁ of class 0, and the same with the canary e₂ of class 1."""
     x = torch.zeros(records + 1, 2)
     x[:records, 0] = x[records, 1] = 1.0
     y = torch.zeros(records + 1, dtype=torch.long)
@@ -50,16 +50,16 @@ def _steps(model: nn.Module, batches: Iterator[Any]) -> Iterator[Step]:
 
 
 def _trained(noise: float, made: Callable[[nn.Module], AdaDP | None]) -> TrainedTarget:
-    """Lots of `train` with an optimiser of the model's, and the clip that goes with it."""
+    """Return batches of `train` with an optimizer for the model, and the matching clipping rule."""
 
-    def run(door: Ledger) -> Iterator[Step]:
+    def run(ledger: Ledger) -> Iterator[Step]:
         model = _model()
         method = made(model)
         batches = train(
             model,
             _LOSS,
-            door._records,
-            door,
+            ledger._records,
+            ledger,
             sampling_rate=_RATE,
             noise_multiplier=noise,
             steps=_STEPS,
@@ -72,14 +72,14 @@ def _trained(noise: float, made: Callable[[nn.Module], AdaDP | None]) -> Trained
     return TrainedTarget(run, pair(), _CLAIM, runs=80)
 
 
-def _agd(door: Ledger) -> Iterator[Step]:
-    model, examples = _model(), door._records
+def _agd(ledger: Ledger) -> Iterator[Step]:
+    model, examples = _model(), ledger._records
     assert isinstance(examples, Examples)
-    return _steps(model, dpagd(door, model, _LOSS, examples, splits=5, clip_norm=_CLIP, objective_clip=1.0))
+    return _steps(model, dpagd(ledger, model, _LOSS, examples, splits=5, clip_norm=_CLIP, objective_clip=1.0))
 
 
 def targets() -> dict[str, TrainedTarget]:
-    """The methods for models, by name; batches spend the whole claim."""
+    """Return the methods for models, by name; their batches spend the whole claim."""
     noise = calibrate.noise(
         lambda noise: RepeatedEvent(PoissonEvent(_RATE, GaussianEvent(noise)), _STEPS), _CLAIM
     )

@@ -1,7 +1,7 @@
-"""Laws of where records come in: no record decides whether something is refused, and no message quotes one.
+"""Check laws of data entry: no record decides whether an input is refused, and no message quotes one.
 
-Each entrance is tried on a table and on its neighbour with one odd record more: both must end alike, in an
-answer or in the same words, and in none of them may anything of the record stand.
+Each entry point is tried on a table and on its neighbour with one odd record more: both calls must end in the
+same way, with an answer or with the same error, and no message may contain anything of the record.
 """
 
 import traceback
@@ -21,7 +21,7 @@ from farthing.linear.pca import PCA
 from farthing.linear.selection import Score
 from farthing.queries.arrays import attempt
 
-MARK = 918273645  # what no message may hold
+MARK = 918273645  # values that no message may contain
 _ROWS, _WIDTH = 12, 3
 _VALUES = (float(MARK), float("nan"), float("inf"))
 _CELLS = (str(MARK), f"word {MARK}", "", "1e999")
@@ -30,14 +30,14 @@ Entrance = Callable[[Any, Any], Any]
 
 
 class _Answers:
-    """A model that knows one answer."""
+    """A model that always predicts one answer."""
 
     def predict(self, X: Any) -> Any:
         return np.zeros(len(X), int)
 
 
 def outcome(entrance: Entrance, X: Any, y: Any) -> tuple[str, str]:
-    """Return how a call ends, and all that a traceback would show of an error."""
+    """Return how a call ends, and everything that a traceback would show of an error."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
@@ -71,7 +71,7 @@ def _through_a_schema(X: Any, y: Any) -> Any:
 
 
 def entrances() -> dict[str, Entrance]:
-    """Every way in that takes arrays, with the number of records declared."""
+    """Return every entry point that takes arrays, with the number of records declared."""
     return {
         "LogisticRegression": lambda X, y: LogisticRegression(ledger=_spent(), records=_ROWS).fit(X, y),
         "LinearSVC": lambda X, y: LinearSVC(ledger=_spent(), records=_ROWS, bounds=(0, 1)).fit(X, y),
@@ -85,7 +85,7 @@ def entrances() -> dict[str, Entrance]:
 
 
 def refusals() -> list[str]:
-    """A table and its neighbour with an odd record more end alike, and nothing of the record is told."""
+    """Check that a table and its neighbour with an odd record end alike, and that no message quotes it."""
     rng = np.arange(_ROWS * _WIDTH, dtype=np.float64).reshape(_ROWS, _WIDTH) % 7 / 7
     labels = np.arange(_ROWS) % 2.0
     complaints = []
@@ -123,7 +123,7 @@ def _compared(name: str, entrance: Entrance, usual: str, pairs: Any) -> list[str
 
 
 def _counted() -> list[str]:
-    """A perfect score does not tell how many rows there are, and what is taken as public is written down."""
+    """Check that a perfect score hides the number of rows, and that values taken as public are recorded."""
     complaints = []
     scores = [
         Score(Ledger(Budget(1e6, 1e-5)), 1e5, 1e-6, records=4)(_Answers(), np.zeros((n, 1)), np.zeros(n))

@@ -1,10 +1,10 @@
-"""A law of guards: what a guard replies has a kind, a size and public numbers that no record decides.
+"""Check a law of guards: no record decides the kind, the size or the public numbers of a guard's reply.
 
-Guards over neighbouring records hear the same conversation, every kind of message that a guard knows and some
-that it does not: hello, proposals, questions about every loss at usual, extreme and ill-shaped weights,
-questions asked twice, and a session of secure aggregation step by step. Records that differ in one (gone,
-another label, a label of no class, NaN, values that overflow) must get replies that are alike but for the
-noise in them, and none may be `internal`.
+Guards over neighbouring records get the same conversation, with every kind of message that a guard knows and
+some that it does not: hello, proposals, questions about every loss at usual, extreme and ill-shaped weights,
+repeated questions, and a session of secure aggregation step by step. Data sets that differ in one record
+(removed, another label, an unknown label, NaN, values that overflow) must get replies that are equal except
+for the noise, and none may be `internal`.
 """
 
 import tempfile
@@ -45,13 +45,13 @@ Neighbour = tuple[str, Array, Array]
 
 _WIDTH, _CLASSES, _NOISE = 2, 3, 500.0
 _DRAWS: tuple[Draw, ...] = (Everyone(), Poisson(0.5), Exactly(1))
-_ALL, _FEW = "all", 3  # of neighbours, for other draws and for sessions
+_ALL, _FEW = "all", 3  # neighbours tried for other draws and for sessions
 _LARGEST = 10**6
-_NOT_PUBLIC = ("about", "update", "weights", "head")  # digests of noise, and hashes that hold the time
+_NOT_PUBLIC = ("about", "update", "weights", "head")  # digests of noise, and hashes that contain the time
 
 
 def neighbours() -> Iterator[Neighbour]:
-    """Records, and then others that differ from them in one record."""
+    """Return records, and then data sets that differ from them in one record."""
     X = np.linspace(0.0, 1.0, 16).reshape(8, _WIDTH)
     y = np.array([0.0, 1.0, 2.0, 1.0, 0.0, 2.0, 1.0, 0.0])
     yield "as they are", X, y
@@ -64,7 +64,7 @@ def neighbours() -> Iterator[Neighbour]:
 
 @dataclass(frozen=True, slots=True)
 class GuardReply:
-    """Return what anybody sees of a reply without looking at noise."""
+    """The part of a reply that does not depend on noise."""
 
     what: str
     kind: MessageKind
@@ -75,7 +75,7 @@ class GuardReply:
 
 @dataclass(eq=False)
 class Conversation:
-    """One coordinator with one guard; what came back is noted in ``replies``."""
+    """A conversation of one coordinator with one guard; ``replies`` lists what came back."""
 
     guard: Guard
     coordinator: Signer
@@ -100,7 +100,7 @@ Script = Callable[[Conversation], None]
 
 
 def _header(number: int, kind: str, draw: Draw = _DRAWS[0], w: Array | None = None, **more: Any) -> Any:
-    """Header and body of a question."""
+    """Return header and body of a question."""
     w = np.zeros(_WIDTH + 1) if w is None else w
     features = Features(_WIDTH, intercept=more.pop("intercept", 1.0), radius=more.pop("radius", None))
     invitation = Invitation(1.0, draw, 1000, noise_multiplier=_NOISE, **more)
@@ -146,7 +146,7 @@ def plain_talk(draw: Draw) -> Script:
 
 
 def session_talk(to: Conversation, others: dict[str, Signer], enrolled: dict[str, bytes]) -> None:
-    """A session of secure aggregation with two other parties, and what is refused on its way."""
+    """Run a session of secure aggregation with two other parties, including messages to be refused."""
     weights = pack_numbers(np.zeros(_WIDTH + 1))
     header = _header(1, "logistic", trust=Trust.DISTRIBUTED, survivors=2)[0] | {"weights": digest(weights)}
     turn = {name: header[name] for name in ("run", "round", "nonce")}
@@ -178,7 +178,7 @@ def session_talk(to: Conversation, others: dict[str, Signer], enrolled: dict[str
 
 
 def kept(folder: Path, records: Neighbour, trust: Trust, keys: dict[str, Signer]) -> Guard:
-    """A guard over such records, with a ledger in this folder."""
+    """Open a guard over these records, with a ledger in this folder."""
     _, X, y = records
     policy = Policy(
         dataset="d",
@@ -207,7 +207,7 @@ def kept(folder: Path, records: Neighbour, trust: Trust, keys: dict[str, Signer]
 def heard(
     folder: Path, records: Neighbour, script: Script, trust: Trust, keys: dict[str, Signer]
 ) -> list[GuardReply]:
-    """Return the replies of a guard over such records, with a ledger of its own."""
+    """Return the replies of a guard over these records, with a ledger of its own."""
     with tempfile.TemporaryDirectory(dir=folder) as own:
         guard = kept(Path(own), records, trust, keys)
         try:
@@ -220,7 +220,7 @@ def heard(
 
 
 def replies(folder: str) -> list[str]:
-    """Return the complaints: replies that differ between neighbours, and failures."""
+    """Return complaints: replies that differ between neighbours, and failures."""
     keys = {name: Signer.new() for name in ("coordinator", "p0", "p1", "p2")}
     enrolled = {name: keys[name].public for name in ("p0", "p1", "p2")}
     others = {name: keys[name] for name in ("p1", "p2")}
@@ -231,7 +231,7 @@ def replies(folder: str) -> list[str]:
     complaints = []
     for name, script, trust in scripts:
         first, *rest = neighbours()
-        rest = rest if name == _ALL else rest[:_FEW]  # which draw it was decides nothing about a label
+        rest = rest if name == _ALL else rest[:_FEW]  # the draw does not affect labels
         expected = heard(Path(folder), first, script, trust, keys)
         bad = [reply.what for reply in expected if reply.reason == Reason.INTERNAL]
         complaints += [f"{name}: {what} fails" for what in bad]
@@ -244,7 +244,7 @@ def replies(folder: str) -> list[str]:
 
 
 def _classes() -> list[str]:
-    """A record of no class contributes nothing, and weights with a column too few are not allowed."""
+    """Check that a record of an unknown class contributes 0, and that too few columns are refused."""
     complaints = []
     gradient, bound, w = (
         Gradient(multinomial, Features(_WIDTH)),

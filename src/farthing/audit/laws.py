@@ -1,7 +1,7 @@
-"""Laws of noise, bounds and draws: what must hold of them whatever is asked, each a list of complaints.
+"""Check laws of noise, bounds and draws, which hold for every query; each returns a list of complaints.
 
-A law that holds returns an empty list. Where it rests on chance, a complaint comes once in a million times at
-most: counts are held against their law at `_RARE`, two-sided.
+A law that holds returns an empty list. A statistical law complains falsely with probability 1e-6 at most:
+counts are tested at `_RARE`, two-sided.
 """
 
 import copy
@@ -28,13 +28,13 @@ _BITS = 20
 
 
 def rare(successes: int, trials: int, rate: float) -> bool:
-    """Return whether so many of ``trials`` at a ``rate`` are seen once in ten million times at most."""
+    """Return whether this count of ``trials`` at a ``rate`` has a probability of 1e-7 at most."""
     low, high = bdtr(successes, trials, rate), bdtrc(successes - 1, trials, rate) if successes else 1.0
     return bool(min(low, high) < _RARE)
 
 
 def off_law(values: Array, law: Callable[[Array], Array], levels: Array) -> list[float]:
-    """The levels at which a sample has too many or too few values at or below, for independent values."""
+    """Return the levels at which a sample of independent values has too many or too few at or below."""
     ordered = np.sort(values)
     counts = np.searchsorted(ordered, levels, side="right")
     rates = law(levels)
@@ -52,7 +52,7 @@ _GUMBEL_LEVELS = np.array([-2.2, -1.5, -0.75, 0.0, 0.5, 1.5, 3.0, 5.0, 9.0])
 
 
 def samplers_of_noise(stream: Stream, size: int = 100_000) -> list[str]:
-    """Gaussian, Laplace and Gumbel samples have their laws, tails included, and no memory."""
+    """Check that Gaussian, Laplace and Gumbel samples are independent and follow their laws, with tails."""
     kinds: list[tuple[str, Any, Any, Array]] = [
         ("gaussian", lattice.gaussian, ndtr, _GAUSSIAN_LEVELS),
         ("laplace", lattice.laplace, _laplace, _LAPLACE_LEVELS),
@@ -67,7 +67,7 @@ def samplers_of_noise(stream: Stream, size: int = 100_000) -> list[str]:
 
 
 def memory(values: Array) -> list[str]:
-    """Neighbours in a sequence agree about the median half of the time, and hardly ever equal each other."""
+    """Check that successive samples lie on one side of the median half of the time, and are rarely equal."""
     above = values > np.median(values)
     complaints = []
     for lag in (1, 2, 7):
@@ -121,7 +121,7 @@ def _apart(first: Array, second: Array) -> list[str]:
 
 
 def _on_lattice(mechanism: Any, bound: Any, size: int, stream: Stream) -> list[str]:
-    """Answers are whole multiples of a cell, whatever they were added to."""
+    """Check that answers are integer multiples of a cell, whatever the noise was added to."""
     _, cell = mechanism.grid(bound, size)
     total = np.resize([0.0, 0.1, -0.3], size)
     cells = mechanism.release(total, bound, stream) / np.asarray(bound.scale) / cell
@@ -130,7 +130,7 @@ def _on_lattice(mechanism: Any, bound: Any, size: int, stream: Stream) -> list[s
 
 
 def streams(stream: Stream) -> list[str]:
-    """No two holders see the same words."""
+    """Check that no two holders of a stream get the same words."""
     complaints = []
     if np.array_equal(Stream().integers(4), Stream().integers(4)):
         complaints.append("two streams begin alike")
@@ -165,7 +165,7 @@ NASTY = np.array(
 
 
 def clipping(stream: Stream) -> list[str]:
-    """Every row is within its bound after it was clipped, NaN, infinity and overflow included."""
+    """Check that every clipped row is within its bound, NaN, infinity and overflow included."""
     scale = np.array([0.5, 1.0, 8.0])
     bounds: list[tuple[Any, int]] = [
         (ClipNorm(1.5), 2),
@@ -198,7 +198,7 @@ def clipping(stream: Stream) -> list[str]:
 
 
 def sensitivities(stream: Stream) -> list[str]:
-    """No two clipped rows are further apart than the bound says, and none is longer."""
+    """Check that two clipped rows differ by the bound's sensitivity at most, and that none is longer."""
     rows = np.concatenate(
         [1e3 * np.eye(3), -1e3 * np.eye(3), [[0.6, 0.8, 0.0], [-500.0, 1.0, 1.0]], np.zeros((1, 3))]
     )
@@ -228,7 +228,7 @@ def _longest(rows: Sequence[Array], order: int) -> float:
 
 
 def draws(stream: Stream, rounds: int = 2000) -> list[str]:
-    """Each record comes with its rate, independently of others and of other draws, and never twice."""
+    """Check that each record is drawn at its rate, independently of others and of other draws, once."""
     n, rate = 12, 0.25
     complaints = [f"Poisson: {text}" for text in _drawn(Poisson(rate), n, rate, stream, rounds, poisson=True)]
     fixed = FixedSize(3, n)
@@ -272,7 +272,7 @@ def _drawn(
 
 
 def elections(stream: Stream, rounds: int = 4000) -> list[str]:
-    """Gumbel choices win with the probabilities of the exponential mechanism, whatever the noise."""
+    """Check that Gumbel choices have the probabilities of the exponential mechanism, at any noise scale."""
     scores, bound = np.array([1.0, 0.0, -1.0]), ClipValue(-1.0, 1.0)
     weights = np.exp(scores / 0.8)
     rates = weights / weights.sum()

@@ -1,4 +1,4 @@
-"""Every method of the library as something to attack: its neighbours, its claim, and what to look at.
+"""List every method of the library as a target: its neighbours, its claim, and its test statistics.
 
 `names` lists them, `attack` runs all attacks on one.
 """
@@ -22,13 +22,13 @@ from farthing.audit.strategies import MenuGame
 from farthing.audit.targets import (
     DELTA,
     AskedTarget,
-    Enacted,
-    Published,
-    Seen,
-    Stepped,
+    FederatedTarget,
+    ObservedDrawsTarget,
+    PublishedTarget,
+    SoundFormTarget,
+    SteppedTarget,
     Target,
     Tick,
-    Together,
     TrainedTarget,
 )
 from farthing.budget import Adjacency, Budget, Observer
@@ -69,7 +69,7 @@ MODELS = (
 
 
 def linear_pair(records: int = 8) -> tuple[Table, Table]:
-    """Rows e₁ with label 0, and the canary e₂ with label 1."""
+    """Return rows e₁ with label 0, and the same with the canary e₂ with label 1."""
     x = np.zeros((records, 2))
     x[:, 0] = 1.0
     within = np.vstack([x, [[0.0, 1.0]]])
@@ -77,7 +77,7 @@ def linear_pair(records: int = 8) -> tuple[Table, Table]:
 
 
 def opposite_pair(records: int = 4) -> tuple[Table, Table]:
-    """Rows e₁ with label 0, of which the last has label 1 in the second: their gradients point apart."""
+    """Return rows e₁ with label 0, the last with label 1 in the second: the gradients are opposite."""
     x = np.zeros((records, 2))
     x[:, 0] = 1.0
     y = np.zeros(records)
@@ -85,7 +85,7 @@ def opposite_pair(records: int = 4) -> tuple[Table, Table]:
 
 
 def corner_pair(records: int = 8) -> tuple[Table, Table]:
-    """Rows (1, 1) with target 1, of which the last is (0, 1) with target 0 in the second."""
+    """Return rows (1, 1) with target 1, the last of which is (0, 1) with target 0 in the second."""
     x, y = np.ones((records, 2)), np.ones(records)
     moved, other = x.copy(), y.copy()
     moved[-1, 0] = other[-1] = 0.0
@@ -93,14 +93,14 @@ def corner_pair(records: int = 8) -> tuple[Table, Table]:
 
 
 def outvoted_pair(records: int = 200) -> tuple[Table, Table]:
-    """Many rows e₁ with label 0, and one more with label 1: its residual is near 1 once they are fitted."""
+    """Return many rows e₁ with label 0, and one more with label 1, whose residual is near 1 after a fit."""
     x, y = np.zeros((records + 1, 2)), np.zeros(records + 1)
     x[:, 0] = y[-1] = 1.0
     return Table(x[:records], y[:records]), Table(x, y)
 
 
 def tied_pair() -> tuple[Table, Table]:
-    """Four rows of each label, and one more of label 1."""
+    """Return four rows of each label, and one more of label 1."""
     x, y = np.ones((9, 1)), np.append(np.arange(8) % 2, 1).astype(np.float64)
     return Table(x[:8], y[:8]), Table(x, y)
 
@@ -128,12 +128,12 @@ def targets() -> dict[str, Target | MenuGame]:
         "dpsgd": TrainedTarget(
             lambda ledger: dpsgd(ledger, fit, sampling_rate=0.5, noise_multiplier=2.0), pair, claim
         ),
-        "dpsgd-step": Stepped(1.386, 0.1, 100),
+        "dpsgd-step": SteppedTarget(1.386, 0.1, 100),
         "sgd-adv": TrainedTarget(
             lambda ledger: sgd_adv(ledger, fit, sampling_rate=0.5, steps=20), pair, claim, runs=15
         ),
-        "adadp": Enacted(transcripts.SoundAdaDP()),
-        "adal": Enacted(transcripts.SoundAdaDP(noise_adapts=False)),
+        "adadp": SoundFormTarget(transcripts.SoundAdaDP()),
+        "adal": SoundFormTarget(transcripts.SoundAdaDP(noise_adapts=False)),
         "objective": TrainedTarget(
             lambda ledger: objective(ledger, Problem(logistic, 200, 2, intercept=False)),
             outvoted_pair(),
@@ -167,16 +167,21 @@ def targets() -> dict[str, Target | MenuGame]:
             2000,
         ),
         "pca": TrainedTarget(lambda ledger: dppca(ledger, one), pair, claim),
-        "addp": Together(
-            lambda crowd: addp(
-                crowd, fit, clip_norm=0.5, rounds=8, calibration=Accountant.TIGHT, accountant=Accountant.TIGHT
+        "addp": FederatedTarget(
+            lambda clients: addp(
+                clients,
+                fit,
+                clip_norm=0.5,
+                rounds=8,
+                calibration=Accountant.TIGHT,
+                accountant=Accountant.TIGHT,
             ),
             opposite_pair(),
             swapped,
         ),
-        "addp-poisson": Together(
-            lambda crowd: addp(
-                crowd,
+        "addp-poisson": FederatedTarget(
+            lambda clients: addp(
+                clients,
                 _classifier(intercept=False),
                 clip_norm=0.3,
                 draw=Poisson(0.25),
@@ -187,14 +192,16 @@ def targets() -> dict[str, Target | MenuGame]:
             pair,
             server,
         ),
-        "addp-seen": Seen(2.0, 4, 8),
-        "sgd1": Together(
-            lambda crowd: sgd1(crowd, Problem(logistic, 4, 2), exact=True),
+        "addp-seen": ObservedDrawsTarget(2.0, 4, 8),
+        "sgd1": FederatedTarget(
+            lambda clients: sgd1(clients, Problem(logistic, 4, 2), exact=True),
             opposite_pair(),
             replace(swapped, delta=1e-3),
         ),
-        "sgd2": Together(lambda crowd: sgd2(crowd, fit, rounds=10), pair, server),
-        "federated-descent": Together(lambda crowd: federated_descent(crowd, fit), pair, server, runs=60),
+        "sgd2": FederatedTarget(lambda clients: sgd2(clients, fit, rounds=10), pair, server),
+        "federated-descent": FederatedTarget(
+            lambda clients: federated_descent(clients, fit), pair, server, runs=60
+        ),
         "gaussian": AskedTarget(
             Query(Everyone(), rows, ClipNorm(1.0), Gaussian(1.0)),
             ones,
@@ -248,38 +255,38 @@ def published() -> dict[str, Target]:
     moves = WeightMoved(2), FarthestMove(2)
     ties = np.zeros(21), np.append(0.0, np.ones(20))
     return {
-        "adadp-as-published": Published(as_published.PublishedAdaDP(), canary_pair(), claim, moves),
-        "adan-as-published": Published(
+        "adadp-as-published": PublishedTarget(as_published.PublishedAdaDP(), canary_pair(), claim, moves),
+        "adan-as-published": PublishedTarget(
             as_published.PublishedAdaDP(learning=False, step=0.1), canary_pair(), claim, moves
         ),
-        "dpopt-as-published": Published(as_published.PublishedDpOpt(), canary_pair(), claim, moves),
-        "noisy-min-as-published": Published(
+        "dpopt-as-published": PublishedTarget(as_published.PublishedDpOpt(), canary_pair(), claim, moves),
+        "noisy-min-as-published": PublishedTarget(
             as_published.ExponentialNoisyMin(0.5),
             ties,
             Budget(0.5, 0.0),
             (statistics.Outcomes(),),
             40_000,
         ),
-        "realised-batch": Published(
-            as_published.RealisedLot(),
+        "realised-batch": PublishedTarget(
+            as_published.RealisedBatch(),
             (3, 4),
             Budget(0.1, DELTA),
             (statistics.spread, statistics.level),
         ),
-        "float-noise": Published(
+        "float-noise": PublishedTarget(
             as_published.PublishedFloatGaussian(4.0), (0.0, 1.0), Budget(1.0, DELTA), (statistics.lowest_bit,)
         ),
     }
 
 
 def names() -> list[str]:
-    """The methods of the library that can be attacked, those for models where PyTorch is installed."""
+    """Return the names of the library's methods; those for models only where PyTorch is installed."""
     return [*targets(), *(MODELS if find_spec("torch") else ())]
 
 
 @functools.cache
 def models() -> dict[str, TrainedTarget]:
-    """The methods for models, by name: opens PyTorch."""
+    """Return the methods for models, by name; imports PyTorch."""
     from farthing.audit import deep
 
     return deep.targets()
@@ -295,7 +302,7 @@ def attack(
 ) -> list[Finding]:
     """Run all attacks on one method, with ``scale`` times as many runs as usual.
 
-    ``confidence`` is that of all its verdicts together: each is held to an even part of what may fail.
+    ``confidence`` is that of all its verdicts jointly: the failure probability is split evenly.
     """
     target = targets().get(name) or published().get(name)
     if target is None and name in names():

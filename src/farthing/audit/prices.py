@@ -1,7 +1,7 @@
-"""Laws of prices: no event costs less than the two worlds it stands for are apart, by integration on a grid.
+"""Check laws of prices: no event costs less than the divergence of its worst pair, by integration on a grid.
 
-The oracle is plain: two densities on the line, δ(ε) = ∫ (p - e^ε q)₊, both ways; products of lines for two
-steps. None of it comes from the accountants.
+The oracle is elementary: two densities on the line, δ(ε) = ∫ (p - e^ε q)₊, in both directions; product
+densities for two steps. It uses no code of the accountants.
 """
 
 import itertools
@@ -34,7 +34,7 @@ Array = NDArray[np.float64]
 _REPLACED = Adjacency.REPLACE_ONE
 _LINE = np.linspace(-14.0, 14.0, 2801)
 _NOTHING = PerExample(lambda rows, w: rows[0])
-_SLACK = 1e-3  # of the oracle: its grid
+_SLACK = 1e-3  # the error of the oracle's grid
 
 
 def _density(mean: float, sigma: float) -> Array:
@@ -42,7 +42,7 @@ def _density(mean: float, sigma: float) -> Array:
 
 
 def _distance(first: Array, second: Array, epsilon: float, steps: int) -> float:
-    """δ(ε) of densities on the grid, or of two independent copies of each; the larger way round."""
+    """Return δ(ε) of densities on the grid, or of two independent copies of each; the larger direction."""
     p, q = (part / part.sum() for part in (first, second))
     if steps == 2:
         p, q = (np.outer(part[::4], part[::4]) for part in (p, q))
@@ -52,7 +52,7 @@ def _distance(first: Array, second: Array, epsilon: float, steps: int) -> float:
 
 
 def worlds(sampler: Sampler, mechanism: Mechanism, adjacency: Adjacency) -> tuple[Array, Array, Event]:
-    """Return two worlds under a clip of 1 that a query must be priced for at least, and its price."""
+    """Return two densities at clipping norm 1 that a query's price must cover, and its price."""
     sigma = mechanism.noise_multiplier  # type: ignore[attr-defined]
 
     def at(mean: float) -> Array:
@@ -68,14 +68,14 @@ def worlds(sampler: Sampler, mechanism: Mechanism, adjacency: Adjacency) -> tupl
     match sampler:
         case Poisson(rate):
             return (1 - rate) * at(0.0) + rate * at(1.0), (1 - rate) * at(0.0) + rate * at(other), event
-        case FixedSize(size, of):  # the others pull the other way, and one of them is pushed out
+        case FixedSize(size, of):  # the other records pull the opposite way, and one of them is displaced
             rate = size / of
             return (1 - rate) * at(-size) + rate * at(2.0 - size), at(-size), event
     return at(1.0), at(other), event
 
 
 def divergences() -> list[str]:
-    """Prices cover the worlds they stand for."""
+    """Check that prices cover their worst pairs."""
     cases: list[tuple[Sampler, Mechanism]] = [
         (Everyone(), Gaussian(1.0)),
         (Everyone(), Laplace(1.0)),
@@ -87,9 +87,9 @@ def divergences() -> list[str]:
     for sampler, mechanism in cases:
         for adjacency in (Adjacency.ADD_REMOVE, _REPLACED):
             if isinstance(sampler, Poisson) and isinstance(mechanism, Laplace) and adjacency is _REPLACED:
-                continue  # refused: no theorem
+                continue  # refused: no theorem applies
             if isinstance(sampler, FixedSize) and adjacency is Adjacency.ADD_REMOVE:
-                continue  # the pair above has as many records in both worlds
+                continue  # the pair above has equally many records in both worlds
             first, second, event = worlds(sampler, mechanism, adjacency)
             twice = isinstance(mechanism, Gaussian) and not isinstance(sampler, FixedSize)
             for steps in (1, 2) if twice else (1,):
@@ -103,7 +103,7 @@ def divergences() -> list[str]:
 
 
 def gaussians() -> list[str]:
-    """T Gaussian answers cost what one with √T times the μ does, in closed form (Balle & Wang 2018)."""
+    """Check that T Gaussian answers cost what one with √T times the μ does (Balle & Wang 2018)."""
     complaints = []
     for noise, steps, adjacency in (
         (2.0, 1, Adjacency.ADD_REMOVE),
@@ -120,7 +120,7 @@ def gaussians() -> list[str]:
 
 
 def choices() -> list[str]:
-    """An exponential mechanism's probabilities, in closed form, are within the ε of its event."""
+    """Check that an exponential mechanism's probabilities, in closed form, satisfy the ε of its event."""
     complaints = []
     for low, high in ((-1.0, 0.0), (-1.0, 1.0), (0.0, 2.0)):
         bound, mechanism = ClipValue(low, high), NoisyMax(1.3)
@@ -131,17 +131,17 @@ def choices() -> list[str]:
             for one in ends:
                 for other in others:
                     logs = [_log_softmax(part / (1.3 * bound.norm())) for part in (one, other)]
-                    shown = float(np.ptp(logs[0] - logs[1]))  # what bounded range means
+                    shown = float(np.ptp(logs[0] - logs[1]))  # the definition of bounded range
                     if shown > claimed * (1 + 1e-9):
                         complaints.append(f"NoisyMax on {bound}, {adjacency}: {shown:.3g} of {claimed:.3g}")
     return complaints
 
 
 def election_grids() -> list[str]:
-    """Check that a choice on its grid shows no more than its event, however large the noise.
+    """Check that a choice on its grid reveals no more than its event, however large the noise.
 
-    Two scores of a pair of neighbours are tried at places where rounding moves their gap the most; ties and
-    the rounding of Gumbel noise are worth four cells more (`NoisyMax`).
+    Two scores of a pair of neighbours are tried at values where rounding changes their gap the most; ties and
+    the rounding of Gumbel noise cost four cells more (`NoisyMax`).
     """
     complaints = []
     for low, high in ((-1.0, 0.0), (0.0, 1.0), (-1.0, 1.0), (0.9, 1.0)):
@@ -170,7 +170,7 @@ def _log_softmax(scores: Array) -> Array:
 
 
 def filters() -> list[str]:
-    """Check by closed forms that what a filter lets through is within the budget."""
+    """Check by closed forms that the answers a filter allows are within the budget."""
     complaints = []
     for adjacency in (Adjacency.ADD_REMOVE, _REPLACED):
         budget = Budget(1.0, 1e-5, adjacency)
@@ -190,7 +190,7 @@ def filters() -> list[str]:
 
 
 def _wholes() -> list[str]:
-    """The whole of a budget fits itself, and a millionth more does not."""
+    """Check that a filter admits its whole budget, and refuses a millionth more."""
     complaints = []
     for epsilon, delta in ((1.0, 1e-6), (4.0, 1e-5), (0.4, 1e-5), (10.0, 1e-6), (0.3, 1e-7)):
         budget = Budget(epsilon, delta)
@@ -217,7 +217,7 @@ def _most(rule: Filter, event: Event) -> int:
 
 
 def countdowns() -> list[str]:
-    """Check by closed forms that promised steps fit, and that draws that are seen amplify nothing."""
+    """Check by closed forms that promised steps fit, and that observed draws amplify nothing."""
     complaints = []
     for adjacency in (Adjacency.ADD_REMOVE, _REPLACED):
         budget = Budget(1.0, 1e-5, adjacency)

@@ -1,4 +1,4 @@
-"""Test statistics of an attack, and the lower bounds on ε that their counts prove.
+"""Compute test statistics of an attack, and the lower bounds on ε that their counts prove.
 
 An attack flags a run or not. Of ``trials`` runs with the record ``tp`` were flagged, of as many without it
 ``fp``. If the mechanism is (ε, δ)-DP, then P(flag | with) <= e^ε P(flag | without) + δ and the same for "not
@@ -129,7 +129,7 @@ class Curve(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """No assumption at all: counts bound ε at the claim's δ itself.
+    """No assumption: counts bound ε at the claim's δ itself.
 
     Attributes
     ----------
@@ -221,7 +221,7 @@ class SampledCurve:
     def epsilon(self, strength: float, claim: Budget) -> float:
         if claim.adjacency is Adjacency.REPLACE_ONE and self.sampling_rate < 1:
             raise Unsupported("a record replaced on a sample has another curve: attack add-remove instead")
-        if not strength > 1e-6:  # below, thousands of steps do not add up to anything
+        if not strength > 1e-6:  # below this, thousands of steps compose to nothing
             return 0.0
         if strength == math.inf:
             return math.inf
@@ -234,26 +234,26 @@ Scores = Callable[[Any], Array]
 
 @runtime_checkable
 class FittedStatistic(Protocol):
-    """A test statistic that is learnt from runs which are not counted."""
+    """A test statistic that is fitted on runs which are not counted."""
 
     @property
     def name(self) -> str:
         """Return its name in a few words, for the verdict."""
 
     def fit(self, without: Any, within: Any) -> Scores:
-        """Return the function of outputs that was learnt from those of both worlds."""
+        """Return the function of outputs that was fitted on those of both worlds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A projection on the direction that tells the worlds apart best, were outputs Gaussian (Fisher 1936)."""
+    """A projection on the direction that separates the worlds best, if outputs are Gaussian (Fisher 1936)."""
 
     name: str = "projection on the worst direction"
 
     def fit(self, without: Any, within: Any) -> Scores:
         first, second = (np.nan_to_num(_flat(part), posinf=0.0, neginf=0.0) for part in (without, within))
         spread = np.atleast_2d(np.cov(first.T)) + np.atleast_2d(np.cov(second.T))
-        # coordinates that never move would make it singular
+        # constant coordinates would make it singular
         spread += np.eye(len(spread)) * max(1e-9 * float(np.trace(spread)) / len(spread), 1e-300)
         direction = np.linalg.lstsq(spread, second.mean(axis=0) - first.mean(axis=0), rcond=None)[0]
 
@@ -266,7 +266,7 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """A likelihood ratio of outputs of few kinds, such as a chosen candidate."""
+    """A likelihood ratio of discrete outputs, such as a chosen candidate."""
 
     name: str = "likelihood ratio of outcomes"
 

@@ -1,18 +1,18 @@
-"""One step of training with a canary in a coordinate that no other record moves, all runs side by side.
+"""Run one training step with a canary in a coordinate that no other record moves, all runs in one release.
 
-In that coordinate the sum is what the canary contributes, or 0 where it was not drawn or is not there. So a
-run is one number, and a million runs are one release of a million coordinates through the query's own
+In that coordinate the sum is the canary's contribution, or 0 where the canary was not drawn or is absent. So
+a run is one number, and a million runs are one release of a million coordinates through the query's own
 sampler, contribution, bound and noise: the code of `Ledger.ask`, without its charges.
 
-Laws of sums: neighbours stay as far apart as their bound says, whatever their records' values round to.
+`sums` is a law of sums: rounding does not let neighbours differ by more than their bound.
 
 >>> terms = badly_rounded(2**10)
 >>> float(terms.max()), bool(abs(terms.sum() - 2**9) < 1)
 (1.0, True)
 
 `Groups` are data sets of few distinct records, so that thousands of runs fit into arrays, one row a run. A
-batch is how often each distinct record came in each run, a gradient one row a run and a distinct record. The
-targets of `as_published` are written so.
+batch counts how often each distinct record was drawn in each run; gradients have one row per run and distinct
+record. The targets of `as_published` use them.
 """
 
 from collections.abc import Callable
@@ -39,19 +39,19 @@ from farthing.queries.samplers import FixedSize, Poisson
 
 Array = NDArray[np.float64]
 
-_AT_ONCE = 2**20  # runs of one release
+_AT_ONCE = 2**20  # runs in one release
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryStep:
-    """Steps of ``query`` at ``w``; ``canary`` is the record as the contribution takes it, alone."""
+    """Steps of ``query`` at ``w``; ``canary`` is a data set of the canary alone."""
 
     query: Query
     canary: Any
     w: Any = None
 
     def __call__(self, present: bool, runs: int, stream: Stream) -> Array:
-        """Return what is released in the canary's own direction, one number a run."""
+        """Return the release in the canary's own direction, one number a run."""
         moved, mechanism, bound = self.length(), self.query.mechanism, self.query.bound
         if not isinstance(mechanism, Gaussian) or not isinstance(bound, ClipNorm):
             raise Unsupported("a canary's coordinate is looked at under ClipNorm and Gaussian noise")
@@ -65,12 +65,12 @@ class CanaryStep:
         return np.concatenate(parts)
 
     def length(self) -> float:
-        """The norm of what the canary contributes, clipped."""
+        """Return the norm of the canary's clipped contribution."""
         one = self.query.contribution.bounded_sum(self.canary, self.w, self.query.bound)
         return float(np.linalg.norm(np.asarray(one)))
 
     def _drawn(self, runs: int, stream: Stream) -> Any:
-        """The runs in which the canary was drawn."""
+        """Return the runs in which the canary was drawn."""
         match self.query.sampler:
             case FixedSize(size, of) if size < of:
                 return np.array([of - 1 in stream.choose(size, of) for _ in range(runs)])
@@ -89,8 +89,8 @@ def per_step(
 ) -> Verdict:
     """Judge ``steps`` Gaussian steps on Poisson samples by ``trials`` single steps a world.
 
-    Runs above half of the canary's length are flagged: there the two densities of a step cross, whatever the
-    noise. ``worlds`` is what is attacked, ``step`` itself by default.
+    Runs above half of the canary's length are flagged: the two densities of a step cross there at any noise.
+    ``worlds`` is the target, by default ``step`` itself.
     """
     sampler = step.query.sampler
     rate = sampler.sampling_rate if isinstance(sampler, Poisson) else 1.0
@@ -109,7 +109,7 @@ def per_step(
 
 
 def canary_table(records: int, width: int, came: NDArray[np.bool_]) -> Table:
-    """``records`` rows on the first ``width`` features, and canaries that came, each on one of its own."""
+    """Return ``records`` rows on the first ``width`` features, and canaries, each on its own feature."""
     canaries = len(came)
     x = np.zeros((records + int(came.sum()), width + canaries))
     places = np.arange(records)
@@ -119,12 +119,12 @@ def canary_table(records: int, width: int, came: NDArray[np.bool_]) -> Table:
 
 
 def train_once(
-    door: Ledger, query: Query, canaries: int, steps: int, records: int, length: float = 0.5
+    ledger: Ledger, query: Query, canaries: int, steps: int, records: int, length: float = 0.5
 ) -> Array:
-    """One run of DP-SGD on a `canary_table`, and a score for each canary, from released answers only.
+    """Run DP-SGD once on a `canary_table`; score each canary from released answers only.
 
-    A canary's score is the log-likelihood ratio of its coordinate, step by step, between a record of the
-    bound's full length that is drawn with the sampler's rate, and none.
+    A canary's score is the log-likelihood ratio of its coordinate, summed over steps, between a record of the
+    bound's full length drawn at the sampler's rate, and none.
     """
     sampler, mechanism, clip = query.sampler, query.mechanism, query.bound.norm()
     if not isinstance(sampler, Poisson) or not isinstance(mechanism, Gaussian):
@@ -132,8 +132,8 @@ def train_once(
     features: Features = query.contribution.features  # type: ignore[attr-defined]
     w, scores = np.zeros(features.size), np.zeros(canaries)
     for _ in range(steps):
-        answer = door.ask(query, w).value
-        seen = -answer[-canaries:] / clip  # a record of label 1 pulls its gradient down
+        answer = ledger.ask(query, w).value
+        seen = -answer[-canaries:] / clip  # a record of label 1 decreases its gradient
         ratio = (seen - 0.5) / mechanism.noise_multiplier**2
         scores += np.log1p(sampler.sampling_rate * np.expm1(np.minimum(ratio, 500.0)))
         w = w - length * answer / (sampler.sampling_rate * records)
@@ -141,14 +141,14 @@ def train_once(
 
 
 _RECORDS = 2**20
-_MOST = 2.0**-18  # beyond the bound: a sequential sum is 2⁻¹⁵ beyond it at so many records
+_MOST = 2.0**-18  # tolerance: at so many records a sequential sum exceeds the bound by 2⁻¹⁵
 
 
 def badly_rounded(records: int, apart: int = 1, bits: int = 52) -> Array:
-    """Numbers of at most 1 that add up to a power of two and stay there, every ``apart``-th one rounded.
+    """Return numbers of at most 1 whose partial sums stay at a power of two, every ``apart``-th one rounded.
 
     Sums that begin with 1 instead of 0 stay just above the power and round to twice the cell of those that
-    stay below: they drift away from these by half a cell at every addition. Floats have so many ``bits``.
+    stay below: the two drift apart by half a cell at every addition. Floats have ``bits`` bits.
     """
     half = records // 2
     cell, terms = 2.0**-bits * half, np.zeros(records)
@@ -167,8 +167,7 @@ def moved(total: Callable[[Array], Array], terms: Array) -> float:
 
 
 def sums(stream: Stream) -> list[str]:
-    """Sums of examples and of gradients move by one record's bound; `farthing.noise.summing` has the
-    theorem."""
+    """Check that sums of examples and of gradients move by one record's bound (`farthing.noise.summing`)."""
     bound, beside = ClipNorm(1.0), np.column_stack([np.ones(_RECORDS), np.zeros(_RECORDS)])
     examples = PerExample(lambda rows, w: rows[0][:, None] * np.array([1.0, 0.0]))
     gradient = Gradient(squared, Features(2, intercept=0.0))
@@ -184,7 +183,7 @@ def sums(stream: Stream) -> list[str]:
 
 
 def _cancelling(stream: Stream, records: int = 2**12) -> list[str]:
-    """Rows near a centre that is far from zero, all clipped: Σ v x and c Σ v are huge, and cancel."""
+    """Return clipped rows near a centre far from zero: Σ v x and c Σ v are huge, and cancel."""
     words = stream.integers(4 * records).astype(np.float64) * 2.0**-63 - 1
     centre = np.full(3, 1e7 + 0.1)
     X, y = centre + words[: 3 * records].reshape(-1, 3) * 1e-6, words[3 * records :] * 1e10
@@ -199,41 +198,41 @@ _BITS = 30
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
-    """``counts`` of each distinct record: a row of ``x``, and a label 0 or 1 in ``y``."""
+    """A data set with ``counts`` of each distinct record: a row of ``x`` and a label 0 or 1 in ``y``."""
 
     x: Array
     y: Array
     counts: NDArray[np.int64]
 
     def batches(self, rate: float, runs: int, stream: Stream) -> Array:
-        """Poisson batches of all runs: how often each distinct record came, (runs, distinct)."""
+        """Draw Poisson batches of all runs: how often each distinct record was drawn, (runs, distinct)."""
         return np.column_stack([binomial(stream, int(count), rate, runs) for count in self.counts])
 
     def gradients(self, w: Array) -> Array:
-        """Logistic gradients of every distinct record at every run's weights, (runs, distinct, weights)."""
+        """Return logistic gradients of each distinct record in each run, (runs, distinct, weights)."""
         residual = expit(w @ self.x.T) - self.y
         return np.asarray(residual[:, :, None] * self.x)
 
 
 def canary_pair() -> tuple[Groups, Groups]:
-    """500 records e₁, 500 records e₂, and in the second world one record e₃, all with label 1."""
+    """Return 500 records e₁ and 500 records e₂, and the same with one record e₃, all with label 1."""
     x, y = np.eye(3), np.ones(3)
     return tuple(Groups(x, y, np.array([500, 500, present])) for present in (0, 1))  # type: ignore[return-value]
 
 
 def normal(stream: Stream, shape: tuple[int, ...]) -> Array:
-    """Standard normals, as good as real ones for anything but their last bits."""
+    """Draw standard normals, exact except for their last bits."""
     cells: Array = gaussian(stream, int(np.prod(shape)), _BITS).astype(np.float64).reshape(shape)
     return cells * 2.0**-_BITS
 
 
 def uniform(stream: Stream, size: int) -> Array:
-    """Uniform on [0, 1), on a grid of 2⁻⁵³."""
+    """Draw uniform numbers in [0, 1), on a grid of 2⁻⁵³."""
     return (stream.integers(size) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def binomial(stream: Stream, trials: int, rate: float, size: int) -> NDArray[np.int64]:
-    """Binomial numbers, by inversion of their distribution function."""
+    """Draw binomial numbers, by inversion of their distribution function."""
     if trials == 0:
         return np.zeros(size, np.int64)
     steps = bdtr(np.arange(trials + 1, dtype=np.float64), trials, rate)

@@ -1,11 +1,11 @@
-"""An adversary that plays adaptive strategies against a menu: it sees every answer and picks the next entry.
+"""Play adaptive strategies against a menu: an adversary sees every answer and picks the next entry.
 
-All runs go side by side. In each a canary moves one coordinate by 1 where it is drawn, and nobody else moves
-it. After every block the adversary knows the log-likelihood ratio of all answers so far, and buys the block
-that promises most of what it is after: E[(1 - e^(ε - loss))₊] in the end, ε being the claim's. That is the
-game whose value bounds δ in `farthing.accounting.menu`; here its moves are looked up in a table of their own,
-in which the loss of a block is taken to be Gaussian. The table need not be exact: whatever the adversary
-does, a sound filter stands. What may still be bought is asked of the filter, block by block.
+All runs are vectorised. In each a canary moves one coordinate by 1 where it is drawn, and no other record
+moves it. After every block the adversary knows the log-likelihood ratio of all answers so far, and buys the
+block that maximises its expected payoff: E[(1 - e^(ε - loss))₊] at the end, ε being the claim's. That is the
+game whose value bounds δ in `farthing.accounting.menu`; here the moves come from a separate table, in which
+the loss of a block is approximated as Gaussian. The table need not be exact: a sound filter holds against any
+strategy. Which entries still fit is asked of the filter, block by block.
 
 >>> from farthing.accounting.menu import Menu
 >>> from farthing.queries.events import GaussianEvent, PoissonEvent
@@ -15,8 +15,8 @@ does, a sound filter stands. What may still be bought is asked of the filter, bl
 [False, False]
 
 Laws of menus, each a list of complaints: `games` plays every strategy against small menus of randomised
-responses, where that can be done exactly, `dominations` compares what is asked with what it is charged as, by
-integration, and `blocks` spends from a ledger on disk until it refuses.
+responses, where that is feasible exactly, `dominations` compares an event with the entry that it is charged
+as, by integration, and `blocks` spends from a ledger on disk until it refuses.
 """
 
 import functools
@@ -46,7 +46,7 @@ from farthing.queries.samplers import Everyone, Poisson, Sampler
 
 Array = NDArray[np.float64]
 
-_LINE = np.linspace(-12.0, 12.0, 4801)  # of answers, in deviations of the noise
+_LINE = np.linspace(-12.0, 12.0, 4801)  # range of answers, in standard deviations of the noise
 _NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(15)
 _POINTS = 601
 _AT_ONCE = 2**20
@@ -55,7 +55,7 @@ _BOUND = ClipNorm(1.0)
 
 @dataclass(frozen=True, slots=True)
 class GameBatch:
-    """Poisson batches of one rate and noise, and what an answer of theirs says for the canary."""
+    """Poisson batches of one rate and noise, and the evidence that their answers give for the canary."""
 
     rate: float
     noise: float
@@ -98,7 +98,7 @@ class GameBatch:
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Values of each next block, by units left and by the evidence so far."""
+    """The values of each next block, by units left and by the evidence so far."""
 
     evidence: Array
     values: Array  # (units + 1, entries, evidence)
@@ -123,7 +123,7 @@ class Strategy:
         return cls(evidence, values)
 
     def choose(self, left: int, allowed: list[int], evidence: Array) -> NDArray[np.int64]:
-        """Return the entry of each run that is worth most among those ``allowed``."""
+        """Return the entry of each run with the largest value among those ``allowed``."""
         place = np.searchsorted(self.evidence, evidence).clip(0, _POINTS - 1)
         worth = self.values[min(left, len(self.values) - 1)][allowed][:, place]
         chosen: NDArray[np.int64] = np.asarray(allowed, dtype=np.int64)[np.argmax(worth, axis=0)]
@@ -171,7 +171,7 @@ def charged(rule: MenuFilter, event: Event) -> tuple[int, int]:
 
 
 def _moves(rule: MenuFilter, bought: list[tuple[Event, int, int]]) -> tuple[int, list[int]]:
-    """Return the units that are left after so many blocks, and the entries of which one more fits."""
+    """Return the units left after so many blocks, and the entries of which one more fits."""
     total = rule.start()
     for event, size, count in bought:
         total = rule.add(total, event, count * size)
@@ -181,7 +181,7 @@ def _moves(rule: MenuFilter, bought: list[tuple[Event, int, int]]) -> tuple[int,
 
 @dataclass(frozen=True, slots=True)
 class MenuGame:
-    """A menu of Gaussian batches to attack: the adversary gathers evidence for one world, then the other."""
+    """A target, a menu of Gaussian batches: the adversary gathers evidence for one world, then the other."""
 
     menu: Menu
     claim: Budget
@@ -202,7 +202,7 @@ class MenuGame:
 
 
 def games() -> list[str]:
-    """No strategy of an exhaustive game gets more than δ from what a menu's filter lets through."""
+    """Check that no strategy in an exhaustive game gets more than δ from what a menu's filter allows."""
     cases = (((0.1, 0.8), 1.0, 0.05), ((0.2, 0.5, 1.2), 2.0, 0.05), ((0.3, 0.8), 1.5, 0.1))
     complaints = []
     for entries, epsilon, delta in cases:
@@ -227,7 +227,7 @@ def best_strategy(rule: MenuFilter) -> float:
 
     @functools.cache
     def best(counts: tuple[int, ...], heads: tuple[int, ...]) -> float:
-        """The most that can be expected of (1 - e^(ε - loss))₊, after so many answers and heads."""
+        """Return the largest expected (1 - e^(ε - loss))₊, after so many answers and heads."""
         loss = sum((2 * h - n) * size for h, n, size in zip(heads, counts, sizes, strict=True))
         worth = max(0.0, -math.expm1(rule.budget.epsilon - loss))
         for k in allowed(counts):
@@ -244,7 +244,7 @@ def _plus(counts: tuple[int, ...], place: int) -> tuple[int, ...]:
 
 
 def dominations() -> list[str]:
-    """What is asked tells two worlds apart no better than the entry that it is charged as."""
+    """Check that no query separates two worlds better than the entry that it is charged as."""
     entries: list[tuple[Sampler, Mechanism]]
     asked: list[tuple[Sampler, Mechanism]]
     entries = [(Poisson(0.3), Gaussian(2.0)), (Poisson(0.1), Gaussian(1.0)), (Everyone(), Laplace(2.0))]
@@ -280,16 +280,16 @@ def _apart(first: Array, second: Array, epsilon: float) -> float:
 
 
 def blocks(folder: str) -> list[str]:
-    """A ledger gives as many answers as there are units for, however often it is closed and opened."""
+    """Check that a ledger gives as many answers as it has units for, across closing and reopening."""
     path, budget, given = f"{folder}/menu.ledger", Budget(2.0, 0.01), [0, 0]
     total, bound = PerExample(lambda part, w: part[0]), ClipNorm(1.0, order=1)
     queries = [Query(Everyone(), total, bound, Laplace(noise)) for noise in (5.0, 20.0)]
     rule = Menu([query.price(budget) for query in queries], units=16)(budget)
     for visit in ((3, 5), (1, 1), (1, 1), (0, 10_000)):
         with Ledger(budget, journal=path, filter=lambda _: rule) as ledger:
-            door = ledger.over(Rows(np.ones((3, 1))))
+            attached = ledger.over(Rows(np.ones((3, 1))))
             for place, (query, most) in enumerate(zip(queries, visit, strict=True)):
-                given[place] += all_of(partial(door.ask, query), most)
+                given[place] += all_of(partial(attached.ask, query), most)
     used = [-(-n // size) * price for n, size, price in zip(given, rule.steps, rule.prices, strict=True)]
     if sum(used) > rule.units:
         return [f"{given} answers take {sum(used)} units of a menu's {rule.units}"]

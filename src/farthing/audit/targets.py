@@ -1,7 +1,7 @@
-"""Kinds of things to attack, each with its neighbours, its claim and what to look at.
+"""Define the kinds of targets, each with its neighbours, its claim and its test statistics.
 
-A method goes through a real ledger with the strongest observer listening (`transcripts`), so that a run
-yields two things to look at: the log-likelihood ratio of all answers, and the model that comes out.
+A method runs through a real ledger under the strongest observer (`transcripts`), so that a run yields two
+outputs to test: the log-likelihood ratio of all answers, and the trained model.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from farthing.audit.as_published import FarthestMove, WeightMoved
 from farthing.audit.auditing import Mechanism, Verdict, audit_mechanism, judge
 from farthing.audit.statistics import Curve, GaussianCurve, Unknown
 from farthing.audit.steps import CanaryStep, canary_pair, per_step
-from farthing.audit.transcripts import Overheard
+from farthing.audit.transcripts import Transcript
 from farthing.budget import Adjacency, Budget, Observer
 from farthing.data.tables import Features, Table
 from farthing.federated.protocol import ClientAgent, Parties
@@ -61,11 +61,11 @@ class TrainedTarget:
         for data in self.pair:
             losses, ends = [], []
             for _ in range(runs):
-                said = Overheard(self.pair)
+                said = Transcript(self.pair)
                 ledger = Ledger(self.claim, filter=lambda _: rule, stream=stream)
-                door = ledger.over(data).with_listener(said)
+                attached = ledger.over(data).with_listener(said)
                 end: Any = 0.0
-                for step in self.run(door):
+                for step in self.run(attached):
                     end = step.w
                 losses.append(said.loss)
                 ends.append(_flat(end))
@@ -77,7 +77,7 @@ class TrainedTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class FederatedTarget:
     """A federated method with one party, whose every upload the observer sees."""
 
     run: Callable[[Parties], Iterator[Step]]
@@ -93,10 +93,10 @@ class Together:
         for data in self.pair:
             losses = []
             for _ in range(max(10, round(self.runs * scale))):
-                said = Overheard(self.pair)
+                said = Transcript(self.pair)
                 ledger = Ledger(self.claim, filter=lambda _: rule, stream=stream)
-                door = ledger.over(data).with_listener(said)
-                for _ in self.run(Parties([ClientAgent(door, self.size or len(self.pair[0]))], stream)):
+                attached = ledger.over(data).with_listener(said)
+                for _ in self.run(Parties([ClientAgent(attached, self.size or len(self.pair[0]))], stream)):
                     pass
                 losses.append(said.loss)
                 tick()
@@ -106,7 +106,7 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class AskedTarget:
-    """One query that is asked of a ledger again and again, from a budget that is as good as endless."""
+    """One query that is asked of a ledger repeatedly, from an ample budget."""
 
     query: Query
     pair: tuple[Any, Any]
@@ -121,13 +121,13 @@ class AskedTarget:
         heard, answers = [], []
         for data in self.pair:
             ample = Budget(_AMPLE, 0.5, self.claim.adjacency, observer=self.claim.observer)
-            said = Overheard(self.pair)
-            door = Ledger(ample, filter=self.rule, stream=stream).over(data).with_listener(said)
-            door.reserve(self.query, runs)  # in one commit
+            said = Transcript(self.pair)
+            attached = Ledger(ample, filter=self.rule, stream=stream).over(data).with_listener(said)
+            attached.reserve(self.query, runs)  # in one commit
             losses, values = [], []
             for _ in range(runs):
                 said.loss = 0.0
-                values.append(_flat(door.ask(self.query).value))
+                values.append(_flat(attached.ask(self.query).value))
                 losses.append(said.loss)
                 tick()
             heard.append(np.array(losses))
@@ -140,8 +140,8 @@ class AskedTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One record of ``records`` a round, replaced by its opposite, before who sees which one was drawn."""
+class ObservedDrawsTarget:
+    """One record of ``records`` a round, replaced by its opposite, against an observer of the draws."""
 
     noise: float
     records: int
@@ -168,8 +168,8 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Stepped:
-    """DP-SGD step by step, a canary in an unused coordinate, a million steps a world."""
+class SteppedTarget:
+    """DP-SGD step by step, with a canary in an unused coordinate, a million steps a world."""
 
     noise: float
     rate: float
@@ -189,7 +189,7 @@ class Stepped:
 
 
 @dataclass(frozen=True, slots=True)
-class Enacted:
+class SoundFormTarget:
     """The sound forms of AdaDP and AdaL under the attack that breaks the published ones."""
 
     mechanism: transcripts.SoundAdaDP
@@ -217,8 +217,8 @@ class Enacted:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """Something unsound, with what its authors claim of it."""
+class PublishedTarget:
+    """A method that is unsound as published, with its authors' claim."""
 
     mechanism: Mechanism
     pair: tuple[Any, Any]
@@ -234,7 +234,15 @@ class Published:
         ]
 
 
-Target = TrainedTarget | Together | AskedTarget | Seen | Stepped | Enacted | Published
+Target = (
+    TrainedTarget
+    | FederatedTarget
+    | AskedTarget
+    | ObservedDrawsTarget
+    | SteppedTarget
+    | SoundFormTarget
+    | PublishedTarget
+)
 
 
 def _by_ratio(heard: Sequence[Array], claim: Budget, confidence: float, curve: Curve) -> Verdict:

@@ -1,7 +1,7 @@
-"""Laws of what people bring to `farthing.torch`: models, losses, datasets, optimisers, ranks.
+"""Check laws of inputs to `farthing.torch`: models, losses, datasets, optimizers, ranks.
 
-Each law returns complaints; none means that it holds. What is brought here is ill on purpose: a module that
-keeps its inputs, a loss with a leaf of its own, a collate function that lets records meet.
+Each law returns complaints; none means that it holds. The inputs are faulty on purpose: a module that keeps
+its inputs, a loss with a leaf tensor of its own, a collate function that mixes records.
 """
 
 import itertools
@@ -28,7 +28,7 @@ _LABELS = torch.arange(20) % 2
 
 
 def leaves() -> list[str]:
-    """A leaf that is not trained is refused; one that shows after the check keeps no gradient."""
+    """Check that an untrained leaf is refused, and that one appearing after the check keeps no gradient."""
     heat, shown = torch.ones((), requires_grad=True), list[bool]()
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def leaves() -> list[str]:
 
 
 class _Keeps(nn.Module):
-    """Keeps what it sees, if it is told to."""
+    """A module that keeps its inputs, if it is told to."""
 
     def __init__(self, keeps: bool) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class _Keeps(nn.Module):
 
 
 def attributes() -> list[str]:
-    """A module that keeps examples is refused; of one that begins to after the check nothing is left."""
+    """Check that a module which keeps examples is refused, and one that starts later keeps none."""
     told = [] if _refused(_Keeps(True)) else ["a module that keeps its inputs is accepted"]
     model = _Keeps(False)
     gradient = Gradient(model, _LOSS)
@@ -96,7 +96,7 @@ def _longest(records: list[Any]) -> tuple[Tensor, Tensor]:
 
 
 def collating() -> list[str]:
-    """A record moves the sum by its bound at most, whatever makes a batch of records."""
+    """Check that a record moves the sum by its bound at most, whatever the collate function does."""
     told = []
     for name, collate, width in (("mixes", _centred, 3), ("pads", Padded(6), 6)):
         examples, gradient = Examples(_Texts(), collate=collate), Gradient(nn.Linear(width, 2), _LOSS)
@@ -111,7 +111,7 @@ def collating() -> list[str]:
 
 
 def refusals() -> list[str]:
-    """Check that what would fail or leak later is refused before any charge."""
+    """Check that inputs which would fail or leak later are refused before any charge."""
     model, ledger = nn.Linear(4, 2), Ledger(Budget(2.0, 1e-5))
     labels = _LABELS.clone()
     labels[3] = 77
@@ -133,7 +133,7 @@ def refusals() -> list[str]:
 
 
 def ranks() -> list[str]:
-    """Ranks that hold different records are noticed, and others are not."""
+    """Check that ranks with different records are detected, and equal ones accepted."""
     found = [
         distributed.digests(_examples(rows), 7)
         for rows in (_ROWS, _ROWS.flip(0), _ROWS[:10], _ROWS[..., None])
@@ -150,7 +150,7 @@ def ranks() -> list[str]:
 
 
 def scores() -> list[str]:
-    """A score of training records is noticed, one of others is not."""
+    """Check that scores on training records are detected, and scores on other records accepted."""
     rows = torch.rand(20, 4)
     overlap.remember((rows, _LABELS))
     told = [] if overlap.shared((rows[4:12].clone(), _LABELS[4:12])) else ["training records are not noticed"]

@@ -1,10 +1,10 @@
-"""A whole run, overheard: every answer that a ledger gives, and what it says for "with" against "without".
+"""Record the transcript of a whole run, and its log-likelihood ratio of "with" against "without".
 
-The strongest observer a guarantee allows for sees every answer and knows everything but one record.
-`Overheard` listens to a ledger for such an audit (`Ledger.with_listener`): the ledger answers as any other
-does, and the log-likelihood ratio of each answer between the two data sets is added up. Its sum is the best
-statistic there is for answers of known noise (Neyman & Pearson 1933); if the noise is not what it seems, it
-is still a statistic.
+The strongest observer that a guarantee covers sees every answer and knows everything but one record.
+`Transcript` records a ledger's answers for such an audit (`Ledger.with_listener`): the ledger answers as any
+other does, and the log-likelihood ratios of the answers between the two data sets are summed. The sum is the
+optimal statistic for answers of known noise (Neyman & Pearson 1933); if the noise is not what it claims to
+be, it is still a statistic.
 
 Neighbours must differ in their last record only. Where records are drawn, the others must not move the sum
 along the canary's own contribution, or must all be alike (`FixedSize`).
@@ -12,21 +12,20 @@ along the canary's own contribution, or must all be alike (`FixedSize`).
 >>> import numpy as np
 >>> import farthing as ft
 >>> without, within = ft.Rows(np.zeros((3, 2))), ft.Rows(np.array([[0.0, 0.0]] * 3 + [[5.0, 0.0]]))
->>> heard = Overheard((without, within))
->>> ledger = ft.Ledger(ft.Budget(1.0, 1e-5)).over(within).with_listener(heard)
+>>> transcript = Transcript((without, within))
+>>> ledger = ft.Ledger(ft.Budget(1.0, 1e-5)).over(within).with_listener(transcript)
 >>> rows = ft.PerExample(lambda rows, w: rows[0])
 >>> query = ft.Query(ft.Everyone(), rows, ft.ClipNorm(1.0), ft.Gaussian(4.0))
 >>> answer = ledger.ask(query)
->>> bool(abs(heard.loss) < 3), heard.asked
+>>> bool(abs(transcript.loss) < 3), transcript.asked
 (True, 1)
 
-The module also has AdaDP and AdaL in their sound form, all runs side by side, through the library's own
-bounds and noise. The next clip and noise are made of released values only: E' <- γ' E' + (1 - γ')
-max((g̃/L)² - (σ_i/L)², 0), s_i = min(C, β √(E' + floor²)), each example clipped to s by coordinates
-(`ClipCoordinates`), one noise vector a batch. Noise over sensitivity is σ √m s_i / (√m s_i) = σ in every
-step, so that the price is that of DP-SGD at σ, whatever the scales. AdaL adapts the steps alone, which is
-post-processing. Runs are the coordinates of one large release here, so that noise, grid and clip are those of
-the library.
+The module also has AdaDP and AdaL in their sound form, vectorised over runs, with the library's own bounds
+and noise. The next clipping norm and noise depend on released values only: E' <- γ' E' + (1 - γ') max((g̃/L)²
+- (σ_i/L)², 0), s_i = min(C, β √(E' + floor²)), each example clipped to s by coordinates (`ClipCoordinates`),
+one noise vector a batch. Noise over sensitivity is σ √m s_i / (√m s_i) = σ in every step, so that the price
+is that of DP-SGD at σ, whatever the scales. AdaL adapts the steps alone, which is post-processing. Runs are
+the coordinates of one large release here, so that noise, grid and clipping are those of the library.
 """
 
 import math
@@ -52,8 +51,8 @@ Array = NDArray[np.float64]
 
 
 @dataclass(slots=True)
-class Overheard:
-    """A listener that adds up log-likelihood ratios, ``loss``, of the answers that it ``asked`` for.
+class Transcript:
+    """A listener that sums the log-likelihood ratios of all answers in ``loss`` and counts them in ``asked``.
 
     ``neighbours`` are the two data sets (without, with) between which the ratios are taken.
     """
@@ -68,7 +67,7 @@ class Overheard:
 
 
 def log_ratio(query: Query, w: Any, value: Any, without: Any, within: Any) -> float:
-    """ln of how much likelier ``value`` is on ``within`` than on ``without``."""
+    """Return the log-likelihood ratio of ``value`` between ``within`` and ``without``."""
 
     def total(records: Any) -> Any:
         return query.contribution.bounded_sum(records, w, query.bound)
@@ -96,12 +95,12 @@ def _last(records: Any) -> Any:
 
 
 def _mixed(rate: float, loss: float) -> float:
-    """ln (1 - rate + rate e^loss)."""
+    """Return ln (1 - rate + rate e^loss)."""
     return float(np.logaddexp(math.log1p(-rate), math.log(rate) + loss)) if rate < 1 else loss
 
 
 def _ratio(query: Query, value: Any, without: Any, within: Any) -> float:
-    """The log-likelihood ratio of two totals, under the noise that the mechanism says it adds."""
+    """Return the log-likelihood ratio between two totals, under the noise that the mechanism claims."""
     mechanism: Any = query.mechanism
     match mechanism:
         case ObjectiveNoise():
@@ -132,7 +131,7 @@ def _gaussian(value: Any, without: Any, within: Any, deviation: Any) -> float:
 
 
 def _chosen(places: list[int], without: Any, within: Any, scale: float) -> float:
-    """Return the log-likelihood ratio of exponential choices in turn; near enough for Laplace noise."""
+    """Return the log-likelihood ratio of successive exponential choices; approximate for Laplace noise."""
     loss, left = 0.0, np.ones(len(without), np.bool_)
     for place in places:
         for sign, scores in ((1.0, within), (-1.0, without)):
@@ -143,7 +142,7 @@ def _chosen(places: list[int], without: Any, within: Any, scale: float) -> float
 
 
 def _objective(query: Query, mechanism: ObjectiveNoise, w: Array, without: Any, within: Any) -> float:
-    """w is one to one with the noise in the objective: b = -∇F(w), with the Hessian as the Jacobian."""
+    """Return the ratio of a minimiser: w gives the noise b = -∇F(w), with the Hessian as Jacobian."""
     bound: Any = query.bound
     penalty, deviation = mechanism.penalty * bound.radius**2, mechanism.noise_multiplier * bound.radius
     logs = []
@@ -155,7 +154,7 @@ def _objective(query: Query, mechanism: ObjectiveNoise, w: Array, without: Any, 
 
 @dataclass(frozen=True, slots=True)
 class SoundAdaDP:
-    """A run's output is the path of its weights and of its noisy sums, (steps, 2, weights)."""
+    """AdaDP in its sound form; a run's output is its weights and its noisy sums, (steps, 2, weights)."""
 
     rate: float = 0.1
     steps: int = 30
@@ -184,14 +183,15 @@ class SoundAdaDP:
                 adapted = np.minimum(self.clip, self.factor * np.sqrt(known + self.floor**2))
                 scales = np.where(local, adapted, scales)
             bound = ClipCoordinates(scales.ravel())
-            rows = np.moveaxis(gradients, 1, 0).reshape(len(data.x), -1)  # one coordinate a run and weight
+            # one coordinate for each run and weight
+            rows = np.moveaxis(gradients, 1, 0).reshape(len(data.x), -1)
             if self.noise_adapts:
                 clipped = bound.apply(rows)
             else:
                 clipped = ClipNorm(self.clip).apply(rows.reshape(-1, size))
             clipped = clipped.reshape(len(data.x), runs, size)
             total = np.einsum("rk,krm->rm", came, clipped)
-            # in units of scale the norm of all coordinates together is √(runs m), of one run's √m
+            # in units of scale all coordinates together have norm √(runs m), those of one run √m
             mechanism = Gaussian(self.noise / math.sqrt(runs))
             noisy = mechanism.release(total.ravel(), bound, stream).reshape(w.shape)
             seen = (1 - self.remembered) * seen + self.remembered * np.square(noisy)
