@@ -51,7 +51,7 @@ def played(clients, play):
         elif play == "all":
             found = clients.ask(GRADIENT, ZEROS)
         else:
-            found = clients.pass_to(play, GRADIENT, ZEROS)
+            found = clients.ask_one(play, GRADIENT, ZEROS)
     except FarthingError as error:
         return "refused" if play == "mistake" else type(error), clients.left.tolist()
     return found.count, found.alive, clients.left.tolist()

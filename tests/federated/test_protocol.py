@@ -246,21 +246,21 @@ def agents(sizes, given):
 def test_one_party_can_be_asked_alone(make):
     clients = make([4, 6], budget())
     with pytest.raises(InvalidValue, match="nobody was invited"):
-        clients.pass_to(0, GRADIENT, np.zeros(3))
+        clients.ask_one(0, GRADIENT, np.zeros(3))
     clients.invite(Invitation(1.0, Exactly(2), rounds=3))
     first, second = clients.left
-    got = clients.pass_to(1, GRADIENT, np.zeros(3))
+    got = clients.ask_one(1, GRADIENT, np.zeros(3))
     assert (got.count, got.alive, got.divisor, got.total.shape) == (1, 2, 2.0, (3,))
     assert list(clients.left) == [first, second - 1]
-    alive = [clients.pass_to(1, GRADIENT, np.zeros(3)).alive for _ in range(2)]
+    alive = [clients.ask_one(1, GRADIENT, np.zeros(3)).alive for _ in range(2)]
     assert alive == [2, 1]
     with pytest.raises(BudgetSpent):
-        clients.pass_to(1, GRADIENT, np.zeros(3))
+        clients.ask_one(1, GRADIENT, np.zeros(3))
     assert clients.ask(GRADIENT, np.zeros(3)).count == 1  # the other one goes on
     with pytest.raises(InvalidValue, match="party must lie between 0 and 1, got 2"):
-        clients.pass_to(2, GRADIENT, np.zeros(3))
+        clients.ask_one(2, GRADIENT, np.zeros(3))
     with pytest.raises(InvalidValue, match="finite"):
-        clients.pass_to(0, GRADIENT, np.array([0.0, np.nan, 0.0]))
+        clients.ask_one(0, GRADIENT, np.array([0.0, np.nan, 0.0]))
     assert clients.left[0] == first - 1
 
 
@@ -270,7 +270,7 @@ def test_nobody_is_asked_alone_where_only_sums_may_be_seen(make):
     clients.invite(Invitation(1.0, noise_multiplier=30.0, trust=Trust.DISTRIBUTED, survivors=1))
     before = list(clients.left)
     with pytest.raises(Unsupported, match="only sums over parties are seen"):
-        clients.pass_to(0, GRADIENT, np.zeros(3))
+        clients.ask_one(0, GRADIENT, np.zeros(3))
     assert list(clients.left) == before
 
 

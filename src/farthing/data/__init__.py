@@ -1,4 +1,4 @@
-"""Private tables with public schemas, and the files that they come from.
+"""Read private tables with public schemas from files.
 
 `schema` declares bounds and vocabularies, which are never learnt from records; `tables` reads private rows in
 blocks; `csv_files`, `parquet_files` and `table_files` read them from disk.

@@ -1,4 +1,4 @@
-"""UCI Adult, which comes with the package: 48,842 records, 108 features by a public schema.
+"""Load UCI Adult, which comes with the package: 48,842 records, 108 features by a public schema.
 
 >>> adult = load_adult()
 >>> adult.X_train.shape, adult.X_test.shape
@@ -47,22 +47,22 @@ class Dataset:
 
     @property
     def X_train(self) -> NDArray[np.float64]:
-        """Features of the training rows."""
+        """Return the features of the training rows."""
         return self.X[: self.split]
 
     @property
     def y_train(self) -> NDArray[np.int64]:
-        """Labels of the training rows."""
+        """Return the labels of the training rows."""
         return self.y[: self.split]
 
     @property
     def X_test(self) -> NDArray[np.float64]:
-        """Features of the test rows."""
+        """Return the features of the test rows."""
         return self.X[self.split :]
 
     @property
     def y_test(self) -> NDArray[np.int64]:
-        """Labels of the test rows."""
+        """Return the labels of the test rows."""
         return self.y[self.split :]
 
 
@@ -160,8 +160,8 @@ def load_adult() -> Dataset:
 def unpack(packed: bytes, schema: Schema) -> dict[str, NDArray[Any]]:
     """Read a table of whole numbers and categories from the form tools/build_adult.py writes.
 
-    Columns follow each other, the target last. A column is `byte_planes` runs of one byte a record, the
-    lowest byte first: of the number itself, or of the position in the vocabulary.
+    Columns follow each other, the target last. A column is stored as `byte_planes` planes of one byte per
+    record, the lowest byte first: of the number itself, or of its position in the vocabulary.
     """
     columns = (*schema.columns, schema.target)
     planes = np.frombuffer(packed, dtype=np.uint8).reshape(sum(map(byte_planes, columns)), -1)
@@ -177,6 +177,6 @@ def unpack(packed: bytes, schema: Schema) -> dict[str, NDArray[Any]]:
 
 
 def byte_planes(column: Numeric | Categorical) -> int:
-    """Return how many bytes hold any whole number up to the bound, or any position in the vocabulary."""
+    """Return the number of bytes for whole numbers up to the bound, or for positions in the vocabulary."""
     largest = int(column.high) if isinstance(column, Numeric) else len(column.values) - 1
     return max(1, (largest.bit_length() + 7) // 8)

@@ -1,7 +1,7 @@
-"""CSV files with a header, read as columns of text some thousand records at a time; ``.gz`` is unpacked.
+"""Read CSV files with a header as columns of text, some thousand records at a time; unpack ``.gz``.
 
-Messages name the file, a wanted column or a line's number, never a cell. Of a header they show nothing
-either, because the first line of a file without one is a record.
+Messages name the file, a requested column or a line's number, never a cell. They never quote a header,
+because the first line of a file without one is a record.
 """
 
 import csv
@@ -22,12 +22,12 @@ _LONGEST = 2**24  # characters of a line
 
 
 def claims(path: str) -> bool:
-    """Return whether a file may be CSV: any may."""
+    """Return whether a file may be CSV: any file may."""
     return True
 
 
 def header(path: str, column: str | None = None) -> list[str]:
-    """The names of all columns; refused unless ``column`` is one, which tells a header from a record."""
+    """Return the names of all columns; refuse a file without ``column``, which may have no header."""
     with _opened(path) as lines:
         names: list[str] = next(lines, [])
         _places(path, names, [] if column is None else [column])
@@ -35,14 +35,14 @@ def header(path: str, column: str | None = None) -> list[str]:
 
 
 def count(path: str, names: Iterable[str]) -> int:
-    """Return how many records there are; ``names`` must all be columns. No cell is looked at."""
+    """Return the number of records; ``names`` must all be columns. No cell is read."""
     with _opened(path) as lines:
         _, rows = _records(path, lines, names)
         return sum(1 for _ in rows)
 
 
 def columns(path: str, names: Iterable[str]) -> Iterator[dict[str, NDArray[Any]]]:
-    """The named columns, block by block."""
+    """Yield the named columns, block by block."""
     with _opened(path) as lines:
         places, rows = _records(path, lines, names)
         while block := list(islice(rows, _BLOCK)):
@@ -50,7 +50,7 @@ def columns(path: str, names: Iterable[str]) -> Iterator[dict[str, NDArray[Any]]
 
 
 def _records(path: str, lines: Any, names: Iterable[str]) -> tuple[dict[str, int], Iterator[list[str]]]:
-    """Return where the named columns stand, and the records as rows of cells."""
+    """Return the positions of the named columns, and the records as rows of cells."""
     first: list[str] = next(lines, [])
     return _places(path, first, names), _rows(path, lines, len(first))
 
@@ -67,13 +67,13 @@ def _rows(path: str, lines: Any, width: int) -> Iterator[list[str]]:
 
 @contextmanager
 def _opened(path: str) -> Iterator[Any]:
-    """The lines of a file, cut into cells; whatever cannot be read is an `InvalidValue`."""
+    """Yield the lines of a file, split into cells; any failure to read is an `InvalidValue`."""
     try:
         with (gzip.open if path.endswith(".gz") else open)(
             path, "rt", encoding="utf-8-sig", newline=""
         ) as file:
             yield csv.reader(_lines(file), skipinitialspace=True, strict=True)
-    except UnicodeDecodeError:  # its own text shows a byte of the file
+    except UnicodeDecodeError:  # the error's own text shows a byte of the file
         raise InvalidValue(f"{path!r} is not a CSV table: it is not UTF-8 text") from None
     except csv.Error as error:
         raise InvalidValue(f"{path!r} is not a CSV table: {error}") from None
@@ -84,7 +84,7 @@ def _opened(path: str) -> Iterator[Any]:
 
 
 def _lines(file: TextIO) -> Iterator[str]:
-    """One after the other; one without an end, such as a device may have, does not fill the memory."""
+    """Yield lines one by one; an endless line, such as a device may give, does not fill the memory."""
     while line := file.readline(_LONGEST):
         if len(line) == _LONGEST:
             raise csv.Error(f"it has a line of more than {_LONGEST:,} characters")
@@ -92,7 +92,7 @@ def _lines(file: TextIO) -> Iterator[str]:
 
 
 def _places(path: str, header: list[str], names: Iterable[str]) -> dict[str, int]:
-    """Return where the named columns stand."""
+    """Return the positions of the named columns."""
     if not header:
         raise InvalidValue(f"{path!r} is empty: it needs a first line with the names of its columns")
     places = {}
@@ -107,5 +107,5 @@ def _places(path: str, header: list[str], names: Iterable[str]) -> dict[str, int
 
 
 def _block(rows: list[list[str]], places: dict[str, int]) -> dict[str, NDArray[Any]]:
-    # objects, because an array of texts gives every cell the room of the longest
+    # objects, because an array of text gives every cell the size of the longest
     return {name: np.array([row[place] for row in rows], dtype=object) for name, place in places.items()}

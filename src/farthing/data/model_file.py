@@ -1,4 +1,4 @@
-"""A linear model on the features of a schema, as it lies in a file, and how files are written at all."""
+"""Store a linear model on the features of a schema in a file, and write files atomically."""
 
 import io
 import os
@@ -28,7 +28,7 @@ class Model:
     intercept: Array
 
     def predict(self, X: Array) -> list[str] | list[float]:
-        """A label, or a number, for every row of features."""
+        """Return a label, or a number, for every row of features."""
         scores = X @ self.coef.T + self.intercept
         if isinstance(self.schema.target, Numeric):
             within = np.clip(scores[:, 0], float(self.schema.target.low), float(self.schema.target.high))
@@ -37,12 +37,12 @@ class Model:
         return [self.schema.target.values[place] for place in places]
 
     def predictions(self, table: str) -> Iterator[str | float]:
-        """One for every record of a table, which need not have the target."""
+        """Return a prediction for every record of a table, which need not have the target."""
         for X in table_files.decoded(table, self.schema):
             yield from self.predict(X)
 
     def to_bytes(self, privacy: str) -> bytes:
-        """The model with its guarantee as .npz: numbers and texts only, so that reading it runs no code."""
+        """Return model and guarantee as .npz: numbers and text only, so that reading it runs no code."""
         target = self.schema.target
         buffer = io.BytesIO()
         np.savez(
@@ -58,7 +58,7 @@ class Model:
 
     @classmethod
     def load(cls, path: Path) -> "Model":
-        """The model at ``path``, or of the folder that `train` filled."""
+        """Read the model at ``path``, or in the folder that `train` wrote."""
         path = path / "model.npz" if path.is_dir() else path
         try:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
@@ -78,9 +78,9 @@ class Model:
 def check_writable(
     path: Path, force: bool, kept: Iterable[str | Path | None] = (), option: str = "--out"
 ) -> None:
-    """Refused now, before anything is paid for, rather than when there is something to write.
+    """Refuse an unwritable file before anything is charged, rather than when there is a result to write.
 
-    Files that are ``kept`` (a table, a ledger) are not even replaced by force.
+    Files that are ``kept`` (a table, a ledger) are never replaced, even by force.
     """
     try:
         if path.is_dir() or (path.exists() and not force):
@@ -95,7 +95,7 @@ def check_writable(
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all; it is on disk when this returns."""
+    """Write a file atomically; it is on disk when this returns."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(exist_ok=True)

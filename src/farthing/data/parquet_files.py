@@ -1,7 +1,7 @@
-"""Parquet files, read as columns of numbers and text some thousand records at a time, like `csv_files`.
+"""Read Parquet files as columns of numbers and text, some thousand records at a time.
 
-Numbers and booleans come as such; text, and everything else with missing values in it, as text, a missing one
-as "", as it would stand in a CSV file. Messages name the file, a wanted column or a type, never a cell.
+Numbers and booleans keep their type; text, and any column with missing values, is read as text, a missing
+value as "", as in a CSV file. Messages name the file, a requested column or a type, never a cell.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,7 +27,7 @@ def claims(path: str) -> bool:
 
 
 def header(path: str, column: str | None = None) -> list[str]:
-    """The names of all columns; refused unless ``column`` is one."""
+    """Return the names of all columns; refuse a file without ``column``."""
     with _opened(path) as file:
         names: list[str] = file.schema_arrow.names
         _places(path, names, [] if column is None else [column])
@@ -35,7 +35,7 @@ def header(path: str, column: str | None = None) -> list[str]:
 
 
 def count(path: str, names: Iterable[str]) -> int:
-    """Return how many records there are; ``names`` must all be columns of a type that can be read."""
+    """Return the number of records; ``names`` must all be columns of a readable type."""
     with _opened(path) as file:
         _places(path, file.schema_arrow.names, names)
         for name in names:
@@ -44,9 +44,9 @@ def count(path: str, names: Iterable[str]) -> int:
 
 
 def columns(path: str, names: Iterable[str]) -> Iterator[dict[str, NDArray[Any]]]:
-    """The named columns, block by block."""
+    """Yield the named columns, block by block."""
     wanted = list(names)
-    count(path, wanted)  # whatever the file's footer tells is refused before a record is read
+    count(path, wanted)  # errors in the file's footer are raised before a record is read
     with _opened(path) as file:
         for batch in file.iter_batches(batch_size=_BLOCK, columns=wanted):
             yield {name: _values(path, name, batch.column(name)) for name in wanted}
@@ -54,7 +54,7 @@ def columns(path: str, names: Iterable[str]) -> Iterator[dict[str, NDArray[Any]]
 
 @contextmanager
 def _opened(path: str) -> Iterator[Any]:
-    """An open file; whatever cannot be read is an `InvalidValue`."""
+    """Open a file; any failure to read is an `InvalidValue`."""
     try:
         import pyarrow as arrow
         from pyarrow import parquet
@@ -65,7 +65,7 @@ def _opened(path: str) -> Iterator[Any]:
     try:
         with parquet.ParquetFile(path) as file:
             yield file
-    except arrow.ArrowException:  # its own text may show a byte of the file
+    except arrow.ArrowException:  # the error's own text may show a byte of the file
         raise InvalidValue(f"{path!r} is not a whole Parquet file") from None
     except OSError as error:
         raise InvalidValue(f"{path!r} cannot be read: {error.strerror or 'it is damaged'}") from None
@@ -79,7 +79,7 @@ def _places(path: str, header: list[str], names: Iterable[str]) -> None:
 
 
 def _kind(path: str, name: str, kind: Any) -> str:
-    """``text``, ``whole`` (booleans too) or ``number``."""
+    """Return the kind of a column: ``text``, ``whole`` (booleans too) or ``number``."""
     from pyarrow import types
 
     if types.is_dictionary(kind):

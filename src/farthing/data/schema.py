@@ -1,4 +1,4 @@
-"""Tables with public schemas: bounds and vocabularies are declared, never learnt from the records.
+"""Describe tables by public schemas: bounds and vocabularies are declared, never learnt from the records.
 
 Scaling a column by its own minimum and maximum, or listing the categories that happen to occur, reads the
 private records outside the ledger. A `Schema` is written down beforehand, from a code book, so encoding costs
@@ -32,7 +32,7 @@ from farthing.validate import finite
 
 Table = Mapping[str, ArrayLike]
 
-DRAFTED = "drafted_from_private_data"  # the key that a draft carries, and that nothing trains with
+DRAFTED = "drafted_from_private_data"  # the key that marks a draft, with which training is refused
 _DRAFTED = "read from private records; covered by no guarantee: check every line, then delete this one"
 
 
@@ -40,8 +40,8 @@ _DRAFTED = "read from private records; covered by no guarantee: check every line
 class Numeric:
     """A column of numbers with public bounds, which become [0, 1].
 
-    Values beyond the bounds are clipped. A cell that is no finite number becomes NaN, and its record counts
-    as nothing (`farthing.data.tables.Table`): an error would tell of a record for which nobody has paid.
+    Values beyond the bounds are clipped. A cell that is not a finite number becomes NaN, and its record
+    contributes nothing (`farthing.data.tables.Table`): an error would reveal a record without a charge.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class Numeric:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """The one feature this column becomes."""
+        """Return the one feature that this column becomes."""
         return (self.name,)
 
     def encode(self, values: ArrayLike, out: NDArray[np.float64]) -> None:
@@ -80,7 +80,7 @@ class Numeric:
         out[:, 0] = (self.targets(values) - low) / (high - low)
 
     def targets(self, values: ArrayLike) -> NDArray[np.float64]:
-        """The values themselves, clipped: what a regression learns to predict; NaN for what is no number."""
+        """Return the clipped values, the targets of a regression; NaN for a cell that is not a number."""
         numbers = _numbers(self.name, values)
         return np.where(np.isfinite(numbers), np.clip(numbers, float(self.low), float(self.high)), np.nan)
 
@@ -120,11 +120,11 @@ class Categorical:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """One feature for each value of the vocabulary, in its order."""
+        """Return one feature for each value of the vocabulary, in its order."""
         return tuple(f"{self.name}={value}" for value in self.values)
 
     def codes(self, values: ArrayLike) -> NDArray[np.int64]:
-        """The position of each value in the vocabulary, -1 where it is not in it."""
+        """Return the position of each value in the vocabulary, -1 where it is not in it."""
         position = {value: code for code, value in enumerate(self.values)}
         found = [position.get(v, -1) if isinstance(v, str) else -1 for v in np.asarray(values).tolist()]
         return np.array(found, dtype=np.int64)
@@ -140,7 +140,7 @@ class Categorical:
         return bool((self.codes(values) >= 0).all())
 
     def targets(self, values: ArrayLike) -> NDArray[np.int64]:
-        """The codes of labels, -1 for one outside the vocabulary: what a classifier learns to predict."""
+        """Return the codes of labels, the targets of a classifier; -1 for one outside the vocabulary."""
         return self.codes(values)
 
     known = holds
@@ -214,11 +214,11 @@ class Schema:
 
     @property
     def width(self) -> int:
-        """Return how many features `encode` makes of a row."""
+        """Return the number of features that `encode` makes of a row."""
         return len(self.feature_names)
 
     def encode(self, table: Table) -> NDArray[np.float64]:
-        """Return features of shape (rows, width) in [0, 1], NaN for a cell that is no number.
+        """Return features of shape (rows, width) in [0, 1], NaN for a cell that is not a number.
 
         Columns that the schema does not name are left out.
         """
@@ -239,13 +239,13 @@ class Schema:
     def encode_target(self, table: Table) -> NDArray[Any]:
         """Return each record's label as its position in `target.values`, or its number within the bounds.
 
-        -1 stands for a label that is not among them, NaN for what is no number.
+        -1 stands for an unknown label, NaN for a cell that is not a number.
         """
         return self.target.targets(_column(table, self.target.name))
 
 
 def skeleton(names: Sequence[str], target: str) -> str:
-    """A schema to fill in: for every column either low and high, or values; the rest may stay.
+    """Return a schema to fill in: for every column either low and high, or values; other keys may stay.
 
     >>> print(skeleton(["age", "income"], "income"))
     {"columns": [
@@ -260,7 +260,7 @@ def skeleton(names: Sequence[str], target: str) -> str:
 
 
 def draft(columns: list[dict[str, Any]], target: dict[str, Any]) -> str:
-    """A schema whose bounds and values were read from records: refused until a person deletes that line."""
+    """Return a schema with bounds and values from records, refused until a person deletes the mark."""
     return f"{{\n {json.dumps(DRAFTED)}: {json.dumps(_DRAFTED)},\n {_json(columns, target)[1:]}"
 
 
@@ -270,7 +270,7 @@ def _json(columns: list[dict[str, Any]], target: dict[str, Any]) -> str:
 
 
 def _described(key: str, found: Any) -> Numeric | Categorical:
-    """A column as JSON describes it. What a skeleton leaves open counts as absent."""
+    """Return a column from its JSON description. A key that a skeleton leaves empty counts as absent."""
     if not isinstance(found, dict) or not isinstance(found.get("name"), str) or not found["name"]:
         raise InvalidValue(f"{key!r} of a schema must be an object with a 'name', got {found!r}")
     name = found["name"]
@@ -294,7 +294,7 @@ def _described(key: str, found: Any) -> Numeric | Categorical:
 # The lower bounds of age and hours are UCI's extraction rule (AAGE > 16, HRSWK > 0); 90 years, 99 hours and a
 # gain of 99,999 are taken as the survey's top codes; the remaining bounds are round numbers.
 
-# Of the uncompressed bytes.
+# SHA-256 of the uncompressed bytes.
 
 
 def _column(table: Table, name: str) -> NDArray[Any]:
@@ -307,14 +307,14 @@ def _column(table: Table, name: str) -> NDArray[Any]:
 
 
 def _numbers(name: str, values: ArrayLike) -> NDArray[np.float64]:
-    """Numbers, NaN for a cell that is none; refused where the type of the column is not one of numbers."""
+    """Return numbers, NaN for a cell that is not one; refuse a column whose type is not numeric."""
     raw = arrays.attempt(np.asarray, values, said=f"column {name!r} must hold one value a record")
-    # A date or a complex number would turn into a float without complaint.
+    # A date or a complex number would be cast to a float silently.
     if raw.dtype.kind not in "biufOUS":
         raise InvalidValue(f"column {name!r} must hold numbers, got {raw.dtype.type.__name__}")
     try:
         return np.asarray(raw, dtype=np.float64)
-    except Exception:  # some cell: which one, and what it says, is not told
+    except Exception:  # the message must not tell which cell, or its content
         return np.array([_number(cell) for cell in raw.tolist()], dtype=np.float64)
 
 
@@ -326,10 +326,10 @@ def _number(cell: Any) -> float:
 
 
 def find(name: str) -> Path | None:
-    """Return where a data set that farthing does not ship lies, or None: for benchmarks and tests only.
+    """Return the path of a data set that farthing does not ship, or None: for benchmarks and tests only.
 
-    Looks in the folder named by the environment variable FARTHING_DATA; if it is not set, in ../shared/data
-    as seen from a checkout of the project.
+    The folder is named by the environment variable FARTHING_DATA; if that is not set, it is ../shared/data
+    relative to a checkout of the project.
     """
     folder = os.environ.get("FARTHING_DATA")
     path = (Path(folder) if folder else Path(__file__).parents[3].parent / "shared" / "data") / name

@@ -1,7 +1,7 @@
-"""Drafts of schemas that are read from a table, for a person to check (``farthing schema``).
+"""Draft a schema from a table, for a person to check (``farthing schema``).
 
-The draft is made of private facts, the smallest and the largest number of a column among them. No guarantee
-covers it, so it says so in a line of its own, and nothing trains with it before that line is deleted.
+The draft contains private facts, such as the smallest and the largest number of a column. No guarantee covers
+it, so it is marked as a draft, and training refuses it until a person deletes that mark.
 """
 
 import math
@@ -15,23 +15,23 @@ from farthing.data import schema as data
 from farthing.data import table_files
 from farthing.errors import InvalidValue
 
-MOST_VALUES = 100  # more different texts than these are left to a person
-_BLANK: dict[str, Any] = {"low": None, "high": None, "values": []}  # what a person must fill in
-_MOST_LABELS = 10  # a target with no more different whole numbers is taken for labels
+MOST_VALUES = 100  # a column with more distinct texts is left to a person
+_BLANK: dict[str, Any] = {"low": None, "high": None, "values": []}  # values that a person must fill in
+_MOST_LABELS = 10  # a target with at most so many distinct whole numbers is taken for labels
 
 
 @dataclass(slots=True)
 class _Seen:
-    """The facts that were read of one column."""
+    """The facts that were read from one column."""
 
     low: float = math.inf
     high: float = -math.inf
     numeric: bool = True
     missing: bool = False
-    texts: set[str] = field(default_factory=set)  # no more than one beyond `MOST_VALUES`
+    texts: set[str] = field(default_factory=set)  # at most one more than `MOST_VALUES`
 
     def add(self, values: NDArray[Any]) -> None:
-        """Another block of the column."""
+        """Add another block of the column."""
         if values.dtype.kind == "b":
             values = np.where(values, "true", "false")
         cells = {str(cell) for cell in values.tolist()}
@@ -43,7 +43,7 @@ class _Seen:
         self.low, self.high = min([self.low, *finite]), max([self.high, *finite])
 
     def described(self, name: str | None, target: bool) -> tuple[dict[str, Any], str]:
-        """The column as a schema has it, and what a person must see to."""
+        """Return the column of a schema, and a remark for the person who checks it."""
         column: dict[str, Any] = {"name": name}
         few = len(self.texts) <= MOST_VALUES
         labels = target and len(self.texts) <= _MOST_LABELS and all(text.isdigit() for text in self.texts)
@@ -58,7 +58,7 @@ class _Seen:
 
 
 def draft(table: str, target: str | None) -> tuple[str, dict[str, str]]:
-    """A draft as JSON, and for some columns what a person must see to."""
+    """Return a draft as JSON, and remarks on columns that a person must check."""
     if table == table_files.EMBEDDED:
         return table_files.schema_of(table, target).to_json(), {}
     names = table_files.header(table, target)

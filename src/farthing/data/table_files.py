@@ -1,4 +1,4 @@
-"""Tables as commands take them: CSV or Parquet files with a public schema, or the embedded data.
+"""Read tables for the command line: CSV or Parquet files with a public schema, or the embedded data.
 
 Messages name files, columns and what was declared, never a cell of a table.
 """
@@ -18,7 +18,7 @@ from farthing.data.schema import Categorical, Numeric, Schema
 from farthing.errors import InvalidValue
 
 WITHOUT_PRIVACY = "computed on this table itself, without noise: the guarantee does not cover these figures"
-EMBEDDED = "adult"  # in place of a file: the data and the schema that come with farthing
+EMBEDDED = "adult"  # a name in place of a file: the data and the schema that come with farthing
 
 Array = NDArray[np.float64]
 T = TypeVar("T", bound=NDArray[Any] | int)
@@ -43,7 +43,7 @@ class FileFormat(Protocol):
         """Yield the named columns, some thousand records at a time."""
 
 
-#: The first that claims a file reads it. CSV claims everything, so it stands last.
+# : The first format that claims a file reads it. CSV claims every file, so it is last.
 FORMATS: list[FileFormat] = [parquet_files, csv_files]
 
 
@@ -51,7 +51,7 @@ FORMATS: list[FileFormat] = [parquet_files, csv_files]
 
 
 def schema_of(name: str, target: str | None) -> Schema:
-    """The schema that ``--schema`` names: a JSON file, or the embedded one."""
+    """Return the schema that ``--schema`` names: a JSON file, or the embedded one."""
     if name == EMBEDDED:
         schema = ADULT
     else:
@@ -73,7 +73,7 @@ def schema_of(name: str, target: str | None) -> Schema:
 
 
 def declared(bounds: Sequence[str], values: Sequence[str], target: str | None) -> Schema:
-    """A schema from ``--bounds NAME=LOW:HIGH`` and ``--values NAME=A,B``, the target's among them.
+    """Return a schema from ``--bounds NAME=LOW:HIGH`` and ``--values NAME=A,B``, including the target.
 
     >>> declared(["age=17:90"], ["income=<=50K,>50K"], "income").target
     Categorical(name='income', values=('<=50K', '>50K'))
@@ -110,7 +110,7 @@ def _listed(text: str) -> Categorical:
 
 
 def skeleton_of(table: str, target: str) -> str:
-    """A schema to fill in, with the names in the table's header."""
+    """Return a schema to fill in, with the names in the table's header."""
     return data.skeleton(header(table, target), target)
 
 
@@ -118,31 +118,31 @@ def skeleton_of(table: str, target: str) -> str:
 
 
 def header(table: str, column: str | None = None) -> list[str]:
-    """The names of a table's columns; refused unless ``column`` is one."""
+    """Return the names of a table's columns; refuse a table without ``column``."""
     return _format(table).header(table, column)
 
 
 def count(table: str, schema: Schema) -> int:
-    """Return how many records there are, if the header has the schema's columns. No cell is looked at."""
+    """Return the number of records, if the header has the schema's columns. No cell is read."""
     if table == EMBEDDED:
         return load_adult().split
     return _format(table).count(table, _names(schema))
 
 
 def columns(table: str, names: Iterable[str]) -> Iterator[dict[str, NDArray[Any]]]:
-    """The named columns of a file, some thousand records at a time."""
+    """Yield the named columns of a file, some thousand records at a time."""
     yield from _format(table).columns(table, names)
 
 
 def decoded(table: str, schema: Schema) -> Iterator[Array]:
-    """Features of records that are not protected, to predict; refused where a number is none."""
+    """Return features of unprotected records, to predict for; refuse a cell that is not a number."""
     for block in blocks(table, schema, target=False, test=True):
         _decoded(table, schema, block, target=False)
         yield schema.encode(block)
 
 
 def blocks(table: str, schema: Schema, *, target: bool = True, test: bool = False) -> Iterator[data.Table]:
-    """The columns that the schema names, some thousand records at a time."""
+    """Yield the columns that the schema names, some thousand records at a time."""
     if table == EMBEDDED:
         adult = load_adult()
         rows = slice(adult.split, None) if test else slice(adult.split)
@@ -156,13 +156,12 @@ def blocks(table: str, schema: Schema, *, target: bool = True, test: bool = Fals
 def read(
     table: str, schema: Schema, *, test: bool = False, strict: bool = False
 ) -> tuple[Array, NDArray[Any]]:
-    """Features in [0, 1] and targets of all records of a table, which may have none.
+    """Return features in [0, 1] and targets of all records of a table, which may be empty.
 
-    Numbers beyond the schema's bounds are clipped, and a feature's value outside its vocabulary counts as
-    none of it. A cell that is no number where one is declared, or a label that is not declared, is NaN: its
-    record counts as nothing. ``strict`` refuses all of that, which tells of records for which nobody has
-    paid; so does ``test``, of records that are not protected, where labels must be declared and numbers
-    numbers.
+    Numbers beyond the schema's bounds are clipped, and a feature's value outside its vocabulary is encoded as
+    zeros. A cell that is not a number, or an undeclared label, is NaN: its record contributes nothing.
+    ``strict`` refuses all of that, which reveals facts about records without a charge; ``test``, for
+    unprotected records, refuses undeclared labels and cells that are not numbers.
     """
     X, y = [np.zeros((0, schema.width))], [np.zeros(0, np.int64 if test else np.float64)]
     for block in blocks(table, schema, test=test):
@@ -220,7 +219,7 @@ def _names(schema: Schema, target: bool = True) -> list[str]:
 
 
 def filled(table: str, records: T) -> T:
-    """Records, refused if there are none: where their number is public."""
+    """Return records; refuse an empty table, where the number of records is public."""
     if (records if isinstance(records, int) else len(records)) == 0:
         raise InvalidValue(f"{table!r} has no records")
     return records

@@ -1,10 +1,10 @@
-"""Tables of private rows as linear models read them: in blocks, never copied as a whole.
+"""Hold private rows in tables that linear models read in blocks, without a copy of the whole.
 
-`Table` holds the records of a ledger. Features of any real kind (float64, float32, integers, a memory-mapped
-file, a sparse matrix) stay as they are in memory; a block is widened to float64 when it is read, so that
-margins, norms and sums are safe whatever the input. `Features` is the public map z = h [A (x - c); b] of a
-row x that a method works in: centre c, scales or matrix A, constant b for the intercept, and h, which shrinks
-a row to ``radius``. Nobody materialises z: products with z are products with x.
+`Table` holds the records of a ledger. Features of any real type (float64, float32, integers, a memory-mapped
+file, a sparse matrix) stay as they are in memory; a block is converted to float64 when it is read, so that
+margins, norms and sums are safe for any input. `Features` is the public map z = h [A (x - c); b] of a row x
+that a method works in: centre c, scales or matrix A, constant b for the intercept, and h, which shrinks a row
+to ``radius``. z is not materialised: products with z are computed from products with x.
 
 >>> table = Table(np.array([[3.0, 4.0], [0.0, 0.5]]), np.array([1.0, 0.0]))
 >>> features = Features(2, intercept=0.0, radius=1.0)
@@ -28,14 +28,14 @@ from farthing.queries.samplers import Indices
 
 Array = NDArray[np.float64]
 Parts = list[tuple[Array, Array]]  # sums of v x and of v
-Factors = tuple[Array | None, Array | None, Array]  # of rows: g and h (None where all are 1), and |z|
+Factors = tuple[Array | None, Array | None, Array]  # for each row: g and h (None where all are 1), and |z|
 
-_BLOCK = 2**17  # entries of a block: a megabyte of float64, so that both products find it in the cache
-_SPARSE_BLOCK = 2**25  # of a sparse one, zeros included
-_KERNELS = {"d": "f8", "f": "f4", "B": "u1", "?": "u1"}  # by numpy's letters
+_BLOCK = 2**17  # entries of a block: one megabyte of float64, so that both products find it in the cache
+_SPARSE_BLOCK = 2**25  # entries of a sparse block, zeros included
+_KERNELS = {"d": "f8", "f": "f4", "B": "u1", "?": "u1"}  # numpy's type codes
 _FEWEST_ROWS = 64
-_REMEMBERED = 2**22  # rows whose factors are kept between passes; beyond, memory would grow with the file
-_SPREAD = 2.0**8  # how far terms of Σ v x may exceed those of Σ v z that are made of them
+_REMEMBERED = 2**22  # rows whose factors are kept between passes; for more, memory would grow with the file
+_SPREAD = 2.0**8  # the factor by which terms of Σ v x may exceed those of Σ v z
 _SHORTEST = 2**7  # roundings that a sum of such terms needs; where there are fewer, z is materialised
 
 
@@ -70,7 +70,7 @@ class Features:
     plain: bool = field(init=False, repr=False)  # neither centred nor scaled
     spread: float = field(
         init=False, repr=False
-    )  # of `farthing.noise.summing`, for Σ v x and Σ v: see `least`
+    )  # for `farthing.noise.summing`, of Σ v x and Σ v: see `least`
 
     def __post_init__(self) -> None:
         d = validate.count(width=self.width)
@@ -91,11 +91,11 @@ class Features:
 
     @property
     def size(self) -> int:
-        """The length of z."""
+        """Return the length of z."""
         return self.width + (self.intercept > 0)
 
     def unfold(self, w: Array) -> tuple[Array, Array]:
-        """Weights and constant on x that equal weights ``w`` on z before shrinking: z·w = x·u + constant."""
+        """Return weights u and constant on x for weights ``w`` on z, unshrunk: z·w = x·u + constant."""
         if len(w) != self.size:
             raise InvalidValue(f"w must have one row a coordinate of z, {self.size}, got {len(w)}")
         if self.plain:
@@ -106,14 +106,14 @@ class Features:
         return u, constant - self.centre @ u
 
     def gather(self, total: Array, weight: Array, records: int) -> Array:
-        """Σ v z from Σ v x and Σ v of so many records, one column an output."""
+        """Return Σ v z from Σ v x and Σ v of so many records, one column per output."""
         mapped = total
         if not self.plain:
             mapped = self._mapped(total - np.multiply.outer(self.centre, weight), records)
         return np.concatenate([mapped, (self.intercept * weight)[None]]) if self.intercept else mapped
 
     def rows(self, x: Any, unit: Array | None) -> Array:
-        """[A (g x - c); b], materialised: for one block at a time."""
+        """Return [A (g x - c); b], materialised: for one block at a time."""
         dense = _rowwise(x.toarray() if sparse.issparse(x) else x, unit) - self.centre
         rows, d = np.empty((len(dense), self.size)), self.width
         rows[:, d:] = self.intercept
@@ -124,7 +124,7 @@ class Features:
         return rows
 
     def squared_norms(self, x: Any, unit: Array | None) -> Array:
-        """|[A (g x - c); b]|² of every row."""
+        """Return |[A (g x - c); b]|² of every row."""
         if np.ndim(self.scale) == 2 or np.any(self.centre):  # a difference of squares would cancel
             rows = self.rows(x, unit)
             squares: Array = np.einsum("ij,ij->i", rows, rows)
@@ -133,11 +133,11 @@ class Features:
         return (inner if unit is None else np.square(unit) * inner) + self.intercept**2
 
     def at_least(self, norm: Array, x: Any, unit: Array | None) -> Array:
-        """Norms |z| of rows, raised to 2⁻⁸ of what their terms in Σ v x and Σ v can amount to.
+        """Return norms |z| of rows, raised to at least 2⁻⁸ of the size of their terms in Σ v x and Σ v.
 
-        Those of a row near the centre are longer than v z and cancel. With norms raised like this their
-        length, |A| |v| (|g x| + |c|), is at most 2⁸ clips, as the theorem of `farthing.noise.summing` wants
-        it.
+        Terms of a row near the centre are longer than v z and cancel. With norms raised in this way their
+        length, |A| |v| (|g x| + |c|), is at most 2⁸ clips, as the theorem of `farthing.noise.summing`
+        requires.
         """
         if self.spread == 1:
             return norm
@@ -148,7 +148,7 @@ class Features:
         return np.maximum(norm, length * (across / _SPREAD))
 
     def _mapped(self, columns: Array, records: int) -> Array:
-        """A times sums over so many records; a matrix A in parts that round little."""
+        """Return A times sums over so many records; a matrix A in parts with few roundings."""
         if np.ndim(self.scale) == 1:
             return _apply(self.scale, columns)
         total = summing.Sum(records, columns.shape, spread=self.spread)
@@ -159,14 +159,14 @@ class Features:
 
 
 def _apply(scale: Any, columns: Array) -> Array:
-    """A times columns, A being a matrix or its diagonal."""
+    """Return A times columns, A being a matrix or its diagonal."""
     if np.ndim(scale) == 2:
         return np.asarray(scale @ columns)
     return np.asarray(columns * (scale if columns.ndim == 1 else scale[:, None]))
 
 
 class Raw(NamedTuple):
-    """The rows of a table, or some of them by their places, as they lie in memory: for a kernel.
+    """A view of a table's rows in memory, all or at some positions, for a kernel.
 
     ``y`` and ``factors`` are those of all rows; ``stride`` is counted in numbers.
     """
@@ -182,7 +182,7 @@ class Raw(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Some rows of a table: x in float64, targets, and what makes z of x: z = h [A (g x - c); b].
+    """Some rows of a table: x in float64, targets, and the factors of z = h [A (g x - c); b].
 
     ``unit`` is g, ``shrink`` is h and ``norm`` is |z|, one number a row; None where all are 1.
     """
@@ -194,13 +194,13 @@ class Block(NamedTuple):
     norm: Array
 
     def margins(self, u: Array, constant: Array) -> Array:
-        """z·w of every row, for weights that `Features.unfold` turned into weights on x."""
+        """Return z·w of every row, for weights that `Features.unfold` turned into weights on x."""
         inner = _rowwise(self.x @ u, self.unit)
         inner += constant
         return _rowwise(inner, self.shrink)
 
     def weighted(self, v: Array, rows: int) -> Parts:
-        """Σ v x and Σ v of at most so many rows each, which `Features.gather` makes into Σ v z."""
+        """Return Σ v x and Σ v of at most so many rows each, which `Features.gather` turns into Σ v z."""
         v = _rowwise(v, self.shrink)
         scaled = _rowwise(v, self.unit)
         if len(v) <= rows:
@@ -209,12 +209,12 @@ class Block(NamedTuple):
         return [(self.x[place].T @ scaled[place], v[place].sum(axis=0)) for place in places]
 
     def rows(self, features: Features) -> Array:
-        """The z themselves."""
+        """Return the rows z, materialised."""
         return _rowwise(features.rows(self.x, self.unit), self.shrink)
 
 
 class Weighted:
-    """Σ v z of a table with so many rows, block by block: as Σ v x and Σ v while their rounding allows.
+    """A running sum Σ v z over the blocks of a table, kept as Σ v x and Σ v while rounding allows.
 
     Where z is centred or mixed, terms v x may exceed v z by `Features.spread`; a table too long for that has
     its z materialised.
@@ -229,18 +229,18 @@ class Weighted:
         self._weight = summing.Sum(records, columns, spread=spread)
 
     def add(self, block: Any, v: Array) -> None:
-        """Adds the rows of a block, times v."""
+        """Add the rows of a block, times v."""
         if self._long:
             self._total.add(block.rows(self._features).T @ v, len(v))
             return
-        rows = self._total.rows // 2  # so that parts need not go into a total one by one
+        rows = self._total.rows // 2  # so that parts need not be added to the total one by one
         for part, weight in block.weighted(v, rows):
             self._total.add(part, min(rows, len(v)))
             self._weight.add(weight, min(rows, len(v)))
 
     @property
     def value(self) -> Array:
-        """The sum."""
+        """Return the sum."""
         if self._long:
             return self._total.value
         return self._features.gather(self._total.value, self._weight.value, self._records)
@@ -279,13 +279,14 @@ class Table:
     def __init__(self, X: Any, y: Any = None, *, bounds: Any = None, unit: bool = False) -> None:
         X, y = arrays.features(X), None if y is None else arrays.target(y)
         if y is not None and len(y) != X.shape[0]:
-            raise InvalidValue("there must be one target a row")  # how many there are is no one's business
+            # the message must not tell how many there are
+            raise InvalidValue("there must be one target a row")
         self._X, self._y, self._unit = X, y, unit
         self._length = summing.checked(int(X.shape[0]))
         self._blank: NDArray[np.bool_] | None = None
         self._map: tuple[Array, Array] | None = None
         self._factors: dict[Features, Factors] = {}
-        self._lie: tuple[Any, ...] | None = None  # how it lies in memory; empty where kernels cannot read it
+        self._lie: tuple[Any, ...] | None = None  # its place in memory; empty where kernels cannot read it
         self._whole: tuple[Table, Indices] | None = None  # the table that this one is a batch of
         limits = None if bounds is None else _limits(bounds, X)
         broken = np.zeros(self._length, np.bool_)
@@ -301,7 +302,7 @@ class Table:
 
     @property
     def X(self) -> Any:
-        """The features; those of a batch are gathered when they are first asked for."""
+        """Return the features; those of a batch are gathered on first use."""
         if self._X is None:
             assert self._whole is not None
             whole, indices = self._whole
@@ -310,13 +311,13 @@ class Table:
 
     @property
     def y(self) -> Any:
-        """The targets, likewise."""
+        """Return the targets; those of a batch are gathered on first use."""
         if self._y is None and self._whole is not None and self._whole[0].y is not None:
             self._y = self._whole[0].y[self._whole[1]]
         return self._y
 
     def _outside(self, limits: tuple[Array, Array] | None, broken: NDArray[np.bool_]) -> bool:
-        """Return whether anything lies outside the bounds; marks rows with what is not finite. One pass."""
+        """Return whether any value lies outside the bounds; mark rows that are not finite, in one pass."""
         outside = False
         for place in self._places():
             x = self.X[place]
@@ -332,7 +333,7 @@ class Table:
         n, d = self.X.shape
         entries = _SPARSE_BLOCK if sparse.issparse(self.X) else _BLOCK
         step = min(max(_FEWEST_ROWS, entries // max(1, d)), summing.chain(n) // 2)
-        # for nobody one empty block: what does not fit the columns or the weights fails there as well
+        # an empty batch gives one empty block, on which wrong shapes fail as on any other
         return (slice(start, min(n, start + step)) for start in range(0, max(n, 1), step))
 
     def raw(self, features: Features) -> Raw | None:
@@ -349,7 +350,7 @@ class Table:
         return Raw(kind, address, whole._length, stride, places, self._length, y, known)
 
     def _read(self, place: slice) -> Any:
-        """Some rows in float64, clipped and mapped by the bounds; blank ones are zeros."""
+        """Return some rows in float64, clipped and mapped by the bounds; blank ones are zeros."""
         x: Any = self.X[place]
         x = x.astype(np.float64) if sparse.issparse(x) else np.asarray(x, dtype=np.float64)
         if self._blank is not None:
@@ -375,7 +376,7 @@ class Table:
         table._map, table._unit = self._map, self._unit
         table._blank, table._sound = None if self._blank is None else self._blank[indices], self._sound
         table._factors, table._lie, table._whole = {}, None, (self, indices)
-        if table._length == 0:  # on its own: nothing of the others is measured for nobody
+        if table._length == 0:  # separate: an empty batch must not measure the other rows
             table._X, table._y = self.X[:0], None if self.y is None else self.y[:0]
             table._whole = None
         return table
@@ -389,7 +390,7 @@ class Table:
             yield Block(x, None if self.y is None else np.asarray(self.y[place], dtype=np.float64), *parts)
 
     def _known(self, features: Features) -> Factors | None:
-        """g, h and |z| of all rows, measured once; None where the table is too long to remember them."""
+        """Return g, h and |z| of all rows, measured once; None where the table is too long to keep them."""
         if self._whole is not None:
             whole, indices = self._whole
             known = whole._known(features)
@@ -403,7 +404,7 @@ class Table:
         return self._factors.get(features)
 
     def _measure(self, x: Any, features: Features, place: slice) -> Factors:
-        """g, h and |z| of some rows. A blank one, or one whose norm is not finite, is zero: its h is 0."""
+        """Return g, h and |z| of some rows. A blank row, or one whose norm is not finite, has h = 0."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             unit = None
             if self._unit:
@@ -422,26 +423,26 @@ class Table:
 
 
 def _broken(x: Any) -> NDArray[np.bool_]:
-    """Which rows hold what is not finite."""
+    """Return which rows hold a value that is not finite."""
     if not sparse.issparse(x):
         return np.asarray(~np.isfinite(x).all(axis=1))
     return np.asarray(np.bincount(_stored(x)[~np.isfinite(x.data)], minlength=x.shape[0]) > 0)
 
 
 def _without(x: Any, blank: NDArray[np.bool_]) -> Any:
-    """A copy whose blank rows are zeros."""
+    """Return a copy whose blank rows are zeros."""
     if not sparse.issparse(x):
         return np.where(blank[:, None], 0.0, x)
     return sparse.csr_array((np.where(blank[_stored(x)], 0.0, x.data), x.indices, x.indptr), x.shape)
 
 
 def _stored(x: Any) -> NDArray[np.intp]:
-    """The row of every stored entry."""
+    """Return the row of every stored entry."""
     return np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
 
 
 def _lie(X: Any, y: Any) -> tuple[Any, ...]:
-    """Kind, address, stride and float64 targets of a table that kernels can read; else nothing."""
+    """Return kind, address, stride and float64 targets of a table that kernels can read, or nothing."""
     kind = _KERNELS.get(X.dtype.char) if isinstance(X, np.ndarray) else None
     y = np.nan_to_num(np.ascontiguousarray(y, dtype=np.float64)) if y is not None else None
     if kind is None or y is None or y.ndim != 1 or not X.dtype.isnative or not X.flags.aligned:
@@ -451,7 +452,7 @@ def _lie(X: Any, y: Any) -> tuple[Any, ...]:
 
 
 def _joined(parts: list[Array | None], norms: list[Array]) -> Array | None:
-    """The factors of all blocks, None where all are 1."""
+    """Return the factors of all blocks, None where all are 1."""
     if all(part is None for part in parts):
         return None
     pairs = zip(parts, norms, strict=True)
@@ -464,7 +465,7 @@ def _at(factors: Factors, place: Indices) -> Factors:
 
 
 def _limits(bounds: Any, X: Any) -> tuple[Array, Array]:
-    """Public bounds as one number a feature each; refused where they bound nothing."""
+    """Return public bounds as one number per feature each; refuse bounds that are not finite and ordered."""
     try:
         low, high = (np.broadcast_to(np.asarray(bound, dtype=np.float64), X.shape[1]) for bound in bounds)
     except (TypeError, ValueError):
@@ -479,7 +480,7 @@ def _limits(bounds: Any, X: Any) -> tuple[Array, Array]:
 
 
 def _squares(x: Any, scale: Any) -> Array:
-    """Σ (scale x)² of every row."""
+    """Return Σ (scale x)² of every row."""
     scaled = np.broadcast_to(np.square(scale), x.shape[1])
     if sparse.issparse(x):
         return np.asarray(x.multiply(x) @ scaled)

@@ -71,7 +71,7 @@ _HELLO = 5.0  # seconds of one attempt to greet the parties
 
 
 class Remote:
-    """Guards over a transport, as `Clients` (and `PassingClients`).
+    """Guards over a transport, as `Clients` (and `SequentialClients`).
 
     ``enrolled`` are the public keys of all parties that may take part, ``seconds`` is how long a round may
     take. Waits until ``least`` parties (by default all) have announced themselves.
@@ -237,7 +237,7 @@ class Remote:
         place = self._checkpoint.turn(self._round + 1, int(ends[-1]))
         return int(np.searchsorted(ends, place, side="right"))
 
-    def pass_to(self, party: int, contribution: Contribution, w: Any) -> Answers:
+    def ask_one(self, party: int, contribution: Contribution, w: Any) -> Answers:
         """Run a round with this party alone."""
         if self._terms and self._invitation.trust is not Trust.LOCAL:
             raise Unsupported("only sums over parties are seen under distributed trust")

@@ -1,4 +1,4 @@
-"""Federated training: clients and parties that keep their records, each with a budget of its own.
+"""Train over federated clients and parties that keep their records, each with a budget of its own.
 
 >>> import numpy as np
 >>> import farthing as ft
@@ -16,7 +16,15 @@ if TYPE_CHECKING:
     from farthing.federated.budgets import personal
     from farthing.federated.draws import Indicators
     from farthing.federated.methods.table import METHODS, Method, Option
-    from farthing.federated.protocol import Answers, Ask, ClientAgent, Clients, Parties, Passing, Reply
+    from farthing.federated.protocol import (
+        Answers,
+        Ask,
+        ClientAgent,
+        Clients,
+        Parties,
+        Reply,
+        SequentialClients,
+    )
     from farthing.federated.simulated import Simulated
     from farthing.federated.terms import Exactly, Forecast, InTurn, Invitation, Terms, Trust, Weights
 
@@ -35,8 +43,8 @@ __all__ = [
     "Method",
     "Option",
     "Parties",
-    "Passing",
     "Reply",
+    "SequentialClients",
     "Simulated",
     "Terms",
     "Trust",
@@ -49,7 +57,16 @@ _HOMES = {
     "budgets": ("personal",),
     "draws": ("Indicators",),
     "methods.table": ("METHODS", "Method", "Option"),
-    "protocol": ("Answers", "Ask", "ClientAgent", "Clients", "Forecast", "Parties", "Passing", "Reply"),
+    "protocol": (
+        "Answers",
+        "Ask",
+        "ClientAgent",
+        "Clients",
+        "Forecast",
+        "Parties",
+        "SequentialClients",
+        "Reply",
+    ),
     "simulated": ("Simulated",),
     "terms": ("Accountant", "Exactly", "InTurn", "Invitation", "Terms", "Trust", "Weights"),
 }

@@ -1,4 +1,4 @@
-"""The budgets, public numbers of records and clips of clients; errors name the client.
+"""Check the budgets, public numbers of records and clipping norms of clients; errors name the client.
 
 >>> personal([0.5, 1.0, 0.5], 1e-8)[1].epsilon
 1.0
@@ -19,7 +19,7 @@ Integers = NDArray[np.int64]
 
 
 class Budgets(Sequence[Budget]):
-    """One budget a client, of which few are distinct."""
+    """A sequence of one budget per client, of which few are distinct."""
 
     def __init__(self, distinct: list[Budget], which: Integers) -> None:
         self.distinct, self.which = distinct, which
@@ -114,7 +114,7 @@ def per_client(name: str, values: ArrayLike, clients: int) -> Array:
 
 
 def public_sizes(sizes: ArrayLike | None, counts: Integers) -> Integers:
-    """Public numbers of records; without any, those that are there, and the most common one for none."""
+    """Return the public numbers of records; by default the true ones, and the most common one for 0."""
     if sizes is None:
         usual = np.bincount(counts[counts > 0]).argmax() if counts.any() else 1
         return np.where(counts > 0, counts, usual)
@@ -130,7 +130,7 @@ def public_sizes(sizes: ArrayLike | None, counts: Integers) -> Integers:
 
 
 def dealt(n: int, clients: int | None, records: ArrayLike | None) -> Integers:
-    """Return where each client's rows begin and end."""
+    """Return the first and last row of each client."""
     if records is not None and np.ndim(records):
         counts = np.asarray(records)
         if counts.dtype.kind not in "iu" or (counts < 0).any() or counts.sum() != n:

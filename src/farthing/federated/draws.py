@@ -1,6 +1,7 @@
-"""Draws from the records of many clients at once: rows, sorted by client, and whose they are.
+"""Draw from the records of many clients at once: rows, sorted by client, and the client of each.
 
-Rows of zeros and ones, kept as the places of their ones: a byte each where there are at most 255 features.
+`Indicators` are rows of zeros and ones, stored as the positions of their ones: a byte each for at most 255
+features.
 
 A million clients with 100 records of 14 ones among 123 features take 1.4 GB, a ninth of what bytes would.
 
@@ -32,7 +33,7 @@ Integers = NDArray[np.int64]
 
 
 class ClientRows(NamedTuple):
-    """Public numbers of records, how many are there, and where their rows start; one entry a client."""
+    """Public numbers of records, true numbers, and first rows; one entry per client."""
 
     sizes: Integers
     counts: Integers
@@ -40,19 +41,19 @@ class ClientRows(NamedTuple):
 
 
 def ranges(starts: Integers, counts: Integers) -> Integers:
-    """starts[0], ..., starts[0] + counts[0] - 1, starts[1], ..."""
+    """Return starts[0], ..., starts[0] + counts[0] - 1, starts[1], ..."""
     before = np.cumsum(counts) - counts
     return np.repeat(starts - before, counts) + np.arange(counts.sum())
 
 
 def present(clients: ClientRows, places: Integers) -> tuple[Integers, Integers]:
-    """One place a client; blank ones, beyond the records that are there, fall out."""
+    """Return one position per client; blank records, beyond those that exist, are dropped."""
     who = np.flatnonzero(places < clients.counts)
     return clients.starts[who] + places[who], who
 
 
 def exactly(size: int, clients: ClientRows, stream: Stream) -> tuple[Integers, Integers]:
-    """``size`` of each client's records (all where it has fewer), without replacement, uniformly."""
+    """Draw ``size`` of each client's records (all where it has fewer), without replacement, uniformly."""
     of = np.maximum(clients.sizes, clients.counts)
     if size == 1:
         return present(clients, below(of, stream))
@@ -69,12 +70,12 @@ def exactly(size: int, clients: ClientRows, stream: Stream) -> tuple[Integers, I
 
 
 def subsets(size: int, of: int, clients: int, stream: Stream) -> NDArray[np.bool_]:
-    """A uniform subset of 0 .. of - 1 for each client, as a mask: where the smallest of random keys are."""
+    """Draw a uniform subset of 0 .. of - 1 for each client, as a mask: where random keys are smallest."""
     chosen = np.ones((clients, of), np.bool_)
     if size == of:
         return chosen
     open_ = np.arange(clients)
-    while len(open_):  # again where a tie leaves the subset open
+    while len(open_):  # draw again where a tie leaves the subset open
         keys = stream.integers(len(open_) * of).reshape(-1, of)
         ordered = np.partition(keys, (size - 1, size), axis=1)
         chosen[open_] = keys <= ordered[:, size - 1, None]
@@ -83,7 +84,7 @@ def subsets(size: int, of: int, clients: int, stream: Stream) -> NDArray[np.bool
 
 
 def below(bounds: Integers, stream: Stream) -> Integers:
-    """Uniform on 0 .. bound - 1 for each bound, exactly: words past the last multiple are drawn again."""
+    """Draw an exactly uniform number below each bound: words past the last multiple are drawn again."""
     limit = bounds.astype(np.uint64)
     beyond = (np.uint64(0) - limit) % limit  # 2^64 mod bound
     words = stream.integers(len(limit))
@@ -98,7 +99,7 @@ _BLOCK = 2**15  # rows
 
 
 class PlacesBlock(NamedTuple):
-    """Some rows, like `farthing.data.tables.Block`."""
+    """Some rows of `Indicators`, with the interface of `farthing.data.tables.Block`."""
 
     places: NDArray[Any]
     y: Any
@@ -108,13 +109,13 @@ class PlacesBlock(NamedTuple):
     width: int
 
     def margins(self, u: Array, constant: Array) -> Array:
-        """z·w of every row, for weights that `Features.unfold` turned into weights on x."""
+        """Return z·w of every row, for weights that `Features.unfold` turned into weights on x."""
         known = np.concatenate([u, np.zeros((1, *u.shape[1:]))])
         inner = _times(known[self.places].sum(axis=1), self.unit) + constant
         return _times(inner, self.shrink)
 
     def weighted(self, v: Array, rows: int) -> Parts:
-        """Σ v x and Σ v; no block has more rows than a part may have."""
+        """Return Σ v x and Σ v; no block has more rows than a part may have."""
         v = _times(v, self.shrink)
         scaled, places = _times(v, self.unit), self.places.ravel()
         columns = scaled.reshape(len(v), math.prod(v.shape[1:])).T
@@ -210,7 +211,7 @@ class Indicators:
         crossed = np.append(squares * centre * np.ones(self.width), 0.0)
         rest = float(np.sum(squares * np.square(centre))) + features.intercept**2
         step = max(2**5, min(_BLOCK, summing.chain(len(self), features.spread) // 4))
-        for start in range(0, max(len(self), 1), step):  # one empty block for nobody
+        for start in range(0, max(len(self), 1), step):  # an empty batch gives one empty block
             places = self.places[start : start + step]
             if self._unit:
                 unit = 1 / np.sqrt(np.maximum(np.count_nonzero(places < self.width, axis=1), 1))
@@ -220,7 +221,7 @@ class Indicators:
             if centre.any():
                 square = square - 2 * unit * crossed[places].sum(axis=1)
             norm = np.sqrt(np.maximum(square, 0.0))
-            if features.spread > 1:  # near the centre squares cancel, and so do sums: see Features.at_least
+            if features.spread > 1:  # near the centre squares and sums cancel: see Features.at_least
                 length = unit * np.sqrt(ones[places].sum(axis=1)) + math.sqrt(rest)
                 norm = np.maximum(norm, length / features.spread)
             shrink = np.ones_like(norm)
@@ -231,7 +232,7 @@ class Indicators:
 
 
 class PerRow:
-    """A clip, and a weight, for each row: like `ClipNorm`, for rows that come in order, block by block."""
+    """A clipping norm and a weight for each row, as `ClipNorm` has one for all; rows come block by block."""
 
     scale, order = 1.0, 2
 
@@ -250,7 +251,7 @@ class PerRow:
 
 
 def distinct(columns: Array) -> tuple[Array, Integers]:
-    """Distinct columns, and which of them each is; quick where all are the same."""
+    """Return the distinct columns, and the index of each; quick where all are equal."""
     if (columns == columns[:, :1]).all():
         return columns[:, :1], np.zeros(columns.shape[1], np.int64)
     distinct, which = np.unique(columns, axis=1, return_inverse=True)
@@ -258,13 +259,13 @@ def distinct(columns: Array) -> tuple[Array, Integers]:
 
 
 def own_noise(term: Terms) -> Gaussian:
-    """The noise a client adds itself: all of it, or its share."""
+    """Return the noise that a client adds itself: all of it, or its share."""
     return Gaussian(math.sqrt(term.variance) / term.bound.clip)
 
 
 @dataclass(slots=True, eq=False)
 class Round:
-    """The clients of a round, and what follows from them; ``lasts`` rounds until one leaves."""
+    """The clients of a round and the figures that depend on them, valid for ``lasts`` rounds."""
 
     came: Integers
     lasts: int
@@ -272,13 +273,13 @@ class Round:
     weights: Array
     divisor: float
     deviation: float  # of the noise in the weighted sum
-    reach: float  # the most that one record can add to it
-    bound: ClipNorm | None  # where all clips and weights are the same
+    reach: float  # the sensitivity of the weighted sum to one record
+    bound: ClipNorm | None  # where all clipping norms and weights are equal
     owned: ClientRows
     table: Any = None
     who: Integers | None = None
     lattice: tuple[int, int, Array] | None = None
-    noise: tuple[Gaussian, ClipNorm] | None = None  # of the sum
+    noise: tuple[Gaussian, ClipNorm] | None = None  # the noise of the sum
 
     @property
     def same(self) -> bool:

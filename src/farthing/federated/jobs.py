@@ -1,11 +1,11 @@
-"""The job of a federated run: who trains on which table, on which budgets, by which method.
+"""Run the job of a federated simulation: a table, its clients, their budgets and a method.
 
-``farthing simulate`` and ``farthing serve`` make one from their arguments and their file. `checked` refuses
+``farthing simulate`` makes a `Job` from its arguments and ``farthing serve`` from its file. `checked` refuses
 everything that contradicts the method's record before a table is read, and `steps` runs the method.
 
-`simulate` deals a table out to clients that train, each on its own budget, in the order of its rows.
-Everything that can be wrong is looked at before the first round. Budgets are public, so that messages may
-show them; of a table they never show a cell.
+`simulate` splits a table among clients, in the order of its rows; each trains on its own budget. All input is
+checked before the first round. Budgets are public, so messages may show them; messages never show a cell of a
+table.
 """
 
 import math
@@ -84,12 +84,12 @@ class Job:
 
     @property
     def record(self) -> Method:
-        """The method's record."""
+        """Return the method's record."""
         return named(self.method)
 
     @property
     def trusted(self) -> Trust:
-        """Who adds the noise: the one given, or the method's first."""
+        """Return who adds the noise: the given trust, or the method's first."""
         return Trust(self.trust or self.record.trusts[0])
 
     def features(self, clients: Clients | None, problem: Problem) -> Features:
@@ -99,7 +99,7 @@ class Job:
 
 
 def checked(job: Job) -> Method:
-    """Return the method's record; refuses what contradicts it. Nothing is read yet."""
+    """Return the method's record; refuse options that contradict it. No table is read yet."""
     method = job.record
     validate.count(**{"--clients": job.clients})
     if job.noise not in ("sum", "each"):
@@ -128,7 +128,7 @@ def checked(job: Job) -> Method:
 
 
 def steps(job: Job, clients: Any, problem: Problem) -> Iterator[Step]:
-    """Return the method's steps over its clients; options that are left out keep the algorithm's defaults."""
+    """Return the method's steps over its clients; omitted options have the algorithm's defaults."""
     method = job.record
     arguments = method.arguments(job.options)
     if len(method.trusts) > 1:
@@ -138,7 +138,7 @@ def steps(job: Job, clients: Any, problem: Problem) -> Iterator[Step]:
 
 
 def holds(job: Job, clients: Clients, noise: float, client: int, rounds: int) -> list[Guarantee]:
-    """Return the guarantees that published noise, over the clip, gives a client's record; else none."""
+    """Return the guarantees that published noise (a multiplier) gives a client's record; else none."""
     published = job.record.published
     if published is None or not job.options.get("published_noise"):
         return []
@@ -158,8 +158,8 @@ __all__ = [
     "steps",
 ]
 
-_MOST_KINDS = 200  # of clients that are told apart exactly
-_SHOWN = 0.1  # seconds between two looks at the progress
+_MOST_KINDS = 200  # the most clients that are listed exactly
+_SHOWN = 0.1  # seconds between two reports of progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ Watch = Callable[[Reached], None]
 
 
 def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
-    """Train until nobody can afford a round or until interrupted; returns everything that is public."""
+    """Train until no client can afford a round or until interrupted; return everything that is public."""
     method = checked(job)
     target = job.schema.target
     if not isinstance(target, Categorical):
@@ -235,7 +235,7 @@ def _budgets(job: Job, method: Method) -> Any:
 
 
 def epsilons(text: str, clients: int) -> Array:
-    """One ε a client, from a number for all, a list dealt out in turn, or a column of a file, a row a client.
+    """Return one ε per client, from one number, a list assigned in turn, or a column of a file.
 
     >>> epsilons("0.1,1", 5)
     array([0.1, 1. , 0.1, 1. , 0.1])
@@ -274,7 +274,7 @@ def _number(text: str, name: str, otherwise: str = "") -> float:
 
 
 def _rows(job: Job, n: int) -> int:
-    """Return how many of n rows are dealt out."""
+    """Return how many of n rows are assigned to clients."""
     if job.clients > n:
         raise InvalidValue(f"--clients must be at most the number of records, {n}, got {job.clients}")
     taken = n if job.records is None else job.clients * job.records
@@ -297,7 +297,7 @@ def _rows(job: Job, n: int) -> int:
 def _taken(
     steps: Iterator[Step], clients: Simulated | None = None, watch: Watch | None = None
 ) -> tuple[Step, bool]:
-    """The last step, and whether it was the last because of an interruption."""
+    """Return the last step, and whether the run was interrupted after it."""
     last, interrupted, seen = None, False, 0.0
     try:
         for last in steps:
@@ -314,13 +314,13 @@ def _taken(
 
 
 def _left(clients: Simulated) -> float:
-    """The share of all rounds that clients could afford which they still can."""
+    """Return the fraction of all affordable rounds that clients can still afford."""
     left = int(clients.left.sum())
     return left / (left + int(clients.done.sum()))
 
 
 def _reached(job: Job, clients: Simulated, step: Step, client: int) -> dict[str, Any]:
-    """Return the guarantee of the client with the largest ε (δ is the same for all), and the figures."""
+    """Return the guarantee of the client with the largest ε (δ is equal for all), and public figures."""
     terms = clients.terms(client)
     really = [asdict(one) for one in holds(job, clients, terms.mechanism.noise_multiplier, client, step.t)]
     return {
@@ -337,9 +337,10 @@ def _reached(job: Job, clients: Simulated, step: Step, client: int) -> dict[str,
 
 
 def budget_groups(clients: Simulated) -> list[dict[str, Any]]:
-    """Return how many clients have which budget, rounds to afford and rounds taken; all of it is public.
+    """Return how many clients have which budget, affordable rounds and rounds taken; all of it is public.
 
-    Where they differ a lot, numbers are rounded, so that any number of clients is told in a few lines.
+    Where clients differ a lot, numbers are rounded, so that the summary has a few lines for any number of
+    clients.
     """
     each = np.stack(
         [[budget.epsilon for budget in clients.budgets], clients.done + clients.left, clients.done]
@@ -361,7 +362,7 @@ def _rounded(values: Array) -> Array:
 
 
 def measured(said: Array, y: NDArray[Any]) -> dict[str, Any]:
-    """Return how well probabilities do on another table; the note says that this is not private."""
+    """Return the accuracy of probabilities on another table; a note says that it is not private."""
     each = np.stack([1 - said, said], axis=1) if said.ndim == 1 else said
     true = each[np.arange(len(y)), y]
     return {

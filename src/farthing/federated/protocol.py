@@ -1,12 +1,12 @@
-"""The protocol between a server and its clients, free of any transport.
+"""Define the protocol between a server and its clients, independently of any transport.
 
-The server sends an `Invitation` once: how to draw from one's own records, where to clip, how many rounds to
-expect, how noise is chosen and rounds are counted, whom to trust. Each client answers it for itself: `Terms`
-are its own sampler, bound and mechanism, chosen from its own `Budget` and its public number of records, and
-the number of rounds that its budget affords. After that the server sends an `Ask` (a contribution and w) each
-round, and every client who can afford it sends a `Reply`: a noisy bounded sum, charged to its own ledger
-first. A client whose next round does not fit raises `BudgetSpent` before it computes anything, and is left in
-peace.
+The server sends an `Invitation` once: how to draw from one's own records, the clipping norm, how many rounds
+to expect, how noise is chosen and rounds are counted, and who adds the noise. Each client answers it for
+itself: `Terms` are its own sampler, bound and mechanism, chosen from its own `Budget` and its public number
+of records, and the number of rounds that its budget affords. After that the server sends an `Ask` (a
+contribution and w) each round, and every client that can afford it sends a `Reply`: a noisy bounded sum,
+charged to its own ledger first. A client whose next round does not fit raises `BudgetSpent` before it
+computes anything, and is asked no more.
 
 An algorithm is a generator of Steps over `Clients`, which are either `Parties` (agents asked one by one:
 local objects, or stubs of remote ones) or `farthing.federated.simulated.Simulated` (all clients at once, as
@@ -19,13 +19,13 @@ arrays):
         yield Step(t, w, got.receipts)
 
 Everything that decides who takes part is public: budgets, numbers of records, the invitation. Sensitivity
-follows from the draw: exactly k records move a sum by 2C under every adjacency (one record pushes another, or
-a blank one, out), everybody or a Poisson sample by C, or 2C where a record is replaced. Where a client or
-party is protected as a whole (`Budget.unit`), its noise is as many times as large as its upload holds
-records.
+follows from the draw: a draw of exactly k records has sensitivity 2C under every adjacency (one record
+displaces another, or a blank one), all records or a Poisson sample C, or 2C where a record is replaced. Where
+a client or party is protected as a whole (`Budget.unit`), its noise is multiplied by the number of records in
+its upload.
 
-Instead of all at once, one party may be asked (`Passing`): the coordinator draws it with the chance of its
-share of all records, and it draws among its own, which is the same as drawing a record.
+Instead of all parties, one may be asked (`SequentialClients`): the coordinator draws it in proportion to its
+number of records, and it draws among its own, which is equivalent to drawing a record uniformly.
 """
 
 from collections.abc import Iterable, Sequence
@@ -74,8 +74,8 @@ __all__ = [
     "InTurn",
     "Invitation",
     "Parties",
-    "Passing",
     "Reply",
+    "SequentialClients",
     "Share",
     "Terms",
     "Trust",
@@ -179,15 +179,15 @@ class Answers:
 
     @property
     def mean(self) -> Array:
-        """The noisy mean contribution of a record."""
+        """Return the noisy mean contribution of a record."""
         return self.total / self.divisor
 
 
 class ClientAgent:
     """A client with a ledger of its own: it answers an invitation, then rounds.
 
-    Free of any transport. The promise to its ledger is what the invitation's accountant allowed, checked once
-    more by tight accounting.
+    It needs no transport. The promise to its ledger is what the invitation's accountant allowed, checked
+    again by tight accounting.
 
     Parameters
     ----------
@@ -232,17 +232,17 @@ class ClientAgent:
 
     @property
     def budget(self) -> Budget:
-        """The budget of its ledger."""
+        """Return the budget of its ledger."""
         return self._ledger.budget
 
     @property
     def records(self) -> int:
-        """Its public number of records."""
+        """Return its public number of records."""
         return self._records
 
     @property
     def left(self) -> int:
-        """The rounds that it can still afford."""
+        """Return the rounds that it can still afford."""
         return self._left.left if self._terms is not None and self._terms.rounds else 0
 
     def handle(self, ask: Ask) -> Reply:
@@ -277,37 +277,37 @@ class Clients(Protocol):
 
     @property
     def budgets(self) -> Sequence[Budget]:
-        """The budget of each, in order; clients with equal budgets may share one object."""
+        """Return each client's budget, in order; clients with equal budgets may share one object."""
 
     @property
     def records(self) -> NDArray[np.int64]:
-        """The public number of records of each."""
+        """Return the public number of records of each."""
 
     @property
     def alive(self) -> int:
-        """The number of clients that can afford another round."""
+        """Return the number of clients that can afford another round."""
 
     @property
     def left(self) -> NDArray[np.int64]:
-        """The rounds that each can still afford."""
+        """Return the rounds that each can still afford."""
 
     def forecast(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> Forecast:
-        """Return the outlook of an invitation; costs nothing and settles nothing."""
+        """Return the outlook of an invitation, at no cost and without commitment."""
 
     def invite(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> None:
-        """Settle everybody's terms; once, before the first question."""
+        """Agree on all clients' terms; once, before the first question."""
 
     def ask(self, contribution: Contribution, w: Any) -> Answers:
-        """Ask all who can afford a round; raises `BudgetSpent` where nobody can."""
+        """Ask all clients that can afford a round; raise `BudgetSpent` where none can."""
 
 
-class Passing(Clients, Protocol):
+class SequentialClients(Clients, Protocol):
     """Clients that can also be asked one at a time, as SGD1 does.
 
     Examples
     --------
     >>> import farthing as ft
-    >>> clients: ft.federated.Passing = ft.federated.Simulated.split(
+    >>> clients: ft.federated.SequentialClients = ft.federated.Simulated.split(
     ...     [[0.5]] * 20, [1.0] * 20, clients=2, budgets=ft.Budget(1.0, 1e-6)
     ... )
     >>> clients.pick() in (0, 1)
@@ -315,14 +315,14 @@ class Passing(Clients, Protocol):
     """
 
     def pick(self) -> int:
-        """A party, drawn with the chance of its share of all records. Not to be published."""
+        """Draw a party in proportion to its number of records. The result must not be published."""
 
-    def pass_to(self, party: int, contribution: Contribution, w: Any) -> Answers:
-        """A round with this party alone. Raises `BudgetSpent` where it cannot afford it."""
+    def ask_one(self, party: int, contribution: Contribution, w: Any) -> Answers:
+        """Run a round with this party alone; raise `BudgetSpent` where it cannot afford it."""
 
 
 class Parties:
-    """Agents that are asked one after the other: the server's side of a round, whatever carries it.
+    """Agents that are asked one after the other: the server's side of a round, over any transport.
 
     Parameters
     ----------
@@ -388,7 +388,7 @@ class Parties:
             raise InvalidValue(NOT_INVITED)
         return picked(self._ends, self._stream)
 
-    def pass_to(self, party: int, contribution: Contribution, w: Any) -> Answers:
+    def ask_one(self, party: int, contribution: Contribution, w: Any) -> Answers:
         if not self._terms:
             raise InvalidValue(NOT_INVITED)
         alone(party, len(self._agents), self._trust)
@@ -421,13 +421,13 @@ NOT_INVITED = "nobody was invited yet: call clients.invite(Invitation(...)) firs
 
 
 def picked(ends: NDArray[np.int64], stream: Stream) -> int:
-    """The owner of a uniform record, ``ends`` being the running total of everybody's records."""
+    """Draw the owner of a uniform record; ``ends`` are the cumulative numbers of records."""
     place = stream.uniform_below(int(ends[-1]), 1)[0]
     return int(np.searchsorted(ends, place, side="right"))
 
 
 def alone(party: int, clients: int, trust: Trust) -> None:
-    """Refuses a round with a party that is not there, or whose upload nobody may see by itself."""
+    """Refuse a round with an unknown party, or with one whose upload may not be seen alone."""
     if trust is not Trust.LOCAL:
         raise Unsupported(f"under {trust} trust only sums over parties are seen: one alone needs local noise")
     if not 0 <= party < clients:
@@ -437,7 +437,7 @@ def alone(party: int, clients: int, trust: Trust) -> None:
 def under(clients: Clients, invitation: Invitation, trust: Trust, survivors: int | None = None) -> Invitation:
     """Return an invitation under a trust model: one noise for all, the least that every budget affords.
 
-    Distributed noise is sized for ``survivors`` honest clients, all of them unless told.
+    Distributed noise is sized for ``survivors`` honest clients, by default all of them.
     """
     trust = validate.choice(Trust, trust=trust)
     if trust is not Trust.DISTRIBUTED and survivors is not None:
@@ -455,23 +455,23 @@ def under(clients: Clients, invitation: Invitation, trust: Trust, survivors: int
 
 
 def iteration_noise(clients: Clients, invitation: Invitation, epsilon: float, delta: float) -> float:
-    """The noise, over the clip, with which one round is (``epsilon``, ``delta``)-DP for every client.
+    """Return the noise multiplier with which one round is (``epsilon``, ``delta``)-DP for every client.
 
-    A-DDP's eps_iter and δ_iter: they choose the noise of one round, and how many of them fit a budget remains
-    the accountant's to say.
+    These are A-DDP's eps_iter and δ_iter: they choose the noise of one round; the accountant decides how many
+    rounds fit a budget.
     """
     epsilon, delta = validate.positive(epsilon_iter=epsilon), validate.probability(delta_iter=delta)
     return max(noise_of_round(invitation, budget, size, epsilon, delta) for budget, size in _kinds(clients))
 
 
 def _kinds(clients: Clients) -> set[tuple[Budget, int]]:
-    """Return the pairs of budget and number of records, each once."""
+    """Return the distinct pairs of budget and number of records."""
     pairs = zip(clients.budgets, clients.records.tolist(), strict=True)
     return {(budget, size) for budget, size in {(id(own), size): (own, size) for own, size in pairs}.values()}
 
 
 def enough_came(came: int, least: int, clients: int) -> None:
-    """Refuses a round with nobody in it, or with too few to make up the noise."""
+    """Refuse a round without clients, or with too few to add up the noise."""
     if not came:
         raise BudgetSpent(f"none of {clients} clients can afford another round")
     if came < least:

@@ -1,4 +1,4 @@
-"""Simulated clients in one process: rows of arrays, and no loop over clients.
+"""Simulate clients in one process: rows of arrays, and no loop over clients.
 
 Rows of all clients lie in one table (`farthing.data.tables.Table`, or `Indicators` for zeros and ones),
 sorted by client. Terms are settled once for each distinct budget, number of records and clip. A round is one
@@ -84,7 +84,7 @@ __all__ = ["Simulated", "personal"]
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-_ENTRIES = 2**16  # of uploads held at once: half a megabyte, which stays in the cache
+_ENTRIES = 2**16  # entries of uploads held at once: half a megabyte, which fits the cache
 
 
 class Simulated:
@@ -116,8 +116,10 @@ class Simulated:
     left : ndarray of int
         The rounds that each client can still afford.
 
-    Notes ----- The guarantee is each client's own (`guarantee`): its (ε, δ) under its adjacency and unit,
-    against the observer of the invitation. Charges follow the rule of a ledger, see the module's docstring.
+    Notes
+    -----
+    The guarantee is each client's own (`guarantee`): its (ε, δ) under its adjacency and unit, against the
+    observer of the invitation. Charges follow the rule of a ledger, see the module's docstring.
 
     Examples
     --------
@@ -254,7 +256,7 @@ class Simulated:
 
     @property
     def done(self) -> Integers:
-        """The rounds that each client took part in."""
+        """Return the rounds that each client took part in."""
         return self._settled - self.left
 
     def forecast(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> Forecast:
@@ -272,7 +274,7 @@ class Simulated:
         self.left = self._settled.copy()
 
     def _agreed(self, invitation: Invitation) -> tuple[list[Terms], Integers, "Budgets"]:
-        """Terms, once for each distinct budget, number of records and clip; which are whose; and budgets."""
+        """Return the distinct terms (by budget, records and clip), each client's index, and budgets."""
         clips = np.full(len(self), invitation.clip_norm) if self._clips is None else self._clips
         kinds = np.stack([self._budgets.which.astype(np.float64), self._sizes.astype(np.float64), clips])
         other = np.flatnonzero(clips != invitation.clip_norm)
@@ -286,7 +288,8 @@ class Simulated:
             raise InvalidValue("a coordinator sees which records are drawn: invite with seen=True")
         known = [replace(budget, observer=invitation.observer) for budget in self._budgets.distinct]
         more = np.flatnonzero(self._counts > self._sizes)
-        if len(more) and any(budget.unit is not Unit.RECORD for budget in known):  # their sums have no bound
+        # their sums would have no bound
+        if len(more) and any(budget.unit is not Unit.RECORD for budget in known):
             raise InvalidValue(
                 "clients to be protected as a whole must not have more records than their public number"
             )
@@ -298,7 +301,7 @@ class Simulated:
         return self._terms[int(self._which[client])]
 
     def event(self, client: int) -> Event | None:
-        """Return what a client was charged until now, as one event; None for nothing."""
+        """Return a client's charges so far, as one event; None without any."""
         done = int(self.done[client])
         if isinstance(self._invitation.draw, InTurn):
             done = -(-done // int(self._sizes[client]))
@@ -306,16 +309,16 @@ class Simulated:
         return RepeatedEvent(term.price(self._budgets[client]), done) if done else None
 
     def guarantee(self, client: int) -> Guarantee:
-        """Return the guarantee of a client, however long this goes on."""
+        """Return the guarantee of a client, whatever the number of rounds."""
         budget = self._budgets[client]
         by = self._invitation.accountant
         return self._statement(budget, budget.epsilon, str(by), by.theorem)
 
     def spent(self, client: int) -> Guarantee:
-        """Return what a client's rounds until now amount to, by tight accounting."""
+        """Return the cost of a client's rounds so far, by tight accounting."""
         budget, event = self._budgets[client], self.event(client)
         epsilon = 0.0 if event is None else pld.epsilon(event, budget.delta, budget.adjacency)
-        within = min(epsilon, budget.epsilon)  # the rounds are
+        within = min(epsilon, budget.epsilon)  # the cost of the rounds so far
         return self._statement(budget, within, "pld", TIGHT)
 
     def _statement(self, budget: Budget, epsilon: float, accountant: str, theorem: str) -> Guarantee:
@@ -345,7 +348,7 @@ class Simulated:
     def pick(self) -> int:
         return picked(np.cumsum(self._sizes), self._stream)
 
-    def pass_to(self, party: int, contribution: Contribution, w: Any) -> Answers:
+    def ask_one(self, party: int, contribution: Contribution, w: Any) -> Answers:
         w = self._ready(contribution, w)
         alone(party, len(self), self._invitation.trust)
         if not self.left[party]:
@@ -353,7 +356,7 @@ class Simulated:
         if party not in self._turns:
             self._turns[party] = self._settle(np.array([party]))
         self.left[party] = taken(int(self.left[party]))  # charged before anything is drawn
-        self._round = None  # who comes next may have changed
+        self._round = None  # the clients of the next round may have changed
         return self._answered(contribution, w, self._turns[party], self.alive)
 
     def _ready(self, contribution: Contribution, w: Any) -> Array:
@@ -364,14 +367,14 @@ class Simulated:
             raise InvalidValue("w must be finite, got NaN or infinity; nothing was charged")
         known = self._tried
         if known is None or known[0] is not contribution or known[1] != given.shape:
-            # the sum over nobody: mistakes of the caller show before anything is charged
+            # an empty sum: the caller's mistakes raise before anything is charged
             refuse_bound(contribution, self._terms[0].bound)
             failsafe.zero_sum(contribution, self._table, given, self._terms[0].bound)
             self._tried = contribution, given.shape
         return given
 
     def _answered(self, contribution: Contribution, w: Array, now: "Round", alive: int) -> Answers:
-        """Return the noisy sum over those who came; only reached after the charge."""
+        """Return the noisy sum over the clients of a round; called only after the charge."""
         rows, who = self._draw(now)
         table = now.table if now.table is not None else self._table.take(rows)
 
@@ -402,7 +405,7 @@ class Simulated:
         return Answers(total, now.divisor, len(now.came), alive, (now.deviation / now.divisor) ** 2)
 
     def _settle(self, came: Integers) -> "Round":
-        """Return everything that stays the same until the next client leaves."""
+        """Return everything that stays constant until the next client leaves."""
         which = self._which[came]
 
         def column(values: list[float]) -> Array:
@@ -436,7 +439,7 @@ class Simulated:
         return now
 
     def _draw(self, now: "Round") -> tuple[Integers, Integers]:
-        """The rows of this round, sorted by client, and the place among those who came of each."""
+        """Return the rows of this round, sorted by client, and the index of each row's client."""
         match self._invitation.draw:
             case Exactly(size):
                 return exactly(size, now.owned, self._stream)
@@ -456,7 +459,7 @@ class Simulated:
         return np.empty(0, np.int64), now.who
 
     def _each(self, contribution: Contribution, w: Array, table: Any, who: Integers, now: "Round") -> Array:
-        """Σ weight · upload, each upload on its own lattice with its own noise."""
+        """Return Σ weight · upload, each upload on its own lattice with its own noise."""
         assert isinstance(contribution, Gradient)
         bits, cells = self._lattice(w.size, now)
         features, total = contribution.features, np.zeros(w.size)
@@ -477,13 +480,13 @@ class Simulated:
                 summed = terms if len(starts) == len(owners) else np.add.reduceat(terms, starts)
                 uploads[owners[starts] - first] += summed.reshape(len(starts), w.size)
                 place += len(owners)
-            np.rint(uploads, out=uploads)  # whole numbers far below 2^53: sums with the noise are exact
+            np.rint(uploads, out=uploads)  # integers far below 2^53: sums with the noise are exact
             uploads += lattice.gaussian(self._stream, uploads.size, bits).reshape(uploads.shape)
             total += (now.weights[first:last] * cells[first:last]) @ uploads
         return total.reshape(w.shape)
 
     def _lattice(self, size: int, now: "Round") -> tuple[int, Array]:
-        """The bits of the finest lattice that any client needs, and each client's width of a cell at that."""
+        """Return the bits of the finest lattice that any client needs, and each client's cell width on it."""
         if now.lattice is None or now.lattice[0] != size:
             grids = [own_noise(term).grid(term.bound, size) for term in self._terms]
             bits = max(bits for bits, _ in grids)

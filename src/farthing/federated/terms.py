@@ -1,8 +1,8 @@
-"""The terms of federated training: the server's invitation, and what each client makes of it.
+"""Define the terms of federated training: the server's invitation, and each client's terms under it.
 
-An `Invitation` says how to draw from one's own records, where to clip, how many rounds to expect, how noise
-is chosen and rounds are counted, and whom to trust. `Terms` are a client's own sampler, bound and mechanism,
-and the number of rounds that its budget affords; all of it follows from public numbers.
+An `Invitation` says how to draw from one's own records, the clipping norm, how many rounds to expect, how
+noise is chosen and rounds are counted, and who adds the noise. `Terms` are a client's own sampler, bound and
+mechanism, and the number of rounds that its budget affords; all of it follows from public numbers.
 
 >>> from farthing.budget import Observer
 >>> budget = Budget(0.5, 1e-8, observer=Observer.SERVER)
@@ -41,7 +41,7 @@ _ALL = Everyone()
 
 
 class Trust(StrEnum):
-    """A trust model: who adds the noise, and so whom a client need not trust.
+    """A trust model: who adds the noise, which decides whom a client need not trust.
 
     ``local``: each client, all of it; the server may see every message. ``distributed``: each client a share;
     only sums over clients may be seen. ``trusted``: the aggregator; only what it releases may be seen.
@@ -59,7 +59,7 @@ class Trust(StrEnum):
 
     @property
     def observer(self) -> Observer:
-        """The observer against whom the guarantee holds."""
+        """Return the observer against whom the guarantee holds."""
         match self:
             case Trust.LOCAL:
                 return Observer.SERVER
@@ -69,7 +69,7 @@ class Trust(StrEnum):
 
 
 class Weights(StrEnum):
-    """How the server weighs uploads of clients that differ in noise or in numbers of records.
+    """The server's weights for uploads of clients that differ in noise or in numbers of records.
 
     ``precision``: by the inverse variance of the noise. ``plain``: each client's mean counts the same, as in
     A-DDP. ``records``: each record counts the same, a plain sum.
@@ -148,11 +148,11 @@ class Share(Gaussian):
 
 @dataclass(frozen=True, slots=True)
 class ClientNoise(Gaussian):
-    """Noise that hides all of a client's records at once, of which an upload holds ``records``.
+    """Noise that covers all of a client's records at once, of which an upload holds ``records``.
 
-    The price is that of ``noise_multiplier`` over as many clips. Where a client holds more than it said, the
-    sum is shrunk to what so many could make. The noise is the client's own, or its share of what
-    ``survivors`` add.
+    The price is that of ``noise_multiplier`` relative to as many clips. Where a client holds more records
+    than announced, the sum is shrunk to the bound for the announced number. The noise is the client's own, or
+    its share of what ``survivors`` add.
     """
 
     records: int = 1
@@ -173,7 +173,7 @@ class ClientNoise(Gaussian):
 
 @dataclass(frozen=True, slots=True)
 class Unhidden(FixedSize):
-    """The same draw where all records are protected together: whichever is drawn, it is one of them."""
+    """A draw that amplifies nothing, for records protected together: any drawn record belongs to the unit."""
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
         return step if isinstance(step, Event) else step.unit_event()
@@ -221,7 +221,7 @@ class Terms:
 
     @property
     def variance(self) -> float:
-        """The variance of the noise on each coordinate of one upload."""
+        """Return the variance of the noise on each coordinate of one upload."""
         own = (self.mechanism.noise_multiplier * self.bound.clip) ** 2
         match self.mechanism:
             case Share(survivors=survivors) | ClientNoise(survivors=survivors):
@@ -310,7 +310,7 @@ class Invitation:
 
     @property
     def observer(self) -> Observer:
-        """The observer against whom the guarantee holds."""
+        """Return the observer against whom the guarantee holds."""
         return Observer.COORDINATOR if self.seen else self.trust.observer
 
     def terms(self, budget: Budget, records: int, clip_norm: float | None = None) -> Terms:
@@ -331,7 +331,7 @@ def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) ->
     if noise is None:
         noise = least_noise(invitation, budget, records)
     elif trust is not Trust.LOCAL:
-        noise *= invitation.clip_norm / clip  # the same noise for all, whatever they clip at
+        noise *= invitation.clip_norm / clip  # one noise for all, whatever their clipping norms
     rounds = invitation.accountant.rounds(noise / (most or 1), invitation.rounds, budget, priced)
     rounds *= records if isinstance(draw, InTurn) else 1
     shares = invitation.survivors if trust is Trust.DISTRIBUTED else 1
@@ -363,9 +363,9 @@ def _refuse(invitation: Invitation, budget: Budget, clip: float) -> None:
 
 
 def _drawn(invitation: Invitation, budget: Budget, records: int) -> int:
-    """How many records an upload holds at most, where all of a client's are protected together; otherwise 0.
+    """Return the most records in an upload, where all of a client's are protected together; otherwise 0.
 
-    So many clips are then what the client as a whole can do to a sum, whichever of its records are drawn.
+    The sensitivity of a sum to the whole client is that many clips, whichever records are drawn.
     """
     if budget.unit is Unit.RECORD:
         return 0
@@ -383,7 +383,7 @@ def _drawn(invitation: Invitation, budget: Budget, records: int) -> int:
 
 
 def least_noise(invitation: Invitation, budget: Budget, records: int) -> float:
-    """The least noise, over the invitation's clip, with which its rounds fit the budget of such a client."""
+    """Return the least noise multiplier with which the invitation's rounds fit a client's budget."""
     most = _drawn(invitation, budget, records)
     priced = Everyone() if most else sampler_of(invitation.draw, records)
     return invitation.calibration.noise(invitation.rounds, budget, priced) * (most or 1)
@@ -392,10 +392,10 @@ def least_noise(invitation: Invitation, budget: Budget, records: int) -> float:
 def noise_of_round(
     invitation: Invitation, budget: Budget, records: int, epsilon: float, delta: float
 ) -> float:
-    """The least noise, over the clip, with which one round without its draw is (``epsilon``, ``delta``)-DP.
+    """Return the least noise multiplier with which one round without its draw is (``epsilon``, ``delta``)-DP.
 
-    The analytic Gaussian mechanism (Balle & Wang 2018, Thm. 8) for what a record, or the whole of such a
-    client where that is protected, does to an upload.
+    This is the analytic Gaussian mechanism (Balle & Wang 2018, Thm. 8) for the sensitivity of an upload to
+    one record, or to the whole client where that is protected.
     """
     most = _drawn(invitation, budget, records)
     priced = Everyone() if most else sampler_of(invitation.draw, records)
@@ -403,14 +403,14 @@ def noise_of_round(
 
 
 def sampler_of(draw: Draw, records: int) -> Sampler:
-    """The draw among a client's records, whose number is public."""
+    """Return the draw among a client's records, whose number is public."""
     if isinstance(draw, Exactly):
         return FixedSize(min(draw.size, records), records)
     return Everyone() if isinstance(draw, InTurn) else draw
 
 
 def expected(draw: Draw, records: int) -> float:
-    """Return how many records an upload holds on average."""
+    """Return the average number of records in an upload."""
     match draw:
         case Poisson(rate):
             return rate * records
@@ -428,7 +428,7 @@ class _Nothing:
         raise Unsupported("terms are priced without a contribution and cannot be asked")
 
 
-NOTHING = _Nothing()  # stands for a contribution where only the price is asked for
+NOTHING = _Nothing()  # a placeholder for the contribution where only the price is needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,7 +478,7 @@ def variance_of_trusted(invitation: Invitation) -> float:
 
 
 def weight_of(weights: Weights, expected: Any, variance: Any) -> Any:
-    """Return the weights of uploads with so many expected records and such noise."""
+    """Return the weights of uploads with these expected records and noise variances."""
     match weights:
         case Weights.PRECISION:
             return expected / variance
@@ -488,5 +488,5 @@ def weight_of(weights: Weights, expected: Any, variance: Any) -> Any:
 
 
 def weights_under(trust: Trust, weights: Weights) -> Weights:
-    """Return the weights under a trust model: where only sums are seen, nobody can be weighted."""
+    """Return the weights under a trust model: where only sums are seen, all clients have equal weights."""
     return validate.choice(Weights, weights=weights) if trust is Trust.LOCAL else Weights.RECORDS

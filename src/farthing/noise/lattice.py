@@ -1,4 +1,4 @@
-"""Noise on an integer lattice, drawn from a cryptographic stream.
+"""Draw noise on an integer lattice from a cryptographic stream.
 
 Adding floating-point noise to a floating-point value leaks: the low bits of the sum show which values
 can have produced it, whatever ε is (Mironov, "On Significance of the Least Significant Bits for
@@ -51,11 +51,11 @@ Words = NDArray[np.uint64]
 _MOST_BITS = 40
 _LARGEST_CELL = 2**61
 _UNBOUNDED = "a bounded sum is not finite: a contribution returned unbounded terms"
-_OPEN = np.iinfo(np.int64).min  # a kernel's answer for a sample that it leaves open
+_OPEN = np.iinfo(np.int64).min  # a kernel's result for a sample that it leaves undecided
 
 
 class _Law(NamedTuple):
-    """A real variable X by its quantile and survival functions: P(X > quantile(u)) = u.
+    """The distribution of a real X by its quantile and survival functions: P(X > quantile(u)) = u.
 
     quantile(u) gives X in floating point and a bound on |dX / d log u|. survival(mp, b, bits) works in that
     precision on the raw numbers of mpmath.libmp, whose functions are pure and so thread-safe; it is above
@@ -116,7 +116,7 @@ def _refine(stream: Stream, law: _Law, word: int, bits: int, guess: int) -> int:
 
 
 def _cells(stream: Stream, law: _Law, words: Integers, bits: int) -> Integers:
-    """round(2**bits X) for uniforms whose first 63 bits are `words`."""
+    """Return round(2**bits X) for uniforms whose first 63 bits are `words`."""
     u = (words.astype(np.float64) + 0.5) * 2.0**-63
     with np.errstate(divide="ignore", invalid="ignore"):  # u may round to 1: refined below
         x, slope = law.quantile(u)
@@ -149,7 +149,7 @@ def _arguments(stream: Stream, size: int, bits: int) -> tuple[int, int]:
 
 
 def gaussian(stream: Stream, size: int, bits: int, room: Integers | None = None) -> Integers:
-    """Independent samples of round(2**bits Z), Z standard normal; ``room`` is where they are to lie."""
+    """Draw independent samples of round(2**bits Z), Z standard normal, into ``room`` if given."""
     size, bits = _arguments(stream, size, bits)
     found = native.kernels(size)
     samples = np.empty(size, np.int64) if room is None else room
@@ -166,7 +166,7 @@ def gaussian(stream: Stream, size: int, bits: int, room: Integers | None = None)
 
 
 def _settle(stream: Stream, samples: Integers, words: Words, bits: int) -> None:
-    """Decides the samples that the kernel left open, in their order."""
+    """Decide the samples that the kernel left undecided, in their order."""
     open_ = np.flatnonzero(samples == _OPEN)
     doubtful = words[open_].view(np.int64)
     cells = _cells(stream, _HALF_NORMAL, doubtful & (2**63 - 1), bits)
@@ -174,17 +174,17 @@ def _settle(stream: Stream, samples: Integers, words: Words, bits: int) -> None:
 
 
 def laplace(stream: Stream, size: int, bits: int) -> Integers:
-    """Independent samples of round(2**bits L), L Laplace with density exp(-|l|) / 2."""
+    """Draw independent samples of round(2**bits L), L Laplace with density exp(-|l|) / 2."""
     return _sample(stream, _EXPONENTIAL, size, bits, symmetric=True)
 
 
 def gumbel(stream: Stream, size: int, bits: int) -> Integers:
-    """Independent samples of round(2**bits G), G Gumbel with distribution function exp(-exp(-g))."""
+    """Draw independent samples of round(2**bits G), G Gumbel with distribution function exp(-exp(-g))."""
     return -_sample(stream, _NEGATIVE_GUMBEL, size, bits, symmetric=False)
 
 
 def on_grid(total: Floats, unit: float | Floats, cell: float) -> Integers:
-    """round(total / unit / cell). Clamping, like rounding, never moves two sums further apart."""
+    """Return round(total / unit / cell). Clamping, like rounding, never moves two sums further apart."""
     if not np.isfinite(total).all():
         raise InvalidValue(_UNBOUNDED)
     return np.rint(np.clip(total / unit / cell, -_LARGEST_CELL, _LARGEST_CELL)).astype(np.int64)
@@ -229,7 +229,7 @@ def _release(
     open_ = found["release"](address, size, scale, table, sums, units, one, cell, native.pointer(to))
     if open_ < 0:
         raise InvalidValue(_UNBOUNDED)
-    if open_:  # again, with those decided
+    if open_:  # again, now that all are decided
         noise = np.empty(size, np.int64)
         found["gaussian"](address, size, scale, table, native.pointer(noise))
         _settle(stream, noise, buffer[at : at + size], bits)

@@ -1,16 +1,17 @@
-"""Kernels in C (`kernels.c`), built once a machine and user; where they cannot be, numpy does the same work.
+"""Build and load the C kernels (`kernels.c`), once per machine and user; numpy replaces missing ones.
 
-`kernels` hands them out, or None: no compiler, a failed build, no folder of one's own to keep them in, or
+`kernels` returns them, or None: no compiler, a failed build, no private folder to keep them in, or
 FARTHING_NATIVE=0 in the environment. Every caller has a path without them that gives the same answers, so
-nothing depends on them but time. They are built when there is work for them, never by an import, with the
-system's C compiler and without a shell.
+they affect speed only. They are built when there is work for them, never by an import, with the system's C
+compiler and without a shell.
 
-What is loaded was built by this user. The folder ($XDG_CACHE_HOME/farthing, by default ~/.cache/farthing)
-and the file must belong to the user and be writable to nobody else; a file's name carries the digest of its
-own content, of the source, the compiler, its flags and the processor, so that a file cut short, changed or
-meant for another machine is built anew. Files are written under a temporary name and renamed.
+Only a library that this user built is loaded. The folder ($XDG_CACHE_HOME/farthing, by default
+~/.cache/farthing) and the file must belong to the user and be writable by nobody else; a file's name contains
+the digest of its own content, of the source, the compiler, its flags and the processor, so that a truncated
+or changed file, or one for another machine, is built anew. Files are written under a temporary name and
+renamed.
 
-The half-normal quantile x(u), P(|Z| > x) = u, as a table of polynomials for `kernels.c`.
+`table` holds the half-normal quantile x(u), P(|Z| > x) = u, as polynomials for `kernels.c`.
 
 Segments. u in [2⁻⁶⁴, 1) is cut by the exponent of its float64 and six bits of its mantissa: 64 segments an
 octave, u = 2ᵉ (c + t) with |t| <= 2⁻⁷ and c the middle. Exponent, segment and t are read off the bits of u
@@ -59,8 +60,8 @@ from farthing.errors import InvalidValue
 _SOURCE = Path(__file__).with_name("kernels.c")
 _COMPILERS = "cc", "gcc", "clang"
 _FLAGS = ("-O3", "-march=native"), ("-O3",)
-_ENOUGH = 2**14  # items of work before a build pays
-_SECONDS = 60  # for one build
+_ENOUGH = 2**14  # items of work from which a build pays
+_SECONDS = 60  # seconds for one build
 
 _P, _I, _D = "pointer", "integer", "number"
 _GRADIENT = (_P, _I, _I, _P, _I, _I, _P, _D, _P, _P, _P, _P, _I, _D, _D, _I, _P)
@@ -91,7 +92,7 @@ _asked = 0
 
 
 def kernels(work: int = _ENOUGH) -> Kernels | None:
-    """Return the kernels by name, or None; too little ``work`` builds nothing."""
+    """Return the kernels by name, or None; build nothing for too little ``work``."""
     global _asked
     if _tried:
         return _loaded
@@ -105,7 +106,7 @@ def _load() -> Kernels | None:
         if not _tried:
             try:
                 _loaded = _open() if os.environ.get("FARTHING_NATIVE", "1") != "0" else None
-            except (OSError, RuntimeError):  # no home, no source, nothing to write to
+            except (OSError, RuntimeError):  # no home, no source, or no writable folder
                 _loaded = None
             _tried = True
         return _loaded
@@ -132,7 +133,7 @@ def _open() -> Kernels | None:
 
 
 def _folder() -> Path | None:
-    """Return the user's own folder for what is built, made if need be; None where it is not safe."""
+    """Return the user's own folder for built files, created if needed; None where it is not safe."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(home) / "farthing"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -140,13 +141,13 @@ def _folder() -> Path | None:
 
 
 def _own(path: Path, kind: Callable[[int], bool]) -> bool:
-    """Return whether it is of this kind, this user's, and writable to nobody else. Links are not followed."""
+    """Return whether a path has this type, is this user's, and is writable by nobody else (no links)."""
     found = path.lstat()
     return kind(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
 
 def _processor() -> bytes | None:
-    """Return what tells this processor from others that share the folder; None where nothing does."""
+    """Return text that identifies this processor among others that share the folder; None if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().split(b"\n\n")[0].split(b"\n")
     except OSError:
@@ -156,7 +157,7 @@ def _processor() -> bytes | None:
 
 
 def _find(folder: Path, key: str) -> Kernels | None:
-    """Return the library that was built before, if it is still as it was built."""
+    """Return a library that was built before, if it is unchanged."""
     for path in sorted(folder.glob(f"kernels-{key}-*.so")):
         digest = path.stem.rpartition("-")[2]
         if _own(path, stat.S_ISREG) and hashlib.sha256(path.read_bytes()).hexdigest() == digest:
@@ -196,14 +197,14 @@ def _bind(path: Path) -> Kernels:
 
 
 def pointer(array: Floats | None) -> Any:
-    """Return what a kernel takes for a contiguous array, or none; four times as quick as its address."""
+    """Return a pointer to a contiguous array for a kernel, or none; four times as quick as its address."""
     if array is None:
         return None
     return _NOTHING.from_buffer(array.data) if array.flags.writeable else array.ctypes.data
 
 
 def clamped_outer_sum(delta: Any, a: Any, s: Any, out: Floats, *, threads: int = 1) -> bool:
-    """out += Σ_b clamp(Σ_t δ_bt ⊗ a_bt, -s, s), without ever holding one b's matrix; False without kernels.
+    """Add Σ_b clamp(Σ_t δ_bt ⊗ a_bt, -s, s) to out without storing a matrix per b; False without kernels.
 
     ``delta`` is [B, T, O] and ``a`` [B, T, I] (or [B, O] and [B, I], for T = 1), ``s`` and ``out`` are
     [O, I], all float32 and contiguous; ``out`` may be float64, and then sums are. A NaN entry counts as
@@ -244,7 +245,7 @@ def clamped_outer_sum(delta: Any, a: Any, s: Any, out: Floats, *, threads: int =
 
 def _after_fork_in_child() -> None:
     global _lock
-    _lock = threading.Lock()  # a thread of the parent, not here any more, may have held the old
+    _lock = threading.Lock()  # a parent's thread, absent after the fork, may have held the old lock
 
 
 if hasattr(os, "register_at_fork"):
@@ -254,23 +255,23 @@ if hasattr(os, "register_at_fork"):
 Array = NDArray[np.float64]
 
 OCTAVES = 64
-SEGMENTS = 64  # an octave
-COLUMNS = 8  # six coefficients, the bound, and room so that a row is a line of the cache
+SEGMENTS = 64  # segments in an octave
+COLUMNS = 8  # six coefficients, the error bound, and padding to one cache line
 DEGREE = 5
-_SERIES = 10  # terms
+_SERIES = 10  # terms of the series
 _FLOAT_ERROR = 2.0**-48
 _SLOPE = 1.26  # above √(π/2), the largest |dx / d log u|
-_UNITS = 8.0  # of 2⁻⁶³
+_UNITS = 8.0  # units of 2⁻⁶³
 
 
 @functools.cache
 def table() -> Array:
-    """Return a table with one row a segment, from u = 2⁻⁶⁴ upwards."""
+    """Return a table with one row per segment, from u = 2⁻⁶⁴ upwards."""
     from scipy.special import ndtri  # slow to import
 
     place = np.arange(OCTAVES * SEGMENTS)
     exponent, segment = place // SEGMENTS - OCTAVES, place % SEGMENTS
-    x = np.zeros((_SERIES, len(place)))  # of x, and of its derivative
+    x = np.zeros((_SERIES, len(place)))  # series of x, and of its derivative
     slope = np.zeros_like(x)
     x[0] = -ndtri(np.ldexp(1 + (segment + 0.5) / SEGMENTS, exponent - 1))
     slope[0] = -np.ldexp(np.sqrt(np.pi / 2) * np.exp(np.square(x[0]) / 2), exponent)
@@ -278,7 +279,7 @@ def table() -> Array:
         x[k + 1] = slope[k] / (k + 1)
         slope[k + 1] = _product(_products(x, slope, k), slope, k) / (k + 1)  # x'' = x x'²
     to, back = _chebyshev()
-    half = (2.0 * SEGMENTS) ** -np.arange(_SERIES)[:, None]  # t in half-widths
+    half = (2.0 * SEGMENTS) ** -np.arange(_SERIES)[:, None]  # t in half-widths of a segment
     chebyshev = to @ (x * half)
     rows = _aligned(len(place))
     rows[:, : DEGREE + 1] = ((back @ chebyshev[: DEGREE + 1]) / half[: DEGREE + 1]).T
@@ -303,14 +304,14 @@ def _keep() -> int:
 
 
 def _aligned(rows: int) -> Array:
-    """Zeros, each row a line of the cache."""
+    """Return zeros with each row aligned to a cache line."""
     raw = np.zeros((rows + 1) * COLUMNS)
     skipped = -raw.ctypes.data % (8 * COLUMNS) // 8
     return raw[skipped : skipped + rows * COLUMNS].reshape(rows, COLUMNS)
 
 
 def _product(a: Array, b: Array, k: int) -> Array:
-    """Term k of the product of two series."""
+    """Return term k of the product of two series."""
     return np.asarray(sum(a[i] * b[k - i] for i in range(k + 1)))
 
 
@@ -319,7 +320,7 @@ def _products(a: Array, b: Array, last: int) -> Array:
 
 
 def _chebyshev() -> tuple[Array, Array]:
-    """From powers of t to Chebyshev polynomials, and back up to `DEGREE`."""
+    """Convert powers of t to Chebyshev polynomials, and back up to `DEGREE`."""
     from numpy.polynomial import chebyshev  # slow to import
 
     to, back = np.zeros((_SERIES, _SERIES)), np.zeros((DEGREE + 1, DEGREE + 1))

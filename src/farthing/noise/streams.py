@@ -1,7 +1,7 @@
-"""Random words for private data: AES-256 in counter mode, and the draws made of whole words.
+"""Draw random words for private data, by AES-256 in counter mode, and exact draws from whole words.
 
-Coins, indices and subsets are exact on ideal random bits: nothing is rounded. Where there are kernels
-(`native`) they read the same words and give the same answers.
+Coins, indices and subsets are exact on ideal random bits: nothing is rounded. Kernels (`native`), where
+available, read the same words and give the same answers.
 
 >>> stream = SeededStream(0)  # for examples and tests; Stream() for private data
 >>> kept = stream.poisson_indices(0.5, 1000)
@@ -29,10 +29,11 @@ from farthing.noise import native
 Integers = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
-BLOCK = 2**15  # words a vectorised step of a sampler: they fit the cache
+BLOCK = 2**15  # words in a vectorised step of a sampler: they fit the cache
 MOST = 2**62 - 1  # words
-_FIRST, _LAST = 2**10, 2**13  # words of the first refill, as a stream may be asked once, and of later ones
-_SPARE = 2  # words that a cipher wants beyond what it writes
+# words of the first refill, small for a stream that is used once, and of later ones
+_FIRST, _LAST = 2**10, 2**13
+_SPARE = 2  # words of space that a cipher needs beyond its output
 _ZEROS = bytes(8 * 2**12)
 _STEP = 2**20  # coins at a time
 _RARE, _LONG, _LEAP = 2.0**-6, 2**14, 512  # rates and numbers of coins for `_leaps`, and the longest leap
@@ -54,13 +55,13 @@ def whole(low: int, high: int, **value: Any) -> int:
 
 @functools.lru_cache(64)
 def _threshold(rate: float) -> tuple[int, int]:
-    """floor(rate 2**64), as its first 8 bits, which decide all but one coin in 256, and the other 56."""
+    """Return floor(rate 2**64) as its first 8 bits, which decide 255 coins in 256, and the other 56."""
     return divmod(int(math.ldexp(rate, 64)), 2**56)
 
 
 @functools.lru_cache(16)
 def _tails(rate: float) -> Words:
-    """floor(2**64 (1 - p)**k) for k = 1, 2, ..., exactly; p = floor(rate 2**64) / 2**64 > 0."""
+    """Return floor(2**64 (1 - p)**k) for k = 1, 2, ..., exactly; p = floor(rate 2**64) / 2**64 > 0."""
     keep = 2**64 - int(math.ldexp(rate, 64))
     table, power = np.empty(_LEAP, np.uint64), 1 << 256  # in units of 2**-256, at most k of them too low
     for k in range(1, _LEAP + 1):
@@ -71,9 +72,9 @@ def _tails(rate: float) -> Words:
 
 
 class Stream:
-    """Cryptographic random words: AES-256 in counter mode under a key from the operating system.
+    """A cryptographic stream of random words: AES-256 in counter mode under a key from the operating system.
 
-    Safe to share between threads. A forked child goes on under a new key, a copy is the stream itself,
+    It can be shared between threads. A forked child continues under a new key, a copy is the stream itself,
     and a pickle holds no state: it loads as a new stream. So no two holders ever see the same words.
     """
 
@@ -84,7 +85,7 @@ class Stream:
 
     @property
     def sound(self) -> bool:
-        """Whether a guarantee may rest on this stream: no subclass can say so of itself."""
+        """Return whether a guarantee may rest on this stream; no subclass can claim it."""
         return type(self) is Stream
 
     def _new_key(self) -> bytes:
@@ -110,9 +111,9 @@ class Stream:
         return buffer[at : at + n].copy()
 
     def _claim(self, n: int) -> tuple[Words, int, int]:
-        """Return the next n words where they lie: in a buffer from a place on, and their address.
+        """Return the next n words in place: a buffer, the offset, and their address.
 
-        Nobody else is handed these words, and a buffer is never filled again: whoever holds it may read them
+        These words are given to no other caller, and a buffer is never refilled: its holder may read it
         without the lock.
         """
         if type(self).integers is not Stream.integers:  # a subclass with words of its own, for tests
@@ -128,7 +129,7 @@ class Stream:
             return self._buffer, at, self._address + 8 * at
 
     def _refill(self, n: int) -> None:
-        """A new buffer with at least n words, the unused ones of the old first."""
+        """Return a new buffer with at least n words, the unused ones of the old first."""
         kept = self._buffer[self._at :]
         size = max(n, len(kept) + self._step)
         self._step = min(2 * self._step, _LAST)
@@ -142,7 +143,7 @@ class Stream:
         self._buffer, self._at, self._address = buffer[:size], 0, buffer.ctypes.data
 
     def uniform_below(self, bound: int, n: int) -> Integers:
-        """n integers uniform on 0 .. bound - 1, exactly: words past the last multiple are drawn again."""
+        """Draw n integers, exactly uniform below the bound: words past the last multiple are drawn again."""
         bound, n = validate.count(bound=bound), whole(0, MOST, n=n)
         last = np.uint64(2**64 - 2**64 % bound - 1)
         words = self.integers(n)
@@ -151,13 +152,13 @@ class Stream:
         return (words % np.uint64(bound)).astype(np.int64)
 
     def bernoulli(self, rate: float, n: int) -> NDArray[np.bool_]:
-        """n independent coins, true with probability floor(rate 2**64) / 2**64: never above the rate."""
+        """Draw n independent coins, true with probability floor(rate 2**64) / 2**64: never above the rate."""
         coins = np.zeros(whole(0, MOST, n=n), np.bool_)
         coins[self._heads(rate, n)] = True
         return coins
 
     def _heads(self, rate: float, n: int, first: int = 0) -> Integers:
-        """Return the places where `bernoulli` is true, ascending, counted from ``first``."""
+        """Return the indices where `bernoulli` is true, ascending, counted from ``first``."""
         head, tail = _threshold(validate.rate(rate=rate))
         found = native.kernels(n)
         if found is not None and head < 256:
@@ -171,11 +172,11 @@ class Stream:
         return heads + first if first else heads
 
     def _quick_heads(self, found: native.Kernels, head: int, tail: int, n: int, first: int) -> Integers:
-        """Return the places of `_heads`, found by kernels."""
-        held = self._claim(-(-n // 8))  # kept while its words are read
+        """Return the indices of `_heads`, found by kernels."""
+        held = self._claim(-(-n // 8))  # keeps the words alive while they are read
         coins = held[2]
         expected = n * (head + 1) / 256
-        size = int(expected + 12 * math.sqrt(expected)) + 128  # nearly always enough
+        size = int(expected + 12 * math.sqrt(expected)) + 128  # almost always enough
         places, open_ = np.empty(size, np.int64), np.empty(1, np.int64)
         count = found["heads"](coins, n, head, first, native.pointer(places), size, native.pointer(open_))
         if count < 0:
@@ -198,11 +199,11 @@ class Stream:
         return np.concatenate([self._heads(rate, min(_STEP, n - i), i) for i in range(0, n, _STEP)])
 
     def _leaps(self, rate: float, n: int) -> Integers:
-        """Return the places of `_heads` from one word a head: how many tails come before it is geometric.
+        """Return the indices of `_heads` from one word a head: the number of tails before it is geometric.
 
-        A word is the beginning of a uniform U, and there are at least k tails where U < (1 - p)**k. After so
-        many that the table ends, coins begin anew. A word that equals an entry of the table is too short to
-        decide: `_long_leap` takes more bits.
+        A word is the beginning of a uniform U, and there are at least k tails where U < (1 - p)**k. Past the
+        end of the table, coins begin anew. A word that equals an entry of the table does not decide:
+        `_long_leap` takes more bits.
         """
         tails, found = _tails(rate), native.kernels(n)
         rising, last, parts = tails[::-1], -1, list[Integers]()
@@ -228,7 +229,7 @@ class Stream:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _long_leap(self, rate: float, word: int, tails: int) -> int:
-        """Return how many tails the uniform that begins with this word makes; there are at least so many."""
+        """Return the number of tails for a uniform that begins with this word; it is at least ``tails``."""
         keep, known = 2**64 - int(math.ldexp(rate, 64)), 64
         while tails < _LEAP:
             power, bits = keep ** (tails + 1), 64 * (tails + 1)
@@ -242,13 +243,13 @@ class Stream:
         return tails
 
     def choose(self, size: int, of: int) -> Integers:
-        """A uniform subset of 0 .. of - 1 with `size` members, ascending."""
+        """Draw a uniform subset of 0 .. of - 1 with `size` members, ascending."""
         of = validate.count(of=of)
         size = whole(0, of, size=size)
-        # Both ways treat all indices alike, so by symmetry every subset of this size is equally likely.
+        # Both branches treat all indices alike, so by symmetry every subset of this size is equally likely.
         if size == of:
             return np.arange(of)
-        if 16 * size > of:  # the smallest of random keys; redrawn where a tie leaves them open
+        if 16 * size > of:  # the smallest of random keys, drawn again in a tie
             while True:
                 keys = self.integers(of)
                 last, after = np.partition(keys, (size - 1, size))[size - 1 : size + 1]
@@ -262,9 +263,9 @@ class Stream:
 
 
 class SeededStream(Stream):
-    """A reproducible stream, for tests only: who knows the seed can subtract the noise (`sound` is False).
+    """A reproducible stream, for tests only: knowing the seed, one can subtract the noise (`sound` is False).
 
-    A forked child goes on with other words than its parent, but the same in every child.
+    A forked child continues with other words than its parent, but the same in every child.
     """
 
     def __init__(self, seed: int) -> None:
@@ -282,7 +283,8 @@ class SeededStream(Stream):
 
 def _restart_in_child() -> None:
     for stream in list(_alive):
-        stream._lock = threading.Lock()  # a thread of the parent, not here any more, may have held the old
+        # a parent's thread, absent after the fork, may have held the old lock
+        stream._lock = threading.Lock()
         stream._rekey()
 
 

@@ -1,8 +1,8 @@
-"""Sums of bounded terms whose rounding is bounded too: what makes the mechanisms' float slack a theorem.
+"""Add bounded terms with bounded rounding, which makes the mechanisms' float slack a theorem.
 
-A float64 sum is rounded at every addition, and which way depends on who is in it: values built to round
-badly move a sequential sum of n terms by n² 2⁻⁵⁵ of one term's bound, 3e-5 at 2²⁰ rows and 3 % at 2²⁵. Here
-sums are made of short chains instead.
+A float64 sum is rounded at every addition, in a direction that depends on its terms: adversarial values move
+a sequential sum of n terms by n² 2⁻⁵⁵ of one term's bound, 3e-5 at 2²⁰ rows and 3 % at 2²⁵. Here sums are
+made of short chains instead.
 
 **Theorem.** Let t_1, ..., t_n be terms with |t_i| <= C in an absolute norm (L1, L2, Frobenius, in units of a
 scale), n <= `MOST`, and let S be their sum as `Sum` adds it up from parts. A part is computed in any order,
@@ -40,22 +40,22 @@ from farthing.errors import InvalidValue
 
 Array = NDArray[np.float64]
 
-MOST = 2**30  # terms of a sum
-SLACK = 2.0**-14  # of one term's bound
+MOST = 2**30  # the most terms of a sum
+SLACK = 2.0**-14  # in units of one term's bound
 _ROUNDINGS = 2**37  # h n spread: 2⁻¹⁶ / u
-_AT_ONCE = 2**18  # rows that may be one part, for _AT_ONCE² < _ROUNDINGS
-_AFTER = 6  # roundings of a term besides additions of parts: its product, the two-sum, what follows a sum
+_AT_ONCE = 2**18  # the most rows in one part, for _AT_ONCE² < _ROUNDINGS
+_AFTER = 6  # roundings of a term besides additions of parts: its product, the two-sum, steps after a sum
 
 
 def checked(records: int) -> int:
-    """Return the number of records, if the theorem covers it: to be asked when records are handed over."""
+    """Return the number of records, if the theorem covers it; check it when records are handed over."""
     if records > MOST:
         raise InvalidValue(f"sums are proven for at most 2^30 = {MOST:,} records; take a part of them")
     return records
 
 
 def chain(records: int, spread: float = 1.0) -> int:
-    """Return how many roundings one of so many terms may go through.
+    """Return how many roundings a term may go through in a sum of so many.
 
     >>> chain(2**20), chain(2**30), chain(2**20, spread=256)
     (131072, 128, 512)
@@ -80,11 +80,11 @@ class Sum:
 
     @property
     def rows(self) -> int:
-        """The most terms that a part may have."""
+        """Return the most terms that a part may have."""
         return self._most - 1
 
     def add(self, part: Any, rows: int) -> None:
-        """Add a part, the sum of so many terms, whose array nobody else may hold."""
+        """Add a part, the sum of so many terms, whose array no other code may hold."""
         if rows >= self._most:
             raise InvalidValue("a part of a sum has more terms than its rounding allows for")
         if max(self._longest, rows) + self._parts >= self._most:
@@ -96,7 +96,7 @@ class Sum:
             self._longest, self._parts = max(self._longest, rows), self._parts + 1
 
     def _settle(self) -> None:
-        """Moves what was added into the total: Knuth's two-sum, and the sum of its errors."""
+        """Move the added parts into the total: Knuth's two-sum, and the sum of its errors."""
         if self._high is None:
             self._high = self._part
         elif self._part is not None:
@@ -108,7 +108,7 @@ class Sum:
 
     @property
     def value(self) -> Array:
-        """The sum."""
+        """Return the sum."""
         if self._high is None:
             return np.zeros(self._shape) if self._part is None else np.asarray(self._part)
         if self._part is not None:
@@ -117,7 +117,7 @@ class Sum:
 
 
 def summed(bounded: Callable[[Array], Array], rows: ArrayLike) -> Array:
-    """Return Σ bounded(rows), as many rows at a time as may be; ``bounded`` refuses what is no table."""
+    """Return Σ bounded(rows), in the largest parts allowed; ``bounded`` refuses what is not a table."""
     rows = np.asarray(rows, dtype=np.float64)
     if rows.ndim != 2 or len(rows) <= _AT_ONCE:
         return np.asarray(bounded(rows).sum(axis=0))

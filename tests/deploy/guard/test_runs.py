@@ -356,15 +356,15 @@ def test_one_party_at_a_time(village):
     clients.invite(Invitation(1.0, rounds=4))
     picks = [clients.pick() for _ in range(3)]
     assert len(set(picks)) == 1  # the same until a round was taken
-    got = clients.pass_to(2, GRADIENT, np.zeros(3))
+    got = clients.ask_one(2, GRADIENT, np.zeros(3))
     assert (got.count, got.divisor) == (1, 22.0)
     assert clients.left.tolist() == [4, 4, 3]
     with pytest.raises(InvalidValue, match="between 0 and 2"):
-        clients.pass_to(3, GRADIENT, np.zeros(3))
+        clients.ask_one(3, GRADIENT, np.zeros(3))
     for _ in range(3):
-        clients.pass_to(2, GRADIENT, np.zeros(3))
+        clients.ask_one(2, GRADIENT, np.zeros(3))
     with pytest.raises(BudgetSpent, match="p2"):
-        clients.pass_to(2, GRADIENT, np.zeros(3))
+        clients.ask_one(2, GRADIENT, np.zeros(3))
     assert village.check() == {"p0": (0, 0), "p1": (0, 0), "p2": (4, 4)}
 
 
@@ -496,7 +496,7 @@ def test_a_session_that_too_many_leave_is_lost_and_tried_again(village):
     np.testing.assert_allclose(got.total, exact(village, village.houses, np.zeros(3)), atol=8)
     assert set(village.check().values()) == {(2, 2)}
     with pytest.raises(Unsupported, match="sums"):
-        clients.pass_to(0, GRADIENT, np.zeros(3))
+        clients.ask_one(0, GRADIENT, np.zeros(3))
 
 
 def test_too_few_survivors_are_not_asked(village):

@@ -302,10 +302,10 @@ def test_a_party_stops_by_itself_whomever_the_coordinator_asks():
     agent, other = clients._agents
     alive, before = 2, other.left
     for _ in range(agent.left):
-        alive = clients.pass_to(0, gradient, np.zeros(4)).alive
+        alive = clients.ask_one(0, gradient, np.zeros(4)).alive
     assert (alive, agent.left, other.left) == (1, 0, before)
     with pytest.raises(BudgetSpent):
-        clients.pass_to(0, gradient, np.zeros(4))
+        clients.ask_one(0, gradient, np.zeros(4))
     assert agent._ledger.spent.epsilon <= 2.0
     assert other.left == before
 

@@ -1,4 +1,4 @@
-"""A-DDP: each client keeps its records, its noise and its books, and leaves when the next round does not fit.
+"""Train by A-DDP: each client keeps its records, noise and ledger, and leaves when no further round fits.
 
 Cheng, Liu, Wang & Lu 2020, "Adaptive Distributed Differential Privacy with SGD", Algorithm 1. Line 5 (noise
 for an estimated number of rounds T, by advanced composition, analytic Gaussian) is the invitation's
@@ -8,16 +8,16 @@ The defaults are the paper's, and every part is an option: local samples up to t
 (``draw``), noise and rounds by advanced composition, the paper's theorem or tight accounting.
 
 Where we deviate. A client checks that the round fits *before* it uploads, not after. Exactly one record a
-round moves an upload by 2C, not C (the record that is drawn pushes another out); C is right for ``Poisson``
-draws, with an upload of noise alone where the draw is empty, under add-remove and zero-out. Clients who
-differ in noise are weighted by its inverse variance; ``weights="plain"`` is the paper's mean. Without a
-``lr``, noise moves the margin of a row as long as 2 clip by `MARGIN_NOISE` in the course of all rounds.
+round moves an upload by 2C, not C (the drawn record displaces another); C is right for ``Poisson`` draws,
+with an upload of noise alone where the draw is empty, under add-remove and zero-out. Clients who differ in
+noise are weighted by its inverse variance; ``weights="plain"`` is the paper's mean. Without a ``lr``, noise
+moves the margin of a row as long as 2 clip by `MARGIN_NOISE` in the course of all rounds.
 
 The guarantee is each client's own: (ε_u, δ_u) for one record, against a server that sees every upload and not
 which record was drawn, by the accountant of its countdown (the paper's Theorem 1 holds even where draws are
-seen). It is not local differential privacy of a client; with `Budget.unit` it protects all records of one,
-and then an upload hides behind noise for as many clips as it holds records, and no draw is worth anything.
-Under other ``trust`` the same holds against who sees sums over clients, or what is released.
+seen). It is not local differential privacy of a client. With `Budget.unit` it protects all records of a
+client; the noise then covers as many clips as an upload holds records, and sampling amplifies nothing.
+Under other ``trust`` it holds against an observer of sums over clients, or of what is released.
 
 >>> import numpy as np
 >>> from farthing.budget import Budget
@@ -82,7 +82,7 @@ from farthing.queries.bounds import ClipNorm
 from farthing.queries.query import Step, until_spent
 
 _ONE = Exactly(1)
-MARGIN_NOISE = 1.0  # what noise may do to a margin in the course of all rounds
+MARGIN_NOISE = 1.0  # the effect of noise on a margin over all rounds
 
 
 def addp(

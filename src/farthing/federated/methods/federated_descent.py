@@ -1,4 +1,4 @@
-"""Federated descent, the default: whole local gradients, momentum, and the mean of the later iterates.
+"""Train by federated descent, the default: whole local gradients, momentum, the mean of later iterates.
 
 In each of `ROUNDS` rounds every client uploads the clipped sum of *all* its gradients. Nothing is drawn, so
 prices are Gaussian and compose exactly: more rounds cost nothing (noise grows with √T and averages out), and
@@ -47,14 +47,14 @@ ROUNDS, MOMENTUM, AVERAGED = 100, 0.9, 0.5
 CLIP, NOISE = 0.4, 0.002
 CONSTANT = 0.008
 MARGIN_NOISE = 2.0
-STABLE = 3.0  # rate times curvature; momentum allows for 2 (1 + MOMENTUM)
+STABLE = 3.0  # rate times curvature; momentum allows 2 (1 + MOMENTUM)
 
 
 @until_spent
 def federated_descent(
     clients: Clients, problem: Problem, *, trust: Trust = Trust.LOCAL, survivors: int | None = None
 ) -> Iterator[Step]:
-    """Train by noisy gradient descent with momentum over clients; every number follows from public ones.
+    """Train by noisy gradient descent with momentum over clients; all parameters follow from public numbers.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The set C of projected gradient descent, a ball around 0, and how long steps inside it are.
+"""Project onto the set C of projected gradient descent, a ball around 0, and choose step lengths.
 
 >>> projection = L2Projection(2.0)
 >>> projection.project(np.array([3.0, 4.0]))
@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class L2Projection:
-    """All w with |w|₂ <= radius (of a weight matrix, the Frobenius norm)."""
+    """The ball of all w with |w|₂ <= radius (of a weight matrix, the Frobenius norm)."""
 
     radius: float
 
@@ -29,12 +29,12 @@ class L2Projection:
         validate.positive(radius=self.radius)
 
     def project(self, w: Array) -> Array:
-        """The nearest point of the ball."""
+        """Return the nearest point of the ball."""
         norm = float(np.linalg.norm(w))
         return w if norm <= self.radius else w * (self.radius / norm)
 
     def start(self, given: ArrayLike | None, zeros: Array) -> Array:
-        """The first point: the centre, or the one given, which must be public."""
+        """Return the first point: the centre, or the one given, which must be public."""
         if given is None:
             return zeros
         start = np.array(given, dtype=np.float64)
@@ -43,7 +43,7 @@ class L2Projection:
         return self.project(start)
 
     def length(self, t: int, square: float, convexity: float) -> float:
-        """η(t): the diameter over √(t · square), or where the sum is strongly convex 1/(convexity · t).
+        """Return η(t): the diameter over √(t · square), or 1/(convexity · t) for a strongly convex sum.
 
         ``square`` bounds the mean square of the noisy gradient (Shamir & Zhang 2013, Theorems 2 and 1).
         """
@@ -51,7 +51,7 @@ class L2Projection:
 
 
 def lipschitz_of(problem: Problem, features: Features, given: float | None) -> float:
-    """L: the one given, or the loss's largest slope times the longest row; where gradients are clipped."""
+    """Return L, the clipping norm: the one given, or the loss's largest slope times the longest row."""
     if given is not None:
         return validate.positive(lipschitz=given)
     largest = problem.loss.slope * (features.radius or problem.radius)

@@ -1,4 +1,4 @@
-"""SGD1: permission to compute is passed on record by record, and every noisy gradient is broadcast.
+"""Train by SGD1: parties compute in turn, one record at a time, and every noisy gradient is broadcast.
 
 "Multi-party DP Write-up 2: Stochastic Gradient Descent", Algorithm SGD1 (its numbers in brackets): B draws
 π₁, π₂, ... uniformly from all n records, n² of them [1]; in iteration i the owner of record π(i) computes
@@ -6,37 +6,37 @@ G = n ∇l(θ; d) + z with z ~ N(0, σ²)^p [2, 3], B broadcasts G [4], and all 
 
     σ = 4 L n ln(1.25 n²/δ) / ε  (3),     η(t) = |C| / √(t (n² L² + p σ²))  (4), or 1/(Δ n t).
 
-**Who holds what** differs from the write-up in two ways. There B draws π itself; here B draws the *owner*,
-party i with probability n_i/n, and the owner draws among its own n_i records (`Passing`): π has the same law,
-and B knows whose turn it was and no more. There θ is never sent: every party holds it, makes each step itself
+**Roles** differ from the write-up in two ways. There B draws π itself; here B draws the *owner*, party i with
+probability n_i/n, and the owner draws among its own n_i records (`SequentialClients`): π has the same law,
+and B learns only which party was asked. There θ is never sent: every party holds it, makes each step itself
 and gets every G from B; here B makes the steps, and θ goes to one party, with its permission to compute. θ is
-a function of θ₀, η and the G's, so that nobody learns more by it, and a party that is not asked learns less.
-In the end both have B return θ.
+a function of θ₀, η and the G's, so that no party learns more by it, and a party that is not asked learns
+less. In both, B returns θ in the end.
 
-**The guarantee depends on who looks** (`sgd1_guarantees`). The printed proof gives (ε, δ + δ^(1/3)), and its
-constant is too small for the 2nL by which replacing a record moves G. What holds, when a record is replaced:
+**The guarantee depends on the observer** (`sgd1_guarantees`). The printed proof gives (ε, δ + δ^(1/3)), and
+its constant is too small for the sensitivity 2nL of G to replacing a record. What holds, when a record is
+replaced:
 
 * *coordinator*, who knows π as in the write-up: nothing is amplified, δ = E δ_Gauss(2nL√K/σ) over
   K ~ Bin(n², 1/n), the times that the record was drawn (condition on π; the hockey-stick divergence is
-  jointly convex). At ε = 0.5 and δ = 1/(2n³) the claim fails before it from n = 132 on;
-* *server*, who knows whose turn it was: T ~ Bin(n², n_i/n) draws of one in n_i, δ = E δ_T(ε) over T. That is
-  all of the coordinator's for a party with one record, and the next one's for one with all;
-* *anyone*, who sees every G and neither: n² draws of one in n. A party is not quite that blind: it knows
-  when it was its own turn, so that before one with k records the others' are drawn 1 in n - k, in the
-  remaining iterations (``held``).
+  jointly convex). At ε = 0.5 and δ = 1/(2n³) the claim fails against this observer from n = 132 on;
+* *server*, who knows which party was asked when: T ~ Bin(n², n_i/n) draws of one in n_i, δ = E δ_T(ε) over T.
+  For a party with one record this equals the coordinator's, for one with all records the next one;
+* *anyone*, who sees every G and neither: n² draws of one in n. A party knows when it was asked itself, so
+  that against a party with k records the others' are drawn 1 in n - k, in the other iterations (``held``).
 
-Each party's own ledger charges every answer that it gives, before it gives it, as a server sees it (or a
-coordinator, with ``seen``): one record of n_i, drawn by itself. So its (ε, δ) holds whomever B asks how often
-and in whichever order, and it stops by itself; only the last of the three rests on B's drawing fairly and
-keeping silent about turns. A party is asked T times; before the first question all must afford as many as
-come with all but a thousandth of the least δ, which `anyone` pays for (a run that ends early tells whose
-budget ended). Steps carry no receipts: those would tell whose turn it was.
+Each party's own ledger charges every answer before it is released, against a server (or a coordinator, with
+``seen``): one record of n_i, drawn by itself. So its (ε, δ) holds whichever parties B asks, how often and in
+which order, and it stops by itself; only the last of the three assumes that B draws fairly and does not
+reveal the order. A party is asked T times; before the first question all must afford an upper bound on T,
+which fails with a thousandth of the least δ; `anyone` pays for it (a run that ends early reveals whose budget
+ended). Steps carry no receipts, which would reveal the party that was asked.
 
-``exact`` takes the least σ that all budgets allow, not (3). Where this differs from the write-up besides:
-gradients are clipped to L, which is not trusted to be a Lipschitz constant; θ₀ is the centre of C, a ball,
-or given, instead of drawn; with ``convexity`` Δ the loss of a record is made Δ-strongly convex by a public
-Δ|θ|²/2, whose gradient needs no noise. |C| is the diameter. It is sequential, about 0.2 ms an iteration, so
-for n in the hundreds; a `Step` is handed out every n iterations.
+``exact`` takes the least σ that all budgets allow, not (3). Other differences from the write-up: gradients
+are clipped to L, which is not trusted to be a Lipschitz constant; θ₀ is the centre of C, a ball, or given,
+instead of drawn; with ``convexity`` Δ the loss of a record is made Δ-strongly convex by a public Δ|θ|²/2,
+whose gradient needs no noise. |C| is the diameter. The method is sequential, about 0.2 ms an iteration, so it
+suits n in the hundreds; it yields a `Step` every n iterations.
 
 >>> import numpy as np
 >>> import farthing as ft
@@ -70,7 +70,7 @@ from farthing.accounting.inversion import smallest
 from farthing.budget import Adjacency, Guarantee, Observer, Unit
 from farthing.errors import BudgetSpent, InvalidValue
 from farthing.federated.methods.projection import L2Projection, lipschitz_of
-from farthing.federated.protocol import Clients, Exactly, Invitation, Passing, least_noise
+from farthing.federated.protocol import Clients, Exactly, Invitation, SequentialClients, least_noise
 from farthing.linear.losses import Gradient
 from farthing.linear.problem import Problem
 from farthing.queries.events import GaussianEvent, RepeatedEvent
@@ -78,12 +78,12 @@ from farthing.queries.query import Step, until_spent
 from farthing.queries.samplers import OneRecord
 
 _REPLACED = Adjacency.REPLACE_ONE
-_SET_ASIDE = 1e-3  # of δ, for turns that come more often than is planned for
+_SET_ASIDE = 1e-3  # the part of δ for turns beyond the planned number
 _ONE = Exactly(1)
 
 
 def sgd1(
-    clients: Passing,
+    clients: SequentialClients,
     problem: Problem,
     *,
     lipschitz: float | None = None,
@@ -99,7 +99,7 @@ def sgd1(
 
     Parameters
     ----------
-    clients : Passing
+    clients : SequentialClients
         Parties that can be asked one at a time; they are invited here.
     problem : Problem
         The loss and the public numbers of the table.
@@ -149,7 +149,7 @@ def sgd1(
         theta = w
         for t in range(1, n * n + 1):
             length = validate.positive(lr=lr(t)) if lr else projection.length(t, square, convexity * n)
-            got = clients.pass_to(clients.pick(), gradient, theta)
+            got = clients.ask_one(clients.pick(), gradient, theta)
             moved = n * (got.mean + convexity * theta)
             theta = projection.project(theta - length * moved)
             if t % n == 0:
@@ -158,8 +158,10 @@ def sgd1(
     yield from iterations()
 
 
-def _invitation(clients: Passing, clip: float, exact: bool, noise: float | None, seen: bool) -> Invitation:
-    """One noise for all: the one given, that of (3), or the least with which all afford their turns."""
+def _invitation(
+    clients: SequentialClients, clip: float, exact: bool, noise: float | None, seen: bool
+) -> Invitation:
+    """Return the invitation with one noise for all: the one given, (3)'s, or the least that all afford."""
     n, local = int(clients.records.sum()), Invitation(clip, _ONE, seen=seen)
     failure = _SET_ASIDE * min(budget.delta for budget in clients.budgets) / len(clients)
     kinds = {
@@ -184,7 +186,7 @@ def _invitation(clients: Passing, clip: float, exact: bool, noise: float | None,
 
 
 def sgd1_noise(n: int, lipschitz: float, epsilon: float, delta: float) -> float:
-    """σ by (3), stated for 0 < ε < 1 and δ < 1/n³."""
+    """Return σ by (3), stated for 0 < ε < 1 and δ < 1/n³."""
     n, lipschitz = validate.count(n=n), validate.positive(lipschitz=lipschitz)
     if not validate.positive(epsilon=epsilon) < 1:
         raise InvalidValue(
@@ -196,7 +198,7 @@ def sgd1_noise(n: int, lipschitz: float, epsilon: float, delta: float) -> float:
 
 
 class Guarantees(NamedTuple):
-    """The guarantees of n² iterations for a replaced record, one an observer."""
+    """The guarantees of n² iterations for a replaced record, one per observer."""
 
     coordinator: Guarantee  # knows every draw
     server: Guarantee  # knows whose turn it was
@@ -208,8 +210,8 @@ def sgd1_guarantees(
 ) -> Guarantees:
     """Return the guarantees of a record of party ``of``, if B draws fairly, whatever its ledger charged.
 
-    ``sizes`` are all parties' numbers of records, ``noise`` is σ/(nL). ``held`` is how many records belong to
-    the party that looks as *anyone*; 0 is somebody who owns none.
+    ``sizes`` are all parties' numbers of records, ``noise`` is σ/(nL). ``held`` is the number of records of
+    the party that observes as *anyone*; 0 is an observer without records.
     """
     if not sizes or not 0 <= of < len(sizes):
         raise InvalidValue(f"of must name one of {len(sizes)} parties, got {of!r}")
@@ -219,7 +221,7 @@ def sgd1_guarantees(
     step, delta = GaussianEvent(noise), validate.probability(delta=delta)
     seen = RepeatedEvent(OneRecord(n).amplify(step, Observer.COORDINATOR), n * n)
     most = pld.epsilon(seen, delta, _REPLACED)
-    turns = min(most, _turns(n, mine, step, delta))  # who knows less can tell no more
+    turns = min(most, _turns(n, mine, step, delta))  # an observer with less knowledge distinguishes no more
     iterations, missed = _at_most(n * n, 1 - held / n, delta * _SET_ASIDE) if held else (n * n, 0.0)
     early = delta * _SET_ASIDE if len(sizes) > 1 else 0.0
     hidden = RepeatedEvent(OneRecord(n - held).amplify(step), iterations)
@@ -235,12 +237,12 @@ def sgd1_guarantees(
 
 
 def sgd1_published(clients: Clients, noise: float, client: int, rounds: int) -> Guarantees:
-    """Return what noise σ/(nL) gives a record of party ``client``, by who looks."""
+    """Return the guarantees that noise σ/(nL) gives a record of party ``client``, by observer."""
     return sgd1_guarantees(clients.records.tolist(), noise, clients.budgets[client].delta, of=client)
 
 
 def _turns(n: int, mine: int, step: GaussianEvent, delta: float) -> float:
-    """ε with E δ_T(ε) <= δ over T ~ Bin(n², mine/n): T in blocks, each counted as its largest."""
+    """Return ε with E δ_T(ε) <= δ over T ~ Bin(n², mine/n): T in blocks, each counted as its largest."""
     if mine in (1, n):  # every turn draws it, or every iteration is a turn
         event = OneRecord(n).amplify(step, Observer.COORDINATOR if mine == 1 else Observer.SERVER)
         return pld.epsilon(RepeatedEvent(event, n * n), delta, _REPLACED)
@@ -263,7 +265,7 @@ def _turns(n: int, mine: int, step: GaussianEvent, delta: float) -> float:
 
 
 def _at_most(times: int, rate: float, failure: float) -> tuple[int, float]:
-    """How often something of this rate happens at most, but for a probability <= ``failure``; and that."""
+    """Return an upper bound on a binomial count, and the probability <= ``failure`` that it is exceeded."""
     if rate == 1.0:
         return times, 0.0
     low, high = 0, times

@@ -1,4 +1,4 @@
-"""SGD2: every party sends the noisy gradient of all of its records, round after round.
+"""Train by SGD2: every party sends the noisy gradient of all of its records, round after round.
 
 "Multi-party DP Write-up 2: Stochastic Gradient Descent", Algorithm SGD2 (its numbers in brackets): in round k
 party i sends G = Σ ∇l(θ; d) + b over its own records, b ~ N(0, σ²)^p [3], and B moves to
@@ -148,14 +148,14 @@ def sgd2(
 
 
 def sgd2_noise(budget: Budget, rounds: int, lipschitz: float = 1.0, records: int = 1) -> float:
-    """σ with which ``rounds`` rounds spend the budget, of a party with so many ``records``."""
+    """Return σ with which ``rounds`` rounds spend the budget of a party with so many ``records``."""
     one = gaussian.noise(budget.epsilon, budget.delta)
     sensitivity = _sensitivity(budget, lipschitz, records)
     return sensitivity * math.sqrt(validate.count(rounds=rounds)) * one * (1 + 1e-15)
 
 
 def sgd2_published_noise(budget: Budget, rounds: int, lipschitz: float = 1.0, records: int = 1) -> float:
-    """σ of the proof of Theorem 3: a round is (ε/√(T ln 1/δ), δ/T)-DP by the classic Gaussian (Lemma 2).
+    """Return σ of the proof of Theorem 3: a round is (ε/√(T ln 1/δ), δ/T)-DP by the classic Gaussian.
 
     >>> round(sgd2_published_noise(Budget(1.0, 1e-6), rounds=100), 2)
     226.97
@@ -171,13 +171,13 @@ def sgd2_published_noise(budget: Budget, rounds: int, lipschitz: float = 1.0, re
 
 
 def sgd2_epsilon(budget: Budget, noise: float, rounds: int, records: int = 1) -> float:
-    """The ε, at the budget's δ, of ``rounds`` rounds with ``noise`` = σ/L; the budget's own ε is not used."""
+    """Return ε, at the budget's δ, of ``rounds`` rounds with ``noise`` = σ/L; the budget's ε is not used."""
     noise, rounds = validate.positive(noise=noise), validate.count(rounds=rounds)
     return gaussian.epsilon(_sensitivity(budget, 1.0, records) * math.sqrt(rounds) / noise, budget.delta)
 
 
 def sgd2_published(clients: Clients, noise: float, client: int, rounds: int) -> list[Guarantee]:
-    """Return what ``rounds`` rounds with noise σ/L give a record of party ``client``."""
+    """Return the guarantees that ``rounds`` rounds with noise σ/L give a record of party ``client``."""
     budget = clients.budgets[client]
     return [
         Guarantee(

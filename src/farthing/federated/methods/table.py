@@ -1,9 +1,9 @@
-"""The table of federated methods: one record each, from which everything else is taken.
+"""List the federated methods: one record each, from which every other description is derived.
 
-A `Method` states a name, an algorithm, its options, who may add its noise, and how its weights are read
-afterwards. ``farthing simulate``, a run's file, the coordinator, the help of the command line and the tables
-of the documentation read the record, so that a new method touches its own file and this table. Algorithms
-are opened when they run: the command line needs no numpy to print its help.
+A `Method` states a name, an algorithm, its options, who may add its noise, and how its weights are used for
+predictions. ``farthing simulate``, a run's file, the coordinator, the help of the command line and the tables
+of the documentation read the record, so that a new method touches its own file and this table. Algorithms are
+imported when they run: the command line needs no numpy to print its help.
 
 >>> METHODS["sgd2"].names
 ('clip', 'rounds', 'lr', 'weights', 'radius', 'convexity', 'noise_multiplier', 'published_noise')
@@ -24,7 +24,7 @@ LOCAL, DISTRIBUTED, TRUSTED = TRUSTS = ("local", "distributed", "trusted")
 
 
 def _any(**value: Any) -> Any:
-    """Accepts every value."""
+    """Accept every value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +77,11 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """Its name on the command line."""
+        """Return its name on the command line."""
         return f"--{self.name.replace('_', '-')}"
 
     def checked(self, value: Any) -> None:
-        """Refuses a value that it cannot have."""
+        """Refuse a value that it cannot have."""
         if self.choices and value not in self.choices:
             raise InvalidValue(f"{self.flag} must be one of {list(self.choices)}, got {value!r}")
         self.check(**{self.flag: value})
@@ -153,11 +153,11 @@ class Method:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its options."""
+        """Return the names of its options."""
         return tuple(option.name for option in self.options)
 
     def check(self, options: Mapping[str, Any], trust: str | None = None) -> None:
-        """Refuses options that it does not have, values that they cannot have, and two that set one thing."""
+        """Refuse unknown options, invalid values, and two options that set one quantity."""
         known = {option.name: option for option in self.options}
         given = {name: value for name, value in options.items() if value is not None and value is not False}
         for name, value in given.items():
@@ -184,7 +184,7 @@ class Method:
                 )
 
     def arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the algorithm's arguments for options that were given; the others keep their defaults."""
+        """Return the algorithm's arguments for the options given; the others keep their defaults."""
         found: dict[str, Any] = {}
         for option in sorted(self.options, key=lambda option: not option.choices):  # a choice gives way
             value = options.get(option.name)
@@ -194,7 +194,7 @@ class Method:
 
 
 def _late(module: str, name: str) -> Callable[..., Any]:
-    """Return a function of a method's file that is opened when it is first called."""
+    """Return a function of a method's file that is imported when it is first called."""
 
     def opened(*given: Any, **arguments: Any) -> Any:
         return getattr(import_module(f"farthing.federated.methods.{module}"), name)(*given, **arguments)
@@ -203,7 +203,7 @@ def _late(module: str, name: str) -> Callable[..., Any]:
 
 
 def draw_of(text: str) -> Any:
-    """Return the draw that ``one``, a whole number, ``all`` or ``poisson:P`` stands for."""
+    """Return the draw for ``one``, a whole number, ``all`` or ``poisson:P``."""
     from farthing.federated.terms import Exactly
     from farthing.queries.samplers import Everyone, Poisson
 
@@ -226,7 +226,7 @@ def _check_draw(**value: str) -> None:
 
 
 def _accountants() -> dict[str, dict[str, Any]]:
-    """Return A-DDP's accountants; a tight one chooses the noise too, for rounds that are cheap then."""
+    """Return A-DDP's accountants; a tight one also chooses the noise, whose rounds are cheaper then."""
     return {
         "sampling": {},
         "advanced": {"accountant": "advanced"},
@@ -241,7 +241,7 @@ def _check_weights(**value: str) -> None:
 
 
 def _constant(rate: float) -> Callable[[int], float]:
-    """Return a learning rate that is the same in every iteration."""
+    """Return a constant learning rate."""
     return lambda t: rate
 
 
@@ -387,7 +387,7 @@ METHODS: dict[str, Method] = {
             ),
             features=_shrunk_rows,
             published=_late("sgd1", "sgd1_published"),
-            most_records=1000,  # it takes as many iterations as their square
+            most_records=1000,  # iterations grow with the square of the records
         ),
         Method(
             name="sgd-adv",
@@ -403,7 +403,7 @@ METHODS: dict[str, Method] = {
             summary="A-DDP's baseline: every record in turn",
             rounds="`--rounds`, 10 passes",
             options=(CLIP, ROUNDS, LR),
-            adjacency=Adjacency.ZERO_OUT,  # a record that comes or goes would move the turns of others
+            adjacency=Adjacency.ZERO_OUT,  # adding or removing a record would shift the turns of others
             deployed=False,
         ),
         Method(
@@ -428,7 +428,7 @@ METHODS: dict[str, Method] = {
 
 
 def named(method: Method | str, among: Iterable[Method] | None = None, option: str = "--method") -> Method:
-    """Return a record, or the one of this name; a wrong name is refused with those that there are."""
+    """Return a record, or the record of this name; an unknown name is refused with a list of all names."""
     if isinstance(method, Method):
         return method
     known = {one.name: one for one in (METHODS.values() if among is None else among)}
