@@ -336,3 +336,10 @@ def test_menu_shares(tmp_path):
     rows = small("menu-shares", tmp_path)
     assert all(0.97 < row["share"] <= 1 for row in rows)
     assert all(row["rényi"] < row["share"] for row in rows)
+
+
+def test_tuning_cost(tmp_path):
+    rows = small("tuning-cost", tmp_path)
+    factors = {row["runs"]: row["factor"] for row in rows if row["kind"] == "price" and row["mean"] == 10.0}
+    assert 1 < factors["logarithmic"] < factors["geometric"] < factors["Poisson"] < factors["composed"]
+    assert {row["way"] for row in rows if row["kind"] == "use"} >= {"default", "best of 10 expected runs"}

@@ -21,6 +21,7 @@ from farthing.audit import (
     prices,
     steps,
     strategies,
+    tunings,
 )
 from farthing.audit.auditing import ATTACKED_AS, attacks
 from farthing.audit.methods import Finding
@@ -86,6 +87,7 @@ def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[s
         "prices": prices.divergences() + prices.gaussians(),
         "filters": prices.filters() + prices.countdowns(),
         "menus": strategies.games() + strategies.dominations(),
+        "tuning": tunings.selections() + tunings.runs(words),
         "charges": charges.answers(words) + charges.promises(words) + charges.order(words),
         "failures": charges.failures(),
         "copies": charges.copies(words),

@@ -157,14 +157,14 @@ def released(run: Run, candidates: Candidates, ledger: Ledger, event: TuningEven
     tuned = event.event if isinstance(event, PoissonEvent) else event
     assert isinstance(tuned, TuningEvent)
     stream = ledger._stream
-    draw = _drawn(candidates, stream)
+    draw, rule = _drawn(candidates, stream), _rule(tuned.event, tuned.delta, ledger.budget)
     for candidate in candidates if isinstance(candidates, Sequence) else [draw()]:
-        _rehearse(run, candidate, _run_ledger(ledger, tuned, _Rehearsal))
+        _rehearse(run, candidate, _run_ledger(ledger, tuned, rule, _Rehearsal))
     receipt = _paid(ledger, event)
     best: tuple[float, Any, Any] | None = None
     for _ in range(RunCount(tuned.mean, tuned.shape).draw(stream)):
         candidate = draw()
-        found = _result(run, candidate, _run_ledger(ledger, tuned, _RunBooks), stream.sound)
+        found = _result(run, candidate, _run_ledger(ledger, tuned, rule, _RunBooks), stream.sound)
         if found is not None and (best is None or found.score > best[0]):
             best = found.score, candidate, found.model
     if best is None:
@@ -255,9 +255,9 @@ class _Rehearsal(_RunBooks):
         raise _Asked
 
 
-def _run_ledger(ledger: Ledger, event: TuningEvent, kind: type[_RunBooks]) -> Ledger:
+def _run_ledger(ledger: Ledger, event: TuningEvent, rule: Filter, kind: type[_RunBooks]) -> Ledger:
     """A ledger in memory that lets through what one run was paid for, and no more."""
-    rule, noise = _rule(event.event, event.delta, ledger.budget), ledger._books.noise
+    noise = ledger._books.noise
     books = kind(rule, Journal(None, header_of(rule, noise)), noise, ledger._books._block)
     books.parent = ledger._books  # what a run assumes is written down there
     books.plans = not isinstance(event.event, GaussianEvent)
