@@ -35,9 +35,9 @@ def selections() -> list[str]:
         event = TuningEvent(PureEvent(epsilon), mean, shape, 1e-3)
         pmf = distribution(RunCount(mean, shape))
         for law, order in itertools.product(_mechanisms(epsilon), itertools.permutations(range(3))):
-            worlds = [best(one, order, pmf) for one in law]
+            one, other = (best(world, order, pmf) for world in law)
             for level in _LEVELS:
-                found = max(apart(*worlds, level), apart(*worlds[::-1], level))
+                found = max(apart(one, other, level), apart(other, one, level))
                 if found > tuning.delta(event, level, Adjacency.ADD_REMOVE) * (1 + 1e-9):
                     complaints.append(f"{event} reaches δ={found:.3g} at ε={level}, more than it is priced")
     return complaints
