@@ -185,6 +185,10 @@ class MenuFilter(Additive):
         """Return whether the blocks that are begun cost no more than all units."""
         return self._used(total) <= self.units
 
+    def fits_within(self, budget: Budget, total: Totals) -> bool:
+        """Return whether the blocks that are begun keep every strategy within another, smaller budget."""
+        return self._used(total) <= _reach(self.events, self.steps, self.prices, self.units, budget)
+
     def share(self, total: Totals) -> float:
         """Return the part of all units that is used."""
         return self._used(total) / self.units

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from farthing.accounting import calibrate, gaussian, personal, tuning, zcdp
+from farthing.accounting import calibrate, gaussian, odometer, personal, tuning, zcdp
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, Totals, ZcdpFilter
 from farthing.accounting.menu import FILTERS_BY_NAME, MenuFilter
 from farthing.budget import Budget, Guarantee
@@ -37,7 +37,6 @@ FLOATS = "float noise: true of real numbers, but the low bits of floats tell mor
 _FORMAT = 1
 _ROUNDED = 1 - 1e-9  # what is left, rounded down so that it still fits after conversion and back
 _DEAD = 1e300  # an infinite total (an RDP order that prices no more), as JSON can hold it; it stays one
-STOPPING = "holds if when to stop did not depend on the answers; the ledger's guarantee holds in any case"
 
 Plan = list[tuple[Event, int]]
 Left = TypeVar("Left", int, NDArray[np.int64])  # answers left: of one promise, or of many clients'
@@ -253,15 +252,15 @@ class Books:
     def spent(self) -> Guarantee:
         """Return the guarantee of what was charged until now."""
         plan, counts, totals = self.parts()
-        budget = self.rule.budget
+        budget, stopped = self.rule.budget, odometer.said(self.rule, plan, counts, totals)
         if not plan:
             epsilon = self.rule.epsilon(totals)
             if self.rule.fits(totals):  # the last bits of what fits are not beyond the budget
                 epsilon = min(epsilon, budget.epsilon)
-            return self.statement(epsilon, self.rule.name, self.rule.theorem, STOPPING)
+            return self.statement(epsilon, self.rule.name, self.rule.theorem, stopped)
         done = [(event, count) for (event, _), count in zip(plan, counts, strict=True) if count]
         epsilon = tuning.epsilon(composed(done), budget.delta, budget.adjacency) if done else 0.0
-        return self.statement(min(epsilon, budget.epsilon), *tuning.accountant(composed(plan)), STOPPING)
+        return self.statement(min(epsilon, budget.epsilon), *tuning.accountant(composed(plan)), stopped)
 
     def parts(self) -> tuple[Plan, list[int], Totals]:
         """Return what is promised, how much of each promise is charged, and the filter's totals."""

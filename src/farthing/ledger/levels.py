@@ -21,11 +21,12 @@ from typing import Any
 from farthing.accounting import personal
 from farthing.accounting.filters import Filter
 from farthing.accounting.menu import MenuFilter
+from farthing.accounting.odometer import STOPPING
 from farthing.accounting.personal import PersonalFilter
 from farthing.accounting.tuning import TIGHT
 from farthing.budget import Guarantee
 from farthing.errors import InvalidValue, Unsupported
-from farthing.ledger.books import STOPPING, Books, composed
+from farthing.ledger.books import Books, composed
 
 
 def guarantees(books: Books) -> dict[float, Guarantee]:
