@@ -66,8 +66,9 @@ def epsilon(rule: Filter, total: Totals) -> float | None:
     """
     if isinstance(rule, BasicFilter):
         return rule.epsilon(total)
-    known = isinstance(rule, GdpFilter | ZcdpFilter | RdpFilter | MenuFilter)
-    if not known or getattr(rule, "approximate", 0.0):
+    if isinstance(rule, ZcdpFilter) and rule.approximate:
+        return None
+    if not isinstance(rule, GdpFilter | ZcdpFilter | RdpFilter | MenuFilter):
         return None
     if not any(total):
         return 0.0
