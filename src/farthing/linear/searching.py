@@ -18,8 +18,8 @@ the candidates do, when a rule says so, or when one more trial would touch what 
 >>> 1 <= len(found.trials) <= 20, round(ledger.share, 6)
 (True, 1.0)
 
-**Guarantee.** Trials and the last fit are parts of one ledger, by its GDP filter or by basic composition. Both
-allow the number and the prices of further parts to follow from earlier answers. Every score is released;
+**Guarantee.** Trials and the last fit are parts of one ledger, by its GDP filter or by basic composition.
+Both allow the number and the prices of further parts to follow from earlier answers. Every score is released;
 where only the best run is needed, `farthing.linear.tuning` costs less.
 """
 
