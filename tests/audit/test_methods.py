@@ -18,6 +18,7 @@ ALIKE = [
     "torch-adadp-box",
 ]  # as torch-adadp
 QUICK = ["sufficient", "pca", "objective", "gaussian", "laplace", "dpsgd-step", "adal", "addp-seen", "menu"]
+QUICK += ["personal-rates", "personal-weights"]
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -16,6 +16,7 @@ from farthing.accounting.menu import Menu
 from farthing.audit import as_published, statistics, transcripts
 from farthing.audit.as_published import FarthestMove, WeightMoved
 from farthing.audit.auditing import ATTACKED_AS, Verdict
+from farthing.audit.personal import PersonalTarget
 from farthing.audit.statistics import GaussianCurve, Unknown
 from farthing.audit.steps import canary_pair
 from farthing.audit.strategies import MenuGame
@@ -110,7 +111,7 @@ def _classifier(width: int = 2, intercept: bool = True) -> Problem:
 
 
 @functools.cache
-def targets() -> dict[str, Target | MenuGame]:
+def targets() -> dict[str, Target | MenuGame | PersonalTarget]:
     """Return everything that can be attacked, by name."""
     claim, pure = Budget(8.0, DELTA), Budget(2.0, 0.0)
     fit, line = _classifier(), Problem(squared, 8, 2)
@@ -231,6 +232,8 @@ def targets() -> dict[str, Target | MenuGame]:
             Budget(1.0, 0.0),
             runs=6000,
         ),
+        "personal-rates": PersonalTarget((0.5, 3.0), 0.01, 8),
+        "personal-weights": PersonalTarget((0.5, 3.0), 0.01, 8, "weights"),
         "menu": MenuGame(
             Menu((Poisson(0.5).amplify(GaussianEvent(noise)) for noise in (3.0, 9.0)), units=24),
             Budget(1.0, 0.01),

@@ -122,7 +122,7 @@ def dpsgd(
             lambda sigma: RepeatedEvent(sampler.amplify(GaussianEvent(sigma), budget.observer), steps), budget
         )
     batches = Batches(personal or Poisson(sampling_rate), sampling_rate, noise_multiplier, budget.epsilon)
-    yield from _batches(ledger, problem, features, batches, None, clip_norm, step, momentum)
+    yield from on_batches(ledger, problem, features, batches, None, clip_norm, step, momentum)
 
 
 @until_spent
@@ -156,7 +156,7 @@ def sgd_adv(
     )
     noise_multiplier = advanced_noise(sampling_rate, steps, budget)
     batches = Batches(Poisson(sampling_rate), sampling_rate, noise_multiplier, budget.epsilon)
-    yield from _batches(ledger, problem, features, batches, steps, clip_norm, step, momentum)
+    yield from on_batches(ledger, problem, features, batches, steps, clip_norm, step, momentum)
 
 
 def advanced_noise(sampling_rate: float, steps: int, budget: Budget) -> float:
@@ -195,7 +195,7 @@ def _rate(problem: Problem, steps: int, spread: float) -> float:
     return min(1.0, max(_BATCH / problem.records, _SAFE_NOISE / (spread * math.sqrt(steps))))
 
 
-def _batches(
+def on_batches(
     ledger: Ledger,
     problem: Problem,
     features: Features,
