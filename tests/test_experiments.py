@@ -343,3 +343,11 @@ def test_tuning_cost(tmp_path):
     factors = {row["runs"]: row["factor"] for row in rows if row["kind"] == "price" and row["mean"] == 10.0}
     assert 1 < factors["logarithmic"] < factors["geometric"] < factors["Poisson"] < factors["composed"]
     assert {row["way"] for row in rows if row["kind"] == "use"} >= {"default", "best of 10 expected runs"}
+
+
+def test_personal_budgets(tmp_path):
+    rows = small("personal-budgets", tmp_path)
+    found = {(row["solver"], row["way"]): row["accuracy"] for row in rows}
+    for solver, way in (("auto", "personal weights"), ("sgd-ma", "personal rates")):
+        everybody = found[solver, "all at 1, which nobody agreed to"]
+        assert found[solver, "all at 0.05"] <= found[solver, way] <= everybody

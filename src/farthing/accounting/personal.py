@@ -35,7 +35,6 @@ from numpy.typing import NDArray
 from farthing import validate
 from farthing.accounting import calibrate, gaussian, pld, tuning
 from farthing.accounting.filters import Additive, Filter, GdpFilter, Totals
-from farthing.accounting.inversion import smallest
 from farthing.accounting.tolerance import inner
 from farthing.budget import Budget
 from farthing.errors import BudgetSpent, InvalidValue
@@ -51,6 +50,7 @@ from farthing.queries.personal import MOST_LEVELS, Leveled, Personal
 from farthing.queries.samplers import Everyone, Poisson
 
 _DEEPEST = 20.0  # of -log(rate): a level with a smaller one does not take part
+_SECANTS = 20
 _FINE = 1e-7  # by which a rate may be less than the largest, relative
 
 
@@ -391,17 +391,24 @@ def largest_rate(budget: Budget, noise_multiplier: float, steps: int) -> float:
 
     if calibrate.affordable(plan(1.0), budget):
         return 1.0
-    # what the central limit says (Dong, Roth & Su 2022, Cor. 5.4), and a bracket around it
+    # from what the central limit says (Dong, Roth & Su 2022, Cor. 5.4) by secants: ε grows about as the rate
     spread = math.sqrt(steps * math.expm1(min(1 / noise_multiplier**2, 700.0))) * budget.adjacency.shift
-    deep, reach = max(0.0, math.log(spread / gaussian.mu(budget.epsilon, budget.delta))) + 0.01, 0.02
-    while excess(deep) > 0:
-        deep, reach = deep + reach, 4 * reach
-        if deep > _DEEPEST:
-            return 0.0
-    shallow, reach = max(0.0, deep - max(reach, 0.02)), 0.04
-    while shallow > 0 and excess(shallow) <= 0:
-        shallow, deep, reach = max(0.0, shallow - reach), shallow, 4 * reach
-    rate = math.exp(-smallest(excess, shallow, deep, 0.0, _FINE))
+    depth = min(max(0.0, math.log(spread / gaussian.mu(budget.epsilon, budget.delta))), _DEEPEST)
+    found, slope = excess(depth), -1.0
+    for _ in range(_SECANTS):
+        if -_FINE <= found <= 0:
+            break
+        after = min(max(depth - (found + _FINE / 2) / slope, 0.0), _DEEPEST)
+        value = excess(after)
+        if after != depth and math.isfinite(value - found):
+            slope = min(max((value - found) / (after - depth), -2.0), -0.5)
+        depth, found = after, value
+    while found > 0 and depth < _DEEPEST:
+        depth += 0.01
+        found = excess(depth)
+    if found > 0:
+        return 0.0
+    rate = math.exp(-depth)
     less = _FINE
     while not calibrate.affordable(plan(rate), budget):  # which looks on another line than ε was found on
         rate, less = rate / (1 + less), 2 * less

@@ -59,7 +59,7 @@ def _threshold(rate: float) -> tuple[int, int]:
     return divmod(int(math.ldexp(rate, 64)), 2**56)
 
 
-@functools.lru_cache(16)
+@functools.lru_cache(64)  # rates: personal budgets have up to 32 of them
 def _tails(rate: float) -> Words:
     """Return floor(2**64 (1 - p)**k) for k = 1, 2, ..., exactly; p = floor(rate 2**64) / 2**64 > 0."""
     keep = 2**64 - int(math.ldexp(rate, 64))

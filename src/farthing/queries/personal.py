@@ -199,7 +199,7 @@ class Personal:
             for rate, members in zip(self.sampling_rates, records.members, strict=True)
             if rate > 0
         ]
-        return np.concatenate([_NOBODY, *parts])
+        return np.sort(np.concatenate([_NOBODY, *parts]))  # neighbours are read together
 
     def weighted(self, sums: Callable[[Any], Any], records: Leveled, drawn: Indices) -> Any:
         """Return the sum over ``drawn``, weighted by level; ``sums`` adds up some of the records.
