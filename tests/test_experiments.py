@@ -349,5 +349,5 @@ def test_personal_budgets(tmp_path):
     rows = small("personal-budgets", tmp_path)
     found = {(row["solver"], row["way"]): row["accuracy"] for row in rows}
     for solver, way in (("auto", "personal weights"), ("sgd-ma", "personal rates")):
-        everybody = found[solver, "all at 1, which nobody agreed to"]
+        everybody = found[solver, "all at 1 (not agreed to)"]
         assert found[solver, "all at 0.05"] <= found[solver, way] <= everybody
