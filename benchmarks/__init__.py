@@ -1,1 +1,1 @@
-"""Compare with peers side by side, in one run; every script prints ratios."""
+"""Side by side with peers, in one run; every script prints ratios."""

@@ -1,10 +1,11 @@
-"""Compare tight accounting with its peers: tightness and speed.
+"""Tight accounting side by side with its peers: how tight, and how fast.
 
     python benchmarks/accounting.py
 
-Every ε is an upper bound; a gap is its distance above our certified one. Times are CPU time: set
-OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1 so that no thread counts twice. A peer that is not installed is
-reported and left out. No figure is recorded except the reference digits, which are known independently.
+Every ε is an upper bound; a gap is how far it lies above our certified one. Times are CPU time: set
+OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1 so that no thread counts twice. A peer that is not installed
+is left out, and said so. Nothing here is a recorded figure but the reference digits, which are known
+independently.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ Bound = Callable[[float, float, int, float], float]
 
 
 def cold() -> None:
-    """Clear everything cached between calls."""
+    """Forget everything kept between calls."""
     transform.transform.cache_clear()
     transform.rough_log_moment.cache_clear()
     inversion._KERNELS.clear()
@@ -40,7 +41,7 @@ def cold() -> None:
 
 
 def cpu(function: Callable[[], object], times: int = 1, prepare: Callable[[], None] = lambda: None) -> float:
-    """Return the median CPU seconds of a call."""
+    """Median CPU seconds of a call."""
     taken = []
     for _ in range(times):
         prepare()
@@ -98,7 +99,7 @@ PEERS: dict[str, Bound] = {
 
 
 def installed(name: str) -> bool:
-    """Return whether a peer runs; print why if not."""
+    """Whether a peer runs at all; says why if not."""
     try:
         with quiet():
             PEERS[name](0.5, 5.0, 3, 1e-3)
@@ -119,7 +120,7 @@ def quiet():
 
 
 def tightness() -> None:
-    """Print ε and CPU time on the grid."""
+    """ε and CPU time on the grid."""
     peers = [name for name in PEERS if installed(name)]
     print("\nε upper bounds; gap = relative to ours; ×time = CPU time over ours from a cold cache")
     for rate, noise, steps, *references in GRID:
@@ -143,7 +144,7 @@ def tightness() -> None:
 
 
 def queries() -> None:
-    """Time the two interactive queries."""
+    """The two questions a user waits for."""
     plan = RepeatedEvent(poisson(0.01, 4.0), 10_000)
     budget = Budget(1.0, 1e-5)
 

@@ -1,4 +1,4 @@
-"""Time rounds over Flower: ours, with guards, signatures and ledgers, beside a bare and an empty exchange.
+"""Time per round over Flower: ours, with guards, signatures and ledgers, beside a bare and empty exchange.
 
     python benchmarks/flower.py [--parties 3] [--rounds 8]
 
@@ -27,7 +27,7 @@ from pathlib import Path
 from farthing.cli.demo_parties import set_up
 from farthing.deploy import keys as keyring
 from farthing.deploy.coordinator import Remote
-from farthing.deploy.flower.superlink import Address, SuperLink, environment
+from farthing.deploy.flower.superlink import Place, SuperLink, environment
 from farthing.deploy.join import listening
 from farthing.deploy.messages.forms import Transport, UnixSockets
 from farthing.deploy.messages.signed import MessageKind, Signer, seal
@@ -91,7 +91,7 @@ def node(folder: Path, name: str, plan: RunFile, *flags: str) -> Child:
 
 
 def bare(folder: Path, plan: RunFile, link: SuperLink, names: Sequence[str], rounds: int) -> list[float]:
-    """Time Flower without our code."""
+    """Flower as it is."""
     app, out = folder / "bare", Path(os.environ[OUT])
     app.mkdir()
     (app / "pyproject.toml").write_text(APP)
@@ -128,16 +128,16 @@ def empty(transport: Transport, names: Sequence[str], rounds: int) -> list[float
 def ours(plan: RunFile, transport: Transport, run: str, rounds: int) -> list[float]:
     enrolled = {name: card.key for name, card in plan.parties.items()}
     signer = Signer.load(plan.keys / "coordinator.key")
-    clients = Remote(
+    crowd = Remote(
         transport, signer, enrolled, run=run, dataset="adult", checkpoint=plan.folder / run, seconds=600.0
     )
-    problem, seconds = plan.problem(int(clients.records.sum())), []
-    steps = addp(clients, problem, draw=Poisson(0.1), rounds=5)
+    problem, seconds = plan.problem(int(crowd.records.sum())), []
+    steps = addp(crowd, problem, draw=Poisson(0.1), rounds=5)
     for _ in range(rounds + 1):
         began = time.monotonic()
         next(steps)
         seconds.append(time.monotonic() - began)
-    clients.close()
+    crowd.close()
     return seconds
 
 
@@ -159,8 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             (folder / name).mkdir()
         keyring.make(folder / "keys", rivals, [], coordinator=False)
         cards = {
-            name: keyring.PublicKeys.load(folder / "keys" / name / "public.toml")
-            for name in [*names, *rivals]
+            name: keyring.Card.load(folder / "keys" / name / "public.toml") for name in [*names, *rivals]
         }
         plan.folder.mkdir()
         os.environ[OUT] = str(folder / "out")
@@ -173,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ]
         nodes = [node(folder, name, plan) for name in names]
         link = SuperLink(
-            Address("127.0.0.1", port), plan.keys, {n: c.node for n, c in cards.items()}, plan.folder
+            Place("127.0.0.1", port), plan.keys, {n: c.node for n, c in cards.items()}, plan.folder
         )
         try:
             assert link.bridge is not None

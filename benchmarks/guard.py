@@ -1,11 +1,11 @@
-"""Measure the cost of a round at a guard: a question over its Unix socket, and its parts.
+"""What a round costs at a guard: a question over its Unix socket, and the parts of that.
 
     python benchmarks/guard.py [--questions 200] [--records 500] [--folder FOLDER]
 
-A guard in a process of its own holds records of 108 features; a question is one gradient with noise, charged
-and kept durably (two commits of the ledger, one line of the log). Beside it, in the same run: the same bytes
-to a socket that only echoes them, the same gradient and noise in this process without accounting, and the
-same with a ledger on the same disk. Medians of wall-clock time; most of a question is waiting for the disk.
+A guard of its own process keeps records of 108 features; a question is one gradient with noise, charged and
+kept durably (two commits of the ledger, one line of the log). Beside it, in the same run: the same bytes to a
+socket that only sends them back, the same gradient and noise in this process without any books, and the same
+with a ledger on the same disk. Medians of wall-clock time; most of a question is waiting for the disk.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import numpy as np
 
 from farthing.budget import Budget
 from farthing.data.tables import Features, Table
-from farthing.deploy.messages.forms import Question, RoundId, call
+from farthing.deploy.messages.forms import Question, Turn, call
 from farthing.deploy.messages.signed import MessageKind as Message
 from farthing.deploy.messages.signed import Signer, pack_numbers, seal
 from farthing.federated.terms import Invitation
@@ -35,7 +35,7 @@ WIDTH = 108
 
 
 def settle(folder: Path, records: int, coordinator: Signer) -> tuple[np.ndarray, np.ndarray]:
-    """Write a party's records, key and policy."""
+    """A party's records, key and policy."""
     rng = np.random.default_rng(0)
     X, y = rng.uniform(size=(records, WIDTH)), rng.integers(0, 2, records) * 1.0
     np.savez(folder / "records.npz", X=X, y=y)
@@ -51,7 +51,7 @@ def settle(folder: Path, records: int, coordinator: Signer) -> tuple[np.ndarray,
 
 @contextlib.contextmanager
 def guarded(folder: Path) -> Iterator[None]:
-    """Run a guard."""
+    """A guard at work."""
     command = [sys.executable, "-m", "farthing.cli.main", "guard", str(folder / "policy.toml")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
@@ -64,7 +64,7 @@ def guarded(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def echo(path: Path) -> Iterator[None]:
-    """Run a socket that echoes its input."""
+    """A socket that sends back what it is sent."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen()
@@ -85,7 +85,7 @@ def echo(path: Path) -> Iterator[None]:
 
 
 def median(questions: int, ask: Callable[[int], object]) -> float:
-    """Return the median time in milliseconds."""
+    """Milliseconds, the median."""
     taken = []
     for number in range(1, questions + 1):
         start = time.perf_counter()
@@ -95,7 +95,7 @@ def median(questions: int, ask: Callable[[int], object]) -> float:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print a row for each part."""
+    """Prints a row for each part."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--records", type=int, default=500)
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> None:
     gradient, w = Gradient(logistic, Features(WIDTH)), np.zeros(WIDTH + 1)
 
     def message(number: int) -> bytes:
-        turn = RoundId("run-1", number, f"{number:032x}")
+        turn = Turn("run-1", number, f"{number:032x}")
         return seal(
             Message.QUESTION,
             Question(turn, "d", invitation, gradient, w.shape).header(),

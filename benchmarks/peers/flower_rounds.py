@@ -1,10 +1,10 @@
-"""Time rounds of Flower's simulation on Ray: 400 clients, one record each, clipped and noised locally.
+"""Rounds of Flower's simulation on Ray: 400 users, one record each, its gradient clipped and noised locally.
 
-`benchmarks.simulated_peers` runs this in an environment of its own, without farthing; it prints seconds a
-round as JSON. Every client is a `NumPyClient` that makes one step on a record it drew; the update is clipped
-and noised by the client; the server averages by `FedAvg`. Ray gets two cores, and a client one of them. Log
-lines, several a client and round, are switched off. ``app`` is Flower's current way to simulate, with its
-`LocalDpMod`; ``engine`` is the older, deprecated way, which does less work per message.
+Run by `benchmarks.crowd_peers` in an environment of its own, where farthing need not be; prints seconds a
+round as JSON. Every user is a `NumPyClient` that makes one step on a record it drew; the update is clipped
+and noised on the user's side; the server averages by `FedAvg`. Ray gets two cores, and a client one of them.
+Log lines, several a user and round, are switched off. ``app`` is how Flower's simulation is run today, with
+its `LocalDpMod`; ``engine`` is the older way in, deprecated, which has less to do for a message.
 """
 
 import functools
@@ -30,18 +30,18 @@ logging.getLogger("flwr").setLevel(logging.ERROR)
 
 @functools.cache
 def table(path):
-    """Return rows with a constant, and labels; read once in every process."""
+    """Rows with a constant, and labels; read once in every process."""
     with np.load(path) as found:
         X, y, records = found["X"], found["y"], int(found["records"])
     return np.column_stack([X, np.ones(len(X))]).astype(np.float32), y, records
 
 
 class User(NumPyClient):
-    """A client that owns rows start to start + records of the table."""
+    """Rows start to start + records of the table are its own."""
 
-    def __init__(self, path, client):
+    def __init__(self, path, user):
         rows, y, records = table(path)
-        own = slice(client * records, (client + 1) * records)
+        own = slice(user * records, (user + 1) * records)
         self.rows, self.y = rows[own], y[own]
 
     def fit(self, parameters, config):
@@ -53,27 +53,27 @@ class User(NumPyClient):
 
 
 class Noisy(User):
-    """A client that clips its update and adds noise itself."""
+    """Clips its update and adds noise itself."""
 
     def fit(self, parameters, config):
         (moved,), count, told = super().fit(parameters, config)
         update = moved - parameters[0]
         update *= min(1.0, CLIP / max(float(np.linalg.norm(update)), 1e-30))
-        noise = CLIP * np.sqrt(2 * np.log(1.25 / DELTA)) / EPSILON  # as in LocalDpMod
+        noise = CLIP * np.sqrt(2 * np.log(1.25 / DELTA)) / EPSILON  # that of LocalDpMod
         update += np.random.default_rng().normal(0, noise, len(update))
         return [parameters[0] + update], count, told
 
 
 class Clocked(FedAvg):
-    """A strategy that records the end of each round."""
+    """Notes when a round is over."""
 
-    def __init__(self, ends, width, clients):
+    def __init__(self, ends, width, users):
         start = ndarrays_to_parameters([np.zeros(width, np.float32)])
         super().__init__(
             fraction_fit=1.0,
             fraction_evaluate=0.0,
-            min_fit_clients=clients,
-            min_available_clients=clients,
+            min_fit_clients=users,
+            min_available_clients=users,
             initial_parameters=start,
         )
         self.ends = ends
@@ -86,39 +86,39 @@ class Clocked(FedAvg):
 
 
 def app_rounds(path, rounds):
-    """Return time stamps of the ends of rounds of a ServerApp and a ClientApp."""
+    """Time stamps of the ends of rounds of a ServerApp and a ClientApp."""
     rows, _, records = table(path)
-    clients, ends = len(rows) // records, []
+    users, ends = len(rows) // records, []
 
     def client(context):
         return User(path, int(context.node_config["partition-id"])).to_client()
 
     def server(context):
-        strategy = Clocked(ends, rows.shape[1], clients)
+        strategy = Clocked(ends, rows.shape[1], users)
         return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=rounds + 1))
 
     run_simulation(
         ServerApp(server_fn=server),
         ClientApp(client_fn=client, mods=[LocalDpMod(CLIP, CLIP, EPSILON, DELTA)]),
-        num_supernodes=clients,
+        num_supernodes=users,
         backend_config={"client_resources": {"num_cpus": 1}, "init_args": RAY},
     )
     return ends
 
 
 def engine_rounds(path, rounds):
-    """Return time stamps of the ends of rounds of the older engine, which has no mods: noise by hand."""
+    """Time stamps of the ends of rounds of the older engine, which knows no mods: noise by hand."""
     rows, _, records = table(path)
-    clients, ends = len(rows) // records, []
+    users, ends = len(rows) // records, []
 
     def client(context):
         return Noisy(path, int(context.node_config["partition-id"])).to_client()
 
     start_simulation(
         client_fn=client,
-        num_clients=clients,
+        num_clients=users,
         config=ServerConfig(num_rounds=rounds + 1),
-        strategy=Clocked(ends, rows.shape[1], clients),
+        strategy=Clocked(ends, rows.shape[1], users),
         client_resources={"num_cpus": 1},
         ray_init_args=RAY,
     )
@@ -126,7 +126,7 @@ def engine_rounds(path, rounds):
 
 
 if __name__ == "__main__":
-    import flower_rounds  # imported by name, so that Ray's processes find the classes
+    import flower_rounds  # by its name, so that Ray's processes find what they are sent
 
     kind, path, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
     chosen = flower_rounds.app_rounds if kind == "app" else flower_rounds.engine_rounds

@@ -1,9 +1,9 @@
-"""Time rounds of Apple's pfl: 400 clients, one record each, clipped and noised by the client itself.
+"""Rounds of Apple's pfl: 400 users, one record each, its gradient clipped and noised by the user itself.
 
-`benchmarks.simulated_peers` runs this in an environment of its own, without farthing; it prints CPU seconds a
-round as JSON. ``torch`` follows pfl's tutorials: a PyTorch model, federated averaging, one local step on one
-record, and its Gaussian mechanism as a local one. ``numpy`` is the least work that pfl can do for a client:
-an algorithm of our own on NumPy statistics, without any framework.
+Run by `benchmarks.crowd_peers` in an environment of its own, where farthing need not be; prints CPU seconds
+a round as JSON. ``torch`` is what pfl's tutorials do: a PyTorch model, federated averaging, one local step on
+one record, and its Gaussian mechanism as a local one. ``numpy`` is the least pfl can do for a user: an
+algorithm of our own on NumPy statistics, without any framework.
 """
 
 import json
@@ -20,20 +20,20 @@ from pfl.privacy.gaussian_mechanism import GaussianMechanism
 CLIP, NOISE, RATE = 3.0, 100.0, 0.1
 
 
-def clients_of(path):
-    """Return X with a constant, y, and one slice per client."""
+def users_of(path):
+    """X with a constant, y, and one slice a user."""
     with np.load(path) as found:
         X, y, records = found["X"], found["y"], int(found["records"])
     rows = np.column_stack([X, np.ones(len(X))]).astype(np.float32)
     return rows, y.astype(np.float32), [slice(i, i + records) for i in range(0, len(X), records)]
 
 
-def federated(dataset, clients):
-    return FederatedDataset(dataset, get_user_sampler("minimize_reuse", list(range(clients))))
+def federated(dataset, users):
+    return FederatedDataset(dataset, get_user_sampler("minimize_reuse", list(range(users))))
 
 
 def torch_rounds(path, rounds):
-    """Return time stamps of the ends of rounds, with PyTorch."""
+    """Time stamps of the ends of rounds."""
     import torch
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -43,7 +43,7 @@ def torch_rounds(path, rounds):
     from pfl.model.pytorch import PyTorchModel
 
     torch.set_num_threads(1)
-    rows, y, slices = clients_of(path)
+    rows, y, slices = users_of(path)
     rows, y = torch.from_numpy(rows), torch.from_numpy(y)
     generator = np.random.default_rng(0)
 
@@ -68,9 +68,9 @@ def torch_rounds(path, rounds):
             self.ends.append(time.process_time())
             return False, Metrics()
 
-    def dataset(client):  # a client's data is the record it drew
-        place = slices[client].start + int(generator.integers(slices[client].stop - slices[client].start))
-        return Dataset([rows[place : place + 1], y[place : place + 1]], user_id=str(client))
+    def dataset(user):  # a user's data is the record it drew
+        place = slices[user].start + int(generator.integers(slices[user].stop - slices[user].start))
+        return Dataset([rows[place : place + 1], y[place : place + 1]], user_id=str(user))
 
     inner = Logistic()
     model = PyTorchModel(inner, torch.optim.SGD, torch.optim.SGD(inner.parameters(), lr=RATE))
@@ -96,7 +96,7 @@ def torch_rounds(path, rounds):
 
 
 def numpy_rounds(path, rounds):
-    """Return time stamps of the ends of rounds, with NumPy."""
+    """Time stamps of the ends of rounds."""
     from pfl.algorithm.base import FederatedAlgorithm
     from pfl.common_types import Population
     from pfl.context import CentralContext
@@ -104,7 +104,7 @@ def numpy_rounds(path, rounds):
     from pfl.model.base import Model
     from pfl.stats import MappedVectorStatistics
 
-    rows, y, slices = clients_of(path)
+    rows, y, slices = users_of(path)
     generator = np.random.default_rng(0)
 
     class Weights(Model):
@@ -123,17 +123,17 @@ def numpy_rounds(path, rounds):
             residual = 1 / (1 + np.exp(-x[place] @ model.w)) - target[place]
             return MappedVectorStatistics({"w": residual * x[place]}, weight=1.0), Metrics()
 
-    def dataset(client):
-        return Dataset((rows[slices[client]], y[slices[client]]), user_id=str(client))
+    def dataset(user):
+        return Dataset((rows[slices[user]], y[slices[user]]), user_id=str(user))
 
-    clients = len(slices)
+    users = len(slices)
     mechanism = GaussianMechanism(CLIP, NOISE)
-    backend = SimulatedBackend(federated(dataset, clients), None, postprocessors=[mechanism])
+    backend = SimulatedBackend(federated(dataset, users), None, postprocessors=[mechanism])
     model, ends = Weights(), []
     for t in range(rounds + 1):
-        context = CentralContext(t, False, clients, Population.TRAIN, None, None, seed=t)
+        context = CentralContext(t, False, users, Population.TRAIN, None, None, seed=t)
         total, _ = backend.gather_results(model, OneRecord(), central_context=context)
-        model.w = model.w - RATE * total["w"] / clients
+        model.w = model.w - RATE * total["w"] / users
         ends.append(time.process_time())
     return ends
 

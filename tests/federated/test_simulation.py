@@ -1,4 +1,4 @@
-"""Simulated clients from the command line: input, refusals and output."""
+"""Simulated crowds from the command line: what is read, what is refused, what is told."""
 
 import io
 import json

@@ -28,7 +28,7 @@ from farthing.data.tables import Features
 from farthing.deploy.coordinator import Remote
 from farthing.deploy.guard import server
 from farthing.deploy.guard.policy import Policy
-from farthing.deploy.messages.forms import InProcess, Question, RoundId, UnixSockets
+from farthing.deploy.messages.forms import InProcess, Question, Turn, UnixSockets
 from farthing.deploy.messages.signed import MessageKind, Reason, Signer, pack_numbers, seal, unseal
 from farthing.federated.terms import Invitation
 from farthing.ledger import verifier
@@ -258,7 +258,7 @@ class Village:
     def __init__(self, folder: Path, nursery: Nursery | None = None) -> None:
         self.folder, self.nursery, self.coordinator = folder, nursery, Signer.new()
         self.houses: dict[str, House] = {}
-        self.remotes: list[Remote] = []
+        self.crowds: list[Remote] = []
 
     def settle(self, parties=3, records=20, width=2, *, budget="", limits="", top="", epsilon=1.0):
         """Parties with random records of their own; further lines for their policies may be given."""
@@ -293,8 +293,8 @@ class Village:
 
     def clients(self, transport, **options):
         settings = {"run": "run-1", "dataset": "d", "seconds": 60.0} | options
-        self.remotes.append(Remote(transport, self.coordinator, self.enrolled, **settings))
-        return self.remotes[-1]
+        self.crowds.append(Remote(transport, self.coordinator, self.enrolled, **settings))
+        return self.crowds[-1]
 
     def question(
         self,
@@ -314,7 +314,7 @@ class Village:
     ):
         """A question as the coordinator asks it, with ``lies`` in place of some fields."""
         w = np.asarray(w)
-        turn = RoundId(run, number, f"{number:032x}" if nonce is None else nonce)
+        turn = Turn(run, number, f"{number:032x}" if nonce is None else nonce)
         header = Question(turn, dataset, invitation, gradient, w.shape, seen).header() | (lies or {})
         return seal(kind, header, pack_numbers(w) if body is None else body, signer or self.coordinator)
 
@@ -324,7 +324,7 @@ class Village:
         return self
 
     def stop(self):
-        for clients in self.remotes:
+        for clients in self.crowds:
             clients.close()
         for house in self.houses.values():
             house.stop()

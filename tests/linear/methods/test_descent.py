@@ -10,9 +10,21 @@ import farthing as ft
 from farthing.accounting.filters import RdpFilter, ZcdpFilter
 from farthing.data.tables import Features, Table
 from farthing.errors import BudgetSpent, Unsupported
-from farthing.linear.losses import huber_hinge, logistic, multinomial, one_against_rest
+from farthing.linear.losses import Gradient, huber_hinge, logistic, multinomial, one_against_rest
 from farthing.linear.methods import descent as module
-from farthing.linear.methods.descent import MEAN_WEIGHT, SHARES, STEPS, Norms, Spread, descent
+from farthing.linear.methods.descent import (
+    FACTORS,
+    LENGTH,
+    LONGEST,
+    MARGIN,
+    MEAN_WEIGHT,
+    SHARES,
+    STEPS,
+    Norms,
+    Spread,
+    Stretch,
+    descent,
+)
 from farthing.linear.problem import Problem
 from farthing.noise.lattice import SeededStream
 
@@ -39,14 +51,16 @@ def test_the_budget_is_spent_to_the_end_and_divided_as_said(adjacency, unit):
     rule = ledger.filter
     parts = [rule.cost(receipt.event)[0] / rule.mu**2 for receipt in receipts]
     first = [] if unit else [SHARES[0]]
-    gradients = (SHARES[2] + (SHARES[0] if unit else 0.0)) / STEPS
-    np.testing.assert_allclose(parts, [*first, SHARES[1], *[gradients] * STEPS], rtol=1e-6)
+    taken = len(steps) - 1
+    gradients = (SHARES[2] + (SHARES[0] if unit else 0.0) - LENGTH) / taken
+    lengths = [LENGTH / len(FACTORS)] * len(FACTORS)
+    np.testing.assert_allclose(parts, [*first, SHARES[1], *[gradients] * taken, *lengths], rtol=1e-6)
 
 
 @pytest.mark.parametrize("rule", [ZcdpFilter, RdpFilter])
 def test_any_filter_that_prices_gaussians_will_do(rule):
     ledger, steps = fitted(Table(X, Y), rule=rule)
-    assert len(steps) == STEPS
+    assert STEPS < len(steps) <= LONGEST * STEPS + 1
     assert 0.999 < ledger.share <= 1.0
 
 
@@ -83,6 +97,53 @@ def test_a_large_budget_comes_near_the_fit_without_privacy():
     u, constant = steps[-1].w
     agree = np.mean((X @ u + constant > 0) == plain.predict(X))
     assert agree > 0.98
+
+
+def test_a_large_budget_finds_directions_of_little_variance_among_many_classes():
+    from sklearn.linear_model import LogisticRegression
+
+    rng = np.random.default_rng(3)
+    centres, y = 1.3 * rng.normal(size=(12, 8)), rng.integers(12, size=6000)
+    rows = (centres[y] + rng.normal(size=(6000, 8))) @ (rng.normal(size=(8, 8)) * np.geomspace(1, 0.05, 8))
+    rows = (rows - rows.min(0)) / np.ptp(rows, axis=0)
+    plain = LogisticRegression(C=1e4, max_iter=2000).fit(rows, y)
+    _, steps = fitted(Table(rows, y.astype(float)), multinomial, outputs=12, budget=ft.Budget(1e5, 1e-3))
+    u, constant = steps[-1].w
+    right = np.mean((rows @ u + constant).argmax(axis=1) == y)
+    assert right > plain.score(rows, y) - 0.01
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0])
+def test_probabilities_are_neither_too_sure_nor_too_cautious(epsilon):
+    """No other length of the weights has a clearly smaller loss."""
+    rng = np.random.default_rng(4)
+    rows = rng.uniform(size=(30_000, 6))
+    y = (rng.uniform(size=30_000) < 1 / (1 + np.exp(-3 * (rows @ np.array([3.0, -3, 2, -2, 1, -1]))))) * 1.0
+    _, steps = fitted(Table(rows, y), budget=ft.Budget(epsilon, 1e-6))
+    u, constant = steps[-1].w
+    margins = rows @ u + constant
+    losses = [logistic.value(factor * margins, y).mean() for factor in (0.5, 0.7, 1.0, 1.4, 2.0)]
+    assert losses[2] < 1.02 * min(losses)
+
+
+@pytest.mark.parametrize("loss", [logistic, multinomial])
+def test_one_record_moves_the_derivative_in_the_length_by_its_bound_at_most(loss):
+    rows = RNG.standard_t(1, size=(100, 3))
+    y = RNG.integers(2 if loss is logistic else 4, size=100).astype(float)
+    w = 9 * RNG.normal(size=4 if loss is logistic else (4, 4))
+    stretch = Stretch(Gradient(loss, Features(3)))
+    terms = [stretch.bounded_sum(Table(rows[k : k + 1], y[k : k + 1]), w, MARGIN)[0] for k in range(100)]
+    assert np.abs(terms).max() == 4.0
+    assert stretch.bounded_sum(Table(rows, y), w, MARGIN)[0] == pytest.approx(sum(terms), abs=1e-9)
+
+
+def test_the_derivative_in_the_length_is_that_of_the_loss():
+    rows, y, w = X[:50], Y[:50], np.array([1.0, -1.0, 2.0, 0.5, 0.3])
+    features = Features(4)
+    u, constant = features.unfold(w)
+    up, down = (logistic.value(f * (rows @ u + constant), y).sum() for f in (1 + 1e-6, 1 - 1e-6))
+    found = Stretch(Gradient(logistic, features)).bounded_sum(Table(rows, y), w, MARGIN)[0]
+    assert found == pytest.approx((up - down) / 2e-6, rel=1e-5)
 
 
 def test_wide_tables_skip_the_matrix(monkeypatch):

@@ -6,15 +6,21 @@ All releases are Gaussian and full-batch, so that the budget divides exactly: sh
    (left out, with its share, where rows have norm 1 anyway);
 2. means and second moments of rows u = x/r shrunk to norm 1: one symmetric matrix Σ [u uᵀ, αu/√2; αuᵀ/√2, 0],
    each term of Frobenius norm at most √(1+α²). They centre and scale the features, as far as they stand out
-   of the noise, and tell directions of large variance, along which steps are shortened. Where the matrix
-   would be large (`MOST_GRAM`), only its diagonal is asked for;
+   of the noise, and tell directions of large variance, along which steps are shortened, and of small
+   variance, along which they are lengthened as far as noise allows. Where the matrix would be large
+   (`MOST_GRAM`), only its diagonal is asked for;
 3. `STEPS` gradients of z = [(x - mean) · scale; b], clipped at C √E|z|², with momentum; the answer is the
-   mean of the later iterates.
+   mean of the later iterates. Where noise is small there are up to `LONGEST` times as many and C grows, so
+   that a growing budget leads to the optimum without privacy;
+4. the derivative of the loss in the length of the weights, three times (`LENGTH` of 3.): clipping and noise
+   make weights too long or too short, and probabilities with them. A record's part is residual · margin,
+   clamped. Where the noise on it is large (`CLEAR`), it is left out and weights are shortened by `SHORTER`.
+   The predicted class does not depend on it, so a support vector machine goes without.
 
 The guarantee is that of Gaussian DP: adaptively chosen Gaussian answers with Σμᵢ² <= μ² are μ-GDP (Smith &
 Thakurta 2022), under the ledger's adjacency. Nobody names a number of steps: under exact Gaussian accounting
 more of them cost nothing (noise grows with √T and averages out again), so `STEPS` is what convergence needs.
-Constants were chosen on the Adult, BANK and IPUMS-BR tables at ε from .05 to 1.6 and are rules of public
+Constants were chosen on the Adult, BANK and IPUMS-BR tables at ε from 0.05 to 1.6 and are rules of public
 numbers (n, d, μ) only; docs/methods.md has the figures, and those of tables that played no part in it.
 
 >>> import farthing as ft
@@ -39,10 +45,10 @@ from farthing.data.tables import Features, Table
 from farthing.errors import InvalidValue
 from farthing.ledger.ledger import Ledger
 from farthing.linear.budget_schedule import BudgetSchedule
-from farthing.linear.losses import Gradient
+from farthing.linear.losses import Gradient, Logistic, Softmax
 from farthing.linear.problem import Problem
 from farthing.noise.summing import Sum
-from farthing.queries.bounds import ClipNorm, Kind
+from farthing.queries.bounds import ClipNorm, ClipValue, Kind
 from farthing.queries.mechanisms import Gaussian, SymmetricGaussian
 from farthing.queries.query import Step, until_spent
 
@@ -52,6 +58,10 @@ SHARES = (0.01, 0.14, 0.85)  # of μ²: norms, moments, gradients
 STEPS, MOMENTUM, AVERAGED = 40, 0.5, 0.5
 MEAN_WEIGHT = 0.7  # α: means are asked for so much louder than second moments
 INTERCEPT = 0.15  # b over the typical |z|
+LONGEST = 10.0  # times `STEPS` at most, where noise is small
+LENGTH, CLEAR = 0.03, 0.1  # of μ², for the length of the weights; the most noise at which it is asked for
+FACTORS, SHORTER = (1.5, 1.25, 1.12), 0.6  # by which weights grow or shrink; where nothing is asked
+MARGIN = ClipValue(-4.0, 4.0)
 LOGIT_NOISE = 2.5  # the most noise that steps may put on a typical margin
 MOST_GRAM = 1000
 _GRID = 2.0 ** (-np.arange(25) / 4)  # row norms, relative to the largest
@@ -68,30 +78,50 @@ def descent(ledger: Ledger, problem: Problem) -> Iterator[Step]:
     else:
         counts, _ = schedule.mean(for_norms, Norms(d, problem.radius * _GRID), ClipNorm(1.0))
         radius = problem.radius * float(_GRID[_median(counts)])
-    mean, scale, large, directions = _standardise(schedule, for_moments, problem, radius)
+    probable = isinstance(loss, Logistic | Softmax)
+    clear = probable and schedule.deviation(LENGTH / len(FACTORS), MARGIN) < CLEAR
+    for_gradients -= LENGTH if clear else 0.0
+    length = SHORTER if probable and not clear else 1.0
+    mean, scale, variances, directions = _standardise(schedule, for_moments, problem, radius)
     height = INTERCEPT * math.sqrt(d) if problem.intercept else 0.0
     features = Features(d, mean * radius, scale / radius, height)
     typical = math.sqrt(d * (1 + INTERCEPT**2))
     per_weight = 1 / (schedule.deviation(1.0, ClipNorm(1.0)) * d)  # μ n / d
-    bound = ClipNorm(float(np.clip(per_weight / 150, 0.4, 2.0)) * min(loss.slope, math.sqrt(2)) * typical)
+    clip = float(np.clip(per_weight / 150, 0.4, max(2.0, math.sqrt(per_weight / 250))))
+    bound = ClipNorm(clip * min(loss.slope, math.sqrt(2)) * typical)
     # a rate of reach would put noise of 1 on every weight in the course of all steps
     reach = (1 - MOMENTUM) / (schedule.deviation(for_gradients / STEPS, bound) * math.sqrt(STEPS))
-    rate = min(1 / loss.curvature, LOGIT_NOISE * min(1.0, per_weight) * reach / typical)
-    shorter = np.minimum(1.0, 1 / (loss.curvature * rate * large)) - 1
+    most = LOGIT_NOISE * min(1.0, per_weight) * reach / typical
+    more = float(np.clip(math.sqrt(most * loss.curvature), 1.0, LONGEST))  # where noise allows longer steps
+    steps, most, reach = round(STEPS * more), most / more, reach / more
+    rate = min(1 / loss.curvature, most)
+    longer = np.minimum(most, 1 / (loss.curvature * variances)) / rate - 1
     rates = np.full(features.size, rate)
     if height:
         rates[-1] = min(1 / (loss.curvature * height**2), 2 * reach / height)
     w = problem.zeros(features.size)
     velocity, total, count = np.zeros_like(w), np.zeros_like(w), 0
     gradient = Gradient(loss, features)
-    for t in range(1, STEPS + 1):
-        slope, _ = schedule.mean(for_gradients / STEPS, gradient, bound, w)
-        slope[:d] += directions @ ((directions.T @ slope[:d]).T * shorter).T
+    for t in range(1, steps + 1):
+        slope, _ = schedule.mean(for_gradients / steps, gradient, bound, w)
+        slope[:d] += directions @ ((directions.T @ slope[:d]).T * longer).T
         velocity = MOMENTUM * velocity - (slope.T * rates).T
         w = w + velocity
-        if t > STEPS * (1 - AVERAGED):
+        if t > steps * (1 - AVERAGED):
             total, count = total + w, count + 1
-        yield Step(t, features.unfold(total / count if count else w), schedule.receipts())
+        yield Step(t, features.unfold(length * (total / count if count else w)), schedule.receipts())
+    if clear:
+        w = _calibrated(schedule, gradient, total / count)
+        yield Step(steps + 1, features.unfold(w), schedule.receipts())
+
+
+def _calibrated(schedule: BudgetSchedule, gradient: Gradient, w: Array) -> Array:
+    """Return the weights times a factor at which their probabilities are right."""
+    for factor in FACTORS:
+        slope, noise = schedule.mean(LENGTH / len(FACTORS), Stretch(gradient), MARGIN, w)
+        if abs(slope[0]) > noise:
+            w = w * factor ** float(-np.sign(slope[0]))
+    return w
 
 
 def _median(counts: Array) -> int:
@@ -122,8 +152,29 @@ def _standardise(
         return mean, scale, np.zeros(0), np.zeros((d, 0))
     values, vectors = np.linalg.eigh(covariance * scale[:, None] * scale)
     edge = noise * math.sqrt(2 * np.max(scale**2) * np.sum(scale**2))
-    large = values > max(edge, 1.0)
-    return mean, scale, values[large], vectors[:, large]
+    known = values > edge
+    return mean, scale, np.where(values > 1, values, np.minimum(values + edge, 1.0))[known], vectors[:, known]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Σ residual · margin, each term clamped: by how much the loss grows if all weights do."""
+
+    gradient: Gradient
+    honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)
+    shape: ClassVar[tuple[int, ...]] = (1,)
+
+    def bounded_sum(self, records: Table, w: Array, bound: ClipValue) -> Array:
+        features, loss = self.gradient.features, self.gradient.loss
+        u, constant = features.unfold(w)
+        total = Sum(len(records), (1,))
+        for block in records.blocks(features):
+            with np.errstate(over="ignore", invalid="ignore"):
+                margins = block.margins(u, constant)
+                moved = loss.residual(margins, block.y) * margins
+                each = bound.apply(moved[:, None] if moved.ndim == 1 else moved.sum(axis=1, keepdims=True))
+            total.add(each.sum(axis=0), len(each))
+        return total.value
 
 
 @dataclass(frozen=True, slots=True)
