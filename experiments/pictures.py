@@ -68,6 +68,12 @@ def digits(small: bool) -> Images:
     return Images("MNIST", *(_tensor(part) for part in (_made_up((16, 16), 400) if small else _mnist())))
 
 
+def clothes(small: bool) -> Images:
+    """Fashion-MNIST as pictures."""
+    parts = _made_up((16, 16), 400) if small else _mnist("fashion_mnist.npz")
+    return Images("Fashion-MNIST", *(_tensor(part) for part in parts))
+
+
 def colours(small: bool) -> Images:
     """CIFAR-10 as pictures."""
     parts = _made_up((3, 16, 16), 400) if small else _cifar10()
@@ -96,8 +102,8 @@ def _tensor(part: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(part if part.ndim > 1 else part.astype(np.int64)))
 
 
-def _mnist() -> tuple[NDArray[Any], ...]:
-    with np.load(_path("mnist.npz")) as data:
+def _mnist(name: str = "mnist.npz") -> tuple[NDArray[Any], ...]:
+    with np.load(_path(name)) as data:
         return tuple(data[key] for key in ("X_train", "y_train", "X_test", "y_test"))
 
 
