@@ -23,8 +23,8 @@ from experiments.pictures import Images, clothes, digits, kept
 from farthing.torch.training.plan import fitted
 
 BUDGET = ft.Budget(1.0, 1e-5)
-RATES, COUNTS, STEPS = (0.02, 0.06), (300, 900, 1800), (0.25, 0.5, 1.0)
-RUNS, MOMENTUM, CLIP, UNITS = 3, 0.9, 1.0, 64
+RATES, COUNTS, STEPS = (0.02, 0.06), (300, 900, 2700), (0.25, 0.5, 1.0, 2.0)
+RUNS, MOMENTUM, CLIP, UNITS = 5, 0.9, 1.0, 64
 TUNED, REPORTED = "Fashion-MNIST", "MNIST"
 FIXED, RULES = "fixed", "rule"
 
@@ -174,9 +174,7 @@ def _runs(data: Images, ways: list[Way], runs: int) -> list[Row]:
             where = {"data": data.name, "way": way.name, "kind": way.kind, "rate": way.rate}
             rows.append({**where, "planned": way.count, "step": way.step, "run": run, "batches": batches})
             rows[-1]["accuracy"] = found
-            say(
-                f"{data.name}, {way.name}, rate {way.rate:g}, {batches} batches, step {way.step:g}: {found:.2f}"
-            )
+            say(f"{data.name}, {way.name}, {way.rate:g}, {batches}, step {way.step:g}: {found:.2f} %")
     return rows
 
 

@@ -679,3 +679,22 @@ def test_pure_answers_that_a_menu_charges_as_another_kind_are_verified():
     ledger.journal.export(buffer)
     found = verify(buffer.getvalue().splitlines())
     assert found.code == 0, found.reason
+
+
+def test_choices_are_verified_by_their_range_and_dearer_ones_are_found():
+    entries = [BoundedRangeEvent(0.1), PoissonEvent(0.2, BoundedRangeEvent(0.4)), PureEvent(0.1)]
+    ledger = ft.Ledger(ft.Budget(1.0, 1e-4), filter=ft.Menu(entries, units=32), block=1)
+    asked = [BoundedRangeEvent(0.08), PoissonEvent(0.1, BoundedRangeEvent(0.4)), PureEvent(0.05)]
+    for event in asked:
+        ledger._books.take(event)
+    buffer = io.StringIO()
+    ledger.journal.export(buffer)
+    lines = buffer.getvalue().splitlines()
+    found = verify(lines)
+    assert found.code == 0, found.reason
+    rows = [json.loads(line) for line in lines]
+    body = rows[0]["body"]["filter"]
+    body["prices"] = [max(1, int(0.8 * price)) for price in body["prices"]]
+    found = verify(rehashed(rows))
+    assert found.code == 1
+    assert "a strategy from the menu reaches delta" in found.reason

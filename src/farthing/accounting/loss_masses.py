@@ -13,6 +13,14 @@ operations:
 * *Convolving* two of them: f averaged over one is again convex and non-increasing.
 * *Coarsening* to every other point, which is connecting the dots once more, in closed form.
 
+A choice of bounded range ε (an exponential mechanism) has losses in some [t - ε, t] that holds 0. Given t,
+Q/P has mean 1 within [e^-t, e^(ε-t)], so the worst convex average is that of its two ends, and H_a is at most
+(e^ε - e^t)(1 - a e^-t) / (e^ε - 1) (Dong, Durfee & Rogers 2020, Lemma 3.4). The largest over t, at e^t =
+√(a e^ε), is (e^(ε/2) - √a)² / (e^ε - 1) for a from e^-ε to e^ε: the profile of one pair, `Range`, whose loss
+has density e^(x/2) / (4 sinh(ε/2)) on [-ε, ε] under P, and the mirror image under Q. So it dominates every
+choice in both directions; its loss has a third of the variance of randomised response. On a Poisson batch the
+pair is mixed as any other (Zhu et al. 2022, Thm. 11; add-remove and zero-out).
+
 Rounding. All sums are of non-negative terms, so n of them are off by less than n units of 2⁻⁵³, relative,
 whatever their order, and are raised by as much. Masses of normal intervals are taken to be off by `_MASS`,
 three times the worst error that cephes states for Φ, and the edges of intervals by `EDGE` in the loss: a loss
@@ -28,6 +36,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 from farthing.accounting import pairs
+from farthing.budget import Adjacency
+from farthing.queries.events import BoundedRangeEvent, Event, PoissonEvent
 
 Array = NDArray[np.float64]
 
@@ -55,7 +65,35 @@ class LossMasses:
         return float(np.sqrt(weights @ (at - weights @ at) ** 2))
 
 
-def repeated(pair: pairs.Pair, count: int, step: float, cut: float) -> LossMasses:
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The worst choice of bounded range ε on a Poisson batch; ``added`` is the direction of a record more."""
+
+    epsilon: float
+    rate: float = 1.0
+    added: bool = False
+
+
+Pair = pairs.Pair | Range
+
+
+def ways(event: Event, adjacency: Adjacency) -> tuple[Pair, ...]:
+    """Return the pairs that dominate an event, one for each direction that differs: those of a menu."""
+    match event:
+        case BoundedRangeEvent(epsilon) | PoissonEvent(1.0, BoundedRangeEvent(epsilon)):
+            return (Range(epsilon),)
+        case PoissonEvent(rate, BoundedRangeEvent(epsilon)) if adjacency is not Adjacency.REPLACE_ONE:
+            return Range(epsilon, rate), Range(epsilon, rate, added=True)
+    return pairs.of_event(event, adjacency)
+
+
+def delta(losses: LossMasses, epsilon: float) -> float:
+    """Return δ at ε of losses on a grid."""
+    at = (losses.first + np.arange(len(losses.masses))) * losses.step
+    return float(losses.masses @ np.maximum(0.0, -np.expm1(epsilon - at))) + losses.infinite
+
+
+def repeated(pair: Pair, count: int, step: float, cut: float) -> LossMasses:
     """Return the losses of ``count`` events on a grid of ``step``; cuts move at most ``cut`` of mass."""
     share = cut / 4 / count  # of one event; it doubles with the events
     fine = step
@@ -75,7 +113,7 @@ def repeated(pair: pairs.Pair, count: int, step: float, cut: float) -> LossMasse
     return total
 
 
-def _single(pair: pairs.Pair, step: float, cut: float) -> LossMasses:
+def _single(pair: Pair, step: float, cut: float) -> LossMasses:
     """One event, by connecting the dots; at most ``cut`` of mass is below the first or above the last."""
     low, high = _ends(pair, cut)
     first, last = math.floor(low / step), math.ceil(high / step)
@@ -128,7 +166,7 @@ def _raised(masses: Array) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _deviation(pair: pairs.Pair) -> float:
+def _deviation(pair: Pair) -> float:
     """Roughly the standard deviation of one event's loss."""
     low, high = _ends(pair, 1e-9)
     return _single(pair, (high - low) / 4000, 1e-9).deviation()
@@ -137,7 +175,7 @@ def _deviation(pair: pairs.Pair) -> float:
 # --- the events
 
 
-def _ends(pair: pairs.Pair, cut: float) -> tuple[float, float]:
+def _ends(pair: Pair, cut: float) -> tuple[float, float]:
     """Return two losses with at most ``cut`` of P's mass below the one and above the other, each."""
     z = -float(ndtri(cut))
     match pair:
@@ -145,9 +183,12 @@ def _ends(pair: pairs.Pair, cut: float) -> tuple[float, float]:
             return min(0.0, mu * mu / 2 - z * mu), mu * mu / 2 + z * mu
         case pairs.TwoPoint(epsilon) | pairs.DoubleExponential(epsilon):
             return -epsilon, epsilon
+        case Range(epsilon, rate, added):
+            ends = [math.log1p(rate * math.expm1(x)) for x in (-epsilon, epsilon)]
+            return (-ends[1], -ends[0]) if added else (ends[0], ends[1])
         case pairs.Mixture(pieces):
-            ends = [_ends_of_piece(piece, z) for piece in pieces]
-            return min(0.0, *(low for low, _ in ends)), max(0.0, *(high for _, high in ends))
+            both = [_ends_of_piece(piece, z) for piece in pieces]
+            return min(0.0, *(low for low, _ in both)), max(0.0, *(high for _, high in both))
 
 
 def _ends_of_piece(piece: pairs.Piece, z: float) -> tuple[float, float]:
@@ -169,7 +210,7 @@ def _log_mixture(weight: float, shift: float, x: float) -> float:
     return math.log1p(weight * math.expm1(exponent))
 
 
-def _atoms(pair: pairs.Pair) -> list[tuple[float, float]]:
+def _atoms(pair: Pair) -> list[tuple[float, float]]:
     """Return losses that single outcomes have, with their masses under P."""
     match pair:
         case pairs.TwoPoint(epsilon):
@@ -183,7 +224,7 @@ def _atoms(pair: pairs.Pair) -> list[tuple[float, float]]:
     return []
 
 
-def _intervals(pair: pairs.Pair, edges: Array) -> tuple[Array, Array]:
+def _intervals(pair: Pair, edges: Array) -> tuple[Array, Array]:
     """Return the masses under P and under Q of the losses between edges, without the atoms."""
     match pair:
         case pairs.Shift(mu):
@@ -196,9 +237,23 @@ def _intervals(pair: pairs.Pair, edges: Array) -> tuple[Array, Array]:
             inside = np.clip(edges, -epsilon, epsilon)
             p = np.exp((inside[:-1] - epsilon) / 2) * np.expm1(np.diff(inside) / 2) / 2
             return p, np.exp((-inside[1:] - epsilon) / 2) * np.expm1(np.diff(inside) / 2) / 2
+        case Range(epsilon, rate, added):
+            x = _before_sampling(epsilon, rate, -edges[::-1] if added else edges)
+            scale = np.expm1(np.diff(x) / 2) / (2 * math.sinh(epsilon / 2))
+            p, q = np.exp(x[:-1] / 2) * scale, np.exp(-x[1:] / 2) * scale
+            mixed = (1 - rate) * q + rate * p
+            return (q[::-1], mixed[::-1]) if added else (mixed, q)
         case pairs.Mixture(pieces):
             found = [_of_piece(piece, edges) for piece in pieces]
             return sum(p for p, _ in found), sum(q for _, q in found)  # type: ignore[return-value]
+
+
+def _before_sampling(epsilon: float, rate: float, losses: Array) -> Array:
+    """Return the x whose log(1 - rate + rate e^x) are these losses, within ±ε; the ends are its ends."""
+    with np.errstate(divide="ignore"):
+        x: Array = np.clip(np.log1p(np.maximum(np.expm1(losses) / rate, -1.0)), -epsilon, epsilon)
+    x[0], x[-1] = -epsilon, epsilon
+    return x
 
 
 def _of_piece(piece: pairs.Piece, edges: Array) -> tuple[Array, Array]:

@@ -38,6 +38,7 @@ exact filter of Gaussian DP up to rounding, and with a single entry the price is
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -48,9 +49,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing import validate
-from farthing.accounting import calibrate, gaussian, pairs, pld
+from farthing.accounting import calibrate, gaussian, loss_masses, pairs, pld
 from farthing.accounting.filters import FILTERS, Additive, Filter, Totals
-from farthing.accounting.loss_masses import EDGE, LossMasses, repeated
+from farthing.accounting.loss_masses import EDGE, LossMasses, Pair, Range, repeated, ways
 from farthing.accounting.personal import PersonalFilter
 from farthing.accounting.tolerance import inner
 from farthing.budget import Budget
@@ -218,14 +219,14 @@ class MenuFilter(Additive):
         if entry == event:
             return True
         try:
-            ways = [pairs.of_event(one, self.budget.adjacency) for one in (entry, event)]
+            both = [ways(one, self.budget.adjacency) for one in (entry, event)]
         except Unsupported:
             return False
-        directions = range(max(len(way) for way in ways))
-        return all(_dominates(*(way[min(d, len(way) - 1)] for way in ways)) for d in directions)
+        directions = range(max(len(way) for way in both))
+        return all(_dominates(*(way[min(d, len(way) - 1)] for way in both)) for d in directions)
 
 
-def _dominates(entry: pairs.Pair, event: pairs.Pair) -> bool:
+def _dominates(entry: Pair, event: Pair) -> bool:
     """Return whether one pair is known to dominate the other.
 
     A smaller shift is more noise on both sides of a pair; a smaller rate mixes both with the same
@@ -242,6 +243,10 @@ def _dominates(entry: pairs.Pair, event: pairs.Pair) -> bool:
             return other <= epsilon
         case pairs.DoubleExponential(epsilon), pairs.DoubleExponential(other):
             return other <= epsilon
+        case Range(epsilon, rate), Range(other, other_rate):
+            return other_rate <= rate and other <= epsilon
+        case pairs.TwoPoint(epsilon), Range(other, other_rate):
+            return other <= epsilon or math.log1p(other_rate * math.expm1(other)) * (1 + 1e-15) <= epsilon
         case pairs.Mixture((one,), 0.0), pairs.Mixture((two,), 0.0):
             alike = (one.p == 0.0) == (two.p == 0.0) and (one.r == 0.0) == (two.r == 0.0)
             rarer = two.p <= one.p and two.r <= one.r
@@ -274,13 +279,23 @@ def _priced(
 
 def _fixed(event: Event, budget: Budget) -> float:
     """Return how many events a fixed plan allows, with a fraction: it sets a price, and proves nothing."""
-    count = calibrate.steps(event, budget)
+    found = ways(event, budget.adjacency)
+    ranged = isinstance(found[0], Range)
+
+    @lru_cache
+    def delta(count: int) -> float:
+        if not ranged:
+            return pld.delta(RepeatedEvent(event, count), budget.epsilon, budget.adjacency)
+        step = gaussian.mu(budget.epsilon, budget.delta) / 100
+        many = (repeated(way, count, step, budget.delta * _CUT) for way in found)
+        return max(loss_masses.delta(losses, budget.epsilon) for losses in many)
+
+    count = calibrate.steps(event, budget)  # by the worst ε-DP mechanism, of a choice
+    if ranged:
+        count = bisect_left(range(1, 16 * count + 16), True, key=lambda n: delta(n) > budget.delta)
     if not 1 <= count < _FEW:
         return float(count)
-    here, more = (
-        math.log(max(pld.delta(RepeatedEvent(event, n), budget.epsilon, budget.adjacency), 1e-300))
-        for n in (count, count + 1)
-    )
+    here, more = (math.log(max(delta(n), 1e-300)) for n in (count, count + 1))
     return (
         count + min(1.0, max(0.0, (math.log(budget.delta) - here) / (more - here)))
         if more > here
@@ -318,7 +333,7 @@ def _reach(
 ) -> int:
     """Return how many units, at most 3 % above ``units``, keep every strategy within the budget."""
     most, delta = math.ceil(1.03 * units), inner(budget.delta)
-    for direction in range(max(len(pairs.of_event(event, budget.adjacency)) for event in events)):
+    for direction in range(max(len(ways(event, budget.adjacency)) for event in events)):
         deltas = islice(worst_deltas(events, steps, prices, units, budget, direction), most)
         most = sum(1 for _ in takewhile(lambda one: one <= delta, deltas))
     return most
@@ -338,11 +353,11 @@ def worst_deltas(
     """
     mu = gaussian.mu(budget.epsilon, budget.delta)
     step = mu / math.sqrt(max(units // price for price in prices) or 1) / _POINTS
-    ways = [pairs.of_event(event, budget.adjacency) for event in events]
+    every = [ways(event, budget.adjacency) for event in events]
     cut = inner(budget.delta) * _CUT / units
     kernels = [
         repeated(way[min(direction, len(way) - 1)], count, step, cut)
-        for way, count in zip(ways, steps, strict=True)
+        for way, count in zip(every, steps, strict=True)
     ]
     largest = max(2 * units // price * count for price, count in zip(prices, steps, strict=True))
     wide = max(max(abs(k.first), abs(k.first + len(k.masses))) * step for k in kernels)

@@ -215,8 +215,7 @@ class _Audit:
         With r the ratio of densities, φ₀ = (1 - e^ε r)₊ and φ_u = max over entries of E φ_{u-c}(r Q/P).
         """
         spread = 1 / _first(lambda x: x > 0 and _gaussian_delta(1 / x, self.epsilon) <= self.delta, 1e6)
-        step = spread / math.sqrt(self.units) / 10
-        low = math.ceil(8 * spread / step)
+        step, low = spread / math.sqrt(self.units) / 10, math.ceil(80 * math.sqrt(self.units))
         losses = step * (np.arange(2 * low + 1 + int(self.epsilon / step)) - low)
         values = [-np.expm1(np.minimum(self.epsilon - losses, 0))]
         blocks = zip(self.entries, self.steps.tolist(), self.prices.tolist(), strict=True)
@@ -252,19 +251,17 @@ class _Audit:
     def _entry(self, event: Event) -> Array:
         """Return 1 at the cheapest entry of the menu with no more noise and no smaller a rate."""
 
-        def seen(one: Event) -> tuple[str, float, float]:
-            """Its kind, its rate and its noise; of what is ε-DP, by the worst such mechanism, 1 and -ε."""
+        def seen(one: Event) -> list[tuple[str, float, float]]:
+            """Its kind, its rate and its noise; then of what is ε-DP, as the worst of it, 1 and -ε."""
             kind, inner, (rate, pure) = one["kind"], one.get("event", one), self._sampled(one)
-            if pure:
-                return "laplace" if kind == "laplace" else "pure", 1.0, -pure
-            return "poisson" if kind == "gaussian" else kind, rate, inner.get("noise", math.inf)
+            ranged = [("range", rate, -inner["epsilon"])] if self._ranged(one) else []
+            own = [("poisson" if kind == "gaussian" else kind, rate, inner.get("noise", math.inf))]
+            return ranged + own * (kind == "laplace" or not pure) + [("pure", 1.0, -pure)] * (pure > 0)
 
-        kind, rate, noise = seen(event)
-        alike = {kind, "pure"} if kind == "laplace" else {kind}
-        fits = [k in alike and r >= rate and n <= noise for k, r, n in map(seen, self.entries)]
+        asked, first = seen(event), [seen(entry)[0] for entry in self.entries]
+        fits = [any(k == kind and r >= q and n <= noise for kind, q, noise in asked) for k, r, n in first]
         _must(any(fits), f"not recomputed: no entry of the menu dominates {_text(event)}")
-        best = int(np.argmin(np.where(fits, self.prices / self.steps, np.inf)))
-        return np.asarray(np.eye(len(self.entries))[best])
+        return np.asarray(np.eye(len(fits))[np.argmin(np.where(fits, self.prices / self.steps, np.inf))])
 
     def _cost(self, event: Event) -> Array:
         """Return what one event adds to the totals of the filter."""
@@ -385,9 +382,19 @@ class _Audit:
         noisy = self.shift / event["noise"] if kind == "laplace" else 0.0
         return 1.0, event["epsilon"] if kind in ("pure", "bounded-range") else noisy
 
+    def _ranged(self, event: Event) -> bool:
+        """Return whether an event is a choice, perhaps on a batch: a menu prices it by its range."""
+        suits = event["kind"] in ("poisson", "bounded-range") and event.get("event", event)["kind"]
+        twice = self.adjacency == "replace-one" and event.get("rate", 1) < 1
+        return self.rule == "menu" and suits == "bounded-range" and not twice
+
     def _pair(self, event: Event, side: int, order: float) -> tuple[Array, Array]:
         """Log masses of P and their losses log P/Q in one direction, as far out as moments of an order go."""
         kind, inner, (q, pure) = event["kind"], event.get("event", event), self._sampled(event)
+        if self._ranged(event):  # the worst choice: density e^(x/2) / (4 sinh(ε/2)) on [-ε, ε]
+            x = inner["epsilon"] * (np.arange(0.5, PANELS) / PANELS * 2 - 1)
+            loss, mass = np.log1p(q * np.expm1(x)), -x / 2 - np.log(np.exp(-x / 2).sum())
+            return (mass, -loss) if side else (mass + loss, loss)
         if pure and (inner["kind"] != "laplace" or q < 1):  # randomised response is the worst
             return -np.log1p(np.exp([-pure, pure])), np.array([pure, -pure])
         known = pure or (inner["kind"] == "gaussian" and (kind != "drawn" or self.adjacency != "add-remove"))

@@ -9,6 +9,7 @@ import farthing as ft
 from farthing.accounting.filters import RdpFilter, ZcdpFilter
 from farthing.errors import BudgetSpent, InvalidValue
 from farthing.linear.methods.dpagd import Lengths
+from farthing.linear.methods.dpagd_menu import dpagd_menu
 from farthing.noise.lattice import SeededStream
 from farthing.queries.bounds import ClipValue
 from farthing.queries.query import Answer, Receipt
@@ -140,6 +141,18 @@ def test_on_batches_it_learns_within_the_budget_of_an_rdp_filter():
     assert {type(receipt.event).__name__ for step in steps for receipt in step.receipts} == {"PoissonEvent"}
     assert door.share <= 1
     assert (model(x).argmax(1) == y).float().mean() > 0.6
+
+
+def test_on_batches_it_spends_from_a_menu():
+    model, x, y = problem(3000)
+    budget = ft.Budget(4.0, 1e-5)
+    menu = dpagd_menu(budget, 0.1, splits=25, opening=0.0, growth=None)
+    door = ft.Ledger(budget, filter=menu, stream=SeededStream(1))
+    options = {"sampling_rate": 0.1, "growth": None, "grid": Lengths(6, 1.0)}
+    steps = list(dpagd(door, model, LOSS, Examples((x, y)), **options))
+    assert {receipt.event for step in steps for receipt in step.receipts if door.filter.cost(receipt.event)}
+    assert len(steps) >= 12
+    assert door.share <= 1
 
 
 def test_what_batches_and_penalties_need_is_said_before_anything_is_charged():

@@ -17,7 +17,8 @@ On batches (``sampling_rate``; the public code's ``batch_size``): every gradient
 Poisson batch of its own. ρ sets the noise as if everybody were asked; what is charged is the answer on the
 batch, through an `RdpFilter`, whose orders are fixed ahead (Feldman & Zrnic 2021), so that noise may be
 chosen on the way there too. A gradient is a subsampled Gaussian (Zhu et al. 2022, Thm. 11), for a choice see
-`RdpFilter`. Add-remove and zero-out only: no price of a choice on a batch is known here for replace-one.
+`RdpFilter`. A ledger with a menu (`dpagd_menu`) has the same freedom for less, and the menu sets the noise.
+Add-remove and zero-out only: no price of a choice on a batch is known here for replace-one.
 
 Where this differs from the paper (arguments set each of these back but the first two):
 
@@ -69,6 +70,7 @@ from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
 from farthing.linear.budget_schedule import Limited, Pricing, at_price
 from farthing.linear.losses import Gradient, Loss
+from farthing.linear.methods.dpagd_menu import of_menu, on_menu, sold
 from farthing.linear.problem import Problem
 from farthing.noise.summing import Sum
 from farthing.queries.bounds import ClipNorm, ClipValue, Kind
@@ -209,7 +211,7 @@ def dpagd(
     Parameters
     ----------
     splits : float, default 18
-        How many rounds the budget pays for if no gradient is bought again.
+        How many rounds the budget pays for if no gradient is bought again; a menu has its own number.
     search : float, default 0.2
         The part of a round's price that pays for choosing the step, from 0 to below 1.
     growth : float or None, default 0.1
@@ -232,8 +234,8 @@ def dpagd(
     radius : float or None, default √2
         Longer rows z are shrunk to this norm. None shrinks none.
     sampling_rate : float, optional
-        The probability of a record to be in a Poisson batch; the ledger then needs an `RdpFilter`. None asks
-        everybody.
+        The probability of a record to be in a Poisson batch; the ledger then needs an `RdpFilter`, or a menu
+        made by `dpagd_menu`. None asks everybody.
     penalty : float, default 0
         λ of mean loss + λ|w|²/2, over the weights on z, that of the constant included (on x itself with
         ``opening=0``).
@@ -279,9 +281,12 @@ def dpagd(
     plain = Features(problem.width, intercept=constant, radius=radius)
     gradient = Query(Everyone(), Gradient(loss, plain), short, Gaussian(1.0))
     choice = Query(Everyone(), RayScores(loss, plain, shrinks), low, chooser)
-    parts = [(gradient, 1 - search), (choice, validate.positive(search=search))]
-    each = pricing.each(parts, splits, total)
-    exactness, search_price = (1 - search) * each, search * each  # rho_ng, rho_nmax
+    if on_menu(ledger, sampling_rate) and sampling_rate is not None:
+        exactness, search_price = of_menu(ledger, sampling_rate)
+    else:
+        parts = [(gradient, 1 - search), (choice, validate.positive(search=search))]
+        each = pricing.each(parts, splits, total)
+        exactness, search_price = (1 - search) * each, search * each  # rho_ng, rho_nmax
     features, receipts = (plain, []) if total is None else _features(limited, problem, total, radius)
     gradient = replace(gradient, contribution=Gradient(loss, features))
     choice = pricing.query(replace(choice, contribution=RayScores(loss, features, shrinks)), search_price)
@@ -308,7 +313,8 @@ def dpagd(
                 known = again.value
                 continue
             known = (exactness * known + more * again.value) / (exactness + more)
-            exactness += more
+            if sold(ledger, pricing.query(gradient, exactness + more)):
+                exactness += more
         chosen.append(float(steps[picked.value]))
         w, memory = w - chosen[-1] * unit, momentum * direction  # [14]
         t = len(chosen)

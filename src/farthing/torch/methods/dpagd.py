@@ -9,9 +9,9 @@ Guarantee: zCDP composes fully adaptively up to a ρ fixed ahead (Whitehouse et 
 is (ε, δ)-DP whatever it chose on the way, under the ledger's adjacency. The ledger must have a `ZcdpFilter`.
 Without a ``sampling_rate`` every gradient and every choice is that of all examples: nobody is drawn, and
 nothing amplified. Networks want more rounds than a budget pays for in this way. With one each has a Poisson
-batch of its own, through an `RdpFilter`, as `farthing.linear.methods.dpagd` says; AdaDP's authors compare
-with that kind (Xu et al. 2020, Section V), by a theorem that leaves the choices out. For networks it is here
-to be compared with.
+batch of its own, through an `RdpFilter` or a menu made by `dpagd_menu`, as `farthing.linear.methods.dpagd`
+says; AdaDP's authors compare with that kind (Xu et al. 2020, Section V), by a theorem that leaves the choices
+out. For networks it is here to be compared with.
 
 >>> import farthing as ft
 >>> from farthing.accounting.filters import ZcdpFilter
@@ -39,6 +39,7 @@ from farthing.errors import InvalidValue
 from farthing.ledger.ledger import Ledger
 from farthing.linear.budget_schedule import Limited, Pricing
 from farthing.linear.methods.dpagd import Lengths
+from farthing.linear.methods.dpagd_menu import of_menu, on_menu, sold
 from farthing.queries.bounds import ClipNorm, ClipValue, Kind
 from farthing.queries.mechanisms import NoisyMax
 from farthing.queries.query import Query, Step, until_spent
@@ -164,7 +165,8 @@ def dpagd(
         penalty * validate.count(records=records or 1) * (1.0 if sampling_rate is None else sampling_rate)
     )
     pricing = Pricing.of(ledger.budget, sampling_rate, rho)
-    if not isinstance(ledger.filter, pricing.filter):
+    menu = on_menu(ledger, sampling_rate)
+    if not menu and not isinstance(ledger.filter, pricing.filter):
         raise InvalidValue(
             f"DP-AGD chooses its prices on the way: open the ledger with filter={pricing.filter.__name__} "
             f"(farthing.accounting.filters), not {type(ledger.filter).__name__}"
@@ -181,11 +183,15 @@ def dpagd(
         RayLosses(model, loss, sums.layout, physical_batch_size, sums.isolation, shrinks), device
     )
     choice = Query(Everyone(), losses, low, NoisyMax(1.0))
-    if noise_multiplier is None:
-        each = pricing.each([(gradient, 1 - search), (choice, validate.positive(search=search))], splits)
+    if sampling_rate is not None and menu:
+        exactness, search_price = of_menu(ledger, sampling_rate)
     else:
-        each = pricing.rho_of(gradient, noise_multiplier) / (1 - search)
-    exactness, choice = (1 - search) * each, pricing.query(choice, search * each)
+        if noise_multiplier is None:
+            each = pricing.each([(gradient, 1 - search), (choice, validate.positive(search=search))], splits)
+        else:
+            each = pricing.rho_of(gradient, noise_multiplier) / (1 - search)
+        exactness, search_price = (1 - search) * each, search * each
+    choice = pricing.query(choice, search_price)
     growth = None if growth is None else validate.positive(growth=growth)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     memory, chosen, receipts = np.zeros(sums.layout.size), list[float](), []
@@ -214,7 +220,8 @@ def dpagd(
                 known = fresh
                 continue
             known = (exactness * known + more * fresh) / (exactness + more)
-            exactness += more
+            if sold(ledger, pricing.query(gradient, exactness + more)):
+                exactness += more
         chosen.append(float(steps[picked.value]))
         moves = torch.as_tensor(chosen[-1] * unit, dtype=torch.float32, device=device)
         with torch.no_grad():
