@@ -20,6 +20,7 @@ NAMES = (
     "adadp-figure-5",
     "adadp-table-1",
     "adadp-table-2",
+    "adapting",
     "mnist-recipe",
     "cifar10-recipe",
 )

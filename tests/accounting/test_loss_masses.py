@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import farthing as ft
 from farthing.accounting.filters import RdpFilter
-from farthing.accounting.loss_masses import Range, delta, repeated, ways
+from farthing.accounting.loss_masses import WorstChoice, delta, repeated, ways
 from farthing.budget import Adjacency
 from farthing.errors import Unsupported
 from farthing.queries.events import BoundedRangeEvent, GaussianEvent, PoissonEvent, PureEvent
@@ -73,7 +73,9 @@ def test_an_exponential_mechanism_whose_scores_only_fall_is_dominated(moves, noi
 
 
 def test_the_variance_of_a_small_range_is_a_third_of_its_square():
-    assert repeated(Range(0.01), 1, 1e-5, 1e-12).deviation() == pytest.approx(0.01 / math.sqrt(3), rel=1e-2)
+    assert repeated(WorstChoice(0.01), 1, 1e-5, 1e-12).deviation() == pytest.approx(
+        0.01 / math.sqrt(3), rel=1e-2
+    )
 
 
 def best_of_all(rule):

@@ -15,11 +15,11 @@ operations:
 
 A choice of bounded range ε (an exponential mechanism) has losses in some [t - ε, t] that holds 0. Given t,
 Q/P has mean 1 within [e^-t, e^(ε-t)], so the worst convex average is that of its two ends, and H_a is at most
-(e^ε - e^t)(1 - a e^-t) / (e^ε - 1) (Dong, Durfee & Rogers 2020, Lemma 3.4). The largest over t, at e^t =
-√(a e^ε), is (e^(ε/2) - √a)² / (e^ε - 1) for a from e^-ε to e^ε: the profile of one pair, `Range`, whose loss
-has density e^(x/2) / (4 sinh(ε/2)) on [-ε, ε] under P, and the mirror image under Q. So it dominates every
-choice in both directions; its loss has a third of the variance of randomised response. On a Poisson batch the
-pair is mixed as any other (Zhu et al. 2022, Thm. 11; add-remove and zero-out).
+(e^ε - e^t)(1 - a e^-t) / (e^ε - 1) (generalised randomised response, Dong, Durfee & Rogers 2020). The largest
+over t, at e^t = √(a e^ε), is (e^(ε/2) - √a)² / (e^ε - 1) for a from e^-ε to e^ε: the profile of one pair,
+`WorstChoice`, whose loss has density e^(x/2) / (4 sinh(ε/2)) on [-ε, ε] under P, and the mirror image under
+Q. So it dominates every choice in both directions; its loss has a third of the variance of randomised
+response. On a Poisson batch the pair is mixed as any other (Zhu et al. 2022, Thm. 11; add-remove, zero-out).
 
 Rounding. All sums are of non-negative terms, so n of them are off by less than n units of 2⁻⁵³, relative,
 whatever their order, and are raised by as much. Masses of normal intervals are taken to be off by `_MASS`,
@@ -66,7 +66,7 @@ class LossMasses:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class WorstChoice:
     """The worst choice of bounded range ε on a Poisson batch; ``added`` is the direction of a record more."""
 
     epsilon: float
@@ -74,16 +74,16 @@ class Range:
     added: bool = False
 
 
-Pair = pairs.Pair | Range
+Pair = pairs.Pair | WorstChoice
 
 
 def ways(event: Event, adjacency: Adjacency) -> tuple[Pair, ...]:
     """Return the pairs that dominate an event, one for each direction that differs: those of a menu."""
     match event:
         case BoundedRangeEvent(epsilon) | PoissonEvent(1.0, BoundedRangeEvent(epsilon)):
-            return (Range(epsilon),)
+            return (WorstChoice(epsilon),)
         case PoissonEvent(rate, BoundedRangeEvent(epsilon)) if adjacency is not Adjacency.REPLACE_ONE:
-            return Range(epsilon, rate), Range(epsilon, rate, added=True)
+            return WorstChoice(epsilon, rate), WorstChoice(epsilon, rate, added=True)
     return pairs.of_event(event, adjacency)
 
 
@@ -183,7 +183,7 @@ def _ends(pair: Pair, cut: float) -> tuple[float, float]:
             return min(0.0, mu * mu / 2 - z * mu), mu * mu / 2 + z * mu
         case pairs.TwoPoint(epsilon) | pairs.DoubleExponential(epsilon):
             return -epsilon, epsilon
-        case Range(epsilon, rate, added):
+        case WorstChoice(epsilon, rate, added):
             ends = [math.log1p(rate * math.expm1(x)) for x in (-epsilon, epsilon)]
             return (-ends[1], -ends[0]) if added else (ends[0], ends[1])
         case pairs.Mixture(pieces):
@@ -237,7 +237,7 @@ def _intervals(pair: Pair, edges: Array) -> tuple[Array, Array]:
             inside = np.clip(edges, -epsilon, epsilon)
             p = np.exp((inside[:-1] - epsilon) / 2) * np.expm1(np.diff(inside) / 2) / 2
             return p, np.exp((-inside[1:] - epsilon) / 2) * np.expm1(np.diff(inside) / 2) / 2
-        case Range(epsilon, rate, added):
+        case WorstChoice(epsilon, rate, added):
             x = _before_sampling(epsilon, rate, -edges[::-1] if added else edges)
             scale = np.expm1(np.diff(x) / 2) / (2 * math.sinh(epsilon / 2))
             p, q = np.exp(x[:-1] / 2) * scale, np.exp(-x[1:] / 2) * scale

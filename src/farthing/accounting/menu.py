@@ -51,7 +51,7 @@ from numpy.typing import NDArray
 from farthing import validate
 from farthing.accounting import calibrate, gaussian, loss_masses, pairs, pld
 from farthing.accounting.filters import FILTERS, Additive, Filter, Totals
-from farthing.accounting.loss_masses import EDGE, LossMasses, Pair, Range, repeated, ways
+from farthing.accounting.loss_masses import EDGE, LossMasses, Pair, WorstChoice, repeated, ways
 from farthing.accounting.personal import PersonalFilter
 from farthing.accounting.tolerance import inner
 from farthing.budget import Budget
@@ -243,9 +243,9 @@ def _dominates(entry: Pair, event: Pair) -> bool:
             return other <= epsilon
         case pairs.DoubleExponential(epsilon), pairs.DoubleExponential(other):
             return other <= epsilon
-        case Range(epsilon, rate), Range(other, other_rate):
+        case WorstChoice(epsilon, rate), WorstChoice(other, other_rate):
             return other_rate <= rate and other <= epsilon
-        case pairs.TwoPoint(epsilon), Range(other, other_rate):
+        case pairs.TwoPoint(epsilon), WorstChoice(other, other_rate):
             return other <= epsilon or math.log1p(other_rate * math.expm1(other)) * (1 + 1e-15) <= epsilon
         case pairs.Mixture((one,), 0.0), pairs.Mixture((two,), 0.0):
             alike = (one.p == 0.0) == (two.p == 0.0) and (one.r == 0.0) == (two.r == 0.0)
@@ -280,7 +280,7 @@ def _priced(
 def _fixed(event: Event, budget: Budget) -> float:
     """Return how many events a fixed plan allows, with a fraction: it sets a price, and proves nothing."""
     found = ways(event, budget.adjacency)
-    ranged = isinstance(found[0], Range)
+    ranged = isinstance(found[0], WorstChoice)
 
     @lru_cache
     def delta(count: int) -> float:
