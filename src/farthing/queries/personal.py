@@ -16,11 +16,12 @@ anyone, the other units included.
 *Proof.* Draws are independent, so fix those of all units but x: the rest of the sum is a public number s.
 Given s the answer is s + noise with probability 1 - q_k and s + w_k v + noise with q_k, |v| at most the
 bound; the shift by s is the same in both worlds and takes nothing away. That is the Gaussian mechanism with
-noise multiplier σ / w_k on a Poisson sample of one, with the pairs of `farthing.accounting.pairs`. The answer
-is the mixture of these over s with the same weights in both worlds, and hockey-stick divergences are jointly
-convex, so the pair dominates the mixture (Zhu, Dong & Wang 2022, Thm. 11 and Prop. 12, whose proofs nowhere
-use that other units have the same rate). Dominating pairs compose adaptively (their Thm. 10). An observer
-who sees the draws sees those of the others as well: the same proof with the pairs of `DrawnEvent`. ∎
+noise multiplier σ / w_k on a Poisson sample of one, whose pair under each adjacency is known (Zhu, Dong &
+Wang 2022, Thm. 11; replace-one: Lebeda et al. 2024; the table in `farthing.accounting.pairs`). The answer is
+the mixture of these over s with the same weights in both worlds, and hockey-stick divergences are jointly
+convex, so the pair dominates the mixture: nothing here asks what rates the other units have. Dominating pairs
+compose adaptively (Zhu et al., Thm. 10). An observer who sees the draws sees those of the others as well: the
+same proof, given all draws of the others, with the pairs of `DrawnEvent`. ∎
 
 What it does not say. Neighbours have the unit together with its budget: levels, rates, weights and noise are
 fixed before, from public numbers (the levels and how many units are on each). Who has which budget is taken

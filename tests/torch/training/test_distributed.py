@@ -251,3 +251,22 @@ def test_a_rank_that_dies_ends_it_charged_and_not_released(tmp_path):
     assert "a rank is gone" in found[0][0]["error"]
     assert not found[0][0]["moved"]
     assert found[0][0]["share"] == 3 / 8
+
+
+def test_two_ranks_draw_by_personal_rates_and_every_level_is_spent(tmp_path):
+    found, codes, errors = two(
+        tmp_path,
+        """
+        model, own = network(), np.repeat([1.0, 3.0], 150)
+        run = ft.torch.train(model, LOSS, (x, y), delta=1e-5, budgets=own, steps=3)
+        count = sum(1 for _ in run)
+        said = [] if rank else [one.epsilon for one in run.ledger.guarantees.values()]
+        told(count=count, weights=flat(model), levels=said, size=run.plan.expected_batch_size)
+        """,
+    )
+    assert codes == [0, 0], errors
+    (first,), (second,) = found
+    assert first["count"] == second["count"] == 3
+    assert first["weights"] == second["weights"]
+    assert first["size"] == second["size"]
+    assert first["levels"] == pytest.approx([1.0, 3.0], rel=1e-4)
