@@ -1,1 +1,1 @@
-"""Side by side with peers, in one run; every script prints ratios."""
+"""Compare with peers side by side, in one run; every script prints ratios."""

@@ -1,4 +1,4 @@
-"""``make bench``: every benchmark, one after the other. Each prints ratios measured in this run."""
+"""Run every benchmark in turn (``make bench``). Each prints ratios measured in this run."""
 
 import importlib
 import pkgutil

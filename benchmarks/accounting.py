@@ -1,11 +1,10 @@
-"""Tight accounting side by side with its peers: how tight, and how fast.
+"""Compare tight accounting with its peers: tightness and speed.
 
     python benchmarks/accounting.py
 
-Every ε is an upper bound; a gap is how far it lies above our certified one. Times are CPU time: set
-OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1 so that no thread counts twice. A peer that is not installed
-is left out, and said so. Nothing here is a recorded figure but the reference digits, which are known
-independently.
+Every ε is an upper bound; a gap is its distance above our certified one. Times are CPU time: set
+OMP_NUM_THREADS=1 and OPENBLAS_NUM_THREADS=1 so that no thread counts twice. A peer that is not installed is
+reported and left out. No figure is recorded except the reference digits, which are known independently.
 """
 
 import contextlib
@@ -32,7 +31,7 @@ Bound = Callable[[float, float, int, float], float]
 
 
 def cold() -> None:
-    """Forget everything kept between calls."""
+    """Clear everything cached between calls."""
     transform.transform.cache_clear()
     transform.rough_log_moment.cache_clear()
     inversion._KERNELS.clear()
@@ -41,7 +40,7 @@ def cold() -> None:
 
 
 def cpu(function: Callable[[], object], times: int = 1, prepare: Callable[[], None] = lambda: None) -> float:
-    """Median CPU seconds of a call."""
+    """Return the median CPU seconds of a call."""
     taken = []
     for _ in range(times):
         prepare()
@@ -99,7 +98,7 @@ PEERS: dict[str, Bound] = {
 
 
 def installed(name: str) -> bool:
-    """Whether a peer runs at all; says why if not."""
+    """Return whether a peer runs; print why if not."""
     try:
         with quiet():
             PEERS[name](0.5, 5.0, 3, 1e-3)
@@ -120,7 +119,7 @@ def quiet():
 
 
 def tightness() -> None:
-    """ε and CPU time on the grid."""
+    """Print ε and CPU time on the grid."""
     peers = [name for name in PEERS if installed(name)]
     print("\nε upper bounds; gap = relative to ours; ×time = CPU time over ours from a cold cache")
     for rate, noise, steps, *references in GRID:
@@ -144,7 +143,7 @@ def tightness() -> None:
 
 
 def queries() -> None:
-    """The two questions a user waits for."""
+    """Time the two interactive queries."""
     plan = RepeatedEvent(poisson(0.01, 4.0), 10_000)
     budget = Budget(1.0, 1e-5)
 

@@ -1,8 +1,8 @@
-"""How much of ε an audit sees, ours beside jax-privacy's, on the same scores in one run.
+"""Measure how much of ε an audit shows, ours beside jax-privacy's, on the same scores in one run.
 
     python -m benchmarks.audit [--runs 100000] [--repeats 15]
 
-DP-SGD for logistic regression, N = 1000, d = 20, q = .1, T = 100, δ = 1e-5, tight ε = 1, 2, 4, 8:
+DP-SGD for logistic regression, N = 1000, d = 20, q = 0.1, T = 100, δ = 1e-5, tight ε = 1, 2, 4, 8:
 
 * *per step*: ``runs`` runs a world with a canary in a coordinate of its own, at 99 % confidence. Ours judges
   the steps one by one; jax-privacy has no such audit, so it gets the runs' sums of log-likelihood ratios of
@@ -12,7 +12,7 @@ DP-SGD for logistic regression, N = 1000, d = 20, q = .1, T = 100, δ = 1e-5, ti
   f-DP and by (ε, δ), by its default, by a split and with 50, 100 or 200 guesses fixed ahead. The way with the
   largest median counts, which is more than a user could have known to take.
 
-A part above 1 is no bound: it exceeds what tight accounting proves.
+A fraction above 1 is not a bound: it exceeds what tight accounting proves.
 
 jax-privacy is left out where it is not installed (pip install jax-privacy).
 """
@@ -39,7 +39,7 @@ RECORDS, WIDTH, RATE, STEPS, DELTA, CANARIES = 1000, 20, 0.1, 100, 1e-5, 1000
 
 
 def question(epsilon: float, width: int, clip: float) -> ft.Query:
-    """A step of DP-SGD whose 100 cost ε."""
+    """Return a step of DP-SGD, 100 of which cost ε."""
     lots = ft.Poisson(RATE)
     noise = ft.noise_for(lambda s: lots.amplify(ft.Gaussian(s)), ft.Budget(epsilon, DELTA), steps=STEPS)
     gradient = Gradient(logistic, Features(width, intercept=0.0))
@@ -47,7 +47,7 @@ def question(epsilon: float, width: int, clip: float) -> ft.Query:
 
 
 def peer() -> Any:
-    """jax-privacy's auditing, or None."""
+    """Return jax-privacy's auditing module, or None."""
     try:
         return import_module("jax_privacy.auditing")
     except ImportError:
@@ -55,7 +55,7 @@ def peer() -> Any:
 
 
 def steps(epsilon: float, runs: int, theirs: Any) -> dict[str, float]:
-    """Parts of ε that steps show, and seconds."""
+    """Return the fractions of ε that steps show, and seconds."""
     x = np.zeros((1, WIDTH))
     x[0, -1] = 1.0
     asked, claim = question(epsilon, WIDTH, 0.5), ft.Budget(epsilon, DELTA)
@@ -92,7 +92,7 @@ def steps(epsilon: float, runs: int, theirs: Any) -> dict[str, float]:
 
 
 def once(epsilon: float, repeats: int, theirs: Any) -> dict[str, float]:
-    """Medians of the parts of ε that one run shows, and seconds of one."""
+    """Return medians of the fractions of ε that one run shows, and the seconds of one."""
     asked, claim = question(epsilon, WIDTH + CANARIES, 0.25), ft.Budget(epsilon, DELTA)
     ours, others, seconds, their_seconds = [], [], [], []
     for _ in range(repeats):

@@ -1,15 +1,15 @@
-"""Rounds a second of a simulated crowd, and microseconds a user and round.
+"""Measure simulated clients: rounds a second, and microseconds a client and round.
 
     python benchmarks/crowd.py [--seconds 1] [--largest 1000000]
 
-Users with 100 records of 123 features and a constant, one record a user and round, logistic loss, clip 3,
-each user with its own countdown. "sum" draws the noise of all uploads at once, "each" every user's own, on
-its lattice, from a cryptographic stream. Beside them, in the same run, a loop of plain NumPy on float32 rows
-that does the same arithmetic with a seeded generator and keeps no books at all (up to 10,000 users). Times
-are CPU time; memory is the most that the process held. The largest crowd keeps rows as the places of their
-ones (`Indicators`).
+Clients have 100 records of 123 features and a constant, and draw one record a round, with logistic loss,
+clipping norm 3 and a countdown each. "sum" draws the noise of all uploads at once, "each" every client's own,
+on its lattice, from a cryptographic stream. Beside them, in the same run, a loop of plain NumPy on float32
+rows does the same arithmetic with a seeded generator and without accounting (up to 10,000 clients). Times are
+CPU time; memory is the process's peak. The largest run stores rows as the positions of their ones
+(`Indicators`).
 
-Federated frameworks are not needed here: `benchmarks.crowd_peers` measures them beside this.
+Federated frameworks are not needed here: `benchmarks.simulated_peers` measures them.
 """
 
 import argparse
@@ -30,7 +30,7 @@ RECORDS, WIDTH, ONES, CLIP = 100, 123, 14, 3.0
 
 
 def places(users: int) -> Indicators:
-    """Random rows with up to 14 ones, drawn in parts so that nothing larger is ever held."""
+    """Draw random rows with up to 14 ones, in parts that limit memory."""
     generator, n = np.random.default_rng(0), users * RECORDS
     found, y = np.empty((n, ONES), np.uint8), np.empty(n, np.uint8)
     for start in range(0, n, 10**6):
@@ -41,14 +41,14 @@ def places(users: int) -> Indicators:
 
 
 def dense(rows: Indicators) -> np.ndarray:
-    """The same rows as bytes."""
+    """Return these rows as bytes."""
     x = np.zeros((len(rows), WIDTH), np.uint8)
     np.add.at(x, (np.arange(len(rows))[:, None], rows.places), 1)
     return x
 
 
 def seconds_a_round(step: Callable[[], object], seconds: float) -> float:
-    """CPU time, the median of at least three rounds."""
+    """Return the CPU time of a round, the median of at least three."""
     step()
     taken: list[float] = []
     while len(taken) < 3 or sum(taken) < seconds:
@@ -71,7 +71,7 @@ def ours(rows: Indicators | np.ndarray, y: np.ndarray | None, noise: str) -> Cal
 
 
 def plain(x: np.ndarray, y: np.ndarray, noise: str, deviation: float) -> Callable[[], object]:
-    """The usual loop: float32 rows, float noise, no books."""
+    """Run the usual loop: float32 rows, float noise, no accounting."""
     users, generator = len(x) // RECORDS, np.random.default_rng(0)
     rows = np.hstack([x, np.ones((len(x), 1))]).astype(np.float32)
     w, first = np.zeros(WIDTH + 1), np.arange(users) * RECORDS

@@ -1,17 +1,17 @@
-"""A round of a crowd, ours, Apple's pfl and Flower on Ray, in one run: 400 users, 100 records, 124 features.
+"""Compare a federated round of ours, Apple's pfl and Flower on Ray: 400 clients, 100 records, 124 features.
 
     python -m benchmarks.crowd_peers [--users 400] [--rounds 5] [--pfl PYTHON] [--flower PYTHON]
 
-All draw one record a user, take the gradient of logistic regression there, clip it, add each user's own
-Gaussian noise and average (`peers/` says how). Each peer runs as a
-process of its own, with the interpreter of an environment of its own, and is left out where there is none:
+All draw one record a client, take the gradient of logistic regression there, clip it, add each client's own
+Gaussian noise and average (`peers/` has the details). Each peer runs as a process of its own, with the
+interpreter of an environment of its own, and is left out where there is none:
 
     python -m venv .peers/pfl && .peers/pfl/bin/pip install "pfl[pytorch]==0.6.0"
     python -m venv .peers/flower && .peers/flower/bin/pip install "flwr[simulation]"
 
 pfl runs in one process and is compared by CPU time, Flower in several and by wall clock. Of a peer the
-quickest of its rounds counts, of ours the median of all, taken before and after the peers; the first round
-of everybody, with its start-up, is left out.
+quickest round counts, of ours the median of all, taken before and after the peers; the first round of each,
+with its start-up, is left out.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def made(users: int) -> tuple[Any, Any]:
 
 
 def ours(X: Any, y: Any, fidelity: str, rounds: int = 200) -> dict[str, list[float]]:
-    """Seconds of each round, by either clock."""
+    """Return the seconds of each of our rounds, by either clock."""
     crowd = Simulated.split(X, y, records=RECORDS, budgets=Budget(0.5, 1e-8), noise=fidelity)
     steps = addp(crowd, Problem(logistic, len(X), FEATURES, unit=False))
     next(steps)
@@ -63,7 +63,7 @@ def ours(X: Any, y: Any, fidelity: str, rounds: int = 200) -> dict[str, list[flo
 
 
 def peer(python: str, script: str, kind: str, table: str, rounds: int) -> list[float] | str:
-    """Seconds of each round, or why there are none."""
+    """Return the seconds of each of a peer's rounds, or the reason why there are none."""
     if not Path(python).exists():
         return f"there is no {python}"
     call = [python, str(SCRIPTS / script), kind, table, str(rounds)]

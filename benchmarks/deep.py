@@ -1,18 +1,18 @@
-"""Private steps of deep models on a CPU beside peers: ratios to an ordinary step of the same model.
+"""Compare private steps of deep models on a CPU with peers: ratios to an ordinary step of the same model.
 
     python -m benchmarks.deep [mlp cnn cifar transformer adadp checks] [--rounds 9] [--threads N] [--busy] ...
 
-An ordinary step is zero_grad, forward, mean loss, backward, SGD, on a batch that is there already. Ours draws
-a Poisson batch from ten times as many examples, charges the ledger, fetches the batch, sums clipped
-gradients, adds the sound (lattice) noise and updates; the noise's share is printed. Opacus 1.6 (hooks and
-ghost) and vmap (plain and compiled) clip and add torch.randn, without sampling or accounting. All of them
-take turns in one process, warm; a ratio is that of medians. Peak memory is that of a fresh process each, over
-what it held before its first step (--no-memory: left out). ``adadp`` compares the steps of AdaDP and of
-DP-SGD, both by `train`. ``checks`` shows what Opacus makes of three models that must be refused. ``--busy``
-counts the process' own time on one thread, noise drawn ahead included: for a machine that others use as well.
+An ordinary step is zero_grad, forward, mean loss, backward, SGD, on a batch in memory. Ours draws a Poisson
+batch from ten times as many examples, charges the ledger, fetches the batch, sums clipped gradients, adds the
+sound (lattice) noise and updates; the noise's share is printed. Opacus 1.6 (hooks and ghost) and vmap (plain
+and compiled) clip and add torch.randn, without sampling or accounting. All of them alternate in one process,
+warm; a ratio is that of medians. Peak memory is that of a fresh process each, above its level before the
+first step (--no-memory: left out). ``adadp`` compares the steps of AdaDP and of DP-SGD, both by `train`.
+``checks`` shows what Opacus does with three models that must be refused. ``--busy`` counts the process's own
+time on one thread, noise drawn ahead included: for a shared machine.
 
-A step that asks the system for new memory again and again waits for it. Most of these do, the ordinary one
-first of all; set MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ to 1000000000 to leave that out.
+A step that repeatedly allocates memory from the system waits for it. Most of these do, the ordinary one most;
+set MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ to 1000000000 to avoid that.
 """
 
 import argparse
@@ -48,7 +48,7 @@ Step = Callable[[], Any]
 
 
 class Transformer(nn.Module):
-    """4 layers of width 128 over 64 tokens, a classifier."""
+    """A classifier of 4 layers of width 128 over 64 tokens."""
 
     def __init__(self, width: int = 128, layers: int = 4, tokens: int = 64, words: int = 1000) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Transformer(nn.Module):
 
 
 def cnn() -> nn.Module:
-    """The network of Opacus' and TensorFlow Privacy's MNIST examples."""
+    """Return the network of Opacus's and TensorFlow Privacy's MNIST examples."""
     return nn.Sequential(
         *(nn.Conv2d(1, 16, 8, 2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1)),
         *(nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.MaxPool2d(2, 1)),
@@ -75,7 +75,7 @@ def cnn() -> nn.Module:
 
 
 def cifar() -> nn.Module:
-    """The AlexNet-like network of Abadi et al. 2016 and of AdaDP: two 5 x 5 convolutions, three layers."""
+    """Return the AlexNet-like network of Abadi et al. 2016 and AdaDP: two convolutions, three layers."""
     return nn.Sequential(
         *(nn.Conv2d(3, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2, 2)),
         *(nn.Conv2d(64, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2, 2)),
@@ -84,7 +84,7 @@ def cifar() -> nn.Module:
 
 
 def mlp() -> nn.Module:
-    """60 (DpPCA) - 1000 - 10, the paper's MNIST network."""
+    """Return 60 (DpPCA) - 1000 - 10, the paper's MNIST network."""
     return nn.Sequential(nn.Linear(60, 1000), nn.ReLU(), nn.Linear(1000, 10))
 
 
@@ -124,7 +124,7 @@ class Timed(Gaussian):
 
 
 def ours(model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """Everything: draw, charge, clip, sum, sound noise, update."""
+    """Make a whole step: draw, charge, clip, sum, sound noise, update."""
     size = len(y)
     examples = Examples((x.repeat(10, *[1] * (x.ndim - 1)), y.repeat(10)))
     gradient = Gradient(model, losses)
@@ -145,7 +145,7 @@ def ours(model: nn.Module, x: Tensor, y: Tensor) -> Step:
 
 
 def bare(model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """Ours without draw, charge and noise: the bounded sum of one batch and the update."""
+    """Make our step without draw, charge and noise: the bounded sum of one batch and the update."""
     examples = Examples((x, y)).take(slice(None))
     gradient, bound = Gradient(model, losses), ClipNorm(CLIP)
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE / len(y))
@@ -161,7 +161,7 @@ def bare(model: nn.Module, x: Tensor, y: Tensor) -> Step:
 
 
 def trained(make: Callable[[nn.Module], torch.optim.Optimizer], model: nn.Module, x: Tensor) -> Step:
-    """A step of `train` on targets that can be learnt; where the optimiser has a bound, that is the clip."""
+    """Make a step of `train` on learnable targets; an optimizer's own bound, if any, is the clipping rule."""
     size, teacher = len(x), torch.randn(x.shape[1], 10)
     x = torch.randn(10 * size, x.shape[1])
     method = make(model)
@@ -177,7 +177,7 @@ def trained(make: Callable[[nn.Module], torch.optim.Optimizer], model: nn.Module
 
 
 def adadp(rounds: int, clock: Callable[[], float]) -> None:
-    """AdaDP's steps against those of DP-SGD, on the MLP."""
+    """Compare AdaDP's steps with those of DP-SGD, on the MLP."""
     torch.manual_seed(0)
     build, inputs, size = MODELS["mlp"]
     makers: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
@@ -200,7 +200,7 @@ def adadp(rounds: int, clock: Callable[[], float]) -> None:
 def timed(
     steps: dict[str, Step], rounds: int, repeats: int, clock: Callable[[], float]
 ) -> dict[str, list[float]]:
-    """Seconds a step, all of them by turns, so that a busy machine is busy for all."""
+    """Return seconds a step, all methods alternating, so that load affects all alike."""
     times: dict[str, list[float]] = {method: [] for method in steps}
     for _ in range(rounds):
         for method, step in steps.items():
@@ -213,7 +213,7 @@ def timed(
 
 
 def opacus(mode: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """Opacus' optimizer on its hooks or its ghost norms."""
+    """Make a step of Opacus's optimizer with its hooks or its ghost norms."""
     from opacus import GradSampleModule
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
@@ -245,7 +245,7 @@ def opacus(mode: str, model: nn.Module, x: Tensor, y: Tensor) -> Step:
 
 
 def mapped(compiled: bool, model: nn.Module, x: Tensor, y: Tensor) -> Step:
-    """torch.func: vmap of grad, clip, sum, noise, update."""
+    """Make a step by torch.func: vmap of grad, clip, sum, noise, update."""
     weights = {name: p.detach() for name, p in model.named_parameters()}
 
     def one(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -279,7 +279,7 @@ METHODS: dict[str, Callable[[nn.Module, Tensor, Tensor], Step]] = {
 
 
 def made(name: str, method: str) -> Step:
-    """A step of a method, its own copy of the model, ready."""
+    """Return a step of a method, with its own copy of the model, ready."""
     torch.manual_seed(0)
     build, inputs, size = MODELS[name]
     step = METHODS[method](copy.deepcopy(build()), inputs(size), torch.randint(0, 10, (size,)))
@@ -289,7 +289,7 @@ def made(name: str, method: str) -> Step:
 
 
 def warm(step: Step) -> None:
-    """Forty steps, or five seconds: convolutions are prepared anew for every size of batch not yet seen."""
+    """Run forty steps, or five seconds: convolutions are prepared anew for every new batch size."""
     end = time.perf_counter() + 5.0
     for _ in range(40):
         if time.perf_counter() > end:
@@ -298,7 +298,7 @@ def warm(step: Step) -> None:
 
 
 def speed(name: str, rounds: int, clock: Callable[[], float]) -> None:
-    """All methods on one model."""
+    """Time all methods on one model."""
     steps: dict[str, Step] = {}
     for method in METHODS:
         try:
@@ -324,7 +324,7 @@ def speed(name: str, rounds: int, clock: Callable[[], float]) -> None:
 
 
 def memory(name: str, threads: int) -> None:
-    """Peak memory of a step over what its process held before, in processes of their own."""
+    """Measure the peak memory of a step above its process's level before, in processes of their own."""
     found = {}
     for method in METHODS:
         command = [sys.executable, "-m", "benchmarks.deep", "--peak", name, method, "--threads", str(threads)]
@@ -337,7 +337,7 @@ def memory(name: str, threads: int) -> None:
 
 
 def peak(name: str, method: str) -> None:
-    """Prints how much a step takes at most over what is held before, in MiB (Linux)."""
+    """Print the peak memory of a step above the level before, in MiB (Linux)."""
     torch.manual_seed(0)
     build, inputs, size = MODELS[name]
     model, x, y = build(), inputs(size), torch.randint(0, 10, (size,))
@@ -345,7 +345,7 @@ def peak(name: str, method: str) -> None:
         METHODS[method](copy.deepcopy(model), x[:8], y[:8])()
     step = METHODS[method](model, x, y)
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _status("VmRSS")
     for _ in range(4):
         step()
@@ -353,13 +353,13 @@ def peak(name: str, method: str) -> None:
 
 
 def _status(field: str) -> float:
-    """A figure of this process, in MiB."""
+    """Return a figure of this process's status, in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith(field))) / 1024
 
 
 def checks() -> None:
-    """Three models whose per-example gradients are not what a bound is on."""
+    """Try three models whose per-example gradients no bound applies to."""
 
     class Centred(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Time per round over Flower: ours, with guards, signatures and ledgers, beside a bare and empty exchange.
+"""Time rounds over Flower: ours, with guards, signatures and ledgers, beside a bare and an empty exchange.
 
     python benchmarks/flower.py [--parties 3] [--rounds 8]
 
@@ -91,7 +91,7 @@ def node(folder: Path, name: str, plan: RunFile, *flags: str) -> Child:
 
 
 def bare(folder: Path, plan: RunFile, link: SuperLink, names: Sequence[str], rounds: int) -> list[float]:
-    """Flower as it is."""
+    """Time Flower without our code."""
     app, out = folder / "bare", Path(os.environ[OUT])
     app.mkdir()
     (app / "pyproject.toml").write_text(APP)

@@ -1,4 +1,4 @@
-"""Models of transformers in tiny, with random weights: accepted and right, or refused, by each of three ways.
+"""Check tiny transformers with random weights: accepted and right, or refused, in each of three modes.
 
     python benchmarks/foreign_models.py            # a table; needs transformers, downloads nothing
 
@@ -79,7 +79,7 @@ SEQ2SEQ = {
 
 
 class Wrapped(nn.Module):
-    """A model's outputs for one example each: its logits, or the mean of its last hidden states."""
+    """A model whose output is one row per example: its logits, or the mean of its last hidden states."""
 
     def __init__(self, model: nn.Module, name: str, more: dict[str, Any]) -> None:
         super().__init__()
@@ -473,7 +473,7 @@ def made(row: Row) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def tried(row: Row, isolate: bool | str) -> tuple[str, float]:
-    """The verdict of one way, and the seconds of CPU that its check took."""
+    """Return the verdict of one mode, and the CPU seconds of its check."""
     try:
         model, x, y = made(row)
     except Exception as error:

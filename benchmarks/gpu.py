@@ -1,18 +1,18 @@
-"""Private steps on a GPU against ordinary ones, rivals in the same run; one table at the end.
+"""Time private steps on a GPU against ordinary ones, peers in the same run; one table at the end.
 
 python benchmarks/gpu.py [--device cuda] [--small] [--tune] [--only TEXT] [--out FOLDER]
 
 First every kernel is checked against references: float64, or exact arithmetic from the same random words.
 Then, for each model, the time of one step: the median of blocks of steps between two CUDA events, after a
 warm-up. A ratio is to the ordinary step of the same kind (eager, or in a CUDA graph). ``without noise`` is a
-private step with the release left out: the rest is what noise costs. Memory is the peak, from making the
-model to the last step, above what was allocated before: choosing routes and capturing graphs included.
+private step without the release: the difference is the cost of noise. Memory is the peak, from making the
+model to the last step, above the level before: choosing routes and capturing graphs included.
 
 ``by turns``: steps of AdaDP and DP-SGD, and whole batches of `train`, in alternating blocks; the ratio is the
 median over pairs of blocks.
 
-Packages are looked for in vendor/ beside the sources as well. Opacus runs where it can be imported.
-``--small --device cpu`` runs all of it in small, with TRITON_INTERPRET=1 the kernels too.
+Packages are also imported from vendor/ beside the sources. Opacus runs where it can be imported. ``--small
+--device cpu`` runs small versions of everything, with TRITON_INTERPRET=1 the kernels too.
 """
 
 import argparse
@@ -40,7 +40,7 @@ Step = Callable[[], Any]
 
 
 class Report:
-    """Rows as they come, printed at once and kept for the table."""
+    """A table whose rows are printed at once and kept."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -76,7 +76,7 @@ def last_lines(count: int = 4) -> str:
 
 
 class Clock:
-    """Milliseconds of one step on a device."""
+    """A clock for milliseconds of one step on a device."""
 
     def __init__(self, torch: Any, device: Any, small: bool) -> None:
         self.torch, self.device = torch, device
@@ -98,7 +98,7 @@ class Clock:
         return statistics.median(self._block(step, count) for _ in range(self.blocks))
 
     def turns(self, steps: dict[str, Step]) -> dict[str, list[float]]:
-        """All of them block by block, several times; what a step took in each block."""
+        """Time all steps block by block, several times; return a step's time in each block."""
         once = max(self.time(step, 12 if self.blocks > 3 else 2) for step in steps.values())
         count = 10 * max(1, int(self.block_ms / once / 10))  # AdaDP finds scales every ten batches
         found: dict[str, list[float]] = {name: [] for name in steps}
@@ -123,7 +123,7 @@ class Clock:
         return float(first.elapsed_time(last)) / count
 
     def kernel(self, step: Step, copies: int = 20) -> float:
-        """One call among many in a CUDA graph: without the gaps between launches."""
+        """Time one call among many in a CUDA graph, without the gaps between launches."""
         if self.device.type != "cuda":
             return self.time(step)
 
@@ -143,7 +143,7 @@ class Clock:
 
 
 def graphed(torch: Any, step: Step) -> Step:
-    """The step captured in a CUDA graph, after a warm-up on a stream of its own."""
+    """Capture a step in a CUDA graph, after a warm-up on a stream of its own."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -160,7 +160,7 @@ def graphed(torch: Any, step: Step) -> Step:
 
 
 def models(torch: Any, small: bool) -> dict[str, tuple[Callable[[], Any], Callable[[Any], tuple[Any, Any]]]]:
-    """By name: how to make the model, and inputs and targets for one batch."""
+    """Return, by name, a function that makes the model, and inputs and targets for one batch."""
     nn, F = torch.nn, torch.nn.functional
 
     class Block(nn.Module):
@@ -236,7 +236,7 @@ def models(torch: Any, small: bool) -> dict[str, tuple[Callable[[], Any], Callab
 
 
 class OneBatch:
-    """A batch that is already on the device: what an ordinary step gets, too."""
+    """A batch that is already on the device, as for an ordinary step."""
 
     def __init__(self, x: Any, y: Any) -> None:
         self.x, self.y = x, y
@@ -264,7 +264,9 @@ def losses(torch: Any) -> Callable[[Any, Any], Any]:
 
 
 def private(torch: Any, model: Any, x: Any, y: Any, kind: str) -> Step:
-    """kind: 'noise', 'without noise', 'float noise', 'coordinates', 'vmap'; with ' graphed' behind it.
+    """Return a private step of a kind; ' graphed' behind the kind captures it in a CUDA graph.
+
+    Kinds are 'noise', 'without noise', 'float noise', 'coordinates', 'vmap' and AdaDP's.
 
     'AdaDP box' and 'AdaDP ellipsoid' are the whole method: its update, and new scales every ten batches.
     """
@@ -317,7 +319,7 @@ def private(torch: Any, model: Any, x: Any, y: Any, kind: str) -> Step:
 
 
 def mover(torch: Any, model: Any, layout: Any, optimizer: Any, size: int) -> Callable[[Any], None]:
-    """One step of the optimiser, as `train` makes it."""
+    """Return one step of the optimizer, as `train` makes it."""
     parameters = [p for p in model.parameters() if p.requires_grad]
 
     def moved(released: Any) -> None:
@@ -329,7 +331,7 @@ def mover(torch: Any, model: Any, layout: Any, optimizer: Any, size: int) -> Cal
 
 
 def adadp(torch: Any, model: Any, gradient: Any, batch: Any, mechanism: Any, stream: Any, shape: str) -> Step:
-    """One batch of AdaDP as `train` runs it, the ledger left out as it is for the others."""
+    """Return one batch of AdaDP as `train` runs it, without the ledger, as for the others."""
     from farthing.torch.kernels.noise import beside
     from farthing.torch.methods.adadp import AdaDP
 
@@ -353,7 +355,7 @@ def adadp(torch: Any, model: Any, gradient: Any, batch: Any, mechanism: Any, str
 
 
 def trained(torch: Any, model: Any, x: Any, kind: str) -> Step:
-    """A batch of `train`, drawn from a hundred batches of records: all of it, the ledger too."""
+    """Return a batch of `train`, drawn from a hundred batches of records, with the ledger."""
     import farthing as ft
     from farthing.torch.methods.adadp import AdaDP
 
@@ -374,7 +376,7 @@ def trained(torch: Any, model: Any, x: Any, kind: str) -> Step:
 
 
 def by_turns(torch: Any, report: Report, clock: Clock, name: str, make: Any, batch: Any) -> None:
-    """AdaDP's steps against those of DP-SGD, block by block: a host that is busy is busy for all of them."""
+    """Compare AdaDP's steps with those of DP-SGD in alternating blocks, so that load affects both alike."""
     x, y = batch(clock.device)
     kinds = {"DP-SGD": "noise", "AdaDP, box": "AdaDP box", "AdaDP, ellipsoid": "AdaDP ellipsoid"}
     for what in ("a step", "a batch of train"):
@@ -430,7 +432,7 @@ def opacus_step(torch: Any, model: Any, x: Any, y: Any, ghost: bool) -> Step:
 def race(
     torch: Any, report: Report, clock: Clock, name: str, make: Any, batch: Any, has_opacus: bool
 ) -> None:
-    """All kinds of step of one model, each with a model of its own."""
+    """Time all kinds of step of one model, each with a model of its own."""
     device = clock.device
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = "tf32" in name
@@ -464,7 +466,7 @@ def race(
     for kind, build in kinds.items():
         try:
             torch.manual_seed(0)
-            if device.type == "cuda":  # kept for good else: who comes next would have them for nothing
+            if device.type == "cuda":  # otherwise cached for the next kind, which would get them for free
                 torch._C._cuda_clearCublasWorkspaces()
             before = clock.memory()
             if device.type == "cuda":
@@ -491,7 +493,7 @@ def race(
 
 
 def exact(key: bytes, size: int, bits: int, block_of: Any) -> Any:
-    """The samples of a draw from its words, on the CPU, in exact arithmetic where need be."""
+    """Return the samples of a draw from its words, on the CPU, in exact arithmetic where needed."""
     import numpy as np
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
@@ -562,7 +564,7 @@ def check_kernels(torch: Any, report: Report, device: Any, small: bool) -> bool:
             units = torch.ones_like(total) if each is None else each
             wanted = (torch.round(total.double() / units / cell) + drawn) * cell * units.double()
             got = lattice_noise.release(total, drawn, each, cell).double()
-            error = (got - wanted).abs() - 2.0**-24 * wanted.abs()  # beyond that of the last rounding
+            error = (got - wanted).abs() - 2.0**-24 * wanted.abs()  # beyond the error of the last rounding
             worst = max(worst, float((error / (cell * units)).max()))
         assert worst < 1.5, worst  # one at a tie
         return f"within {worst:.2g} cells"
@@ -805,7 +807,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def mend_interpreter() -> None:
-    """Triton's interpreter counts loops by arrays of one number, which new versions of numpy refuse."""
+    """Patch Triton's interpreter, whose loop counters are arrays of one number, which new numpy refuses."""
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang_tensor

@@ -1,11 +1,11 @@
-"""What a round costs at a guard: a question over its Unix socket, and the parts of that.
+"""Measure the cost of a round at a guard: a question over its Unix socket, and its parts.
 
     python benchmarks/guard.py [--questions 200] [--records 500] [--folder FOLDER]
 
-A guard of its own process keeps records of 108 features; a question is one gradient with noise, charged and
-kept durably (two commits of the ledger, one line of the log). Beside it, in the same run: the same bytes to a
-socket that only sends them back, the same gradient and noise in this process without any books, and the same
-with a ledger on the same disk. Medians of wall-clock time; most of a question is waiting for the disk.
+A guard in a process of its own holds records of 108 features; a question is one gradient with noise, charged
+and kept durably (two commits of the ledger, one line of the log). Beside it, in the same run: the same bytes
+to a socket that only echoes them, the same gradient and noise in this process without accounting, and the
+same with a ledger on the same disk. Medians of wall-clock time; most of a question is waiting for the disk.
 """
 
 import argparse
@@ -35,7 +35,7 @@ WIDTH = 108
 
 
 def settle(folder: Path, records: int, coordinator: Signer) -> tuple[np.ndarray, np.ndarray]:
-    """A party's records, key and policy."""
+    """Write a party's records, key and policy."""
     rng = np.random.default_rng(0)
     X, y = rng.uniform(size=(records, WIDTH)), rng.integers(0, 2, records) * 1.0
     np.savez(folder / "records.npz", X=X, y=y)
@@ -51,7 +51,7 @@ def settle(folder: Path, records: int, coordinator: Signer) -> tuple[np.ndarray,
 
 @contextlib.contextmanager
 def guarded(folder: Path) -> Iterator[None]:
-    """A guard at work."""
+    """Run a guard."""
     command = [sys.executable, "-m", "farthing.cli.main", "guard", str(folder / "policy.toml")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
@@ -64,7 +64,7 @@ def guarded(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def echo(path: Path) -> Iterator[None]:
-    """A socket that sends back what it is sent."""
+    """Run a socket that echoes its input."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen()
@@ -85,7 +85,7 @@ def echo(path: Path) -> Iterator[None]:
 
 
 def median(questions: int, ask: Callable[[int], object]) -> float:
-    """Milliseconds, the median."""
+    """Return the median time in milliseconds."""
     taken = []
     for number in range(1, questions + 1):
         start = time.perf_counter()
@@ -95,7 +95,7 @@ def median(questions: int, ask: Callable[[int], object]) -> float:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Prints a row for each part."""
+    """Print a row for each part."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--records", type=int, default=500)

@@ -1,4 +1,4 @@
-"""How many charges a second the journal takes, next to bare SQLite commits of the same row.
+"""Measure charges a second of the journal, beside bare SQLite commits of the same row.
 
     python benchmarks/journal.py [--seconds 1] [--processes 4]
 
@@ -26,7 +26,7 @@ def decide(last: Row) -> tuple[dict[str, Any], list[float]]:
 
 
 def rate(step: Callable[[], object], seconds: float) -> float:
-    """Calls a second, after a short warm-up."""
+    """Return calls a second, after a short warm-up."""
     for _ in range(20):
         step()
     done, start = 0, perf_counter()
@@ -37,7 +37,7 @@ def rate(step: Callable[[], object], seconds: float) -> float:
 
 
 def bare(path: str, seconds: float) -> float:
-    """One INSERT a transaction, in WAL with synchronous=FULL, and nothing else."""
+    """Commit one INSERT per transaction, in WAL with synchronous=FULL, and nothing else."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
@@ -60,7 +60,7 @@ def worker(path: str, seconds: float, begin: Any) -> float:
 
 
 def shared(path: str, seconds: float, processes: int) -> float:
-    """The rates of several processes on one journal, added up."""
+    """Return the summed rates of several processes on one journal."""
     with multiprocessing.Manager() as manager, multiprocessing.Pool(processes) as pool:
         begin = manager.Barrier(processes)
         return sum(pool.starmap(worker, [(path, seconds, begin)] * processes))

@@ -1,10 +1,11 @@
-"""How many asks a second a ledger answers, and what it adds to the answer itself.
+"""Measure a ledger's answers a second, and its overhead over the answer itself.
 
     python benchmarks/ledger.py [--seconds 1] [--processes 4]
 
-The question is small on purpose (a sum of 100 records in 10 dimensions, Gaussian noise), so that the ledger
-shows. "overhead" is the time of `ask` outside drawing, summing and adding noise, measured in the same asks;
-"ratio" is the rate divided by that of drawing, summing and adding noise alone. All numbers come from one run.
+The query is small on purpose (a sum of 100 records in 10 dimensions, Gaussian noise), so that the ledger's
+cost is visible. "overhead" is the time of `ask` outside drawing, summing and adding noise, measured in the
+same asks; "ratio" is the rate divided by that of drawing, summing and adding noise alone. All numbers come
+from one run.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import farthing as ft
 from farthing.ledger.ledger import Ledger
 from farthing.queries.events import GaussianEvent
 
-NOISE = 1e4  # so cheap an answer that no run exhausts the budget
+NOISE = 1e4  # so cheap that no run exhausts the budget
 RECORDS = ft.Rows(np.random.default_rng(0).normal(size=(100, 10)))
 QUESTION = ft.Query(
     ft.Everyone(), ft.PerExample(lambda rows, w: rows[0] - w), ft.ClipNorm(1.0), ft.Gaussian(NOISE)
@@ -49,7 +50,7 @@ def door(promised: bool, path: Path | str | None = None, block: int | None = Non
 
 
 def measure(ledger: Timed, seconds: float) -> tuple[float, float]:
-    """Asks a second, and seconds of each outside the answer itself."""
+    """Return asks a second, and seconds of each outside the answer itself."""
     for _ in range(50):
         ledger.ask(QUESTION, W)
     ledger.inside, done, start = 0.0, 0, perf_counter()
@@ -60,7 +61,7 @@ def measure(ledger: Timed, seconds: float) -> tuple[float, float]:
 
 
 def bare(seconds: float) -> float:
-    """Answers a second with no ledger around them."""
+    """Return answers a second without a ledger."""
     ledger, done, start = door(False), 0, perf_counter()
     ready = ledger._readied(QUESTION, W)
     while (elapsed := perf_counter() - start) < seconds:
@@ -78,7 +79,7 @@ def worker(path: str, block: int, seconds: float, begin: Any) -> tuple[float, fl
 
 
 def shared(path: str, block: int, seconds: float, processes: int) -> tuple[float, float]:
-    """The rates of several processes on one file added up, and their mean overhead."""
+    """Return the summed rates of several processes on one file, and their mean overhead."""
     with multiprocessing.Manager() as manager, multiprocessing.Pool(processes) as pool:
         begin = manager.Barrier(processes)
         found = pool.starmap(worker, [(path, block, seconds, begin)] * processes)

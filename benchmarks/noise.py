@@ -1,4 +1,4 @@
-"""Lattice noise against float noise: CPU nanoseconds a sample, in one run.
+"""Compare lattice noise with float noise: CPU nanoseconds a sample, in one run.
 
 python benchmarks/noise.py [samples] [repeats]
 
@@ -46,10 +46,10 @@ def without_kernels(draw: Draw) -> Draw:
 
 
 def compare(title: str, samples: int, repeats: int, rows: dict[str, tuple[Draw, ...]]) -> None:
-    """Medians of interleaved repeats; every row names ours first, then its rivals."""
+    """Print medians of interleaved repeats; every row names ours first, then its peers."""
     print(f"{title}: CPU ns a sample, median of {repeats}; ratio = farthing / rival")
     for name, draws in rows.items():
-        for draw in draws:  # imports, builds and first touches
+        for draw in draws:  # warm-up: imports, builds and first touches
             draw()
         timed = [[seconds(draw) for draw in draws] for _ in range(repeats)]
         mine, *others = (statistics.median(column) * 1e9 / samples for column in zip(*timed, strict=True))

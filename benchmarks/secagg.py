@@ -1,4 +1,4 @@
-"""Secure aggregation beside Flower's SecAgg+: CPU time and bytes, in one run.
+"""Compare secure aggregation with Flower's SecAgg+: CPU time and bytes, in one run.
 
     python benchmarks/secagg.py [--parties 100] [--size 100000] [--dropped 0.1] [--complete]
 
@@ -10,8 +10,8 @@ primitives in the order of its workflow, with 31 shares, 16 to a secret, as its 
 --complete also on a complete graph and our threshold, which takes it many minutes. Its messages are counted
 without any framing, ours with header and signature.
 
-Flower's masks come from 32 bits of seed (numpy's RandomState), ours from 256 (AES): its times are no measure
-of a protocol with the same security.
+Flower's masks come from 32 bits of seed (numpy's RandomState), ours from 256 (AES): its times are not those
+of a protocol with equal security.
 """
 
 import argparse
@@ -41,7 +41,7 @@ TURN = {"run": "run-1", "round": 1, "nonce": "0" * 32, "about": "0" * 64}
 
 
 class Meter:
-    """CPU time by who spends it, and bytes by who sends them."""
+    """A meter of CPU time by role, and of bytes by sender."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -55,7 +55,7 @@ class Meter:
 
 
 def vectors(parties: int, size: int) -> dict[str, np.ndarray]:
-    """Made-up whole numbers."""
+    """Return made-up whole numbers."""
     rng = np.random.default_rng(0)
     return {f"p{i:04}": rng.integers(0, REACH, size) for i in range(parties)}
 
@@ -63,7 +63,7 @@ def vectors(parties: int, size: int) -> dict[str, np.ndarray]:
 def ours(
     given: dict[str, np.ndarray], gone: set[str], threshold: int, colluding: int
 ) -> tuple[Meter, np.ndarray]:
-    """A session of the library."""
+    """Run a session of the library."""
     meter, size = Meter(), len(next(iter(given.values())))
     signers = {name: Signer.new() for name in given}
     enrolled = {name: signer.public for name, signer in signers.items()}
@@ -120,7 +120,7 @@ def ours(
 def flowers(
     given: dict[str, np.ndarray], gone: set[str], shares: int, threshold: int
 ) -> tuple[Meter, np.ndarray]:
-    """The same by Flower's own functions. Raises ImportError where it is not there."""
+    """Run a session by Flower's own functions. Raises ImportError where it is not installed."""
     mod: Any = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
     from flwr.common.secure_aggregation.crypto.shamir import combine_shares
     from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
@@ -196,7 +196,7 @@ def flowers(
 def _masked(
     mod: Any, state: Any, boxes: list[tuple[int, bytes]], vector: np.ndarray, modulus: int
 ) -> np.ndarray:
-    """Flower's third stage on whole numbers, without its quantisation."""
+    """Run Flower's third stage on whole numbers, without its quantisation."""
     total = vector + mod.pseudo_rand_gen(state.rd_seed, modulus, [vector.shape])[0]
     for source, box in boxes:
         text = mod.decrypt(state.ss2_dict[source], box)
@@ -212,7 +212,7 @@ def _masked(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Prints a row for each."""
+    """Print a row for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parties", type=int, default=100)
     parser.add_argument("--size", type=int, default=100_000)

@@ -1,14 +1,14 @@
-"""Linear models on real tables, side by side with peers: accuracy at the same budget, and time.
+"""Compare linear models on real tables with peers: accuracy at the same budget, and time.
 
     python -m benchmarks.tabular [classify regress components speed] [--repeats 3] [--methods M] [--data D]
 
-Data come from the folder named by FARTHING_DATA (or ../shared/data); what is not there is left out and said
-so. Every figure is computed here, in this run. Classification: 5-fold cross-validation, δ = 1e-8, add-remove;
-accuracy in percent, and for some methods AUC and mean log-loss; ± is the standard error over repeats. The
-tables marked "unseen" played no part in choosing the rules of the default. diffprivlib is given, at every ε,
-the best of `SETTINGS` on the test folds of the first repeat, at no charge: more than we take ourselves. "a9a"
-is LIBSVM's encoding of Adult (123 binary columns), "adult" the table that farthing ships (108 columns). All
-of it takes about two hours.
+Data come from the folder named by FARTHING_DATA (or ../shared/data); missing data is reported and left out.
+Every figure is computed in this run. Classification: 5-fold cross-validation, δ = 1e-8, add-remove; accuracy
+in percent, and for some methods AUC and mean log-loss; ± is the standard error over repeats. The tables
+marked "unseen" played no part in choosing the rules of the default. diffprivlib is given, at every ε, the
+best of `SETTINGS` on the test folds of the first repeat, at no charge: an advantage that we do not take.
+"a9a" is LIBSVM's encoding of Adult (123 binary columns), "adult" the table that farthing ships (108 columns).
+All of it takes about two hours.
 """
 
 import argparse
@@ -37,7 +37,7 @@ Fit = Callable[[Any, Any, float], Any]
 
 
 def load(name: str) -> tuple[Any, Any] | None:
-    """Features in [0, 1] and labels, or None."""
+    """Return features in [0, 1] and labels, or None."""
     file = {
         "a9a": "adult_a9a.npz",
         "adult": "adult.npz",
@@ -78,7 +78,7 @@ SETTINGS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 10.0)
 
 
 def diffprivlib(C: float) -> Fit:
-    """Pure ε-DP, which is all it offers."""
+    """Return diffprivlib's scores under pure ε-DP, which is all it offers."""
     from diffprivlib.models import LogisticRegression
 
     def fit(X: Any, y: Any, epsilon: float) -> Any:
@@ -89,7 +89,7 @@ def diffprivlib(C: float) -> Fit:
 
 
 def best_of_diffprivlib(X: Any, y: Any, epsilon: float, repeats: int) -> dict[str, Any]:
-    """Its results with the setting that does best on the test folds of the first repeat."""
+    """Return its results with the setting that does best on the test folds of the first repeat."""
     scores = {
         setting: cross_validated(diffprivlib(setting), X, y, epsilon, 1)["accuracy"][0]
         for setting in SETTINGS
@@ -106,11 +106,11 @@ def folds(X: Any, y: Any, repeats: int) -> Iterator[tuple[int, Any, Any, Any, An
 
 
 def cross_validated(fit: Fit, X: Any, y: Any, epsilon: float, repeats: int) -> dict[str, Any]:
-    """Accuracy, AUC and log-loss: means over folds, one a repeat."""
+    """Return accuracy, AUC and log-loss: means over folds, one per repeat."""
     found: dict[int, list[tuple[float, float, float]]] = {}
     for repeat, X_train, y_train, X_test, y_test in folds(X, y, repeats):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # diffprivlib warns that it clips, scikit-learn of iterations
+            warnings.simplefilter("ignore")  # diffprivlib warns about clipping, scikit-learn about iterations
             model = fit(X_train, y_train, epsilon)
         positive = model.predict_proba(X_test)[:, 1]
         found.setdefault(repeat, []).append(
@@ -127,7 +127,7 @@ def cross_validated(fit: Fit, X: Any, y: Any, epsilon: float, repeats: int) -> d
 
 
 def classify(repeats: int, methods: list[str], names: list[str]) -> None:
-    """Accuracy of every method and peer at every ε."""
+    """Print the accuracy of every method and peer at every ε."""
     rows: dict[str, Callable[[Any, Any, float], dict[str, Any]]] = {
         name: functools.partial(cross_validated, ours(name), repeats=repeats) for name in methods
     }
@@ -185,7 +185,7 @@ def load_regression(name: str) -> tuple[Any, Any] | None:
 
 
 def regress(repeats: int) -> None:
-    """Held-out R² of every method."""
+    """Print the held-out R² of every method."""
     for name in REGRESSIONS:
         data = load_regression(name)
         if data is None:
@@ -213,7 +213,7 @@ def regress(repeats: int) -> None:
 
 
 def components(repeats: int) -> None:
-    """Variance captured by 10 private components, over what the best 10 capture."""
+    """Print the variance captured by 10 private components, over that of the best 10."""
     data = load("mnist")
     if data is None:
         return
@@ -230,7 +230,7 @@ def components(repeats: int) -> None:
 
 
 def seconds(function: Callable[[], object], times: int = 5) -> float:
-    """The least CPU time of a few calls."""
+    """Return the least CPU time of a few calls."""
     taken = []
     for _ in range(times):
         start = time.process_time()
@@ -240,7 +240,7 @@ def seconds(function: Callable[[], object], times: int = 5) -> float:
 
 
 def speed() -> None:
-    """One thread (set OMP_NUM_THREADS=1), Adult as a9a at ε = 1."""
+    """Time one thread (set OMP_NUM_THREADS=1) on Adult as a9a at ε = 1."""
     data = load("a9a")
     if data is None:
         return
@@ -265,7 +265,7 @@ def speed() -> None:
 
 
 def hundred_steps(X: Any, y: Any) -> None:
-    """Full-batch steps through the door, over the two products they need."""
+    """Time full-batch steps through the ledger, relative to the two products they need."""
     from farthing.data.tables import Features, Table
     from farthing.linear.losses import Gradient, logistic
 
@@ -288,7 +288,7 @@ def hundred_steps(X: Any, y: Any) -> None:
 
 
 def lots(X: Any, y: Any, lot: int, steps: int = 1500, repeats: int = 3) -> None:
-    """The same number of Poisson lots of DP-SGD, ours and Opacus's."""
+    """Time the same number of Poisson batches of DP-SGD, ours and Opacus's."""
     from farthing.data.tables import Features, Table
     from farthing.linear.losses import Gradient, logistic
 
@@ -332,7 +332,8 @@ def lots(X: Any, y: Any, lot: int, steps: int = 1500, repeats: int = 3) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        timed = [(seconds(train, 1), seconds(rival, 1)) for _ in range(repeats)]  # by turns, on equal terms
+        # alternating, under equal conditions
+        timed = [(seconds(train, 1), seconds(rival, 1)) for _ in range(repeats)]
     mine, theirs = map(min, zip(*timed, strict=True))
     print(f"  {steps} DP-SGD lots of {lot}: {mine:.3f}; Opacus {theirs:.3f}: ×{theirs / mine:.1f}")
 

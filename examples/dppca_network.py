@@ -1,16 +1,17 @@
-"""Principal components and a network on top of them, both paid for by one budget.
+"""Train principal components and a network on top of them from one budget.
 
     pip install 'farthing[torch]'
     python examples/dppca_network.py --images mnist.npz
 
 The network of AdaDP's paper (Xu et al. 2020, Section IV-A): 60 principal components, released once with noise
 (DpPCA: Dwork et al. 2014, "Analyze Gauss"), then 1,000 ReLU units trained by AdaDP on batches of 600. The
-paper counts the batches and leaves DpPCA out. Here both are promised to one ledger before anything is asked,
-so that they are priced together, tightly: DpPCA gets a twentieth of μ², and the noise of the batches follows.
+paper accounts for the batches and leaves DpPCA out. Here both are promised to one ledger before anything is
+asked, so that they are priced together, tightly: DpPCA gets a twentieth of μ², and the noise of the batches
+follows.
 
-Guarantee: (ε, δ)-DP, add-remove, per record, against anyone who does not see who is in a batch. How many
-pictures there are counts as public. ``--images`` names a file of numpy with X_train, y_train, X_test and
-y_test; without it the pictures are made up.
+Guarantee: (ε, δ)-DP, add-remove, per record, against an observer who does not see the batches' members. The
+number of images counts as public. ``--images`` names an .npz file with X_train, y_train, X_test and y_test;
+without it the images are made up.
 """
 
 import argparse
@@ -25,12 +26,12 @@ from farthing.data import Features, Table
 from farthing.linear.methods.dppca import Scatter, components
 from farthing.queries.events import GaussianEvent
 
-PART = 0.05  # of μ², for DpPCA
-LENGTH = 8.0  # what rows are stretched to before the network sees them
+PART = 0.05  # DpPCA's share of μ²
+LENGTH = 8.0  # the norm that rows are scaled to before the network
 
 
 def pictures(path: str | None, count: int = 6000) -> tuple[np.ndarray, ...]:
-    """Rows of norm 1 and labels to learn from, and as much to test on."""
+    """Return rows of norm 1 and labels for training and for testing."""
     if path is not None:
         with np.load(path) as data:
             x, y, test, answers = (data[key] for key in ("X_train", "y_train", "X_test", "y_test"))
@@ -47,7 +48,7 @@ def pictures(path: str | None, count: int = 6000) -> tuple[np.ndarray, ...]:
 def main(
     epsilon: float = 2.0, steps: int = 300, kept: int = 60, units: int = 1000, images: str | None = None
 ) -> tuple[float, ft.Ledger]:
-    """Train, print what holds and how good it is; return the accuracy and the ledger."""
+    """Train, print the guarantee and the accuracy; return the accuracy and the ledger."""
     rows, held, labels, answers = pictures(images)
     width, rate, budget = rows.shape[1], 600 / len(rows), ft.Budget(epsilon, 1e-5)
     pca_noise = 1 / (math.sqrt(PART) * budget.mu)

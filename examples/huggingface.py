@@ -1,4 +1,4 @@
-"""A transformer from Hugging Face, trained within a budget by Hugging Face's own Trainer.
+"""Train a transformer from Hugging Face within a budget, by Hugging Face's own Trainer.
 
     pip install 'farthing[torch]' transformers accelerate
     python examples/huggingface.py
@@ -6,7 +6,7 @@
 `PrivateTrainer` keeps the Trainer's loop, callbacks, checkpoints and evaluation, and gives it *numbers* to
 count in place of batches to read: no private record enters the loop, and no loss of one is logged. Where the
 Trainer would compute a gradient, one batch is asked of the ledger; the noisy gradient is in the parameters'
-``grad`` when the Trainer takes the optimiser's step. It ends when the budget is spent.
+``grad`` when the Trainer takes the optimizer's step. Training ends when the budget is spent.
 
 Nothing is downloaded: the model is made from a configuration and the sentences are made up.
 """
@@ -25,7 +25,7 @@ import farthing as ft
 from farthing.torch.integrations.deferred import defer
 
 WORDS, LENGTH, PADDING = 60, 12, 0
-GOOD, BAD = range(1, 11), range(11, 21)  # the rest is plain
+GOOD, BAD = range(1, 11), range(11, 21)  # transformers has no type annotations
 
 
 class PrivateTrainer(Trainer):
@@ -55,18 +55,18 @@ class PrivateTrainer(Trainer):
         self.begin = begin
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """The numbers of the batches; the records stay behind the ledger."""
+        """Return the numbers of the batches; the records stay behind the ledger."""
         self.private = self.begin(self.model)
         self.deferred = defer(self.private)
         return DataLoader([{"batch": place} for place in range(self.private.steps)], batch_size=1)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """The run's own."""
+        """Return the run's own optimizer."""
         self.optimizer = self.deferred
         return self.optimizer
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """One batch. Its loss is nobody's business: 0 stands for it, and is not logged."""
+        """Run one batch. Its loss is private: 0 replaces it, and is not logged."""
         model.train()
         step = next(self.private, None)
         if step is None or step.left == 0:
@@ -74,25 +74,25 @@ class PrivateTrainer(Trainer):
         return torch.zeros((), device=self.args.device)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Public numbers: the Trainer's, without the loss it did not see, and how much is spent."""
+        """Log public numbers: the Trainer's, without the loss, and the budget spent."""
         unseen = ("loss", "train_loss", "train_samples_per_second")
         logs = {name: value for name, value in logs.items() if name not in unseen}
         super().log({**logs, "privacy/share": self.private.t / self.private.steps}, start_time)
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Would count tokens of a batch."""
+        """Return 0: counting would read the tokens of a batch."""
         return 0
 
 
 class Logits(nn.Module):
-    """A model of Hugging Face as farthing calls models: tensors in, one row of logits an example out."""
+    """A model of Hugging Face in farthing's form: tensors in, one row of logits per example out."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Class scores."""
+        """Return class scores."""
         return self.model(input_ids=ids, attention_mask=mask).logits
 
 
@@ -122,14 +122,14 @@ class Sentences(Dataset[Any]):
 
 
 def right(prediction: Any) -> dict[str, float]:
-    """The share of right answers."""
+    """Return the fraction of right answers."""
     return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
 
 
 def main(
     epsilon: float = 3.0, steps: int = 60, records: int = 8000, folder: str | None = None
 ) -> tuple[float, PrivateTrainer]:
-    """Trains, prints what holds and how good it is; returns the accuracy and the trainer."""
+    """Train, print the guarantee and the accuracy; return the accuracy and the trainer."""
     private, public = Sentences(records, seed=1), Sentences(1000, seed=2)
     config = BertConfig(
         vocab_size=WORDS,
@@ -155,7 +155,7 @@ def main(
             folder or scratch,
             num_train_epochs=1,
             lr_scheduler_type="constant",
-            max_grad_norm=0,  # every example was clipped already
+            max_grad_norm=0,  # examples are clipped already
             eval_strategy="steps",
             eval_steps=max(1, steps // 3),
             logging_steps=max(1, steps // 3),

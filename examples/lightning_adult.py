@@ -1,10 +1,10 @@
-"""A LightningModule, trained within a budget by Lightning's own Trainer.
+"""Train a LightningModule within a budget, by Lightning's own Trainer.
 
     pip install 'farthing[torch]' lightning
     python examples/lightning_adult.py
 
-The module is an ordinary one. What changes: the `Private` callback, its `batches` in place of a loader, and a
-loss with one value a record. Validation runs on the test table, which counts as public here.
+The module is an ordinary one. The changes are the `Private` callback, its `batches` in place of a loader, and
+a loss with one value per record. Validation runs on the test table, which counts as public here.
 """
 
 import argparse
@@ -25,30 +25,30 @@ loss = nn.CrossEntropyLoss(reduction="none")
 
 
 class Income(LightningModule):
-    """Whether somebody earns more than $50,000."""
+    """A classifier of whether a person earns more than $50,000."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(features, 64), nn.ReLU(), nn.Linear(64, 2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scores of both classes."""
+        """Return scores of both classes."""
         return self.layers(x)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """For training without privacy; never called with the callback."""
+        """Compute the loss for training without privacy; never called with the callback."""
         return loss(self(batch[0]), batch[1]).mean()
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """On public data anything may be logged."""
+        """Log the accuracy: on public data anything may be logged."""
         self.log("right", (self(batch[0]).argmax(1) == batch[1]).float().mean())
 
     def configure_optimizers(self) -> None:
-        """None: the run chooses, by rules of public numbers. An optimiser of your own works as well."""
+        """Return None: the run chooses by rules of public numbers. An optimizer of your own works as well."""
 
 
 def main(epsilon: float = 1.0, steps: int | None = None) -> tuple[float, Trainer]:
-    """Trains, prints what holds and how good it is; returns the accuracy and the trainer."""
+    """Train, print the guarantee and the accuracy; return the accuracy and the trainer."""
     adult = load_adult()
     private = torch.tensor(adult.X_train, dtype=torch.float32), torch.tensor(adult.y_train)
     test = TensorDataset(torch.tensor(adult.X_test, dtype=torch.float32), torch.tensor(adult.y_test))

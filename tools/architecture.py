@@ -1,6 +1,6 @@
-"""``python tools/architecture.py``: draws folders, modules and a record's way into docs/architecture.md.
+"""Draw folders, modules and a record's way into docs/architecture.md (``python tools/architecture.py``).
 
-Beside a name stands the first sentence of its docstring, so that the page cannot go stale.
+Each name is followed by the first sentence of its docstring, so that the page cannot go stale.
 """
 
 import ast
@@ -27,7 +27,7 @@ FOLDERS = [
 WIDTH = 22
 
 
-# One record's way through the folders, in the order of the calls (tests/test_architecture.py follows them).
+# One record's way through the folders, in the order of the calls (tests/test_architecture.py checks it).
 WAY = [
     ("queries/query.py", "Rows"),
     ("ledger/ledger.py", "Ledger.over"),
@@ -71,7 +71,7 @@ def _called(place: str, name: str) -> str:
         node = next(found for found in named if found.name == part)
     assert isinstance(node, ast.ClassDef | ast.FunctionDef)
     said = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ")
-    module = "" if "." in name else f"{Path(place).stem}."  # a function is told by its module
+    module = "" if "." in name else f"{Path(place).stem}."  # a function is described by its module
     shown = name.replace("_Added", "Gaussian") if name[0].isupper() or name[0] == "_" else module + name
     return f"{place.split('/')[0] + '/':<12} {shown:<25} {_first(said)}"
 

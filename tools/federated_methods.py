@@ -1,4 +1,4 @@
-"""``python tools/federated_methods.py``: draws the tables of federated methods into docs/federated.md."""
+"""Draw the tables of federated methods into docs/federated.md (``python tools/federated_methods.py``)."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def drawn(page: str) -> str:
 
 
 def methods() -> list[str]:
-    """Return a row a method."""
+    """Return one row per method."""
     rows = ["| `--method` | what it is | trust | rounds |", "|---|---|---|---|"]
     for one in METHODS.values():
         trusts = ", ".join(f"`{trust}`" for trust in one.trusts) if one.private else ""
@@ -33,7 +33,7 @@ def said() -> list[str]:
 
 
 def options() -> list[str]:
-    """Return a row an option, with its symbol in each method's text."""
+    """Return one row per option, with its symbol in each method's text."""
     rows = ["| option | meaning | symbol |", "|---|---|---|"]
     for name, (first, _) in every_option().items():
         symbols: dict[str, list[str]] = {}
@@ -43,7 +43,7 @@ def options() -> list[str]:
                     symbols.setdefault(one.symbol, []).append(f"`{method.name}`")
         cell = "; ".join(f"{symbol} ({', '.join(those)})" for symbol, those in symbols.items())
         rows.append(f"| `{first.flag}` | {first.help} | {cell} |")
-    return [row.replace("|C|", "\\|C\\|") for row in rows]  # bars of a norm end no cell
+    return [row.replace("|C|", "\\|C\\|") for row in rows]  # a bar inside a norm must not end a cell
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Rounds of Flower's simulation on Ray: 400 users, one record each, its gradient clipped and noised locally.
+"""Time rounds of Flower's simulation on Ray: 400 clients, one record each, clipped and noised locally.
 
-Run by `benchmarks.crowd_peers` in an environment of its own, where farthing need not be; prints seconds a
-round as JSON. Every user is a `NumPyClient` that makes one step on a record it drew; the update is clipped
-and noised on the user's side; the server averages by `FedAvg`. Ray gets two cores, and a client one of them.
-Log lines, several a user and round, are switched off. ``app`` is how Flower's simulation is run today, with
-its `LocalDpMod`; ``engine`` is the older way in, deprecated, which has less to do for a message.
+`benchmarks.simulated_peers` runs this in an environment of its own, without farthing; it prints seconds a
+round as JSON. Every client is a `NumPyClient` that makes one step on a record it drew; the update is clipped
+and noised by the client; the server averages by `FedAvg`. Ray gets two cores, and a client one of them. Log
+lines, several a client and round, are switched off. ``app`` is Flower's current way to simulate, with its
+`LocalDpMod`; ``engine`` is the older, deprecated way, which does less work per message.
 """
 
 import functools
@@ -30,14 +30,14 @@ logging.getLogger("flwr").setLevel(logging.ERROR)
 
 @functools.cache
 def table(path):
-    """Rows with a constant, and labels; read once in every process."""
+    """Return rows with a constant, and labels; read once in every process."""
     with np.load(path) as found:
         X, y, records = found["X"], found["y"], int(found["records"])
     return np.column_stack([X, np.ones(len(X))]).astype(np.float32), y, records
 
 
 class User(NumPyClient):
-    """Rows start to start + records of the table are its own."""
+    """A client that owns rows start to start + records of the table."""
 
     def __init__(self, path, user):
         rows, y, records = table(path)
@@ -53,19 +53,19 @@ class User(NumPyClient):
 
 
 class Noisy(User):
-    """Clips its update and adds noise itself."""
+    """A client that clips its update and adds noise itself."""
 
     def fit(self, parameters, config):
         (moved,), count, told = super().fit(parameters, config)
         update = moved - parameters[0]
         update *= min(1.0, CLIP / max(float(np.linalg.norm(update)), 1e-30))
-        noise = CLIP * np.sqrt(2 * np.log(1.25 / DELTA)) / EPSILON  # that of LocalDpMod
+        noise = CLIP * np.sqrt(2 * np.log(1.25 / DELTA)) / EPSILON  # as in LocalDpMod
         update += np.random.default_rng().normal(0, noise, len(update))
         return [parameters[0] + update], count, told
 
 
 class Clocked(FedAvg):
-    """Notes when a round is over."""
+    """A strategy that records the end of each round."""
 
     def __init__(self, ends, width, users):
         start = ndarrays_to_parameters([np.zeros(width, np.float32)])
@@ -86,7 +86,7 @@ class Clocked(FedAvg):
 
 
 def app_rounds(path, rounds):
-    """Time stamps of the ends of rounds of a ServerApp and a ClientApp."""
+    """Return time stamps of the ends of rounds of a ServerApp and a ClientApp."""
     rows, _, records = table(path)
     users, ends = len(rows) // records, []
 
@@ -107,7 +107,7 @@ def app_rounds(path, rounds):
 
 
 def engine_rounds(path, rounds):
-    """Time stamps of the ends of rounds of the older engine, which knows no mods: noise by hand."""
+    """Return time stamps of the ends of rounds of the older engine, which has no mods: noise by hand."""
     rows, _, records = table(path)
     users, ends = len(rows) // records, []
 
@@ -126,7 +126,7 @@ def engine_rounds(path, rounds):
 
 
 if __name__ == "__main__":
-    import flower_rounds  # by its name, so that Ray's processes find what they are sent
+    import flower_rounds  # imported by name, so that Ray's processes find the classes
 
     kind, path, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
     chosen = flower_rounds.app_rounds if kind == "app" else flower_rounds.engine_rounds

@@ -1,9 +1,9 @@
-"""Rounds of Apple's pfl: 400 users, one record each, its gradient clipped and noised by the user itself.
+"""Time rounds of Apple's pfl: 400 clients, one record each, clipped and noised by the client itself.
 
-Run by `benchmarks.crowd_peers` in an environment of its own, where farthing need not be; prints CPU seconds
-a round as JSON. ``torch`` is what pfl's tutorials do: a PyTorch model, federated averaging, one local step on
-one record, and its Gaussian mechanism as a local one. ``numpy`` is the least pfl can do for a user: an
-algorithm of our own on NumPy statistics, without any framework.
+`benchmarks.simulated_peers` runs this in an environment of its own, without farthing; it prints CPU seconds a
+round as JSON. ``torch`` follows pfl's tutorials: a PyTorch model, federated averaging, one local step on one
+record, and its Gaussian mechanism as a local one. ``numpy`` is the least work that pfl can do for a client:
+an algorithm of our own on NumPy statistics, without any framework.
 """
 
 import json
@@ -21,7 +21,7 @@ CLIP, NOISE, RATE = 3.0, 100.0, 0.1
 
 
 def users_of(path):
-    """X with a constant, y, and one slice a user."""
+    """Return X with a constant, y, and one slice per client."""
     with np.load(path) as found:
         X, y, records = found["X"], found["y"], int(found["records"])
     rows = np.column_stack([X, np.ones(len(X))]).astype(np.float32)
@@ -33,7 +33,7 @@ def federated(dataset, users):
 
 
 def torch_rounds(path, rounds):
-    """Time stamps of the ends of rounds."""
+    """Return time stamps of the ends of rounds, with PyTorch."""
     import torch
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -68,7 +68,7 @@ def torch_rounds(path, rounds):
             self.ends.append(time.process_time())
             return False, Metrics()
 
-    def dataset(user):  # a user's data is the record it drew
+    def dataset(user):  # a client's data is the record it drew
         place = slices[user].start + int(generator.integers(slices[user].stop - slices[user].start))
         return Dataset([rows[place : place + 1], y[place : place + 1]], user_id=str(user))
 
@@ -96,7 +96,7 @@ def torch_rounds(path, rounds):
 
 
 def numpy_rounds(path, rounds):
-    """Time stamps of the ends of rounds."""
+    """Return time stamps of the ends of rounds, with NumPy."""
     from pfl.algorithm.base import FederatedAlgorithm
     from pfl.common_types import Population
     from pfl.context import CentralContext

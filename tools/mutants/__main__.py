@@ -1,4 +1,4 @@
-"""``python -m tools.mutants``: run the list, or a part of it, and say which bugs no test noticed."""
+"""Run the list of mutants, or a part of it, and report those that no test detected."""
 
 import argparse
 import os
@@ -13,7 +13,7 @@ from tools.mutants.catalog import ROOT, Mutant, load
 
 def main() -> int:
     given = _arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was begun is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that started processes are ended
     every = [mutant for mutant in load() if given.only in mutant.name and given.file in mutant.file]
     chosen = [mutant for mutant in every if not mutant.equivalent]
     keeper = runner.Keeper(ROOT, ROOT / "build" / "mutants.json")
@@ -52,7 +52,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _must_pass_unchanged(mutants: list[Mutant], workers: int, seconds: float) -> None:
-    """Tests that fail without a bug would kill everything: each choice of tests is tried once as it is."""
+    """Check each selection of tests once without a bug: tests that fail anyway would kill every mutant."""
     kinds = {mutant.tests: mutant for mutant in mutants}
     same = [Mutant(one.file, one.old, one.old, "nothing", tests) for tests, one in kinds.items()]
     for outcome in runner.run(same, ROOT, workers, seconds):

@@ -1,4 +1,4 @@
-"""The list of mutants, read from the TOML files beside this module."""
+"""Read the list of mutants from the TOML files beside this module."""
 
 import tomllib
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ SOURCE = Path("src") / "farthing"
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """``old`` in ``file`` (below src/farthing) becomes ``new``; one of ``tests`` should fail then."""
+    """A mutant: ``old`` in ``file`` (below src/farthing) becomes ``new``; one of ``tests`` should fail."""
 
     file: str
     old: str
@@ -25,14 +25,14 @@ class Mutant:
         return f"{self.file}: {self.old} -> {self.new}"
 
     def applied(self, text: str) -> str:
-        """The source with the bug in it; ValueError where the fragment does not occur exactly once."""
+        """Return the source with the bug; ValueError where the fragment does not occur exactly once."""
         if text.count(self.old) != 1:
             raise ValueError(f"occurs {text.count(self.old)} times, not once: {self.name}")
         return text.replace(self.old, self.new)
 
 
 def load(folder: Path = HERE) -> list[Mutant]:
-    """Every mutant, those that are equivalent to the source included."""
+    """Return every mutant, including those equivalent to the source."""
     found = list[Mutant]()
     for path in sorted(folder.glob("*.toml")):
         for file, table in tomllib.loads(path.read_text(encoding="utf-8")).items():

@@ -1,7 +1,7 @@
-"""Runs mutants: each in a copy of the tree, with the tests named for it, in a process forked from this one.
+"""Run mutants: each in a copy of the tree, with the tests named for it, in a process forked from this one.
 
-Libraries are imported once, here, and never farthing itself, so that a run costs its tests and little more.
-What was found is kept in build/mutants.json and not run again until the source or one of the tests changes.
+Libraries are imported once, here, and never farthing itself, so that a run costs little more than its tests.
+Outcomes are kept in build/mutants.json and not run again until the source or one of the tests changes.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _HEAVY = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a mutant, and in how many seconds."""
+    """The outcome of a mutant, and its seconds."""
 
     mutant: Mutant
     verdict: str
@@ -59,7 +59,7 @@ class Tree:
         text, times = path.read_text(encoding="utf-8"), path.stat()
         try:
             path.write_text(mutant.applied(text), encoding="utf-8")
-            os.utime(path, (times.st_atime + 1, times.st_mtime + 1))  # so that no compiled file of old fits
+            os.utime(path, (times.st_atime + 1, times.st_mtime + 1))  # so that no old compiled file matches
             yield
         finally:
             path.write_text(text, encoding="utf-8")
@@ -67,14 +67,14 @@ class Tree:
 
 
 def warm_up() -> None:
-    """Imports what tests import, but for farthing."""
+    """Import what tests import, except farthing."""
     for name in _HEAVY:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
 
 def fork_tests(tree: Tree, tests: str, log: Path) -> int:
-    """The number of a process that runs ``tests`` in the tree; its exit code is pytest's."""
+    """Start a process that runs ``tests`` in the tree, and return its id; its exit code is pytest's."""
     child = os.fork()
     if child:
         return child
@@ -115,16 +115,16 @@ def fork_tests(tree: Tree, tests: str, log: Path) -> int:
 
 
 def verdict(code: int) -> str:
-    """What pytest's exit code says of a mutant; 4 and 5 mean that no test ran."""
+    """Return the verdict for pytest's exit code; 4 and 5 mean that no test ran."""
     return SURVIVED if code == 0 else BROKEN if code in (4, 5, 70) else KILLED
 
 
 class Keeper:
-    """Outcomes kept in a file, under a digest of all that they depend on."""
+    """A file of outcomes, under a digest of everything that they depend on."""
 
     def __init__(self, root: Path, path: Path) -> None:
         self.root, self.path = root, path
-        self._keys: dict[Mutant, str] = {}  # as files were before the run
+        self._keys: dict[Mutant, str] = {}  # digests of files before the run
         self.known: dict[str, list[object]] = json.loads(path.read_text()) if path.exists() else {}
 
     def key(self, mutant: Mutant) -> str:
@@ -146,7 +146,7 @@ class Keeper:
 
 
 def run(mutants: Iterable[Mutant], root: Path, workers: int, seconds: float) -> Iterator[Outcome]:
-    """The outcome of each mutant as it comes, ``workers`` at a time, each within ``seconds``."""
+    """Yield the outcome of each mutant as it comes, ``workers`` at a time, each within ``seconds``."""
     waiting, running = list(mutants)[::-1], dict[int, tuple[Mutant, Tree, float, contextlib.ExitStack]]()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         free = [Tree(root, _made(Path(folder) / str(number))) for number in range(workers)]
@@ -172,7 +172,7 @@ def run(mutants: Iterable[Mutant], root: Path, workers: int, seconds: float) -> 
 
 
 def _compiled(path: Path) -> None:
-    """A mutant must be a program."""
+    """Check that a mutant compiles."""
     if path.suffix == ".py":
         compile(path.read_text(encoding="utf-8"), str(path), "exec")
 
@@ -185,14 +185,14 @@ def _made(place: Path) -> Path:
 def _ended(
     running: dict[int, tuple[Mutant, Tree, float, contextlib.ExitStack]], free: list[Tree], seconds: float
 ) -> Iterator[Outcome]:
-    """Those that have ended by now, or run too long."""
+    """Yield the processes that have ended, or run too long."""
     time.sleep(0.02)
     for child, (mutant, tree, began, stack) in list(running.items()):
         took = time.monotonic() - began
         ended, status = os.waitpid(child, os.WNOHANG)
         if not ended and took < seconds:
             continue
-        _kill(child)  # what it started as well
+        _kill(child)  # and the processes that it started
         del running[child]
         stack.close()
         free.append(tree)
@@ -202,7 +202,7 @@ def _ended(
 
 
 def _kill(child: int) -> None:
-    """Ends a run with its whole session: it began one of its own."""
+    """Kill a run with its whole session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):

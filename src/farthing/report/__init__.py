@@ -1,4 +1,4 @@
-"""The report: one offline HTML file with a privacy statement, pictures and the hashed ledger.
+"""Write the report: one offline HTML file with a privacy statement, pictures and the hashed ledger.
 
 subject = Subject.of(ledger, title=..., method=..., steps=..., guarantee=..., history=...)
 html = page(subject)

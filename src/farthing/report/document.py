@@ -1,7 +1,7 @@
-"""The report as one HTML file, without scripts, fonts or pictures from elsewhere.
+"""Render the report as one HTML file, without external scripts, fonts or pictures.
 
-It is well-formed XML, too. Its own policy forbids scripts and everything from outside, so that even a mistake
-in escaping could not run or fetch anything.
+It is well-formed XML, too. Its content security policy forbids scripts and external resources, so that even
+an escaping mistake could not run or fetch anything.
 """
 
 import base64
@@ -85,7 +85,7 @@ def broken(title: str, reason: str) -> str:
 
 
 def _document(title: str, lead: str, body: str, foot: str, *, void: bool) -> str:
-    """``void`` where nothing is guaranteed: the whole page looks so, also in a list of tabs."""
+    """Return an HTML document; ``void`` marks the whole page, and its title, as without a guarantee."""
     name, over = escape(title, 120), "No privacy guarantee" if void else "Privacy report"
     kind = " class='void'" if void else ""
     return (
@@ -208,7 +208,7 @@ def _figures(drawn: Iterable[Picture]) -> str:
 
 
 def _numbers(picture: Picture) -> str:
-    """Return a picture's numbers as a table, for those who cannot see it or want to check it."""
+    """Return a picture's numbers as a table, for readers who cannot see it or want to check it."""
     if not picture.rows:
         return ""
     heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in picture.heads)

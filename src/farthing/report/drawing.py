@@ -1,8 +1,8 @@
-"""A little SVG: a frame with axes, lines, marks and text. Colours are classes, so that a page can be dark.
+"""Draw SVG: a frame with axes, lines, marks and text. Colours are classes, so that a page can be dark.
 
-All text is escaped here, so that no caller has to think of it.
+All text is escaped here, so that callers need not do it.
 
-Axes: from values to places on paper, and which values to write beside them.
+`Scale` maps values to coordinates, and chooses the values to write beside an axis.
 
 >>> Scale(0, 1, 50, 450)(0.5)
 250.0
@@ -11,11 +11,11 @@ Axes: from values to places on paper, and which values to write beside them.
 >>> Scale(1e-8, 1e-2, 0, 100, log=True).ticks(4)
 [1e-08, 1e-06, 0.0001, 0.01]
 
-How a report looks: light or dark as the reader has it, on paper, and on a phone.
+The style follows the reader's preference, light or dark, and adapts to paper and to phones.
 
-The hashed ledger as a table: what was charged when, and the chain that holds it together.
+`table` shows the hashed ledger: each charge with its time, and the hash chain.
 
-A long one shows its first and last rows and folds the rest away; a very long one says how many it leaves out
+A long ledger shows its first and last rows and folds the rest; a very long one says how many rows it omits
 (``farthing ledger export`` has them all).
 """
 
@@ -32,7 +32,7 @@ from farthing.report.subject import RAISED, escape, number, percent, plain, pric
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Values from ``low`` to ``high`` at places from ``start`` to ``end``."""
+    """A map of values from ``low`` to ``high`` to coordinates from ``start`` to ``end``."""
 
     low: float
     high: float
@@ -48,7 +48,7 @@ class Scale:
         return self.start + (self.end - self.start) * share
 
     def ticks(self, most: int) -> list[float]:
-        """About ``most`` round values, within the ends."""
+        """Return about ``most`` round values, within the ends."""
         return self._powers(most) if self.log else self._steps(most)
 
     def _steps(self, most: int) -> list[float]:
@@ -69,7 +69,7 @@ class Scale:
         return [self.low, self.high]
 
     def words(self, values: list[float]) -> list[str]:
-        """The ticks as written: all with as many digits as the step asks for."""
+        """Return the ticks as text, with as many digits as the step needs."""
         if self.log and values and min(values) < 1e-4 and all(_is_power(value) for value in values):
             return [f"10{str(round(math.log10(value))).translate(RAISED)}" for value in values]
         if self.log or len(values) < 2:
@@ -96,7 +96,7 @@ def _step(rough: float) -> float:
 
 
 def around(values: list[float], *, log: bool = False, zero: bool = False) -> tuple[float, float]:
-    """Ends that hold all values with a little air; from 0 on where that is asked for."""
+    """Return ends that contain all values with a margin; from 0 on if asked for."""
     low, high = min(values), max(values)
     if log:
         air = max((high / low) ** 0.06, 1.25)
@@ -110,11 +110,11 @@ def around(values: list[float], *, log: bool = False, zero: bool = False) -> tup
 WIDTH, HEIGHT = 460, 290
 _TOP, _RIGHT, _BOTTOM = 30, 16, 46
 _LETTER = 8.0  # the width of a letter in wide fonts and at the size that a phone shows
-COLOURS = 6  # series that can be told apart
+COLOURS = 6  # the most series that can be distinguished
 
 
 def place(value: float) -> str:
-    """A coordinate as written: two digits are more than a screen shows."""
+    """Return a coordinate as text: two digits are more than a screen shows."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
@@ -124,7 +124,7 @@ def text(x: float, y: float, said: str, *, anchor: str = "start", kind: str = "t
 
 
 def heading(y: float, left: str, right: str) -> str:
-    """A name and a figure on one line; the name is cut where they would touch."""
+    """Return a name and a figure on one line; the name is cut before they overlap."""
     room = int((WIDTH - 12) / _LETTER) - len(plain(right)) - 2
     return text(4, y, left, kind="name", most=max(room, 8)) + text(WIDTH - 8, y, right, anchor="end")
 
@@ -145,7 +145,7 @@ def path(points: Sequence[tuple[float, float]], kind: str, *, closed: bool = Fal
 
 
 def mark(x: float, y: float, series: int, size: float = 4.5) -> str:
-    """A dot whose shape tells the series too, for those who do not see its colour."""
+    """Return a mark whose shape also identifies the series, for readers who do not see its colour."""
     s, kind = size, f"dot c{series % COLOURS}"
     match series % 4:
         case 0:
@@ -160,7 +160,7 @@ def mark(x: float, y: float, series: int, size: float = 4.5) -> str:
 
 
 def svg(title: str, description: str, parts: Sequence[str], name: str, height: float = HEIGHT) -> str:
-    """The drawing with its title and description, which screen readers say instead."""
+    """Return the drawing with its title and description, which screen readers read instead."""
     return (
         f'<svg viewBox="0 0 {WIDTH} {place(height)}" role="img" aria-labelledby="{name}-t {name}-d">'
         f'<title id="{name}-t">{escape(title)}</title><desc id="{name}-d">{escape(description, 600)}</desc>'
@@ -180,7 +180,7 @@ class Frame:
         self.parts.append(path([(self.x(x), self.y(y)) for x, y in points], kind))
 
     def area(self, points: Sequence[tuple[float, float]], kind: str) -> None:
-        """Below a curve."""
+        """Fill the area below a curve."""
         floor = self.y.start
         corners = [(self.x(x), self.y(y)) for x, y in points]
         self.parts.append(
@@ -204,7 +204,7 @@ def frame(
     log_y: bool = False,
     percents: bool = False,
 ) -> Frame:
-    """Axes with a grid. ``across`` and ``upwards`` are their names; percents are written on the second."""
+    """Return axes with a grid. ``across`` and ``upwards`` are their names; the second may show percent."""
     up = Scale(*y, HEIGHT - _BOTTOM, _TOP, log_y)
     rows = up.ticks(5)
     words = up.words([100 * row for row in rows]) if percents else up.words(rows)
@@ -225,7 +225,7 @@ def frame(
             middle, anchor = WIDTH - 2.0, "end"
         begins = middle - (half if anchor == "middle" else 2 * half)
         parts.append(line(along(value), up.start, along(value), up.start + 4, "axis"))
-        if begins >= free:  # labels never run into each other
+        if begins >= free:  # labels never overlap
             parts.append(text(middle, up.start + 18, word, anchor=anchor))
             free = begins + 2 * half + _LETTER
     parts.append(text(left, _TOP - 14, upwards, kind="name"))
@@ -233,7 +233,7 @@ def frame(
     return Frame(along, up, parts)
 
 
-# The colours of the report and of the live page, light or dark as the reader has it.
+# The colours of the report and of the live page, light or dark by the reader's preference.
 PALETTE = """
 :root{color-scheme:light dark;--paper:#fbfaf7;--card:#fff;--ink:#1b1d22;--soft:#565c69;--line:#dcd8cf;
 --faint:#edeae2;--c0:#1f5fbf;--c1:#a34a00;--c2:#0a6e68;--c3:#7a3e9d;--c4:#8c6d00;--c5:#a1286a;
@@ -242,7 +242,7 @@ PALETTE = """
 --line:#373c46;--faint:#282c34;--c0:#7db0ff;--c1:#ffa05c;--c2:#5fd0c7;--c3:#cf9df0;--c4:#dcbc55;--c5:#ff8dc0;
 --good:#74d9a3;--goodback:#15301f;--care:#f0bd66;--careback:#33270f;--bad:#ff9a90;--badback:#3c1714}}
 """
-# How `svg` looks there; every colour is a class.
+# The style of `svg` there; every colour is a class.
 CHART = """svg text{font-size:12.5px;font-variant-numeric:tabular-nums}
 .tick{fill:var(--soft)}.name{fill:var(--ink)}
 .grid{stroke:var(--faint)}.axis{stroke:var(--soft)}.guide{stroke:var(--soft);stroke-dasharray:2 3}
@@ -338,8 +338,8 @@ figure,.statement>li,.tile,.banner,tr{break-inside:avoid}
 )
 
 
-_FIRST, _LAST = 10, 6  # rows of a long ledger that are always shown
-_FOLDED = 500  # rows that are folded away and still in the page
+_FIRST, _LAST = 10, 6  # rows of a long ledger that are always visible
+_FOLDED = 500  # rows that are folded but still in the page
 
 _HEADS = (("#", "n"), ("time (UTC)", ""), ("kind", ""), ("what", ""), ("charged so far", "n"), ("hash", ""))
 
@@ -382,7 +382,7 @@ def _body(rows: Sequence[Row], rule: Filter, promised: Sequence[int]) -> Iterabl
 
 
 def what(row: Row) -> str:
-    """Return a row in words."""
+    """Return a row as text."""
     body = row.body
     match row.kind:
         case "open":

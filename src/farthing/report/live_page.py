@@ -1,8 +1,8 @@
-"""The live page of a run: one document without scripts from elsewhere, and the same figures as JSON.
+"""Serve the live page of a run: one document without external scripts, and its figures as JSON.
 
-It shows public things only: what parties announced, how far the run is, accuracy on public test data. It is
-served on the loopback address unless told otherwise, answers nobody who asks for it under another name (so
-that no other web page can read it through the browser), and never takes anything in.
+It shows public figures only: the parties' announcements, the progress of the run, accuracy on public test
+data. By default it is served on the loopback address; it rejects requests under another host name (so that no
+other web page can read it through the browser), and it accepts no input.
 """
 
 import base64
@@ -22,7 +22,7 @@ from farthing.deploy.coordinator import PartyView, View
 from farthing.errors import InvalidValue
 from farthing.report import drawing
 
-_SECONDS = 2  # between two looks
+_SECONDS = 2  # seconds between two updates
 
 
 def coarse(rounds: int | None) -> str:
@@ -40,7 +40,7 @@ def coarse(rounds: int | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration in words.
+    """Return a duration as text.
 
     >>> duration(75), duration(8000), duration(None)
     ('1 min 15 s', '2 h 13 min', '')
@@ -180,7 +180,7 @@ _POLICY = (
 
 
 def document(view: View) -> str:
-    """Return the whole page; without scripts it loads itself anew."""
+    """Return the whole page; without scripts it reloads itself."""
     return (
         "<!doctype html><html lang=en><head><meta charset=utf-8>"
         f"<noscript><meta http-equiv=refresh content={_SECONDS * 2}></noscript>"
@@ -194,7 +194,7 @@ def document(view: View) -> str:
 
 
 class Page:
-    """Serves what ``look`` returns until closed. Port 0 takes any that is free."""
+    """A server of the page that ``look`` returns, until closed. Port 0 takes any free port."""
 
     def __init__(self, look: Callable[[], View], port: int, host: str = "127.0.0.1") -> None:
         page = self
@@ -217,7 +217,7 @@ class Page:
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
             def handle_error(self, request: Any, client_address: Any) -> None:
-                pass  # it went away
+                pass  # the client disconnected
 
         try:
             self._server = Server((host, port), Handler)
@@ -268,7 +268,7 @@ class Page:
             handler.wfile.write(content)
 
     def _ours(self, asked: str) -> bool:
-        """A name of ours; where all addresses are served, any address but no name."""
+        """Return whether a host name is ours; where all addresses are served, any address but no name."""
         if asked.lower() in self._names:
             return True
         if self.host not in ("0.0.0.0", "::"):

@@ -1,4 +1,4 @@
-"""The pictures of a report. One that has no data is left out, not empty."""
+"""Draw the pictures of a report. A picture without data is omitted."""
 
 import itertools
 import math
@@ -28,12 +28,12 @@ _TRACED = 400  # points of a trace
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawing, what it shows in a sentence, its legend and its numbers."""
+    """A drawing, its caption, its legend and its numbers."""
 
     title: str
     caption: str
     svg: str
-    legend: tuple[tuple[str, str], ...] = ()  # a little drawing, and what it stands for
+    legend: tuple[tuple[str, str], ...] = ()  # a small drawing, and its meaning
     heads: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
 
@@ -53,7 +53,7 @@ def _stroke(kind: str) -> str:
 
 
 def burned(subject: Subject) -> Picture | None:
-    """ε spent after so many answers, and the limit."""
+    """Draw ε spent after so many answers, and the limit."""
     points = reading.spent(subject)
     if len(points) < 2:
         return None
@@ -83,7 +83,7 @@ def burned(subject: Subject) -> Picture | None:
 
 
 def profile(subject: Subject) -> Picture | None:
-    """ε at every δ: the same guarantee, read at other points."""
+    """Draw ε at every δ: one guarantee, read at other points."""
     points = reading.curve(subject)
     if len(points) < 2:
         return None
@@ -239,7 +239,7 @@ def _merged(groups: Sequence[ClientGroup]) -> list[ClientGroup]:
 
 
 def _histogram(groups: Sequence[ClientGroup], title: str, caption: str) -> Picture:
-    bins = [0] * 11  # nothing left, up to a tenth, ...
+    bins = [0] * 11  # none left, up to a tenth, ...
     for group in groups:
         bins[min(10, math.ceil(10 * group.left - 1e-9))] += group.clients
     drawn = frame((0, 11), (0, 1.08 * max(bins)), across="budget left", upwards="clients")
@@ -258,7 +258,7 @@ def _histogram(groups: Sequence[ClientGroup], title: str, caption: str) -> Pictu
 
 
 def noised(subject: Subject) -> Picture | None:
-    """Noise over the bound of one contribution, answer by answer."""
+    """Draw the noise multiplier, answer by answer."""
     trace = list(_noise(subject))
     if not trace:
         return None
@@ -279,7 +279,7 @@ def _noise(subject: Subject) -> Iterator[tuple[float, float]]:
 
 
 def clipped(subject: Subject) -> Picture | None:
-    """Draw the clipping norm answer by answer, where the history tells it."""
+    """Draw the clipping norm answer by answer, where the history has it."""
     if not subject.clips:
         return None
     trace = [(answer + 1.0, clip) for answer, clip in enumerate(subject.clips)]
@@ -315,7 +315,7 @@ def _traced(
 
 
 def audited(subject: Subject) -> Picture | None:
-    """Draw the bounds that attacks showed beside the claims."""
+    """Draw the lower bounds of attacks beside the claims."""
     found = sorted(subject.audit, key=lambda pair: pair[1].eps_lower / pair[1].claim.epsilon, reverse=True)[
         :_MOST_ATTACKS
     ]

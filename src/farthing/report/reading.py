@@ -1,11 +1,11 @@
-"""Readers of what other commands print with ``--json``, for the subject of a report.
+"""Read the JSON output of other commands, for the subject of a report.
 
-Only what a page shows is taken, and all of it is checked: these files may come from anywhere.
+Only what a page shows is read, and all of it is checked: these files may come from anywhere.
 
-The numbers behind two pictures: what was spent after so many answers, and ε at every δ.
+`spent` and `curve` compute the numbers of two pictures: ε after so many answers, and ε at every δ.
 
-Both follow the accountant of the guarantee: certified tight accounting for what was promised, the filter's
-own totals otherwise. Where a theorem covers one (ε, δ) only, there is no curve.
+Both follow the accountant of the guarantee: certified tight accounting for promised plans, the filter's own
+totals otherwise. Where a theorem proves a single (ε, δ) only, there is no curve.
 """
 
 import json
@@ -47,7 +47,7 @@ class Told:
 
 
 def read(option: str, file: Path, take: Callable[[dict[str, Any]], T]) -> T:
-    """The JSON object in ``file``, taken apart; a file that is something else is refused by name."""
+    """Parse the JSON object in ``file``; an error names the option and the file."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         return take(found)
@@ -61,7 +61,7 @@ def read(option: str, file: Path, take: Callable[[dict[str, Any]], T]) -> T:
 
 
 def told(said: dict[str, Any]) -> Told:
-    """Read what ``farthing train`` wrote as privacy.json, or printed with ``--json``."""
+    """Read the privacy.json of ``farthing train``, or its ``--json`` output."""
     method, test = str(said["method"]), said.get("test")
     settings = said.get("settings", {}).items()
     return Told(
@@ -76,9 +76,9 @@ def told(said: dict[str, Any]) -> Told:
 
 
 def verified(said: dict[str, Any]) -> str:
-    """Return the independent verifier's finding in a sentence; raise LedgerLocked for a damaged ledger."""
+    """Return the independent verifier's finding as a sentence; raise LedgerLocked for a damaged ledger."""
     verdict = str(said["verdict"])
-    unsure = any(word in verdict for word in ("not recomputed", SEEDED, FLOATS))  # nothing is wrong with it
+    unsure = any(word in verdict for word in ("not recomputed", SEEDED, FLOATS))  # the ledger is intact
     if not said["ok"] and not unsure:
         raise LedgerLocked(f"{said['file']}: {verdict}")
     if not said["ok"]:
@@ -93,7 +93,7 @@ def verified(said: dict[str, Any]) -> str:
 
 
 def federated_run(said: dict[str, Any]) -> tuple[FederatedRun, list[Score]]:
-    """Read what ``farthing simulate --json`` printed."""
+    """Read the output of ``farthing simulate --json``."""
     if said["epsilon"] is None:
         raise InvalidValue("a simulation without privacy has no budgets to show")
     groups = tuple(
@@ -121,7 +121,7 @@ def federated_run(said: dict[str, Any]) -> tuple[FederatedRun, list[Score]]:
 
 
 def guarantee(said: dict[str, Any]) -> Guarantee:
-    """A guarantee as it was written; no ε is an infinite one."""
+    """Return a guarantee from its JSON object; a missing ε is infinite."""
     return Guarantee(
         math.inf if said["epsilon"] is None else _positive(said["epsilon"]),
         float(said["delta"]),
@@ -135,7 +135,7 @@ def guarantee(said: dict[str, Any]) -> Guarantee:
 
 
 def scored(said: dict[str, Any], label: str) -> tuple[float | None, list[Score]]:
-    """Return the score on test records beside that of guessing, where it was measured."""
+    """Return the score on test records and that of guessing, where they were measured."""
     test = said.get("test")
     if not test or "accuracy" not in test or said["epsilon"] is None:
         return None, []
@@ -147,7 +147,7 @@ def scored(said: dict[str, Any], label: str) -> tuple[float | None, list[Score]]
 
 
 def verdicts(said: dict[str, Any]) -> "list[tuple[str, Verdict]]":
-    """Read what ``farthing audit --json`` printed."""
+    """Read the output of ``farthing audit --json``."""
     from farthing.audit.auditing import Verdict
 
     return [
@@ -180,13 +180,13 @@ def _count(value: Any) -> int:
 
 Points = list[tuple[float, float]]
 
-_POINTS = 32  # of either picture: enough to see the shape, quick enough not to be noticed
+_POINTS = 32  # points of either picture: enough to see the shape, and quick to compute
 _FEW = 64  # answers up to which each has a point of its own
 _TIGHT = "pld"
 
 
 def spent(subject: Subject) -> Points:
-    """(answers, ε of them all) along the run; empty where nothing is promised."""
+    """Return (answers, their ε) along the run; empty where nothing is promised."""
     total = sum(charge.count for charge in subject.charges)
     if not subject.guaranteed or not total:
         return []
@@ -250,7 +250,7 @@ def _filtered(subject: Subject) -> Callable[["Counter[Event]"], float]:
 
 
 def curve(subject: Subject) -> Points:
-    """(ε, δ) that hold together of all that may be released; empty where only one pair is proven."""
+    """Return pairs (ε, δ) that hold jointly for everything released; empty where only one pair is proven."""
     said = subject.guarantee
     if not subject.guaranteed or not 0 < said.delta < 1:
         return []

@@ -1,7 +1,7 @@
-"""The privacy statement in plain words, in the order of the concerns of NIST SP 800-226.
+"""Write the privacy statement in plain words, in the order of the concerns of NIST SP 800-226.
 
 Unit, adjacency, ε and δ, trust, accounting, sampling, randomness, other releases, tuning, audit. Each item
-says what holds, and what it means for one person; nothing is left out because it is awkward.
+says what holds, and what it means for one person; unfavourable facts are stated too.
 """
 
 import math
@@ -31,11 +31,11 @@ from farthing.report.subject import Subject, exponential, number, percent, plain
 
 
 class Tone(StrEnum):
-    """The way an item is shown."""
+    """The emphasis with which an item is shown."""
 
     CALM = "calm"
-    CARE = "care"  # it holds, but read it
-    WEAK = "weak"  # it holds, and says next to nothing
+    CARE = "care"  # it holds, with a reservation
+    WEAK = "weak"  # it holds, but is too weak to mean much
     ALARM = "alarm"  # it does not hold
 
 
@@ -66,7 +66,7 @@ def statement(subject: Subject) -> list[Item]:
 
 
 def headline(subject: Subject) -> str:
-    """The guarantee in a line."""
+    """Return the guarantee in a line."""
     if not subject.guaranteed:
         return "No privacy guarantee"
     said = subject.guarantee
@@ -74,7 +74,7 @@ def headline(subject: Subject) -> str:
 
 
 def upwards(epsilon: float) -> str:
-    """Four digits, never less than the truth."""
+    """Return four digits, rounded up."""
     if not math.isfinite(epsilon) or epsilon == 0:
         return number(epsilon)
     unit = 10.0 ** (math.floor(math.log10(epsilon)) - 3)
@@ -91,9 +91,9 @@ def band(epsilon: float) -> tuple[Tone, str]:
 
 
 def guess(said: Guarantee) -> float:
-    """Return how often a guesser at even odds can be right at most: (e^ε + δ) / (1 + e^ε).
+    """Return the largest probability that a guess at even odds is right: (e^ε + δ) / (1 + e^ε).
 
-    Kairouz, Oh & Viswanath 2015, Thm. 2.1: both errors add up to 2 (1 - δ) / (1 + e^ε) at least.
+    Kairouz, Oh & Viswanath 2015, Thm. 2.1: the two error probabilities sum to 2 (1 - δ) / (1 + e^ε) at least.
     """
     return 1 - (1 - said.delta) / (1 + math.exp(min(said.epsilon, 700.0)))
 
@@ -214,7 +214,7 @@ def _size(subject: Subject) -> Item:
 
 
 def _personal(subject: Subject) -> Iterator[str]:
-    """What holds for whom, where budgets are personal."""
+    """Return each client's guarantee, where budgets are personal."""
     rule = subject.rule
     if isinstance(rule, PersonalFilter):
         plan = ComposedEvent(tuple(RepeatedEvent(event, times) for event, times in subject.plan))

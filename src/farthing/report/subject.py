@@ -1,13 +1,13 @@
-"""The subject of a report: the public facts of one run.
+"""Collect the subject of a report: the public facts of one run.
 
     subject = Subject.of(ledger, title="churn", method="auto", steps=40, guarantee=model.privacy_,
                          history=model.history_)
     Path("report.html").write_text(page(subject), encoding="utf-8")
 
 A ledger's rows say what was charged. Where a training took its part of a ledger in one charge, its own
-answers are in ``history``, the steps that it returned, and the pictures follow those.
+answers are in ``history``, the steps that it returned, and the pictures show those.
 
-Text for a report: escaped, free of what cannot be seen, and numbers that people can read.
+The module also formats text for a report: escaped, without invisible characters, with readable numbers.
 
 >>> escape('<b>"x"</b>')
 '&lt;b&gt;&quot;x&quot;&lt;/b&gt;'
@@ -28,7 +28,7 @@ from farthing.ledger.ledger import Ledger
 from farthing.queries.events import Event, decode
 from farthing.queries.query import Step
 
-if TYPE_CHECKING:  # the audit opens much, and few reports have one
+if TYPE_CHECKING:  # the audit imports much, and few reports have one
     from farthing.audit.auditing import Verdict
 import html
 import unicodedata
@@ -93,7 +93,7 @@ class ClientGroup:
 
     @property
     def left(self) -> float:
-        """The share of their rounds that is left."""
+        """Return the share of their rounds that is left."""
         return 1 - self.done / self.rounds if self.rounds else 0.0
 
 
@@ -124,7 +124,7 @@ class FederatedRun:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """``count`` answers of one price."""
+    """A charge of ``count`` answers at one price."""
 
     event: Event
     count: int = 1
@@ -138,13 +138,13 @@ class Subject:
     method: str
     steps: int
     budget: Budget  # of the ledger
-    guarantee: Guarantee  # of this run
-    noise: str  # what kind of noise the ledger was used with
-    rule: Filter  # by which this run's answers add up, unless they were promised
-    plan: Plan  # what was promised; empty where a filter spends
-    charges: tuple[Charge, ...]  # of this run, in order
-    clips: tuple[float, ...]  # of this run's answers, where its history tells them
-    share: float  # of the ledger's budget, charged by all that it paid for
+    guarantee: Guarantee  # the guarantee of this run
+    noise: str  # the kind of noise that the ledger was used with
+    rule: Filter  # the filter that composes this run's answers, unless they were promised
+    plan: Plan  # the promised events; empty where a filter spends
+    charges: tuple[Charge, ...]  # the charges of this run, in order
+    clips: tuple[float, ...]  # the clipping norms of this run's answers, where its history has them
+    share: float  # the fraction of the ledger's budget that is charged, by all runs
     rows: tuple[Row, ...]
     sampler: str | None = None
     records: int | None = None
@@ -156,8 +156,8 @@ class Subject:
     partial: bool = False
     federated: FederatedRun | None = None
     audit: tuple[tuple[str, "Verdict"], ...] = ()
-    verified: str = ""  # what an independent check of the ledger found
-    durable: bool = True  # whether the ledger is a file, rather than memory
+    verified: str = ""  # the finding of an independent check of the ledger
+    durable: bool = True  # whether the ledger is a file, not in memory
 
     @property
     def guaranteed(self) -> bool:
@@ -171,7 +171,7 @@ class Subject:
 
     @property
     def own_audit(self) -> tuple[tuple[str, "Verdict"], ...]:
-        """Attacks on the method of this run; those on others say nothing of it."""
+        """Return the attacks on this run's method; those on others do not concern it."""
         if not self.audit:
             return ()
         from farthing.audit.auditing import attacks
@@ -240,7 +240,7 @@ class Subject:
         journal = ledger.journal if isinstance(ledger, Ledger) else ledger
         header, rows = journal.header, tuple(journal.rows())
         rule, noise = rule_of(header), str(header["noise"])
-        books = Books(rule, journal, noise, 1)  # it reads only: nothing is asked of it
+        books = Books(rule, journal, noise, 1)  # read only: nothing is asked of it
         said = books.guarantee() if guarantee is None else guarantee
         plan = tuple((decode(row.body["event"]), int(row.body["times"])) for row in rows if _promises(row))
         charges = _charges(rows)
@@ -249,7 +249,7 @@ class Subject:
         told = tuple(Charge(receipt.event) for receipt in receipts)
         clips = tuple(receipt.clip for receipt in receipts if receipt.clip is not None)
         if told and not {receipt.hash for receipt in receipts} & {row.hash for row in rows}:
-            # a part, charged here as one answer: its own say more
+            # a part, charged here as one answer: its own answers are more precise
             charges, rule = told, _rule_of(said, rule)
         return cls(
             title=title,
@@ -284,7 +284,7 @@ def _promises(row: Row) -> bool:
 
 
 def _charges(rows: Sequence[Row]) -> tuple[Charge, ...]:
-    """Return what was charged and not refunded, in order."""
+    """Return the charges that were not refunded, in order."""
     held: dict[int, Charge] = {}
     for row in rows:
         if row.kind == "charge":
@@ -296,22 +296,23 @@ def _charges(rows: Sequence[Row]) -> tuple[Charge, ...]:
 
 
 def _rule_of(said: Guarantee, otherwise: Filter) -> Filter:
-    """The filter of the part that a guarantee is about; the ledger's own where it does not say."""
+    """Return the filter of the part that a guarantee is about, by default the ledger's own."""
     kind = FILTERS.get(said.accountant)
     if kind is None or not math.isfinite(said.epsilon):
         return otherwise
     return kind(Budget(said.epsilon, said.delta, said.adjacency, said.unit, said.observer))
 
 
-_UNSEEN = {"Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp"}  # control, direction, halves of pairs, nothing at all
+# control, direction, surrogate and unassigned characters
+_UNSEEN = {"Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp"}
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _MOST = 300
 
 
 def plain(text: object, most: int = _MOST) -> str:
-    """Return the part of a text that may be shown: no invisible characters, and not too long.
+    """Return a text without invisible characters, cut to a maximal length.
 
-    A mark that turns the direction of what follows, or a null, is shown as a replacement character.
+    A mark that changes the direction of text, or a null, is replaced by a replacement character.
     """
     said = " ".join(str(text)[: 4 * most].split())
     said = "".join("\ufffd" if unicodedata.category(letter) in _UNSEEN else letter for letter in said)
@@ -319,7 +320,7 @@ def plain(text: object, most: int = _MOST) -> str:
 
 
 def escape(text: object, most: int = _MOST) -> str:
-    """`plain`, for the inside of an element or of a quoted attribute."""
+    """Return `plain` text, escaped for an element or a quoted attribute."""
     return html.escape(plain(text, most))
 
 
@@ -341,7 +342,7 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def exponential(exponent: float, digits: int = 3) -> str:
-    """e to some power, by its logarithm where it is too large for a float.
+    """Return e to some power, by its logarithm where it is too large for a float.
 
     >>> exponential(1.0), exponential(1000.0)
     ('2.72', '1.97 × 10⁴³⁴')
@@ -354,7 +355,7 @@ def exponential(exponent: float, digits: int = 3) -> str:
 
 
 def percent(value: float) -> str:
-    """Return a share of 1 as a percentage with a digit behind the point; never 100 % for less.
+    """Return a share of 1 as a percentage with one decimal; never 100 % for less.
 
     >>> percent(0.9999), percent(1), percent(0.731)
     ('99.99 %', '100 %', '73.1 %')
@@ -367,7 +368,7 @@ def percent(value: float) -> str:
 
 
 def priced(event: Event) -> str:
-    """An event in words.
+    """Return a description of an event.
 
     >>> priced(PoissonEvent(0.01, GaussianEvent(1.1)))
     'Gaussian noise 1.1 × bound, on a Poisson sample of rate 0.01'
@@ -404,7 +405,7 @@ def priced(event: Event) -> str:
 
 
 def noise_of(event: Event) -> float | None:
-    """Noise over the bound of one contribution, where an event has one."""
+    """Return the noise multiplier, where an event has one."""
     match event:
         case GaussianEvent(noise) | LaplaceEvent(noise):
             return noise
