@@ -40,10 +40,10 @@ RECORDS, WIDTH, RATE, STEPS, DELTA, CANARIES = 1000, 20, 0.1, 100, 1e-5, 1000
 
 def question(epsilon: float, width: int, clip: float) -> ft.Query:
     """Return a step of DP-SGD, 100 of which cost ε."""
-    lots = ft.Poisson(RATE)
-    noise = ft.noise_for(lambda s: lots.amplify(ft.Gaussian(s)), ft.Budget(epsilon, DELTA), steps=STEPS)
+    sampler = ft.Poisson(RATE)
+    noise = ft.noise_for(lambda s: sampler.amplify(ft.Gaussian(s)), ft.Budget(epsilon, DELTA), steps=STEPS)
     gradient = Gradient(logistic, Features(width, intercept=0.0))
-    return ft.Query(lots, gradient, ft.ClipNorm(clip), ft.Gaussian(noise * (1 + 1e-9)))
+    return ft.Query(sampler, gradient, ft.ClipNorm(clip), ft.Gaussian(noise * (1 + 1e-9)))
 
 
 def peer() -> Any:

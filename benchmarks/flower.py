@@ -128,16 +128,16 @@ def empty(transport: Transport, names: Sequence[str], rounds: int) -> list[float
 def ours(plan: RunFile, transport: Transport, run: str, rounds: int) -> list[float]:
     enrolled = {name: card.key for name, card in plan.parties.items()}
     signer = Signer.load(plan.keys / "coordinator.key")
-    crowd = Remote(
+    clients = Remote(
         transport, signer, enrolled, run=run, dataset="adult", checkpoint=plan.folder / run, seconds=600.0
     )
-    problem, seconds = plan.problem(int(crowd.records.sum())), []
-    steps = addp(crowd, problem, draw=Poisson(0.1), rounds=5)
+    problem, seconds = plan.problem(int(clients.records.sum())), []
+    steps = addp(clients, problem, draw=Poisson(0.1), rounds=5)
     for _ in range(rounds + 1):
         began = time.monotonic()
         next(steps)
         seconds.append(time.monotonic() - began)
-    crowd.close()
+    clients.close()
     return seconds
 
 

@@ -260,8 +260,8 @@ def speed() -> None:
     if "dpagd" in CLASSIFIERS:
         print(f"  dpagd {seconds(lambda: ours('dpagd')(X, y, 1.0), 3):.3f}")
     hundred_steps(X, y)
-    for lot in (256, 1024, 4096):
-        lots(X, y, lot)
+    for size in (256, 1024, 4096):
+        batches(X, y, size)
 
 
 def hundred_steps(X: Any, y: Any) -> None:
@@ -287,12 +287,12 @@ def hundred_steps(X: Any, y: Any) -> None:
     print(f"  100 full-batch steps {ours_:.3f}, 200 products in float64 {needed:.3f}: ×{ours_ / needed:.2f}")
 
 
-def lots(X: Any, y: Any, lot: int, steps: int = 1500, repeats: int = 3) -> None:
+def batches(X: Any, y: Any, size: int, steps: int = 1500, repeats: int = 3) -> None:
     """Time the same number of Poisson batches of DP-SGD, ours and Opacus's."""
     from farthing.data.tables import Features, Table
     from farthing.linear.losses import Gradient, logistic
 
-    rate = lot / len(X)
+    rate = size / len(X)
     features = Features(X.shape[1])
     query = ft.Query(ft.Poisson(rate), Gradient(logistic, features), ft.ClipNorm(1.0), ft.Gaussian(4.0))
 
@@ -307,7 +307,9 @@ def lots(X: Any, y: Any, lot: int, steps: int = 1500, repeats: int = 3) -> None:
         import opacus
         import torch
     except ImportError as error:
-        print(f"  {steps} DP-SGD lots of {lot}: {seconds(train, repeats):.3f}; Opacus is left out: {error}")
+        print(
+            f"  {steps} DP-SGD batches of {size}: {seconds(train, repeats):.3f}; Opacus is left out: {error}"
+        )
         return
     torch.set_num_threads(1)
 
@@ -315,7 +317,7 @@ def lots(X: Any, y: Any, lot: int, steps: int = 1500, repeats: int = 3) -> None:
         model = torch.nn.Linear(X.shape[1], 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         rows = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(y.astype(np.float32)))
-        loader = torch.utils.data.DataLoader(rows, batch_size=lot)
+        loader = torch.utils.data.DataLoader(rows, batch_size=size)
         model, optimizer, loader = opacus.PrivacyEngine().make_private(
             module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=4.0, max_grad_norm=1.0
         )
@@ -335,7 +337,7 @@ def lots(X: Any, y: Any, lot: int, steps: int = 1500, repeats: int = 3) -> None:
         # alternating, under equal conditions
         timed = [(seconds(train, 1), seconds(rival, 1)) for _ in range(repeats)]
     mine, theirs = map(min, zip(*timed, strict=True))
-    print(f"  {steps} DP-SGD lots of {lot}: {mine:.3f}; Opacus {theirs:.3f}: ×{theirs / mine:.1f}")
+    print(f"  {steps} DP-SGD batches of {size}: {mine:.3f}; Opacus {theirs:.3f}: ×{theirs / mine:.1f}")
 
 
 def main(arguments: list[str] | None = None) -> None:

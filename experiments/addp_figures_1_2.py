@@ -55,7 +55,7 @@ FOLDS = 5
 PRINTED = "A-DDP as printed (one record, C) ✗"
 TIGHT = Accountant.TIGHT
 
-# Name: (adjacency of the budget, steps over a crowd).
+# Name: (adjacency of the budget, steps over clients).
 PAPER = {
     "A-DDP, one record (2C)": (Adjacency.ADD_REMOVE, lambda c, p: addp(c, p, weights=Weights.PLAIN)),
     "A-DDP, Poisson 1/100 (C)": (
@@ -133,10 +133,10 @@ def cell(name: str, fold: int, data: Learnt, method: str, epsilons: Sequence[flo
     found = []
     for epsilon in epsilons:
         budget, noise = Budget(epsilon, DELTA, adjacency), stream(name, fold, method, epsilon)
-        crowd = Simulated.split(X, y, records=EACH, budgets=budget, stream=noise)
-        trained = run(algorithm(crowd, problem))
+        clients = Simulated.split(X, y, records=EACH, budgets=budget, stream=noise)
+        trained = run(algorithm(clients, problem))
         trust = SHRUNK.get(method)
-        shrunk = learnt_in(crowd, problem, trust=trust).intercept if trust else 0.0
+        shrunk = learnt_in(clients, problem, trust=trust).intercept if trust else 0.0
         result = judged(trained.w, X, y, tested, shrunk)
         found.append({"method": method, "ε": epsilon, **result, "rounds": trained.steps})
     return found

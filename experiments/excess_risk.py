@@ -153,11 +153,11 @@ def first(n: int, epsilon: float, case: str, method: str, repeats: int) -> list[
     found = []
     for repeat in range(repeats):
         place = stream(ONE, case, n, epsilon, method, repeat)
-        crowd = Simulated.split(X, y, clients=2, budgets=budget, stream=place)
+        clients = Simulated.split(X, y, clients=2, budgets=budget, stream=place)
         problem = Problem(logistic, n, X.shape[1], unit=False)
-        steps = sgd1(crowd, problem, radius=RADIUS, convexity=convexity, exact=method == LEAST)
+        steps = sgd1(clients, problem, radius=RADIUS, convexity=convexity, exact=method == LEAST)
         excess = risk(_learnt(steps), z, y, convexity) - best
-        found.append({**where, "σ": crowd.terms(0).mechanism.noise_multiplier, "excess": excess})
+        found.append({**where, "σ": clients.terms(0).mechanism.noise_multiplier, "excess": excess})
     return found
 
 
@@ -172,10 +172,10 @@ def second(n: int, epsilon: float, m: int, T: int, method: str, repeats: int) ->
     noise, found = (sgd2_noise if method == LEAST else sgd2_published_noise)(budget, T), []
     for repeat in range(repeats):
         place = stream(TWO, n, epsilon, m, T, method, repeat)
-        crowd = Simulated.split(X, y, clients=m, budgets=budget, stream=place)
+        clients = Simulated.split(X, y, clients=m, budgets=budget, stream=place)
         problem = Problem(logistic, n, X.shape[1], unit=False)
         given = None if method == LEAST else noise
-        steps = sgd2(crowd, problem, rounds=T, noise_multiplier=given, radius=RADIUS, convexity=CONVEXITY)
+        steps = sgd2(clients, problem, rounds=T, noise_multiplier=given, radius=RADIUS, convexity=CONVEXITY)
         excess = risk(_learnt(steps, T), z, y, CONVEXITY) - best
         found.append({**where, "σ": noise, "excess": excess})
     return found
@@ -189,10 +189,10 @@ def sketched(n: int, epsilon: float, m: int, T: int, repeats: int) -> list[Row]:
     noise, found = sgd2_noise(budget, T), []
     for repeat in range(repeats):
         place = stream(SKETCH, n, epsilon, m, T, repeat)
-        crowd = Simulated.split(X, y, clients=m, budgets=budget, stream=place)
+        clients = Simulated.split(X, y, clients=m, budgets=budget, stream=place)
         problem = Problem(logistic, n, X.shape[1], unit=False)
         options = {"radius": RADIUS, "convexity": CONVEXITY}
-        steps = sgd2(crowd, problem, rounds=T, lr=lambda t: eta, **options)
+        steps = sgd2(clients, problem, rounds=T, lr=lambda t: eta, **options)
         excess = risk(_learnt(steps, T), z, y, CONVEXITY) - risk(star, z, y, CONVEXITY)
         where = {"claim": SKETCH, "n": n, "claimed": epsilon, "m": m, "T": T, "method": LEAST}
         found.append({**where, "σ": noise, "η": eta, "distance": float(star @ star), "excess": excess})

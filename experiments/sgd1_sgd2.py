@@ -74,7 +74,7 @@ def third(size: Size) -> list[Row]:
         rows.append({"claim": "accuracy", "method": MAJORITY, "fold": fold, "accuracy": guess})
         for epsilon in EPSILONS[1::2] if size.small else EPSILONS:
             for method in (RECIPE, EXACT):
-                crowd = Simulated.split(
+                clients = Simulated.split(
                     X[learnt],
                     y[learnt],
                     records=math.ceil(len(learnt) / PARTIES),
@@ -83,7 +83,7 @@ def third(size: Size) -> list[Row]:
                 )
                 budget = Budget(epsilon, SGD2_DELTA)
                 noise = sgd2_published_noise(budget, SGD2_ROUNDS) if method == RECIPE else None
-                steps = sgd2(crowd, problem, rounds=SGD2_ROUNDS, noise_multiplier=noise)
+                steps = sgd2(clients, problem, rounds=SGD2_ROUNDS, noise_multiplier=noise)
                 u, constant = run(step for _, step in zip(range(SGD2_ROUNDS), steps, strict=False)).w
                 accuracy = 100 * float(np.mean((X[test] @ u + constant > 0) == y[test]))
                 where = {"claim": "accuracy", "method": method, "fold": fold, "claimed": epsilon}

@@ -1,4 +1,4 @@
-"""The pictures of docs/budgets.md, drawn from the library itself.
+"""Draw the pictures of docs/budgets.md from the library itself.
 
     python -m tools.pictures      writes docs/pictures/*.svg; needs matplotlib
 
@@ -29,7 +29,7 @@ GAUSSIAN_FILTERS = {"Rényi filter": RdpFilter, "zCDP filter": ZcdpFilter, "GDP 
 
 
 def rules() -> None:
-    """How much of a budget the same lots cost under each rule, and where each one stops."""
+    """Draw the cost of batches under each rule, and where each rule stops."""
     figure, ((axes,),) = frame.canvas(1, 1, width=6.4, height=3.4)
     steps = np.unique(np.geomspace(10, 30_000, 60).round().astype(int)).tolist()
     event = ft.Poisson(RATE).amplify(ft.Gaussian(SIGMA))
@@ -41,17 +41,17 @@ def rules() -> None:
     for place, (label, cost) in enumerate(curves):
         most = _most(cost)
         axes.plot(
-            steps, [cost(t) for t in steps], color=frame.COLOURS[place], label=f"{label}, {most:,} lots"
+            steps, [cost(t) for t in steps], color=frame.COLOURS[place], label=f"{label}, {most:,} batches"
         )
         axes.plot([most], [cost(most)], color=frame.COLOURS[place], marker=frame.MARKERS[place])
     frame.level(axes, BUDGET.epsilon, "the budget")
-    axes.set(xscale="log", ylim=(0, 2), xlabel="lots", ylabel="ε that has to be paid")
+    axes.set(xscale="log", ylim=(0, 2), xlabel="batches", ylabel="ε that has to be paid")
     axes.legend(frameon=False, loc="upper left")
     frame.save(figure, OUT / "rules.svg")
 
 
 def ways() -> None:
-    """How many answers each way of spending gets from one budget: on batches, and on everybody."""
+    """Draw how many answers each way of spending gets from one budget: on batches, and on everybody."""
     figure, (axes,) = frame.canvas(1, 2, width=7.2, height=2.8)
     everybody = [GaussianEvent(noise) for noise in (20.0, 40.0, 80.0)]
     sampled = [ft.Poisson(RATE).amplify(GaussianEvent(noise)) for noise in (2.0, SIGMA, 8.0)]
@@ -73,7 +73,7 @@ def ways() -> None:
 
 
 def _allowed(rule: Filter, event: Event) -> int:
-    """How many of an event a filter allows; of everybody, where it knows nothing of sampling."""
+    """Return how many of an event a filter allows; without sampling, where it cannot amplify."""
     if not isinstance(rule, RdpFilter) and isinstance(event, PoissonEvent):
         event = event.event
     low, high = 0, 2**20
@@ -84,14 +84,14 @@ def _allowed(rule: Filter, event: Event) -> int:
 
 
 def _asked_of_filter(event: Event, steps: int) -> float:
-    """The least ε with which an RDP filter lets so many through."""
+    """Return the least ε with which an RDP filter allows so many."""
     rule = RdpFilter(BUDGET)
     total = rule.add(rule.start(), event, steps)
     return min(spent + BUDGET.epsilon - limit for spent, limit in zip(total, rule.limits, strict=True))
 
 
 def _most(cost: Callable[[int], float]) -> int:
-    """How many lots fit the budget."""
+    """Return how many batches fit the budget."""
     low, high = 0, 1
     while cost(high) <= BUDGET.epsilon:
         low, high = high, 2 * high
@@ -102,7 +102,7 @@ def _most(cost: Callable[[int], float]) -> int:
 
 
 def prices() -> None:
-    """What DP-AGD paid step by step: prices that it chose on the way, from released answers only."""
+    """Draw the cost of DP-AGD's steps: prices that it chose on the way, from released answers only."""
     figure, ((axes,),) = frame.canvas(1, 1, width=6.4, height=3.4)
     adult, rule = load_adult(), ZcdpFilter(BUDGET)
     model = ft.LogisticRegression(
@@ -130,19 +130,18 @@ def _share(rule: ZcdpFilter, kind: type[Event], step: ft.Step) -> float:
     return 100 * sum(rule.cost(event)[0] for event in events) / rule.rho
 
 
-def crowd() -> None:
-    """Users with budgets of their own: each leaves when its next round does not fit."""
+def clients() -> None:
+    """Draw clients with budgets of their own: each leaves when its next round does not fit."""
     figure, ((axes,),) = frame.canvas(1, 1, width=6.4, height=3.0)
     adult, budgets = load_adult(), (0.1, 0.2, 0.4, 0.8)
     X, y = adult.X_train[:20_000], adult.y_train[:20_000] * 1.0
-    users = Simulated.split(
-        X, y, records=100, budgets=personal(np.repeat(budgets, 50), 1e-8), stream=frame.stream("crowd")
+    simulated = Simulated.split(
+        X, y, records=100, budgets=personal(np.repeat(budgets, 50), 1e-8), stream=frame.stream("clients")
     )
     problem = Problem(logistic, len(X), X.shape[1], unit=False)
-    next(
-        addp(users, problem, draw=ft.Poisson(0.01), noise_multiplier=200.0)
-    )  # one round: terms say how many there are
-    rounds = np.sort(users.left + users.done)
+    # one round is enough: the terms say how many there are
+    next(addp(simulated, problem, draw=ft.Poisson(0.01), noise_multiplier=200.0))
+    rounds = np.sort(simulated.left + simulated.done)
     axes.step([100, *rounds, 2 * rounds[-1]], [*range(200, -1, -1), 0], where="post", color=frame.COLOURS[0])
     for place, epsilon in enumerate(budgets):
         last = int(rounds[50 * place])
@@ -153,13 +152,13 @@ def crowd() -> None:
             xytext=(-4, -12),
             textcoords="offset points",
         )
-    axes.set(xscale="log", xlim=(100, None), xlabel="rounds", ylabel="users who take part", ylim=(0, 212))
-    frame.save(figure, OUT / "crowd.svg")
+    axes.set(xscale="log", xlim=(100, None), xlabel="rounds", ylabel="clients that take part", ylim=(0, 212))
+    frame.save(figure, OUT / "clients.svg")
 
 
 def main() -> None:
     OUT.mkdir(exist_ok=True)
-    for picture in (rules, ways, prices, crowd):
+    for picture in (rules, ways, prices, clients):
         picture()
     for path in sorted(OUT.glob("*.svg")):
         frame.say(f"{path.relative_to(OUT.parent.parent)}: {path.stat().st_size:,} bytes")

@@ -39,9 +39,9 @@ def table(path):
 class User(NumPyClient):
     """A client that owns rows start to start + records of the table."""
 
-    def __init__(self, path, user):
+    def __init__(self, path, client):
         rows, y, records = table(path)
-        own = slice(user * records, (user + 1) * records)
+        own = slice(client * records, (client + 1) * records)
         self.rows, self.y = rows[own], y[own]
 
     def fit(self, parameters, config):
@@ -67,13 +67,13 @@ class Noisy(User):
 class Clocked(FedAvg):
     """A strategy that records the end of each round."""
 
-    def __init__(self, ends, width, users):
+    def __init__(self, ends, width, clients):
         start = ndarrays_to_parameters([np.zeros(width, np.float32)])
         super().__init__(
             fraction_fit=1.0,
             fraction_evaluate=0.0,
-            min_fit_clients=users,
-            min_available_clients=users,
+            min_fit_clients=clients,
+            min_available_clients=clients,
             initial_parameters=start,
         )
         self.ends = ends
@@ -88,19 +88,19 @@ class Clocked(FedAvg):
 def app_rounds(path, rounds):
     """Return time stamps of the ends of rounds of a ServerApp and a ClientApp."""
     rows, _, records = table(path)
-    users, ends = len(rows) // records, []
+    clients, ends = len(rows) // records, []
 
     def client(context):
         return User(path, int(context.node_config["partition-id"])).to_client()
 
     def server(context):
-        strategy = Clocked(ends, rows.shape[1], users)
+        strategy = Clocked(ends, rows.shape[1], clients)
         return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=rounds + 1))
 
     run_simulation(
         ServerApp(server_fn=server),
         ClientApp(client_fn=client, mods=[LocalDpMod(CLIP, CLIP, EPSILON, DELTA)]),
-        num_supernodes=users,
+        num_supernodes=clients,
         backend_config={"client_resources": {"num_cpus": 1}, "init_args": RAY},
     )
     return ends
@@ -109,16 +109,16 @@ def app_rounds(path, rounds):
 def engine_rounds(path, rounds):
     """Return time stamps of the ends of rounds of the older engine, which has no mods: noise by hand."""
     rows, _, records = table(path)
-    users, ends = len(rows) // records, []
+    clients, ends = len(rows) // records, []
 
     def client(context):
         return Noisy(path, int(context.node_config["partition-id"])).to_client()
 
     start_simulation(
         client_fn=client,
-        num_clients=users,
+        num_clients=clients,
         config=ServerConfig(num_rounds=rounds + 1),
-        strategy=Clocked(ends, rows.shape[1], users),
+        strategy=Clocked(ends, rows.shape[1], clients),
         client_resources={"num_cpus": 1},
         ray_init_args=RAY,
     )

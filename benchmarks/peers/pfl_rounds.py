@@ -20,7 +20,7 @@ from pfl.privacy.gaussian_mechanism import GaussianMechanism
 CLIP, NOISE, RATE = 3.0, 100.0, 0.1
 
 
-def users_of(path):
+def clients_of(path):
     """Return X with a constant, y, and one slice per client."""
     with np.load(path) as found:
         X, y, records = found["X"], found["y"], int(found["records"])
@@ -28,8 +28,8 @@ def users_of(path):
     return rows, y.astype(np.float32), [slice(i, i + records) for i in range(0, len(X), records)]
 
 
-def federated(dataset, users):
-    return FederatedDataset(dataset, get_user_sampler("minimize_reuse", list(range(users))))
+def federated(dataset, clients):
+    return FederatedDataset(dataset, get_user_sampler("minimize_reuse", list(range(clients))))
 
 
 def torch_rounds(path, rounds):
@@ -43,7 +43,7 @@ def torch_rounds(path, rounds):
     from pfl.model.pytorch import PyTorchModel
 
     torch.set_num_threads(1)
-    rows, y, slices = users_of(path)
+    rows, y, slices = clients_of(path)
     rows, y = torch.from_numpy(rows), torch.from_numpy(y)
     generator = np.random.default_rng(0)
 
@@ -68,9 +68,9 @@ def torch_rounds(path, rounds):
             self.ends.append(time.process_time())
             return False, Metrics()
 
-    def dataset(user):  # a client's data is the record it drew
-        place = slices[user].start + int(generator.integers(slices[user].stop - slices[user].start))
-        return Dataset([rows[place : place + 1], y[place : place + 1]], user_id=str(user))
+    def dataset(client):  # a client's data is the record it drew
+        place = slices[client].start + int(generator.integers(slices[client].stop - slices[client].start))
+        return Dataset([rows[place : place + 1], y[place : place + 1]], user_id=str(client))
 
     inner = Logistic()
     model = PyTorchModel(inner, torch.optim.SGD, torch.optim.SGD(inner.parameters(), lr=RATE))
@@ -104,7 +104,7 @@ def numpy_rounds(path, rounds):
     from pfl.model.base import Model
     from pfl.stats import MappedVectorStatistics
 
-    rows, y, slices = users_of(path)
+    rows, y, slices = clients_of(path)
     generator = np.random.default_rng(0)
 
     class Weights(Model):
@@ -123,17 +123,17 @@ def numpy_rounds(path, rounds):
             residual = 1 / (1 + np.exp(-x[place] @ model.w)) - target[place]
             return MappedVectorStatistics({"w": residual * x[place]}, weight=1.0), Metrics()
 
-    def dataset(user):
-        return Dataset((rows[slices[user]], y[slices[user]]), user_id=str(user))
+    def dataset(client):
+        return Dataset((rows[slices[client]], y[slices[client]]), user_id=str(client))
 
-    users = len(slices)
+    clients = len(slices)
     mechanism = GaussianMechanism(CLIP, NOISE)
-    backend = SimulatedBackend(federated(dataset, users), None, postprocessors=[mechanism])
+    backend = SimulatedBackend(federated(dataset, clients), None, postprocessors=[mechanism])
     model, ends = Weights(), []
     for t in range(rounds + 1):
-        context = CentralContext(t, False, users, Population.TRAIN, None, None, seed=t)
+        context = CentralContext(t, False, clients, Population.TRAIN, None, None, seed=t)
         total, _ = backend.gather_results(model, OneRecord(), central_context=context)
-        model.w = model.w - RATE * total["w"] / users
+        model.w = model.w - RATE * total["w"] / clients
         ends.append(time.process_time())
     return ends
 

@@ -172,7 +172,7 @@ def test_without_noise_to_speak_of_the_mean_is_the_mean():
         np.testing.assert_allclose(clients.ask(GRADIENT, np.ones(3)).mean, mean, atol=1e-3)
 
 
-def test_a_crowd_goes_on_while_anyone_can_afford_a_round():
+def test_clients_go_on_while_any_can_afford_a_round():
     clients = Parties([agent(i, budget=budget(e)) for i, e in enumerate((0.5, 1.0, 2.0))])
     clients.invite(Invitation(1.0, noise_multiplier=8.0))
     settled = clients.left

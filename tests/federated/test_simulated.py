@@ -118,7 +118,7 @@ def test_the_papers_countdown(epsilon):
         assert clients.guarantee(0).observer == "server"
 
 
-def personal_crowd(noise, seed=0, rounds=1500, draw=Everyone(), n=(0, 3, 9, 9)):  # noqa: B008
+def personal_clients(noise, seed=0, rounds=1500, draw=Everyone(), n=(0, 3, 9, 9)):  # noqa: B008
     parts = [(X[:k], Y[:k]) for k in n]
     budgets = [ft.Budget(e, 1e-6) for e in (0.5, 1.0, 2.0, 2.0)]
     clients = Simulated.gather(
@@ -136,7 +136,7 @@ def means(clients, rounds, w):
 def test_summed_and_per_user_noise_agree_in_distribution(draw):
     w, both = np.array([0.5, -1.0, 0.2]), []
     for seed, noise in enumerate(("sum", "each")):
-        clients = personal_crowd(noise, seed, draw=draw)
+        clients = personal_clients(noise, seed, draw=draw)
         deviation = math.sqrt(clients.ask(GRADIENT, w).variance)
         both.append(means(clients, 1200, w) / deviation)
     for first, second in zip(both[0].T, both[1].T, strict=True):
@@ -402,7 +402,7 @@ def test_what_is_not_finite_counts_as_nothing_and_names_nobody(storage, noise):
     assert np.isfinite(values[0]).all()
 
 
-def test_a_crowd_is_invited_once_and_before_it_is_asked():
+def test_clients_are_invited_once_and_before_they_are_asked():
     clients = split()
     with pytest.raises(InvalidValue, match="invited"):
         clients.ask(GRADIENT, np.zeros(3))

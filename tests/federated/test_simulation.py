@@ -1,4 +1,4 @@
-"""Simulated crowds from the command line: what is read, what is refused, what is told."""
+"""Simulated clients from the command line: input, refusals and output."""
 
 import io
 import json

@@ -227,16 +227,16 @@ class Picky:
 
 
 @pytest.mark.parametrize("noise", ["sum", "each"])
-def test_in_a_simulated_crowd_a_record_that_fails_counts_as_zero(noise):
+def test_among_simulated_clients_a_record_that_fails_counts_as_zero(noise):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(12, 3)), np.tile([0, 1], 6)
 
     def one(labels, stream=None):
-        crowd = Simulated.split(
+        clients = Simulated.split(
             x, labels, clients=3, budgets=ft.Budget(1e9, 1e-5), noise=noise, stream=stream
         )
-        crowd.invite(Invitation(1.0, rounds=1, noise_multiplier=1e-4))
-        return crowd.ask(gradient, np.zeros(4)).mean
+        clients.invite(Invitation(1.0, rounds=1, noise_multiplier=1e-4))
+        return clients.ask(gradient, np.zeros(4)).mean
 
     gradient, odd = Gradient(Picky(), Features(3)), y.copy()
     odd[5] = 2

@@ -394,15 +394,15 @@ def test_of_a_sum_that_is_not_symmetric_the_symmetric_part_is_released():
     assert np.mean(answers, axis=0) == pytest.approx(np.array([[0.0, 0.5], [0.5, 0.0]]), abs=1e-4)
 
 
-def test_a_crowd_refuses_what_its_clip_does_not_bound():
+def test_clients_refuse_what_their_clip_does_not_bound():
     from farthing.federated.protocol import Invitation
     from farthing.federated.simulated import Simulated
 
-    crowd = Simulated.split(X[:4], Y[:4], clients=2, budgets=ft.Budget(1.0, 1e-5))
-    crowd.invite(Invitation(1.0, rounds=2))
+    clients = Simulated.split(X[:4], Y[:4], clients=2, budgets=ft.Budget(1.0, 1e-5))
+    clients.invite(Invitation(1.0, rounds=2))
     with pytest.raises(Unsupported, match="Gram"):
-        crowd.ask(Gram(FEATURES), W)
-    assert crowd.left.tolist() == [2, 2]
+        clients.ask(Gram(FEATURES), W)
+    assert clients.left.tolist() == [2, 2]
 
 
 def test_the_kinds_of_rows_are_those_that_can_be_applied():

@@ -258,7 +258,7 @@ class Village:
     def __init__(self, folder: Path, nursery: Nursery | None = None) -> None:
         self.folder, self.nursery, self.coordinator = folder, nursery, Signer.new()
         self.houses: dict[str, House] = {}
-        self.crowds: list[Remote] = []
+        self.remotes: list[Remote] = []
 
     def settle(self, parties=3, records=20, width=2, *, budget="", limits="", top="", epsilon=1.0):
         """Parties with random records of their own; further lines for their policies may be given."""
@@ -293,8 +293,8 @@ class Village:
 
     def clients(self, transport, **options):
         settings = {"run": "run-1", "dataset": "d", "seconds": 60.0} | options
-        self.crowds.append(Remote(transport, self.coordinator, self.enrolled, **settings))
-        return self.crowds[-1]
+        self.remotes.append(Remote(transport, self.coordinator, self.enrolled, **settings))
+        return self.remotes[-1]
 
     def question(
         self,
@@ -324,7 +324,7 @@ class Village:
         return self
 
     def stop(self):
-        for clients in self.crowds:
+        for clients in self.remotes:
             clients.close()
         for house in self.houses.values():
             house.stop()

@@ -331,7 +331,7 @@ def test_an_agreement_that_is_none_excludes(change, village):
     assert village.check()["p1"] == (0, 0)
 
 
-def test_what_a_remote_crowd_refuses(village):
+def test_what_remote_clients_refuse(village):
     village.settle(2)
     clients = village.clients(village.functions())
     with pytest.raises(InvalidValue, match="invited"):

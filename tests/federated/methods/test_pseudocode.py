@@ -166,7 +166,7 @@ def test_addp_is_algorithm_1_round_by_round(weights):
 
 
 @pytest.mark.parametrize("weights", ["plain", "precision"])
-def test_a_simulated_crowd_runs_the_same_lines(monkeypatch, weights):
+def test_simulated_clients_run_the_same_lines(monkeypatch, weights):
     """A-DDP, lines 1-19, over arrays: the same draws; the noise of the weighted sum is that of its parts."""
     done, noises = np.zeros(3, int), []
 
@@ -298,7 +298,7 @@ def test_sgd2_is_its_five_items_round_by_round(convexity, rate, start):
     options = {"lipschitz": lipschitz, "radius": radius, "convexity": convexity, "lr": rate, "start": start}
     steps = list(sgd2(clients, Problem(logistic, 9, 2, unit=False), noise_multiplier=12.0, **options))
     theta, k, asked = np.zeros(3) if start is None else np.array(start), 0, iter(log)
-    outside, crowds = 0, set()
+    outside, sizes = 0, set()
     while came := [u for u in range(3) if delta_of(k + 1, 1.0, sigma, lipschitz, budgets[u].epsilon) <= 1e-3]:
         k += 1  # 2
         total, n = np.zeros(3), sum(SIZES[u] for u in came)
@@ -319,7 +319,7 @@ def test_sgd2_is_its_five_items_round_by_round(convexity, rate, start):
         outside += np.linalg.norm(theta - eta * total) > radius
         theta = projected(theta - eta * total, radius)  # 4
         np.testing.assert_allclose(np.append(*steps[k - 1].w), theta, atol=1e-12)
-        crowds.add(len(came))
+        sizes.add(len(came))
     assert len(steps) == k  # 5
-    assert crowds == {1, 2, 3}
+    assert sizes == {1, 2, 3}
     assert 0 < outside < k

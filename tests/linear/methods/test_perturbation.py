@@ -125,8 +125,8 @@ def test_the_theorem_in_two_dimensions(loss, angle):
 def test_the_theorem_is_nearly_attained_by_a_record_that_is_surely_misclassified():
     """Many records pull w to where the residual of the added one is 1: then b moves by all of R."""
     noise, epsilon, penalty = 2.0, 0.5, 2.0
-    crowd = [((1.0,), 1.0)] * 60
-    one, other = rows_of(*crowd, ((1.0,), 0.0)), rows_of(*crowd)
+    many = [((1.0,), 1.0)] * 60
+    one, other = rows_of(*many, ((1.0,), 0.0)), rows_of(*many)
     true = divergence(logistic, one, other, penalty, noise, epsilon)
     assert 0.8 * delta_of(logistic, noise, penalty, epsilon, ADD) < true
 
@@ -134,8 +134,8 @@ def test_the_theorem_is_nearly_attained_by_a_record_that_is_surely_misclassified
 def test_a_smaller_penalty_than_the_theorem_asks_would_break_the_free_jacobian():
     """λ >= R²/ε is needed: far below it one lone record costs more than the Gaussian curve alone."""
     noise, epsilon, penalty = 50.0, 0.2, 0.5
-    crowd, one = [((1.0,), 1.0)], ((1.0,), 0.0)
-    true = divergence(logistic, rows_of(*crowd, one), rows_of(*crowd), penalty, noise, epsilon)
+    many, one = [((1.0,), 1.0)], ((1.0,), 0.0)
+    true = divergence(logistic, rows_of(*many, one), rows_of(*many), penalty, noise, epsilon)
     assert true > 1e-6 > gaussian.delta(1 / noise, epsilon)
     assert true <= delta_of(logistic, noise, penalty, epsilon, ADD)
 

@@ -1,6 +1,6 @@
 """Measure simulated clients: rounds a second, and microseconds a client and round.
 
-    python benchmarks/crowd.py [--seconds 1] [--largest 1000000]
+    python benchmarks/clients.py [--seconds 1] [--largest 1000000]
 
 Clients have 100 records of 123 features and a constant, and draw one record a round, with logistic loss,
 clipping norm 3 and a countdown each. "sum" draws the noise of all uploads at once, "each" every client's own,
@@ -29,9 +29,9 @@ from farthing.linear.losses import Gradient, logistic
 RECORDS, WIDTH, ONES, CLIP = 100, 123, 14, 3.0
 
 
-def places(users: int) -> Indicators:
+def places(clients: int) -> Indicators:
     """Draw random rows with up to 14 ones, in parts that limit memory."""
-    generator, n = np.random.default_rng(0), users * RECORDS
+    generator, n = np.random.default_rng(0), clients * RECORDS
     found, y = np.empty((n, ONES), np.uint8), np.empty(n, np.uint8)
     for start in range(0, n, 10**6):
         part = slice(start, min(start + 10**6, n))
@@ -59,26 +59,26 @@ def seconds_a_round(step: Callable[[], object], seconds: float) -> float:
 
 
 def ours(rows: Indicators | np.ndarray, y: np.ndarray | None, noise: str) -> Callable[[], object]:
-    crowd = Simulated.split(rows, y, records=RECORDS, budgets=Budget(1.0, 1e-8), noise=noise)  # type: ignore[arg-type]
-    crowd.invite(Invitation(CLIP, Exactly(1), 10**6))
+    clients = Simulated.split(rows, y, records=RECORDS, budgets=Budget(1.0, 1e-8), noise=noise)  # type: ignore[arg-type]
+    clients.invite(Invitation(CLIP, Exactly(1), 10**6))
     gradient, w = Gradient(logistic, Features(WIDTH)), np.zeros(WIDTH + 1)
 
     def step() -> None:
         nonlocal w
-        w = w - 0.01 * crowd.ask(gradient, w).mean
+        w = w - 0.01 * clients.ask(gradient, w).mean
 
     return step
 
 
 def plain(x: np.ndarray, y: np.ndarray, noise: str, deviation: float) -> Callable[[], object]:
     """Run the usual loop: float32 rows, float noise, no accounting."""
-    users, generator = len(x) // RECORDS, np.random.default_rng(0)
+    clients, generator = len(x) // RECORDS, np.random.default_rng(0)
     rows = np.hstack([x, np.ones((len(x), 1))]).astype(np.float32)
-    w, first = np.zeros(WIDTH + 1), np.arange(users) * RECORDS
+    w, first = np.zeros(WIDTH + 1), np.arange(clients) * RECORDS
 
     def step() -> None:
         nonlocal w
-        drawn = first + generator.integers(0, RECORDS, users)
+        drawn = first + generator.integers(0, RECORDS, clients)
         z = rows[drawn]
         residual = 1 / (1 + np.exp(-(z @ w))) - y[drawn]
         norms = np.abs(residual) * np.sqrt(np.einsum("ij,ij->i", z, z))
@@ -86,33 +86,33 @@ def plain(x: np.ndarray, y: np.ndarray, noise: str, deviation: float) -> Callabl
         if noise == "each":
             total = (uploads + deviation * generator.standard_normal(uploads.shape)).sum(axis=0)
         else:
-            total = uploads.sum(axis=0) + deviation * np.sqrt(users) * generator.standard_normal(WIDTH + 1)
-        w = w - 0.01 * total / users
+            total = uploads.sum(axis=0) + deviation * np.sqrt(clients) * generator.standard_normal(WIDTH + 1)
+        w = w - 0.01 * total / clients
 
     return step
 
 
-def report(users: int, storage: str, noise: str, taken: float, other: float | None) -> None:
+def report(clients: int, storage: str, noise: str, taken: float, other: float | None) -> None:
     ratio = f"{other / taken:9.2f}" if other else " " * 9
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
-        f"{users:>9,} {storage:<8}{noise:<6}{taken * 1e3:11.3f}{1 / taken:12.1f}"
-        f"{taken / users * 1e6:15.3f}{ratio}{peak:10.2f}",
+        f"{clients:>9,} {storage:<8}{noise:<6}{taken * 1e3:11.3f}{1 / taken:12.1f}"
+        f"{taken / clients * 1e6:15.3f}{ratio}{peak:10.2f}",
         flush=True,
     )
 
 
 def main(seconds: float = 1.0, largest: int = 10**6) -> None:
-    print(f"{'users':>9} {'rows as':<8}{'noise':<6}{'ms a round':>11}{'rounds/s':>12}", end="")
-    print(f"{'us/user/round':>15}{'x NumPy':>9}{'GiB peak':>10}")
-    for users in (400, 10**4):
-        rows = places(users)
+    print(f"{'clients':>9} {'rows as':<8}{'noise':<6}{'ms a round':>11}{'rounds/s':>12}", end="")
+    print(f"{'us/client/round':>15}{'x NumPy':>9}{'GiB peak':>10}")
+    for clients in (400, 10**4):
+        rows = places(clients)
         x, y = dense(rows), rows.y.astype(np.float64)
         for noise in ("sum", "each"):
             other = seconds_a_round(plain(x, y, noise, 100.0), seconds)
             for storage, step in (("bytes", ours(x, y, noise)), ("places", ours(rows, None, noise))):
                 taken = seconds_a_round(step, seconds)
-                report(users, storage, noise, taken, other)
+                report(clients, storage, noise, taken, other)
     rows = places(largest)
     for noise in ("sum", "each"):
         report(largest, "places", noise, seconds_a_round(ours(rows, None, noise), seconds), None)

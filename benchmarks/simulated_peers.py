@@ -1,6 +1,6 @@
 """Compare a federated round of ours, Apple's pfl and Flower on Ray: 400 clients, 100 records, 124 features.
 
-    python -m benchmarks.crowd_peers [--users 400] [--rounds 5] [--pfl PYTHON] [--flower PYTHON]
+    python -m benchmarks.simulated_peers [--clients 400] [--rounds 5] [--pfl PYTHON] [--flower PYTHON]
 
 All draw one record a client, take the gradient of logistic regression there, clip it, add each client's own
 Gaussian noise and average (`peers/` has the details). Each peer runs as a process of its own, with the
@@ -43,16 +43,16 @@ PEERS = (  # name, option with the interpreter, script, first argument, clock
 )
 
 
-def made(users: int) -> tuple[Any, Any]:
+def made(clients: int) -> tuple[Any, Any]:
     rng = np.random.default_rng(0)
-    X = (rng.random((users * RECORDS, FEATURES)) < 0.1).astype(np.uint8)
+    X = (rng.random((clients * RECORDS, FEATURES)) < 0.1).astype(np.uint8)
     return X, (rng.random(len(X)) < 0.3).astype(np.float64)
 
 
 def ours(X: Any, y: Any, fidelity: str, rounds: int = 200) -> dict[str, list[float]]:
     """Return the seconds of each of our rounds, by either clock."""
-    crowd = Simulated.split(X, y, records=RECORDS, budgets=Budget(0.5, 1e-8), noise=fidelity)
-    steps = addp(crowd, Problem(logistic, len(X), FEATURES, unit=False))
+    clients = Simulated.split(X, y, records=RECORDS, budgets=Budget(0.5, 1e-8), noise=fidelity)
+    steps = addp(clients, Problem(logistic, len(X), FEATURES, unit=False))
     next(steps)
     ends = {name: [clock()] for name, clock in CLOCKS.items()}
     for _ in range(rounds):
@@ -77,13 +77,13 @@ def peer(python: str, script: str, kind: str, table: str, rounds: int) -> list[f
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--users", type=int, default=400)
+    parser.add_argument("--clients", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--pfl", default=".peers/pfl/bin/python", metavar="PYTHON")
     parser.add_argument("--flower", default=".peers/flower/bin/python", metavar="PYTHON")
     given = parser.parse_args([] if arguments is None else arguments)
-    X, y = made(given.users)
-    print(f"{given.users} users, {RECORDS} records of {FEATURES + 1} features each, one record a round")
+    X, y = made(given.clients)
+    print(f"{given.clients} clients, {RECORDS} records of {FEATURES + 1} features each, one record a round")
     taken = {fidelity: ours(X, y, fidelity) for fidelity in ("sum", "each")}
     found = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +96,7 @@ def main(arguments: list[str] | None = None) -> None:
         after = ours(X, y, fidelity)
         medians[fidelity] = {clock: float(np.median(before[clock] + after[clock])) for clock in CLOCKS}
         for clock, median in medians[fidelity].items():
-            each = f"{1e6 * median / given.users:.2f} µs a user"
+            each = f"{1e6 * median / given.clients:.2f} µs a client"
             print(f"  {f'ours, noise={fidelity!r}':<34}{1e3 * median:10.3f} ms of {clock} a round, {each}")
     for name, _, _, _, clock in PEERS:
         times = found[name]
