@@ -97,14 +97,14 @@ def report(clients: int, storage: str, noise: str, taken: float, other: float | 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
         f"{clients:>9,} {storage:<8}{noise:<6}{taken * 1e3:11.3f}{1 / taken:12.1f}"
-        f"{taken / clients * 1e6:15.3f}{ratio}{peak:10.2f}",
+        f"{taken / clients * 1e6:17.3f}{ratio}{peak:10.2f}",
         flush=True,
     )
 
 
 def main(seconds: float = 1.0, largest: int = 10**6) -> None:
     print(f"{'clients':>9} {'rows as':<8}{'noise':<6}{'ms a round':>11}{'rounds/s':>12}", end="")
-    print(f"{'us/client/round':>15}{'x NumPy':>9}{'GiB peak':>10}")
+    print(f"{'us/client/round':>17}{'x NumPy':>9}{'GiB peak':>10}")
     for clients in (400, 10**4):
         rows = places(clients)
         x, y = dense(rows), rows.y.astype(np.float64)
