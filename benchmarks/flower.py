@@ -27,7 +27,7 @@ from pathlib import Path
 from farthing.cli.demo_parties import set_up
 from farthing.deploy import keys as keyring
 from farthing.deploy.coordinator import Remote
-from farthing.deploy.flower.superlink import Place, SuperLink, environment
+from farthing.deploy.flower.superlink import Address, SuperLink, environment
 from farthing.deploy.join import listening
 from farthing.deploy.messages.forms import Transport, UnixSockets
 from farthing.deploy.messages.signed import MessageKind, Signer, seal
@@ -159,7 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             (folder / name).mkdir()
         keyring.make(folder / "keys", rivals, [], coordinator=False)
         cards = {
-            name: keyring.Card.load(folder / "keys" / name / "public.toml") for name in [*names, *rivals]
+            name: keyring.PublicKeys.load(folder / "keys" / name / "public.toml")
+            for name in [*names, *rivals]
         }
         plan.folder.mkdir()
         os.environ[OUT] = str(folder / "out")
@@ -172,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ]
         nodes = [node(folder, name, plan) for name in names]
         link = SuperLink(
-            Place("127.0.0.1", port), plan.keys, {n: c.node for n, c in cards.items()}, plan.folder
+            Address("127.0.0.1", port), plan.keys, {n: c.node for n, c in cards.items()}, plan.folder
         )
         try:
             assert link.bridge is not None

@@ -24,7 +24,7 @@ import numpy as np
 
 from farthing.budget import Budget
 from farthing.data.tables import Features, Table
-from farthing.deploy.messages.forms import Question, Turn, call
+from farthing.deploy.messages.forms import Question, RoundId, call
 from farthing.deploy.messages.signed import MessageKind as Message
 from farthing.deploy.messages.signed import Signer, pack_numbers, seal
 from farthing.federated.terms import Invitation
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> None:
     gradient, w = Gradient(logistic, Features(WIDTH)), np.zeros(WIDTH + 1)
 
     def message(number: int) -> bytes:
-        turn = Turn("run-1", number, f"{number:032x}")
+        turn = RoundId("run-1", number, f"{number:032x}")
         return seal(
             Message.QUESTION,
             Question(turn, "d", invitation, gradient, w.shape).header(),

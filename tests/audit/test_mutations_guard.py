@@ -31,7 +31,7 @@ def folder():
 def a_refusal_after_the_charge_tells_of_a_label(original):
     def ask(self, question, terms, w, key):
         answer = original(self, question, terms, w, key)
-        if (self._door._records.y > 2).any():
+        if (self._attached._records.y > 2).any():
             refuse(Reason.SHAPE, "there is a class without a column")
         return answer
 
@@ -40,7 +40,7 @@ def a_refusal_after_the_charge_tells_of_a_label(original):
 
 def an_error_before_the_charge_tells_of_a_label(original):
     def ask(self, question, terms, w, key):
-        if np.isnan(self._door._records.y).any():
+        if np.isnan(self._attached._records.y).any():
             raise ValueError
         return original(self, question, terms, w, key)
 
@@ -49,14 +49,14 @@ def an_error_before_the_charge_tells_of_a_label(original):
 
 def the_number_of_records_is_told_as_it_is(original):
     def row(self):
-        return original(self) | {"there": len(self._door._records)}
+        return original(self) | {"there": len(self._attached._records)}
 
     return row
 
 
 def an_answer_is_as_long_as_what_it_holds(original):
     def sealed(self, kind, turn, opened, header, body=b""):
-        present = np.abs(self._door._records.X).max() > 1
+        present = np.abs(self._attached._records.X).max() > 1
         return original(
             self, kind, turn, opened, header, body + bytes(8 * int(present and kind is MessageKind.ANSWER))
         )

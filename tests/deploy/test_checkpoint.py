@@ -62,7 +62,7 @@ def test_a_folder_belongs_to_one_run_and_one_coordinator(tmp_path):
     with Checkpoint(tmp_path / "run", "run-1", ENROLLED), pytest.raises(InvalidValue, match="at work"):
         Checkpoint(tmp_path / "run", "run-1", ENROLLED)
     (tmp_path / "run" / "run.json").write_text("{}")
-    with pytest.raises(InvalidValue, match="not that of a run"):
+    with pytest.raises(InvalidValue, match="not the file of a run"):
         Checkpoint(tmp_path / "run", "run-1", ENROLLED)
 
 
@@ -78,9 +78,9 @@ def test_a_draft_left_by_a_crash_is_no_run(tmp_path):
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(FarthingError, match="cannot be kept"):
+    with pytest.raises(FarthingError, match="cannot be opened"):
         Checkpoint(tmp_path / "file", "run-1", ENROLLED)
-    with pytest.raises(FarthingError, match="cannot be kept"):
+    with pytest.raises(FarthingError, match="cannot be opened"):
         Checkpoint(tmp_path / "none" / "run", "run-1", ENROLLED)
 
 

@@ -12,7 +12,7 @@ import pytest
 from farthing.cli.demo_parties import set_up
 from farthing.cli.main import main
 from farthing.deploy import join as joining
-from farthing.deploy.flower.superlink import Place
+from farthing.deploy.flower.superlink import Address
 from farthing.deploy.join import PartyFile, join, listening
 from farthing.errors import FarthingError, InvalidValue
 
@@ -25,7 +25,7 @@ def folder(tmp_path):
 
 def test_a_party(folder):
     party = PartyFile.load(folder / "a" / "party.toml")
-    assert party.coordinator == Place("localhost", 9092)
+    assert party.coordinator == Address("localhost", 9092)
     assert party.socket == (folder / "a" / "guard.sock")
     assert not party.apps
 

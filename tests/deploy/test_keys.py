@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 
 from farthing.cli.main import main
 from farthing.deploy import keys as keyring
-from farthing.deploy.keys import Card
+from farthing.deploy.keys import PublicKeys
 from farthing.deploy.messages.signed import Signer
 from farthing.errors import InvalidValue
 
@@ -32,13 +32,13 @@ def test_everything_is_there_and_nobody_else_reads_it(folder):
 
 
 def test_a_card_holds_the_public_halves(folder):
-    card = Card.load(folder / "a" / "public.toml")
+    card = PublicKeys.load(folder / "a" / "public.toml")
     assert card.key == Signer.load(folder / "a" / "guard.key").public
     private = load_ssh_private_key((folder / "a" / "node.key").read_bytes(), None)
     assert isinstance(private.curve, ec.SECP384R1)
     numbers = load_ssh_public_key(card.node.encode()).public_numbers()
     assert numbers == private.public_key().public_numbers()
-    assert card != Card.load(folder / "b" / "public.toml")
+    assert card != PublicKeys.load(folder / "b" / "public.toml")
 
 
 def greeted(folder, name):
@@ -117,7 +117,7 @@ def test_a_card_must_be_one(tmp_path, text, what):
     if text is not None:
         path.write_text(text)
     with pytest.raises(InvalidValue, match=what):
-        Card.load(path)
+        PublicKeys.load(path)
 
 
 def test_the_command(tmp_path, capsys):

@@ -20,7 +20,7 @@ from farthing.deploy.guard.policy import Policy
 from farthing.deploy.messages.forms import InProcess
 from farthing.deploy.messages.signed import Signer
 from farthing.deploy.processes import Child
-from farthing.deploy.serve import Board, RunFile, coordinate
+from farthing.deploy.serve import RunFile, RunProgress, coordinate
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue
 from farthing.federated import Parties
 from farthing.federated.methods.addp import addp
@@ -62,12 +62,12 @@ def coordinated(plan, transport, board=None):
     plan.folder.mkdir(exist_ok=True)
     signer = Signer.load(plan.keys / "coordinator.key")
     test = table_files.read("adult", plan.schema, test=True)
-    return coordinate(plan, transport, signer, test, board or Board(plan))
+    return coordinate(plan, transport, signer, test, board or RunProgress(plan))
 
 
 def test_the_model_is_that_of_the_simulation_with_the_same_seed(tmp_path, guards):
     plan = plan_of(tmp_path)
-    board = Board(plan)
+    board = RunProgress(plan)
     report = coordinated(plan, guards(tmp_path, seed=40), board)
     agents = []
     for place, name in enumerate(NAMES):
@@ -100,7 +100,7 @@ def test_it_ends_when_nobody_can_afford_a_round(tmp_path, guards, method):
     report = coordinated(plan, guards(tmp_path))
     assert report["rounds"] == 3
     if "sgd2" in method:
-        assert report["stopped"] == "nobody can afford another round, or is left"
+        assert report["stopped"] == "no party is left that can afford another round"
         assert [party["state"] for party in report["parties"]] == ["spent"] * 3
         assert main(["ledger", "verify", str(tmp_path / "b" / "b.ledger")]) == 0
 
@@ -141,8 +141,8 @@ def test_a_run_goes_on_where_it_was(tmp_path, guards, monkeypatch):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(Board, "stepped", interrupt)
-        with pytest.raises(FarthingError, match="goes on where it was"):
+        patched.setattr(RunProgress, "stepped", interrupt)
+        with pytest.raises(FarthingError, match="again to resume it"):
             coordinated(plan, transport)
     assert not plan.report.exists()
     report = coordinated(plan, transport)
@@ -237,7 +237,7 @@ def test_a_port_must_be_one(tmp_path, capsys):
 
 
 def test_before_the_run_everybody_is_awaited(tmp_path):
-    view = Board(plan_of(tmp_path, records=5)).view()
+    view = RunProgress(plan_of(tmp_path, records=5)).view()
     assert [(party.name, party.state) for party in view.parties] == [(name, "awaited") for name in NAMES]
     assert view.phase == "waiting for parties"
 

@@ -17,7 +17,7 @@ from farthing.deploy.guard import server
 from farthing.deploy.guard.policy import Policy
 from farthing.deploy.messages.forms import InProcess
 from farthing.deploy.messages.signed import Signer
-from farthing.deploy.serve import Board, RunFile, coordinate
+from farthing.deploy.serve import RunFile, RunProgress, coordinate
 from farthing.errors import InvalidValue
 from farthing.federated import METHODS, Invitation, Method, Option
 from farthing.federated.jobs import Job, simulate
@@ -67,7 +67,9 @@ def deployed(plan: RunFile) -> dict[str, Any]:
     plan.folder.mkdir()
     try:
         transport = InProcess({name: guard.answer for name, guard in guards.items()})
-        return coordinate(plan, transport, Signer.load(plan.keys / "coordinator.key"), None, Board(plan))
+        return coordinate(
+            plan, transport, Signer.load(plan.keys / "coordinator.key"), None, RunProgress(plan)
+        )
     finally:
         for guard in guards.values():
             guard.close()

@@ -21,7 +21,7 @@ from farthing.data.tables import Features, Table
 from farthing.deploy.guard.keeper import Guard
 from farthing.deploy.guard.policy import Limits, Policy
 from farthing.deploy.messages import forms
-from farthing.deploy.messages.forms import LOSSES, Question, Turn
+from farthing.deploy.messages.forms import LOSSES, Question, RoundId
 from farthing.deploy.messages.signed import (
     MessageKind,
     Opened,
@@ -104,7 +104,7 @@ def _header(number: int, kind: str, draw: Draw = _DRAWS[0], w: Array | None = No
     w = np.zeros(_WIDTH + 1) if w is None else w
     features = Features(_WIDTH, intercept=more.pop("intercept", 1.0), radius=more.pop("radius", None))
     invitation = Invitation(1.0, draw, 1000, noise_multiplier=_NOISE, **more)
-    turn = Turn("run", number, f"{number:032x}")
+    turn = RoundId("run", number, f"{number:032x}")
     return Question(turn, "d", invitation, Gradient(LOSSES[kind], features), w.shape).header(), pack_numbers(
         w
     )

@@ -30,7 +30,7 @@ from typing import Any
 
 from farthing.budget import Budget
 from farthing.deploy.messages import forms
-from farthing.deploy.messages.forms import LARGEST_ANSWER, Turn
+from farthing.deploy.messages.forms import LARGEST_ANSWER, RoundId
 from farthing.deploy.messages.signed import Fields, Reason, refuse
 from farthing.federated.terms import Terms
 
@@ -176,7 +176,7 @@ def _unpacked(frame: bytes) -> tuple[dict[str, Any], bytes]:
         raise ValueError("a line is too long")
     header = json.loads(line)
     if not isinstance(header, dict):
-        raise ValueError("a frame begins with an object")
+        raise ValueError("a frame must begin with a JSON object")
     return header, body
 
 
@@ -230,10 +230,10 @@ class Party:
     reason: str = ""
 
     @classmethod
-    def announced(cls, name: str, said: Fields, turn: Turn) -> "Party":
+    def announced(cls, name: str, said: Fields, turn: RoundId) -> "Party":
         """Return a party from its announcement; refuse a malformed one."""
-        if Turn.of(said) != turn:
-            refuse(Reason.STALE, "it announces itself to another run")
+        if RoundId.of(said) != turn:
+            refuse(Reason.STALE, "the announcement is for another run")
         said.take("about")
         budget = forms.budget_of(said.inner("budget"))
         records, colluding = said.whole("records", 1), said.whole("colluding")

@@ -55,7 +55,9 @@ class Checkpoint:
             raise InvalidValue(f"another coordinator is at work in {str(folder)!r}") from None
         except OSError as error:
             self.close()
-            raise FarthingError(f"the checkpoint {str(folder)!r} cannot be kept: {error.strerror}") from None
+            raise FarthingError(
+                f"the checkpoint {str(folder)!r} cannot be opened: {error.strerror}"
+            ) from None
         except BaseException:
             self.close()
             raise
@@ -75,11 +77,9 @@ class Checkpoint:
             found = json.loads(path.read_text(encoding="ascii"))
             seed = bytes.fromhex(found.pop("seed"))
         except (ValueError, LookupError, TypeError, AttributeError):
-            raise InvalidValue(f"{str(path)!r} is not that of a run") from None
+            raise InvalidValue(f"{str(path)!r} is not the file of a run") from None
         if found != about:
-            raise InvalidValue(
-                f"{str(path)!r} is that of another run or of other parties: use another folder"
-            )
+            raise InvalidValue(f"{str(path)!r} belongs to another run or other parties: use another folder")
         return seed
 
     def _read(self) -> None:
@@ -116,7 +116,7 @@ class Checkpoint:
         record = _RECORD.pack(len(text), len(body), hashlib.sha256(text + body).digest()) + text + body
         try:
             if os.write(self._file, record) != len(record):
-                raise OSError("only part of it could be written")
+                raise OSError("only a part was written")
             os.fsync(self._file)
         except OSError as error:
             raise FarthingError(f"the checkpoint cannot be written: {error}; resume when it can") from None

@@ -31,7 +31,7 @@ from farthing.budget import Budget
 from farthing.deploy.bridge import Party, PartyStatus, State, Status, longest
 from farthing.deploy.checkpoint import Checkpoint
 from farthing.deploy.messages import forms
-from farthing.deploy.messages.forms import Check, Post, Question, Request, Transport, Turn
+from farthing.deploy.messages.forms import Check, Question, Request, RoundId, SignedExchange, Transport
 from farthing.deploy.messages.signed import (
     Fields,
     MessageKind,
@@ -97,7 +97,7 @@ class Remote:
         self._least = len(enrolled) if least is None else validate.count(least=least)
         if not enrolled or self._least > len(enrolled):
             raise InvalidValue(f"least must be at most the number of parties, {len(enrolled)}, got {least!r}")
-        self._post = Post(transport, signer, self._enrolled)
+        self._requests = SignedExchange(transport, signer, self._enrolled)
         self._round = 0
         self._terms: list[Terms] = []
         self._members: list[Party] = []
@@ -162,13 +162,13 @@ class Remote:
         while True:
             absent = {name: (MessageKind.HELLO, header, b"") for name in self._enrolled if name not in found}
             left = min(_HELLO, max(_PAUSE, until - time.monotonic()))
-            self._post.exchange(absent, MessageKind.ANNOUNCEMENT, left, hear)
+            self._requests.exchange(absent, MessageKind.ANNOUNCEMENT, left, hear)
             if len(found) >= self._least or time.monotonic() + _PAUSE > until:
                 break
             time.sleep(_PAUSE)
         if len(found) < self._least:
             raise FarthingError(
-                f"{len(found)} of {len(self._enrolled)} parties are there, {self._least} must be"
+                f"{len(found)} of {len(self._enrolled)} parties have connected, {self._least} are needed"
             )
         names = [name for name in self._enrolled if name in found]  # in the order of enrolment
         self._checkpoint.add({"members": {name: said[name] for name in names}})
@@ -184,7 +184,7 @@ class Remote:
         if self._terms:
             raise InvalidValue("these clients were invited before: terms are settled once")
         if invitation.trust is Trust.TRUSTED:
-            raise Unsupported("a guard hands nothing out without noise: trust must be local or distributed")
+            raise Unsupported("a guard releases nothing without noise: trust must be local or distributed")
         self._weights = weights_under(invitation.trust, weights)
         self._survivors = invitation.survivors if invitation.trust is Trust.DISTRIBUTED else 1
         self._invitation, form = invitation, forms.invitation(invitation)
@@ -194,7 +194,7 @@ class Remote:
             self._propose(form)
             self._checkpoint.add({"invitation": form, "parties": self._snapshot()})
         elif recorded[0].get("invitation") != form:
-            raise InvalidValue("the checkpoint is that of other terms: use another folder")
+            raise InvalidValue("the checkpoint belongs to other terms: use another folder")
         else:
             self._restore(recorded[0]["parties"])
 
@@ -204,8 +204,8 @@ class Remote:
 
         def agree(name: str, opened: Opened) -> None:
             said = opened.fields()
-            if Turn.of(said) != turn:
-                refuse(Reason.STALE, "it agrees to another run")
+            if RoundId.of(said) != turn:
+                refuse(Reason.STALE, "the agreement is for another run")
             parties[name].told(said.whole("left"), forms.row_of(said.take("row")))
             agreed.add(name)
 
@@ -219,7 +219,7 @@ class Remote:
                 party.left, party.state = terms.rounds, State.MISSING
         if not self.alive:
             reasons = ", ".join(f"{p.name}: {p.reason or p.state}" for p in self._members)
-            raise BudgetSpent(f"nobody agreed: {reasons}")
+            raise BudgetSpent(f"no party agreed: {reasons}")
 
     # --- rounds
 
@@ -244,7 +244,9 @@ class Remote:
         if not 0 <= party < len(self):
             raise InvalidValue(f"party must lie between 0 and {len(self) - 1}, got {party}")
         if self._terms and not self._members[party].asked:
-            raise BudgetSpent(f"{self._members[party].name} can afford no further answer, or is gone")
+            raise BudgetSpent(
+                f"{self._members[party].name} can afford no further answer, or has left the run"
+            )
         return self._taken([party], contribution, w, Weights.RECORDS)
 
     def _taken(
@@ -277,8 +279,8 @@ class Remote:
         self._checkpoint.add(said, pack_numbers(answers.total))
         return answers
 
-    def _turn(self) -> Turn:
-        return Turn(self._run, self._round, self._checkpoint.nonce(self._round))
+    def _turn(self) -> RoundId:
+        return RoundId(self._run, self._round, self._checkpoint.nonce(self._round))
 
     def _question(self, contribution: Gradient, shape: tuple[int, ...]) -> Question:
         return Question(self._turn(), self._dataset, self._invitation, contribution, shape)
@@ -286,7 +288,7 @@ class Remote:
     def _replayed(self, said: dict[str, Any], body: bytes, weights: str, shape: tuple[int, ...]) -> Answers:
         if said.get("round", 0) < self._round or said.get("weights") != weights:
             raise InvalidValue(
-                f"round {self._round} of the checkpoint is that of another algorithm or of other options: "
+                f"round {self._round} of the checkpoint belongs to another algorithm or other options: "
                 "resume with the same, or use another folder"
             )
         self._round = said["round"]  # lost rounds are not recorded
@@ -309,15 +311,15 @@ class Remote:
         def check(name: str, opened: Opened) -> None:
             """Accept an answer to this question, or refuse it."""
             party, said = self._members[where[name]], opened.fields()
-            if Turn.of(said) != question.turn:
-                refuse(Reason.STALE, "it is of another run or round")
+            if RoundId.of(said) != question.turn:
+                refuse(Reason.STALE, "the answer is for another run or round")
             if said.hexadecimal("weights", 32) != digest(body):
-                refuse(Reason.CONFLICT, "it is about other weights")
+                refuse(Reason.CONFLICT, "the answer is about other weights")
             if said.hexadecimal("update", 32) != digest(opened.body):
-                refuse(Reason.FORGED, "its update is not the one it names")
+                refuse(Reason.FORGED, "the update does not match its digest")
             value = unpack_numbers(opened.body, question.shape)
             if np.linalg.norm(value) > longest(self._terms[where[name]], party.records, value.size):
-                refuse(Reason.NORM, "its update is longer than clipped sums with this noise are")
+                refuse(Reason.NORM, "the update is longer than clipped sums with this noise can be")
             left, row = said.whole("left"), forms.row_of(said.take("row"))
             party.told(left, forms.row_of(said.take("head")))
             values[where[name]], rows[where[name]] = value, row or (0, "")
@@ -382,10 +384,10 @@ class Remote:
                 rows = [session.charged[name][1] or (0, "") for name in session.arrived]
                 receipts = tuple(self._receipt(p, row) for p, row in zip(came, rows, strict=True))
                 return came, Answers(total, divisor, len(came), self.alive, noise, receipts)
-            log.warning("round %d is lost: too few stayed", self._round)
+            log.warning("round %d is lost: too few parties stayed", self._round)
             self._round += 1
         raise FarthingError(
-            f"{self._patience} rounds in a row were left by too many: resume when they are back"
+            f"{self._patience} rounds in a row lost too many parties: resume when they are back"
         )
 
     def _note(self, places: list[int], came: set[int]) -> None:
@@ -395,14 +397,14 @@ class Remote:
                 self._members[place].answered()
                 continue
             self._members[place].absent(self._patience)
-            log.warning("%s did not come to round %d", self._members[place].name, self._round)
+            log.warning("%s did not answer round %d", self._members[place].name, self._round)
 
     def _nobody(self, places: list[int]) -> None:
         """Raise for a round without answers: `BudgetSpent` where no party can afford one."""
         if not any(self._members[place].asked for place in places):
-            raise BudgetSpent(f"none of {len(self)} parties can afford another round, or is still there")
+            raise BudgetSpent(f"none of {len(self)} parties is still in the run and can afford another round")
         raise FarthingError(
-            f"nobody answered round {self._round} in {self._seconds:g} s: resume when they do"
+            f"no party answered round {self._round} in {self._seconds:g} s: resume when they do"
         )
 
     def _exchange(
@@ -414,7 +416,7 @@ class Remote:
         largest: int = 0,
     ) -> tuple[dict[str, Opened], set[str]]:
         """Return the accepted answers and all who replied; mark those that refused or broke the rules."""
-        mail = self._post.exchange(requests, kind, seconds, check, largest)
+        mail = self._requests.exchange(requests, kind, seconds, check, largest)
         for party in self._members:
             if party.name in mail.refused:
                 party.refused(mail.refused[party.name])

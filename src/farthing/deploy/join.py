@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from farthing.deploy.flower.superlink import Place, environment, needs_flower
+from farthing.deploy.flower.superlink import Address, environment, needs_flower
 from farthing.deploy.guard.policy import Policy
 from farthing.deploy.processes import Child
 from farthing.deploy.toml_settings import Settings
@@ -32,7 +32,7 @@ _LOOK = 0.2
 class PartyFile:
     """A party's configuration file, which says how it joins a coordinator."""
 
-    coordinator: Place
+    coordinator: Address
     authority: Path
     node: Path
     policy: Path | None
@@ -48,7 +48,7 @@ class PartyFile:
             if (policy is None) == ("socket" not in given.names):
                 raise InvalidValue("give policy or, where the guard runs already, its socket")
             party = cls(
-                coordinator=Place.of(given.text("coordinator")),
+                coordinator=Address.of(given.text("coordinator")),
                 authority=given.path("authority"),
                 node=given.path("node"),
                 policy=policy,

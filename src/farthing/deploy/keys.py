@@ -34,14 +34,14 @@ _YEARS = datetime.timedelta(days=825)  # some clients reject certificates for lo
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class PublicKeys:
     """A party's public keys: its guard's, and its node's in OpenSSH's format."""
 
     key: bytes
     node: str
 
     @classmethod
-    def load(cls, path: Path) -> "Card":
+    def load(cls, path: Path) -> "PublicKeys":
         """Return the keys in a public.toml."""
         found = toml_settings.read(path, "a party's public.toml")
         node = found.get("node")

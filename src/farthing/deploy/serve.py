@@ -45,8 +45,8 @@ from farthing.budget import Budget
 from farthing.data import model_file, table_files
 from farthing.data.schema import Categorical, Schema
 from farthing.deploy.coordinator import PartyView, Remote, State, View
-from farthing.deploy.flower.superlink import Place, SuperLink, needs_flower
-from farthing.deploy.keys import Card
+from farthing.deploy.flower.superlink import Address, SuperLink, needs_flower
+from farthing.deploy.keys import PublicKeys
 from farthing.deploy.messages.forms import Transport
 from farthing.deploy.messages.signed import Signer, checked_name
 from farthing.deploy.toml_settings import Settings
@@ -73,12 +73,12 @@ class RunFile:
 
     run: str
     dataset: str
-    listen: Place
+    listen: Address
     keys: Path
     folder: Path
     schema: Schema
     job: Job
-    parties: dict[str, Card]
+    parties: dict[str, PublicKeys]
     test: str | None = None
     wait: float = 3600.0
     seconds: float = 60.0
@@ -97,7 +97,7 @@ class RunFile:
     @classmethod
     def _of(cls, given: Settings) -> "RunFile":
         method, places = given.table("method"), given.table("parties")
-        parties = {checked_name(party=name): Card.load(places.path(name)) for name in places.names}
+        parties = {checked_name(party=name): PublicKeys.load(places.path(name)) for name in places.names}
         name = given.text("schema")
         found = table_files.schema_of(name if name == table_files.EMBEDDED else str(given.beside(name)), None)
         test = given.text("test", None)
@@ -114,7 +114,7 @@ class RunFile:
         plan = cls(
             run=checked_name(run=given.text("run")),
             dataset=checked_name(dataset=given.text("dataset")),
-            listen=Place.of(given.text("listen", "127.0.0.1:9092")),
+            listen=Address.of(given.text("listen", "127.0.0.1:9092")),
             keys=given.path("keys"),
             folder=given.path("folder"),
             schema=found,
@@ -135,11 +135,11 @@ class RunFile:
     def _check(self) -> None:
         checked(self.job)
         if self.job.trust == Trust.TRUSTED:
-            raise InvalidValue("trust must be local or distributed: a guard hands nothing out without noise")
+            raise InvalidValue("trust must be local or distributed: a guard releases nothing without noise")
         if not self.parties:
             raise InvalidValue("[parties] must name at least one, with its public.toml")
         if len({card.key for card in self.parties.values()}) != len(self.parties):
-            raise InvalidValue("[parties] must have a key of their own each")
+            raise InvalidValue("[parties] must each have a key of their own")
         if self.least is not None and self.least > len(self.parties):
             raise InvalidValue(
                 f"least must be at most the number of parties, {len(self.parties)}, got {self.least}"
@@ -178,7 +178,7 @@ def _options(given: Settings) -> dict[str, Any]:
     }
 
 
-class Shown(Protocol):
+class OpenPage(Protocol):
     """A live page that is open."""
 
     address: str
@@ -189,7 +189,7 @@ class Shown(Protocol):
 def serve(
     plan: RunFile,
     *,
-    page: Callable[[Callable[[], View]], Shown] | None = None,
+    page: Callable[[Callable[[], View]], OpenPage] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Run to the end and return the report. SIGTERM and Ctrl-C interrupt the run, which can be resumed.
@@ -205,7 +205,7 @@ def serve(
         plan.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidValue(f"folder must be writable, {str(plan.folder)!r}: {error.strerror}") from None
-    board = Board(plan)
+    board = RunProgress(plan)
     with contextlib.ExitStack() as open_:
         open_.enter_context(_ending_by_signal())
         if page is not None:
@@ -226,7 +226,7 @@ def coordinate(
     transport: Transport,
     signer: Signer,
     test: tuple[Array, NDArray[Any]] | None,
-    board: "Board",
+    board: "RunProgress",
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Coordinate the run over any transport."""
@@ -241,9 +241,7 @@ def coordinate(
         board.over(end)
         return report
     except KeyboardInterrupt:
-        raise FarthingError(
-            f"interrupted: start run {plan.run!r} again and it goes on where it was"
-        ) from None
+        raise FarthingError(f"interrupted: start run {plan.run!r} again to resume it") from None
 
 
 def _gathered(plan: RunFile, transport: Transport, signer: Signer) -> Remote:
@@ -272,7 +270,7 @@ def _gathered(plan: RunFile, transport: Transport, signer: Signer) -> Remote:
 
 
 def _trained(
-    plan: RunFile, clients: Remote, test: tuple[Array, NDArray[Any]] | None, board: "Board"
+    plan: RunFile, clients: Remote, test: tuple[Array, NDArray[Any]] | None, board: "RunProgress"
 ) -> tuple[Step, str]:
     """Return the last step, and the reason why it was the last."""
     problem = plan.problem(int(clients.records.sum()))
@@ -285,9 +283,9 @@ def _trained(
             break
     if step is None:
         told = ", ".join(f"{party.name}: {party.reason or party.state}" for party in clients.status().parties)
-        raise BudgetSpent(f"no round came about: {told}")
+        raise BudgetSpent(f"no round was completed: {told}")
     if not end:
-        end = "all rounds were taken" if clients.alive else "nobody can afford another round, or is left"
+        end = "all rounds were taken" if clients.alive else "no party is left that can afford another round"
     return step, end
 
 
@@ -369,7 +367,7 @@ def _ending_by_signal() -> Iterator[None]:
 
 
 @dataclass(slots=True, eq=False)
-class Board:
+class RunProgress:
     """A run's progress for the live page; written by one thread, read by others."""
 
     plan: RunFile

@@ -1,4 +1,4 @@
-"""Flower's apps and our doorman, without processes."""
+"""Flower's apps and our access control, without processes."""
 
 import asyncio
 import itertools
@@ -14,8 +14,8 @@ from flwr.proto.fab_pb2 import Fab
 from farthing.deploy.flower import app as flower
 from farthing.deploy.flower import link as flower_link
 from farthing.deploy.flower import node as flower_node
-from farthing.deploy.flower.app import Carrier, Looks, opened, wrapped
-from farthing.deploy.flower.superlink import APP, BRIDGE, Place, environment
+from farthing.deploy.flower.app import Carrier, PollSchedule, opened, wrapped
+from farthing.deploy.flower.superlink import APP, BRIDGE, Address, environment
 from farthing.deploy.messages.signed import MessageKind, Signer, seal
 from farthing.errors import InvalidValue
 
@@ -113,14 +113,14 @@ def test_an_answer_to_an_earlier_exchange_is_waited_for(clock):
 
 def test_two_who_wait_for_each_other_come_down_to_what_the_work_takes(clock):
     """A round begins slow (5 s); whoever looks for a message finds it at the first look after it came."""
-    node, carrier, gap = Looks(), Looks(), 5.0
+    node, carrier, gap = PollSchedule(), PollSchedule(), 5.0
     for _ in range(60):
-        for looks in (node, carrier):
-            looks.begin()
+        for schedule in (node, carrier):
+            schedule.begin()
             until, clock_before = clock.now + gap, clock.now
             while clock.now < until:
-                looks.wait()
-            looks.end()
+                schedule.wait()
+            schedule.end()
             gap = 0.15 + (clock.now - until) + 0.05 * (clock.now - clock_before)
     assert gap < 0.4
 
@@ -162,11 +162,11 @@ def test_the_app_names_what_is_there():
 def test_hurry():
     from flwr.supercore.inflatable import inflatable_utils
 
-    flower.hurry()
+    flower.shorten_backoff()
     assert inflatable_utils.pull_objects.__kwdefaults__["initial_backoff"] == 0.1
 
 
-# --- the door
+# --- access control
 
 
 KEY, BUNDLE = "5" * 64, flower_link.our_bundle()
@@ -198,7 +198,7 @@ def ask(path, peer=("192.0.2.7", 1), kind="http", key=None, body=b""):
 
     headers = [] if key is None else [(flower_link.KEY_HEADER.encode(), key.encode())]
     scope = {"type": kind, "path": path, "client": peer, "server": ("192.0.2.1", 9092), "headers": headers}
-    asyncio.run(flower_link.Doorman(app, KEY, BUNDLE)(scope, receive, send))
+    asyncio.run(flower_link.AccessControl(app, KEY, BUNDLE)(scope, receive, send))
     return passed or sent[0]["status"]
 
 
@@ -231,12 +231,12 @@ HERE, THERE = ("127.0.0.1", 1), ("192.0.2.7", 1)
         ("/docs", THERE, None, 403),
         ("/docs", HERE, None, 403),
         ("/openapi.json", HERE, KEY, 403),
-        (flower_link.AT_THE_DOOR, HERE, KEY, 204),
-        (flower_link.AT_THE_DOOR, HERE, None, 403),
-        (flower_link.AT_THE_DOOR, THERE, KEY, 403),
+        (flower_link.ACCESS_CHECK, HERE, KEY, 204),
+        (flower_link.ACCESS_CHECK, HERE, None, 403),
+        (flower_link.ACCESS_CHECK, THERE, KEY, 403),
     ],
 )
-def test_the_doorman(path, peer, key, said):
+def test_access_control(path, peer, key, said):
     assert ask(path, peer, key=key) == said
 
 
@@ -258,22 +258,22 @@ def test_only_our_own_app_is_started():
         assert ask(flower_link.START, HERE, key=KEY, body=lie) == 403
 
 
-def test_a_doorman_has_a_key():
+def test_access_control_has_a_key():
     with pytest.raises(ValueError, match="key"):
-        flower_link.Doorman(None, "", BUNDLE)
+        flower_link.AccessControl(None, "", BUNDLE)
 
 
-def test_the_doorman_lets_no_other_protocol_in():
+def test_access_control_refuses_other_protocols():
     assert ask("/v1/fleet/pull-messages", kind="websocket") == 403
 
 
 def test_places():
-    assert str(Place.of("0.0.0.0:9092").near) == "127.0.0.1:9092"
-    assert str(Place.of("[::]:9092").near) == "[::1]:9092"
-    assert Place.of("host.example:1") == Place("host.example", 1)
+    assert str(Address.of("0.0.0.0:9092").near) == "127.0.0.1:9092"
+    assert str(Address.of("[::]:9092").near) == "[::1]:9092"
+    assert Address.of("host.example:1") == Address("host.example", 1)
     for text in ("host", "host:", ":1", "host:0", "host:70000", "host:x"):
         with pytest.raises(InvalidValue, match="HOST:PORT"):
-            Place.of(text)
+            Address.of(text)
 
 
 def test_nothing_is_reported_or_installed(tmp_path):

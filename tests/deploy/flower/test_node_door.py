@@ -12,8 +12,8 @@ import pytest
 
 import farthing
 from farthing.deploy import keys as keyring
-from farthing.deploy.flower.superlink import Place, SuperLink, environment, objects
-from farthing.deploy.keys import Card
+from farthing.deploy.flower.superlink import Address, SuperLink, environment, objects
+from farthing.deploy.keys import PublicKeys
 
 pytestmark = pytest.mark.slow
 
@@ -43,9 +43,9 @@ def link(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(farthing.__file__).parents[1]))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        place = Place("127.0.0.1", probe.getsockname()[1])
+        place = Address("127.0.0.1", probe.getsockname()[1])
     keyring.make(tmp_path / "keys", ["a", "b"], ["127.0.0.1"], coordinator=True)
-    card = Card.load(tmp_path / "keys" / "a" / "public.toml")
+    card = PublicKeys.load(tmp_path / "keys" / "a" / "public.toml")
     found = SuperLink(place, tmp_path / "keys" / "coordinator", {"a": card.node}, tmp_path / "run")
     try:
         yield found
@@ -90,7 +90,7 @@ def test_who_has_the_certificate_alone_starts_and_registers_nothing(link, tmp_pa
     started, said = intruder(tmp_path, link, "run", str(app))
     assert True not in started, said
     other = tmp_path / "b.pub"
-    other.write_text(Card.load(tmp_path / "keys" / "b" / "public.toml").node + "\n")
+    other.write_text(PublicKeys.load(tmp_path / "keys" / "b" / "public.toml").node + "\n")
     registered, said = intruder(tmp_path, link, "supernode", "register", str(other))
     assert True not in registered, said
     assert "node-id" not in said

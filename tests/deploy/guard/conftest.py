@@ -28,7 +28,7 @@ from farthing.data.tables import Features
 from farthing.deploy.coordinator import Remote
 from farthing.deploy.guard import server
 from farthing.deploy.guard.policy import Policy
-from farthing.deploy.messages.forms import InProcess, Question, Turn, UnixSockets
+from farthing.deploy.messages.forms import InProcess, Question, RoundId, UnixSockets
 from farthing.deploy.messages.signed import MessageKind, Reason, Signer, pack_numbers, seal, unseal
 from farthing.federated.terms import Invitation
 from farthing.ledger import verifier
@@ -314,7 +314,7 @@ class Village:
     ):
         """A question as the coordinator asks it, with ``lies`` in place of some fields."""
         w = np.asarray(w)
-        turn = Turn(run, number, f"{number:032x}" if nonce is None else nonce)
+        turn = RoundId(run, number, f"{number:032x}" if nonce is None else nonce)
         header = Question(turn, dataset, invitation, gradient, w.shape, seen).header() | (lies or {})
         return seal(kind, header, pack_numbers(w) if body is None else body, signer or self.coordinator)
 

@@ -272,7 +272,7 @@ def test_the_ledger_belongs_to_one_data_set(village, house):
     house.open()
     house.stop()
     house.policy.write_text(house.policy.read_text().replace('dataset = "d"', 'dataset = "e"'))
-    with pytest.raises(InvalidValue, match="is that of 'd'"):
+    with pytest.raises(InvalidValue, match="belongs to 'd'"):
         house.open()
 
 

@@ -58,7 +58,7 @@ def test_distributed_noise_names_those_enrolled(tmp_path):
     assert set(policy.parties) == {"a", "b"}
     with pytest.raises(InvalidValue, match="enrolled"):
         load(tmp_path, WHOLE + 'trust = "distributed"\n')
-    with pytest.raises(InvalidValue, match="a key of their own"):
+    with pytest.raises(InvalidValue, match="a key of its own"):
         load(tmp_path, WHOLE + parties.replace(KEYS[2], KEYS[1]))
 
 

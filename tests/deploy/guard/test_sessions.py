@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from farthing.data.tables import Features
-from farthing.deploy.messages.forms import Question, Turn
+from farthing.deploy.messages.forms import Question, RoundId
 from farthing.deploy.messages.signed import (
     MessageKind,
     Reason,
@@ -28,7 +28,7 @@ class Session:
     """The coordinator's side of one session, a step at a time; any field of a message may be a lie."""
 
     def __init__(self, village, number=1, nonce="0" * 32):
-        self.village, self.turn = village, Turn("run-1", number, nonce)
+        self.village, self.turn = village, RoundId("run-1", number, nonce)
         self.guards = {name: house.open() for name, house in village.houses.items()}
         self.threshold = len(self.guards)
 

@@ -12,7 +12,7 @@ from farthing.accounting.accountants import Accountant
 from farthing.budget import Adjacency, Budget, Observer, Unit
 from farthing.data.tables import Features
 from farthing.deploy.messages import forms
-from farthing.deploy.messages.forms import Question, Turn
+from farthing.deploy.messages.forms import Question, RoundId
 from farthing.deploy.messages.signed import Fields, Refused
 from farthing.errors import InvalidValue, Unsupported
 from farthing.federated.terms import Exactly, InTurn, Invitation
@@ -99,7 +99,7 @@ def test_budgets(epsilon, delta, adjacency, unit, observer):
 
 
 def question():
-    turn = Turn("run-1", 3, "ab" * 16)
+    turn = RoundId("run-1", 3, "ab" * 16)
     gradient = Gradient(logistic, Features(3))
     return Question(turn, "d", Invitation(1.0), gradient, (4,), (7, "cd" * 32))
 

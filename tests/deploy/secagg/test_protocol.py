@@ -246,9 +246,9 @@ def test_wrong_shares_are_found_and_done_without():
     total = run.server.result(revealed | {"p000": lie})
     expected = sum(given_[name] for name in arrived)
     np.testing.assert_array_equal(total.view(np.int64), expected)
-    with pytest.raises(Refused, match="cannot be put together"):
+    with pytest.raises(Refused, match="cannot be recovered"):
         run.server.result({n: revealed[n] for n in arrived[:3]})
-    with pytest.raises(Refused, match="cannot be put together"):
+    with pytest.raises(Refused, match="cannot be recovered"):
         run.server.result(revealed | dict.fromkeys(["p000", "p001"], lie))
 
 

@@ -39,11 +39,11 @@ def relay(message: Message, context: Context) -> Message:
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Carry messages for the coordinator until it disconnects."""
-    hurry()
+    shorten_backoff()
     carry(os.environ[BRIDGE], Carrier(grid).exchange)
 
 
-def hurry() -> None:
+def shorten_backoff() -> None:
     """Shorten Flower's first wait for the parts of a message from 1 s to 0.1 s.
 
     A message is announced before its parts arrive, so a frequent poll sees it before it is complete.
@@ -55,7 +55,7 @@ def hurry() -> None:
         defaults["initial_backoff"] = 0.1
 
 
-class Looks:
+class PollSchedule:
     """A schedule of pauses between polls: every poll costs the SuperLink as much as a message does.
 
     The first pause is half of the last waiting time, then an eighth of it, then ever longer. Two sides that
@@ -89,7 +89,7 @@ class Carrier:
     """
 
     def __init__(self, grid: Grid) -> None:
-        self._grid, self._looks = grid, Looks()
+        self._grid, self._schedule = grid, PollSchedule()
         self._sent: dict[tuple[int, bytes], tuple[float, set[str]]] = {}  # time last sent, message ids
 
     def exchange(self, requests: Mapping[int, bytes], seconds: float) -> Iterator[tuple[int, bytes]]:
@@ -98,8 +98,8 @@ class Carrier:
         self._sent = {key: self._sent[key] for key in left.items() if key in self._sent}
         while left and time.monotonic() < until:
             if self._send(left, seconds):
-                self._looks.begin()
-            self._looks.wait()
+                self._schedule.begin()
+            self._schedule.wait()
             numbers = {number: key for key in left.items() for number in self._sent[key][1]}
             for message in self._grid.pull_messages(list(numbers)):
                 key = numbers.pop(message.metadata.reply_to_message_id, None)
@@ -107,7 +107,7 @@ class Carrier:
                     continue
                 if message.has_content():
                     del left[key[0]], self._sent[key]
-                    self._looks.end()
+                    self._schedule.end()
                     yield key[0], opened(message)
                 else:  # the node or its guard is not running
                     when, others = self._sent[key]

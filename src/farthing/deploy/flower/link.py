@@ -28,19 +28,21 @@ from farthing.deploy.processes import end_with_parent
 NODES = "/v1/fleet/"
 EXECUTOR = "/v1/runtime/"
 REGISTER, START = "/v1/control/register-node", "/v1/control/start-run"
-AT_THE_DOOR = "/farthing-doorman"  # answered by the access control itself, to show that it is in place
+ACCESS_CHECK = (
+    "/farthing-access-control"  # answered by the access control itself, to show that it is in place
+)
 
 _LARGEST = 2**22  # bytes of a request that starts an app: our bundle is one small file
 
 App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 
 
-class Doorman:
+class AccessControl:
     """An ASGI wrapper: ``key`` opens the control interface, only ``bundle`` (a SHA-256) can be started."""
 
     def __init__(self, app: App, key: str, bundle: str) -> None:
         if not key:
-            raise ValueError("a doorman needs a key")
+            raise ValueError("access control needs a key")
         self._app, self._key, self._bundle = app, key.encode("ascii"), bundle
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -54,7 +56,7 @@ class Doorman:
             await self._app(scope, receive, send)
         elif not self._known(scope):
             await _refuse(send, "the coordinator's key is missing")
-        elif path == AT_THE_DOOR:
+        elif path == ACCESS_CHECK:
             await _answer(send, 204)
         elif path == REGISTER:
             await self._app(scope, receive, send)
@@ -162,8 +164,8 @@ def main() -> None:
 
     def guarded(app: Any, **options: Any) -> None:
         # The address of a client comes from a proxy on this machine, if there is one; no other is trusted.
-        door = Doorman(app, key, bundle)
-        serve(door, proxy_headers=True, forwarded_allow_ips="127.0.0.1,::1", **options)
+        controlled = AccessControl(app, key, bundle)
+        serve(controlled, proxy_headers=True, forwarded_allow_ips="127.0.0.1,::1", **options)
 
     uvicorn.run = guarded
     flower_superlink()

@@ -18,7 +18,7 @@ from typing import Any
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Context, RecordDict
 
-from farthing.deploy.flower.app import GUARD, Looks, client, hurry
+from farthing.deploy.flower.app import GUARD, PollSchedule, client, shorten_backoff
 from farthing.deploy.processes import end_with_parent
 
 _AFTER_AN_ERROR = 2.0
@@ -36,7 +36,7 @@ def attend(address: str, authority: Path, key: Path, socket: str) -> None:
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
     from flwr.supernode.fleet_http_connection import http_request_response
 
-    hurry()
+    shorten_backoff()
     _beat()
     private: Any = load_ssh_private_key(key.read_bytes(), None)
     with http_request_response(address, False, authority.read_bytes(), (private, private.public_key())) as (
@@ -50,14 +50,14 @@ def attend(address: str, authority: Path, key: Path, socket: str) -> None:
         confirm,
     ):
         print(f"joined as node {node}", flush=True)
-        looks = Looks()
-        looks.begin()
+        schedule = PollSchedule()
+        schedule.begin()
         while True:
             found = receive()
             if found is None:
-                looks.wait()
+                schedule.wait()
                 continue
-            looks.end()
+            schedule.end()
             began = time.monotonic()
             head, tree = found
             run, number = head.metadata.run_id, head.metadata.message_id
@@ -77,7 +77,7 @@ def attend(address: str, authority: Path, key: Path, socket: str) -> None:
             for name, part in get_all_nested_objects(reply).items():
                 if name in wanted:
                     push_object(run, session, name, part.deflate())
-            looks.begin()
+            schedule.begin()
 
 
 def _beat() -> None:

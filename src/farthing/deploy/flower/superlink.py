@@ -87,7 +87,7 @@ if __name__ == "__main__":
 log = logging.getLogger("farthing.federated")
 
 BRIDGE = "FARTHING_BRIDGE"  # repeated from `farthing.deploy.flower.app`, whose import needs Flower
-_AT_THE_DOOR = "/farthing-doorman"
+_ACCESS_CHECK = "/farthing-access-control"
 
 APP = """[project]
 name = "farthing-relay"
@@ -137,14 +137,14 @@ def _write_secret(path: Path, text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Address:
     """The address at which parties reach the coordinator."""
 
     host: str
     port: int
 
     @classmethod
-    def of(cls, text: str) -> "Place":
+    def of(cls, text: str) -> "Address":
         host, _, port = text.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 2**16:
             raise InvalidValue(f"an address is HOST:PORT, got {text!r}")
@@ -154,16 +154,16 @@ class Place:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
-    def near(self) -> "Place":
+    def near(self) -> "Address":
         """Return the address as reached from this machine."""
         everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-        return Place(everywhere.get(self.host, self.host), self.port)
+        return Address(everywhere.get(self.host, self.host), self.port)
 
 
 class SuperLink:
     """Flower's processes that a coordinator needs; ``nodes`` are the parties' keys in OpenSSH's format."""
 
-    def __init__(self, place: Place, keys: Path, nodes: Mapping[str, str], folder: Path) -> None:
+    def __init__(self, place: Address, keys: Path, nodes: Mapping[str, str], folder: Path) -> None:
         needs_flower()
         self._place, self._keys, self._folder = place, keys, folder
         for name in ("ca.pem", "server.pem", "server.key"):
@@ -272,10 +272,10 @@ class SuperLink:
     def _answers(self) -> bool:
         """Return whether our access control answers; raise where something else does."""
         known = ssl.create_default_context(cafile=str(self._keys / "ca.pem"))
-        door = urllib.request.ProxyHandler({})
-        opener = urllib.request.build_opener(door, urllib.request.HTTPSHandler(context=known))
+        no_proxy = urllib.request.ProxyHandler({})
+        opener = urllib.request.build_opener(no_proxy, urllib.request.HTTPSHandler(context=known))
         asked = urllib.request.Request(
-            f"https://{self._place.near}{_AT_THE_DOOR}", headers={KEY_HEADER: self._key}
+            f"https://{self._place.near}{_ACCESS_CHECK}", headers={KEY_HEADER: self._key}
         )
         try:
             with opener.open(asked, timeout=_DOOR) as said:
@@ -286,12 +286,12 @@ class SuperLink:
         except (OSError, ValueError) as error:
             if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
                 raise FarthingError(
-                    f"what answers at {self._place} has another certificate, or one for another name: "
+                    f"the server at {self._place} has another certificate, or one for another name: "
                     f"make keys with --host {self._place.near.host}"
                 ) from None
             return False
         raise FarthingError(
-            f"what answers at {self._place} is no SuperLink of ours, or its control interface is open"
+            f"the server at {self._place} is not our SuperLink, or its control interface is open"
         )
 
     def _registered(self, nodes: Mapping[str, str]) -> dict[str, int]:
@@ -323,13 +323,13 @@ class SuperLink:
         since, before = -math.inf, False  # when the last relay was started, and whether it connected
         while not self._over.wait(_LOOK):
             if self._link.revive():
-                log.warning("the SuperLink had ended and was started again")
+                log.warning("the SuperLink had ended and was restarted")
             if self._executor.revive():
-                log.warning("the SuperExec had ended and was started again")
+                log.warning("the SuperExec had ended and was restarted")
                 since = -math.inf
             here = self.bridge.connected
             if before and not here:
-                log.warning("the relay went away")
+                log.warning("the relay disconnected")
                 since = -math.inf
             before = here
             if not here and time.monotonic() - since > _RELAY and self._ready():

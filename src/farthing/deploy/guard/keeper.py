@@ -37,7 +37,7 @@ import numpy as np
 from farthing.deploy.guard.masking import Masking
 from farthing.deploy.guard.policy import Policy, TermsPricing
 from farthing.deploy.messages import forms
-from farthing.deploy.messages.forms import Question, Turn
+from farthing.deploy.messages.forms import Question, RoundId
 from farthing.deploy.messages.signed import (
     LARGEST_HEADER,
     MessageKind,
@@ -123,7 +123,7 @@ class AnswerLog:
             if not (seq < len(hashes) and hashes[seq] == held):
                 raise LedgerLocked(
                     f"journal {ledger}: it lacks row {seq}, which charged an answer in {self.path}: it was "
-                    "put back to an earlier state. Nothing more is charged or released"
+                    "rolled back to an earlier state. Nothing more is charged or released"
                 )
 
     def append(self, key: str, seq: int, digest: str, answer: str) -> None:
@@ -173,8 +173,8 @@ class Guard:
             opened.callback(self._log.close)
             self._ledger = Ledger(policy.budget, journal=policy.ledger, stream=stream, block=1)
             opened.callback(self._ledger.close)
-            self._door = self._ledger.over(records)
-            self._agent = ClientAgent(self._door, policy.size)
+            self._attached = self._ledger.over(records)
+            self._agent = ClientAgent(self._attached, policy.size)
             self._pricing = TermsPricing(policy.limits, self._agent)
             self._past = _Past(policy.dataset)
             self._past.read(self._ledger)
@@ -189,7 +189,7 @@ class Guard:
             note = {"dataset": dataset}
             self._ledger.journal.append("note", lambda last: (note, last.state))
         elif named != dataset:
-            raise InvalidValue(f"the ledger {self.policy.ledger} is that of {named!r}, not of {dataset!r}")
+            raise InvalidValue(f"the ledger {self.policy.ledger} belongs to {named!r}, not to {dataset!r}")
 
     @property
     def public(self) -> bytes:
@@ -238,7 +238,7 @@ class Guard:
             if self._masking is not None:
                 turn, kind, header, body = self._masking.reply(opened)
                 return self._sealed(kind, turn, opened, header, body)
-            refuse(Reason.MALFORMED, "a guard is not asked this")
+            refuse(Reason.MALFORMED, "a guard does not answer messages of this kind")
         except LedgerLocked as error:
             log.error("%s", error)
             refuse(Reason.LOCKED, _LOCKED)
@@ -254,7 +254,7 @@ class Guard:
 
     def _announce(self, opened: Opened) -> bytes:
         given = opened.fields()
-        turn, dataset = Turn.of(given), given.text("dataset")
+        turn, dataset = RoundId.of(given), given.text("dataset")
         given.done()
         self._of_ours(dataset)
         self._past.read(self._ledger)
@@ -268,7 +268,7 @@ class Guard:
 
     def _agree(self, opened: Opened) -> bytes:
         given = opened.fields()
-        turn, dataset = Turn.of(given), given.text("dataset")
+        turn, dataset = RoundId.of(given), given.text("dataset")
         invitation = forms.invitation_of(given.inner("invitation"))
         given.done()
         self._of_ours(dataset)
@@ -280,7 +280,7 @@ class Guard:
         question = Question.of(opened.fields())
         w = unpack_numbers(opened.body, question.shape)
         if self.policy.limits.trust is not Trust.LOCAL:
-            refuse(Reason.TRUST, "under distributed trust only masked answers leave")
+            refuse(Reason.TRUST, "under distributed trust only masked answers are released")
         terms, key, _ = self.admitted(question)
         answer = self.ask(question, terms, w, key)
         body = pack_numbers(answer.value)
@@ -292,7 +292,7 @@ class Guard:
 
     def _of_ours(self, dataset: str) -> None:
         if dataset != self.policy.dataset:
-            refuse(Reason.DATASET, "this guard keeps another data set")
+            refuse(Reason.DATASET, "this guard holds another data set")
 
     def _allowed(self, invitation: Invitation) -> Terms:
         """Return our terms for an invitation, if policy and promised budget allow them."""
@@ -306,14 +306,17 @@ class Guard:
         self._of_ours(question.dataset)
         limits, features = self.policy.limits, question.contribution.features
         if forms.loss_name(question.contribution) not in limits.losses:
-            refuse(Reason.LOSS, f"losses that are allowed: {', '.join(limits.losses)}")
+            refuse(Reason.LOSS, f"allowed losses: {', '.join(limits.losses)}")
         if features.width != limits.width:
             refuse(Reason.SHAPE, f"records have {limits.width} features")
         lengths = [length for length in (features.intercept, features.radius) if length]
         if not all(1 / _LONGEST <= length <= _LONGEST for length in lengths):
-            refuse(Reason.SHAPE, f"a constant, or a radius, lies within a factor of {_LONGEST:g} of 1")
+            refuse(Reason.SHAPE, f"intercept and radius must lie within a factor of {_LONGEST:g} of 1")
         if not limits.allows_shape(question.contribution.loss, features.size, question.shape):
-            refuse(Reason.SHAPE, f"weights of {features.size} rows and the {limits.outputs} columns allowed")
+            refuse(
+                Reason.SHAPE,
+                f"weights must have {features.size} rows and the {limits.outputs} columns allowed",
+            )
         self._past.read(self._ledger)
         self._past.must_hold(question.seen)
         terms = self._allowed(question.invitation)
@@ -326,7 +329,7 @@ class Guard:
         new = self._past.is_new(question.turn, key, limits.rounds)
         if new:
             if self._past.charged >= limits.rounds:
-                refuse(Reason.ROUNDS, f"all {limits.rounds} rounds that the policy allows are taken")
+                refuse(Reason.ROUNDS, f"all {limits.rounds} rounds that the policy allows have been taken")
             if self._left(terms) == 0:
                 refuse(Reason.SPENT, "the next round does not fit the budget")
         return terms, key, new
@@ -344,7 +347,7 @@ class Guard:
         before = self._past.holds(key)
         try:
             self._agent.join(question.invitation)
-            return self._door.ask(terms.query(question.contribution), w, key=key)
+            return self._attached.ask(terms.query(question.contribution), w, key=key)
         except BudgetSpent:
             refuse(Reason.SPENT, "the next round does not fit the budget")
         except PromiseBroken:
@@ -369,7 +372,7 @@ class Guard:
         return {"row": self._past.newest}
 
     def _sealed(
-        self, kind: MessageKind, turn: Turn, opened: Opened, header: dict[str, Any], body: bytes = b""
+        self, kind: MessageKind, turn: RoundId, opened: Opened, header: dict[str, Any], body: bytes = b""
     ) -> bytes:
         return seal(kind, turn.header() | {"about": opened.digest} | header, body, self._signer)
 
@@ -424,7 +427,7 @@ class _Past:
             log.error("the ledger lacks row %d, which the coordinator has seen", seen[0])
             refuse(Reason.LOCKED, _LOCKED)
 
-    def is_new(self, turn: Turn, key: str, most: int) -> bool:
+    def is_new(self, turn: RoundId, key: str, most: int) -> bool:
         """Return True for a new question, False for a repeated one; refuse stale and conflicting ones."""
         rounds = self._rounds.get(turn.run, {})
         before = rounds.get(turn.round)

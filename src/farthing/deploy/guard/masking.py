@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing.deploy.guard.policy import Policy
-from farthing.deploy.messages.forms import Question, Turn
+from farthing.deploy.messages.forms import Question, RoundId
 from farthing.deploy.messages.signed import (
     SIGNATURE,
     Fields,
@@ -38,7 +38,7 @@ from farthing.queries.query import Answer
 Array = NDArray[np.float64]
 
 
-class Keeper(Protocol):
+class GuardSession(Protocol):
     """The interface of the guard to a session of secure aggregation."""
 
     def admitted(self, question: Question) -> tuple[Terms, str, bool]:
@@ -64,7 +64,7 @@ class _Session:
 class Masking:
     """A guard's replies to the messages of secure aggregation."""
 
-    def __init__(self, policy: Policy, signer: Signer, keeper: Keeper) -> None:
+    def __init__(self, policy: Policy, signer: Signer, keeper: GuardSession) -> None:
         self._policy, self._signer, self._keeper = policy, signer, keeper
         names = [name for name, key in policy.parties.items() if key == signer.public]
         if not names:
@@ -79,7 +79,7 @@ class Masking:
         """Return the most bytes of tables that a message can hold."""
         return table_size(len(policy.parties), max(ADVERT, SEALED, SIGNATURE))
 
-    def reply(self, opened: Opened) -> tuple[Turn, MessageKind, dict[str, Any], bytes]:
+    def reply(self, opened: Opened) -> tuple[RoundId, MessageKind, dict[str, Any], bytes]:
         """Return the reply to a message; a repeated message gets the reply that was kept."""
         given, session = opened.fields(), self._session
         if session is not None and opened.digest in session.replies:
@@ -92,8 +92,8 @@ class Masking:
                 session.member.advertise(),
             )
         else:
-            if session is None or Turn.of(given) != session.question.turn:
-                refuse(Reason.MEMBERS, "there is no such session here")
+            if session is None or RoundId.of(given) != session.question.turn:
+                refuse(Reason.MEMBERS, "this session does not exist")
             made = self._step(session, opened, given)
         session.replies[opened.digest] = made
         return session.question.turn, *made
@@ -135,7 +135,7 @@ class Masking:
                 given.done()
                 revealed = member.reveal(unpack_table(opened.body, most, (SIGNATURE,)))
                 return MessageKind.REVEALED, {}, pack_table(revealed)
-        raise Refused(Reason.MALFORMED, "a guard is not asked this")
+        raise Refused(Reason.MALFORMED, "a guard does not answer messages of this kind")
 
     def _masked(
         self, session: _Session, opened: Opened, given: Fields

@@ -81,7 +81,7 @@ class Limits:
         object.__setattr__(self, "trust", validate.choice(Trust, trust=self.trust))
         if self.trust is Trust.TRUSTED:
             raise InvalidValue(
-                "trust must be 'local' or 'distributed': a guard hands nothing out without noise"
+                "trust must be 'local' or 'distributed': a guard releases nothing without noise"
             )
         unknown = [name for name in self.losses if name not in forms.LOSSES]
         if unknown or not self.losses:
@@ -185,7 +185,7 @@ class Policy:
         parties = _table(values, "parties") if "parties" in values else {}
         values["parties"] = {checked_name(party=name): public_key(key) for name, key in parties.items()}
         if len(set(values["parties"].values())) != len(values["parties"]):
-            raise InvalidValue("parties must have a key of their own each")
+            raise InvalidValue("each party must have a key of its own")
         peers = values.get("peers", [])
         if not isinstance(peers, list) or any(type(user) is not int or user < 0 for user in peers):
             raise InvalidValue(f"peers must be a list of user ids, got {peers!r}")
@@ -264,17 +264,19 @@ class TermsPricing:
         if invitation.trust is not limits.trust:
             refuse(Reason.TRUST, f"the policy allows {limits.trust} trust only")
         if not _SMALLEST <= invitation.clip_norm <= limits.clip:
-            refuse(Reason.CLIP, f"a clip of at most {limits.clip:g} is allowed")
+            refuse(Reason.CLIP, f"the policy allows a clipping norm of at most {limits.clip:g}")
         if not limits.allows_draw(draw):
             allowed = ", ".join(map(forms.draw, limits.draws))
-            refuse(Reason.SAMPLER, f"draws that are allowed: {allowed}")
+            refuse(Reason.SAMPLER, f"allowed draws: {allowed}")
         if isinstance(draw, Poisson) and draw.sampling_rate < LEAST_RATE and draw not in limits.draws:
-            refuse(Reason.SAMPLER, f"a Poisson rate of at least {LEAST_RATE:g} is allowed, or one listed")
+            refuse(
+                Reason.SAMPLER, f"the policy allows Poisson rates of at least {LEAST_RATE:g}, or listed ones"
+            )
         if invitation.rounds > limits.rounds:
             refuse(Reason.ROUNDS, f"at most {limits.rounds} rounds are allowed")
         noise = invitation.noise_multiplier
         if noise is not None and not limits.noise <= noise <= MOST_NOISE:
-            refuse(Reason.NOISE, f"noise of {limits.noise:g} to {MOST_NOISE:g} is asked for")
+            refuse(Reason.NOISE, f"the noise multiplier must be {limits.noise:g} to {MOST_NOISE:g}")
 
     def _priced(self, invitation: Invitation) -> Terms | Refused:
         try:
@@ -282,5 +284,5 @@ class TermsPricing:
         except (FarthingError, ArithmeticError):
             return Refused(Reason.MALFORMED, "no theorem covers these terms with this budget")
         if terms.mechanism.noise_multiplier < self._limits.noise:
-            return Refused(Reason.NOISE, f"noise of at least {self._limits.noise:g} is asked for")
+            return Refused(Reason.NOISE, f"the noise multiplier must be at least {self._limits.noise:g}")
         return terms

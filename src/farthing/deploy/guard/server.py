@@ -150,7 +150,7 @@ def _make_way(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(kind):
-        raise InvalidValue(f"the socket's place is taken by another file, {str(path)!r}")
+        raise InvalidValue(f"another file exists at the socket's path, {str(path)!r}")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:

@@ -127,14 +127,14 @@ def invitation_of(given: Fields) -> Invitation:
         type(value) not in plain or (name == "seen") != (type(value) is bool)
         for name, value in values.items()
     ):
-        refuse(Reason.MALFORMED, "an invitation is made of texts and numbers")
+        refuse(Reason.MALFORMED, "an invitation consists of texts and numbers")
     try:
         made = Invitation(**values | {"draw": draw_of(values["draw"])})
         hash(made)
     except FarthingError:
-        refuse(Reason.MALFORMED, "it holds no invitation that makes sense")
+        refuse(Reason.MALFORMED, "the invitation is invalid")
     if made.rounds > MOST_ROUNDS:
-        refuse(Reason.MALFORMED, "it holds no invitation that makes sense")
+        refuse(Reason.MALFORMED, "the invitation is invalid")
     return made
 
 
@@ -162,7 +162,7 @@ def contribution_of(given: Fields) -> Gradient:
     try:
         return _gradient(name, width, intercept, radius)
     except FarthingError:
-        refuse(Reason.MALFORMED, "it holds no features that make sense")
+        refuse(Reason.MALFORMED, "the features are invalid")
 
 
 @lru_cache(maxsize=64)
@@ -189,11 +189,11 @@ def budget_of(given: Fields) -> Budget:
     try:
         return Budget(epsilon, delta, *names)  # type: ignore[arg-type]
     except FarthingError:
-        refuse(Reason.MALFORMED, "it holds no budget that makes sense")
+        refuse(Reason.MALFORMED, "the budget is invalid")
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RoundId:
     """The identity of a round in every message: run, round (0 before the first) and nonce."""
 
     run: str
@@ -204,7 +204,7 @@ class Turn:
         return asdict(self)
 
     @classmethod
-    def of(cls, given: Fields) -> "Turn":
+    def of(cls, given: Fields) -> "RoundId":
         return cls(given.text("run"), given.whole("round", 0, MOST_ROUNDS), given.hexadecimal("nonce", NONCE))
 
     def key(self, dataset: str) -> str:
@@ -219,7 +219,7 @@ class Question:
     ``seen`` is the newest row of the guard's ledger that the coordinator knows of (number and hash).
     """
 
-    turn: Turn
+    turn: RoundId
     dataset: str
     invitation: Invitation
     contribution: Gradient
@@ -237,7 +237,7 @@ class Question:
 
     @classmethod
     def of(cls, given: Fields) -> "Question":
-        turn, dataset = Turn.of(given), given.text("dataset")
+        turn, dataset = RoundId.of(given), given.text("dataset")
         invited, asked = (
             invitation_of(given.inner("invitation")),
             contribution_of(given.inner("contribution")),
@@ -341,7 +341,7 @@ def _read(guard: socket.socket, size: int, until: float) -> bytes:
         guard.settimeout(max(1e-3, until - time.monotonic()))
         part = guard.recv(min(missing, 2**20))
         if not part:
-            raise ConnectionError("the guard ended before its answer did")
+            raise ConnectionError("the guard disconnected in the middle of its answer")
         parts.append(part)
         missing -= len(part)
         if missing and time.monotonic() > until:
@@ -356,7 +356,7 @@ Check = Callable[[str, Opened], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Mail:
+class Replies:
     """The replies of one exchange, by party; a party in none of the three did not reply."""
 
     came: dict[str, Opened] = field(default_factory=dict)
@@ -369,7 +369,7 @@ class Mail:
         return {*self.came, *self.refused, *self.broken}
 
 
-class Post:
+class SignedExchange:
     """Signed requests to enrolled parties, and their verified replies."""
 
     def __init__(self, transport: Transport, signer: Signer, enrolled: Mapping[str, bytes]) -> None:
@@ -382,7 +382,7 @@ class Post:
         seconds: float,
         check: Check,
         largest: int = 0,
-    ) -> Mail:
+    ) -> Replies:
         """Return replies of a kind with at most ``largest`` bytes of body; ``check`` raises `Refused`.
 
         A reply that the party did not sign for this very request says nothing about the party: anybody could
@@ -390,7 +390,7 @@ class Post:
         """
         sealed = {name: seal(*request, self._signer) for name, request in requests.items()}
         about = {name: message_digest(data) for name, data in sealed.items()}
-        mail = Mail()
+        mail = Replies()
         for name, data in self._transport.exchange(sealed, seconds):
             if name not in sealed or name in mail.heard:
                 continue  # it was not asked, or has replied: duplicates count once
@@ -398,7 +398,7 @@ class Post:
                 opened = unseal(data, {self._enrolled[name]}, LARGEST_HEADER + 256 + largest)
                 said = opened.fields()
                 if said.take("about") != about[name]:
-                    refuse(Reason.STALE, "it is not about this request")
+                    refuse(Reason.STALE, "the reply is to another request")
             except Refused as refusal:
                 log.warning("from %s: %s", name, refusal)
                 continue
@@ -408,7 +408,7 @@ class Post:
         return mail
 
     def _sort(
-        self, mail: Mail, name: str, opened: Opened, text: Any, kind: MessageKind, check: Check
+        self, mail: Replies, name: str, opened: Opened, text: Any, kind: MessageKind, check: Check
     ) -> None:
         if opened.kind is MessageKind.REFUSAL:
             mail.refused[name] = Reason(text) if text in list(Reason) else Reason.MALFORMED
@@ -416,7 +416,7 @@ class Post:
             return
         try:
             if opened.kind is not kind:
-                refuse(Reason.MALFORMED, "it is another kind of message")
+                refuse(Reason.MALFORMED, "the reply has a wrong kind")
             check(name, opened)
             mail.came[name] = opened
         except Refused as refusal:

@@ -19,7 +19,7 @@ not accepted raises `Refused` with a `Reason`; its text never shows a weight, an
 >>> unseal(message[:-1] + b"?", {signer.public}, largest=1000)
 Traceback (most recent call last):
     ...
-farthing.deploy.messages.signed.Refused: forged: the signature is not that of the signer
+farthing.deploy.messages.signed.Refused: forged: the signature does not match the signer
 """
 
 import hashlib
@@ -217,10 +217,10 @@ def message_digest(data: bytes) -> str:
 def expected_size(prefix: bytes, largest: int) -> int:
     """Return a message's size in bytes, from its first 16; refuse a size above ``largest``."""
     if len(prefix) < PREFIX.size:
-        refuse(Reason.MALFORMED, "it is shorter than a prefix")
+        refuse(Reason.MALFORMED, "the message is shorter than a prefix")
     magic, version, kind, zero, header, body = PREFIX.unpack_from(prefix)
     if (magic, version, zero) != (MAGIC, VERSION, 0) or kind not in set(MessageKind):
-        refuse(Reason.MALFORMED, "it does not begin like a message")
+        refuse(Reason.MALFORMED, "the message has a wrong magic number, version or kind")
     size: int = _OVERHEAD + header + body
     if header > LARGEST_HEADER or size > largest:
         refuse(Reason.OVERSIZED, f"{size} bytes, {largest} are allowed")
@@ -230,16 +230,16 @@ def expected_size(prefix: bytes, largest: int) -> int:
 def unseal(data: bytes, signers: Collection[bytes], largest: int) -> Opened:
     """Check size, signer and signature, in this order, before the header is parsed."""
     if len(data) != expected_size(data[: PREFIX.size], largest):
-        refuse(Reason.MALFORMED, "its length is not the one it announces")
+        refuse(Reason.MALFORMED, "the length differs from the prefix")
     _, _, kind, _, header, body = PREFIX.unpack_from(data)
     first = PREFIX.size + KEY
     signer, text = data[PREFIX.size : first], data[first : first + header]
     content, signature = data[first + header : first + header + body], data[-SIGNATURE:]
     if signer not in signers:
-        refuse(Reason.STRANGER, "signed by nobody known here")
+        refuse(Reason.STRANGER, "the signer is not known here")
     signed = _signed(data[: first + header], content)
     if not verified(signer, signature, signed):
-        refuse(Reason.FORGED, "the signature is not that of the signer")
+        refuse(Reason.FORGED, "the signature does not match the signer")
     return Opened(MessageKind(kind), signer, text, content, hashlib.sha256(signed).hexdigest())
 
 
@@ -251,7 +251,7 @@ class Fields:
 
     def __init__(self, values: Any) -> None:
         if not isinstance(values, dict):
-            refuse(Reason.MALFORMED, "it must be an object")
+            refuse(Reason.MALFORMED, "the header must be a JSON object")
         self._values: dict[str, Any] = dict(values)
 
     @classmethod
@@ -259,7 +259,7 @@ class Fields:
         try:
             return cls(json.loads(text.decode("ascii"), object_pairs_hook=_once, parse_constant=_never))
         except (ValueError, RecursionError):
-            refuse(Reason.MALFORMED, "its header is not plain JSON")
+            refuse(Reason.MALFORMED, "the header is not plain JSON")
 
     def take(self, name: str) -> Any:
         if name not in self._values:
@@ -300,7 +300,7 @@ class Fields:
     def done(self) -> None:
         """Refuse entries that were not read."""
         if self._values:
-            refuse(Reason.MALFORMED, f"{len(self._values)} fields are not known")
+            refuse(Reason.MALFORMED, f"{len(self._values)} unknown fields")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -369,7 +369,7 @@ def unpack_table(body: bytes, most: int, lengths: Collection[int]) -> dict[str, 
             refuse(Reason.MALFORMED, "an entry of a table has a wrong length")
         name = text.decode("ascii", "replace")
         if not _SAFE.issuperset(name) or not before < name:
-            refuse(Reason.MALFORMED, "the names of a table must rise, and be plain")
+            refuse(Reason.MALFORMED, "the names of a table must be sorted and plain")
         entries[name], before = value, name
     return entries
 

@@ -72,7 +72,7 @@ def split(secret: bytes, threshold: int, places: Iterable[int]) -> dict[int, byt
     """Return one share of the secret for each place."""
     where = list(places)
     if len(secret) != SECRET or not 1 <= threshold <= len(where):
-        raise InvalidValue(f"{SECRET} bytes are shared among at least as many as the threshold {threshold}")
+        raise InvalidValue(f"{SECRET} bytes are shared among at least threshold = {threshold} places")
     if len(set(where)) != len(where) or not all(0 < place < PRIME for place in where):
         raise InvalidValue("places must differ and be at least 1")
     polynomial = [int.from_bytes(secret, "big"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
@@ -139,7 +139,7 @@ def _shared(own: X25519PrivateKey, theirs: bytes) -> bytes:
     try:
         return own.exchange(X25519PublicKey.from_public_bytes(theirs))
     except ValueError:  # a point of small order
-        refuse(Reason.MEMBERS, "a key in the roster is none")
+        refuse(Reason.MEMBERS, "a key in the roster is invalid")
 
 
 def add_mask(total: Words, key: bytes, minus: bool = False) -> None:
@@ -245,16 +245,19 @@ class Member:
         self._next(1)
         members = len(adverts)
         if self._name not in adverts or not members > 1:
-            refuse(Reason.MEMBERS, "we are not in this session, or alone in it")
+            refuse(Reason.MEMBERS, "this party is not in the session, or alone in it")
         if threshold > members or threshold < least_threshold(members, self._colluding, self._survivors):
-            refuse(Reason.MEMBERS, f"{threshold} of {members} shares do not keep our secrets apart")
+            refuse(
+                Reason.MEMBERS,
+                f"{threshold} of {members} shares do not keep the two secrets of a party apart",
+            )
         for name, advert in adverts.items():
             if not genuine(self._session, name, advert, self._enrolled.get(name)):
                 refuse(
-                    Reason.MEMBERS, "somebody in this session is not enrolled, or its keys are not its own"
+                    Reason.MEMBERS, "a member of this session is not enrolled, or its keys are not its own"
                 )
         if len({advert[: 2 * KEY] for advert in adverts.values()}) < members:
-            refuse(Reason.MEMBERS, "two have the same keys")
+            refuse(Reason.MEMBERS, "two members have the same keys")
         roster = Roster(self._session, dict(adverts), threshold)
         places = roster.places
         secrets = self._masking.private_bytes_raw(), self._seed
@@ -273,16 +276,18 @@ class Member:
         self._next(2)
         roster = self._roster
         if len(sealed) + 1 < roster.threshold or not set(sealed) <= set(roster.adverts) - {self._name}:
-            refuse(Reason.MEMBERS, "too few shared their secrets, or some who are not in this session")
+            refuse(
+                Reason.MEMBERS, "too few members shared their secrets, or a party outside this session did"
+            )
         held = dict(self._held)
         for name, box in sealed.items():
             channel = roster.channel(self._sealing, name, name, self._name)
             try:
                 held[name] = channel.decrypt(bytes(12), box, roster.digest)
             except InvalidTag:
-                refuse(Reason.MEMBERS, "shares for us cannot be opened")
+                refuse(Reason.MEMBERS, "the shares for this party cannot be decrypted")
             if len(held[name]) != 2 * SHARE:
-                refuse(Reason.MEMBERS, "shares for us are none")
+                refuse(Reason.MEMBERS, "the shares for this party have a wrong length")
         total = np.zeros(size, np.uint64)
         for name in sealed:
             add_mask(total, roster.pair_key(self._masking, self._name, name), minus=name < self._name)
@@ -297,10 +302,10 @@ class Member:
         least = max(self._roster.threshold, self._survivors + self._colluding)
         names = set(arrived)
         if len(names) != len(arrived) or not names <= set(self._held) or self._name not in names:
-            refuse(Reason.MEMBERS, "the list of those who arrived is not one of this session")
+            refuse(Reason.MEMBERS, "the list of arrived members does not belong to this session")
         if len(names) < least:
             refuse(
-                Reason.MEMBERS, f"{len(names)} arrived, {least} are needed for the noise and the threshold"
+                Reason.MEMBERS, f"{len(names)} vectors arrived, {least} are needed for noise and threshold"
             )
         self._arrived = sorted(names)
         self._taken = 4
@@ -316,7 +321,7 @@ class Member:
             if name in self._arrived and verified(self._enrolled[name], signature, text)
         ]
         if len(signed) < self._roster.threshold:
-            refuse(Reason.MEMBERS, f"{len(signed)} signed the list of those who arrived, too few")
+            refuse(Reason.MEMBERS, f"{len(signed)} members signed the list of arrived members, too few")
         revealed = {}
         for name, both in self._held.items():
             key, seed = both[:SHARE], both[SHARE:]
@@ -363,7 +368,7 @@ class Aggregator:
     def add(self, name: str, vector: Words) -> None:
         """Add one masked vector."""
         if name not in self._shared or name in self._arrived:
-            refuse(Reason.MEMBERS, "it is not in this session, or arrived before")
+            refuse(Reason.MEMBERS, "the sender is not in this session, or its vector arrived before")
         if self._total is None:
             self._total = np.zeros_like(vector)
         self._total += vector
@@ -420,7 +425,7 @@ class Aggregator:
                 own = X25519PrivateKey.from_private_bytes(secret)
                 if own.public_key().public_bytes_raw() == self.roster.mask_key(name):
                     return secret
-        raise Refused(Reason.MEMBERS, f"a secret of {name} cannot be put together from {len(shares)} shares")
+        raise Refused(Reason.MEMBERS, f"a secret of {name} cannot be recovered from {len(shares)} shares")
 
 
 # --- vectors
@@ -451,7 +456,7 @@ def word_bytes(largest: float) -> int:
     """Return the bytes a coordinate needs so that sums up to ±largest do not wrap; 8 at most."""
     needed = max(1, int(np.ceil((np.log2(max(largest, 1.0)) + 2) / 8)))
     if needed > 8 or largest >= 2**62:
-        refuse(Reason.MEMBERS, "sums of so many do not fit 64 bits: fewer parties, or more noise")
+        refuse(Reason.MEMBERS, "the sum does not fit 64 bits: use fewer parties, or more noise")
     return needed
 
 

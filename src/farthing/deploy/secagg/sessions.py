@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing.deploy.messages import forms
-from farthing.deploy.messages.forms import Check, Question, Request, Turn
+from farthing.deploy.messages.forms import Check, Question, Request, RoundId
 from farthing.deploy.messages.signed import (
     SIGNATURE,
     MessageKind,
@@ -124,13 +124,13 @@ class Session:
 
     def _check(self, name: str, opened: Opened) -> None:
         said = opened.fields()
-        if Turn.of(said) != self._question.turn:
-            refuse(Reason.STALE, "it is of another run or round")
+        if RoundId.of(said) != self._question.turn:
+            refuse(Reason.STALE, "the answer is for another run or round")
         if opened.kind is MessageKind.MASKED_ANSWER:
             if said.hexadecimal("weights", 32) != digest(self._weights):
-                refuse(Reason.CONFLICT, "it is about other weights")
+                refuse(Reason.CONFLICT, "the answer is about other weights")
             if said.hexadecimal("update", 32) != digest(opened.body):
-                refuse(Reason.FORGED, "its update is not the one it names")
+                refuse(Reason.FORGED, "the update does not match its digest")
             left = said.whole("left")
             self.charged[name] = left, forms.row_of(said.take("row")), forms.row_of(said.take("head"))
 
