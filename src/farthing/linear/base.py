@@ -11,6 +11,7 @@ from sklearn.utils.validation import column_or_1d, validate_data
 
 from farthing import validate
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, RdpFilter
+from farthing.accounting.menu import MenuFilter
 from farthing.accounting.personal import PersonalBudgets, PersonalFilter
 from farthing.budget import Adjacency, Budget
 from farthing.errors import FarthingError, InvalidValue, Unsupported
@@ -114,7 +115,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         if (
             filter is None or filter is RdpFilter
         ):  # these need a ledger of their own: this one, if it is unused
-            fits = filter is None or isinstance(shared.filter, RdpFilter)
+            fits = filter is None or isinstance(shared.filter, RdpFilter | MenuFilter)
             if fits and self.epsilon is None and self.delta is None and shared.share == 0:
                 return shared
             kind = "promises a plan" if filter is None else "asks batches"

@@ -66,6 +66,14 @@ def test_gradients_stay_as_exact_as_the_last_entry_when_they_are_bought_again_an
     assert 0.8 < ledger.share <= 1
 
 
+def test_an_estimator_spends_from_a_ledger_with_such_a_menu(rule, table):
+    ledger = Ledger(BUDGET, filter=lambda _: rule)
+    solver = ft.DPAGD(sampling_rate=RATE)
+    model = ft.LogisticRegression(ledger=ledger, solver=solver, records=6000).fit(table.X, table.y)
+    assert model.privacy_.accountant == "menu"
+    assert 0 < ledger.share <= 1
+
+
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
