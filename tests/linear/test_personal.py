@@ -9,8 +9,12 @@ from scipy.sparse import csr_matrix
 from sklearn.base import clone
 
 import farthing as ft
+from farthing.data.tables import Table
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.ledger import levels, verifier
+from farthing.linear.losses import logistic
+from farthing.linear.personal import over
+from farthing.linear.problem import Problem
 
 RNG = np.random.default_rng(0)
 X = RNG.uniform(size=(3000, 3))
@@ -51,6 +55,18 @@ def test_weights_are_those_of_the_budgets_and_the_answer_is_the_weighted_mean():
         budgets = np.where(labels == small, 0.05, 2.0)
         model = ft.LogisticRegression(delta=1e-5, bounds=(0, 1)).fit(rows, labels, budgets=budgets)
         assert (model.predict(rows[:5]) == verdict).all()
+
+
+def test_a_problem_counts_records_by_their_weights_and_batches_count_them_all():
+    people, table = ft.PersonalBudgets(BUDGETS), Table(X, Y * 1.0)
+    ledger = ft.Ledger(people.budget(1e-6), filter=people)
+    problem = Problem(logistic, 3000, 3)
+    _, weighed = over(ledger, table, problem, people, True)
+    mus = np.array([ft.Budget(epsilon, 1e-6).mu for epsilon in people.epsilons])
+    assert weighed.records == pytest.approx(np.dot(mus / mus[-1], people.sizes), rel=0.01)
+    door, drawn = over(ledger, table, problem, people, False)
+    assert (drawn.records, drawn.sizes) == (3000, people.sizes)
+    assert door._records.levels.tolist() == people.levels.tolist()
 
 
 def test_sparse_rows_have_budgets_too():
