@@ -110,7 +110,7 @@ def test_nonsense_is_refused_in_one_sentence():
         ft.audit_mechanism(lambda data, runs, stream: 1.0, (0, 1), CLAIM)
     with pytest.raises(ft.FarthingError, match="trials must be at least 4"):
         ft.audit_mechanism(noisy(1.0), (0, 1), CLAIM, trials=2)
-    with pytest.raises(ft.FarthingError, match="fixed ahead for one plain function"):
+    with pytest.raises(ft.FarthingError, match="needs one plain function"):
         ft.audit_mechanism(noisy(1.0), (0, 1), CLAIM, test_statistics.Projection(), threshold=0.0)
     claim = ft.Budget(1.0, 1e-5, "replace-one")
     with pytest.raises(ft.FarthingError, match="another curve"):

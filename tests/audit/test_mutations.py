@@ -522,7 +522,7 @@ def _(original):
     return amplify
 
 
-@bug("draws that are seen amplify", "countdowns", samplers.Poisson, "amplify")
+@bug("observed draws amplify", "countdowns", samplers.Poisson, "amplify")
 def _(original):
     return lambda self, step, observer=Observer.ANYONE: original(self, step)
 

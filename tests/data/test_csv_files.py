@@ -28,10 +28,10 @@ def test_gzip(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b"a,b\n1,2\n"))
     assert table(path, ["a"]) == [{"a": ["1"]}]
     path.write_bytes(gzip.compress(b"a,b\n1,2\n" * 1000)[:-9])
-    with pytest.raises(InvalidValue, match="not a whole gzip file"):
+    with pytest.raises(InvalidValue, match="not a complete gzip file"):
         table(path, ["a"])
     path.write_bytes(b"a,b\n1,2\n")
-    with pytest.raises(InvalidValue, match="not a whole gzip file"):
+    with pytest.raises(InvalidValue, match="not a complete gzip file"):
         table(path, ["a"])
 
 

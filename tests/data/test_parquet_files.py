@@ -72,7 +72,7 @@ def test_blocks_follow_each_other(arrow: Any, tmp_path: Path, monkeypatch: pytes
 def test_the_content_tells_and_not_the_name(arrow: Any, tmp_path: Path) -> None:
     assert table_files.count(people(arrow, tmp_path / "people.csv"), SCHEMA) == 3
     (tmp_path / "b.parquet").write_text("age,sex,code,rich\n1,Male,0,true\n")
-    with pytest.raises(InvalidValue, match=r"b\.parquet' is not a whole Parquet file"):
+    with pytest.raises(InvalidValue, match=r"b\.parquet' is not a complete Parquet file"):
         table_files.count(str(tmp_path / "b.parquet"), SCHEMA)
 
 
@@ -81,10 +81,10 @@ def test_a_file_cut_short_is_refused(arrow: Any, tmp_path: Path) -> None:
     whole = path.read_bytes()
     for size in (4, 100, len(whole) - 1):
         path.write_bytes(whole[:size])
-        with pytest.raises(InvalidValue, match="not a whole Parquet file"):
+        with pytest.raises(InvalidValue, match="not a complete Parquet file"):
             table_files.read(str(path), SCHEMA)
     path.write_bytes(whole[:4] + b"\xff" * 40 + whole[44:])  # the footer is whole, the pages are not
-    with pytest.raises(InvalidValue, match=r"not a whole Parquet file|cannot be read: it is damaged"):
+    with pytest.raises(InvalidValue, match=r"not a complete Parquet file|cannot be read: it is damaged"):
         table_files.read(str(path), SCHEMA)
 
 

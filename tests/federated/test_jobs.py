@@ -197,7 +197,7 @@ def test_published_noise_of_sgd2_takes_t_rounds_and_says_what_they_cost(told: An
         (("sgd2", "--convexity", -1), "--convexity must be a finite number > 0, got -1.0"),
         (
             ("sgd2", "--lr", 1, "--weights", "plain"),
-            "lr is that of a plain sum, the weights are 'plain': use 'records'",
+            "lr applies to a plain sum, the weights are 'plain': use 'records'",
         ),
         (("sgd1", "--noise-multiplier", 0), "--noise-multiplier must be a finite number > 0"),
         (

@@ -111,6 +111,6 @@ def test_the_rule_takes_from_one_promise_or_from_all_or_refuses():
 
 def test_an_invitation_that_is_refused_leaves_everybody_as_they_were():
     alone = Simulated.gather([(X[:4], Y[:4])], ft.Budget(1.0, 1e-6))
-    with pytest.raises(InvalidValue, match="nobody was invited"):
+    with pytest.raises(InvalidValue, match="no client was invited"):
         alone.ask(GRADIENT, ZEROS)
     assert alone.left.tolist() == [0]

@@ -103,7 +103,7 @@ def test_an_agent_whose_budget_allows_nothing_says_so():
 
 
 def test_an_agent_must_join_first_and_only_answers_what_it_agreed_to():
-    with pytest.raises(InvalidValue, match="joined nothing"):
+    with pytest.raises(InvalidValue, match="has not joined"):
         agent().handle(Ask(1, GRADIENT, np.zeros(3)))
     one = agent()
     one.join(Invitation(1.0, rounds=3))
@@ -183,7 +183,7 @@ def test_clients_go_on_while_any_can_afford_a_round():
     with pytest.raises(BudgetSpent, match="none of 3"):
         clients.ask(GRADIENT, np.zeros(3))
     assert came == [int(np.sum(settled > t)) for t in range(max(settled))]
-    with pytest.raises(InvalidValue, match="settled once"):
+    with pytest.raises(InvalidValue, match="agreed once"):
         clients.invite(Invitation(1.0))
 
 
@@ -245,7 +245,7 @@ def agents(sizes, given):
 @pytest.mark.parametrize("make", [agents, simulated])
 def test_one_party_can_be_asked_alone(make):
     clients = make([4, 6], budget())
-    with pytest.raises(InvalidValue, match="nobody was invited"):
+    with pytest.raises(InvalidValue, match="no client was invited"):
         clients.ask_one(0, GRADIENT, np.zeros(3))
     clients.invite(Invitation(1.0, Exactly(2), rounds=3))
     first, second = clients.left

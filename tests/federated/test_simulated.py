@@ -407,7 +407,7 @@ def test_clients_are_invited_once_and_before_they_are_asked():
     with pytest.raises(InvalidValue, match="invited"):
         clients.ask(GRADIENT, np.zeros(3))
     clients.invite(Invitation(1.0))
-    with pytest.raises(InvalidValue, match="settled once"):
+    with pytest.raises(InvalidValue, match="agreed once"):
         clients.invite(Invitation(1.0))
 
 

@@ -412,7 +412,7 @@ def test_exit_codes(run: Any, command: tuple[str, ...]) -> None:
     assert (code, out, err.count("\n")) == (2, "", 1)
     code, out, err = run(*command, "--clients", 6, "--method", "nonprivate", "--rounds", 20)
     assert (code, out) == (2, "")
-    assert "--epsilon must be left out with --method nonprivate, which promises nothing" in err
+    assert "--epsilon must be left out with --method nonprivate, which guarantees nothing" in err
     code, out, err = run(*command[:3], "--clients", 6, "--method", "nonprivate", "--rounds", 20)
     assert code == 1
     assert "no guarantee" in err

@@ -252,7 +252,7 @@ def audit_mechanism(
     without, within = (_runs(mechanism, data, trials, stream) for data in neighbours)
     named = _named(statistic, without)
     if threshold is not None and (len(named) != 1 or isinstance(named[0][1], FittedStatistic)):
-        raise InvalidValue("a threshold is fixed ahead for one plain function of the outputs; leave it out")
+        raise InvalidValue("a fixed threshold needs one plain function of the outputs; leave it out")
     return judge(without, within, claim, named, confidence, threshold, curve or Unknown(), attack)
 
 
@@ -292,7 +292,7 @@ def judge(
     """
     trials = len(without)
     if len(within) != trials:
-        raise InvalidValue(f"both worlds must have as many runs, got {trials} and {len(within)}")
+        raise InvalidValue(f"both worlds must have equally many runs, got {trials} and {len(within)}")
     if threshold is not None:
         name, plain = statistics[0]
         assert not isinstance(plain, FittedStatistic)

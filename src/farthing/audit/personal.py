@@ -1,8 +1,8 @@
-"""Attacks on personal budgets: a canary of each level, against the claim of its own level.
+"""Attack personal budgets: a canary of each level, against the claim of its own level.
 
-All runs go side by side, each with one canary, which moves a coordinate that nobody else moves. Who is drawn
-and what a canary counts is decided by the code that training uses (`farthing.queries.personal`); the attacker
-sees every answer, knows rates, weights and noise, and looks at the log-likelihood ratio of all answers.
+All runs are vectorised, each with one canary, which moves a coordinate that no other record moves. The code
+that training uses (`farthing.queries.personal`) draws the canaries and weights them; the attacker sees every
+answer, knows rates, weights and noise, and tests the log-likelihood ratio of all answers.
 
 >>> target = PersonalTarget((0.5, 2.0), 0.01, 5, runs=2000)
 >>> [verdict.broken for verdict in target.verdicts(1.0, 0.999999, Stream(), lambda: None)]
@@ -35,7 +35,7 @@ _RATE, _EACH = 0.3, 1000  # the mean sampling rate, and how many are on each lev
 
 @dataclass(frozen=True, slots=True)
 class PersonalTarget:
-    """Gaussian batches of people with budgets of their own, by rates or by weights."""
+    """A target of Gaussian batches of records with personal budgets, by rates or by weights."""
 
     epsilons: tuple[float, ...]
     delta: float

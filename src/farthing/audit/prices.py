@@ -233,5 +233,5 @@ def countdowns() -> list[str]:
             complaints.append(f"more sampled steps are counted than fit, {adjacency}")
     for sampler in (Poisson(0.2), FixedSize(1, 5)):
         if not isinstance(sampler.amplify(GaussianEvent(1.0), Observer.COORDINATOR), DrawnEvent):
-            complaints.append(f"{sampler} amplifies before somebody who sees the draw")
+            complaints.append(f"{sampler} amplifies against an observer of the draw")
     return complaints

@@ -54,7 +54,7 @@ class CanaryStep:
         """Return the release in the canary's own direction, one number a run."""
         moved, mechanism, bound = self.length(), self.query.mechanism, self.query.bound
         if not isinstance(mechanism, Gaussian) or not isinstance(bound, ClipNorm):
-            raise Unsupported("a canary's coordinate is looked at under ClipNorm and Gaussian noise")
+            raise Unsupported("a canary step needs ClipNorm and Gaussian noise")
         parts = []
         for start in range(0, runs, _AT_ONCE):
             size = min(_AT_ONCE, runs - start)

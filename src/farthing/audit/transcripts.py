@@ -87,7 +87,7 @@ def log_ratio(query: Query, w: Any, value: Any, without: Any, within: Any) -> fl
             others = total(within.take(np.arange(min(size, len(without)))))
             pushed = np.append(np.arange(size - 1), len(within) - 1)
             return _mixed(size / of, _ratio(query, value, others, total(within.take(pushed))))
-    raise Unsupported(f"nothing is known of the draws of {query.sampler!r}")
+    raise Unsupported(f"no log-likelihood ratio is known for the draws of {query.sampler!r}")
 
 
 def _last(records: Any) -> Any:
@@ -122,7 +122,7 @@ def _ratio(query: Query, value: Any, without: Any, within: Any) -> float:
             return _chosen([int(value)], without, within, mechanism.noise_multiplier * query.bound.norm())
         case NoisyTop():
             return _chosen(list(value), without, within, mechanism.noise_multiplier * query.bound.norm())
-    raise Unsupported(f"nothing is known of the noise of {mechanism!r}")
+    raise Unsupported(f"no log-likelihood ratio is known for the noise of {mechanism!r}")
 
 
 def _gaussian(value: Any, without: Any, within: Any, deviation: Any) -> float:

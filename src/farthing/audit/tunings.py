@@ -1,4 +1,4 @@
-"""Laws of tuning: the best of K runs of a small mechanism, computed outcome by outcome, against its price.
+"""Check laws of tuning: the best of K runs of a small mechanism, computed exactly, against its price.
 
 Each law is a list of complaints. `selections` takes mechanisms of a few outcomes, every order in which their
 outcomes can be scored, and the distribution of K that `best_of` draws from, and compares both hockey-stick
@@ -29,7 +29,7 @@ _BUDGET = Budget(1.0, 1e-3)
 
 
 def selections() -> list[str]:
-    """No order of the outcomes of randomised response makes the best of K runs dearer than its price."""
+    """Check that no order of the outcomes of randomised response makes the best of K exceed its price."""
     complaints = []
     for shape, (epsilon, mean) in itertools.product(SHAPES, ((0.3, 4.0), (1.0, 2.5))):
         event = TuningEvent(PureEvent(epsilon), mean, shape, 1e-3)
@@ -44,7 +44,7 @@ def selections() -> list[str]:
 
 
 def _mechanisms(epsilon: float) -> list[tuple[Array, Array]]:
-    """Mechanisms of three outcomes that are ε-DP: randomised response, and with an outcome that says less."""
+    """Return ε-DP mechanisms of three outcomes: randomised response, and two with a weaker outcome."""
     high = math.exp(epsilon)
     told = np.array([high, 1.0, 0.0]) / (1 + high)
     rest = np.array([high, 1.0, math.sqrt(high)]) / (1 + high + math.sqrt(high))
@@ -72,7 +72,7 @@ def apart(first: Array, second: Array, epsilon: float) -> float:
 
 
 def runs(stream: Stream) -> list[str]:
-    """`best_of` draws as many runs as its distribution says, and no run gets more than was paid for."""
+    """Check that `best_of` draws its number of runs as stated, and that no run exceeds its charge."""
     counts, shares = [], []
     for _ in range(120):
         seen: list[float] = []

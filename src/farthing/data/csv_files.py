@@ -78,7 +78,7 @@ def _opened(path: str) -> Iterator[Any]:
     except csv.Error as error:
         raise InvalidValue(f"{path!r} is not a CSV table: {error}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise InvalidValue(f"{path!r} is not a whole gzip file") from None
+        raise InvalidValue(f"{path!r} is not a complete gzip file") from None
     except OSError as error:
         raise InvalidValue(f"{path!r} cannot be read: {error.strerror or error}") from None
 

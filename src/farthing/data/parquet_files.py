@@ -66,7 +66,7 @@ def _opened(path: str) -> Iterator[Any]:
         with parquet.ParquetFile(path) as file:
             yield file
     except arrow.ArrowException:  # the error's own text may show a byte of the file
-        raise InvalidValue(f"{path!r} is not a whole Parquet file") from None
+        raise InvalidValue(f"{path!r} is not a complete Parquet file") from None
     except OSError as error:
         raise InvalidValue(f"{path!r} cannot be read: {error.strerror or 'it is damaged'}") from None
 

@@ -271,7 +271,7 @@ class Table:
     -----
     A row with a feature or a target that is not a finite number is *blank*: it stays where it is, so that no
     other row is drawn differently, its z is zero and its target NaN, which every contribution counts as zero.
-    An error instead would tell that there is such a record, for which nobody has paid.
+    An error instead would reveal such a record without a charge.
     """
 
     __slots__ = ("_X", "_blank", "_factors", "_length", "_lie", "_map", "_sound", "_unit", "_whole", "_y")
@@ -475,7 +475,7 @@ def _limits(bounds: Any, X: Any) -> tuple[Array, Array]:
     if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
         raise InvalidValue(f"bounds must be finite with low < high in every feature, got {bounds!r}")
     if sparse.issparse(X) and np.any(low):
-        raise InvalidValue("the lower bounds of a sparse table must be 0, which is what is not stored")
+        raise InvalidValue("the lower bounds of a sparse table must be 0, the value that is not stored")
     return low, high
 
 

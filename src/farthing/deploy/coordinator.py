@@ -182,7 +182,7 @@ class Remote:
 
     def invite(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> None:
         if self._terms:
-            raise InvalidValue("these clients were invited before: terms are settled once")
+            raise InvalidValue("these clients were already invited: terms are agreed once")
         if invitation.trust is Trust.TRUSTED:
             raise Unsupported("a guard releases nothing without noise: trust must be local or distributed")
         self._weights = weights_under(invitation.trust, weights)
@@ -254,7 +254,7 @@ class Remote:
     ) -> Answers:
         """Return the answers of one round among some parties: from the checkpoint, or asked and recorded."""
         if not self._terms:
-            raise InvalidValue("nobody was invited yet: call clients.invite(Invitation(...)) first")
+            raise InvalidValue("no client was invited yet: call clients.invite(Invitation(...)) first")
         w = np.asarray(w, dtype=np.float64)
         if not np.isfinite(w).all():
             raise InvalidValue("w must be finite, got NaN or infinity; nothing was charged")

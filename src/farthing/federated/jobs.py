@@ -112,7 +112,7 @@ def checked(job: Job) -> Method:
     for option, budget in (("epsilon", job.epsilon), ("delta", job.delta)):
         if budget is not None and not method.private:
             raise InvalidValue(
-                f"--{option} must be left out with --method {method.name}, which promises nothing, got "
+                f"--{option} must be left out with --method {method.name}, which guarantees nothing, got "
                 f"{budget!r}"
             )
     if job.records is not None:

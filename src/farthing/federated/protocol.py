@@ -14,7 +14,7 @@ arrays):
 
     clients.invite(Invitation(clip_norm=3.0, rounds=100))
     for t in itertools.count(1):
-        got = clients.ask(gradient, w)          # BudgetSpent when nobody can afford a round
+        got = clients.ask(gradient, w)          # BudgetSpent when none can afford a round
         w = w - lr * got.mean
         yield Step(t, w, got.receipts)
 
@@ -217,9 +217,9 @@ class ClientAgent:
     def terms(self, invitation: Invitation) -> Terms:
         """Return the terms that this client would agree to."""
         if invitation.trust is Trust.TRUSTED:
-            raise Unsupported("an agent hands nothing out without noise: a trusted aggregator asks a Ledger")
+            raise Unsupported("an agent releases nothing without noise: a trusted aggregator asks a Ledger")
         if isinstance(invitation.draw, InTurn):
-            raise Unsupported("a ledger charges every round, so turns can only be simulated")
+            raise Unsupported("a ledger charges every round, so draws in turn can only be simulated")
         return invitation.terms(self._ledger.budget, self._records, self._clip)
 
     def join(self, invitation: Invitation) -> Terms:
@@ -248,7 +248,7 @@ class ClientAgent:
     def handle(self, ask: Ask) -> Reply:
         """Charge a round, then draw, clip, add noise and answer; `BudgetSpent` where it does not fit."""
         if self._terms is None:
-            raise InvalidValue("this agent joined nothing yet: send an Invitation first")
+            raise InvalidValue("this agent has not joined a run yet: send an Invitation first")
         if not self._terms.rounds:
             raise BudgetSpent(f"not even one round fits {self._ledger.budget}")
         answer = self._ledger.ask(self._terms.query(ask.contribution), ask.w)
@@ -329,7 +329,7 @@ class Parties:
     agents : iterable of ClientAgent
         The parties, or stubs of remote ones.
     stream : Stream, optional
-        Draws whose turn it is where they are asked one at a time.
+        Draws the party where parties are asked one at a time.
 
     Examples
     --------
@@ -375,7 +375,7 @@ class Parties:
 
     def invite(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> None:
         if self._terms:
-            raise InvalidValue("these clients were invited before: terms are settled once")
+            raise InvalidValue("these clients were already invited: terms are agreed once")
         self._survivors = invitation.survivors if invitation.trust is Trust.DISTRIBUTED else 1
         self._weights = weights_under(invitation.trust, weights)
         self._trust = invitation.trust
@@ -417,7 +417,7 @@ class Parties:
         return Answers(total, divisor, len(came), self.alive, noise, receipts)
 
 
-NOT_INVITED = "nobody was invited yet: call clients.invite(Invitation(...)) first"
+NOT_INVITED = "no client was invited yet: call clients.invite(Invitation(...)) first"
 
 
 def picked(ends: NDArray[np.int64], stream: Stream) -> int:

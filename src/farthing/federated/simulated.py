@@ -265,7 +265,7 @@ class Simulated:
 
     def invite(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> None:
         if self._terms:
-            raise InvalidValue("these clients were invited before: terms are settled once")
+            raise InvalidValue("these clients were already invited: terms are agreed once")
         terms, self._which, self._budgets = self._agreed(invitation)
         self._invitation, self._weights = invitation, weights_under(invitation.trust, weights)
         self._survivors = invitation.survivors if invitation.trust is Trust.DISTRIBUTED else 1
@@ -280,7 +280,7 @@ class Simulated:
         other = np.flatnonzero(clips != invitation.clip_norm)
         if len(other) and invitation.trust is Trust.DISTRIBUTED:
             raise InvalidValue(
-                f"client {other[0]} clips at {clips[other[0]]:g}; under distributed trust everybody clips at "
+                f"client {other[0]} clips at {clips[other[0]]:g}; under distributed trust all clip at "
                 f"{invitation.clip_norm:g}, because shares of noise lie on one lattice"
             )
         kinds, which = distinct(kinds)

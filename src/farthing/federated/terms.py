@@ -302,7 +302,7 @@ class Invitation:
                 f"noise_multiplier must be given under {self.trust} trust: one and the same for all clients"
             )
         if self.seen and (self.trust is not Trust.LOCAL or Accountant.AMPLIFIED in self._by):
-            raise Unsupported("draws that are seen amplify nothing, and need local noise")
+            raise Unsupported("observed draws amplify nothing, and need local noise")
 
     @property
     def _by(self) -> tuple[Accountant, Accountant]:
@@ -352,14 +352,14 @@ def _refuse(invitation: Invitation, budget: Budget, clip: float) -> None:
         )
     if invitation.trust is Trust.DISTRIBUTED and clip != invitation.clip_norm:
         raise InvalidValue(
-            f"shares of noise lie on one lattice, so everybody clips at {invitation.clip_norm:g} under "
+            f"shares of noise lie on one lattice, so all clients clip at {invitation.clip_norm:g} under "
             f"distributed trust, got {clip!r}"
         )
     validate.probability(delta=budget.delta)
     if budget.adjacency is Adjacency.ADD_REMOVE and isinstance(invitation.draw, InTurn):
-        raise Unsupported("records that come and go move all turns after them: use zero-out or replace-one")
+        raise Unsupported("adding or removing a record shifts all later turns: use zero-out or replace-one")
     if budget.adjacency is Adjacency.ADD_REMOVE and invitation.seen:
-        raise Unsupported("who sees draws sees how many records there are: use zero-out or replace-one")
+        raise Unsupported("an observer of draws learns the number of records: use zero-out or replace-one")
 
 
 def _drawn(invitation: Invitation, budget: Budget, records: int) -> int:
@@ -375,10 +375,12 @@ def _drawn(invitation: Invitation, budget: Budget, records: int) -> int:
         case Exactly(size):
             return min(size, records)
         case InTurn():
-            raise Unsupported(f"turns hide a record, not a {budget.unit}: use Everyone() or Exactly(size)")
+            raise Unsupported(
+                f"draws in turn protect a record, not a {budget.unit}: use Everyone() or Exactly(size)"
+            )
     raise Unsupported(
-        f"a Poisson draw may hold all records, so that it gains a {budget.unit} nothing: use Everyone() or "
-        "Exactly(size)"
+        f"a Poisson draw may hold all records, so sampling amplifies nothing for a {budget.unit}: "
+        "use Everyone() or Exactly(size)"
     )
 
 

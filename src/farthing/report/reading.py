@@ -168,13 +168,13 @@ def verdicts(said: dict[str, Any]) -> "list[tuple[str, Verdict]]":
 
 def _positive(value: Any) -> float:
     if not 0 < float(value) < math.inf:
-        raise ValueError(f"{value!r} is no epsilon")
+        raise ValueError(f"{value!r} is not an epsilon")
     return float(value)
 
 
 def _count(value: Any) -> int:
     if int(value) != value or not 0 <= value < 2**63:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return int(value)
 
 

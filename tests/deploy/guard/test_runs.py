@@ -339,7 +339,7 @@ def test_what_remote_clients_refuse(village):
     with pytest.raises(Unsupported, match="without noise"):
         clients.invite(Invitation(1.0, noise_multiplier=1.0, trust="trusted"))
     clients.invite(Invitation(1.0, rounds=3), Weights.PLAIN)
-    with pytest.raises(InvalidValue, match="settled once"):
+    with pytest.raises(InvalidValue, match="agreed once"):
         clients.invite(Invitation(1.0, rounds=3))
     with pytest.raises(InvalidValue, match="finite"):
         clients.ask(GRADIENT, np.array([0.0, np.nan, 0.0]))

@@ -226,5 +226,5 @@ def test_what_hides_no_whole_user_is_refused():
     budget = ft.Budget(2.0, 1e-6, "zero-out", unit="user")
     with pytest.raises(Unsupported, match="Poisson draw may hold all"):
         next(addp(simulated(budget), PROBLEM, draw=Poisson(0.1)))
-    with pytest.raises(Unsupported, match="turns hide a record"):
+    with pytest.raises(Unsupported, match="draws in turn protect a record"):
         next(sgd_pass(simulated(budget), PROBLEM))

@@ -60,7 +60,7 @@ def test_the_true_price_is_within_the_budget(method, adjacency):
 
 
 def test_turns_need_places():
-    with pytest.raises(Unsupported, match="come and go"):
+    with pytest.raises(Unsupported, match="shifts all later turns"):
         next(sgd_pass(simulated("add-remove"), PROBLEM))
 
 

@@ -329,7 +329,7 @@ def test_nothing_is_asked_where_the_claim_does_not_hold():
     with pytest.raises(BudgetSpent, match="a party with 1 of 132 records"):
         next(sgd1(lonely, Problem(logistic, 132, 3)))
     coming = parties(given=budget(adjacency="add-remove", observer="coordinator"))
-    with pytest.raises(Unsupported, match="sees how many records"):
+    with pytest.raises(Unsupported, match="learns the number of records"):
         next(sgd1(coming, Problem(logistic, 12, 3), seen=True))
 
 

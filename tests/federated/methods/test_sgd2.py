@@ -316,7 +316,7 @@ def test_precision_can_be_weighed():
         ({"rounds": 0}, "rounds"),
         ({"noise_multiplier": math.nan}, "noise_multiplier"),
         ({"weights": "loud"}, "weights"),
-        ({"lr": lambda t: 0.1, "weights": "plain"}, "lr is that of a plain sum"),
+        ({"lr": lambda t: 0.1, "weights": "plain"}, "lr applies to a plain sum"),
     ],
 )
 def test_bad_options(options, named):

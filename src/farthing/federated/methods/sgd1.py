@@ -123,7 +123,7 @@ def sgd1(
     Returns
     -------
     Iterator of Step
-        A step every n iterations, without receipts, which would tell whose turn it was.
+        A step every n iterations, without receipts, which would reveal the party that was asked.
 
     Raises
     ------
@@ -201,7 +201,7 @@ class Guarantees(NamedTuple):
     """The guarantees of n² iterations for a replaced record, one per observer."""
 
     coordinator: Guarantee  # knows every draw
-    server: Guarantee  # knows whose turn it was
+    server: Guarantee  # knows which party was asked when
     anyone: Guarantee  # knows neither
 
 
@@ -217,7 +217,7 @@ def sgd1_guarantees(
         raise InvalidValue(f"of must name one of {len(sizes)} parties, got {of!r}")
     n, mine = sum(validate.count(sizes=size) for size in sizes), int(sizes[of])
     if held and not validate.count(held=held) < n:
-        raise InvalidValue(f"held must be below n={n}, got {held!r}: there must be somebody else's records")
+        raise InvalidValue(f"held must be below n={n}, got {held!r}: other parties must have records")
     step, delta = GaussianEvent(noise), validate.probability(delta=delta)
     seen = RepeatedEvent(OneRecord(n).amplify(step, Observer.COORDINATOR), n * n)
     most = pld.epsilon(seen, delta, _REPLACED)

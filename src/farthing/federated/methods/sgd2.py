@@ -26,10 +26,10 @@ T need not be known: with ``noise_multiplier`` (σ/L) given every party stays as
 it, and the sum goes on without those who left; otherwise each takes the σ with which ``rounds`` spend its
 budget. Where this differs from the write-up: θ goes with the next question to the parties that still take
 part, instead of to all as soon as it is made, and B returns the last one without sending it (every θ is a
-function of the G's that B has seen, so nobody learns more); gradients are clipped to L, which is not trusted
-to be a Lipschitz constant; and θ₀ is the centre of C, a ball, or given, instead of drawn. The write-up names
-no C: a radius of 10 did better than 2 or 5 in single runs on Adult, with 2 and 10 parties at ε from 0.1, with
-390 at ε from 0.5.
+function of the G's that B has seen, so no party learns more); gradients are clipped to L, which is not
+trusted to be a Lipschitz constant; and θ₀ is the centre of C, a ball, or given, instead of drawn. The
+write-up names no C: a radius of 10 did better than 2 or 5 in single runs on Adult, with 2 and 10 parties at ε
+from 0.1, with 390 at ε from 0.5.
 
 >>> import numpy as np
 >>> from farthing.budget import Budget
@@ -124,7 +124,7 @@ def sgd2(
     """
     if not exact:
         if noise_multiplier is not None:
-            raise InvalidValue("give noise_multiplier, or exact=False for that of Theorem 3, not both")
+            raise InvalidValue("give noise_multiplier, or exact=False for the noise of Theorem 3, not both")
         pairs = set(zip(clients.budgets, clients.records.tolist(), strict=True))
         noise_multiplier = max(sgd2_published_noise(one, rounds, records=size) for one, size in pairs)
     features, projection = problem.rows(), L2Projection(radius)
@@ -132,7 +132,7 @@ def sgd2(
     convexity = validate.non_negative(convexity=convexity)
     w = projection.start(start, problem.zeros(features.size))
     if lr and weights_under(trust, weights) is not Weights.RECORDS:
-        raise InvalidValue(f"lr is that of a plain sum, the weights are {str(weights)!r}: use 'records'")
+        raise InvalidValue(f"lr applies to a plain sum, the weights are {str(weights)!r}: use 'records'")
     clients.invite(
         under(clients, Invitation(clip, rounds=rounds, noise_multiplier=noise_multiplier), trust, survivors),
         weights,

@@ -163,8 +163,8 @@ class Method:
         for name, value in given.items():
             if name not in known:
                 raise InvalidValue(
-                    f"--{name.replace('_', '-')} must be left out with --method {self.name}, which has none "
-                    f"to set, got {value!r}"
+                    f"--{name.replace('_', '-')} must be left out with --method {self.name}, which does not "
+                    f"have it, got {value!r}"
                 )
             option = known[name]
             option.checked(value)
