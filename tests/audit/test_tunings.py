@@ -5,7 +5,7 @@ import pytest
 
 from farthing.accounting import tuning as prices
 from farthing.accounting.tuning import RunCount
-from farthing.audit import tunings
+from farthing.audit import methods, tunings
 from farthing.ledger import tuning as ledgers
 from farthing.noise.lattice import SeededStream
 from farthing.noise.streams import Stream
@@ -79,3 +79,19 @@ def test_a_score_that_was_looked_up_in_the_records_tells_everything():
 
     told = [[released(record) for _ in range(40)] for record in (False, True)]
     assert np.mean(told[1]) - np.mean(told[0]) > 0.5
+
+
+def _attacked() -> list:
+    return [v for _, v in methods.attack("tuning", scale=1.0, confidence=0.999999, stream=SeededStream(3))]
+
+
+def test_an_order_of_scores_that_an_adversary_chose_does_not_refute_the_claim():
+    (verdict,) = _attacked()
+    assert not verdict.broken
+    assert verdict.eps_lower > 0.1
+
+
+def test_the_attack_refutes_the_price_of_one_run(monkeypatch):
+    monkeypatch.setattr(prices, "largest_mu", lambda budget, runs: budget.mu)
+    (verdict,) = _attacked()
+    assert verdict.broken

@@ -32,6 +32,7 @@ from farthing.audit.targets import (
     Tick,
     TrainedTarget,
 )
+from farthing.audit.tunings import TuningGame
 from farthing.budget import Adjacency, Budget, Observer
 from farthing.data.tables import Features, Table
 from farthing.errors import InvalidValue
@@ -111,7 +112,7 @@ def _classifier(width: int = 2, intercept: bool = True) -> Problem:
 
 
 @functools.cache
-def targets() -> dict[str, Target | MenuGame | PersonalTarget]:
+def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget]:
     """Return everything that can be attacked, by name."""
     claim, pure = Budget(8.0, DELTA), Budget(2.0, 0.0)
     fit, line = _classifier(), Problem(squared, 8, 2)
@@ -238,6 +239,7 @@ def targets() -> dict[str, Target | MenuGame | PersonalTarget]:
             Menu((Poisson(0.5).amplify(GaussianEvent(noise)) for noise in (3.0, 9.0)), units=24),
             Budget(1.0, 0.01),
         ),
+        "tuning": TuningGame(Budget(1.0, 0.05)),
         "fixed-size": AskedTarget(
             Query(FixedSize(1, 5), rows, ClipNorm(1.0), Gaussian(0.7)),
             signs,

@@ -1,31 +1,41 @@
-"""Check laws of tuning: the best of K runs of a small mechanism, computed exactly, against its price.
+"""Attack tuning by an order of scores that an adversary chose, and check laws of its price.
 
 Each law is a list of complaints. `selections` takes mechanisms of a few outcomes, every order in which their
 outcomes can be scored, and the distribution of K that `best_of` draws from, and compares both hockey-stick
 divergences of the best run with what `farthing.accounting.tuning` charges. `runs` counts what `best_of` does:
-how many runs there are, and that each gets the budget that was paid for. `scores` is the attack on a score
-that was looked up in the records, which no price covers.
+how many runs there are, and that each gets the budget that was paid for.
+
+`TuningGame` attacks: a run is one Gaussian answer, with as much noise as a run of a tuned budget gets, and
+the adversary chooses how runs are scored. Best are answers that speak most against the canary, then those
+that speak for it, then the rest: the order of the proof of `farthing.accounting.tuning`.
 """
 
 import itertools
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farthing.accounting import tuning
 from farthing.accounting.tuning import RunCount
+from farthing.audit import statistics as test_statistics
+from farthing.audit.auditing import Verdict, judge
 from farthing.budget import Adjacency, Budget
 from farthing.ledger.ledger import Ledger
 from farthing.ledger.tuning import best_of
 from farthing.noise.streams import Stream
+from farthing.queries.bounds import ClipNorm
 from farthing.queries.events import GaussianEvent, PureEvent, TuningEvent
+from farthing.queries.mechanisms import Gaussian
 
 Array = NDArray[np.float64]
 
 SHAPES = (-0.5, 0.0, 1.0, None)
 _LEVELS = (0.0, 0.2, 0.5, 1.0, 1.5)
 _BUDGET = Budget(1.0, 1e-3)
+_AGAINST = -1.645  # deviations: a twentieth of the answers speak so much against the canary
 
 
 def selections() -> list[str]:
@@ -98,3 +108,37 @@ def runs(stream: Stream) -> list[str]:
     if tuning.epsilon(event, _BUDGET.delta) > _BUDGET.epsilon:
         complaints.append(f"{event} is charged to {_BUDGET}, and costs more")
     return complaints
+
+
+@dataclass(frozen=True, slots=True)
+class TuningGame:
+    """The best of K Gaussian answers to attack, in an order of scores that the adversary chose."""
+
+    claim: Budget
+    mean: float = 10.0
+    runs: int = 20_000
+
+    def verdicts(
+        self, scale: float, confidence: float, stream: Stream, tick: Callable[[], None]
+    ) -> list[Verdict]:
+        runs, law = max(200, round(self.runs * scale)), RunCount(self.mean)
+        mu, heard = tuning.largest_mu(self.claim, law), []
+        for present in (0.0, 1.0):
+            heard.append(released(law, mu, present, runs, stream))
+            tick()
+        named = [("the answer of the best run", test_statistics.value)]
+        return [judge(heard[0], heard[1], self.claim, named, confidence)]
+
+
+def released(law: RunCount, mu: float, present: float, times: int, stream: Stream) -> Array:
+    """Return the best runs' answers, so many times; a canary that is ``present`` moves answers by 1."""
+    counts = np.array([law.draw(stream) for _ in range(times)])
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    answers = np.asarray(Gaussian(1 / mu).release(np.full(counts.sum(), present), ClipNorm(1.0), stream))
+    z = (answers - 1) * mu
+    scores = np.where(z < _AGAINST, 2, np.where(z > 0, 1, 0))
+    best = np.maximum.reduceat(scores, starts)
+    first = np.flatnonzero(scores == np.repeat(best, counts))
+    owner = np.repeat(np.arange(times), counts)[first]
+    chosen: Array = answers[first[np.unique(owner, return_index=True)[1]]]
+    return chosen
