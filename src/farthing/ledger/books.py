@@ -45,8 +45,7 @@ Left = TypeVar("Left", int, NDArray[np.int64])  # answers left: of one promise, 
 def header_of(rule: Filter, noise: str) -> dict[str, Any]:
     """Return the first row of a journal: budget, filter, noise."""
     names = [field.name for field in fields(rule) if field.init and field.name != "budget"]  # type: ignore[arg-type]
-    options = {name: getattr(rule, name) for name in names}
-    options = {name: _plain(value) for name, value in options.items()}
+    options = {name: _plain(getattr(rule, name)) for name in names}
     return {
         "farthing": _FORMAT,
         "budget": asdict(rule.budget),
