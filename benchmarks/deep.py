@@ -131,12 +131,12 @@ def ours(model: nn.Module, x: Tensor, y: Tensor) -> Step:
     query = Query(Poisson(0.1), gradient, ClipNorm(CLIP), Timed(NOISE))
     ledger = ft.Ledger(ft.Budget(200.0, 1e-5))
     ledger.promise(query)
-    door = ledger.over(examples)
+    attached = ledger.over(examples)
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE / size)
     trained = [p for p in model.parameters() if p.requires_grad]
 
     def step() -> None:
-        released = door.ask(query).value
+        released = attached.ask(query).value
         for p, view in zip(trained, gradient.layout.views(released), strict=True):
             p.grad = view
         optimizer.step()

@@ -124,9 +124,9 @@ def main(arguments: list[str] | None = None) -> None:
         query = invitation.terms(budget, chosen.records).query(gradient)
         with Ledger(budget, journal=folder / "other.ledger") as ledger:
             ledger.promise(query, 10 * chosen.questions)
-            door = ledger.over(Table(X, y))
-            kept = median(chosen.questions, lambda t: door.ask(query, w, key=str(t)))
-            unkept = median(chosen.questions, lambda t: door.ask(query, w))
+            attached = ledger.over(Table(X, y))
+            kept = median(chosen.questions, lambda t: attached.ask(query, w, key=str(t)))
+            unkept = median(chosen.questions, lambda t: attached.ask(query, w))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print(f"{chosen.records} records of {WIDTH} features, {chosen.questions} questions, medians in ms")

@@ -41,7 +41,7 @@ class Timed(Ledger):
         return value
 
 
-def door(promised: bool, path: Path | str | None = None, block: int | None = None) -> Timed:
+def opened(promised: bool, path: Path | str | None = None, block: int | None = None) -> Timed:
     ledger = Timed(ft.Budget(1.0, 1e-5), journal=path, block=block)
     if promised:
         ledger.promise(GaussianEvent(NOISE))
@@ -62,7 +62,7 @@ def measure(ledger: Timed, seconds: float) -> tuple[float, float]:
 
 def bare(seconds: float) -> float:
     """Return answers a second without a ledger."""
-    ledger, done, start = door(False), 0, perf_counter()
+    ledger, done, start = opened(False), 0, perf_counter()
     ready = ledger._readied(QUESTION, W)
     while (elapsed := perf_counter() - start) < seconds:
         ledger._compute(ready, W, 0)
@@ -71,7 +71,7 @@ def bare(seconds: float) -> float:
 
 
 def worker(path: str, block: int, seconds: float, begin: Any) -> tuple[float, float]:
-    ledger = door(True, path, block)
+    ledger = opened(True, path, block)
     begin.wait()
     found = measure(ledger, seconds)
     ledger.close()
@@ -97,19 +97,19 @@ def main() -> None:
 
     alone = bare(options.seconds)
     lines = [
-        ("in memory, filter", measure(door(False), options.seconds)),
-        ("in memory, promised", measure(door(True), options.seconds)),
+        ("in memory, filter", measure(opened(False), options.seconds)),
+        ("in memory, promised", measure(opened(True), options.seconds)),
     ]
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         path = Path(directory)
-        with door(False, path / "filter.ledger") as ledger:
+        with opened(False, path / "filter.ledger") as ledger:
             lines.append(("file, filter", measure(ledger, options.seconds)))
         for block in (1, 32, 256):
-            with door(True, path / f"{block}.ledger", block) as ledger:
+            with opened(True, path / f"{block}.ledger", block) as ledger:
                 lines.append((f"file, promised, block {block}", measure(ledger, options.seconds)))
         for block in (1, 32):
             place = str(path / f"shared{block}.ledger")
-            door(True, place, block).close()
+            opened(True, place, block).close()
             name = f"file, promised, block {block}, {options.processes} processes"
             lines.append((name, shared(place, block, options.seconds, options.processes)))
 

@@ -271,12 +271,12 @@ def hundred_steps(X: Any, y: Any) -> None:
 
     features = Features(X.shape[1])
     query = ft.Query(ft.Everyone(), Gradient(logistic, features), ft.ClipNorm(1.0), ft.Gaussian(1e3))
-    door = ft.Ledger(ft.Budget(1.0, 1e-5)).over(Table(X, y.astype(float)))
+    attached = ft.Ledger(ft.Budget(1.0, 1e-5)).over(Table(X, y.astype(float)))
     w, wide, v = np.zeros(features.size), X.astype(np.float64), np.ones(len(X))
 
     def steps() -> None:
         for _ in range(100):
-            door.ask(query, w)
+            attached.ask(query, w)
 
     def products() -> None:
         for _ in range(100):
@@ -299,9 +299,9 @@ def batches(X: Any, y: Any, size: int, steps: int = 1500, repeats: int = 3) -> N
     def train() -> None:
         ledger = ft.Ledger(ft.Budget(10.0, 1e-5))
         ledger.promise(query, times=steps)
-        door, w = ledger.over(Table(X, y.astype(float))), np.zeros(features.size)
+        attached, w = ledger.over(Table(X, y.astype(float))), np.zeros(features.size)
         for _ in range(steps):
-            w = w - 0.5 * door.ask(query, w).value / (rate * len(X))
+            w = w - 0.5 * attached.ask(query, w).value / (rate * len(X))
 
     try:
         import opacus

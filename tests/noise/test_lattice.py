@@ -16,7 +16,6 @@ from scipy import stats
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.noise import lattice as noise
 from farthing.noise import native, streams
-from farthing.noise import native as halfnormal
 from farthing.noise.lattice import SeededStream, Stream, gaussian, gumbel, laplace
 
 LAWS = [(gaussian, stats.norm), (laplace, stats.laplace), (gumbel, stats.gumbel_r)]
@@ -494,15 +493,15 @@ class TestKernels:
 
     def test_polynomials_keep_half_their_error_bound_in_every_segment(self):
         """By mpmath at the ends, the middle and a point between, with the arithmetic of the kernel."""
-        rows = halfnormal.table()
+        rows = native.table()
         place = np.arange(len(rows))
-        assert len(rows) == halfnormal.OCTAVES * halfnormal.SEGMENTS
-        exponent, segment = place // halfnormal.SEGMENTS - halfnormal.OCTAVES, place % halfnormal.SEGMENTS
+        assert len(rows) == native.OCTAVES * native.SEGMENTS
+        exponent, segment = place // native.SEGMENTS - native.OCTAVES, place % native.SEGMENTS
         between = np.rint(np.random.default_rng(0).uniform(-1, 1, len(rows)) * 2**45) * 2.0**-52
-        bound = halfnormal._FLOAT_ERROR * (rows[:, 0] + 1 + halfnormal._SLOPE) / 2
+        bound = native._FLOAT_ERROR * (rows[:, 0] + 1 + native._SLOPE) / 2
         assert np.all(bound < rows[:, 6] / 2)
         for t in (-(2.0**-7), 0.0, 2.0**-7 - 2.0**-52, between):
-            u = np.ldexp(1 + (segment + 0.5) / halfnormal.SEGMENTS + t, exponent)
+            u = np.ldexp(1 + (segment + 0.5) / native.SEGMENTS + t, exponent)
             x = rows[:, 5]
             for column in range(4, -1, -1):
                 x = rows[:, column] + t * x
@@ -515,7 +514,7 @@ class TestKernels:
                     assert abs(off) < half * density
 
     def test_nothing_is_certain_beyond_the_range_of_the_words(self):
-        assert halfnormal.table()[0, 6] > 0.5
+        assert native.table()[0, 6] > 0.5
 
     @pytest.mark.parametrize("shape", [(), (1,), (124,), (3, 50), (40_000,), (0,)])
     @pytest.mark.parametrize("each", [False, True])

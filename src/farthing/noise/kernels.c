@@ -1,5 +1,5 @@
-/* Hot loops of farthing. Built on first use by native.py; every loop has a twin in numpy that gives the same
-   answer, and where there is no compiler the twin runs. Nothing here allocates, locks or keeps state. */
+/* Kernels of farthing, built on first use by native.py. Each has a numpy version that gives the same answer and
+   runs where there is no compiler. Nothing here allocates, locks or keeps state. */
 
 #include <math.h>
 #include <stdint.h>
@@ -15,12 +15,12 @@ typedef uint64_t u64;
 static inline double as_double(i64 bits) { double value; memcpy(&value, &bits, 8); return value; }
 static inline i64 as_bits(double value) { i64 bits; memcpy(&bits, &value, 8); return bits; }
 
-/* ---- Gaussian noise on the lattice: see halfnormal.py for the table and its error bound ---- */
+/* ---- Gaussian noise on the lattice: see native.py for the table and its error bound ---- */
 
 #define CHUNK 128 /* samples at a time, so that the steps between table look-ups vectorise */
 #define ROUNDER 6755399441055744.0 /* 1.5 * 2**52: adding it rounds to an integer, in the low bits */
 #define OPEN INT64_MIN             /* the floating-point quantile does not decide this cell */
-#define MANTISSA ((1LL << 46) - 1) /* what is left of it after six bits of the segment */
+#define MANTISSA ((1LL << 46) - 1) /* the bits of the mantissa below the six of the segment */
 
 static inline i64 gaussian_chunk(const u64 *restrict words, i64 n, double scale,
                                  const double *restrict table, i64 *restrict cells)
@@ -110,7 +110,7 @@ i64 release(const u64 *words, i64 n, double scale, const double *table, const do
     return open;
 }
 
-/* The same with noise that is there already, on float32 sums: (round(total / (unit cell)) + noise) unit cell,
+/* Release float32 sums with noise that was drawn before: (round(total / (unit cell)) + noise) unit cell,
    where whole numbers up to 2**52 are held exactly. Returns how many totals are not finite. */
 i64 release_drawn(const float *restrict total, i64 n, const i64 *restrict noise, const float *restrict units,
                   double cell, float *restrict released)
@@ -129,8 +129,8 @@ i64 release_drawn(const float *restrict total, i64 n, const i64 *restrict noise,
 
 /* ---- Poisson draws: a byte a coin ---- */
 
-/* Places of the coins at most `head`, ascending; ~place where a coin equals it, which more bits decide.
-   Returns how many places, or -1 where they may not fit the `room` there is (64 above their number always do);
+/* Indices of the coins at most `head`, ascending; ~index where a coin equals it, which more bits decide.
+   Returns how many indices, or -1 where they may not fit into `room` (64 above their number always do);
    *undecided says how many of them are open. */
 i64 heads(const uint8_t *restrict coins, i64 n, i64 head, i64 first, i64 *restrict places, i64 room,
           i64 *restrict undecided)
@@ -181,8 +181,8 @@ i64 settle(i64 *places, i64 n, const u64 *restrict words, u64 tail)
     return kept;
 }
 
-/* A head a word: table[k - 1] is 2**64 times the chance of k tails, falling, with `length` entries, a power of
-   two. Places below n go to `places`; *last is that of the last coin decided, before and after. Returns how
+/* One head per word: table[k - 1] is 2**64 times the chance of k tails, falling, with `length` entries, a
+   power of two. Places below n go to `places`; *last is that of the last coin decided, before and after. Returns how
    many, or -1 where a word equals an entry, which more bits must decide: then nothing is done. */
 i64 leaps(const u64 *restrict words, i64 m, const u64 *restrict table, i64 length, i64 n, i64 *restrict places,
           i64 *restrict last)
@@ -205,7 +205,7 @@ i64 leaps(const u64 *restrict words, i64 m, const u64 *restrict table, i64 lengt
     return count;
 }
 
-/* ---- Bounded sums of gradients of linear models: a row is read once, where it lies ---- */
+/* ---- Bounded sums of gradients of linear models: a row is read once, in place ---- */
 
 #define TOGETHER 8 /* rows, so that one waits for its residual while others are multiplied */
 
@@ -259,7 +259,7 @@ static inline double across(wide sums)
 
 enum { LOGISTIC, HUBER_HINGE, SQUARED };
 
-/* What residuals are made of, one number a row of the table; `unit` and `shrink` may be NULL for ones. */
+/* The terms of residuals, one number per row of the table; `unit` and `shrink` may be NULL for ones. */
 struct terms {
     const double *y, *norm, *unit, *shrink;
     double constant, clip, width;
@@ -277,8 +277,8 @@ static inline double residual_of(const struct terms *with, double margin, double
     return -sign * (below > 1 ? 1 : below);
 }
 
-/* What row p is multiplied by, given x[p] . u: its residual, clipped; 0 where that is not a number. Adds to
-   the sum of the multiples of z. */
+/* The factor of row p, given x[p] . u: its residual, clipped; 0 where that is not a number. Adds to the sum of
+   the factors of z. */
 static inline double multiple(const struct terms *with, i64 p, double product, double *weight)
 {
     double unit = with->unit ? with->unit[p] : 1, shrink = with->shrink ? with->shrink[p] : 1;
@@ -298,7 +298,7 @@ static inline void prefetch(const struct terms *with, i64 p, const char *row, i6
     __builtin_prefetch(row + bytes - 1);
 }
 
-/* Moves what is in part[0 .. d-1] into the sum high + low: Knuth's two-sum, and the sum of its errors. */
+/* Moves part[0 .. d-1] into the sum high + low: Knuth's two-sum, and the sum of its errors. */
 static void move(double *restrict high, double *restrict low, double *restrict part, i64 d)
 {
     for (i64 j = 0; j < d; j++) {
@@ -429,7 +429,7 @@ i64 add_squares(float *restrict u, const float *restrict gate, const float *rest
     return 0;
 }
 
-/* What gradients of these squared norms are multiplied by: min(1, clip / norm), or clip / (norm + gamma) where
+/* The clipping factors of gradients with these squared norms: min(1, clip / norm), or clip / (norm + gamma) where
    gamma is not 0; 0 where a norm is not finite, as a float. Returns how many are not. */
 i64 factors(const double *restrict squares, i64 n, double clip, double gamma, float *restrict out)
 {
@@ -524,7 +524,7 @@ OUTER(f4, float)
 OUTER(f8, double)
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
-/* The same for `count` rows of 32 columns, of which `width` are there: sums, limits and terms stay in
+/* The sum above for `count` rows of 32 columns, of which `width` are used: sums, limits and terms stay in
    registers. range(x, y, 2) is the smaller of |x| and |y| with the sign of x. */
 static inline __attribute__((always_inline)) void block(const float *restrict delta, const float *restrict a,
                                                         const float *restrict s, float *restrict out, i64 batch,

@@ -18,8 +18,8 @@ Exactness. A word of the stream stands for all uniforms that begin with its bits
 quantile of that interval, with its error bound, lies within one cell, that cell is the answer. Elsewhere
 the uniform is compared with the survival function at the cell edges in high precision, drawing more of its
 bits as needed. Nothing is cut off: on ideal random bits the law is the stated one, tails included. Where
-there are kernels (`native`) Gaussian samples come from a table of polynomials with an error bound of its own
-(`halfnormal`); what that bound leaves open goes the way above, so the same words give the same samples.
+there are kernels (`native`) Gaussian samples come from a table of polynomials with an error bound of its own;
+samples that it leaves undecided are compared as above, so the same words give the same samples.
 
 Limits. Refining takes longer (about 1e-8 of the samples at 20 bits, 1e-2 at 40), so sampling is not
 constant-time. A machine snapshot resumed twice repeats its stream; a fork does not.
@@ -40,7 +40,6 @@ from numpy.typing import NDArray
 
 from farthing.errors import InvalidValue
 from farthing.noise import native
-from farthing.noise import native as halfnormal
 from farthing.noise.streams import BLOCK, MOST, SeededStream, Stream, whole
 
 __all__ = ["SeededStream", "Stream", "gaussian", "gumbel", "laplace", "noisy", "on_grid"]
@@ -156,7 +155,7 @@ def gaussian(stream: Stream, size: int, bits: int, room: Integers | None = None)
     if found is None:
         samples[:] = _sample(stream, _HALF_NORMAL, size, bits, symmetric=True)
         return samples
-    draw, scale, table = found["gaussian"], 2.0**bits, halfnormal.address()
+    draw, scale, table = found["gaussian"], 2.0**bits, native.address()
     for start in range(0, size, BLOCK):
         part = samples[start : start + BLOCK]
         buffer, at, address = stream._claim(len(part))
@@ -222,7 +221,7 @@ def _release(
     to: Floats,
 ) -> None:
     """Release one block of `noisy`, with kernels."""
-    (size,), scale, table = total.shape, 2.0**bits, halfnormal.address()
+    (size,), scale, table = total.shape, 2.0**bits, native.address()
     buffer, at, address = stream._claim(size)
     units, one = (native.pointer(unit), 0.0) if isinstance(unit, np.ndarray) else (None, unit)
     sums = native.pointer(total)
