@@ -189,11 +189,6 @@ class Filtered:
             return math.nan, math.nan, math.nan
         if not isinstance(change, Change):
             raise InvalidValue(f"adapt must return a Change or None after each step, got {change!r}")
-        terms = self._terms
-        rate = terms.sampling_rate if change.sampling_rate is None else change.sampling_rate
-        noise = terms.noise_multiplier if change.noise_multiplier is None else change.noise_multiplier
-        assert self._ledger is not None
-        price(self._ledger, self._kind, rate, noise)
         found = (change.noise_multiplier, change.sampling_rate, change.clip_norm)
         one, two, three = (math.nan if number is None else float(number) for number in found)
         return one, two, three
