@@ -66,16 +66,21 @@ def equal_part(ledger: Ledger, times: int) -> Budget:
     >>> print(equal_part(ft.Ledger(ft.Budget(1.0, 1e-5)), 16))
     (0.220267, 1e-05)-DP, add-remove, per record, against anyone
     """
-    rest, times = ledger.rest, validate.count(times=times)
+    return part_of_rest(ledger, 1 / validate.count(times=times))
+
+
+def part_of_rest(ledger: Ledger, share: float) -> Budget:
+    """Return the (ε, δ) of a share of what is left of a ledger: of its μ², its ρ, or its ε and δ."""
+    rest = ledger.rest
     match ledger.filter:
         case GdpFilter():
-            mu = gaussian.mu(rest.epsilon, rest.delta) / math.sqrt(times) * _ROUNDED
+            mu = gaussian.mu(rest.epsilon, rest.delta) * math.sqrt(share) * _ROUNDED
             return rest.with_(gaussian.epsilon(mu, rest.delta), rest.delta)
         case ZcdpFilter():
-            rho = zcdp.rho_tight(rest.epsilon, rest.delta) / times * _ROUNDED
+            rho = zcdp.rho_tight(rest.epsilon, rest.delta) * share * _ROUNDED
             return rest.with_(zcdp.epsilon(rho, rest.delta), rest.delta)
         case BasicFilter():
-            return rest.with_(rest.epsilon / times * _ROUNDED, rest.delta / times * _ROUNDED)
+            return rest.with_(rest.epsilon * share * _ROUNDED, rest.delta * share * _ROUNDED)
     raise Unsupported(f"the {ledger.filter.name} filter has no equal parts: use the GDP or the basic filter")
 
 

@@ -130,8 +130,8 @@ def tune(
         size = max(1, round(size * rate))
 
     def run(candidate: Mapping[str, Any], own: Ledger) -> tuple[Any, float]:
-        fit, score = (_share(own, each) for each in (1 - share, share))
-        model = _made(estimator, candidate)
+        fit, score = (share_of(own, each) for each in (1 - share, share))
+        model = made(estimator, candidate)
         model.set_params(ledger=own, epsilon=fit.epsilon, delta=fit.delta, records=size).fit(rows.X, rows.y)
         if records is None:
             own.note(PUBLIC_SIZE)
@@ -143,8 +143,8 @@ def tune(
     return tuned
 
 
-def _share(ledger: Ledger, share: float) -> Budget:
-    """The part of a run's Gaussian DP that has this share of its μ²."""
+def share_of(ledger: Ledger, share: float) -> Budget:
+    """Return the part of a ledger's Gaussian DP that has this share of its μ²."""
     assert isinstance(ledger.filter, GdpFilter)
     mu, delta = ledger.filter.mu * math.sqrt(share) * _ROUNDED, ledger.budget.delta
     return ledger.budget.with_(gaussian.epsilon(mu, delta), delta)
@@ -161,11 +161,12 @@ def _listed(estimator: Any, candidates: Parameters) -> Candidates:
         return candidates
     listed = list(ParameterGrid(candidates) if isinstance(candidates, Mapping) else candidates)
     for candidate in listed:
-        _made(estimator, candidate)
+        made(estimator, candidate)
     return listed
 
 
-def _made(estimator: Any, candidate: Mapping[str, Any]) -> Any:
+def made(estimator: Any, candidate: Mapping[str, Any]) -> Any:
+    """Return an estimator with a candidate's parameters."""
     try:
         return clone(estimator).set_params(**candidate)
     except (TypeError, ValueError) as error:
