@@ -1,4 +1,4 @@
-"""What was spent when the answers decided when to stop: an odometer, by a ladder of filters.
+"""Say what was spent where the answers decided when to stop: an odometer, by a ladder of filters.
 
 The ε of so many answers holds if their number was fixed ahead. Somebody who looks at every answer, and stops
 where it shows most, can make more of them than that ε says. An odometer prints a number that stands at such a

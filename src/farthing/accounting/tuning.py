@@ -1,4 +1,4 @@
-"""Prices of tuning: a random number K of runs of one mechanism, of which only the best is released.
+"""Price tuning: a random number K of runs of one mechanism, of which only the best is released.
 
 A run draws a candidate, trains it privately and scores it privately: candidate, model and score together are
 the output of one mechanism M, and the best of K independent outputs is what anyone sees. The *score is a part

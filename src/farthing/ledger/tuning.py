@@ -1,4 +1,4 @@
-"""Runs of which only the best is released: paid for at once, then computed in ledgers that nobody sees.
+"""Release the best of several runs: paid for at once, then computed in ledgers that nobody sees.
 
 `best_of` draws how many runs there are, and a candidate for each; every run gets a ledger in memory with the
 same budget, and hands back a model and a score. What is released is the best run's candidate, model and

@@ -1,4 +1,4 @@
-"""A search whose number of fits is not known ahead: it goes on while trials fit, and keeps a part for last.
+"""Search with a number of fits that is not known ahead: while trials fit, and with a part kept for last.
 
 `GridSearchCV` is paid for in equal parts, whose number has to be known (`farthing.linear.selection`). Here
 every trial costs the same, the next candidate may follow from all scores so far, and the search ends when

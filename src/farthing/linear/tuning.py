@@ -1,4 +1,4 @@
-"""Tuning of estimators: which parameters do best, and a model with them, for little more than one fit costs.
+"""Tune estimators: find parameters and a model with them, for little more than one fit costs.
 
 `tune` fits and scores a random number of candidates and releases the best (`farthing.ledger.tuning`). It is a
 function and not another estimator: it is done once, on one ledger, and what it pays stands in its call; a
