@@ -132,5 +132,8 @@ def test_an_entry_for_choices_pays_for_choices_only_and_a_pure_one_for_both():
 
 
 def test_under_replace_one_a_choice_on_a_batch_has_no_entry():
+    event = PoissonEvent(0.1, BoundedRangeEvent(0.2))
     with pytest.raises(Unsupported):
-        ft.Menu([PoissonEvent(0.1, BoundedRangeEvent(0.2))])(ft.Budget(1.0, 1e-5, "replace-one"))
+        ft.Menu([event])(ft.Budget(1.0, 1e-5, "replace-one"))
+    with pytest.raises(Unsupported):
+        ways(event, Adjacency.REPLACE_ONE)

@@ -19,6 +19,7 @@ from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger.books import header_of, rule_of
 from farthing.queries.events import (
     BoundedRangeEvent,
+    DrawnEvent,
     FixedSizeEvent,
     GaussianEvent,
     LaplaceEvent,
@@ -203,6 +204,22 @@ def test_a_block_is_paid_when_it_is_begun(rule):
     one, block, more = (rule.add(rule.start(), event, count) for count in (1, size, size + 1))
     assert rule.share(one) == rule.share(block) == price / rule.units
     assert rule.share(more) == 2 * price / rule.units
+
+
+def test_the_rest_of_a_block_that_is_begun_is_free_and_of_one_that_is_not_nothing(rule):
+    event, size = sampled(0.01, 2.0)[0], rule.steps[0]
+    free = [
+        rule.free(rule.add(rule.start(), event, count), event) for count in (0, 1, size - 1, size, size + 1)
+    ]
+    assert free == [0, size - 1, 1, 0, size - 1]
+
+
+def test_draws_that_are_seen_more_often_are_not_dominated():
+    budget = ft.Budget(1.0, 1e-5, "zero-out")
+    rule = ft.Menu([DrawnEvent(0.1, GaussianEvent(40.0))], units=32)(budget)
+    assert rule.cost(DrawnEvent(0.05, GaussianEvent(50.0))) == [1.0]
+    with pytest.raises(Unsupported, match="not on the menu"):
+        rule.cost(DrawnEvent(0.2, GaussianEvent(50.0)))
 
 
 def test_what_did_not_happen_is_given_back(rule):
