@@ -131,3 +131,11 @@ def test_a_ledger_says_it_beside_what_was_spent():
     promised.promise(query, 20)
     promised.over(rows).ask(query)
     assert "where it did, epsilon" in promised.spent.note
+
+
+def test_a_level_of_a_menu_allows_no_more_events_than_a_plan_of_that_level():
+    event, level = PoissonEvent(0.1, GaussianEvent(4.0)), Budget(0.5, 1e-6)
+    rule = Menu([event])(Budget(1.0, 1e-5))
+    most = max(count for count in range(rule.most(event) + 1) if rule.fits_within(level, [float(count)]))
+    assert 0 < most < rule.most(event)
+    assert pld.delta(RepeatedEvent(event, most), level.epsilon) <= level.delta

@@ -198,8 +198,9 @@ def test_a_ledger_that_was_asked_or_another_filter_is_told_what_to_do():
 
 
 def test_a_seeded_ledger_says_that_nothing_is_private():
-    tuned = best_of(_asks, [1], ft.Ledger(BUDGET, stream=SeededStream(0)))
-    assert math.isinf(tuned.privacy.epsilon)
+    for filter in (None, BasicFilter):
+        tuned = best_of(_asks, [1], ft.Ledger(BUDGET, filter=filter, stream=SeededStream(0)))
+        assert math.isinf(tuned.privacy.epsilon)
 
 
 @pytest.mark.parametrize("distribution", ["geometric", "logarithmic", "poisson"])
