@@ -338,6 +338,7 @@ def test_menu_shares(tmp_path):
     assert all(row["rényi"] < row["share"] for row in rows)
 
 
+@pytest.mark.slow
 def test_tuning_cost(tmp_path):
     rows = small("tuning-cost", tmp_path)
     factors = {row["runs"]: row["factor"] for row in rows if row["kind"] == "price" and row["mean"] == 10.0}

@@ -346,3 +346,12 @@ def test_a_part_of_a_menus_budget_is_refused_and_nothing_is_charged():
     with pytest.raises(Unsupported, match="no price for a part"):
         ledger.allot(0.1, 1e-6)
     assert ledger.share == 0
+
+
+@pytest.mark.parametrize("excess", [1.0001, 1.003])
+def test_an_entry_that_fits_just_once_costs_the_whole_budget(excess):
+    once = GaussianEvent(gaussian.noise(1.0, 1e-5) * excess)
+    rule = ft.Menu([once, GaussianEvent(20.0)])(ft.Budget(1.0, 1e-5))
+    assert rule.most(once) == 1
+    assert rule.most(GaussianEvent(20.0)) > 20
+    assert not rule.fits(rule.add(rule.add(rule.start(), once), GaussianEvent(20.0)))

@@ -78,6 +78,7 @@ def test_blocks_at_the_price_of_a_fixed_plan_set_off_the_law(monkeypatch):
     assert len(strategies.games()) == 3
 
 
+@pytest.mark.slow
 def test_twice_as_many_units_are_noticed_by_the_adversary(monkeypatch):
     monkeypatch.setattr(menus.MenuFilter, "fits", lambda self, total: self._used(total) <= 2 * self.units)
     assert all(verdict.broken for verdict in attacked(scale=2.0))

@@ -306,13 +306,14 @@ def _fixed(event: Event, budget: Budget) -> float:
 def _blocks(counts: list[float], units: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """Return steps, prices and a number of units that lose least of ``counts`` to whole numbers.
 
-    No entry is cheaper than its share: steps / price <= count / units.
+    No entry is cheaper than its share, steps / price <= count / units, but one that takes all of them.
     """
 
     def block(count: float, total: int) -> tuple[int, int]:
         prices = np.arange(1, min(total, _DEAREST) + 1)
         prices = np.append(prices, min(total, math.ceil(total / count)))
         steps = np.floor(prices * (count / total)).astype(np.int64)
+        steps[-1] = max(1, steps[-1])  # what fits just once, or what rounding takes off the last price
         kept = total // prices * steps
         place = int(np.argmax(kept / count - prices / total / 4))  # a block is left half used at the end
         return int(steps[place]), int(prices[place])

@@ -15,6 +15,7 @@ from farthing.linear.problem import Problem
 from farthing.noise.lattice import SeededStream
 from farthing.queries.events import BoundedRangeEvent, GaussianEvent
 
+pytestmark = pytest.mark.slow  # to price such a menu takes seconds
 BUDGET, RATE, SPLITS = ft.Budget(1.0, 1e-5), 0.2, 12
 
 

@@ -11,7 +11,7 @@ Guarantee: that of the menu, whatever is asked and whenever it ends; add-remove 
 >>> import farthing as ft
 >>> budget = ft.Budget(1.0, 1e-6)
 >>> ledger = ft.Ledger(budget, filter=dpagd_menu(budget, 0.1, splits=20))
->>> ledger.filter.most(ledger.filter.events[0]) > 20
+>>> ledger.filter.most(ledger.filter.events[0]) > 20  # the first gradient's entry
 True
 """
 
