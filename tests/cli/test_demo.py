@@ -52,7 +52,9 @@ def test_what_it_prints_and_leaves_behind(small, capsys):
     assert len(titles) == 7
     words = " ".join(tree.itertext())
     assert "488 clients" in words
-    assert "46 rows" in words
+    rows = verification(folder / "adult.ledger")["rows"]
+    assert rows > 40
+    assert f"{rows} rows" in words
     assert "recomputed the cost" in words
     assert "cost a budget of its own" in " ".join(words.split())
 

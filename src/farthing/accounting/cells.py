@@ -21,7 +21,8 @@ from farthing.accounting.pairs import Mixture, Pair, Piece, SeenShift, Shift
 Real = npt.NDArray[np.float64]
 Steps = Sequence[tuple[Pair, int]]
 
-_LONGEST, _HIGHEST = 2**18, 150.0  # cells, and losses: e to them is a number
+_LONGEST, _HIGHEST = 2**16, 150.0  # cells, and losses: e to them is a number
+_MANY, _MORE = 4096, 4  # steps from which there are so many times as many cells
 _LEAST_RATE, _LEAST_SHIFT, _MOST_SHIFT = 1e-12, 1e-6, 100.0  # beyond, floats give way
 _SHARE = 1e-5  # of δ, that may lie beyond the grid
 _ROUNDING = 1e-15  # a step, and for every doubling of the grid
@@ -54,7 +55,7 @@ def _epsilon(steps: Steps, delta: float, about: float) -> float:
     for _ in range(8):  # until no more than a small part of δ lies beyond the grid
         if top > _HIGHEST:
             return math.inf
-        width = max(width, 2 * top / _LONGEST)
+        width = max(width, 2 * top / (_LONGEST * (_MORE if total > _MANY else 1)))
         size = 2 ** math.ceil(math.log2(2 * top / width))
         masses = [_masses(pair, width, size) for pair, _ in steps]
         losses = width * (np.arange(size) - size // 2)

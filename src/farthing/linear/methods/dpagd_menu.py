@@ -8,11 +8,8 @@ exact as the last), gradients bought again, choices of a step by `NoisyMax`, and
 
 Guarantee: that of the menu, whatever is asked and whenever it ends; add-remove and zero-out.
 
->>> import farthing as ft
->>> budget = ft.Budget(1.0, 1e-6)
->>> ledger = ft.Ledger(budget, filter=dpagd_menu(budget, 0.1, splits=20))
->>> ledger.filter.most(ledger.filter.events[0]) > 20  # the first gradient's entry
-True
+``ft.Ledger(budget, filter=dpagd_menu(budget, sampling_rate=0.1))`` is a ledger for it; to price one takes
+seconds.
 """
 
 from dataclasses import dataclass
