@@ -10,7 +10,10 @@ from importlib.util import find_spec
 
 from hypothesis import settings
 
-settings.register_profile("house", deadline=None, derandomize=not os.environ.get("FARTHING_EXPLORE"))
+EXPLORE = bool(os.environ.get("FARTHING_EXPLORE"))
+settings.register_profile(
+    "house", deadline=None, derandomize=not EXPLORE, max_examples=200 if EXPLORE else 50
+)
 settings.load_profile("house")
 
 _ROOMS = {
