@@ -71,3 +71,11 @@ def test_wrong_arguments_are_refused_before_anything_is_charged(options, said):
     with pytest.raises(ft.FarthingError, match=said):
         search(ft.LogisticRegression(), **{**given, **options})
     assert ledger.share == 0
+
+
+@pytest.mark.parametrize("candidate", [{"solver": "nonsense"}, {"bounds": (1, 0)}, {"depth": 3}])
+def test_a_candidate_that_is_refused_costs_nothing(candidate):
+    ledger = ft.Ledger(ft.Budget(2.0, 1e-5))
+    with pytest.raises(ft.InvalidValue):
+        search(ft.LogisticRegression(), [candidate], np.zeros((50, 2)), np.zeros(50), ledger, 0.3, 1e-6)
+    assert ledger.share == 0

@@ -90,3 +90,16 @@ def test_a_solver_that_promises_a_plan_is_refused_before_anything_is_charged():
     with pytest.raises(ft.Unsupported, match="solver"):
         tune(ft.LogisticRegression(solver=ft.DPSGD()), [{}], X, Y, ledger)
     assert ledger.share == 0
+
+
+def test_an_empty_sample_is_charged_like_any_other():
+    """Whether somebody was drawn is private: no refusal before the charge may tell it."""
+    ledger = ft.Ledger(ft.Budget(4.0, 1e-4), filter=BasicFilter)
+    rows, labels = np.ones((20, 2)), np.ones(20)
+    with pytest.raises(ft.NotReleased, match="every run failed"):
+        ft.tune(
+            *(ft.LogisticRegression(), {"bounds": [(0, 1)]}, rows, labels, ledger, 1.0, 1e-6),
+            runs=2.0,
+            sampling_rate=1e-9,
+        )
+    assert ledger.share > 0

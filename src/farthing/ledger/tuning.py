@@ -257,15 +257,28 @@ class _Rehearsal(_RunBooks):
 
 def _run_ledger(ledger: Ledger, event: TuningEvent, rule: Filter, kind: type[_RunBooks]) -> Ledger:
     """A ledger in memory that lets through what one run was paid for, and no more."""
-    noise = ledger._books.noise
-    books = kind(rule, Journal(None, header_of(rule, noise)), noise, ledger._books._block)
-    books.parent = ledger._books  # what a run assumes is written down there
+    books = _books(ledger, rule, kind)
     books.plans = not isinstance(event.event, GaussianEvent)
     if books.plans:
         for part, times in flatten(event.event):
             books.promise(part, times)
         books.closed = True
     return ledger._beside(books, None, None)
+
+
+def _books(ledger: Ledger, rule: Filter, kind: type[_RunBooks]) -> _RunBooks:
+    noise = ledger._books.noise
+    books = kind(rule, Journal(None, header_of(rule, noise)), noise, ledger._books._block)
+    books.parent = ledger._books  # what a run assumes is written down there
+    return books
+
+
+def rehearse(run: Callable[[Any, Ledger], Any], candidate: Any, ledger: Ledger, rule: Filter) -> None:
+    """Call a run with a ledger of this filter that ends it at its first question, and charge nothing.
+
+    What the run refuses by name before that question is raised.
+    """
+    _rehearse(run, candidate, ledger._beside(_books(ledger, rule, _Rehearsal), None, None))
 
 
 def _rule(run: Event, delta: float, terms: Budget) -> Filter:
@@ -281,7 +294,7 @@ class _Result(NamedTuple):
     score: float
 
 
-def _rehearse(run: Run, candidate: Any, ledger: Ledger) -> None:
+def _rehearse(run: Callable[[Any, Ledger], Any], candidate: Any, ledger: Ledger) -> None:
     """Raise what a run refuses by name before its first question; whatever else fails may be a record's."""
     try:
         run(candidate, ledger)

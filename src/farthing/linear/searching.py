@@ -32,6 +32,7 @@ from farthing.accounting.filters import BasicFilter, GdpFilter
 from farthing.budget import Budget, Guarantee
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
+from farthing.ledger.tuning import rehearse
 from farthing.linear.base import PUBLIC_SIZE
 from farthing.linear.selection import Held, Score, Value, part_of_rest
 from farthing.linear.tuning import made, share_of
@@ -102,7 +103,7 @@ def search(
     BudgetSpent
         If not one trial fits beside what is kept; nothing is charged then.
     InvalidValue, Unsupported
-        For wrong arguments, and candidates that the estimator refuses.
+        For wrong arguments, and candidates that the estimator refuses, before their trial is charged.
     """
     share, kept = validate.probability(score_share=score_share), validate.probability(keep=keep)
     if not isinstance(ledger.filter, GdpFilter | BasicFilter):
@@ -110,14 +111,19 @@ def search(
     rows, trial = Held(X, y), ledger.budget.with_(epsilon, validate.probability(delta=delta))
     size = len(rows) if records is None else validate.count(records=records)
     last, trials = part_of_rest(ledger, kept), tuple[Trial, ...]()
+
+    def fitted(candidate: Mapping[str, Any], part: Ledger) -> Any:
+        fit = share_of(part, 1 - share)
+        model = made(estimator, candidate).set_params(ledger=part, epsilon=fit.epsilon, delta=fit.delta)
+        return model.set_params(records=size).fit(rows.X, rows.y)
+
     following = candidates if callable(candidates) else _in_order(candidates)
     while (candidate := following(trials)) is not None:
-        model = made(estimator, candidate)
+        rehearse(fitted, candidate, ledger, GdpFilter(trial))
         if not _fits(ledger, trial, last):
             break
         part = ledger.allot(trial.epsilon, trial.delta, filter=GdpFilter)
-        fit, score = (share_of(part, each) for each in (1 - share, share))
-        model.set_params(ledger=part, epsilon=fit.epsilon, delta=fit.delta, records=size).fit(rows.X, rows.y)
+        model, score = fitted(candidate, part), share_of(part, share)
         noisy = Score(part, score.epsilon, score.delta, value, records=size)(model, rows.X, rows.y)
         trials = (*trials, Trial(candidate, noisy))
     if not trials:

@@ -32,7 +32,7 @@ from farthing import validate
 from farthing.accounting import gaussian
 from farthing.accounting.filters import GdpFilter
 from farthing.budget import Budget
-from farthing.errors import InvalidValue
+from farthing.errors import InvalidValue, NotReleased
 from farthing.ledger.ledger import Ledger
 from farthing.ledger.tuning import Candidates, Tuned, part_of, released, run_count, tuning_event
 from farthing.linear.base import PUBLIC_SIZE
@@ -132,6 +132,8 @@ def tune(
     def run(candidate: Mapping[str, Any], own: Ledger) -> tuple[Any, float]:
         fit, score = (share_of(own, each) for each in (1 - share, share))
         model = made(estimator, candidate)
+        if not len(rows):  # an empty sample must not be refused: nobody has paid for that
+            raise NotReleased("a sample of no record has no best candidate")
         model.set_params(ledger=own, epsilon=fit.epsilon, delta=fit.delta, records=size).fit(rows.X, rows.y)
         if records is None:
             own.note(PUBLIC_SIZE)
