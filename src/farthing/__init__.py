@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from farthing import audit, federated, torch
     from farthing.accounting.api import delta, epsilon, noise_for, steps_for
+    from farthing.accounting.bands import choose_bands
     from farthing.accounting.menu import Menu
     from farthing.accounting.personal import PersonalBudgets
     from farthing.audit.auditing import audit_mechanism
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     )
     from farthing.linear.tuning import tune
     from farthing.queries.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
+    from farthing.queries.correlated import BandedGaussian, Cyclic
     from farthing.queries.mechanisms import Gaussian, Laplace, NoisyMax, SymmetricGaussian
     from farthing.queries.query import PerExample, Query, Rows, Run, Step, run, until_spent
     from farthing.queries.samplers import Everyone, FixedSize, OneRecord, Poisson
@@ -66,12 +68,14 @@ __all__ = [
     "PCA",
     "AdaSSP",
     "Adjacency",
+    "BandedGaussian",
     "Budget",
     "BudgetSpent",
     "ClipCoordinates",
     "ClipNorm",
     "ClipOuter",
     "ClipValue",
+    "Cyclic",
     "Descent",
     "Everyone",
     "FarthingError",
@@ -116,6 +120,7 @@ __all__ = [
     "audit",
     "audit_mechanism",
     "best_of",
+    "choose_bands",
     "delta",
     "epsilon",
     "federated",
@@ -145,6 +150,7 @@ _HOMES = {
     ),
     "linear.estimators": ("LinearRegression", "LinearSVC", "LogisticRegression"),
     "linear.pca": ("PCA",),
+    "accounting.bands": ("choose_bands",),
     "accounting.menu": ("Menu",),
     "accounting.personal": ("PersonalBudgets",),
     "accounting.api": ("delta", "epsilon", "noise_for", "steps_for"),
@@ -153,6 +159,7 @@ _HOMES = {
     "linear.tuning": ("tune",),
     "queries.mechanisms": ("Gaussian", "Laplace", "NoisyMax", "SymmetricGaussian"),
     "queries.query": ("PerExample", "Query", "Rows", "Run", "Step", "run", "until_spent"),
+    "queries.correlated": ("BandedGaussian", "Cyclic"),
     "queries.samplers": ("Everyone", "FixedSize", "OneRecord", "Poisson"),
     "linear.solvers": (
         "AdaSSP",

@@ -302,3 +302,59 @@ def test_freed_turns_are_taken_from_the_lowest_on():
     found.refund(1, 3)
     assert found.charge(5, 6) == [range(3), range(5, 6), range(6, 8)]
     assert list(found.held(2)) == [3, 4]
+
+
+def banded(noise=4.0, bands=3):
+    return query(ft.BandedGaussian(noise, bands), ft.Cyclic(0.1, bands))
+
+
+WIDE = ft.Rows(np.zeros((12, 20_000)))
+AT = np.zeros(20_000)
+
+
+def covariance(one, other):
+    return float(one.value @ other.value) / one.value.size / 16.0
+
+
+def test_correlated_noise_cancels_over_the_turns_of_one_plan_and_not_over_two():
+    ledger = ft.Ledger(ft.Budget(8.0, 1e-5))
+    one, other = banded(), banded(bands=2)
+    ledger.promise(one, 6), ledger.promise(other, 6)
+    private = ledger.over(WIDE)
+    a, b, c, d = (private.ask(each, AT) for each in (one, other, one, other))
+    assert covariance(a, c) < -0.3  # -0.7, up to 0.06
+    assert covariance(b, d) < -0.3
+    assert all(abs(covariance(x, y)) < 0.1 for x, y in [(a, b), (a, d), (b, c), (c, d)])
+
+
+def test_a_plan_with_memory_is_asked_over_one_set_of_records_and_others_cost_nothing():
+    ledger = ft.Ledger(ft.Budget(8.0, 1e-5))
+    ledger.promise(banded(), 6)
+    ledger.over(WIDE).ask(banded(), AT)
+    rows = len(list(ledger.journal.rows()))
+    with pytest.raises(Unsupported, match="over the same records"):
+        ledger.over(ft.Rows(np.zeros((12, 20_000)))).ask(banded(), AT)
+    assert len(list(ledger.journal.rows())) == rows
+    assert ledger.over(WIDE).ask(banded(), AT).receipt.turn == 1
+
+
+def test_a_ledger_that_is_opened_again_goes_on_with_fresh_noise_and_waits_for_a_cycle(tmp_path):
+    everybody = ft.Rows(np.ones((90, 20_000)) / 200)  # of norm 0.7 each
+    asked, journal = query(ft.BandedGaussian(0.5, 3), ft.Cyclic(1 / 3, 3)), tmp_path / "a.ledger"
+    with ft.Ledger(ft.Budget(40.0, 1e-5), journal=journal) as ledger:
+        ledger.promise(asked, 9)
+        before = ledger.over(everybody).ask(asked, AT)
+    with ft.Ledger.open(journal) as ledger:
+        private = ledger.over(everybody)
+        after = [private.ask(asked, AT) for _ in range(3)]
+    assert [answer.receipt.turn for answer in after] == [1, 2, 3]
+    sums = [float(answer.value.sum()) for answer in (before, *after)]
+    assert [value > 800 for value in sums] == [
+        True,
+        False,
+        False,
+        True,
+    ]  # a deviation is 83, thirty are 3,000
+    noise = before.value - before.value.mean(), after[0].value
+    assert abs(float(noise[0] @ noise[1])) / 20_000 < 0.025  # 0.17 where it cancels
+    assert verify(exported(journal)).code == 0

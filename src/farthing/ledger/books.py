@@ -26,7 +26,7 @@ from farthing.accounting.menu import FILTERS_BY_NAME, MenuFilter
 from farthing.budget import Budget, Guarantee
 from farthing.errors import BudgetSpent, InvalidValue, PromiseBroken, Unsupported
 from farthing.ledger.journal import Journal, Row
-from farthing.ledger.turns import Turns
+from farthing.ledger.turns import Memories, Turns
 from farthing.queries.events import ComposedEvent, Event, RepeatedEvent, TurnEvent, decode, encode
 from farthing.queries.query import Query, Receipt
 
@@ -102,7 +102,7 @@ class Books:
         self._holders: dict[int, Turns] = {}  # of each charge, by its row
         self._replayed = 0  # rows that turns are counted in
         self._reserved: dict[Event, _Reservation] = {}
-        self._process = os.getpid()
+        self.memories, self._process = Memories(), os.getpid()
         self._lock = threading.RLock()
         _OPEN.add(self)
 
@@ -229,7 +229,7 @@ class Books:
 
     def _forget(self) -> None:
         """Start anew in a forked process: reservations are its parent's, counts may be half made."""
-        self._process, self._reserved = os.getpid(), {}
+        self.memories, self._process, self._reserved = Memories(), os.getpid(), {}
         self._counted, self._holders, self._replayed = {}, {}, 0
 
     def used(self, place: int) -> int:

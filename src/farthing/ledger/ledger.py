@@ -243,6 +243,7 @@ class Ledger:
         refuse_nonfinite(w)
         ready = self._readied(query, w)
         event = ready.event
+        self._books.memories.begin(query, event, self._records)
         if key is None:
             receipt = with_clip(self._books.take(event), query)
             return Answer(self._compute(ready, w, receipt.turn), receipt)
@@ -287,7 +288,8 @@ class Ledger:
 
         With a seeded stream, which guarantees nothing, errors are raised as they are: for made-up records.
         """
-        query, records, drawn = ready.query, self._records, None
+        query = self._books.memories.recall(ready.query, ready.event)
+        records, drawn = self._records, None
         assert records is not None
         sound = self._stream.sound
         with np.errstate(all="ignore") if sound else nullcontext():  # a warning would tell about a record
@@ -438,8 +440,7 @@ class Ledger:
         Parameters
         ----------
         text : str
-            The assumption. On a part of a budget (`allot`) it is written down in the ledger that paid for it
-            as well.
+            The assumption. On a part of a budget (`allot`) the ledger that paid for it has it as well.
         """
         self._books.note(text)
 

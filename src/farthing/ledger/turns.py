@@ -20,6 +20,14 @@ import itertools
 import sys
 from bisect import insort
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from farthing.errors import Unsupported
+from farthing.queries.events import Event, TurnEvent
+from farthing.queries.mechanisms import Mechanism
+from farthing.queries.query import Query
+from farthing.queries.samplers import Sampler
 
 
 class Turns:
@@ -57,3 +65,34 @@ class Turns:
     def held(self, seq: int) -> Iterator[int]:
         """Return the turns of the charge in row ``seq``, from the lowest on."""
         return itertools.chain.from_iterable(tuple(self._held[seq]))
+
+
+class _Begun(NamedTuple):
+    records: Any
+    sampler: Sampler
+    mechanism: Mechanism
+
+
+class Memories:
+    """What samplers and mechanisms remember of earlier turns of their plan, in this process only."""
+
+    __slots__ = ("_begun",)
+
+    def __init__(self) -> None:
+        self._begun: dict[Event, _Begun] = {}
+
+    def begin(self, query: Query, event: Event, records: Any) -> None:
+        """Give a promised plan its memory; refuse other records than those that it was begun with."""
+        if not isinstance(event, TurnEvent):
+            return
+        held = self._begun.setdefault(event, _Begun(records, *query.begin()))
+        if held.records is not records:
+            raise Unsupported(
+                "draws or noise of this plan depend on earlier turns, so all of it is asked over the same "
+                "records: keep private = ledger.over(records), and ask that; nothing was charged"
+            )
+
+    def recall(self, query: Query, event: Event) -> Query:
+        """Return the query with the memory of its plan, if it is part of one."""
+        held = self._begun.get(event) if isinstance(event, TurnEvent) else None
+        return query if held is None else replace(query, sampler=held.sampler, mechanism=held.mechanism)

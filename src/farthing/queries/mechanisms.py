@@ -81,10 +81,10 @@ def _lattice(noise: float, norm: float, nearest: float, order: int, size: int) -
             f"noise {noise:g} on {size} coordinates needs a grid of 2^-{bits}, finer than 2^-{_MOST_BITS}; "
             "lower the noise or the number of coordinates"
         )
-    return bits, noise * norm * _enlarged(norm, nearest) / (1 - share * 2.0**-bits) * 2.0**-bits
+    return bits, noise * norm * enlarged(norm, nearest) / (1 - share * 2.0**-bits) * 2.0**-bits
 
 
-def _enlarged(norm: float, nearest: float) -> float:
+def enlarged(norm: float, nearest: float) -> float:
     """Return what the rounding of sums adds to the least distance of neighbours, relative to it."""
     return 1 + SLACK * norm / nearest
 
@@ -319,8 +319,8 @@ class NoisyMax:
                 f"a choice with noise {self.noise_multiplier:g} needs a grid of 2^-{bits}, finer than "
                 f"2^-{_MOST_BITS}: lower the noise"
             )
-        enlarged = _enlarged(2 * norm, nearest) / (1 - share * 2.0**-bits)  # a gap is one of two sums
-        return bits, self.noise_multiplier * norm * enlarged * 2.0**-bits
+        wider = enlarged(2 * norm, nearest) / (1 - share * 2.0**-bits)  # a gap is one of two sums
+        return bits, self.noise_multiplier * norm * wider * 2.0**-bits
 
     def release(self, total: ArrayLike, bound: Bound, stream: Stream, turn: int = 0) -> int:
         total = np.asarray(total, dtype=np.float64)

@@ -114,6 +114,7 @@ class Query:
         self.mechanism.check(self.bound, self.contribution.shape)
         if self._weighted:
             refuse_weights(self.contribution, self.bound, self.mechanism)
+        refuse_overlap(self.sampler, self.mechanism)
 
     def price(self, budget: Budget) -> Event:
         """Return the event of one answer under the budget's adjacency, before its observer.
@@ -161,6 +162,11 @@ class Query:
         """Whether draws or noise depend on the turn, so that many answers are priced as one plan."""
         return hasattr(self.mechanism, "plan") or hasattr(self.sampler, "plan")
 
+    def begin(self) -> "tuple[Sampler, Mechanism]":
+        """Return sampler and mechanism for one plan: those that offer ``begin`` have a memory then."""
+        sampler, mechanism = (getattr(part, "begin", None) for part in (self.sampler, self.mechanism))
+        return sampler() if sampler else self.sampler, mechanism() if mechanism else self.mechanism
+
     def plan(self, budget: Budget, steps: int) -> Event:
         """Return the event of ``steps`` answers together, of the turns 0 to ``steps`` - 1 of a promise.
 
@@ -186,7 +192,8 @@ class Query:
         -----
         Noise that is correlated over turns, or draws that are balanced over them, have no price answer by
         answer. Such a mechanism offers ``plan(event, steps)``, such a sampler ``plan(event, steps,
-        observer)``; both are told the turn when they release or draw.
+        observer)``; both are told the turn when they release or draw. Noise of a number of ``bands`` is
+        priced by the plan of a sampler that leaves as many turns between two chances of a record.
         """
         mechanism, sampler = (getattr(part, "plan", None) for part in (self.mechanism, self.sampler))
         if mechanism is not None and sampler is not None:
@@ -237,6 +244,16 @@ def refuse_weights(contribution: Contribution, bound: Bound, mechanism: Mechanis
         raise Unsupported(f"{bound!r} counts a record that fails as more than 0: nobody can be weighed")
     if getattr(mechanism, "slack", 0.0):
         raise Unsupported(f"{mechanism!r} takes sums in float32, too coarse for weights: use rates")
+
+
+def refuse_overlap(sampler: Sampler, mechanism: Mechanism) -> None:
+    """Refuse noise that is correlated over more turns than lie between two chances of a record."""
+    bands, apart = getattr(mechanism, "bands", 1), getattr(sampler, "separation", 1)
+    if bands > apart:
+        raise Unsupported(
+            f"noise of {bands} bands needs {bands} turns between two chances of a record, and {sampler!r} "
+            f"leaves {apart}: draw by Cyclic(sampling_rate, groups={bands})"
+        )
 
 
 @dataclass(frozen=True, slots=True)

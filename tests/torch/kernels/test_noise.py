@@ -186,9 +186,9 @@ def test_the_kernel_releases_what_torch_does(each, monkeypatch):
     total[:3] = torch.tensor([0.5, 1.5, -2.5]) * 0.25  # ties go to the even cell
     noise = torch.from_numpy(lattice.gaussian(SeededStream(3), 1001, 21))
     scale = torch.rand(1001, generator=generator) + 0.1 if each else None
-    found = noise_pool._released(total, noise, scale, 0.25)
+    found = noise_pool.released(total, noise, scale, 0.25)
     monkeypatch.setattr("farthing.noise.native.kernels", lambda *_: None)
-    assert torch.equal(found, noise_pool._released(total, noise, scale, 0.25))
+    assert torch.equal(found, noise_pool.released(total, noise, scale, 0.25))
 
 
 @pytest.mark.parametrize("native", [True, False])

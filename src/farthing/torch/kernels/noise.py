@@ -60,10 +60,19 @@ _LARGEST = 2.0**52  # cells: whole numbers up to here add up exactly in float64
 
 def release(stream: Stream, total: Tensor, scale: Tensor | None, cell: float, bits: int) -> Tensor:
     """(round(total / scale / cell) + round(2^bits Z)) · cell · scale, as float32."""
-    return _shelf(stream, total.numel(), bits, total.device).release(stream, total, scale, cell)
+
+    def add(noise: Tensor) -> Tensor:
+        return released(total, noise, scale, cell)
+
+    return _shelf(stream, total.numel(), bits, total.device).used(stream, total.numel(), total.device, add)
 
 
-def _released(total: Tensor, noise: Tensor, scale: Tensor | None, cell: float) -> Tensor:
+def drawn(stream: Stream, size: int, bits: int, device: torch.device) -> Tensor:
+    """Return round(2^bits Z) of each coordinate, in memory of its own."""
+    return _shelf(stream, size, bits, device).used(stream, size, device, Tensor.clone)
+
+
+def released(total: Tensor, noise: Tensor, scale: Tensor | None, cell: float) -> Tensor:
     """(round(total / scale / cell) + noise) · cell · scale, with whole numbers held exactly in float64."""
     total = total.detach()
     if total.is_cuda and has_triton():
@@ -245,11 +254,13 @@ class _Shelf:
         self._draws = deque[_Draw]()
         self._lock = threading.Lock()
 
-    def release(self, stream: Stream, total: Tensor, scale: Tensor | None, cell: float) -> Tensor:
-        size, device = total.numel(), total.device
+    def used(
+        self, stream: Stream, size: int, device: torch.device, use: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Return what ``use`` makes of fresh noise, whose memory is used again afterwards."""
         with self._lock:
             draw = self._draws.popleft() if self._draws else _Draw(stream, size, self._bits, device, 1)
-            out = _released(total, draw.take(stream), scale, cell)  # if it fails, its noise is not used again
+            out = use(draw.take(stream))  # if it fails, its noise is not used again
             if draw.left:
                 self._draws.appendleft(draw)
                 return out
@@ -334,7 +345,7 @@ class Gaussian(mechanisms.Gaussian):
         A coordinate that is not finite, which no bounded sum has, is refused on a CPU and counts as zero on
         a GPU, where nobody waits for the sum.
         """
-        scale = _checked(total, bound)
+        scale = checked(total, bound)
         bits, cell = self.grid(bound, total.numel())
         if total.device.type == "cpu" and total.numel() < _FEW:
             unit = scale if isinstance(scale, float) else scale.double().numpy()
@@ -370,14 +381,14 @@ class FloatGaussian(Gaussian):
 
     def release(self, total: Any, bound: Any, stream: Stream, turn: int = 0) -> Any:
         """total + noise · bound · N(0, 1), in float32."""
-        scale = _checked(total, bound)
+        scale = checked(total, bound)
         generator = torch.Generator(total.device)
         generator.manual_seed(int(stream.integers(1)[0] >> np.uint64(1)))
         noise = torch.randn(total.shape, generator=generator, device=total.device, dtype=torch.float32)
         return total + noise * scale * (self.noise_multiplier * bound.norm() * (1 + self.slack))
 
 
-def _checked(total: Any, bound: Any) -> float | Tensor:
+def checked(total: Any, bound: Any) -> float | Tensor:
     """Return the bound's scale: one number, or a tensor beside the sum."""
     if not isinstance(total, Tensor) or total.ndim != 1 or total.dtype != torch.float32 or not len(total):
         kind = f"{total.dtype} {tuple(total.shape)}" if isinstance(total, Tensor) else type(total).__name__

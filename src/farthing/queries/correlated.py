@@ -1,0 +1,319 @@
+"""Noise that is correlated over the turns of a plan, and the draws that it needs.
+
+Gradients are added up over a training, so what hurts is the noise of their running sums. Noise whose later
+parts cancel earlier ones hurts less. `BandedGaussian` releases X = G + C⁻¹Z, where the rows of G are the sums
+of the turns, Z is independent noise and C is a lower triangular Toeplitz matrix of ``bands`` bands with ones
+on its diagonal. `Cyclic` draws so that a record has one chance in ``groups`` turns.
+
+**Theorem** (Choquette-Choo et al., "(Amplified) Banded Matrix Factorization", NeurIPS 2023, Theorem 4, on the
+lattice). Let c be C's first column and let Z have the standard deviation σ |c| times the bound of one
+contribution. If two chances of a record are at least ``bands`` turns apart, T turns on `Cyclic` draws cost at
+most what ⌈T / groups⌉ answers with Gaussian noise σ cost on Poisson samples of rate ``sampling_rate ·
+groups``, under add-remove, zero-out and replace-one, per record, before the observer of the budget, whenever
+the asking ends, and though each sum may depend on all earlier releases.
+
+Proof. Revealing X is revealing CX = CG + Z. Take the groups as given (they do not depend on the records;
+under add-remove those of the other records are coupled). A record that takes part at turn s by g moves row s
++ j of CG by c_j g and no row from s + ``bands`` on, before which it has no other chance. The rows from one of
+its chances to the next are therefore one Gaussian mechanism, whose shift c ⊗ g has the norm |c| |g| <= |c| C,
+on a Poisson sample; rows before its first chance do not depend on it. Shifts in later rows may follow from
+earlier rows without a higher price (the total is bounded: fully adaptive Gaussian composition, Smith &
+Thakurta 2022), and a sample of something dominated is dominated by the sample (Zhu, Dong & Wang 2022, Theorem
+11).
+
+On the lattice noise of turn t is the integer M_t = Z_t - K_t, K_t = round(Σ_{1 <= j < bands} c_j M_{t-j}),
+and the answer is round(G_t) + M_t cells. Two neighbours that explain the same answers have M that differ, at
+turn s only, by the integers Δ; so their Z differ in row s by Δ and in row s + j by c_j Δ + e, where |e| <= 2
+in each coordinate: 1 for rounding, and at most ½ for the float64 sum on each side (`_grid` allows no more
+bits than that needs, and noise beyond 64 standard deviations is clamped where it enters K, which never moves
+two of them further apart). The noise is enlarged by as much.
+
+**Lost history.** Noise of earlier turns is kept in memory only: who knows it knows the sums. A new process, a
+fork or a turn that was skipped begins with none, which is the noise of a block diagonal C: its columns are
+parts of C's, and rows of different blocks have independent noise. So no price changes. Draws begin anew at
+the first turn that is a multiple of ``groups`` and ``groups`` turns after the last draw; until then nobody is
+drawn. Each cycle then has one division into groups, and a record one chance in it.
+
+>>> query_noise = BandedGaussian(1.0, bands=8)
+>>> [round(c, 3) for c in query_noise.coefficients[:4]]
+[1.0, 0.5, 0.375, 0.312]
+>>> Cyclic(0.01, groups=8).plan(query_noise.unit_event(), 800)
+RepeatedEvent(event=PoissonEvent(rate=0.08, event=GaussianEvent(noise=1.0)), count=100)
+"""
+
+import functools
+import math
+import threading
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from farthing import validate
+from farthing.budget import Adjacency, Observer
+from farthing.errors import InvalidValue, Unsupported
+from farthing.noise import lattice
+from farthing.noise.lattice import Stream
+from farthing.queries.bounds import Bound
+from farthing.queries.events import Event, RepeatedEvent
+from farthing.queries.mechanisms import Array, Gaussian, enlarged, refuse_width
+from farthing.queries.samplers import HasEvent, Indices, Poisson, event_of
+
+Integers = NDArray[np.int64]
+
+MOST_BANDS = 1024
+_GRID_SHARE = 2.0**-10  # how much the grid may enlarge the noise
+_FEWEST_BITS = 20
+_CELLS = 2.0  # by which the rounding of K can move a coordinate apart; see the module
+FAR = 6  # bits beyond the standard deviation at which noise is clamped where it enters K
+_NOBODY = np.empty(0, np.int64)
+
+
+@functools.lru_cache(256)
+def coefficients(bands: int, exponent: float) -> tuple[float, ...]:
+    """Return the first coefficients of (1 - x)^-exponent: the first column of C.
+
+    Running sums are 1 / (1 - x), so at the exponent 1/2 C is their square root, cut off after ``bands``
+    (Kalinin & Lampert, "Banded Square Root Matrix Factorization for Differentially Private Model Training",
+    NeurIPS 2024). Where steps are many times the bands, larger exponents are better; the best one is within
+    1 % of the best banded Toeplitz matrix (`farthing.accounting.bands`).
+    """
+    found = [1.0]
+    for j in range(1, bands):
+        found.append(found[-1] * ((exponent + j - 1) / j))
+    return tuple(found)
+
+
+@functools.lru_cache(64)
+def spread(bands: int, exponent: float) -> float:
+    """Return the norm of a column of C, rounded up."""
+    return math.sqrt(math.fsum(c * c for c in coefficients(bands, exponent))) * (1 + 2.0**-50)
+
+
+@functools.lru_cache(64)
+def _grid(
+    noise: float, norm: float, nearest: float, size: int, bands: int, exponent: float
+) -> tuple[int, float]:
+    """Return bits and width of a cell, of which 2^bits are the standard deviation of Z."""
+    column = spread(bands, exponent)
+    share = noise * norm / nearest * math.sqrt(size) * (column + _CELLS * math.sqrt(bands - 1))
+    bits = max(_FEWEST_BITS, math.ceil(math.log2(share / _GRID_SHARE)))
+    most = 52 - FAR - 2 * math.ceil(math.log2(bands)) if bands > 1 else 40  # bands² 2^(bits + 6 - 53) <= 1/2
+    if bits > most:
+        raise Unsupported(
+            f"noise {noise:g} over {bands} bands on {size} coordinates needs a grid of 2^-{bits}, finer than "
+            f"2^-{most}: take fewer bands, or lower the noise"
+        )
+    exact = noise * norm * column * enlarged(norm, nearest) / (1 - share * 2.0**-bits)
+    return bits, exact * 2.0**-bits
+
+
+class _History:
+    """The noise of the last turns of one plan, the latest first. It is as secret as the records."""
+
+    def __init__(self, most: int) -> None:
+        self.lock = threading.Lock()
+        self._kept = deque[Any](maxlen=most)
+        self._turn, self._kind = -1, None
+
+    def before(self, turn: int, kind: Any) -> deque[Any]:
+        """Return the noise of the turns before this one; none if one is missing or was of another kind."""
+        if turn != self._turn + 1 or kind != self._kind:
+            self._kept.clear()
+        return self._kept
+
+    def keep(self, turn: int, kind: Any, noise: Any) -> None:
+        self._turn, self._kind = turn, kind
+        self._kept.appendleft(noise)
+
+
+@dataclass(frozen=True, slots=True)
+class BandedGaussian(Gaussian):
+    """Gaussian noise of which later turns of a promise cancel a part of earlier ones.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        What one turn of a record costs: the standard deviation of independent noise, over the bound, at the
+        same price. The noise of a turn is larger, that of sums over many turns smaller.
+    bands : int
+        Over how many turns noise is correlated; 1 is independent noise. As many arrays are kept.
+    exponent : float, default 0.5
+        Of the coefficients (1 - x)^-exponent of C's first column, above 0 and at most 1.
+        `farthing.accounting.bands.choose_bands` finds the best of both from public numbers.
+
+    Raises
+    ------
+    InvalidValue
+        If there are more than 1,024 bands, or the exponent is out of range.
+
+    Notes
+    -----
+    The theorem is in `farthing.queries.correlated`. A query with more than one band needs a sampler that
+    leaves as many turns between two chances of a record (`Cyclic`). Without a promise every answer is a turn
+    by itself, with independent noise.
+
+    Examples
+    --------
+    >>> from farthing import ClipNorm, PerExample, Query
+    >>> rows = PerExample(lambda rows, w: rows[0] - w)
+    >>> query = Query(Cyclic(0.01, groups=8), rows, ClipNorm(1.0), BandedGaussian(1.0, bands=8))
+    >>> query.remembers
+    True
+    """
+
+    bands: int = 1
+    exponent: float = 0.5
+    _history: _History | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        Gaussian.__post_init__(self)
+        if validate.count(bands=self.bands) > MOST_BANDS:
+            raise InvalidValue(f"bands must be at most {MOST_BANDS}, got {self.bands}")
+        if validate.positive(exponent=self.exponent) > 1.0:  # a coefficient above 1 would need a wider slack
+            raise InvalidValue(f"exponent must be above 0 and at most 1, got {self.exponent}")
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """The first column of C, from 1.0 on."""
+        return coefficients(self.bands, self.exponent)
+
+    def begin(self) -> Self:
+        """Return this mechanism for one plan: with a memory of its noise."""
+        begun = replace(self)
+        object.__setattr__(begun, "_history", _History(self.bands - 1))
+        return begun
+
+    def grid(self, bound: Bound, size: int) -> tuple[int, float]:
+        norm = bound.norm()
+        nearest = min(norm, bound.sensitivity(Adjacency.REPLACE_ONE))
+        return _grid(self.noise_multiplier, norm, nearest, size, self.bands, self.exponent)
+
+    def release(self, total: ArrayLike, bound: Bound, stream: Stream, turn: int = 0) -> Array:
+        """Return the sum on a grid with the noise of this turn."""
+        total = np.asarray(total, dtype=np.float64)
+        refuse_width(bound, total.size)
+        bits, cell = self.grid(bound, total.size)
+        cells, drawn = lattice.on_grid(total, bound.scale, cell), lattice.gaussian(stream, total.size, bits)
+        noise = drawn.reshape(total.shape)
+        if self._history is not None:
+            kind = total.shape, bits
+            with self._history.lock:
+                noise -= correction(self._history.before(turn, kind), self.coefficients, bits, total.shape)
+                self._history.keep(turn, kind, noise)
+        released: Array = (cells + noise).astype(np.float64) * cell * bound.scale
+        return released
+
+
+def correction(
+    before: deque[Integers], column: tuple[float, ...], bits: int, shape: tuple[int, ...]
+) -> Integers:
+    """Return K, what the noise of earlier turns takes from this one's."""
+    total, far = np.zeros(shape), 2 ** (bits + FAR)
+    for factor, noise in zip(column[1:], before, strict=False):
+        total += factor * np.clip(noise, -far, far)
+    return np.rint(total).astype(np.int64)
+
+
+class _Groups:
+    """The division of one plan's records into groups, and who was drawn when."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: int | None = None
+        self._begins, self._members = 0, list[Integers]()
+
+    def draw(self, cyclic: "Cyclic", records: int, stream: Stream, turn: int) -> Integers:
+        """Return who is drawn; nobody where a division into groups would begin within a cycle."""
+        with self._lock:
+            groups, last = cyclic.groups, self._last
+            if last is None or turn != last + 1:
+                first = turn if last is None else max(turn, last + groups)
+                self._begins, self._members = -(-first // groups) * groups, []
+            self._last = turn if last is None else max(turn, last)
+            if turn < self._begins:
+                return _NOBODY
+            if not self._members:
+                self._members = _divided(stream, records, groups)
+            members = self._members[turn % groups]
+            return members[stream.poisson_indices(cyclic.rate, len(members))]
+
+
+def _divided(stream: Stream, records: int, groups: int) -> list[Integers]:
+    """Return the positions of each group; a record is in each with the same probability, independently."""
+    group = stream.uniform_below(groups, records)
+    return np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group, minlength=groups))[:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Cyclic:
+    """A Poisson sample of one of ``groups`` groups of the records, which take turns.
+
+    Parameters
+    ----------
+    sampling_rate : float
+        The expected part of all records in a batch; times ``groups`` it is at most 1. Where it is 1, every
+        record is in one batch of each cycle.
+    groups : int
+        How many groups: a record has one chance in as many turns.
+
+    Raises
+    ------
+    InvalidValue
+        If ``sampling_rate`` times ``groups`` is above 1.
+
+    Notes
+    -----
+    The ledger divides the records when a promise is begun, independently of what they hold, so that the
+    guarantee holds under add-remove as well. One chance costs what a Poisson sample of the group costs.
+
+    Examples
+    --------
+    >>> from farthing.queries.events import GaussianEvent
+    >>> Cyclic(0.01, groups=4).plan(GaussianEvent(1.1), 400)
+    RepeatedEvent(event=PoissonEvent(rate=0.04, event=GaussianEvent(noise=1.1)), count=100)
+    """
+
+    sampling_rate: float
+    groups: int
+    _memory: _Groups | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        validate.rate(sampling_rate=self.sampling_rate)
+        if self.sampling_rate * validate.count(groups=self.groups) > 1 + 2.0**-40:
+            raise InvalidValue(
+                f"sampling_rate times groups is at most 1, not {self.sampling_rate} times {self.groups}: "
+                f"take at most {int((1 + 2.0**-40) / self.sampling_rate)} groups"
+            )
+
+    @property
+    def rate(self) -> float:
+        """The probability of a record to be drawn when its group is."""
+        return min(1.0, self.sampling_rate * self.groups)
+
+    @property
+    def separation(self) -> int:
+        """How many turns lie at least between two chances of a record."""
+        return self.groups
+
+    def begin(self) -> "Cyclic":
+        """Return this sampler for one plan: with groups that stay."""
+        begun = replace(self)
+        object.__setattr__(begun, "_memory", _Groups())
+        return begun
+
+    def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
+        if self._memory is not None:
+            return self._memory.draw(self, records, stream, turn)
+        if turn:
+            raise InvalidValue("draws of one plan must share their groups: draw from begin()")
+        return _Groups().draw(self, records, stream, 0)
+
+    def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
+        return Poisson(self.rate).amplify(event_of(step), observer)
+
+    def plan(self, step: Event | HasEvent, steps: int, observer: Observer = Observer.ANYONE) -> RepeatedEvent:
+        """Return the price of the turns 0 to ``steps`` - 1: a record has a chance in one of ``groups``."""
+        return RepeatedEvent(self.amplify(step, observer), -(-validate.count(steps=steps) // self.groups))

@@ -1,0 +1,94 @@
+"""Noise that is correlated over turns, on flat tensors: `farthing.queries.correlated` on any device.
+
+The noise of the last turns stays on the tensor's device, 32 bits a coordinate where the grid allows it. What
+it takes from the noise of a turn is added up in float64, a piece at a time, so that a release needs little
+more memory than one of independent noise.
+
+>>> from farthing.noise.lattice import SeededStream
+>>> from farthing.queries.bounds import ClipNorm
+>>> noise, stream = BandedTensorGaussian(1.0, bands=4).begin(), SeededStream(1)
+>>> turns = [noise.release(torch.zeros(20_000), ClipNorm(1.0), stream, turn) for turn in range(2)]
+>>> bool((turns[0] @ turns[1]) / 20_000 < -0.5)  # the second cancels a part of the first
+True
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from farthing import validate
+from farthing.noise.lattice import Stream
+from farthing.queries import correlated
+from farthing.queries.bounds import Bound
+from farthing.torch.kernels import noise
+from farthing.torch.kernels.totals import SLACK
+
+_CHUNK = {"cpu": 2**16, "cuda": 2**24}  # coordinates at a time
+
+
+@dataclass(frozen=True, slots=True)
+class BandedTensorGaussian(correlated.BandedGaussian):
+    """Correlated Gaussian noise on a lattice for flat float32 tensors, on any device.
+
+    Parameters
+    ----------
+    noise_multiplier, bands, exponent
+        As for `farthing.BandedGaussian`, whose price it has.
+    slack : float, default `totals.SLACK`
+        How much larger the noise is, relatively, to cover the rounding of float32 sums.
+
+    Examples
+    --------
+    >>> from farthing.noise.lattice import SeededStream
+    >>> from farthing.queries.bounds import ClipNorm
+    >>> BandedTensorGaussian(1.0, 4).release(torch.zeros(5), ClipNorm(1.0), SeededStream(0)).shape
+    torch.Size([5])
+    """
+
+    slack: float = SLACK
+
+    def __post_init__(self) -> None:
+        correlated.BandedGaussian.__post_init__(self)
+        validate.positive(slack=self.slack)
+
+    def grid(self, bound: Bound, size: int) -> tuple[int, float]:
+        bits, cell = correlated.BandedGaussian.grid(self, bound, size)
+        return bits, cell * (1 + self.slack)
+
+    def release(self, total: Any, bound: Any, stream: Stream, turn: int = 0) -> Any:
+        """Return the noisy sum: a new float32 tensor on the same device."""
+        scale = noise.checked(total, bound)
+        bits, cell = self.grid(bound, total.numel())
+        unit = None if isinstance(scale, float) else scale
+        each = cell * scale if isinstance(scale, float) else cell
+        if self._history is None:
+            return noise.release(stream, total, unit, each, bits)
+        kind = total.numel(), bits, total.device
+        with self._history.lock:
+            before = self._history.before(turn, kind)
+            drawn = noise.drawn(stream, total.numel(), bits, total.device)
+            own = _less(drawn, list(before), self.coefficients, bits)
+            released = noise.released(total, own, unit, each)
+            self._history.keep(turn, kind, _kept(own, bits))
+        return released
+
+
+def _less(drawn: Tensor, before: list[Tensor], column: tuple[float, ...], bits: int) -> Tensor:
+    """Return the noise of this turn: what was drawn, less what the noise of earlier turns takes from it."""
+    own = drawn.to(torch.int64)
+    size, step = len(own), _CHUNK.get(own.device.type, 2**20)
+    for start in range(0, size if before else 0, step):
+        part = slice(start, start + step)
+        taken = torch.zeros(len(own[part]), dtype=torch.float64, device=own.device)
+        for factor, earlier in zip(column[1:], before, strict=False):
+            taken.add_(earlier[part], alpha=factor)
+        own[part] -= taken.round_().to(torch.int64)
+    return own
+
+
+def _kept(own: Tensor, bits: int) -> Tensor:
+    """Return noise as later turns take it: not beyond 64 standard deviations, as narrow as that allows."""
+    far = 2 ** (bits + correlated.FAR)
+    return own.clamp(-far, far).to(torch.int32 if far < 2**31 else torch.int64)

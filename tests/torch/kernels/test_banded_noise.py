@@ -1,0 +1,73 @@
+"""Correlated noise on tensors: the noise of the core, on any device and for float32 sums."""
+
+import math
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+
+from farthing.noise.lattice import SeededStream
+from farthing.queries import correlated
+from farthing.queries.bounds import ClipNorm
+from farthing.torch.kernels import banded_noise
+from farthing.torch.kernels.banded_noise import BandedTensorGaussian
+from farthing.torch.kernels.totals import SLACK
+
+BOUND = ClipNorm(2.0)
+
+
+@pytest.mark.parametrize("size", [30, 70_000, 150_000])  # below and above what is drawn ahead, and in pieces
+def test_noise_is_that_of_the_core_less_the_same_integers(size):
+    rng, column, bits = np.random.default_rng(0), correlated.coefficients(5, 0.7), 22
+    before = deque(rng.integers(-(2**25), 2**25, (4, size)))
+    drawn = rng.integers(-(2**24), 2**24, size)
+    wanted = drawn - correlated.correction(before, column, bits, (size,))
+    kept = [banded_noise._kept(torch.from_numpy(one), bits) for one in before]
+    assert kept[0].dtype == torch.int32
+    found = banded_noise._less(torch.from_numpy(drawn.copy()), kept, column, bits)
+    difference = np.abs(found.numpy() - wanted)  # a fused multiplication may decide a tie otherwise
+    assert difference.max() <= 1
+    assert difference.mean() < 0.01
+
+
+def test_noise_far_out_is_clamped_alike():
+    column, bits = correlated.coefficients(2, 0.5), 20
+    far = np.array([2**40, -(2**40), 5])
+    wanted = -correlated.correction(deque([far]), column, bits, (3,))
+    kept = banded_noise._kept(torch.from_numpy(far), bits)
+    found = banded_noise._less(torch.zeros(3, dtype=torch.int64), [kept], column, bits)
+    assert found.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("size", [20_000, 50])
+def test_the_noise_times_c_is_independent_noise(size):
+    mechanism, stream, steps = BandedTensorGaussian(3.0, 4, 0.8), SeededStream(2), 6
+    runs = 20_000 // size
+    noise = [
+        torch.stack([begun.release(torch.zeros(size), BOUND, stream, turn) for turn in range(steps)])
+        for begun in (mechanism.begin() for _ in range(runs))
+    ]
+    noise = torch.cat(noise, dim=1).double().numpy()
+    c = sum(factor * np.eye(steps, k=-j) for j, factor in enumerate(mechanism.coefficients))
+    independent = c @ noise
+    deviation = 3.0 * 2.0 * correlated.spread(4, 0.8) * (1 + SLACK)
+    ratios = independent @ independent.T / noise.shape[1] / deviation**2
+    assert np.abs(ratios - np.eye(steps)).max() < 6 * math.sqrt(2 / noise.shape[1])
+
+
+def test_a_release_adds_the_sum_and_follows_a_scale():
+    scale = torch.full((20_000,), 2.0)
+    scale[:10_000] = 0.5
+    bound = ClipNorm(1.0, scale=scale.numpy())
+    total = torch.linspace(-5, 5, 20_000)
+    released = BandedTensorGaussian(1.0, 2).begin().release(total, bound, SeededStream(3))
+    noise = (released - total) / scale
+    assert float(noise.std()) == pytest.approx(correlated.spread(2, 0.5), rel=0.05)
+    assert released.dtype == torch.float32
+
+
+def test_a_skipped_turn_begins_anew():
+    begun, stream = BandedTensorGaussian(1.0, 3).begin(), SeededStream(4)
+    first, later = (begun.release(torch.zeros(20_000), BOUND, stream, turn) for turn in (0, 2))
+    assert abs(float(first @ later)) / 20_000 < 6 / math.sqrt(20_000) * 4 * correlated.spread(3, 0.5) ** 2
