@@ -10,7 +10,7 @@ farthing.errors.InvalidValue: epsilon must be a finite number > 0, got -1
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -86,3 +86,16 @@ def choice(options: type[T], /, **value: Any) -> T:
     except ValueError:
         known = ", ".join(repr(str(option)) for option in options)
         raise InvalidValue(f"{name} must be one of {known}, got {given!r}") from None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a hint at the known name that is most like a wrong one, or nothing.
+
+    >>> did_you_mean("Incom", ["age", "income"])
+    " (did you mean 'income'?)"
+    """
+    import difflib
+
+    by_lower = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.75)
+    return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import farthing as ft
-from farthing.cli.training import StepRecorder
+from farthing.cli.step_recorder import StepRecorder
 from farthing.data.tables import Table
 from farthing.errors import BudgetSpent
 from farthing.linear import losses

@@ -307,7 +307,7 @@ WRONG_TABLES: list[tuple[bytes | None, str]] = [
     (b"PK\x03\x04\x14\x00secret\xff\xfe", "not UTF-8 text"),
     ("age,sex,rich\n39,Malé,no\n".encode("latin-1"), "not UTF-8 text"),
     ("age,sex,rich\n39,Male,no\n".encode("utf-16"), "not UTF-8 text"),
-    (b"age;sex;rich\n39;Male;no\n40;Male;yes\n", "no column 'age': .* between commas"),
+    (b"age:sex:rich\n39:Male:no\n40:Male:yes\n", "no column 'age', .* between commas"),
     (b"age\tsex\trich\n39\tMale\tno\n", "no column 'age'"),
     (b"age,age,sex,rich\n39,1,Male,no\n", "two columns 'age'"),
     (b"age,rich\n39,no\n", "no column 'sex'"),

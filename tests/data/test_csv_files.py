@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from farthing.data import csv_files
+from farthing.data.csv_files import Csv
 from farthing.errors import InvalidValue
 
 
-def table(path: Path, names: list[str]) -> list[dict[str, list[str]]]:
+def table(path: Path, names: list[str], form: Csv = Csv()) -> list[dict[str, list[str]]]:  # noqa: B008
     return [
-        {name: column.tolist() for name, column in block.items()}
-        for block in csv_files.columns(str(path), names)
+        {name: column.tolist() for name, column in block.items()} for block in form.columns(str(path), names)
     ]
 
 
@@ -20,7 +20,7 @@ def test_named_columns_in_any_order_and_quoted_cells(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text('\ufeffa,b, c\n1,"x, y",3\n\n4,"two\nlines", 6\n', encoding="utf-8")
     assert table(path, ["c", "b"]) == [{"c": ["3", "6"], "b": ["x, y", "two\nlines"]}]
-    assert csv_files.header(str(path), "a") == ["a", "b", "c"]
+    assert Csv().header(str(path), "a") == ["a", "b", "c"]
 
 
 def test_gzip(tmp_path: Path) -> None:
@@ -51,9 +51,9 @@ def test_a_line_without_an_end_does_not_fill_the_memory(
 def test_records_are_counted_without_a_look_at_their_cells(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text('a,b\n1,"two\nlines"\n\n,\n')
-    assert csv_files.count(str(path), ["b"]) == 2
+    assert Csv().count(str(path), ["b"]) == 2
     with pytest.raises(InvalidValue, match="no column 'c'"):
-        csv_files.count(str(path), ["c"])
+        Csv().count(str(path), ["c"])
 
 
 def test_blocks_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,8 @@ def test_blocks_follow_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (b"", "is empty"),
         (b"secret,7\nsecret,8\n", "no column 'a'"),
         (b"a,a,b\n1,2,secret\n", "two columns 'a'"),
-        (b"a;b\n1;secret\n", "no column 'a': .* between commas"),
+        (b"a;c\n1;secret\n", "no column 'b': .* between semicolons"),
+        (b"a:b\n1:secret\n", "no column 'a', no column 'b': .* between commas"),
         (b"a,b\n1,2\n3,secret,5\n", "not every record has as many cells as the header, 2"),
         (b"a,b\n1,2\nsecret\n", "not every record has as many cells as the header, 2"),
         (b"a,b\n1,secret\xff\n", "not UTF-8 text"),
@@ -94,7 +95,7 @@ def test_a_header_is_only_shown_when_it_is_one(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("39,secret\n40,secret\n")
     with pytest.raises(InvalidValue, match="no column 'income'") as caught:
-        csv_files.header(str(path), "income")
+        Csv().header(str(path), "income")
     assert "secret" not in str(caught.value)
 
 
@@ -102,3 +103,60 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "missing.csv", tmp_path, tmp_path / "missing.csv.gz"):
         with pytest.raises(InvalidValue, match=f"{path.name}' cannot be read"):
             table(path, ["a"])
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_the_first_line_alone_says_what_separates_cells(tmp_path: Path, delimiter: str) -> None:
+    path = tmp_path / "a.csv"
+    inside = '";;;,,,|||\t\t\t"'  # in quotes, and in a record, they do not count
+    path.write_text(f"{inside}{delimiter}b{delimiter}c\n{inside}{delimiter}2{delimiter}3\n")
+    assert table(path, ["b", "c"]) == [{"b": ["2"], "c": ["3"]}]
+
+
+def test_a_delimiter_may_be_declared(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a:b,c\n1:2\n")
+    assert table(path, ["b,c"], Csv(delimiter=":")) == [{"b,c": ["2"]}]
+    for wrong in ("", "ab", '"', "\n"):
+        with pytest.raises(InvalidValue, match="one character"):
+            Csv(delimiter=wrong)
+    with pytest.raises(InvalidValue, match="commas cannot both"):
+        Csv(delimiter=",", decimal=",")
+    with pytest.raises(InvalidValue, match="decimal mark"):
+        Csv(decimal="x")
+
+
+def test_fractions_begin_with_a_comma_where_semicolons_separate(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    for text, expected in (("a;b\n", True), ("a,b\n", False), ("a\tb\n", False)):
+        path.write_text(text)
+        assert Csv().commas(str(path)) is expected
+    assert Csv(decimal=",").commas(str(path))
+    assert not Csv(decimal=".").commas(str(path))
+
+
+def test_all_wrong_names_are_said_at_once_with_a_hint(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("Age,income,sex,sex\n1,2,3,4\n")
+    with pytest.raises(InvalidValue) as caught:
+        table(path, ["age", "income", "sex", "zzz"])
+    expected = "no column 'age' (did you mean 'Age'?), two columns 'sex', no column 'zzz': its first line"
+    assert expected in str(caught.value)
+
+
+def test_a_first_line_without_any_wanted_name_is_never_hinted_at(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("Age,Income\n1,2\n")  # as a record might
+    with pytest.raises(InvalidValue) as caught:
+        table(path, ["age", "income"])
+    assert "mean" not in str(caught.value)
+
+
+def test_gzip_is_known_by_its_content_and_reading_tells_how_far_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.data"
+    path.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 100_000))
+    seen: list[float] = []
+    assert sum(len(block["a"]) for block in table(path, ["a"], Csv(seen=seen.append))) == 100_000
+    assert seen == sorted(seen)
+    assert len(seen) > 10
+    assert seen[-1] == 1.0

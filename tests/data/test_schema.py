@@ -327,7 +327,11 @@ RICH = '{"name": "rich", "values": ["no", "yes"]}'
 @pytest.mark.parametrize(
     ("columns", "target", "message"),
     [
-        (AGE, '{"name": "rich"}', r"'target' .* column 'rich' either 'low' and 'high' or 'values', got \[\]"),
+        (
+            AGE,
+            '{"name": "rich"}',
+            r"'target' .* column 'rich' either 'low' and 'high' or 'values' or 'first' and 'last', got \[\]",
+        ),
         (AGE, '{"name": "rich", "values": ["no"]}', "target 'rich' needs two values or more"),
         (AGE, '{"values": ["no", "yes"]}', "'target' .* 'name'"),
         (AGE, "null", "'target' .* 'name'"),

@@ -1,19 +1,23 @@
-"""Drafts of schemas: what is guessed, what is left to a person."""
+"""Drafts of schemas: what is guessed, what is left to a person, and what is never copied."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from farthing.data import schema_draft
 from farthing.data.schema import DRAFTED, Schema
 from farthing.errors import InvalidValue
 
 
-def draft(path: Path, text: str, target: str | None = None) -> tuple[dict[str, Any], dict[str, str]]:
+def draft(
+    path: Path, text: str, target: str | None = None, **options: Any
+) -> tuple[dict[str, Any], dict[str, str]]:
     path.write_text(text)
-    found, said = schema_draft.draft(str(path), target)
+    found, said = schema_draft.draft(str(path), target, **options)
     with pytest.raises(InvalidValue, match=DRAFTED):
         Schema.from_json(found)
     fields: dict[str, Any] = json.loads(found)
@@ -21,18 +25,43 @@ def draft(path: Path, text: str, target: str | None = None) -> tuple[dict[str, A
     return fields, said
 
 
-def test_numbers_get_bounds_and_words_get_lists(tmp_path: Path) -> None:
-    found, said = draft(tmp_path / "a.csv", "age,pay,sex,rich\n39,1.5,Male,yes\n-2,.25,,no\n", "rich")
+def test_numbers_dates_and_words(tmp_path: Path) -> None:
+    rows = "39,1.5,2001-05-03,Male,yes\n-2,.25,1999-12-31,,no\n" * 5
+    found, said = draft(tmp_path / "a.csv", f"age,pay,since,sex,rich\n{rows}", "rich")
     assert found == {
         "columns": [
-            {"name": "age", "low": -2, "high": 39},
-            {"name": "pay", "low": 0.25, "high": 1.5},
+            {"name": "age", "low": -10, "high": 40},
+            {"name": "pay", "low": 0.2, "high": 1.6},
+            {"name": "since", "first": "1999-01-01", "last": "2001-12-31"},
             {"name": "sex", "values": ["", "Male"]},
         ],
         "target": {"name": "rich", "values": ["no", "yes"]},
     }
     assert said == {}
-    assert Schema.from_json(json.dumps(found)).width == 4
+    assert Schema.from_json(json.dumps(found)).width == 5
+
+
+def test_decimal_commas_and_semicolons(tmp_path: Path) -> None:
+    found, _ = draft(tmp_path / "a.csv", "pay;sex\n1,5;f\n2,5;m\n" * 1 + "1,5;f\n2,5;m\n" * 5, "sex")
+    assert found["columns"] == [{"name": "pay", "low": 1.4, "high": 2.6}]
+
+
+@given(st.floats(-1e5, 1e5), st.floats(1e-3, 1e9))
+def test_bounds_are_round_and_beyond_the_extremes(low: float, width: float) -> None:
+    high = low + width
+    below, above = schema_draft.rounded_outward(low, high)
+    assert below < low or (below == low == 0)
+    assert above > high or (above == high == 0)
+    assert above - below < 4 * width
+
+
+def test_rare_values_are_not_copied(tmp_path: Path) -> None:
+    rows = "".join(f"{'ab'[row % 2]},{'xyz'[row % 3]}\n" for row in range(60)) + "secret,x\na,rarest\n"
+    found, said = draft(tmp_path / "a.csv", f"kind,label\n{rows}", "label")
+    assert found["columns"] == [{"name": "kind", "values": ["a", "b"], "other": True}]
+    assert found["target"]["values"] == ["x", "y", "z"]
+    assert "count as 'other'" in said["kind"]
+    assert "count as nothing" in said["label"]
 
 
 def test_a_target_of_a_few_whole_numbers_is_taken_for_labels(tmp_path: Path) -> None:
@@ -41,23 +70,36 @@ def test_a_target_of_a_few_whole_numbers_is_taken_for_labels(tmp_path: Path) -> 
         "name": "grade",
         "values": ["0", "1", "2"],
     }
-    found, _ = draft(tmp_path / "a.csv", text, "hours")
-    assert found["target"] == {"name": "hours", "low": 0, "high": 24.5}
-    assert found["columns"] == [{"name": "grade", "low": 0, "high": 2}]
+    found, said = draft(tmp_path / "a.csv", text, "hours")
+    assert found["target"] == {"name": "hours", "low": 0, "high": 30}
+    assert found["columns"] == [{"name": "grade", "low": 0, "high": 2.2}]
+    assert "if they are codes" in said["grade"]
 
 
-def test_what_cannot_be_guessed_is_left_open_and_said(tmp_path: Path) -> None:
-    rows = "".join(f"name {row},1,{row if row else ''},{'ab'[row % 2]}\n" for row in range(150))
-    found, said = draft(tmp_path / "a.csv", f"name,one,age,kind\n{rows}")
+def test_identifiers_free_text_and_constants_are_left_out_and_said(tmp_path: Path) -> None:
+    rows = "".join(
+        f"{row + 1},{7 * row},name {row},1,{row if row % 10 else ''},{'ab'[row % 2]},x\n"
+        for row in range(150)
+    )
+    text = f"row,customer_id,name,one,age,kind,kind\n{rows}"
+    found, said = draft(tmp_path / "a.csv", text, drop=["one"])
     assert found["target"] == {"name": None, "low": None, "high": None, "values": []}
-    name, one, age, kind = found["columns"]
-    assert name == {"name": "name", "low": None, "high": None, "values": []}
-    assert one == {"name": "one", "low": None, "high": None, "values": []}
-    assert age == {"name": "age", "low": 1, "high": 149}
-    assert kind == {"name": "kind", "values": ["a", "b"]}
-    assert said.keys() == {"name", "one", "age"}
-    assert "more than 100 different texts" in said["name"]
-    assert "without a number" in said["age"]
+    assert found["columns"] == [{"name": "age", "low": 0, "high": 160, "missing": 80}]
+    assert said.keys() == {"row", "customer_id", "name", "age", "kind"}
+    assert "identifiers: left out" in said["row"]
+    assert "rare texts only: left out" in said["name"]
+    assert "'missing' replaces them" in said["age"]
+    assert "header twice" in said["kind"]
+    constant, said = draft(tmp_path / "a.csv", text)
+    assert "one" not in [column["name"] for column in constant["columns"]]
+    assert "no two different numbers: left out" in said["one"]
+
+
+def test_a_wrong_target_gets_a_hint(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("age,Income\n1,2\n")
+    with pytest.raises(InvalidValue, match=r"no column 'income' \(did you mean 'Income'\?\)"):
+        schema_draft.draft(str(path), "income")
 
 
 def test_what_is_embedded_is_public_and_no_draft() -> None:

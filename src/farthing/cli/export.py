@@ -13,7 +13,8 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder
 
-from farthing.data.schema import Categorical, Numeric, Schema
+from farthing.data.columns import Categorical, Column, Date, Numeric
+from farthing.data.schema import Schema
 from farthing.errors import Unsupported
 
 
@@ -39,16 +40,22 @@ def pipeline(schema: Schema, model: Any) -> Pipeline:
     return Pipeline([("encode", encode), ("model", model)])
 
 
-def _encoder(column: Numeric | Categorical) -> Any:
+def _encoder(column: Column) -> Any:
+    if isinstance(column, Date) or len(column.feature_names) > len(getattr(column, "values", [0])):
+        raise Unsupported(
+            f"--format cannot write column {column.name!r}: scikit-learn's encoders have no dates in a "
+            "range, no 'missing' and no 'other'; leave --format out, and predict with model.npz"
+        )
     if isinstance(column, Numeric):
         return MinMaxScaler(clip=True)
     return OneHotEncoder(categories=[np.array(column.values)], handle_unknown="ignore", sparse_output=False)
 
 
-def _ends(column: Numeric | Categorical) -> tuple[Any, Any]:
+def _ends(column: Column) -> tuple[Any, Any]:
     """Return two values that stand for all that are declared."""
     if isinstance(column, Numeric):
         return float(column.low), float(column.high)
+    assert isinstance(column, Categorical)
     return column.values[0], column.values[-1]
 
 

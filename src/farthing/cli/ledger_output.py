@@ -215,6 +215,7 @@ def _test_words(fields: dict[str, Any]) -> dict[str, Any]:
         return {}
     test = dict(fields["test"])
     name, note = test.pop("table"), test.pop("note")
+    test.pop("verdict", None)
     figures = ", ".join(
         f"{what.replace('_', ' ')} {value:.4g}" for what, value in test.items() if what != "records"
     )

@@ -15,6 +15,7 @@ from farthing.budget import Adjacency
 from farthing.errors import InvalidValue
 
 if TYPE_CHECKING:  # it opens numpy
+    from farthing.data.csv_files import Csv
     from farthing.data.schema import Schema
 import signal
 import threading
@@ -100,8 +101,45 @@ Values = Annotated[
 ]
 
 
+Delimiter = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CHAR", help="What separates cells of a CSV file, or tab; by default its header decides."
+    ),
+]
+Decimal = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CHAR", help="A comma, where numbers have one; by default where semicolons separate."
+    ),
+]
+Drop = Annotated[
+    list[str] | None, typer.Option(metavar="COLUMN", help="Leave a column out of the features. Repeatable.")
+]
+Missing = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="A public value for missing cells, with an indicator; middle: that of all bounds. Repeatable.",
+    ),
+]
+
+
+def csv_format(delimiter: str | None, decimal: str | None) -> "Csv":
+    """CSV files as these options say."""
+    from farthing.data.csv_files import Csv
+
+    return Csv("\t" if delimiter in ("tab", "\\t") else delimiter, decimal)
+
+
 def declared(
-    table: str, schema: str | None, target: str | None, bounds: list[str], values: list[str]
+    table: str,
+    schema: str | None,
+    target: str | None,
+    bounds: list[str],
+    values: list[str],
+    drop: list[str] | None = None,
+    missing: list[str] | None = None,
 ) -> "Schema | None":
     """The schema that these options name or spell out; None where there is none."""
     from farthing.data import table_files
@@ -109,10 +147,12 @@ def declared(
     if schema is not None and (bounds or values):
         raise InvalidValue("give either --schema or --bounds and --values, not both")
     if bounds or values:
-        return table_files.declared(bounds, values, target)
-    if schema is None and table != table_files.EMBEDDED:
+        found = table_files.declared(bounds, values, target)
+    elif schema is None and table != table_files.EMBEDDED:
         return None
-    return table_files.schema_of(schema or table_files.EMBEDDED, target)
+    else:
+        found = table_files.schema_of(schema or table_files.EMBEDDED, target)
+    return found.without(drop or []).with_missing(*table_files.missing(missing or []))
 
 
 Show = Callable[[str, float | None], None]  # what is going on, and how much of the total is done

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,13 +19,18 @@ from farthing.cli.options import (
     WRONG,
     AsJson,
     Bounds,
+    Decimal,
+    Delimiter,
+    Drop,
     Force,
+    Missing,
     NewFile,
     SchemaFile,
     TableName,
     Target,
     TestTable,
     Values,
+    csv_format,
     declared,
     emit,
     emit_json,
@@ -40,7 +45,8 @@ from farthing.errors import InvalidValue
 from farthing.ledger.journal import Journal
 
 if TYPE_CHECKING:  # what opens numpy is opened by the commands
-    from farthing.cli.training import Watch
+    from farthing.cli.step_recorder import Watch
+    from farthing.data.csv_files import Csv
     from farthing.ledger.ledger import Ledger
     from farthing.queries.query import Step
 
@@ -59,6 +65,20 @@ def train(
     schema: SchemaFile = None,
     bounds: Bounds = None,
     values: Values = None,
+    drop: Drop = None,
+    missing: Missing = None,
+    delimiter: Delimiter = None,
+    decimal: Decimal = None,
+    user: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN", help="Whose record it is: all records of a person are protected together."
+        ),
+    ] = None,
+    rows: Annotated[int, option(whole, "With --user: how many records of a person are kept.", "--rows")] = 1,
+    holdout: Annotated[
+        float, option(number, "Hold out this share of the records, and measure the model on them with noise.")
+    ] = 0.0,
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="logistic or svm for labels, linear for numbers.")
     ] = None,
@@ -116,9 +136,14 @@ def train(
     elif records is not None:
         raise InvalidValue("--records must be left out with --budget-column: how many have which is public")
     validate.delta(**{"--delta": delta})
-    known = declared(table, schema, target, bounds or [], values or [])
+    csv = csv_format(delimiter, decimal)
+    known = declared(table, schema, target, bounds or [], values or [], drop, missing)
     if known is None:
-        return _skeleton(table, target)
+        return _skeleton(table, target, csv)
+    if user is None and rows != 1:
+        raise InvalidValue("--rows says how many records of a person are kept: give --user COLUMN as well")
+    if not 0 <= holdout < 1:
+        raise InvalidValue(f"--holdout must be a share from 0 to below 1, such as 0.2, got {holdout:g}")
     from farthing.cli import training
     from farthing.data import table_files
 
@@ -141,36 +166,51 @@ def train(
         strict=strict,
         formats=tuple(formats or ()),
         settings=tuple(settings or ()),
+        csv=csv,
+        user=user,
+        rows=validate.count(**{"--rows": rows}),
+        holdout=holdout,
     )
     if dry_run:
-        count = table_files.count(table, known)  # which reads the header too
+        count = table_files.count(table, known, csv)  # which reads the header too
         fields = training.rehearse(job, records or table_files.filled(table, count))
     else:
-        fields = training.train(job, partial(_followed, quiet=as_json))
+        fields = training.train(job, partial(_followed, quiet=as_json), partial(_read, quiet=as_json))
     if as_json:
         emit_json(fields)
     elif dry_run:
         emit(aligned(rehearsed_lines(fields)))
     else:
         print(aligned(trained_lines(fields)), file=sys.stderr)
+    if "verdict" in fields.get("test", {}) and not as_json:
+        say(fields["test"]["verdict"])
     if fields.get("partial"):
         return say("interrupted: the model is that of the last step", INTERRUPTED)
     return 0
 
 
-def _skeleton(table: str, target: str | None) -> int:
+def _skeleton(table: str, target: str | None, csv: "Csv") -> int:
     """A schema to fill in, and why."""
     from farthing.data import table_files
 
     if target is None:
         raise InvalidValue("give --schema FILE; for a skeleton of one, give --target COLUMN instead")
-    emit(table_files.skeleton_of(table, target))
+    emit(table_files.skeleton_of(table, target, csv))
     return say(
         "bounds and vocabularies are declared, never learnt from the records: fill in low and high, or "
         "values, of every column above from public knowledge, and give the file as --schema (farthing schema "
         "drafts one from the records, for you to check)",
         WRONG,
     )
+
+
+@contextmanager
+def _read(csv: "Csv", *, quiet: bool) -> "Iterator[Csv]":
+    """Shows how far a table is read."""
+    from dataclasses import replace
+
+    with progress(quiet, "reading") as show:
+        yield csv if show is None else replace(csv, seen=lambda share: show("reading", share))
 
 
 @contextmanager
@@ -192,6 +232,9 @@ def _followed(*, quiet: bool) -> "Iterator[Watch]":
 def schema(
     table: TableName,
     target: Target = None,
+    drop: Drop = None,
+    delimiter: Delimiter = None,
+    decimal: Decimal = None,
     out: NewFile = None,
     force: Force = False,
 ) -> int:
@@ -205,13 +248,13 @@ def schema(
 
     if out is not None:
         model_file.check_writable(out, force, kept=[table])
-    text, said = schema_draft.draft(table, target)
+    text, said = schema_draft.draft(table, target, csv_format(delimiter, decimal), drop or [])
     if out is None:
         emit(text)
     else:
         model_file.write(out, f"{text}\n".encode())
     for name, what in said.items():
-        say(f"column {name!r} {what}: see to it, or leave it out")
+        say(f"column {name!r} {what}")
     if data.DRAFTED not in text:
         return 0
     where = "above" if out is None else f"in {out}"
@@ -232,6 +275,18 @@ def predict(
             metavar="TABLE", help="A CSV or Parquet file with the schema's columns.", show_default=False
         ),
     ],
+    proba: Annotated[
+        bool, typer.Option("--proba", help="Print the probability of every label as well, as CSV.")
+    ] = False,
+    threshold: Annotated[
+        float | None,
+        option(number, "Answer the second of two labels from this probability on, in place of 0.5."),
+    ] = None,
+    identity: Annotated[
+        str | None, typer.Option("--id", metavar="COLUMN", help="Print this column beside, as CSV.")
+    ] = None,
+    delimiter: Delimiter = None,
+    decimal: Decimal = None,
     out: NewFile = None,
     force: Force = False,
     as_json: AsJson = False,
@@ -242,14 +297,46 @@ def predict(
     trained = model_file.Model.load(model)
     if out is not None:
         model_file.check_writable(out, force, kept=[table, model])
-    found = list(trained.predictions(table))
+    if proba or threshold is not None:
+        trained.refuse(threshold)
+    found = list(
+        trained.rows(
+            table,
+            csv=csv_format(delimiter, decimal),
+            threshold=threshold,
+            proba=proba,
+            also=identity,
+        )
+    )
+    names = trained.columns(proba, identity)
     if as_json:
-        text = json.dumps({"target": trained.schema.target.name, "predictions": found}) + "\n"
+        text = json.dumps(_as_fields(trained.schema.target.name, names, found), default=str) + "\n"
+    elif len(names) == 1:
+        text = "".join(f"{row[0]}\n" for row in found)
     else:
-        text = "".join(f"{value}\n" for value in found)
+        text = _as_csv(names, found)
     if out is None:
         sys.stdout.write(text)
         sys.stdout.flush()
     else:
         model_file.write(out, text.encode())
     return 0
+
+
+def _as_fields(target: str, names: list[str], rows: list[tuple[Any, ...]]) -> dict[str, Any]:
+    """Predictions, and what stands beside them, as one object."""
+    columns: list[Any] = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in names]
+    beside = {name: column for name, column in zip(names, columns, strict=True) if name != target}
+    return {"target": target, "predictions": columns[names.index(target)]} | (
+        {"columns": beside} if beside else {}
+    )
+
+
+def _as_csv(names: list[str], rows: list[tuple[Any, ...]]) -> str:
+    """Rows below a header, as CSV."""
+    import csv
+    import io
+
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([names, *rows])
+    return text.getvalue()

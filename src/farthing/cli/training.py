@@ -4,12 +4,9 @@ Everything that can be wrong is looked at before the first charge: the schema, t
 will be written, and, at a rehearsal on made-up rows, the method itself. Messages name files, columns and what
 was declared, never a cell of a table. No record decides whether it is refused: one with a label that is not
 declared, or without a number where one is, counts as nothing. With ``strict`` it does, and `STRICT` says so.
-
-`StepRecorder` records a method's steps and queries as they are made, and ends it early when asked to.
 """
 
 import json
-import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import KW_ONLY, asdict, dataclass, replace
@@ -19,117 +16,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_matrix
-from sklearn.metrics import roc_auc_score
 
 from farthing import validate
-from farthing.accounting.filters import BasicFilter, RdpFilter
+from farthing.accounting import groups
+from farthing.accounting.filters import BasicFilter, GdpFilter, RdpFilter
 from farthing.accounting.personal import PersonalBudgets
 from farthing.budget import Adjacency, Budget, Unit
-from farthing.cli import export
+from farthing.cli import export, measuring
+from farthing.cli.step_recorder import StepRecorder, Watch
 from farthing.data import table_files
+from farthing.data.columns import Categorical
+from farthing.data.csv_files import Csv
 from farthing.data.model_file import Model, check_writable, write
-from farthing.data.schema import Categorical, Schema
+from farthing.data.schema import Schema
+from farthing.data.splitting import Split
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.ledger.journal import Journal
 from farthing.ledger.ledger import Ledger
 from farthing.linear.base import PUBLIC_SIZE
 from farthing.linear.estimators import LinearRegression, LinearSVC, LogisticRegression
-from farthing.linear.methods.privgene import NoisyTop
-from farthing.linear.problem import Problem
 from farthing.linear.solvers import CLASSIFIERS, REGRESSORS, Settings, SolverMethod
-from farthing.queries.mechanisms import Laplace, Mechanism, NoisyMax
-from farthing.queries.personal import Personal
-from farthing.queries.query import Answer, Query, Step
-from farthing.queries.samplers import Everyone, FixedSize, Poisson, Sampler
+from farthing.queries.query import Step
 from farthing.report.document import page
 from farthing.report.subject import Score, Subject
-
-Watch = Callable[[Step, Ledger], bool]  # sees a step and the ledger that paid for it; True ends the training
-
-
-class StepRecorder:
-    """A recorder of an algorithm's steps and queries, which may end it after any step.
-
-    Each step is shown to ``watch`` before the next is asked for.
-    """
-
-    def __init__(self, name: str, algorithm: Callable[[Ledger, Problem], Iterator[Step]]) -> None:
-        self.name, self.algorithm = name, algorithm
-        self.watch: Watch | None = None
-        self.stopped = False
-        self.ledger: Ledger | None = None  # what the last run spent from
-        self.asked: dict[tuple[str, str, str], Asked] = {}
-
-    def __call__(self, ledger: Ledger, problem: Problem) -> Iterator[Step]:
-        self.ledger, self.stopped, self.asked = ledger, False, {}
-        step = None
-        for step in self.algorithm(ledger.with_listener(self._note), problem):
-            yield step
-            if self.watch is not None and self.watch(step, ledger):
-                self.stopped = True
-                return
-        if step is None:
-            raise BudgetSpent(f"{ledger.budget} does not allow a single step of {self.name!r}")
-
-    def _note(self, query: Query, w: Any, answer: Answer) -> None:
-        what = type(query.contribution).__name__.lower()
-        kind = what, drawn(query.sampler), type(query.mechanism).__name__
-        self.asked.setdefault(kind, Asked()).add(query)
-
-
-@dataclass(slots=True)
-class Asked:
-    """Answers of one kind: how many, and between which ends their clips and their noise lie."""
-
-    times: int = 0
-    clip_norm: tuple[float, float] = (math.inf, 0.0)
-    deviation: tuple[float, float] = (math.inf, 0.0)  # of a coordinate, a standard one
-    noise_multiplier: tuple[float, float] = (math.inf, 0.0)  # deviation over clip
-
-    def add(self, query: Query) -> None:
-        """Add one answer."""
-        order = 1 if isinstance(query.mechanism, Laplace) else 2
-        clip = query.bound.norm(order) * float(np.max(query.bound.scale))
-        noise = float(getattr(query.mechanism, "noise_multiplier", math.nan)) * _spread(query.mechanism)
-        self.times += 1
-        self.clip_norm = _stretched(self.clip_norm, clip)
-        self.noise_multiplier = _stretched(self.noise_multiplier, noise)
-        self.deviation = _stretched(self.deviation, noise * clip)
-
-
-def drawn(sampler: Sampler) -> str:
-    """A sampler in words.
-
-    >>> drawn(Poisson(0.01))
-    'poisson, sampling rate 0.01'
-    """
-    match sampler:
-        case Everyone():
-            return "everyone"
-        case Poisson(sampling_rate=rate):
-            return f"poisson, sampling rate {rate:.3g}"
-        case FixedSize(size=size, of=of):
-            return f"{size} of {of}"
-        case Personal(sampling_rates=rates, weights=weights):
-            if min(rates) == 1:
-                return f"everyone, weights {min(weights):.3g} to 1 by budget"
-            return f"poisson, sampling rates {min(rates):.3g} to {max(rates):.3g} by budget"
-    return repr(sampler)
-
-
-def _spread(mechanism: Mechanism) -> float:
-    """The standard deviation of its noise at scale 1."""
-    match mechanism:
-        case Laplace() | NoisyMax(kind="laplace"):
-            return math.sqrt(2)
-        case NoisyMax() | NoisyTop():
-            return math.pi / math.sqrt(6)
-    return 1.0
-
-
-def _stretched(ends: tuple[float, float], value: float) -> tuple[float, float]:
-    return min(ends[0], value), max(ends[1], value)
-
 
 STRICT = "that every value lies within the schema was checked without paying for it (--strict)"
 REHEARSED = "as on made-up rows: a method that adapts to its answers may choose otherwise"
@@ -137,6 +46,7 @@ REHEARSED = "as on made-up rows: a method that adapts to its answers may choose 
 Array = NDArray[np.float64]
 Estimator = LogisticRegression | LinearSVC | LinearRegression
 Follow = Callable[[], AbstractContextManager[Watch | None]]  # entered when the spending begins
+Reading = Callable[[Csv], AbstractContextManager[Csv]]  # entered while the table is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,24 +70,45 @@ class TrainingJob:
     strict: bool = False  # refuse values that the schema does not have
     formats: tuple[str, ...] = ()  # besides .npz
     settings: tuple[str, ...] = ()  # of the method, as NAME=VALUE
+    csv: Csv = table_files.PLAIN
+    user: str | None = None  # the column that says whose record it is: whole people are protected
+    rows: int = 1  # that are kept of a person
+    holdout: float = 0.0  # the share of the records that is not learnt from
+
+    @property
+    def budget(self) -> Budget:
+        """The budget as it is asked for, per person where people have several records."""
+        assert self.epsilon is not None
+        unit = Unit.RECORD if self.user is None else Unit.USER
+        return Budget(self.epsilon, self.delta, self.adjacency or Adjacency.ADD_REMOVE, unit)
+
+    def per_record(self) -> "TrainingJob":
+        """Return the job with the budget that each record may take, where whole people are protected."""
+        if self.user is None:
+            return self
+        return replace(self, epsilon=groups.per_record(self.budget, self.rows).epsilon)
 
 
-def train(job: TrainingJob, follow: Follow = nullcontext) -> dict[str, Any]:
+def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | None = None) -> dict[str, Any]:
     """Checks everything, spends the budget, writes the model and its guarantee; returns what may be told.
 
-    ``follow`` may show how it goes, and end it early: the model is then that of the last step.
+    ``follow`` may show how it goes, and end it early: the model is then that of the last step. ``reading``
+    may show how far the table is read.
     """
+    asked, job = job, job.per_record()
     estimator, method, recorder, settings = _prepared(job)
-    X, y = table_files.read(job.table, job.schema, strict=job.strict)
-    people = _people(job)
-    if job.records is None:
-        table_files.filled(job.table, y)
-    test = table_files.held_out(job.test, job.table, job.schema)
     files = _files(job)
     for path in files.values():
         check_writable(path, job.force, kept=(job.table, job.test, job.ledger))
     if job.ledger is not None and not Journal.exists(job.ledger):
         check_writable(job.ledger, force=False, option="--ledger")
+    with nullcontext(job.csv) if reading is None else reading(job.csv) as csv:
+        split = Split(job.user, job.rows, job.holdout)
+        X, y, held = table_files.training_rows(job.table, job.schema, split, strict=job.strict, csv=csv)
+    people = _people(job)
+    if job.records is None:
+        table_files.filled(job.table, y)
+    test = table_files.held_out(job.test, job.table, job.schema, job.csv)
     with ExitStack() as resources:
         ledger = resources.enter_context(_existing(job))
         recorder.watch = _first_step_only
@@ -188,9 +119,13 @@ def train(job: TrainingJob, follow: Follow = nullcontext) -> dict[str, Any]:
         _paying(job, estimator, method, ledger).fit(X, y, budgets=people)
         assert recorder.ledger is not None
         recorder.ledger.refund()
-        measured = None if test is None else {"table": job.test, **_measured(estimator, *test)}
+        measured = None if test is None else {"table": job.test, **measuring.measured(estimator, *test)}
+        if held is not None:
+            measured = {"table": job.table, **measuring.held_out(estimator, *held, job.budget)}
         if job.strict:
             estimator.privacy_ = estimator.privacy_.noted(STRICT)
+        if asked.user is not None:
+            estimator.privacy_ = groups.per_person(estimator.privacy_, asked.budget, asked.rows)
         spent = recorder.ledger.spent
         told = {
             **asdict(estimator.privacy_),
@@ -206,7 +141,8 @@ def train(job: TrainingJob, follow: Follow = nullcontext) -> dict[str, Any]:
             **{kind: str(path) for kind, path in files.items() if kind != "privacy"},
         }
         privacy = json.dumps(told, allow_nan=False, indent=1)
-        model = Model(job.schema, np.atleast_2d(estimator.coef_), np.atleast_1d(estimator.intercept_))
+        kind = "logistic" if isinstance(estimator, LogisticRegression) else "scores"
+        model = Model(job.schema, np.atleast_2d(estimator.coef_), np.atleast_1d(estimator.intercept_), kind)
         write(files["model"], model.to_bytes(privacy))
         write(files["privacy"], (privacy + "\n").encode())
         for form in job.formats:
@@ -216,16 +152,19 @@ def train(job: TrainingJob, follow: Follow = nullcontext) -> dict[str, Any]:
         except FarthingError as error:  # nothing is wrong with what was asked for, and it is paid
             raise FarthingError(f"the model is written, but its report could not be: {error}") from None
         write(files["report"], report.encode())
-    return told if measured is None else {**told, "test": measured}
+    return told if measured is None else {**told, "test": measured | measuring.verdict(measured)}
 
 
 def rehearse(job: TrainingJob, records: int) -> dict[str, Any]:
     """Trains on made-up rows, charged to a ledger in memory like the real one; returns price and noise."""
+    asked, job = job, job.per_record()
     estimator, method, recorder, settings = _prepared(job)
     with _existing(job) as ledger:
         before = 0.0 if ledger is None else ledger.share
         paid = _rehearse(job, estimator, method, records, ledger, _people(job))
     assert recorder.ledger is not None
+    if asked.user is not None:
+        estimator.privacy_ = groups.per_person(estimator.privacy_, asked.budget, asked.rows)
     return {
         "dry_run": True,
         **asdict(estimator.privacy_),
@@ -250,7 +189,7 @@ def _people(job: TrainingJob) -> Array | None:
     """Everybody's own ε, of the column that a job names."""
     if job.budget_column is None:
         return None
-    return table_files.budgets(job.table, job.budget_column, job.schema)
+    return table_files.budgets(job.table, job.budget_column, job.schema, job.csv)
 
 
 def _levels(estimator: Estimator) -> dict[str, Any]:
@@ -310,6 +249,7 @@ def _prepared(job: TrainingJob) -> tuple[Estimator, SolverMethod, StepRecorder, 
         raise InvalidValue(f"--budget-column needs a --method of {able}, got {job.method!r}")
     if job.records is not None:
         validate.count(**{"--records": job.records})
+    _refuse_splits(job, known[job.method])
     for form in job.formats:
         if form not in export.FORMATS:
             raise InvalidValue(f"--format must be one of {list(export.FORMATS)}, got {form!r}")
@@ -327,6 +267,27 @@ def _prepared(job: TrainingJob) -> tuple[Estimator, SolverMethod, StepRecorder, 
         records=job.records,
     )
     return estimator, method, recorder, settings
+
+
+def _refuse_splits(job: TrainingJob, method: SolverMethod) -> None:
+    """Refuses people with several records, and records that are held out, where no theorem covers them."""
+    if (job.user is not None or job.holdout) and job.budget_column is not None:
+        raise InvalidValue(
+            "--budget-column gives records budgets of their own: leave --user and --holdout out"
+        )
+    if job.user is not None and method.filter is not GdpFilter:
+        raise Unsupported(
+            f"--user needs a --method that is accounted by GDP, such as auto, got {job.method!r}"
+        )
+    if job.holdout:
+        if job.test is not None:
+            raise InvalidValue("give either --test or --holdout, not both")
+        if job.adjacency not in (None, Adjacency.ADD_REMOVE):
+            raise Unsupported(
+                f"--holdout needs add-remove, got {job.adjacency}: a replaced record changes sides"
+            )
+        if not job.delta:
+            raise Unsupported("--holdout adds Gaussian noise: --delta must be above 0")
 
 
 @contextmanager
@@ -361,7 +322,7 @@ def _reported(
     if measured is not None:
         measure = "rmse" if "rmse" in measured else measure
         baseline = "guessing" if measure == "accuracy" else "rmse_of_mean"
-        released = [f"{measure} on {measured['table']}, {table_files.WITHOUT_PRIVACY}"]
+        released = [f"{measure} on {measured['table']}, {measured['note']}"]
         scores = [
             Score(label=job.method, epsilon=estimator.privacy_.epsilon, value=measured[measure]),
             Score(label=baseline.replace("_", " "), epsilon=None, value=measured[baseline]),
@@ -390,6 +351,8 @@ def _paying(job: TrainingJob, estimator: Estimator, method: SolverMethod, ledger
     """
     if ledger is None:
         return estimator
+    if (job.user is not None or job.holdout) and ledger.budget.adjacency is not Adjacency.ADD_REMOVE:
+        raise Unsupported(f"--user and --holdout need a ledger of add-remove: its budget is {ledger.budget}")
     if ledger.budget.unit is not Unit.RECORD:
         raise InvalidValue(
             f"--ledger must be one per record, since a row counts as one: its budget is {ledger.budget}"
@@ -429,23 +392,6 @@ def _made_up(schema: Schema, rows: int | None = None) -> tuple[Any, ArrayLike]:
     if rows is None:
         return np.zeros((len(y), schema.width)), y
     return csr_matrix((rows, schema.width)), np.resize(np.array(y), rows)
-
-
-def _measured(estimator: Estimator, X: Array, y: NDArray[Any]) -> dict[str, Any]:
-    """Return figures of a model on another table, which are not private and say so."""
-    told: dict[str, Any] = {"records": len(y), "note": table_files.WITHOUT_PRIVACY}
-    found = estimator.predict(X)
-    if isinstance(estimator, LinearRegression):
-        told["rmse"] = float(np.sqrt(np.mean(np.square(found - y))))
-        return {**told, "rmse_of_mean": float(np.std(y))}
-    told["accuracy"] = float(np.mean(found == y))
-    told["guessing"] = float(np.bincount(y).max() / len(y))
-    scores = estimator.decision_function(X)
-    if scores.ndim == 1 and 0 < y.sum() < len(y):
-        told["auc"] = float(roc_auc_score(y, scores))
-    if isinstance(estimator, LogisticRegression):
-        told["log_loss"] = -float(np.mean(estimator.predict_log_proba(X)[np.arange(len(y)), y]))
-    return told
 
 
 def _files(job: TrainingJob) -> dict[str, Path]:

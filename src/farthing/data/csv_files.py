@@ -1,86 +1,163 @@
-"""Read CSV files with a header as columns of text, some thousand records at a time; unpack ``.gz``.
+"""Read CSV files with a header as columns of text, some thousand records at a time; unpack gzip.
 
-Messages name the file, a requested column or a line's number, never a cell. They never quote a header,
-because the first line of a file without one is a record.
+The first line alone decides what separates the cells: commas, semicolons, tabs or bars, whichever it has most
+of. Messages name the file, a requested column or a line's number, never a cell. They do not quote a header,
+because the first line of a file without one is a record; a hint at a name that is like a wanted one is given
+where the line holds another wanted name exactly, so that it is a header.
 """
 
 import csv
 import gzip
+import io
+import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import islice
-from typing import Any, TextIO
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farthing.errors import InvalidValue
+from farthing.validate import did_you_mean
 
 _BLOCK = 2**13  # rows held as text at a time
 _LONGEST = 2**24  # characters of a line
+_GZIP = b"\x1f\x8b"
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
-def claims(path: str) -> bool:
-    """Return whether a file may be CSV: any file may."""
-    return True
+class _Opened(NamedTuple):
+    """An open file: its records as rows of cells, what separates them, and which share is read."""
+
+    lines: Any
+    delimiter: str
+    share: Callable[[], float]
 
 
-def header(path: str, column: str | None = None) -> list[str]:
-    """Return the names of all columns; refuse a file without ``column``, which may have no header."""
-    with _opened(path) as lines:
-        names: list[str] = next(lines, [])
-        _places(path, names, [] if column is None else [column])
+@dataclass(frozen=True, slots=True)
+class Csv:
+    """The format of CSV files, which claims any file.
+
+    Parameters
+    ----------
+    delimiter : str, optional
+        What separates cells, one character. By default the first line decides.
+    decimal : str, optional
+        What numbers have before their fraction: a point, or a comma as well. By default a comma is accepted
+        where semicolons separate the cells.
+    seen : callable, optional
+        Is told after each block which share of the file is read.
+    """
+
+    delimiter: str | None = None
+    decimal: str | None = None
+    seen: Callable[[float], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
+            raise InvalidValue(
+                f"the delimiter must be one character, such as ';' or a tab, got {self.delimiter!r}"
+            )
+        if self.decimal not in (None, ".", ","):
+            raise InvalidValue(f"the decimal mark must be '.' or ',', got {self.decimal!r}")
+        if self.decimal == self.delimiter == ",":
+            raise InvalidValue(
+                "commas cannot both separate cells and begin fractions: give another delimiter"
+            )
+
+    def claims(self, path: str) -> bool:
+        """Return whether a file may be CSV: any file may."""
+        return True
+
+    def header(self, path: str, column: str | None = None) -> list[str]:
+        """Return the names of all columns; refuse a file without ``column``, which may have no header."""
+        with self._opened(path) as opened:
+            names = _first(path, opened)
+            _places(path, names, [] if column is None else [column], opened.delimiter)
+        return names
+
+    def count(self, path: str, names: Iterable[str]) -> int:
+        """Return the number of records; ``names`` must all be columns. No cell is read."""
+        return sum(len(rows) for _, rows in self._blocks(path, names))
+
+    def columns(self, path: str, names: Iterable[str]) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yield the named columns, block by block."""
+        for places, rows in self._blocks(path, names):
+            cells = list(zip(*rows, strict=True))
+            # objects, because an array of text gives every cell the size of the longest
+            yield {name: np.array(cells[place], dtype=object) for name, place in places.items()}
+
+    def commas(self, path: str) -> bool:
+        """Return whether numbers of this file may have a comma before their fraction."""
+        if self.decimal is not None:
+            return self.decimal == ","
+        with self._opened(path) as opened:
+            return opened.delimiter == ";"
+
+    def _blocks(self, path: str, names: Iterable[str]) -> Iterator[tuple[dict[str, int], list[list[str]]]]:
+        """Yield the places of the named columns, with rows of cells, block by block."""
+        with self._opened(path) as opened:
+            first = _first(path, opened)
+            places = _places(path, first, names, opened.delimiter)
+            while block := list(islice(opened.lines, _BLOCK)):
+                rows = [row for row in block if row]  # no empty lines
+                if not {len(row) for row in rows} <= {len(first)}:
+                    raise InvalidValue(
+                        f"{path!r} is not a CSV table: not every record has as many cells as the header, "
+                        f"{len(first)}"
+                    )
+                if rows:
+                    yield places, rows
+                if self.seen is not None:
+                    self.seen(opened.share())
+
+    @contextmanager
+    def _opened(self, path: str) -> Iterator[_Opened]:
+        """Open a file; any failure to read is an `InvalidValue`."""
+        try:
+            with open(path, "rb") as raw:
+                size = os.fstat(raw.fileno()).st_size or 1
+                packed = path.endswith(".gz") or raw.peek(2)[:2] == _GZIP
+                inner: Any = gzip.GzipFile(fileobj=raw) if packed else raw
+                with io.TextIOWrapper(inner, encoding="utf-8-sig", newline="") as file:
+                    lines = _lines(file)
+                    first = next(lines, "")
+                    delimiter = self.delimiter or _sniffed(first)
+                    rows = csv.reader(
+                        chain([first] if first else [], lines),
+                        delimiter=delimiter,
+                        skipinitialspace=True,
+                        strict=True,
+                    )
+                    yield _Opened(rows, delimiter, lambda: min(1.0, raw.tell() / size))
+        except UnicodeDecodeError:  # the error's own text shows a byte of the file
+            raise InvalidValue(
+                f"{path!r} is not a CSV table: it is not UTF-8 text (save it as UTF-8, or convert it: "
+                "iconv -f latin1 -t utf-8)"
+            ) from None
+        except csv.Error as error:
+            raise InvalidValue(f"{path!r} is not a CSV table: {error}") from None
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            raise InvalidValue(f"{path!r} is not a complete gzip file") from None
+        except OSError as error:
+            raise InvalidValue(f"{path!r} cannot be read: {error.strerror or error}") from None
+
+
+def _first(path: str, opened: _Opened) -> list[str]:
+    """Return the names in the first line."""
+    names = [name.strip() for name in next(opened.lines, [])]
+    if not names:
+        raise InvalidValue(f"{path!r} is empty: it needs a first line with the names of its columns")
     return names
 
 
-def count(path: str, names: Iterable[str]) -> int:
-    """Return the number of records; ``names`` must all be columns. No cell is read."""
-    with _opened(path) as lines:
-        _, rows = _records(path, lines, names)
-        return sum(1 for _ in rows)
-
-
-def columns(path: str, names: Iterable[str]) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield the named columns, block by block."""
-    with _opened(path) as lines:
-        places, rows = _records(path, lines, names)
-        while block := list(islice(rows, _BLOCK)):
-            yield _block(block, places)
-
-
-def _records(path: str, lines: Any, names: Iterable[str]) -> tuple[dict[str, int], Iterator[list[str]]]:
-    """Return the positions of the named columns, and the records as rows of cells."""
-    first: list[str] = next(lines, [])
-    return _places(path, first, names), _rows(path, lines, len(first))
-
-
-def _rows(path: str, lines: Any, width: int) -> Iterator[list[str]]:
-    for row in lines:
-        if row and len(row) != width:
-            raise InvalidValue(
-                f"{path!r} is not a CSV table: not every record has as many cells as the header, {width}"
-            )
-        if row:  # not an empty line
-            yield row
-
-
-@contextmanager
-def _opened(path: str) -> Iterator[Any]:
-    """Yield the lines of a file, split into cells; any failure to read is an `InvalidValue`."""
-    try:
-        with (gzip.open if path.endswith(".gz") else open)(
-            path, "rt", encoding="utf-8-sig", newline=""
-        ) as file:
-            yield csv.reader(_lines(file), skipinitialspace=True, strict=True)
-    except UnicodeDecodeError:  # the error's own text shows a byte of the file
-        raise InvalidValue(f"{path!r} is not a CSV table: it is not UTF-8 text") from None
-    except csv.Error as error:
-        raise InvalidValue(f"{path!r} is not a CSV table: {error}") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise InvalidValue(f"{path!r} is not a complete gzip file") from None
-    except OSError as error:
-        raise InvalidValue(f"{path!r} cannot be read: {error.strerror or error}") from None
+def _sniffed(line: str) -> str:
+    """Return the delimiter that a header has most of, outside of quotes; a comma where it has none."""
+    bare = "".join(line.split('"')[::2])
+    return max(DELIMITERS, key=bare.count)
 
 
 def _lines(file: TextIO) -> Iterator[str]:
@@ -91,21 +168,19 @@ def _lines(file: TextIO) -> Iterator[str]:
         yield line
 
 
-def _places(path: str, header: list[str], names: Iterable[str]) -> dict[str, int]:
-    """Return the positions of the named columns."""
-    if not header:
-        raise InvalidValue(f"{path!r} is empty: it needs a first line with the names of its columns")
-    places = {}
-    for name in names:
-        if header.count(name) != 1:
-            what = "two columns" if name in header else "no column"
-            raise InvalidValue(
-                f"{path!r} has {what} {name!r}: its first line must name each column once, between commas"
-            )
-        places[name] = header.index(name)
-    return places
-
-
-def _block(rows: list[list[str]], places: dict[str, int]) -> dict[str, NDArray[Any]]:
-    # objects, because an array of text gives every cell the size of the longest
-    return {name: np.array([row[place] for row in rows], dtype=object) for name, place in places.items()}
+def _places(path: str, header: list[str], names: Iterable[str], delimiter: str) -> dict[str, int]:
+    """Return the positions of the named columns; refuse all that are not there once, together."""
+    wanted = list(names)
+    is_header = any(name in header for name in wanted)  # and no record
+    wrong = []
+    for name in wanted:
+        if header.count(name) > 1:
+            wrong.append(f"two columns {name!r}")
+        elif name not in header:
+            wrong.append(f"no column {name!r}" + (did_you_mean(name, header) if is_header else ""))
+    if wrong:
+        between = DELIMITERS.get(delimiter, repr(delimiter))
+        raise InvalidValue(
+            f"{path!r} has {', '.join(wrong)}: its first line must name each column once, between {between}"
+        )
+    return {name: header.index(name) for name in wanted}

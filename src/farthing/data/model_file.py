@@ -8,13 +8,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_expit, softmax
 
 from farthing.data import table_files
-from farthing.data.schema import Categorical, Numeric, Schema
-from farthing.errors import FarthingError, InvalidValue
+from farthing.data.columns import Categorical, Numeric
+from farthing.data.csv_files import Csv
+from farthing.data.schema import Schema
+from farthing.errors import FarthingError, InvalidValue, Unsupported
 
 Array = NDArray[np.float64]
 
@@ -26,20 +30,73 @@ class Model:
     schema: Schema
     coef: Array
     intercept: Array
+    kind: str = "scores"  # "logistic" where scores are log-odds
 
-    def predict(self, X: Array) -> list[str] | list[float]:
-        """Return a label, or a number, for every row of features."""
+    def predict(self, X: Array, threshold: float | None = None) -> list[str] | list[float]:
+        """Return a label, or a number, for every row of features.
+
+        ``threshold`` is the probability from which on the second of two labels is answered.
+        """
         scores = X @ self.coef.T + self.intercept
         if isinstance(self.schema.target, Numeric):
             within = np.clip(scores[:, 0], float(self.schema.target.low), float(self.schema.target.high))
             return [float(score) for score in within]
-        places = scores.argmax(axis=1) if scores.shape[1] > 1 else (scores[:, 0] > 0).astype(int)
+        if threshold is not None:
+            places = (self.probabilities(X)[:, 1] >= threshold).astype(int)
+        else:
+            places = scores.argmax(axis=1) if scores.shape[1] > 1 else (scores[:, 0] > 0).astype(int)
         return [self.schema.target.values[place] for place in places]
 
-    def predictions(self, table: str) -> Iterator[str | float]:
-        """Return a prediction for every record of a table, which need not have the target."""
-        for X in table_files.decoded(table, self.schema):
-            yield from self.predict(X)
+    def probabilities(self, X: Array) -> Array:
+        """Return the probability of every label, in the schema's order."""
+        if self.kind != "logistic":
+            raise Unsupported("this model gives no probabilities: train with --model logistic on labels")
+        scores = X @ self.coef.T + self.intercept
+        if scores.shape[1] == 1:
+            return np.asarray(np.exp(np.column_stack([log_expit(-scores), log_expit(scores)])))
+        return np.asarray(softmax(scores, axis=1))
+
+    def refuse(self, threshold: float | None) -> None:
+        """Refuse probabilities, and a threshold of them, where the model has none."""
+        self.probabilities(np.zeros((1, self.schema.width)))
+        if threshold is not None and (len(self.intercept) > 1 or not 0 < threshold < 1):
+            raise InvalidValue(
+                f"--threshold must be a probability below 1, for a target of two labels, got {threshold!r}"
+            )
+
+    def columns(self, proba: bool, also: str | None) -> list[str]:
+        """Return the names of what `rows` yields."""
+        target = self.schema.target
+        labels = target.values if isinstance(target, Categorical) and proba else ()
+        names = [target.name, *(f"P({target.name}={label})" for label in labels)]
+        return names if also is None else [also, *names]
+
+    def predictions(self, table: str) -> Iterator[Any]:
+        """Yield a prediction for every record of a table, which need not have the target."""
+        for (found,) in self.rows(table):
+            yield found
+
+    def rows(
+        self,
+        table: str,
+        *,
+        csv: Csv = table_files.PLAIN,
+        threshold: float | None = None,
+        proba: bool = False,
+        also: str | None = None,
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield a row for every record of a table, with the names of `columns`.
+
+        It has the cell of the column ``also`` if one is named, the prediction, and with ``proba`` the
+        probability of every label.
+        """
+        for X, block in table_files.decoded(table, self.schema, csv, [] if also is None else [also]):
+            parts: list[list[Any]] = [self.predict(X, threshold)]
+            if also is not None:
+                parts.insert(0, np.asarray(block[also]).tolist())
+            if proba:
+                parts.extend(self.probabilities(X).T.tolist())
+            yield from zip(*parts, strict=True)
 
     def to_bytes(self, privacy: str) -> bytes:
         """Return model and guarantee as .npz: numbers and text only, so that reading it runs no code."""
@@ -53,6 +110,7 @@ class Model:
             feature_names=np.array(self.schema.feature_names),
             schema=np.array(self.schema.to_json()),
             privacy=np.array(privacy),
+            kind=np.array(self.kind),
         )
         return buffer.getvalue()
 
@@ -64,6 +122,7 @@ class Model:
             with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
                 schema = Schema.from_json(str(found["schema"]))
                 coef, intercept = (np.asarray(found[name], np.float64) for name in ("coef", "intercept"))
+                kind = str(found["kind"]) if "kind" in found else "scores"
         except FileNotFoundError:
             raise InvalidValue(f"MODEL must be a file that train wrote, there is no {str(path)!r}") from None
         except (OSError, ValueError, LookupError, TypeError, AttributeError, zipfile.BadZipFile, EOFError):
@@ -72,7 +131,7 @@ class Model:
         outputs = labels if labels > 2 else 1
         if coef.shape != (outputs, schema.width) or intercept.shape != (outputs,):
             raise InvalidValue(f"{str(path)!r} holds weights of shape {coef.shape}, not its schema's")
-        return cls(schema, coef, intercept)
+        return cls(schema, coef, intercept, kind)
 
 
 def check_writable(

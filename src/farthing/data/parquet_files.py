@@ -1,7 +1,8 @@
 """Read Parquet files as columns of numbers and text, some thousand records at a time.
 
-Numbers and booleans keep their type; text, and any column with missing values, is read as text, a missing
-value as "", as in a CSV file. Messages name the file, a requested column or a type, never a cell.
+Numbers and booleans keep their type, dates and times become days; text, and any column of whole numbers with
+missing values, is read as text, a missing value as "", as in a CSV file. Messages name the file, a requested
+column or a type, never a cell.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing.errors import InvalidValue, Unsupported
+from farthing.validate import did_you_mean
 
 _BLOCK = 2**13  # rows held at a time
 _MAGIC = b"PAR1"
@@ -72,14 +74,18 @@ def _opened(path: str) -> Iterator[Any]:
 
 
 def _places(path: str, header: list[str], names: Iterable[str]) -> None:
-    for name in names:
-        if header.count(name) != 1:
-            what = "two columns" if name in header else "no column"
-            raise InvalidValue(f"{path!r} has {what} {name!r}: each column must have a name of its own")
+    """Refuse all names that are not there once, together. The names stand apart from the records."""
+    wrong = [
+        f"two columns {name!r}" if name in header else f"no column {name!r}{did_you_mean(name, header)}"
+        for name in names
+        if header.count(name) != 1
+    ]
+    if wrong:
+        raise InvalidValue(f"{path!r} has {', '.join(wrong)}: each column must have a name of its own")
 
 
 def _kind(path: str, name: str, kind: Any) -> str:
-    """Return the kind of a column: ``text``, ``whole`` (booleans too) or ``number``."""
+    """Return the kind of a column: ``text``, ``whole`` (booleans too), ``number`` or ``date``."""
     from pyarrow import types
 
     if types.is_dictionary(kind):
@@ -90,8 +96,11 @@ def _kind(path: str, name: str, kind: Any) -> str:
         return "whole"
     if types.is_floating(kind) or types.is_decimal(kind):
         return "number"
+    if types.is_date(kind) or types.is_timestamp(kind):
+        return "date"
     raise InvalidValue(
-        f"column {name!r} of {path!r} holds {kind}, which is neither a number, nor text, nor true or false"
+        f"column {name!r} of {path!r} holds {kind}, which is no number, no text, no date and not true or "
+        "false: leave it out, or store it as one of these"
     )
 
 
@@ -104,6 +113,8 @@ def _values(path: str, name: str, column: Any) -> NDArray[Any]:
     kind = _kind(path, name, column.type)
     if kind == "number":
         return np.asarray(column.cast(arrow.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
+    if kind == "date":
+        return np.asarray(column.to_numpy(zero_copy_only=False)).astype("datetime64[D]")
     if kind == "whole" and not column.null_count:
         return np.asarray(column.to_numpy(zero_copy_only=False))
     if kind != "text":

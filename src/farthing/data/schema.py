@@ -16,19 +16,33 @@ array([[0., 0., 1.],
 """
 
 import json
-import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from farthing.data.columns import Categorical, Column, Date, Numeric
 from farthing.errors import InvalidValue
 from farthing.queries import arrays
-from farthing.validate import finite
+from farthing.validate import did_you_mean
+
+__all__ = [
+    "DRAFTED",
+    "Categorical",
+    "Column",
+    "Date",
+    "Numeric",
+    "Schema",
+    "Table",
+    "draft",
+    "find",
+    "skeleton",
+]
 
 Table = Mapping[str, ArrayLike]
 
@@ -37,123 +51,13 @@ _DRAFTED = "read from private records; covered by no guarantee: check every line
 
 
 @dataclass(frozen=True)
-class Numeric:
-    """A column of numbers with public bounds, which become [0, 1].
-
-    Values beyond the bounds are clipped. A cell that is not a finite number becomes NaN, and its record
-    contributes nothing (`farthing.data.tables.Table`): an error would reveal a record without a charge.
-
-    Parameters
-    ----------
-    name : str
-        The column's name in the table.
-    low, high : float
-        The public bounds, low below high.
-
-    Examples
-    --------
-    >>> Numeric("age", 17, 90).targets([17, 250, "?"])
-    array([17., 90., nan])
-    """
-
-    name: str
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        low, high = (
-            finite(**{f"{name} of column {self.name!r}": getattr(self, name)}) for name in ("low", "high")
-        )
-        if not 0 < high - low < math.inf:
-            raise InvalidValue(
-                f"column {self.name!r}: low must be below high, got {self.low!r}, {self.high!r}"
-            )
-
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Return the one feature that this column becomes."""
-        return (self.name,)
-
-    def encode(self, values: ArrayLike, out: NDArray[np.float64]) -> None:
-        """Write the scaled values into `out`, of shape (rows, 1)."""
-        low, high = float(self.low), float(self.high)
-        out[:, 0] = (self.targets(values) - low) / (high - low)
-
-    def targets(self, values: ArrayLike) -> NDArray[np.float64]:
-        """Return the clipped values, the targets of a regression; NaN for a cell that is not a number."""
-        numbers = _numbers(self.name, values)
-        return np.where(np.isfinite(numbers), np.clip(numbers, float(self.low), float(self.high)), np.nan)
-
-    def known(self, values: ArrayLike) -> bool:
-        """Return whether every value is a finite number."""
-        return bool(np.isfinite(_numbers(self.name, values)).all())
-
-    def holds(self, values: ArrayLike) -> bool:
-        """Return whether every value is a number between the bounds."""
-        numbers = _numbers(self.name, values)
-        return bool(((numbers >= self.low) & (numbers <= self.high)).all())
-
-
-@dataclass(frozen=True)
-class Categorical:
-    """A column of values from a public vocabulary, encoded one-hot.
-
-    Parameters
-    ----------
-    name : str
-        The column's name in the table.
-    values : tuple of str
-        The vocabulary. A value outside it encodes as all zeros.
-
-    Examples
-    --------
-    >>> Categorical("sex", ("Female", "Male")).codes(["Male", "not listed"])
-    array([ 1, -1])
-    """
-
-    name: str
-    values: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if not self.values or len(set(self.values)) < len(self.values):
-            raise InvalidValue(f"column {self.name!r} needs distinct values, got {self.values!r}")
-
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Return one feature for each value of the vocabulary, in its order."""
-        return tuple(f"{self.name}={value}" for value in self.values)
-
-    def codes(self, values: ArrayLike) -> NDArray[np.int64]:
-        """Return the position of each value in the vocabulary, -1 where it is not in it."""
-        position = {value: code for code, value in enumerate(self.values)}
-        found = [position.get(v, -1) if isinstance(v, str) else -1 for v in np.asarray(values).tolist()]
-        return np.array(found, dtype=np.int64)
-
-    def encode(self, values: ArrayLike, out: NDArray[np.float64]) -> None:
-        """Set the ones in `out`, zeros of shape (rows, len(values))."""
-        codes = self.codes(values)
-        (known,) = np.nonzero(codes >= 0)
-        out[known, codes[known]] = 1.0
-
-    def holds(self, values: ArrayLike) -> bool:
-        """Return whether all values are in the vocabulary."""
-        return bool((self.codes(values) >= 0).all())
-
-    def targets(self, values: ArrayLike) -> NDArray[np.int64]:
-        """Return the codes of labels, the targets of a classifier; -1 for one outside the vocabulary."""
-        return self.codes(values)
-
-    known = holds
-
-
-@dataclass(frozen=True)
 class Schema:
     """The public description of a table: its columns in order, and the target to predict.
 
     Parameters
     ----------
-    columns : tuple of Numeric or Categorical
-        The features. Every encoded feature lies in [0, 1], so a row has squared norm at most len(columns).
+    columns : tuple of Numeric, Categorical or Date
+        The features. Every encoded feature lies in [0, 1].
     target : Numeric or Categorical
         What to predict: a vocabulary asks for a classifier, bounds ask for a regression.
 
@@ -171,16 +75,25 @@ class Schema:
     True
     """
 
-    columns: tuple[Numeric | Categorical, ...]
+    columns: tuple[Column, ...]
     target: Numeric | Categorical
 
     def __post_init__(self) -> None:
         names = [column.name for column in (*self.columns, self.target)]
         if len(names) < 2 or len(set(names)) < len(names):
             raise InvalidValue(f"a schema needs a column, a target and distinct names, got {names!r}")
+        if isinstance(self.target, Date):
+            raise InvalidValue(
+                f"the target {self.target.name!r} must have values or bounds, not a range of dates"
+            )
         if isinstance(self.target, Categorical) and len(self.target.values) < 2:
             raise InvalidValue(
                 f"the target {self.target.name!r} needs two values or more, got {self.target.values!r}"
+            )
+        if getattr(self.target, "other", False) or getattr(self.target, "missing", None) is not None:
+            raise InvalidValue(
+                f"the target {self.target.name!r} must have no 'missing' and no 'other': a record without a "
+                "declared target counts as nothing"
             )
 
     @classmethod
@@ -200,12 +113,34 @@ class Schema:
             raise InvalidValue(f"a schema must have the keys 'columns' and 'target' and no other, got {keys}")
         if not isinstance(found["columns"], list):
             raise InvalidValue(f"'columns' of a schema must be a list, got {found['columns']!r}")
-        columns = [_described(f"columns[{place}]", column) for place, column in enumerate(found["columns"])]
-        return cls(tuple(columns), _described("target", found["target"]))
+        keys = [*(f"columns[{place}]" for place in range(len(found["columns"]))), "target"]
+        parts = zip(keys, [*found["columns"], found["target"]], strict=True)
+        described = collected(partial(_described, *part) for part in parts)
+        return cls(tuple(described[:-1]), described[-1])
 
     def to_json(self) -> str:
         """Return the schema as JSON text, a line a column."""
-        return _json([asdict(column) for column in self.columns], asdict(self.target))
+        return _json([_declared(column) for column in self.columns], _declared(self.target))
+
+    def without(self, names: Iterable[str]) -> "Schema":
+        """Return the schema without some columns; refuse names that it does not have."""
+        dropped = set(names)
+        self._refuse_unknown(dropped)
+        return replace(self, columns=tuple(column for column in self.columns if column.name not in dropped))
+
+    def with_missing(self, values: Mapping[str, Any], middle: bool = False) -> "Schema":
+        """Return the schema with public values in place of missing numbers and dates.
+
+        ``middle`` gives every column of numbers or dates that has none the middle of its bounds.
+        """
+        self._refuse_unknown(values)
+        return replace(self, columns=tuple(_replacing(column, values, middle) for column in self.columns))
+
+    def _refuse_unknown(self, names: Iterable[str]) -> None:
+        known = [column.name for column in self.columns]
+        wrong = [f"{name!r}{did_you_mean(name, known)}" for name in names if name not in known]
+        if wrong:
+            raise InvalidValue(f"the schema has no column {' and no column '.join(wrong)} among its features")
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -264,37 +199,95 @@ def draft(columns: list[dict[str, Any]], target: dict[str, Any]) -> str:
     return f"{{\n {json.dumps(DRAFTED)}: {json.dumps(_DRAFTED)},\n {_json(columns, target)[1:]}"
 
 
+def collected(makers: Iterable[Callable[[], Any]]) -> list[Any]:
+    """Return what every one of some functions makes, or raise what all of them refuse, at once."""
+    made, problems = [], []
+    for make in makers:
+        try:
+            made.append(make())
+        except InvalidValue as error:
+            problems.append(str(error))
+    if len(problems) == 1:
+        raise InvalidValue(problems[0])
+    if problems:
+        numbered = "; ".join(f"({place}) {problem}" for place, problem in enumerate(problems, 1))
+        raise InvalidValue(f"{len(problems)} problems: {numbered}")
+    return made
+
+
+def _declared(column: Column) -> dict[str, Any]:
+    """Return what is declared of a column, without what is left out."""
+    return {word: value for word, value in asdict(column).items() if value is not None and value is not False}
+
+
+def _replacing(column: Column, values: Mapping[str, Any], middle: bool) -> Column:
+    """Return the column with the value that replaces a missing one."""
+    value = values.get(column.name)
+    if isinstance(column, Categorical):
+        if value is not None:
+            raise InvalidValue(
+                f"column {column.name!r} has a vocabulary: list the empty text among its values, or declare "
+                '"other": true'
+            )
+        return column
+    if value is None and middle and column.missing is None:
+        return column.with_middle()
+    if value is None:
+        return column
+    if isinstance(column, Date):
+        return replace(column, missing=value)
+    try:
+        return replace(column, missing=float(value))
+    except ValueError as error:
+        if isinstance(error, InvalidValue):
+            raise
+    raise InvalidValue(f"the missing value of column {column.name!r} must be a number, got {value!r}")
+
+
 def _json(columns: list[dict[str, Any]], target: dict[str, Any]) -> str:
     lines = [json.dumps(column, ensure_ascii=False, default=float) for column in (*columns, target)]
     return '{"columns": [\n  ' + ",\n  ".join(lines[:-1]) + '\n ],\n "target": ' + lines[-1] + "}"
 
 
-def _described(key: str, found: Any) -> Numeric | Categorical:
+_KINDS: dict[frozenset[str], type[Column]] = {
+    frozenset({"low", "high"}): Numeric,
+    frozenset({"values"}): Categorical,
+    frozenset({"first", "last"}): Date,
+}
+_OPTIONAL: dict[type[Column], set[str]] = {
+    Numeric: {"missing"},
+    Categorical: {"other"},
+    Date: {"missing", "format"},
+}
+
+
+def _described(key: str, found: Any) -> Any:
     """Return a column from its JSON description. A key that a skeleton leaves empty counts as absent."""
     if not isinstance(found, dict) or not isinstance(found.get("name"), str) or not found["name"]:
         raise InvalidValue(f"{key!r} of a schema must be an object with a 'name', got {found!r}")
     name = found["name"]
     given = {word: value for word, value in found.items() if value is not None and value != []}
-    if given.keys() == {"name", "low", "high"}:
-        return Numeric(name, given["low"], given["high"])
-    if given.keys() != {"name", "values"}:
-        words = sorted(given.keys() - {"name"})
+    words = given.keys() - {"name"}
+    kind = next((one for needed, one in _KINDS.items() if needed <= words), None)
+    needed = next((needed for needed, one in _KINDS.items() if one is kind), frozenset())
+    if kind is None or not words - needed <= _OPTIONAL[kind]:
+        known = sorted({*_OPTIONAL[Numeric], *_OPTIONAL[Categorical], *_OPTIONAL[Date], *_ALL})
+        meant = "".join(did_you_mean(word, known) for word in sorted(words - {*known}))
         raise InvalidValue(
-            f"{key!r} of a schema must give column {name!r} either 'low' and 'high' or 'values', got {words}"
+            f"{key!r} of a schema must give column {name!r} either 'low' and 'high' or 'values' or 'first' "
+            f"and 'last', got {sorted(words)}{meant}"
         )
-    values = given["values"]
+    if kind is not Categorical:
+        return kind(**given)
+    values = given.pop("values")
     if not isinstance(values, list) or not all(type(value) in (str, int) for value in values):
         raise InvalidValue(
             f"'values' of column {name!r} must be a list of texts, as they stand in the table, got {values!r}"
         )
-    return Categorical(name, tuple(map(str, values)))
+    return Categorical(values=tuple(map(str, values)), **given)
 
 
-# Vocabularies as listed in UCI's adult.names, with "?" in the three columns UCI says have missing values.
-# The lower bounds of age and hours are UCI's extraction rule (AAGE > 16, HRSWK > 0); 90 years, 99 hours and a
-# gain of 99,999 are taken as the survey's top codes; the remaining bounds are round numbers.
-
-# SHA-256 of the uncompressed bytes.
+_ALL = frozenset().union(*_KINDS)
 
 
 def _column(table: Table, name: str) -> NDArray[Any]:
@@ -304,25 +297,6 @@ def _column(table: Table, name: str) -> NDArray[Any]:
     if values.ndim != 1:
         raise InvalidValue(f"column {name!r} must be one-dimensional, got {values.ndim} dimensions")
     return values
-
-
-def _numbers(name: str, values: ArrayLike) -> NDArray[np.float64]:
-    """Return numbers, NaN for a cell that is not one; refuse a column whose type is not numeric."""
-    raw = arrays.attempt(np.asarray, values, said=f"column {name!r} must hold one value a record")
-    # A date or a complex number would be cast to a float silently.
-    if raw.dtype.kind not in "biufOUS":
-        raise InvalidValue(f"column {name!r} must hold numbers, got {raw.dtype.type.__name__}")
-    try:
-        return np.asarray(raw, dtype=np.float64)
-    except Exception:  # the message must not tell which cell, or its content
-        return np.array([_number(cell) for cell in raw.tolist()], dtype=np.float64)
-
-
-def _number(cell: Any) -> float:
-    try:
-        return math.nan if isinstance(cell, complex) else float(cell)
-    except Exception:
-        return math.nan
 
 
 def find(name: str) -> Path | None:

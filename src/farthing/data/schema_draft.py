@@ -1,11 +1,17 @@
 """Draft a schema from a table, for a person to check (``farthing schema``).
 
-The draft contains private facts, such as the smallest and the largest number of a column. No guarantee covers
-it, so it is marked as a draft, and training refuses it until a person deletes that mark.
+A draft is made of private facts, which no guarantee covers, so it is marked as a draft, and training refuses
+it until a person deletes that mark. It copies no extreme and no rare value all the same: bounds are round
+numbers beyond the smallest and the largest, and a value that fewer than `FEWEST` records have is not listed.
 """
 
 import math
+import re
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import date
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,11 +19,16 @@ from numpy.typing import NDArray
 
 from farthing.data import schema as data
 from farthing.data import table_files
+from farthing.data.columns import Numeric
+from farthing.data.csv_files import Csv
 from farthing.errors import InvalidValue
 
-MOST_VALUES = 100  # a column with more distinct texts is left to a person
+FEWEST = 5  # records that a listed value has at least
+MOST_VALUES = 100  # a column with more distinct texts, rare ones aside, is free text
+_COUNTED = 10_000  # distinct texts that are counted; a column with more is free text
 _BLANK: dict[str, Any] = {"low": None, "high": None, "values": []}  # values that a person must fill in
 _MOST_LABELS = 10  # a target with at most so many distinct whole numbers is taken for labels
+_ID = re.compile(r"(^|[_\W])(id|uuid|guid|key|index|nr|number)$|[a-z]I[dD]$", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -27,51 +38,161 @@ class _Seen:
     low: float = math.inf
     high: float = -math.inf
     numeric: bool = True
+    dates: bool = True
     missing: bool = False
-    texts: set[str] = field(default_factory=set)  # at most one more than `MOST_VALUES`
+    rising: bool = True  # whole numbers, each larger than the one before: row numbers
+    records: int = 0
+    texts: Counter[str] = field(default_factory=Counter)
 
-    def add(self, values: NDArray[Any]) -> None:
+    def add(self, values: NDArray[Any], commas: bool) -> None:
         """Add another block of the column."""
         if values.dtype.kind == "b":
             values = np.where(values, "true", "false")
-        cells = {str(cell) for cell in values.tolist()}
-        self.texts |= set(sorted(cells)[: MOST_VALUES + 1 - len(self.texts)])
-        numbers = [_number(cell) for cell in cells - {""}]
-        self.numeric = self.numeric and None not in numbers
-        finite = [number for number in numbers if number is not None and math.isfinite(number)]
-        self.missing = self.missing or len(finite) < len(cells)
-        self.low, self.high = min([self.low, *finite]), max([self.high, *finite])
+        if values.dtype.kind == "M":
+            values = np.where(np.isnat(values), "", values.astype(np.str_))
+        cells = [str(cell).strip() for cell in values.tolist()]
+        self.records += len(cells)
+        if len(self.texts) <= _COUNTED:
+            self.texts.update(cells)
+        distinct = set(cells) - {"", "nan", "None"}
+        self.dates = self.dates and all(_day(cell) is not None for cell in distinct)
+        found = [_number(cell.replace(",", ".") if commas else cell) for cell in distinct]
+        self.numeric = self.numeric and None not in found
+        numbers = [number for number in found if number is not None and math.isfinite(number)]
+        if self.dates and distinct:
+            numbers = [float(day) for cell in distinct if (day := _day(cell)) is not None]
+        self.missing = self.missing or len(numbers) < len(set(cells))
+        self.rising = self.rising and self.numeric and _rising(cells, self.high)
+        self.low, self.high = min([self.low, *numbers]), max([self.high, *numbers])
 
-    def described(self, name: str | None, target: bool) -> tuple[dict[str, Any], str]:
-        """Return the column of a schema, and a remark for the person who checks it."""
+    def described(self, name: str, target: bool) -> tuple[dict[str, Any] | None, str]:
+        """Return the column of a schema, None to leave it out, and a remark for the person who checks it."""
         column: dict[str, Any] = {"name": name}
-        few = len(self.texts) <= MOST_VALUES
-        labels = target and len(self.texts) <= _MOST_LABELS and all(text.isdigit() for text in self.texts)
-        if self.numeric and not labels:
-            if not self.low < self.high:
-                return column | _BLANK, "holds no two different numbers"
-            column |= {"low": _short(self.low), "high": _short(self.high)}
-            return column, "has cells without a number, which train refuses" if self.missing else ""
-        if not few:
-            return column | _BLANK, f"holds more than {MOST_VALUES} different texts"
-        return column | {"values": sorted(self.texts)}, ""
+        whole = all(text.isdigit() for text in self.texts)
+        if target and whole and len(self.texts) <= _MOST_LABELS:
+            return self._listed(column, target)
+        if (
+            not target
+            and self.records > FEWEST
+            and self.rising
+            and (_ID.search(name) or self.high - self.low + 1 == self.records)
+        ):
+            return None, "holds row numbers or identifiers: left out"
+        if self.dates and self.low < math.inf:
+            return self._range(column)
+        if self.numeric:
+            return self._bounds(column, target, whole)
+        return self._listed(column, target)
+
+    def _bounds(self, column: dict[str, Any], target: bool, whole: bool) -> tuple[dict[str, Any] | None, str]:
+        if not self.low < self.high:
+            return (column | _BLANK if target else None), "holds no two different numbers" + (
+                "" if target else ": left out"
+            )
+        low, high = rounded_outward(self.low, self.high)
+        column |= {"low": _short(low), "high": _short(high)}
+        if self.missing and not target:
+            column["missing"] = _short(Numeric("", low, high).with_middle().missing or 0.0)
+            return column, "has cells without a number: 'missing' replaces them, with an indicator"
+        if self.missing:
+            return column, "has cells without a number: their records will count as nothing"
+        if whole and not target and len(self.texts) <= _MOST_LABELS:
+            return (
+                column,
+                f"holds {len(self.texts)} different whole numbers: if they are codes, list them as 'values'",
+            )
+        return column, ""
+
+    def _range(self, column: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        first, last = (date.fromordinal(int(day)).year for day in (self.low, self.high))
+        column |= {"first": f"{first:04}-01-01", "last": f"{last:04}-12-31"}
+        if self.missing:
+            column["missing"] = f"{(first + last) // 2:04}-07-01"
+            return column, "has cells without a date: 'missing' replaces them, with an indicator"
+        return column, ""
+
+    def _listed(self, column: dict[str, Any], target: bool) -> tuple[dict[str, Any] | None, str]:
+        common = sorted(text for text, number in self.texts.items() if number >= FEWEST)
+        rare = len(self.texts) > len(common)
+        if not common or len(self.texts) > _COUNTED or len(common) > MOST_VALUES:
+            what = (
+                f"more than {MOST_VALUES} different texts" if len(common) > MOST_VALUES else "rare texts only"
+            )
+            return (column | _BLANK if target else None), f"holds {what}" + ("" if target else ": left out")
+        column["values"] = common
+        if not rare:
+            return column, ""
+        if target:
+            return (
+                column,
+                f"has values of fewer than {FEWEST} records, which are not listed: they count as nothing",
+            )
+        column["other"] = True
+        return (
+            column,
+            f"has values of fewer than {FEWEST} records, which are not listed: they count as 'other'",
+        )
 
 
-def draft(table: str, target: str | None) -> tuple[str, dict[str, str]]:
+def draft(
+    table: str, target: str | None, csv: Csv = table_files.PLAIN, drop: Iterable[str] = ()
+) -> tuple[str, dict[str, str]]:
     """Return a draft as JSON, and remarks on columns that a person must check."""
     if table == table_files.EMBEDDED:
         return table_files.schema_of(table, target).to_json(), {}
-    names = table_files.header(table, target)
+    header = table_files.named(table, target, csv)
+    dropped = [*drop]
+    for name in dropped:
+        table_files.named(table, name, csv)
+    twice = {name for name in header if header.count(name) > 1} - {*dropped}
+    names = [name for name in header if name not in twice and name not in dropped]
+    if target is not None and target not in names:
+        raise InvalidValue(f"{table!r} has two columns {target!r}, or it is dropped: it cannot be the target")
     seen = {name: _Seen() for name in names}
-    for block in table_files.columns(table, names):
+    form = csv.commas(table) if table_files.is_csv(table) else False
+    for block in table_files.columns(table, names, csv):
         for name, values in block.items():
-            seen[name].add(values)
-    if not any(column.texts for column in seen.values()):
+            seen[name].add(values, form)
+    if not any(column.records for column in seen.values()):
         raise InvalidValue(f"{table!r} has no records")
     described = {name: column.described(name, name == target) for name, column in seen.items()}
-    features = [column for name, (column, _) in described.items() if name != target]
+    features = [column for name, (column, _) in described.items() if name != target and column is not None]
     aim = {"name": None, **_BLANK} if target is None else described[target][0]
-    return data.draft(features, aim), {name: said for name, (_, said) in described.items() if said}
+    assert aim is not None
+    said = {name: f"{remark}" for name, (_, remark) in described.items() if remark}
+    said |= dict.fromkeys(sorted(twice), "stands in the header twice: left out, rename one")
+    return data.draft(features, aim), said
+
+
+def rounded_outward(low: float, high: float) -> tuple[float, float]:
+    """Return round numbers strictly beyond two; a smallest number of 0, which is no one's, stays.
+
+    >>> rounded_outward(17, 90), rounded_outward(0.0, 24.5), rounded_outward(-3.2, 1e6)
+    ((10.0, 100.0), (0.0, 30.0), (-200000.0, 1200000.0))
+    """
+    step = 10.0 ** math.floor(math.log10(high - low))
+    step = step if (high - low) / step > 2 else step / 5
+    below = 0.0 if low == 0 else step * (math.ceil(low / step) - 1)
+    above = 0.0 if high == 0 else step * (math.floor(high / step) + 1)
+    return float(f"{below:.12g}"), float(f"{above:.12g}")
+
+
+def _rising(cells: list[str], before: float) -> bool:
+    """Return whether cells are whole numbers, each larger than the one before."""
+    if not all(cell.isdigit() for cell in cells):
+        return False
+    numbers = [before, *map(float, cells)]
+    return all(a < b for a, b in pairwise(numbers))
+
+
+def _day(cell: str) -> int | None:
+    """Return the ordinal of a date that is written as YYYY-MM-DD, with or without a time."""
+    if len(cell) < 10 or cell[4] != "-":
+        return None
+    try:
+        return date.fromisoformat(cell[:10]).toordinal()
+    except ValueError:
+        return None
 
 
 def _number(cell: str) -> float | None:

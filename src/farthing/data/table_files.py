@@ -5,27 +5,33 @@ Messages name files, columns and what was declared, never a cell of a table.
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from farthing.data import csv_files, parquet_files
+from farthing.data import parquet_files
 from farthing.data import schema as data
 from farthing.data.adult import ADULT, load_adult
-from farthing.data.schema import Categorical, Numeric, Schema
+from farthing.data.columns import Categorical, Column, Date, Numeric
+from farthing.data.csv_files import Csv
+from farthing.data.schema import Schema
+from farthing.data.splitting import Split, Spool
 from farthing.errors import InvalidValue
+from farthing.validate import did_you_mean
 
 WITHOUT_PRIVACY = "computed on this table itself, without noise: the guarantee does not cover these figures"
 EMBEDDED = "adult"  # a name in place of a file: the data and the schema that come with farthing
 
 Array = NDArray[np.float64]
 T = TypeVar("T", bound=NDArray[Any] | int)
+PLAIN = Csv()  # CSV files as their first line says
 
 
 class FileFormat(Protocol):
-    """A format of tables in files: a module such as `csv_files`, or any object with these four functions.
+    """A format of tables in files: a module such as `parquet_files`, or any object with these four functions.
 
     Messages may name the file and a wanted column, never a cell.
     """
@@ -44,7 +50,7 @@ class FileFormat(Protocol):
 
 
 # : The first format that claims a file reads it. CSV claims every file, so it is last.
-FORMATS: list[FileFormat] = [parquet_files, csv_files]
+FORMATS: list[FileFormat] = [parquet_files, PLAIN]
 
 
 # --- schemas
@@ -68,38 +74,52 @@ def schema_of(name: str, target: str | None) -> Schema:
     feature = any(column.name == target for column in schema.columns)
     raise InvalidValue(
         f"--target must be the schema's target {schema.target.name!r}, got {target!r}"
-        + (", which the schema lists among the features" if feature else "")
+        + (
+            ", which the schema lists among the features"
+            if feature
+            else did_you_mean(str(target), [schema.target.name])
+        )
     )
 
 
 def declared(bounds: Sequence[str], values: Sequence[str], target: str | None) -> Schema:
     """Return a schema from ``--bounds NAME=LOW:HIGH`` and ``--values NAME=A,B``, including the target.
 
+    Bounds of dates are written as YYYY-MM-DD.
+
     >>> declared(["age=17:90"], ["income=<=50K,>50K"], "income").target
     Categorical(name='income', values=('<=50K', '>50K'))
     """
-    given: list[Numeric | Categorical] = [*map(_bounded, bounds), *map(_listed, values)]
-    columns = {column.name: column for column in given}
+    makers = [partial(_bounded, text) for text in bounds], [partial(_listed, text) for text in values]
+    given = data.collected([*makers[0], *makers[1]])
+    columns: dict[str, Any] = {column.name: column for column in given}
     if len(columns) < len(given):
-        raise InvalidValue("--bounds and --values must declare each column once")
+        names = [column.name for column in given]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise InvalidValue(f"--bounds and --values must declare each column once, got {twice} twice")
     if target is None:
         raise InvalidValue("--bounds and --values need --target, which of the columns to predict")
     if target not in columns:
         raise InvalidValue(
             f"--target must be declared as well, by --bounds {target}=LOW:HIGH or --values {target}=A,B"
+            + did_you_mean(target, columns)
         )
     return Schema(tuple(column for name, column in columns.items() if name != target), columns[target])
 
 
-def _bounded(text: str) -> Numeric:
-    name, _, between = text.partition("=")
+def _bounded(text: str) -> Column:
+    name, _, between = text.rpartition("=")
     low, _, high = between.partition(":")
+    if name and low.count("-") == high.count("-") == 2:
+        return Date(name, low, high)
     try:
         if name:
             return Numeric(name, float(low), float(high))
     except ValueError:
         pass
-    raise InvalidValue(f"--bounds must be NAME=LOW:HIGH with LOW below HIGH, got {text!r}")
+    raise InvalidValue(
+        f"--bounds must be NAME=LOW:HIGH with LOW below HIGH (dates as YYYY-MM-DD), got {text!r}"
+    )
 
 
 def _listed(text: str) -> Categorical:
@@ -109,52 +129,132 @@ def _listed(text: str) -> Categorical:
     return Categorical(name, tuple(value.strip() for value in values.split(",")))
 
 
-def skeleton_of(table: str, target: str) -> str:
+def missing(texts: Sequence[str]) -> tuple[dict[str, str], bool]:
+    """Return the values of ``--missing NAME=VALUE``, and whether the word ``middle`` is among them."""
+    given = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        if text != "middle":
+            if not (name and value):
+                raise InvalidValue(f"--missing must be NAME=VALUE or the word middle, got {text!r}")
+            given[name] = value
+    return given, "middle" in texts
+
+
+def skeleton_of(table: str, target: str, csv: Csv = PLAIN) -> str:
     """Return a schema to fill in, with the names in the table's header."""
-    return data.skeleton(header(table, target), target)
+    return data.skeleton(named(table, target, csv), target)
 
 
 # --- records
 
 
-def header(table: str, column: str | None = None) -> list[str]:
+def header(table: str, column: str | None = None, csv: Csv = PLAIN) -> list[str]:
     """Return the names of a table's columns; refuse a table without ``column``."""
-    return _format(table).header(table, column)
+    return _format(table, csv).header(table, column)
 
 
-def count(table: str, schema: Schema) -> int:
+def named(table: str, column: str | None, csv: Csv = PLAIN) -> list[str]:
+    """Return the names of a table's columns, for a command that prints them; hint at one like ``column``."""
+    names = header(table, None, csv)
+    if column is not None and column not in names:
+        raise InvalidValue(f"{table!r} has no column {column!r}{did_you_mean(column, names)}")
+    return names
+
+
+def count(table: str, schema: Schema, csv: Csv = PLAIN) -> int:
     """Return the number of records, if the header has the schema's columns. No cell is read."""
     if table == EMBEDDED:
         return load_adult().split
-    return _format(table).count(table, _names(schema))
+    return _format(table, csv).count(table, _names(schema))
 
 
-def columns(table: str, names: Iterable[str]) -> Iterator[dict[str, NDArray[Any]]]:
+def columns(table: str, names: Iterable[str], csv: Csv = PLAIN) -> Iterator[dict[str, NDArray[Any]]]:
     """Yield the named columns of a file, some thousand records at a time."""
-    yield from _format(table).columns(table, names)
+    wanted, form, done = list(names), _format(table, csv), 0
+    total = 0 if form is csv or csv.seen is None else form.count(table, wanted)
+    for block in form.columns(table, wanted):
+        yield block
+        if csv.seen is not None and total:
+            done += len(block[wanted[0]])
+            csv.seen(done / total)
 
 
-def decoded(table: str, schema: Schema) -> Iterator[Array]:
-    """Return features of unprotected records, to predict for; refuse a cell that is not a number."""
-    for block in blocks(table, schema, target=False, test=True):
+def decoded(
+    table: str, schema: Schema, csv: Csv = PLAIN, also: Sequence[str] = ()
+) -> Iterator[tuple[Array, data.Table]]:
+    """Yield features of unprotected records, to predict for, with their columns; refuse what is no number."""
+    for block in blocks(table, schema, target=False, test=True, csv=csv, also=also):
         _decoded(table, schema, block, target=False)
-        yield schema.encode(block)
+        yield schema.encode(block), block
 
 
-def blocks(table: str, schema: Schema, *, target: bool = True, test: bool = False) -> Iterator[data.Table]:
-    """Yield the columns that the schema names, some thousand records at a time."""
+def blocks(
+    table: str,
+    schema: Schema,
+    *,
+    target: bool = True,
+    test: bool = False,
+    csv: Csv = PLAIN,
+    also: Sequence[str] = (),
+) -> Iterator[data.Table]:
+    """Yield the columns that the schema names, and ``also`` others, some thousand records at a time."""
     if table == EMBEDDED:
+        if also:
+            raise InvalidValue(f"the table {EMBEDDED!r} has no column {also[0]!r}")
         adult = load_adult()
         rows = slice(adult.split, None) if test else slice(adult.split)
         yield {name: np.asarray(values)[rows] for name, values in adult.table.items()}
         return
-    texts = {column.name for column in (*schema.columns, schema.target) if isinstance(column, Categorical)}
-    for block in columns(table, _names(schema, target)):
-        yield {name: _text(name, block[name]) if name in texts else block[name] for name in block}
+    names = _names(schema, target)
+    numbers = [column.name for column in (*schema.columns, schema.target) if isinstance(column, Numeric)]
+    form = _format(table, csv)
+    fractions = {*numbers} if isinstance(form, Csv) and form.commas(table) else set()
+    for block in columns(table, [*names, *(name for name in also if name not in names)], csv):
+        yield {name: _points(cells) if name in fractions else cells for name, cells in block.items()}
+
+
+class TrainingRows(NamedTuple):
+    """Features in [0, 1] and targets of the records that are learnt from, and of those held out, if any."""
+
+    X: NDArray[Any]
+    y: NDArray[Any]
+    held: tuple[NDArray[Any], NDArray[Any]] | None
+
+
+def training_rows(
+    table: str, schema: Schema, split: Split, *, strict: bool = False, csv: Csv = PLAIN
+) -> TrainingRows:
+    """Read the records of a table to learn from: features of a long table stay in a temporary file.
+
+    What is outside the schema is treated as in `read`; ``split`` says which records are learnt from.
+    """
+    names = _names(schema)
+    if split.user in names:
+        raise InvalidValue(f"--user {split.user!r} must not be in the schema: an identifier is no feature")
+    also = [] if split.user is None else [split.user]
+    plain = split.user is None and not split.share
+    spool, y = Spool(schema.width), [np.zeros(0)]
+    held_X, held_y = [np.zeros((0, schema.width))], [np.zeros(0)]
+    for block in blocks(table, schema, csv=csv, also=also):
+        if strict:
+            _inside(table, schema, block)
+        features, targets = schema.encode(block), _blank(schema.encode_target(block))
+        if plain:
+            spool.add(features)
+            y.append(targets)
+            continue
+        kept, held = split.masks(block, names)
+        spool.add(features[kept])
+        y.append(targets[kept])
+        held_X.append(features[held])
+        held_y.append(targets[held])
+    aside = (np.concatenate(held_X), np.concatenate(held_y)) if split.share else None
+    return TrainingRows(spool.value(), np.concatenate(y), aside)
 
 
 def read(
-    table: str, schema: Schema, *, test: bool = False, strict: bool = False
+    table: str, schema: Schema, *, test: bool = False, strict: bool = False, csv: Csv = PLAIN
 ) -> tuple[Array, NDArray[Any]]:
     """Return features in [0, 1] and targets of all records of a table, which may be empty.
 
@@ -163,19 +263,23 @@ def read(
     ``strict`` refuses all of that, which reveals facts about records without a charge; ``test``, for
     unprotected records, refuses undeclared labels and cells that are not numbers.
     """
-    X, y = [np.zeros((0, schema.width))], [np.zeros(0, np.int64 if test else np.float64)]
-    for block in blocks(table, schema, test=test):
-        if test:
-            _decoded(table, schema, block)
-        if strict:
-            _inside(table, schema, block)
+    if not test:
+        found = training_rows(table, schema, Split(), strict=strict, csv=csv)
+        return found.X, found.y
+    X, y = [np.zeros((0, schema.width))], list[NDArray[Any]]()
+    for block in blocks(table, schema, test=True, csv=csv):
+        _decoded(table, schema, block)
         X.append(schema.encode(block))
-        codes = schema.encode_target(block)
-        y.append(codes if test or codes.dtype.kind == "f" else np.where(codes < 0, np.nan, codes))
-    return np.concatenate(X), filled(table, np.concatenate(y)) if test else np.concatenate(y)
+        y.append(schema.encode_target(block))
+    return np.concatenate(X), filled(table, np.concatenate(y) if y else np.zeros(0, np.int64))
 
 
-def budgets(table: str, column: str, schema: Schema) -> Array:
+def _blank(targets: NDArray[Any]) -> Array:
+    """Return targets as numbers, NaN for a label that is not declared."""
+    return targets if targets.dtype.kind == "f" else np.where(targets < 0, np.nan, targets)
+
+
+def budgets(table: str, column: str, schema: Schema, csv: Csv = PLAIN) -> Array:
     """The column of a table that holds each record's own ε, which is public and no feature."""
     if table == EMBEDDED:
         raise InvalidValue(f"--budget-column must be a column of a file, the table {EMBEDDED!r} has none")
@@ -183,9 +287,9 @@ def budgets(table: str, column: str, schema: Schema) -> Array:
         raise InvalidValue(
             f"--budget-column {column!r} is public, so it must not be in the schema: leave it out"
         )
-    header(table, column)
+    header(table, column, csv)
     blocks = [np.zeros(0)]
-    for block in columns(table, [column]):
+    for block in columns(table, [column], csv):
         try:
             blocks.append(np.asarray(block[column]).astype(np.float64))
         except (TypeError, ValueError):
@@ -198,7 +302,9 @@ def budgets(table: str, column: str, schema: Schema) -> Array:
     return values
 
 
-def held_out(test: str | None, table: str, schema: Schema) -> tuple[Array, NDArray[Any]] | None:
+def held_out(
+    test: str | None, table: str, schema: Schema, csv: Csv = PLAIN
+) -> tuple[Array, NDArray[Any]] | None:
     """Read the table that ``--test`` names, if any; refuse the very table that is learnt from."""
     if test is None:
         return None
@@ -207,11 +313,17 @@ def held_out(test: str | None, table: str, schema: Schema) -> tuple[Array, NDArr
             f"--test must be another table, got {test!r} again: a figure about the records that were learnt "
             "from would not be private"
         )
-    return read(test, schema, test=True)
+    return read(test, schema, test=True, csv=csv)
 
 
-def _format(table: str) -> FileFormat:
-    return next(each for each in FORMATS if each.claims(table))
+def is_csv(table: str) -> bool:
+    """Return whether a file is read as CSV."""
+    return isinstance(_format(table, PLAIN), Csv)
+
+
+def _format(table: str, csv: Csv) -> FileFormat:
+    found = next(each for each in FORMATS if each.claims(table))
+    return csv if isinstance(found, Csv) else found
 
 
 def _names(schema: Schema, target: bool = True) -> list[str]:
@@ -226,9 +338,13 @@ def filled(table: str, records: T) -> T:
 
 
 def _decoded(table: str, schema: Schema, block: data.Table, target: bool = True) -> None:
-    for column in schema.columns + (schema.target,) * target:
-        if isinstance(column, Numeric) and not column.known(block[column.name]):
-            raise InvalidValue(f"column {column.name!r} of {table!r} must hold finite numbers")
+    for column in (*schema.columns, *((schema.target,) * target)):
+        if not isinstance(column, Categorical) and not column.known(block[column.name]):
+            what = "dates" if isinstance(column, Date) else "finite numbers"
+            raise InvalidValue(
+                f"column {column.name!r} of {table!r} must hold {what}: declare what replaces a missing one "
+                "(--missing), and train again"
+            )
     if target and not schema.target.known(block[schema.target.name]):
         raise InvalidValue(
             f"column {schema.target.name!r} of {table!r} must hold only values that the schema lists"
@@ -244,12 +360,7 @@ def _inside(table: str, schema: Schema, block: data.Table) -> None:
             )
 
 
-def _text(name: str, values: NDArray[Any]) -> NDArray[Any]:
-    """Return whole numbers and booleans as text, as they would stand in a CSV file."""
-    if values.dtype.kind == "b":
-        return np.where(values, "true", "false")
-    if values.dtype.kind == "f":
-        raise InvalidValue(
-            f"column {name!r} holds fractions, which no vocabulary lists: declare low and high, or store text"
-        )
-    return values.astype(np.str_) if values.dtype.kind in "iu" else values
+def _points(cells: NDArray[Any]) -> NDArray[Any]:
+    """Return numbers with a point where they have a comma before their fraction, and no point."""
+    found = [cell if "." in cell else cell.replace(",", ".", 1) for cell in cells.tolist()]
+    return np.array(found, dtype=object)

@@ -1,0 +1,142 @@
+"""Measure a model: on another table without privacy, or on held-out records with noise.
+
+Held-out records cost nothing beyond the budget of the training. A public rule of one record alone (or of one
+person's records) decides whether it is learnt from or held out, so a record that comes or goes changes either
+the training or the figures on held-out records, never both. Each is μ-GDP (or (ε, δ)-DP) by itself, and the
+second sees records only through the model, which is released: so both together are as much (parallel
+composition: McSherry 2009, Thm. 4, for any trade-off function). Under replace-one a record may change sides,
+and the figures are refused.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+
+from farthing.accounting.filters import GdpFilter
+from farthing.budget import Budget
+from farthing.data import table_files
+from farthing.ledger.ledger import Ledger
+from farthing.linear.estimators import LinearRegression, LogisticRegression
+from farthing.queries.bounds import ClipNorm
+from farthing.queries.mechanisms import Gaussian
+from farthing.queries.query import PerExample, Query, Rows
+from farthing.queries.samplers import Everyone
+
+HELD_OUT = "on held-out records, with noise: covered by the guarantee, by parallel composition"
+
+Array = NDArray[np.float64]
+
+
+def measured(estimator: Any, X: Array, y: NDArray[Any]) -> dict[str, Any]:
+    """Return figures of a model on another table, which are not private and say so."""
+    told: dict[str, Any] = {"records": len(y), "note": table_files.WITHOUT_PRIVACY}
+    found = estimator.predict(X)
+    if isinstance(estimator, LinearRegression):
+        told["rmse"] = float(np.sqrt(np.mean(np.square(found - y))))
+        return {**told, "rmse_of_mean": float(np.std(y))}
+    told["accuracy"] = float(np.mean(found == y))
+    told["guessing"] = float(np.bincount(y).max() / len(y))
+    scores = estimator.decision_function(X)
+    if scores.ndim == 1 and 0 < y.sum() < len(y):
+        told["auc"] = float(roc_auc_score(y, scores))
+    if isinstance(estimator, LogisticRegression):
+        told["log_loss"] = -float(np.mean(estimator.predict_log_proba(X)[np.arange(len(y)), y]))
+    return told
+
+
+def held_out(estimator: Any, X: Array, y: Array, budget: Budget) -> dict[str, Any]:
+    """Return figures of a model on held-out records, all of them from one noisy sum within ``budget``."""
+    regression = isinstance(estimator, LinearRegression)
+    terms, norm = (_errors, 2.0) if regression else (_hits, math.sqrt(2))
+    ledger = Ledger(budget, filter=GdpFilter)
+    noise = 1 / budget.mu
+    query = Query(
+        Everyone(),
+        PerExample(lambda rows, w: terms(estimator, *rows.arrays)),
+        ClipNorm(norm),
+        Gaussian(noise),
+    )
+    total = ledger.over(Rows(X, y)).ask(query).value
+    told = {"note": HELD_OUT}
+    return told | (_regressed if regression else _classified)(estimator, total, noise * norm)
+
+
+def _clean(X: Array, y: Array) -> tuple[Array, Array, NDArray[np.bool_]]:
+    """Return records without what is not a number, and which ones have it: those count as nothing."""
+    good = np.isfinite(X).all(axis=1) & np.isfinite(y)
+    return np.where(good[:, None], X, 0.0), np.where(good, y, 0.0), good
+
+
+def _hits(estimator: Any, X: Array, y: Array) -> Array:
+    """Return a row a record: whether the prediction is right, and which label it has."""
+    X, y, good = _clean(X, y)
+    rows = np.zeros((len(y), 1 + len(estimator.classes_)))
+    if len(y):
+        labels = y.astype(np.int64)
+        rows[:, 0] = estimator.predict(X) == estimator.classes_[labels]
+        rows[np.arange(len(y)), 1 + labels] = 1.0
+    return rows * good[:, None]
+
+
+def _errors(estimator: Any, X: Array, y: Array) -> Array:
+    """Return a row a record: 1, the squared error, the target and its square, as shares of the bounds."""
+    X, y, good = _clean(X, y)
+    low, high = (float(end) for end in estimator.target_bounds)
+    target = (y - low) / (high - low)
+    found = (estimator.predict(X) - low) / (high - low) if len(y) else target
+    rows = np.stack(
+        [np.ones(len(y)), np.clip(np.square(found - target), 0, 1), target, np.square(target)], axis=1
+    )
+    return rows * good[:, None]
+
+
+def _classified(estimator: Any, total: Array, deviation: float) -> dict[str, Any]:
+    counts = np.maximum(total[1:], 0.0)
+    size = max(float(counts.sum()), 1.0)
+    accuracy = min(max(float(total[0]) / size, 0.0), 1.0)
+    error = math.hypot(deviation, math.sqrt(size * accuracy * (1 - accuracy))) / size
+    return {
+        "records": round(size),
+        "accuracy": accuracy,
+        "guessing": float(counts.max()) / size,
+        "standard_error": min(error, 1.0),
+    }
+
+
+def _regressed(estimator: Any, total: Array, deviation: float) -> dict[str, Any]:
+    low, high = (float(end) for end in estimator.target_bounds)
+    size = max(float(total[0]), 1.0)
+    squared, mean, square = (min(max(float(sum_) / size, 0.0), 1.0) for sum_ in total[1:])
+    return {
+        "records": round(size),
+        "rmse": (high - low) * math.sqrt(squared),
+        "rmse_of_mean": (high - low) * math.sqrt(max(square - mean**2, 0.0)),
+        "standard_error": (high - low) * math.sqrt(squared + deviation / size)
+        - (high - low) * math.sqrt(squared),
+    }
+
+
+def verdict(figures: dict[str, Any]) -> dict[str, str]:
+    """Return a sentence where a model is not better than guessing, by figures that are released anyway."""
+    if "rmse" in figures:
+        good, found, other = (
+            figures["rmse"] < figures["rmse_of_mean"],
+            figures["rmse"],
+            figures["rmse_of_mean"],
+        )
+        what = "the mean"
+    else:
+        found, other = figures["accuracy"], figures["guessing"]
+        chance = math.sqrt(max(found * (1 - found), 0.0) / max(figures["records"], 1))
+        good = found > other + 2 * figures.get("standard_error", chance)
+        what = "the commonest label"
+    if good:
+        return {}
+    said = (
+        f"the model is not clearly better than always answering {what} ({found:.4g} against {other:.4g}): it "
+        "needs a larger epsilon, more records, fewer columns, or bounds that are less wide"
+    )
+    return {"verdict": said}

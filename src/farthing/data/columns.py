@@ -1,0 +1,325 @@
+"""Declare the columns of a table: numbers in bounds, values of a vocabulary, dates in a range.
+
+Every declaration is a public rule for one cell, so encoding a record depends on that record alone. A cell
+that does not fit is never refused or counted, which would tell of a record without a charge: a number or a
+date beyond its bounds is clipped, a value outside the vocabulary is encoded as zeros (or "other", where that
+is declared), and a missing number makes the record count as nothing (or takes the place that ``missing``
+declares, with an indicator).
+"""
+
+import math
+from dataclasses import dataclass, replace
+from datetime import date, datetime
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from farthing.errors import InvalidValue
+from farthing.queries import arrays
+from farthing.validate import finite
+
+_EPOCH = date(1970, 1, 1).toordinal()
+_BOOLEANS = ("true", "false")
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """A column of numbers with public bounds, which become [0, 1].
+
+    Values beyond the bounds are clipped. A cell that is not a finite number becomes NaN, and its record
+    contributes nothing (`farthing.data.tables.Table`): an error would reveal a record without a charge.
+
+    Parameters
+    ----------
+    name : str
+        The column's name in the table.
+    low, high : float
+        The public bounds, low below high.
+    missing : float, optional
+        A public number between the bounds that replaces a cell without one. A second feature then says which
+        cells were replaced.
+
+    Examples
+    --------
+    >>> Numeric("age", 17, 90).targets([17, 250, "?"])
+    array([17., 90., nan])
+    >>> Numeric("age", 17, 90, missing=40).feature_names
+    ('age', 'age=missing')
+    """
+
+    name: str
+    low: float
+    high: float
+    missing: float | None = None
+
+    def __post_init__(self) -> None:
+        low, high = (
+            finite(**{f"{name} of column {self.name!r}": getattr(self, name)}) for name in ("low", "high")
+        )
+        if not 0 < high - low < math.inf:
+            raise InvalidValue(
+                f"column {self.name!r}: low must be below high, got {self.low!r}, {self.high!r}"
+            )
+        if self.missing is not None:
+            between = finite(**{f"missing of column {self.name!r}": self.missing})
+            if not low <= between <= high:
+                raise InvalidValue(
+                    f"column {self.name!r}: missing must lie between low and high, got {self.missing!r}"
+                )
+
+    def with_middle(self) -> "Numeric":
+        """Return the column with the middle of its bounds in place of missing cells."""
+        return replace(self, missing=float(self.low) + (float(self.high) - float(self.low)) / 2)
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Return the feature that this column becomes, and its indicator where ``missing`` is declared."""
+        return (self.name,) if self.missing is None else (self.name, f"{self.name}=missing")
+
+    def encode(self, values: ArrayLike, out: NDArray[np.float64]) -> None:
+        """Write the scaled values, and the indicator if there is one, into `out`: (rows, features)."""
+        low, high = float(self.low), float(self.high)
+        numbers = self.targets(values)
+        if self.missing is not None:
+            out[:, 1] = np.isnan(numbers)
+            numbers = np.where(np.isnan(numbers), float(self.missing), numbers)
+        out[:, 0] = (numbers - low) / (high - low)
+
+    def targets(self, values: ArrayLike) -> NDArray[np.float64]:
+        """Return the clipped values, the targets of a regression; NaN for a cell that is not a number."""
+        numbers = _numbers(self.name, values)
+        return np.where(np.isfinite(numbers), np.clip(numbers, float(self.low), float(self.high)), np.nan)
+
+    def known(self, values: ArrayLike) -> bool:
+        """Return whether every value is a finite number, or may be missing."""
+        return self.missing is not None or bool(np.isfinite(_numbers(self.name, values)).all())
+
+    def holds(self, values: ArrayLike) -> bool:
+        """Return whether every value is a number between the bounds, or may be missing and is."""
+        numbers = _numbers(self.name, values)
+        inside = (numbers >= self.low) & (numbers <= self.high)
+        return bool((inside if self.missing is None else inside | ~np.isfinite(numbers)).all())
+
+
+@dataclass(frozen=True)
+class Date:
+    """A column of dates in a public range, as days that become [0, 1]; dates beyond it are clipped.
+
+    Parameters
+    ----------
+    name : str
+        The column's name in the table.
+    first, last : str
+        The range, as ``YYYY-MM-DD``, first before last.
+    missing : str, optional
+        A public date in the range that replaces a cell without one; a second feature says where.
+    format : str, optional
+        How dates are written, in the letters of `datetime.strptime`. By default ``YYYY-MM-DD``, of which a
+        time after it is cut off.
+
+    Examples
+    --------
+    >>> born = Date("born", "2000-01-01", "2000-12-31", format="%d.%m.%Y")
+    >>> born.days(["01.01.2000", "31.12.1999", "?"])
+    array([10957., 10956.,    nan])
+    """
+
+    name: str
+    first: str
+    last: str
+    missing: str | None = None
+    format: str | None = None
+
+    def __post_init__(self) -> None:
+        for word in ("first", "last", "missing"):
+            text = getattr(self, word)
+            if text is not None and math.isnan(_day(text, None)):
+                raise InvalidValue(
+                    f"{word} of column {self.name!r} must be a date as YYYY-MM-DD, got {text!r}"
+                )
+        if _day(self.first, None) >= _day(self.last, None):
+            raise InvalidValue(
+                f"column {self.name!r}: first must be before last, got {self.first!r}, {self.last!r}"
+            )
+        if self.format is not None and "%" not in self.format:
+            raise InvalidValue(
+                f"format of column {self.name!r} must be one of dates, as '%d.%m.%Y', got {self.format!r}"
+            )
+        _ = self._numeric
+
+    @cached_property
+    def _numeric(self) -> Numeric:
+        """The same column in days since 1970."""
+        missing = None if self.missing is None else _day(self.missing, None)
+        return Numeric(self.name, _day(self.first, None), _day(self.last, None), missing)
+
+    def with_middle(self) -> "Date":
+        """Return the column with the middle of its range in place of missing cells."""
+        middle = round((self._numeric.low + self._numeric.high) / 2)
+        return replace(self, missing=date.fromordinal(middle + _EPOCH).isoformat())
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Return the feature that this column becomes, and its indicator where ``missing`` is declared."""
+        return self._numeric.feature_names
+
+    def days(self, values: ArrayLike) -> NDArray[np.float64]:
+        """Return days since 1970, NaN for a cell that is no date."""
+        raw = arrays.attempt(np.asarray, values, said=f"column {self.name!r} must hold one value a record")
+        if raw.dtype.kind == "M":
+            whole = raw.astype("datetime64[D]")
+            return np.where(np.isnat(whole), np.nan, whole.astype(np.int64).astype(np.float64))
+        return np.array([_day(cell, self.format) for cell in raw.tolist()], dtype=np.float64)
+
+    def encode(self, values: ArrayLike, out: NDArray[np.float64]) -> None:
+        """Write the scaled days, and the indicator if there is one, into `out`: (rows, features)."""
+        self._numeric.encode(self.days(values), out)
+
+    def known(self, values: ArrayLike) -> bool:
+        """Return whether every value is a date, or may be missing."""
+        return self._numeric.known(self.days(values))
+
+    def holds(self, values: ArrayLike) -> bool:
+        """Return whether every value is a date in the range, or may be missing and is."""
+        return self._numeric.holds(self.days(values))
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """A column of values from a public vocabulary, encoded one-hot.
+
+    Parameters
+    ----------
+    name : str
+        The column's name in the table.
+    values : tuple of str
+        The vocabulary. A value outside it encodes as all zeros.
+    other : bool, default False
+        Whether values outside the vocabulary have a feature of their own instead.
+
+    Notes
+    -----
+    Whole numbers and booleans count as their text (1 and 1.0 as "1", true as "true" or "True"), and spaces
+    around a text do not count, so that the same vocabulary serves CSV files, Parquet files and arrays.
+
+    Examples
+    --------
+    >>> Categorical("sex", ("Female", "Male")).codes(["Male", "not listed"])
+    array([ 1, -1])
+    >>> Categorical("region", ("1", "2"), other=True).feature_names
+    ('region=1', 'region=2', 'region=other')
+    """
+
+    name: str
+    values: tuple[str, ...]
+    other: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.values or len(set(self.values)) < len(self.values):
+            raise InvalidValue(f"column {self.name!r} needs distinct values, got {self.values!r}")
+        if not isinstance(self.other, bool):
+            raise InvalidValue(f"other of column {self.name!r} must be true or false, got {self.other!r}")
+        if self.other and "other" in self.values:
+            raise InvalidValue(
+                f"column {self.name!r} lists 'other' already: leave other=True out, or the value"
+            )
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Return one feature for each value of the vocabulary, in its order, and one for others if asked."""
+        names = (*self.values, "other") if self.other else self.values
+        return tuple(f"{self.name}={value}" for value in names)
+
+    @cached_property
+    def _position(self) -> dict[str, int]:
+        return {value: code for code, value in enumerate(self.values)}
+
+    def codes(self, values: ArrayLike) -> NDArray[np.int64]:
+        """Return the position of each value in the vocabulary, -1 where it is not in it."""
+        position = self._position
+        cells = _cells(np.asarray(values))
+        found = [position.get(cell, -1) if isinstance(cell, str) else -1 for cell in cells]
+        codes = np.array(found, dtype=np.int64)
+        for place in np.flatnonzero(codes < 0):
+            codes[place] = next((position[text] for text in _spelt(cells[place]) if text in position), -1)
+        return codes
+
+    def encode(self, values: ArrayLike, out: NDArray[np.float64]) -> None:
+        """Set the ones in `out`, zeros of shape (rows, features)."""
+        codes = self.codes(values)
+        if self.other:
+            codes = np.where(codes < 0, len(self.values), codes)
+        (known,) = np.nonzero(codes >= 0)
+        out[known, codes[known]] = 1.0
+
+    def holds(self, values: ArrayLike) -> bool:
+        """Return whether all values are in the vocabulary, or others are declared."""
+        return self.other or bool((self.codes(values) >= 0).all())
+
+    def targets(self, values: ArrayLike) -> NDArray[np.int64]:
+        """Return the codes of labels, the targets of a classifier; -1 for one outside the vocabulary."""
+        return self.codes(values)
+
+    known = holds
+
+
+Column = Numeric | Categorical | Date
+
+
+def _cells(values: NDArray[Any]) -> list[Any]:
+    """Return cells as Python objects; dates as text."""
+    return list((values.astype(np.str_) if values.dtype.kind in "iuM" else values).tolist())
+
+
+def _spelt(cell: Any) -> tuple[str, ...]:
+    """Return other ways in which a value may be written in a vocabulary, by a rule for one cell."""
+    if isinstance(cell, bool):
+        cell = str(cell)
+    elif isinstance(cell, int | float):
+        cell = str(int(cell)) if math.isfinite(cell) and cell == int(cell) else ""
+    if not isinstance(cell, str):
+        return ()
+    text = cell.strip()
+    whole = text.removesuffix(".0")
+    if whole != text and whole.removeprefix("-").isdigit():
+        return text, whole
+    return (text, text.lower(), text.capitalize()) if text.lower() in _BOOLEANS else (text,)
+
+
+def _numbers(name: str, values: ArrayLike) -> NDArray[np.float64]:
+    """Return numbers, NaN for a cell that is not one; refuse a column whose type is not numeric."""
+    raw = arrays.attempt(np.asarray, values, said=f"column {name!r} must hold one value a record")
+    # A date or a complex number would be cast to a float silently.
+    if raw.dtype.kind not in "biufOUS":
+        hint = ": declare first and last in place of low and high" if raw.dtype.kind == "M" else ""
+        raise InvalidValue(f"column {name!r} must hold numbers, got {raw.dtype.type.__name__}{hint}")
+    try:
+        return np.asarray(raw, dtype=np.float64)
+    except Exception:  # the message must not tell which cell, or its content
+        return np.array([_number(cell) for cell in raw.tolist()], dtype=np.float64)
+
+
+def _number(cell: Any) -> float:
+    try:
+        return math.nan if isinstance(cell, complex) else float(cell)
+    except Exception:
+        return math.nan
+
+
+@lru_cache(2**16)  # `strptime` is slow, and a table has few days
+def _parsed(text: str, format: str | None) -> float:
+    try:
+        if format is None:
+            return float(date.fromisoformat(text[:10]).toordinal() - _EPOCH)
+        return float(datetime.strptime(text, format).toordinal() - _EPOCH)
+    except ValueError:
+        return math.nan
+
+
+def _day(cell: Any, format: str | None) -> float:
+    """Return the days from 1970 to a date, NaN for what is none."""
+    if isinstance(cell, date):
+        return float(cell.toordinal() - _EPOCH)
+    return _parsed(cell.strip(), format) if isinstance(cell, str) else math.nan

@@ -1,0 +1,134 @@
+"""Columns: missing values, dates, others, and the ways in which a value may be written."""
+
+from datetime import date
+
+import numpy as np
+import pytest
+
+from farthing.data.columns import Categorical, Date, Numeric
+from farthing.data.schema import Schema
+from farthing.errors import InvalidValue
+
+RICH = Categorical("rich", ("no", "yes"))
+
+
+def encoded(column: Numeric | Categorical | Date, values: object) -> list[list[float]]:
+    rows: list[list[float]] = Schema((column,), RICH).encode({column.name: values}).tolist()  # type: ignore[dict-item]
+    return rows
+
+
+def test_a_missing_number_takes_its_declared_place_and_an_indicator() -> None:
+    age = Numeric("age", 0, 100, missing=40)
+    assert encoded(age, ["20", "", "?", 250]) == [[0.2, 0], [0.4, 1], [0.4, 1], [1, 0]]
+    assert age.known(["", "?"])
+    assert age.holds([20, ""])
+    assert not age.holds([250])
+    for wrong in (-1, 101, float("nan"), "x"):
+        with pytest.raises(InvalidValue, match="missing"):
+            Numeric("age", 0, 100, missing=wrong)  # type: ignore[arg-type]
+
+
+def test_dates_become_days_of_their_range() -> None:
+    born = Date("born", "2000-01-01", "2000-01-11")
+    cells = ["2000-01-06", "2000-01-02T23:59:59", "1990-01-01", "2030-12-31", date(2000, 1, 11)]
+    assert encoded(born, np.array(cells, dtype=object)) == [[0.5], [0.1], [0], [1], [1]]
+    assert np.isnan(encoded(born, ["06.01.2000"])[0][0])
+    german = Date("born", "2000-01-01", "2000-01-11", format="%d.%m.%Y", missing="2000-01-02")
+    assert encoded(german, ["06.01.2000", "32.01.2000", ""]) == [[0.5, 0], [0.1, 1], [0.1, 1]]
+    days = np.array(["2000-01-06", "NaT"], dtype="datetime64[s]")
+    assert encoded(german, days) == [[0.5, 0], [0.1, 1]]
+
+
+@pytest.mark.parametrize("cell", ["now", "today", "2000", "0", 3, None, "2000-13-01", "secret"])
+def test_what_is_no_date_is_none(cell: object) -> None:
+    assert np.isnan(Date("born", "2000-01-01", "2001-01-01").days(np.array([cell], dtype=object)))[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("01.01.2000", "2001-01-01"), "first of column 'born' must be a date as YYYY-MM-DD"),
+        (("2001-01-01", "2000-01-01"), "first must be before last"),
+        (("2000-01-01", "2001-01-01", "1999-01-01"), "missing must lie between"),
+        (("2000-01-01", "2001-01-01", None, "dmy"), "format of column 'born'"),
+    ],
+)
+def test_nonsense_ranges_are_refused(given: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InvalidValue, match=message):
+        Date("born", *given)
+
+
+def test_undeclared_values_are_other_where_that_is_declared() -> None:
+    region = Categorical("region", ("1", "2"), other=True)
+    assert encoded(region, ["1", "7", "", "2"]) == [[1, 0, 0], [0, 0, 1], [0, 0, 1], [0, 1, 0]]
+    assert region.holds(["7"])
+    with pytest.raises(InvalidValue, match="lists 'other' already"):
+        Categorical("region", ("other",), other=True)
+
+
+def test_one_vocabulary_serves_texts_numbers_and_booleans() -> None:
+    code = Categorical("code", ("1", "2"))
+    for values in ([1, 2], [1.0, 2.0], ["1", "2"], [" 1", "2 "], ["1.0", "2.0"], np.array([1, 2], np.uint8)):
+        assert code.codes(values).tolist() == [0, 1]
+    assert code.codes([1.5, np.nan]).tolist() == [-1, -1]
+    for words in (("true", "false"), ("True", "False")):
+        flag = Categorical("flag", words)
+        for values in ([True, False], ["true", "false"], ["True", "False"], ["TRUE", "FALSE"]):
+            assert flag.codes(values).tolist() == [0, 1]
+    day = Categorical("day", ("2000-01-01",))
+    assert day.codes(np.array(["2000-01-01"], dtype="datetime64[D]")).tolist() == [0]
+
+
+def test_a_schema_with_all_of_it_survives_json() -> None:
+    schema = Schema(
+        (
+            Numeric("age", 0, 100, missing=40),
+            Categorical("region", ("1",), other=True),
+            Date("born", "2000-01-01", "2001-01-01", missing="2000-06-01", format="%d.%m.%Y"),
+        ),
+        RICH,
+    )
+    assert Schema.from_json(schema.to_json()) == schema
+    assert schema.without(["age"]).feature_names == ("region=1", "region=other", "born", "born=missing")
+
+
+def test_all_problems_of_a_schema_are_listed_at_once() -> None:
+    text = """{"columns": [{"name": "a", "low": 2, "high": 1}, {"name": "b", "lo": 0, "high": 1},
+               {"name": "c", "values": "x"}, {"name": "d", "first": "x", "last": "2000-01-01"}],
+               "target": {"name": "y"}}"""
+    with pytest.raises(InvalidValue) as caught:
+        Schema.from_json(text)
+    said = str(caught.value)
+    assert said.startswith("5 problems: (1) column 'a'")
+    assert "did you mean 'low'?" in said
+    for name in "bcdy":
+        assert f"column '{name}'" in said
+
+
+def test_a_target_has_no_other_no_missing_and_no_dates() -> None:
+    age = Numeric("age", 0, 1)
+    for target in (
+        Categorical("y", ("a", "b"), other=True),
+        Numeric("y", 0, 1, missing=0),
+        Date("y", "2000-01-01", "2001-01-01"),
+    ):
+        with pytest.raises(InvalidValue, match="target 'y'"):
+            Schema((age,), target)  # type: ignore[arg-type]
+
+
+def test_missing_values_may_be_declared_afterwards() -> None:
+    born = Date("born", "2000-01-01", "2000-01-11")
+    schema = Schema((Numeric("age", 0, 100), born, Numeric("pay", 0, 9, missing=1)), RICH)
+    middle = schema.with_missing({"age": "30"}, middle=True)
+    assert [column.missing for column in middle.columns] == [30.0, "2000-01-06", 1]  # type: ignore[union-attr]
+    assert schema.with_missing({"born": "2000-01-02"}).columns[1].missing == "2000-01-02"  # type: ignore[union-attr]
+    for name, value, message in (
+        ("agee", "1", r"no column 'agee' \(did you mean 'age'\?\)"),
+        ("rich", "no", "no column 'rich'"),
+        ("age", "x", "must be a number, got 'x'"),
+        ("age", "200", "must lie between"),
+    ):
+        with pytest.raises(InvalidValue, match=message):
+            schema.with_missing({name: value})
+    with pytest.raises(InvalidValue, match="has a vocabulary"):
+        Schema((Categorical("sex", ("f",)),), RICH).with_missing({"sex": "f"})

@@ -1,0 +1,69 @@
+"""Public rules that choose records: each looks at one person's records only."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from farthing.data.splitting import Split, Spool
+from farthing.errors import InvalidValue
+
+
+def chosen(table: list[tuple[str, str]], **rule: Any) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """The rows that are kept, and those held out, of a table of (person, cell), read in blocks of three."""
+    split, kept, held = Split(**rule), [], []
+    for start in range(0, len(table), 3):
+        block = table[start : start + 3]
+        columns = {name: np.array([row[i] for row in block], dtype=object) for i, name in enumerate("pc")}
+        for into, mask in zip((kept, held), split.masks(columns, ["c"]), strict=True):
+            into.extend(row for row, takes in zip(block, mask, strict=True) if takes)
+    return kept, held
+
+
+tables = st.lists(st.tuples(st.sampled_from("abcd"), st.text(max_size=3)), max_size=30)
+
+
+@given(tables, st.integers(1, 3), st.sampled_from("abcd"))
+def test_a_person_who_goes_changes_no_other_persons_rows(rows: list[Any], most: int, gone: str) -> None:
+    rule = {"user": "p", "rows": most, "share": 0.4}
+    fewer = [row for row in rows if row[0] != gone]
+    for whole, without in zip(chosen(rows, **rule), chosen(fewer, **rule), strict=True):
+        assert [row for row in whole if row[0] != gone] == without
+        assert all(sum(row[0] == person for row in whole) <= most for person in "abcd")
+
+
+@given(tables, st.integers(0, 29))
+def test_a_record_that_goes_changes_no_other_records_place(rows: list[Any], gone: int) -> None:
+    fewer = rows[:gone] + rows[gone + 1 :]
+    for whole, without in zip(chosen(rows, share=0.5), chosen(fewer, share=0.5), strict=True):
+        lost = Counter(whole) - Counter(without)
+        assert not Counter(without) - Counter(whole)
+        assert lost <= Counter(rows[gone : gone + 1])
+
+
+def test_a_persons_rows_are_all_on_one_side() -> None:
+    rows = [(str(person), str(row)) for row in range(5) for person in range(200)]
+    kept, held = chosen(rows, user="p", rows=5, share=0.3)
+    assert not {person for person, _ in kept} & {person for person, _ in held}
+    assert len(kept) + len(held) == 1000
+    assert 30 <= len({person for person, _ in held}) <= 90
+
+
+def test_nonsense_is_refused() -> None:
+    for rule in ({"share": 1.0}, {"share": -0.1}, {"rows": 0}, {"share": float("nan")}):
+        with pytest.raises(InvalidValue):
+            Split(**rule)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("most", [0, 7, 1000])
+def test_a_spool_gives_back_what_it_was_given(most: int) -> None:
+    blocks = [np.arange(6.0).reshape(3, 2), np.zeros((0, 2)), np.ones((2, 2))]
+    spool = Spool(2, most)
+    for block in blocks:
+        spool.add(block)
+    found = spool.value()
+    assert np.array_equal(found, np.concatenate(blocks))
+    assert isinstance(found, np.memmap) == (most < 10)
