@@ -9,7 +9,7 @@ other. It holds for whatever is accounted by μ (`GdpFilter`), and for no (ε, �
 >>> person = Budget(1.0, 1e-5, unit="user")
 >>> record = per_record(person, 4)
 >>> print(record)
-(0.208447, 1e-05)-DP, add-remove, per record, against anyone
+(0.220267, 1e-05)-DP, add-remove, per record, against anyone
 >>> record.mu * 4 <= person.mu
 True
 """

@@ -7,7 +7,7 @@ record when one goes, and no guarantee of what is learnt from the parts would ho
 
 >>> split = Split(share=0.5)
 >>> split.masks({"age": np.array(["17", "90", "35"])}, ["age"])
-(array([ True, False,  True]), array([False,  True, False]))
+(array([False,  True,  True]), array([ True, False, False]))
 """
 
 import tempfile

@@ -88,7 +88,7 @@ def declared(bounds: Sequence[str], values: Sequence[str], target: str | None) -
     Bounds of dates are written as YYYY-MM-DD.
 
     >>> declared(["age=17:90"], ["income=<=50K,>50K"], "income").target
-    Categorical(name='income', values=('<=50K', '>50K'))
+    Categorical(name='income', values=('<=50K', '>50K'), other=False)
     """
     makers = [partial(_bounded, text) for text in bounds], [partial(_listed, text) for text in values]
     given = data.collected([*makers[0], *makers[1]])
