@@ -2,7 +2,7 @@
 
     python benchmarks/foreign_models.py            # a table; needs transformers, downloads nothing
 
-For each model: book-keeping (the default), isolate=True and isolate="loop". "right" means that the sum of
+For each model: book-keeping (route="fast"), "vmap" and "loop". "right" means that the sum of
 clipped gradients is that of ordinary autograd on one example at a time (dropout off), "refused" that the
 check says no, and why. Nothing may be "wrong". ResNet and MobileNet have batch norms: they must be refused.
 """
@@ -472,7 +472,7 @@ def made(row: Row) -> tuple[nn.Module, Tensor, Tensor]:
     return model.train(), x, torch.randint(0, CLASSES, (N,))
 
 
-def tried(row: Row, isolate: bool | str) -> tuple[str, float]:
+def tried(row: Row, route: str) -> tuple[str, float]:
     """Return the verdict of one mode, and the CPU seconds of its check."""
     try:
         model, x, y = made(row)
@@ -480,7 +480,7 @@ def tried(row: Row, isolate: bool | str) -> tuple[str, float]:
         return f"not made: {type(error).__name__}: {error}"[:160], 0.0
     start = time.process_time()
     try:
-        found = Gradient(model, loss, isolate=isolate)
+        found = Gradient(model, loss, route=route)
         found.check(x, y)
     except FarthingError as error:
         return f"refused: {str(error)[:170]}", time.process_time() - start
@@ -507,10 +507,10 @@ def main() -> None:
         if only and row[0] not in only:
             continue
         verdicts = []
-        for isolate in (False, True, "loop"):
-            verdict, took = tried(row, isolate)
+        for route in ("fast", "vmap", "loop"):
+            verdict, took = tried(row, route)
             verdicts.append(f"{verdict} ({took:.1f} s)")
-            key = f"{isolate} {verdict.partition(':')[0].split()[0]}"
+            key = f"{route} {verdict.partition(':')[0].split()[0]}"
             totals[key] = totals.get(key, 0) + 1
         print(f"{row[0]:16} | " + " | ".join(verdicts), flush=True)
     print(totals)

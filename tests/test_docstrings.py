@@ -12,7 +12,6 @@ from farthing.accounting import filters
 PACKAGES = ["farthing", "farthing.audit", "farthing.federated", "farthing.torch"]
 UNDOCUMENTED = {  # names that lack a section still: this set may shrink and must not grow
     "farthing.torch.Training",  # made by train, which names its parameters
-    "farthing.torch.progress",
 }
 
 

@@ -98,7 +98,7 @@ def isolated():
     for name, function in (MIXING | {"kept": kept, "ruled": lambda self, x: Ruled.apply(x)}).items():
         (x, y), model = data(), Before(function)
         other = torch.cat([-x[:1], x[1:]])
-        gradient = Gradient(model, lambda out, y: out.sum(1) + 0 * y, isolate=True, physical_batch_size=6)
+        gradient = Gradient(model, lambda out, y: out.sum(1) + 0 * y, route="vmap", physical_batch_size=6)
         gradient._checked = model.training
         sums = []
         try:

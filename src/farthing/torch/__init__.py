@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from farthing.torch.checks.fixing import fix
     from farthing.torch.features.scattering import Scattering
     from farthing.torch.gradients.bookkeeping import Gradient
     from farthing.torch.gradients.clipping import Automatic, ClipLayers, ClipRule
@@ -21,13 +22,14 @@ if TYPE_CHECKING:
     from farthing.torch.training.adapting import Change, NoiseGate, Plateau, Stages, menu
     from farthing.torch.training.checkpoint import restore, save
     from farthing.torch.training.collating import Padded
-    from farthing.torch.training.evaluation import evaluate, progress
+    from farthing.torch.training.evaluation import evaluate
     from farthing.torch.training.loop import Training, train
     from farthing.torch.training.optim import DPAdam
     from farthing.torch.training.plan import Plan, fitted
     from farthing.torch.training.records import Batch, Examples
     from farthing.torch.training.schedules import AdaptiveClip, Quantile
     from farthing.torch.training.step import Step
+    from farthing.torch.training.watching import to_tensorboard, to_wandb
 
 __all__ = [
     "AdaDP",
@@ -57,11 +59,13 @@ __all__ = [
     "Training",
     "evaluate",
     "fitted",
+    "fix",
     "layer_rule",
     "menu",
-    "progress",
     "restore",
     "save",
+    "to_tensorboard",
+    "to_wandb",
     "train",
 ]
 
@@ -74,7 +78,9 @@ _HOMES = {
     "gradients.layers": ("layer_rule",),
     "training.collating": ("Padded",),
     "methods.dpopt": ("DpOpt",),
-    "training.evaluation": ("evaluate", "progress"),
+    "training.evaluation": ("evaluate",),
+    "training.watching": ("to_tensorboard", "to_wandb"),
+    "checks.fixing": ("fix",),
     "kernels.noise": ("FloatGaussian", "Gaussian"),
     "training.optim": ("DPAdam",),
     "training.plan": ("Plan", "fitted"),

@@ -69,8 +69,8 @@ def alone(model, case, inputs, targets):
     return torch.stack([torch.cat([part.flatten() for part in row]) for row in each])
 
 
-def summed(model, case, inputs, targets, isolate=False, chosen=EVERYBODY, clip=None):
-    found = Gradient(model, case.loss, isolate=isolate)
+def summed(model, case, inputs, targets, route="fast", chosen=EVERYBODY, clip=None):
+    found = Gradient(model, case.loss, route=route)
     with calm(model, list):
         rows = alone(model, case, inputs, targets) if clip is None else None
     bound = ClipNorm(0.7 * float(rows.norm(dim=1).median()) if clip is None else clip)
@@ -103,24 +103,24 @@ def made_for(case):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:on a batch")
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("isolate", [True, "loop"])
+@pytest.mark.parametrize("route", ["vmap", "loop"])
 @pytest.mark.parametrize("case", RIGHT[::EVERY], ids=name_of)
-def test_right_models_are_summed_as_one_by_one_in_isolation(case, isolate):
+def test_right_models_are_summed_as_one_by_one_in_isolation(case, route):
     try:
-        total, expected = summed(*made_for(case), isolate)
+        total, expected = summed(*made_for(case), route)
     except FarthingError:
-        if isolate == "loop":  # which takes whatever runs on a batch of one
+        if route == "loop":  # which takes whatever runs on a batch of one
             raise
         return
     assert torch.allclose(total, expected, rtol=1e-3, atol=1e-4 * float(expected.norm()))
 
 
-def moved(case, isolate):
+def moved(case, route):
     """|sum(D) - sum(D minus one)| over the clip, where the one that goes is unlike the others."""
     model, inputs, targets = made(case)
     if inputs.is_floating_point():
         inputs[0] *= 30
-    found = Gradient(model, case.loss, isolate=isolate, physical_batch_size=4)
+    found = Gradient(model, case.loss, route=route, physical_batch_size=4)
     found.check(inputs, targets)
     clip, sums = 1e-3, []
     for chosen in (EVERYBODY, np.arange(1, len(targets))):
@@ -133,11 +133,11 @@ def moved(case, isolate):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:on a batch")
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("isolate", [True, "loop"])
+@pytest.mark.parametrize("route", ["vmap", "loop"])
 @pytest.mark.parametrize("case", [*WRONG[::EVERY], *_named(UNSEEN)], ids=name_of)
-def test_wrong_models_are_refused_or_harmless_in_isolation(case, isolate):
+def test_wrong_models_are_refused_or_harmless_in_isolation(case, route):
     try:
-        found = moved(case, isolate)
+        found = moved(case, route)
     except FarthingError:
         return
     assert found <= 1 + 1e-3

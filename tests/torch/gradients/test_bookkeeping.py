@@ -72,7 +72,7 @@ def agree(found, expected, tolerance=1e-5):
     assert (found - expected).norm() <= tolerance * expected.norm()
 
 
-@pytest.mark.parametrize("route", [None, "rows", "again", "gram", "vmap"])
+@pytest.mark.parametrize("route", ["fast", "rows", "again", "gram", "vmap"])
 @pytest.mark.parametrize("physical", [None, 4])
 def test_bounds_are_those_of_plain_rows(route, physical, one_by_one):
     model, (x, y) = network(), data()
@@ -102,7 +102,7 @@ def test_an_empty_batch_is_zeros():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e30])
-@pytest.mark.parametrize("route", [None, "gram", "vmap"])
+@pytest.mark.parametrize("route", ["fast", "gram", "vmap"])
 def test_an_example_that_is_not_finite_counts_as_zero(bad, route):
     model, (x, y) = network(), data()
     gradient = Gradient(model, losses, route=route)
@@ -145,7 +145,7 @@ class Padded:
 
 
 @pytest.mark.parametrize("filler", [0.0, 7.0, float("nan")])
-@pytest.mark.parametrize("route", [None, "vmap"])
+@pytest.mark.parametrize("route", ["fast", "vmap"])
 def test_rows_that_fill_up_count_for_nothing(filler, route, one_by_one):
     model, (x, y) = network(), data()
     rows, gradient = one_by_one(model, losses, x, y), Gradient(model, losses, route=route)
@@ -153,7 +153,7 @@ def test_rows_that_fill_up_count_for_nothing(filler, route, one_by_one):
         agree(gradient.bounded_sum(Padded(x, y, filler), None, bound), plain_sum(rows, bound))
 
 
-@pytest.mark.parametrize("route", [None, "gram", "vmap"])
+@pytest.mark.parametrize("route", ["fast", "gram", "vmap"])
 def test_a_user_is_the_sum_of_their_records(route, one_by_one):
     model, (x, y) = network(), data()
     users = np.array([0, 1, 0, 2, 2, 2, 3, 0, 4, 4, 5, 6, 6])
@@ -203,7 +203,7 @@ def test_several_inputs_and_outputs(one_by_one):
 def test_mixed_precision_bounds_what_it_computed():
     model, (x, y) = network(), data()
     exact = Gradient(model, losses).bounded_sum(Examples((x, y)).take(EVERYBODY), None, ClipNorm(0.1))
-    for route in (None, "gram", "vmap"):
+    for route in ("fast", "gram", "vmap"):
         gradient = Gradient(model, losses, autocast=torch.bfloat16, route=route)
         found = gradient.bounded_sum(Examples((x, y)).take(EVERYBODY), None, ClipNorm(0.1))
         agree(found, exact, 0.05)
@@ -250,7 +250,7 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(InvalidValue, match="no trainable parameter"):
         Gradient(nn.ReLU(), losses)
     with pytest.raises(InvalidValue, match="route"):
-        Gradient(model, losses, route="fast")
+        Gradient(model, losses, route="quick")
 
 
 def test_layers_must_end_where_parameters_do():

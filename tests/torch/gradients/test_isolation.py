@@ -18,7 +18,7 @@ from farthing.torch.methods.dpagd import dpagd
 from farthing.torch.training.records import Examples
 
 CLIP = ClipNorm(1e-2)
-BOTH = pytest.mark.parametrize("isolate", [True, "loop"])
+BOTH = pytest.mark.parametrize("route", ["vmap", "loop"])
 
 
 def data(n=24, width=5):
@@ -78,10 +78,10 @@ MIXED = {
 }
 
 
-def moved(model, loss=losses, isolate=True, checked=True, **how):
+def moved(model, loss=losses, route="vmap", checked=True, **how):
     """|sum(D) - sum(D minus one)| over the clip, on the same randomness; perhaps without the check."""
     x, y = data()
-    gradient = Gradient(model, loss, isolate=isolate, **how)
+    gradient = Gradient(model, loss, route=route, **how)
     gradient._checked = None if checked else model.training
     sums = []
     for chosen in (slice(None), np.arange(1, len(y))):
@@ -93,10 +93,10 @@ def moved(model, loss=losses, isolate=True, checked=True, **how):
 
 @BOTH
 @pytest.mark.parametrize("name", MIXED)
-def test_one_example_moves_the_sum_by_one_bound(name, isolate):
+def test_one_example_moves_the_sum_by_one_bound(name, route):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert moved(Applied(MIXED[name]), isolate=isolate) <= 1 + 1e-4
+        assert moved(Applied(MIXED[name]), route=route) <= 1 + 1e-4
 
 
 def pairs(outputs, targets):
@@ -105,27 +105,27 @@ def pairs(outputs, targets):
 
 @BOTH
 @pytest.mark.parametrize("loss", [pairs, lambda out, y: losses(out, y) / len(y)])
-def test_a_loss_sees_one_example_as_well(loss, isolate):
+def test_a_loss_sees_one_example_as_well(loss, route):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert moved(nn.Linear(5, 3), loss, isolate) <= 1 + 1e-4
+        assert moved(nn.Linear(5, 3), loss, route) <= 1 + 1e-4
 
 
 def test_what_depends_on_values_is_refused_in_lanes_and_right_in_a_loop():
     model = Applied(lambda x: x / x.max() if x.max() > 1 else x)
-    with pytest.raises(Unsupported, match=r'cannot run in lanes.*isolate="loop"'):
+    with pytest.raises(Unsupported, match=r'cannot run in lanes.*route="loop"'):
         moved(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert moved(model, isolate="loop") <= 1 + 1e-4
+        assert moved(model, route="loop") <= 1 + 1e-4
 
 
 @BOTH
-def test_a_model_that_keeps_its_inputs_meets_none_of_them_again(isolate):
+def test_a_model_that_keeps_its_inputs_meets_none_of_them_again(route):
     """Batches of 4: a tensor that escaped from a lane would enter the same lane of the next batch."""
     with pytest.raises(Unsupported, match="a pass over the model changes last, seen"):
-        moved(Kept(), isolate=isolate, physical_batch_size=4)
-    assert moved(Kept(), isolate=isolate, checked=False, physical_batch_size=4) <= 1 + 1e-4
+        moved(Kept(), route=route, physical_batch_size=4)
+    assert moved(Kept(), route=route, checked=False, physical_batch_size=4) <= 1 + 1e-4
 
 
 def test_a_tensor_that_escapes_reaches_the_next_batch_unless_it_is_put_back(monkeypatch):
@@ -135,7 +135,7 @@ def test_a_tensor_that_escapes_reaches_the_next_batch_unless_it_is_put_back(monk
 
     def second(first):
         torch.manual_seed(0)
-        (x, y), gradient = data(), Gradient(Kept(), losses, isolate=True)
+        (x, y), gradient = data(), Gradient(Kept(), losses, route="vmap")
         gradient.rows(first * x[:4], y[:4])
         return gradient.rows(x[4:8], y[4:8])
 
@@ -145,7 +145,7 @@ def test_a_tensor_that_escapes_reaches_the_next_batch_unless_it_is_put_back(monk
 
 
 @BOTH
-def test_a_loss_that_keeps_outputs_in_a_closure_is_put_back(isolate):
+def test_a_loss_that_keeps_outputs_in_a_closure_is_put_back(route):
     kept = []
 
     def loss(outputs, targets):
@@ -154,14 +154,14 @@ def test_a_loss_that_keeps_outputs_in_a_closure_is_put_back(isolate):
         return losses(outputs + shift, targets)
 
     with pytest.raises(Unsupported, match=r"a pass over the model changes loss\.kept"):
-        moved(nn.Linear(5, 3), loss, isolate)
-    assert moved(nn.Linear(5, 3), loss, isolate, checked=False, physical_batch_size=4) <= 1 + 1e-4
+        moved(nn.Linear(5, 3), loss, route)
+    assert moved(nn.Linear(5, 3), loss, route, checked=False, physical_batch_size=4) <= 1 + 1e-4
     assert kept == []
 
 
 @pytest.mark.filterwarnings("ignore:on a batch")
 @BOTH
-def test_a_buffer_written_in_forward_is_refused_and_would_be_put_back(isolate):
+def test_a_buffer_written_in_forward_is_refused_and_would_be_put_back(route):
     class Running(nn.Module):
         def __init__(self):
             super().__init__()
@@ -173,10 +173,10 @@ def test_a_buffer_written_in_forward_is_refused_and_would_be_put_back(isolate):
             return self.fc(x - self.mean)
 
     model = Running()
-    found = "cannot run in lanes" if isolate is True else "a pass over the model changes mean"
+    found = "cannot run in lanes" if route == "vmap" else "a pass over the model changes mean"
     with pytest.raises(Unsupported, match=found):
-        moved(model, isolate=isolate)
-    assert moved(model, isolate="loop", checked=False, physical_batch_size=4) <= 1 + 1e-4
+        moved(model, route=route)
+    assert moved(model, route="loop", checked=False, physical_batch_size=4) <= 1 + 1e-4
     assert not model.mean.any()
 
 
@@ -200,32 +200,32 @@ def test_a_batching_rule_written_by_hand_is_refused():
 
     with pytest.raises(Unsupported, match=r"Centre .* has a vmap rule of its own"):
         moved(Applied(Centre.apply))
-    assert moved(Applied(Centre.apply), isolate="loop") <= 1 + 1e-4
+    assert moved(Applied(Centre.apply), route="loop") <= 1 + 1e-4
     assert "vmap" in Centre.__dict__  # the rule is back in its place
 
 
 @BOTH
-def test_gradients_are_those_of_one_example_at_a_time(isolate, one_by_one):
+def test_gradients_are_those_of_one_example_at_a_time(route, one_by_one):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(12, 3))
     x, y = torch.randn(7, 2, 5), torch.arange(7) % 3
     rows = one_by_one(model, losses, x, y)
     bound = ClipNorm(0.7 * float(rows.norm(dim=1).median()))
-    found = Gradient(model, losses, isolate=isolate, physical_batch_size=3).bounded_sum(
+    found = Gradient(model, losses, route=route, physical_batch_size=3).bounded_sum(
         Examples((x, y)).take(slice(None)), None, bound
     )
     assert torch.allclose(found, plain_sum(rows, bound), atol=1e-6)
 
 
 @BOTH
-def test_records_of_a_user_are_batches_of_one(isolate, one_by_one):
+def test_records_of_a_user_are_batches_of_one(route, one_by_one):
     model = Applied(lambda x: x - x.mean(0) + x.detach())
     x, y = data(8)
     rows = one_by_one(model, losses, x, y)
     people, bound = torch.stack([rows[n::4].sum(0) for n in range(4)]), ClipNorm(0.5)
     batch = Examples((x, y), users=[0, 1, 2, 3] * 2, records_per_user=2).take(slice(None))
     with pytest.warns(UserWarning, match="each is a batch of its own"):
-        found = Gradient(model, losses, isolate=isolate).bounded_sum(batch, None, bound)
+        found = Gradient(model, losses, route=route).bounded_sum(batch, None, bound)
     assert torch.allclose(found, plain_sum(people, bound), atol=1e-5)
 
 
@@ -233,21 +233,21 @@ def test_train_takes_it_and_refuses_before_a_charge():
     x, y = data(200)
     ledger = ft.Ledger(ft.Budget(2.0, 1e-5))
     with pytest.raises(Unsupported, match="cannot run in lanes"):
-        ft.torch.train(Applied(lambda x: x * x.max().item()), losses, (x, y), ledger, isolate=True)
+        ft.torch.train(Applied(lambda x: x * x.max().item()), losses, (x, y), ledger, route="vmap")
     assert ledger.share == 0
     model = nn.Linear(5, 3)
     assert (
-        len(list(ft.torch.train(model, losses, (x, y), ledger, isolate=True, steps=2, sampling_rate=0.1)))
+        len(list(ft.torch.train(model, losses, (x, y), ledger, route="vmap", steps=2, sampling_rate=0.1)))
         == 2
     )
-    with pytest.raises(InvalidValue, match='isolate must be True, False, "vmap" or "loop", got \'no\''):
-        ft.torch.train(model, losses, (x, y), ledger, isolate="no")
+    with pytest.raises(InvalidValue, match=r"route must be one of auto, fast, .*, got 'no'"):
+        ft.torch.train(model, losses, (x, y), ledger, route="no")
 
 
 @BOTH
-def test_the_line_search_of_dpagd_is_isolated_too(isolate):
+def test_the_line_search_of_dpagd_is_isolated_too(route):
     ledger = ft.Ledger(ft.Budget(1.0, 1e-5), filter=ZcdpFilter)
-    steps = dpagd(ledger, nn.Linear(5, 3), losses, Examples(data(60)), splits=2, isolate=isolate)
+    steps = dpagd(ledger, nn.Linear(5, 3), losses, Examples(data(60)), splits=2, route=route)
     assert len(list(steps)) >= 1
 
 
@@ -256,3 +256,60 @@ def test_dpagd_refuses_a_model_before_a_charge():
     with pytest.raises(Unsupported, match="mixes examples"):
         next(dpagd(ledger, Applied(lambda x: x - x.mean(0)), losses, Examples(data(60))))
     assert ledger.share == 0
+
+
+class Positions(nn.Module):
+    """A table that all examples look up alike, as T5's relative positions: book-keeping cannot follow it."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.last = nn.Embedding(5, 2), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.last(x * self.table(torch.arange(5)).permute(1, 0)[0])
+
+
+class Ragged(nn.Module):
+    """A model whose course depends on the values of an example."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 5))
+
+    def forward(self, x):
+        return torch.stack([self.weight @ row * (row[row > 0].sum() + 1) for row in x])
+
+
+@pytest.mark.parametrize(("model", "way"), [(Positions, "vmap"), (Ragged, "loop")])
+def test_what_book_keeping_cannot_follow_is_isolated_and_said_once(model, way, one_by_one, caplog):
+    torch.manual_seed(0)
+    model, (x, y) = model(), data()
+    gradient = Gradient(model, losses, route="auto")
+    for _ in range(2):
+        found = gradient.bounded_sum(Examples((x, y)).take(slice(None)), None, ClipNorm(0.5))
+    expected = plain_sum(one_by_one(model, losses, x, y), ClipNorm(0.5))
+    assert (found - expected).norm() <= 1e-5 * expected.norm()
+    assert gradient.isolation == way
+    assert len(caplog.messages) == 1
+    assert "slower" in caplog.messages[0]
+    assert "MiB" in caplog.messages[0]
+    assert f'"{way}"' in caplog.messages[0]
+    with pytest.raises(Unsupported):
+        Gradient(model, losses, route="fast").check(x, y)
+
+
+@pytest.mark.parametrize("name", [name for name in MIXED if name != "through the gradient"])
+def test_a_model_that_mixes_examples_is_not_isolated_by_itself(name):
+    x, y = data()
+    with pytest.raises(Unsupported):
+        Gradient(Applied(MIXED[name]), losses, route="auto").check(x, y)
+
+
+def test_a_model_that_also_mixes_examples_is_refused_where_book_keeping_cannot_follow_it():
+    class Centred(Positions):
+        def forward(self, x):
+            return super().forward(x - x.mean(0))
+
+    x, y = data()
+    with pytest.raises(Unsupported, match="book-keeping cannot follow"):
+        Gradient(Centred(), losses, route="auto").check(x, y)

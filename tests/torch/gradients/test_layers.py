@@ -83,6 +83,18 @@ class LowRank(nn.Module):
         return self.base(x) + self.up(self.down(x))
 
 
+class Boxed(nn.Module):
+    """Factors in an nn.ParameterDict, as PEFT's IA3 has them, beside a frozen layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(5, 6).requires_grad_(False)
+        self.factors = nn.ParameterDict({"default": nn.Parameter(torch.rand(6, 1))})
+
+    def forward(self, x):
+        return self.base(x) * self.factors["default"].flatten()
+
+
 def _cells(cells, x):
     state = cells[0](x[:, 1], cells[0](x[:, 0]))
     return cells[2](cells[1](state[0]))
@@ -200,6 +212,11 @@ MODELS = {
     "vision": (Vision, LONG),
     "odd": (lambda: nn.Sequential(nn.Linear(5, 5), Odd()), WIDE),
     "odd positions": (lambda: Head(nn.Sequential(Odd(), nn.Linear(3, 3)), lambda m, x: m(x).mean(1)), LONG),
+    "boxed": (lambda: nn.Sequential(Boxed(), nn.Tanh(), nn.Linear(6, 3)), WIDE),
+    "old weight norm": (
+        lambda: nn.Sequential(nn.Tanh(), nn.utils.weight_norm(nn.Linear(5, 4)), nn.Linear(4, 3)),
+        WIDE,
+    ),
     "prelu": (lambda: nn.Sequential(nn.Linear(5, 4), nn.PReLU(4), nn.Linear(4, 3)), WIDE),
     "bilinear": (lambda: Head(nn.Bilinear(5, 5, 3), lambda m, x: m(x, x.flip(1))), WIDE),
     "weight norm": (
@@ -250,6 +267,7 @@ def made(name):
 
 
 @pytest.mark.filterwarnings("ignore:.*(batching rule|oneDNN|zero-padded):UserWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated")
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_those_of_autograd(name, one_by_one):
     model, inputs, targets = made(name)
@@ -261,10 +279,11 @@ def test_gradients_are_those_of_autograd(name, one_by_one):
     assert not any("forward" in vars(module) for module in model.modules())
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated")
 def test_known_layers_are_not_mapped():
     known = [name for name in MODELS if anything not in rules_of(made(name)[0])[0].values()]
     mapped = {"transposed", "odd", "odd positions", "prelu", "bilinear", "weight norm", "statistics"}
-    assert set(MODELS) - set(known) == mapped | {"largest of a bag"}
+    assert set(MODELS) - set(known) == mapped | {"largest of a bag", "boxed", "old weight norm"}
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])

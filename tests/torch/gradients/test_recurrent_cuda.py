@@ -53,14 +53,14 @@ def test_a_recurrent_model_trains_on_a_gpu_in_either_mode(name, training):
     assert all(module.training is training for module in model.modules())
 
 
-@pytest.mark.parametrize("isolate", [False, "loop"])  # torch.func.vmap has no rule for some fused cells
+@pytest.mark.parametrize("route", ["fast", "loop"])  # torch.func.vmap has no rule for some fused cells
 @pytest.mark.parametrize("name", ["lstm", "gru", "both ways"])
-def test_a_gpu_and_a_cpu_find_the_same_sum(name, isolate):
+def test_a_gpu_and_a_cpu_find_the_same_sum(name, route):
     kind, options = KINDS[name]
     model = Reader(kind, **options)
     other = copy.deepcopy(model).cuda()
     found = [
-        Gradient(one, LOSS, isolate=isolate)
+        Gradient(one, LOSS, route=route)
         .bounded_sum(Examples(data()).on(device).take(slice(None)), None, ClipNorm(0.5))
         .cpu()
         for one, device in ((model, torch.device("cpu")), (other, torch.device("cuda")))

@@ -52,7 +52,7 @@ CASES = {
     "rows": (lambda: nn.Linear(16, 16, bias=False), (2, 16), {"route": "rows"}),
     "convolution": (lambda: nn.Conv2d(1, 2, 3, bias=False), (1, 3, 3), {"route": "rows"}),
     "parts": (lambda: nn.Sequential(nn.Linear(4, 4, bias=False)), (4,), {"physical_batch_size": 64}),
-    "isolated": (lambda: nn.Linear(4, 4, bias=False), (4,), {"isolate": True}),
+    "isolated": (lambda: nn.Linear(4, 4, bias=False), (4,), {"route": "vmap"}),
 }
 
 

@@ -7,10 +7,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-import farthing as ft
 from farthing.errors import NotPrivate
-from farthing.noise.lattice import SeededStream
-from farthing.torch.training.evaluation import evaluate, progress
+from farthing.torch.training.evaluation import evaluate
 from farthing.torch.training.loop import train
 from farthing.torch.training.records import Examples
 
@@ -87,20 +85,3 @@ def test_parts_of_a_dataset_are_told_apart_by_their_indices():
     for private in (whole, Subset(whole, [3, 4]), Examples(whole), Subset(Subset(whole, [7, 8, 9]), [1])):
         with pytest.warns(NotPrivate):
             evaluate(model, private)
-
-
-def test_callbacks_and_progress_see_every_step():
-    seen = []
-    ledger = ft.Ledger(ft.Budget(2.0, 1e-5), stream=SeededStream(1))
-    training = train(
-        network(),
-        LOSS,
-        data(),
-        ledger,
-        sampling_rate=0.2,
-        noise_multiplier=2.0,
-        steps=3,
-        callbacks=[seen.append],
-    )
-    assert [step.t for step in progress(training)] == [1, 2, 3]
-    assert [step.t for step in seen] == [1, 2, 3]

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+import farthing as ft
 from farthing.errors import InvalidValue
 from farthing.torch.training.optim import DPAdam, chosen
 from farthing.torch.training.plan import Plan
+from farthing.torch.training.released import in_order
 
 
 def parameters(seed=0):
@@ -123,3 +125,52 @@ def test_the_chosen_optimizer_follows_public_numbers():
     assert isinstance(chosen(nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 2)), small, 1.0), DPAdam)
     frozen = nn.Sequential(nn.Linear(4, 3).requires_grad_(False), nn.Linear(3, 2))
     assert len(chosen(frozen, small, 1.0).param_groups[0]["params"]) == 2
+
+
+def test_several_optimisers_share_a_model_and_a_checkpoint(tmp_path):
+    def begun():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+        parts = (
+            torch.optim.SGD(model[0].parameters(), 0.5, momentum=0.9),
+            DPAdam(model[1].parameters(), 0.1),
+        )
+        falling = [torch.optim.lr_scheduler.StepLR(part, 1, 0.5) for part in parts]
+        data = torch.randn(2000, 4), torch.randint(2, (2000,))
+        loss = nn.CrossEntropyLoss(reduction="none")
+        how = {"epsilon": 4.0, "delta": 1e-5, "steps": 4, "sampling_rate": 0.1}
+        return ft.torch.train(model, loss, data, optimizer=parts, scheduler=falling, **how), parts
+
+    training, parts = begun()
+    before = [p.detach().clone() for p in training.model.parameters()]
+    next(training)
+    assert all(not torch.equal(p, old) for p, old in zip(training.model.parameters(), before, strict=True))
+    assert [part.param_groups[0]["lr"] for part in parts] == [0.25, 0.05]
+    assert len(parts[1]._noise) == 2  # told how much noise there is
+    ft.torch.save(tmp_path / "run.pt", training)
+    again, others = begun()
+    ft.torch.restore(tmp_path / "run.pt", again)
+    assert [part.param_groups[0]["lr"] for part in others] == [0.25, 0.05]
+    assert torch.equal(
+        others[1].state[again.model[1].weight]["mean"], parts[1].state[training.model[1].weight]["mean"]
+    )
+
+
+def test_a_parameter_of_two_optimisers_is_refused():
+    model = nn.Linear(4, 2)
+    both = [torch.optim.SGD(model.parameters(), 0.1) for _ in range(2)]
+    data = torch.randn(2000, 4), torch.randint(2, (2000,))
+    with pytest.raises(InvalidValue, match="in two of the optimizers"):
+        ft.torch.train(
+            model, nn.CrossEntropyLoss(reduction="none"), data, epsilon=1.0, delta=1e-5, optimizer=both
+        )
+
+
+def test_noise_by_parameter_reaches_them_in_the_optimisers_order():
+    model = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Linear(1, 3, bias=False))
+    trained = list(model.parameters())
+    parts = [torch.full((1, 2), 1.0), torch.full((3, 1), 2.0)]
+    reverse = DPAdam(trained[::-1])
+    reverse.expect(in_order(parts, trained, reverse.param_groups))
+    assert reverse._noise[trained[0]] is parts[0]
+    assert reverse._noise[trained[1]] is parts[1]

@@ -16,6 +16,7 @@ much is tried follows from the model's size, never from a clock, so that an answ
 import copy
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.torch.checks.leftovers import Wall
 from farthing.torch.checks.probe import Calm, Range, Ranges, Source
 from farthing.torch.gradients.layers import leaves
+from farthing.torch.gradients.layout import coordinates, real
 from farthing.torch.gradients.tape import Loss, call, mapped, one
 
 Rows = Callable[[Any, Any], Tensor]
@@ -45,6 +47,10 @@ _SPOILT = Ranges(Range(math.nan))
 _WIDE = 30.0  # the largest inputs for comparisons between sizes, which round in different ways
 
 
+class Mixed(Unsupported):
+    """What a model computes for an example depends on its company."""
+
+
 @dataclass
 class Effort:
     """How much may still be tried; ``rows`` is the largest batch whose gradients are made."""
@@ -58,7 +64,8 @@ class Effort:
     @classmethod
     def of(cls, model: nn.Module, inputs: Any) -> "Effort":
         """Return the effort that a model of this size allows."""
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        with torch.no_grad(), warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
+            warnings.simplefilter("ignore")  # torch's own, of counting in a model with compiled parts
             call(model, inputs)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         work = counter.get_total_flops() / len(leaves((inputs,))[0]) / 2 + trained
@@ -152,12 +159,12 @@ class Company:
                 mixed = tuple(_exchanged(one, other, away) for one, other in zip(batch, others, strict=True))
                 if not unmoved(base[~away], self._seen(mixed, size, seed)[~away]):
                     who = culprit(self.model, batch[0], mixed[0], ~away)
-                    raise Unsupported(f"{who} mixes examples: {MIXED}")
+                    raise Mixed(f"{who} mixes examples: {MIXED}")
         except FarthingError:
             raise
         except Exception as error:
             if before == after == Ranges():
-                raise Unsupported(_fails(size, error)) from error
+                raise Mixed(_fails(size, error)) from error
 
     def _seen(self, batch: tuple[Any, ...], size: int, seed: int) -> Tensor:
         """Return what is compared: gradients, or of large models and batches the losses."""
@@ -190,12 +197,12 @@ class Company:
             raise
         except Exception as error:
             if must:
-                raise Unsupported(_fails(size, error)) from error
+                raise Mixed(_fails(size, error)) from error
 
 
 _STATE = (
     "the model or its loss does not repeat itself on the same examples and the same seed of torch: it keeps "
-    "a state, or draws random numbers that are not torch's; leave that out, or use isolate=True"
+    "a state, or draws random numbers that are not torch's; leave that out, or use route='vmap'"
 )
 MIXED = (
     "what it computes for one depends on the others in the batch; use statistics of one example "
@@ -282,7 +289,7 @@ def _unscaled(
                 f"the loss is {what} by the size of the batch: return each record's own loss, "
                 'reduction="none"; the step is divided by a public number later'
             )
-    raise Unsupported(f"{_in_company(model, inputs)} mixes examples: {MIXED}")
+    raise Mixed(f"{_in_company(model, inputs)} mixes examples: {MIXED}")
 
 
 def agree(
@@ -290,7 +297,8 @@ def agree(
 ) -> None:
     """Every parameter's gradient must be that of ordinary autograd on the example alone."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    parts = torch.split(found, [p.numel() for _, p in trained])
+    parts = torch.split(found, [coordinates(p) for _, p in trained])
+    expected = [real(part) for part in expected]
     size = math.sqrt(sum(float(part.double().square().sum()) for part in expected))
     if not math.isfinite(size):
         return  # counts as zero
@@ -302,13 +310,12 @@ def agree(
         if error <= relative * (float(want.double().norm()) + size):
             continue
         if not alone:
-            raise Unsupported(f"the model ({type(model).__name__}) or its loss mixes examples: {MIXED}")
+            raise Mixed(f"the model ({type(model).__name__}) or its loss mixes examples: {MIXED}")
         owner = name.rpartition(".")[0] or "the model"
         kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
         raise Unsupported(
             f"{owner} ({kind}): its parameter {name} {tuple(p.shape)} is used past its module, so that "
-            f"its gradient is not seen; call {owner} itself in forward, or use isolate=True, which is "
-            "slower"
+            f"its gradient is not seen; call {owner} itself in forward, or use route='vmap', which is slower"
         )
 
 

@@ -174,8 +174,9 @@ def _shapes(plan: TapePlan, inputs: Any) -> Shapes:
         raise
     except Exception as error:
         raise Unsupported(
-            f"the model does not run on made-up inputs ({type(error).__name__}: {error}); give public ones, "
-            "example=(inputs, targets), with at least two different records"
+            f"the model does not run on made-up inputs of the records' shape, {form_of(inputs)} each "
+            f"({type(error).__name__}: {error}){_advice(plan.model, inputs)}; if it needs values that make "
+            "sense, give public ones, example=(inputs, targets), with at least two different records"
         ) from error
     finally:
         for handle in handles:
@@ -183,6 +184,25 @@ def _shapes(plan: TapePlan, inputs: Any) -> Shapes:
         for name, buffer in plan.model.named_buffers():
             buffer.copy_(buffers[name])
     return found
+
+
+def form_of(value: Any) -> str:
+    """Return dtype and shape of one record in a batch, which are public.
+
+    >>> form_of((torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)))
+    'float32 (3,) and int64 ()'
+    """
+    return " and ".join(f"{str(x.dtype)[6:]} {tuple(x.shape[1:])}" for x in leaves((value,)))
+
+
+def _advice(model: nn.Module, inputs: Any) -> str:
+    """Return what to do about inputs of another precision than the weights."""
+    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    given = {x.dtype for x in leaves((inputs,)) if x.is_floating_point()}
+    if len(kinds) != 1 or given <= kinds:
+        return ""
+    wanted = str(next(iter(kinds)))
+    return f"; the model's weights are {wanted[6:]}: convert the inputs, inputs.to({wanted})"
 
 
 def _axes(small: list[torch.Size], large: list[torch.Size]) -> tuple[int | None, ...]:

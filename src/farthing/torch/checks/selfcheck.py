@@ -10,7 +10,6 @@ budget. Examples are exchanged and batches made larger and smaller (`farthing.to
 That is a check and no proof; `farthing.torch.gradients.isolation` needs none.
 """
 
-import math
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -20,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from farthing.errors import FarthingError, Unsupported
+from farthing.errors import FarthingError, InvalidValue, Unsupported
+from farthing.torch.checks.fixing import described, replacement
 from farthing.torch.checks.independence import (
     Company,
     Effort,
@@ -33,9 +33,9 @@ from farthing.torch.checks.independence import (
     losses,
 )
 from farthing.torch.checks.leftovers import Wall
-from farthing.torch.checks.probe import Source, devices
+from farthing.torch.checks.probe import Source, devices, form_of
 from farthing.torch.gradients.isolation import Isolation
-from farthing.torch.gradients.tape import Loss, one
+from farthing.torch.gradients.tape import Loss, call, one
 
 T = TypeVar("T")
 
@@ -47,24 +47,27 @@ def refuse_known(model: nn.Module) -> None:
     for name, module in model.named_modules():
         what = f"{name or 'the model'} ({type(module).__name__})"
         match module:
-            case _BatchNorm() if module.training or not module.track_running_stats:
-                width = module.num_features
+            case _BatchNorm() if (new := replacement(module)) is not None:
                 raise Unsupported(
-                    f"{what} mixes examples: use GroupNorm({math.gcd(32, width)}, {width}) in its place, "
-                    "or call its eval() where its statistics are public"
+                    f"{what} mixes examples: use {described(new)} in its place, as model = "
+                    "ft.torch.fix(model) does, or call its eval() where its statistics are public"
                 )
             case _InstanceNorm() if module.training and module.track_running_stats:
                 raise Unsupported(
-                    f"{what} keeps statistics of private examples, noise-free: set track_running_stats=False"
+                    f"{what} keeps statistics of private examples, noise-free: set "
+                    "track_running_stats=False, as model = ft.torch.fix(model) does"
                 )
             case nn.Embedding() | nn.EmbeddingBag() if module.scale_grad_by_freq:
-                raise Unsupported(f"{what} counts tokens over the batch: set scale_grad_by_freq=False")
+                raise Unsupported(
+                    f"{what} counts tokens over the batch: set scale_grad_by_freq=False, as "
+                    "ft.torch.fix(model) does"
+                )
             case nn.Embedding() | nn.EmbeddingBag() if module.max_norm is not None:
-                raise Unsupported(f"{what} changes its weights in forward: set max_norm=None")
+                raise Unsupported(
+                    f"{what} changes its weights in forward: set max_norm=None, as ft.torch.fix(model) does"
+                )
             case nn.DataParallel():
                 raise Unsupported(f"{what} splits batches by itself: give its module, model.module")
-        if type(module).__name__ == "OptimizedModule":
-            raise Unsupported(f"{what} is compiled: give the model itself, before torch.compile")
 
 
 def verify(model: nn.Module, loss: Loss, source: Source, rows: Rows, kept: Callable[[], None]) -> None:
@@ -74,14 +77,14 @@ def verify(model: nn.Module, loss: Loss, source: Source, rows: Rows, kept: Calla
     """
     with torch.random.fork_rng(devices(model)):
         inputs, targets = source.batch(_EXAMPLES)
-        losses(model, loss, inputs, targets)
+        _refuse_targets(model, loss, inputs, targets)
         try:
             rows(inputs, targets)
         except FarthingError:
             raise
         except Exception as error:
             raise Unsupported(
-                f"book-keeping cannot follow the model ({brief(error)}): use isolate=True, which is slower"
+                f'book-keeping cannot follow the model ({brief(error)}); use route="vmap", which is slower'
             ) from error
         kept()
         with Wall(model, loss, everything=True):  # what made-up examples leave behind is put back
@@ -90,10 +93,35 @@ def verify(model: nn.Module, loss: Loss, source: Source, rows: Rows, kept: Calla
             company.sizes()
 
 
+def _refuse_targets(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> None:
+    """Refuses targets of a shape or kind that the loss does not take, in the records' own terms."""
+    try:
+        losses(model, loss, inputs, targets)
+    except FarthingError:
+        raise
+    except Exception as error:
+        with torch.no_grad():
+            outputs = call(model, inputs)
+        raise InvalidValue(
+            f"the loss does not take what the model returns for a record, {form_of(outputs)}, with a target "
+            f"{form_of(targets)} ({brief(error)}): a class is an int64 (), a number a float32 of the "
+            "shape of the outputs"
+        ) from error
+
+
 def verify_isolated(
-    how: Isolation, model: nn.Module, loss: Loss, source: Source, rows: Rows, kept: Callable[[], None]
+    how: Isolation,
+    model: nn.Module,
+    loss: Loss,
+    source: Source,
+    rows: Rows,
+    kept: Callable[[], None],
+    alike: bool = False,
 ) -> None:
-    """Refuses a model that cannot run in isolation, or whose gradients do not come out of it."""
+    """Refuses a model that cannot run in isolation, or whose gradients do not come out of it.
+
+    ``alike``: also one that would compute something else on a batch, of which others are only warned.
+    """
     inputs, targets = source.batch(_EXAMPLES)
 
     def tried(part: Callable[[], T]) -> T:
@@ -111,12 +139,14 @@ def verify_isolated(
     with torch.random.fork_rng(devices(model)), calm(model, once) as steady:
         (found,) = once()
         if not steady:
+            if alike:
+                raise Unsupported("the model does not repeat itself, so that nothing can be said of it")
             return
         for n in range(_EXAMPLES):
             with Wall(model, loss, everything=True):
                 expected = gradient(model, loss, *one(inputs, targets, n))
             agree(model, expected, found[n])
-        _alone_by_choice(model, loss, inputs, targets)
+        _alone_by_choice(model, loss, inputs, targets, alike)
 
 
 def _why(how: Isolation, error: Exception) -> str:
@@ -128,12 +158,12 @@ def _why(how: Isolation, error: Exception) -> str:
         )
     return (
         f"the model cannot run in lanes of torch.func.vmap ({said}): take what depends on an example's "
-        'values out of its control flow, or use isolate="loop", which is slower and takes any model that '
+        'values out of its control flow, or use route="loop", which is slower and takes any model that '
         "runs on a batch of one"
     )
 
 
-def _alone_by_choice(model: nn.Module, loss: Loss, inputs: Any, targets: Any) -> None:
+def _alone_by_choice(model: nn.Module, loss: Loss, inputs: Any, targets: Any, alike: bool) -> None:
     """Warns of a model that would compute something else on a batch: alone it is safe, perhaps no use."""
 
     def once(*batch: Any) -> Tensor:
@@ -145,9 +175,14 @@ def _alone_by_choice(model: nn.Module, loss: Loss, inputs: Any, targets: Any) ->
         alone = torch.cat([once(*one(inputs, targets, n)) for n in range(_EXAMPLES)])
     except Exception:  # it runs on a batch of one, which is all that is asked of it
         return
-    if not close(together, alone):
-        warnings.warn(
-            "on a batch this model, or its loss, mixes examples; in isolation each is a batch of its own, so "
-            "that what it computes from others (batch statistics, negatives, mixup) is missing",
-            stacklevel=2,
-        )
+    if close(together, alone):
+        return
+    if alike:
+        raise Unsupported(_MIXES)
+    warnings.warn(_MIXES, stacklevel=2)
+
+
+_MIXES = (
+    "on a batch this model, or its loss, mixes examples; in isolation each is a batch of its own, so that "
+    "what it computes from others (batch statistics, negatives, mixup) is missing"
+)

@@ -5,6 +5,7 @@
 says which parameter lies where.
 """
 
+import logging
 import math
 import time
 import weakref
@@ -17,16 +18,20 @@ import torch
 from torch import Tensor, nn
 
 from farthing import validate
-from farthing.errors import OutOfMemory
+from farthing.errors import FarthingError, InvalidValue, OutOfMemory, Unsupported
 from farthing.torch.checks import leftovers
+from farthing.torch.checks.independence import Mixed
 from farthing.torch.checks.leftovers import Wall
 from farthing.torch.checks.probe import Source, devices, plan_of, refuse_equal
 from farthing.torch.checks.selfcheck import refuse_known, verify, verify_isolated
 from farthing.torch.gradients import clipping, isolation, tape
 from farthing.torch.gradients.clipping import Automatic, ClipRule, Live
 from farthing.torch.gradients.graphs import Graphs
+from farthing.torch.gradients.isolation import Isolation
+from farthing.torch.gradients.layers import rules_of
 from farthing.torch.gradients.layout import Layout
 from farthing.torch.gradients.mlp import Stack
+from farthing.torch.gradients.plain import Plain, bare
 from farthing.torch.gradients.tape import Passes, one_thread, record_losses, ungrouped
 from farthing.torch.gradients.terms import Route, RowTerms, Term
 from farthing.torch.kernels import totals
@@ -37,6 +42,9 @@ _HELD = 3 * 2**19  # numbers that layers take and give, for all rows of a batch 
 _KEPT = 2**26  # numbers in the rows that isolation keeps at once: a quarter of a gigabyte
 _FEW = 32  # rows that a batch may have in any case
 _NAP = 2_000_000  # cycles, about a millisecond: a GPU waits while what is to be timed is launched
+
+ROUTES = ("auto", "fast", *Route, *Isolation)
+log = logging.getLogger("farthing.torch")
 
 
 class Gradient:
@@ -56,13 +64,13 @@ class Gradient:
         Rows that go through the model at once. None: all of a batch, or on a CPU as many as fit its cache.
     autocast : torch.dtype, optional
         The dtype of mixed precision. None: full precision. Norms and sums stay in float32.
-    route : {"rows", "again", "gram", "vmap"}, optional
-        How norms are computed (`farthing.torch.gradients.terms`). None: the fastest way on the first batch.
+    route : str, default "fast"
+        "fast" for book-keeping, by the fastest way on the first batch, or one of its ways to norms "rows",
+        "again" and "gram" (`farthing.torch.gradients.terms`). "vmap" and "loop" keep examples from meeting by
+        construction (`farthing.torch.gradients.isolation`), slower and in full precision: in a lane of vmap
+        each, or one after the other. "auto": "fast", and what that cannot follow by "vmap" or "loop".
     example : tuple, optional
         Public (inputs, targets) for the check. None: made-up ones.
-    isolate : bool or str, default False
-        Keeps examples from meeting by construction (`farthing.torch.gradients.isolation`), slower and in
-        full precision: True for a lane of vmap each, "loop" for one after the other.
 
     Raises
     ------
@@ -89,17 +97,21 @@ class Gradient:
         *,
         physical_batch_size: int | None = None,
         autocast: torch.dtype | None = None,
-        route: str | None = None,
+        route: str = "fast",
         example: tuple[Any, Any] | None = None,
-        isolate: bool | str = False,
     ) -> None:
+        model = bare(model)
         self.model, self.loss, self.autocast = model, loss, autocast
+        self._plain = Plain(model)
         if physical_batch_size is not None:
             validate.count(physical_batch_size=physical_batch_size)
         self.physical_batch_size = physical_batch_size
         self.layout = Layout.of(model)
-        self.isolation = isolation.chosen(isolate or route == "vmap")
-        self._route = None if route is None or route == "vmap" else validate.choice(Route, route=route)
+        if route not in ROUTES:
+            raise InvalidValue(f"route must be one of {', '.join(ROUTES)}, got {route!r}")
+        self.isolation = Isolation(route) if route in tuple(Isolation) else None
+        self._route = Route(route) if route in tuple(Route) else None
+        self._falls_back = route == "auto"
         self._routes: dict[Any, Route] = {}
         self._spaces: dict[int, Tensor] = {}
         self._graphs = Graphs(model, _weakly(self._add), self.layout.size)
@@ -118,7 +130,8 @@ class Gradient:
     def bounded_sum(self, batch: Any, w: Any, bound: Any) -> Tensor:
         """Return the flat sum of bounded gradients; ``w`` is not used, the model holds its weights."""
         try:
-            with self._wall if self._wall is not None else nullcontext(), totals.among(len(batch)):
+            wall = self._wall if self._wall is not None else nullcontext()
+            with self._plain.running(), wall, totals.among(len(batch)):
                 return self._summed(batch, bound)
         except torch.OutOfMemoryError:  # how much was asked for would tell how many were drawn
             raise OutOfMemory(
@@ -208,6 +221,34 @@ class Gradient:
             source = Source(ungrouped(inputs), ungrouped(targets))
         else:
             source = Source(inputs, targets)
+        with self._plain.running():
+            try:
+                self._checked_by(source)
+            except Unsupported as error:
+                if not self._falls_back or self.isolation is not None:
+                    raise
+                self._fall_back(source, error)
+
+    def _fall_back(self, source: Source, error: Unsupported) -> None:
+        """Take the first way in isolation on which the model runs and means the same; say so.
+
+        Where examples were seen to meet there is none, but for copies that book-keeping makes of a parameter.
+        """
+        if isinstance(error, Mixed) and not rules_of(self.model)[1]:
+            raise error
+        for how in Isolation:
+            self.isolation = how
+            try:
+                self._checked_by(source, alike=True)
+            except FarthingError:
+                continue
+            rows = self._rows() or 1
+            log.warning(isolation.told(how, error, rows, self.layout.size))
+            return
+        self.isolation = None
+        raise error
+
+    def _checked_by(self, source: Source, alike: bool = False) -> None:
         device, passes = self._first.device, None
         with Wall(self.model, self.loss, everything=True) as wall:
             with one_thread(device), exact(device), without_cudnn(self.model):
@@ -218,7 +259,7 @@ class Gradient:
                     passes = Passes(self.model, self.loss, self.layout, plan, self.autocast)
                 else:
                     kept = self._leftovers(self.rows, source)
-                    verify_isolated(self.isolation, self.model, self.loss, source, self.rows, kept)
+                    verify_isolated(self.isolation, self.model, self.loss, source, self.rows, kept, alike)
             self._passes, self._checked = passes, self.model.training
             self._stack = self._stacked(source)
             wall.accept()
@@ -264,9 +305,10 @@ class Gradient:
         """Return every example's gradient, unbounded: for checks on made-up examples."""
         if self.isolation is None:
             assert self._passes is not None
-            return self._passes.rows(inputs, targets, weights)
+            with self._plain.running():
+                return self._passes.rows(inputs, targets, weights)
         given = inputs, targets, weights
-        with without_cudnn(self.model):
+        with self._plain.running(), without_cudnn(self.model):
             return isolation.per_example(self.isolation, self.model, self.loss, self.layout.names, *given)
 
     def _losses(self, outputs: Any, targets: Any, rows: int) -> Tensor:

@@ -1,8 +1,8 @@
 """Per-example gradients of models in which examples cannot meet: each is a batch of one, by construction.
 
 Book-keeping runs a whole batch through the model and *checks* on made-up examples that they stay apart. Here
-nothing has to be checked. With ``isolate=True`` every example runs in a lane of its own of torch.func.vmap,
-with ``isolate="loop"`` in a forward pass of its own. The claim: a row of `per_example` is a function of the
+nothing has to be checked. With ``route="vmap"`` every example runs in a lane of its own of torch.func.vmap,
+with ``route="loop"`` in a forward pass of its own. The claim: a row of `per_example` is a function of the
 weights, the buffers, that example and randomness that is drawn for it or for all alike, so that a sum of rows
 bounded by C moves by at most C when an example comes or goes. Why nothing else can enter a row:
 
@@ -38,6 +38,7 @@ from torch.func import functional_call, grad, vmap
 
 from farthing.errors import InvalidValue, Unsupported
 from farthing.torch.checks.leftovers import Wall
+from farthing.torch.gradients.layout import real
 from farthing.torch.gradients.tape import Loss, call, mapped
 
 
@@ -48,17 +49,25 @@ class Isolation(StrEnum):
     LOOP = "loop"
 
 
-def chosen(isolate: bool | str) -> Isolation | None:
-    """Return a way to isolate examples, as ``isolate=`` asks for it.
+_COST = {
+    Isolation.VMAP: "in a lane of torch.func.vmap each, which is usually 2 to 10 times slower",
+    Isolation.LOOP: "through the model alone, which is slower by about the size of a batch",
+}
 
-    >>> chosen(True), chosen("loop"), chosen(False)
-    (<Isolation.VMAP: 'vmap'>, <Isolation.LOOP: 'loop'>, None)
+
+def told(how: Isolation, error: Exception, rows: int, size: int) -> str:
+    """Return one sentence on why gradients are made in isolation, and what that costs.
+
+    >>> told(Isolation.VMAP, Unsupported("Odd is used past its module; call it"), 512, 1000)[:73]
+    'Odd is used past its module, so each example goes in a lane of torch.func'
     """
-    if isinstance(isolate, bool):
-        return Isolation.VMAP if isolate else None
-    if isolate not in tuple(Isolation):
-        raise InvalidValue(f'isolate must be True, False, "vmap" or "loop", got {isolate!r}')
-    return Isolation(isolate)
+    why = str(error).partition(";")[0]
+    if "mixes examples" in why:
+        why = "examples meet where book-keeping copies a parameter of the model for each"
+    return (
+        f"{why}, so each example goes {_COST[how]} and takes up to {rows * size * 4 / 2**20:,.0f} MiB for "
+        f'the gradients of {rows} at a time; route="{how}" asks for this, route="fast" refuses instead'
+    )
 
 
 def per_example(
@@ -76,7 +85,7 @@ def per_example(
     a batch of one as well.
     """
     found = _found(how, model, loss, names, inputs, targets, weights)
-    return torch.cat([found[name].reshape(len(found[name]), -1).float() for name in names], 1)
+    return torch.cat([real(found[name]).reshape(len(found[name]), -1) for name in names], 1)
 
 
 def losses(
@@ -207,5 +216,5 @@ def _functions(kind: Any) -> Iterator[Any]:
 def _refused(name: str, *_: Any) -> Any:
     raise Unsupported(
         f"{name} (torch.autograd.Function) has a vmap rule of its own, which is given all examples at once: "
-        'use isolate="loop", or leave the rule to torch, generate_vmap_rule = True'
+        'use route="loop", or leave the rule to torch, generate_vmap_rule = True'
     )

@@ -281,12 +281,14 @@ def anything(tape: Tape, module: nn.Module, own: Any, *args: Any, **kwargs: Any)
 
 @contextmanager
 def _without(module: nn.Module) -> Iterator[None]:
-    """Give the module its own forward back, for a while."""
-    rule = module.__dict__.pop("forward")
+    """Give the module its own forward back, for a while; what its hooks set meanwhile is dropped."""
+    before = dict(module.__dict__)
+    del module.__dict__["forward"]
     try:
         yield
     finally:
-        module.__dict__["forward"] = rule
+        module.__dict__.clear()
+        module.__dict__.update(before)
 
 
 def leaves(value: Any) -> list[Tensor]:
@@ -378,6 +380,8 @@ def rule_of(module: nn.Module) -> Rule | None:
     """Return the rule of a module that runs its class's own forward; None where it has none."""
     if hasattr(module, "parametrizations") or module._forward_pre_hooks:
         return None
+    if any(p is not None and p.is_complex() for p in module._parameters.values()):
+        return None
     if isinstance(module, nn.MultiheadAttention) and (module.bias_k is not None or module.add_zero_attn):
         return None
     if isinstance(module, nn.EmbeddingBag) and module.mode == "max":
@@ -390,24 +394,34 @@ def rules_of(model: nn.Module) -> tuple[dict[nn.Module, Rule], list[tuple[nn.Mod
     """Return a rule for every module with trainable parameters, and parameters that examples get copies of.
 
     A module that holds parameters beside other modules (a class token, learnt positions) is left as it is
-    if these have a first dimension of one: examples get copies along it. Otherwise all of it is mapped.
+    if these have a first dimension of one: examples get copies along it. Otherwise all of it is mapped. What
+    stands in an nn.ParameterDict or nn.ParameterList is held by the module around it.
     """
     rules: dict[nn.Module, Rule] = {}
     spread: list[tuple[nn.Module, str]] = []
     covered: set[nn.Module] = set()
     for module in model.modules():
         own = [name for name, p in module._parameters.items() if p is not None and p.requires_grad]
-        below = any(p.requires_grad for child in module.children() for p in child.parameters())
+        below = any(map(_trains, module.children()))
+        boxed = any(isinstance(child, _BOXES) and _trains(child) for child in module.children())
         whole = isinstance(module, nn.MultiheadAttention) or hasattr(module, "parametrizations")
-        if module in covered or not (own or (below and whole)):
+        if module in covered or not (own or boxed or (below and whole)):
             continue
-        rule = rule_of(module)
-        if rule is None and below and own and all(_spreads(module._parameters[name]) for name in own):
+        rule = None if boxed else rule_of(module)
+        spreads = all(_spreads(module._parameters[name]) for name in own)
+        if rule is None and below and own and spreads and not boxed:
             spread += [(module, name) for name in own]
             continue
         rules[module] = anything if rule is None else rule
         covered.update(module.modules())
     return rules, spread
+
+
+_BOXES = nn.ParameterDict, nn.ParameterList
+
+
+def _trains(module: nn.Module) -> bool:
+    return any(p.requires_grad for p in module.parameters())
 
 
 def _spreads(p: Tensor | None) -> bool:

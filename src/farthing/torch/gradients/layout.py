@@ -11,6 +11,7 @@ A step is then a few operations, however many parameters there are.
 (torch.Size([2, 2]), True)
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -62,7 +63,7 @@ class Layout:
     @classmethod
     def over(cls, tensors: dict[str, Any]) -> "Layout":
         """Return the layout of these, one after the other."""
-        ends = list(accumulate(tensor.numel() for tensor in tensors.values()))
+        ends = list(accumulate(coordinates(tensor) for tensor in tensors.values()))
         shapes = tuple(tuple(tensor.shape) for tensor in tensors.values())
         return cls(tuple(tensors), shapes, (0, *ends[:-1]), ends[-1])
 
@@ -72,9 +73,29 @@ class Layout:
         return tuple(b - a for a, b in zip(self.offsets, (*self.offsets[1:], self.size), strict=True))
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Return each parameter's part of a flat tensor, in its shape and without a copy."""
+        """Return each parameter's part of a flat tensor, in its shape; a copy only of complex ones."""
         parts = zip(flat.split(self.sizes), self.shapes, strict=True)
-        return [part.view(shape) for part, shape in parts]
+        return [_shaped(part, shape) for part, shape in parts]
+
+
+def coordinates(p: Tensor) -> int:
+    """Return how many real numbers a parameter has: a complex weight is two."""
+    return p.numel() * (2 if p.is_complex() else 1)
+
+
+def real(p: Tensor) -> Tensor:
+    """Return a tensor in float32, real and imaginary parts along one dimension more.
+
+    >>> real(torch.tensor([1 + 2j])).tolist(), real(torch.tensor([3.0])).tolist()
+    ([[1.0, 2.0]], [3.0])
+    """
+    return torch.view_as_real(p.resolve_conj()).float() if p.is_complex() else p.float()
+
+
+def _shaped(part: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if part.numel() == math.prod(shape):
+        return part.view(shape)
+    return torch.view_as_complex(part.view(*shape, 2).clone())  # clone: it must begin at an even place
 
 
 class Flat:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from farthing.errors import InvalidValue, Unsupported
-from farthing.torch.gradients.layout import Layout
+from farthing.torch.gradients.layout import Layout, real
 from farthing.torch.gradients.terms import Factor, Outer, RowTerms, SumTerm, Term, summed
 
 Use = tuple[int, int]  # a module's number, and the how-manieth call of it
@@ -214,7 +214,7 @@ class Tape:
         found = torch.autograd.grad(objective, [self.plan.anchor, *leaves], allow_unused=True)
         for (slot, _), gradient in zip(self._copies, found[1:], strict=True):
             if gradient is not None:
-                self._terms[slot].append(RowTerms(gradient.float().reshape(self.examples, -1)))
+                self._terms[slot].append(RowTerms(real(gradient).reshape(self.examples, -1)))
 
     def finish(self) -> None:
         """Hands on what is left after the backward pass."""

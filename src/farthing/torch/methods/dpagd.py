@@ -138,7 +138,7 @@ def dpagd(
     grid: Lengths = Lengths(),  # noqa: B008  frozen
     momentum: float = 0.7,
     physical_batch_size: int | None = 512,
-    isolate: bool | str = False,
+    route: str = "auto",
     sampling_rate: float | None = None,
     penalty: float = 0.0,
     records: int | None = None,
@@ -148,7 +148,7 @@ def dpagd(
     """Steps until the budget is spent; ``splits`` is how many rounds it pays for if nothing is bought again.
 
     ``search`` is the part of a round that pays for choosing the step, ``growth`` is γ, ``clip_norm`` C_grad
-    and ``objective_clip`` C_obj. ``isolate`` as for `farthing.torch.train`. The step's ``w`` is the model,
+    and ``objective_clip`` C_obj. ``route`` as for `farthing.torch.train`. The step's ``w`` is the model,
     moved in place. ``sampling_rate``, ``penalty`` and ``rho`` are those of `farthing.linear.methods.dpagd`; a
     penalty is on everything that is trained and needs ``records``, a public number of examples in place of
     the true one. ``noise_multiplier`` is the noise of the first gradient over ``clip_norm``, in place of
@@ -172,7 +172,7 @@ def dpagd(
             f"(farthing.accounting.filters), not {type(ledger.filter).__name__}"
         )
     device = next(model.parameters()).device
-    sums = Gradient(model, loss, physical_batch_size=physical_batch_size, isolate=isolate)
+    sums = Gradient(model, loss, physical_batch_size=physical_batch_size, route=route)
     with apart(device):
         examples = checked(sums, examples.on(device))
     overlap.remember(examples.data)

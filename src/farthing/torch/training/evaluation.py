@@ -5,7 +5,7 @@ none; `evaluate` is for data outside the guarantee: public, or held out from peo
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,9 +15,7 @@ from farthing import validate
 from farthing.errors import NotPrivate
 from farthing.torch.checks import overlap
 from farthing.torch.gradients.tape import call
-from farthing.torch.training.loop import Training
 from farthing.torch.training.records import Examples
-from farthing.torch.training.step import Step
 
 
 @torch.no_grad()
@@ -76,30 +74,3 @@ def evaluate(
     finally:
         model.train(training)
     return total / len(examples)
-
-
-def progress(training: Training) -> Iterator[Step]:
-    """Yield the steps of a run and show a bar: batches done and left, clipping norm and noise multiplier.
-
-    Parameters
-    ----------
-    training : Training
-        The run.
-
-    Yields
-    ------
-    Step
-        Each step as the run gives it.
-    """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    words = TextColumn("clipping norm {task.fields[clip]:.3g}, noise multiplier {task.fields[noise]:.3g}")
-    with Progress(
-        TextColumn("batches"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), words, transient=True
-    ) as bar:
-        task = bar.add_task("batches", total=training.steps, clip=0.0, noise=0.0)
-        for step in training:
-            done = training.steps - step.left
-            clip, noise = step.clip_norm, step.noise_multiplier
-            bar.update(task, total=training.steps, completed=done, clip=clip, noise=noise)
-            yield step

@@ -36,8 +36,7 @@ Guarantee: that of the promised plan (`ledger.guarantee`), under the ledger's ad
 """
 
 import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,15 +47,16 @@ from farthing import validate
 from farthing.errors import BudgetSpent, InvalidValue
 from farthing.ledger.ledger import Ledger
 from farthing.queries.bounds import Bound
-from farthing.queries.query import Query, Receipt
+from farthing.queries.query import Query
 from farthing.torch.checks import overlap
-from farthing.torch.checks.optimizer_trial import rehearse
+from farthing.torch.checks.admission import materialise, refuse_other_kinds
 from farthing.torch.gradients.bookkeeping import Gradient
-from farthing.torch.kernels.noise import Gaussian, beside
+from farthing.torch.gradients.plain import Plain
+from farthing.torch.kernels.noise import Gaussian
 from farthing.torch.training import distributed
 from farthing.torch.training.adapting import Rule
 from farthing.torch.training.course import BatchTerms, Course, Filtered, Promised, begun, filters
-from farthing.torch.training.optim import Scheduler, chosen
+from farthing.torch.training.optim import Scheduler, chosen, joined, parts_of, rehearsed
 from farthing.torch.training.personal import opened, personal_plan, values_of
 from farthing.torch.training.plan import (
     FIRST,
@@ -71,8 +71,10 @@ from farthing.torch.training.plan import (
     refuse_other,
 )
 from farthing.torch.training.randomness import OwnRandomness, apart, one_by_one
+from farthing.torch.training.released import Deviations, ReleasedSum, in_order, mean_of
 from farthing.torch.training.schedules import Average, Bounds, Clip
 from farthing.torch.training.step import Step
+from farthing.torch.training.watching import ProgressLine
 
 CLIP = 1.0
 PHYSICAL = 512
@@ -88,6 +90,7 @@ class _Parts:
     average: float | None
     accumulate: int
     callbacks: tuple[Callable[[Step], object], ...]
+    line: ProgressLine | None
 
 
 def train(
@@ -102,8 +105,8 @@ def train(
     clip_norm: Clip | None = None,
     noise_multiplier: Noise | None = None,
     steps: int | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
-    scheduler: Scheduler | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    scheduler: Scheduler | Sequence[Scheduler] | None = None,
     records: int | None = None,
     users: Any = None,
     records_per_user: int | None = None,
@@ -112,11 +115,12 @@ def train(
     physical_batch_size: int | None = None,
     autocast: torch.dtype | None = None,
     example: tuple[Any, Any] | None = None,
-    isolate: bool | str = False,
+    route: str = "auto",
     mechanism: Callable[[float], Gaussian] = Gaussian,
     accumulate: int = 1,
     average: float | None = None,
     callbacks: Iterable[Callable[[Step], object]] = (),
+    progress: bool = False,
     adapt: Rule | None = None,
     budgets: Any = None,
     group: distributed.Group | None = None,
@@ -149,11 +153,12 @@ def train(
         function of t = 1, 2, …, which needs ``steps``. None: what makes ``steps`` batches spend the budget.
     steps : int, optional
         Number of batches. None: 800 √ε, from 200 to 3,000, or with a ``noise_multiplier`` as many as fit.
-    optimizer : torch.optim.Optimizer, optional
-        An optimiser of all trained parameters. None: SGD with momentum, or `DPAdam` for models with
-        embeddings, attention or normalisation, with a rule of public numbers for the learning rate.
-    scheduler : lr_scheduler, optional
-        A schedule of the optimiser's learning rate; its ``step()`` is called after every update.
+    optimizer : torch.optim.Optimizer or sequence of them, optional
+        An optimiser of all trained parameters, or several that share them. None: SGD with momentum, or
+        `DPAdam` for models with embeddings, attention or normalisation, with a rule of public numbers for the
+        learning rate.
+    scheduler : lr_scheduler or sequence of them, optional
+        A schedule of the optimiser's learning rate, or several; its ``step()`` is called after every update.
     records : int, optional
         The public number of examples, where the size of the data is itself private. None: the true one.
     users : sequence, optional
@@ -170,9 +175,11 @@ def train(
         The dtype of mixed precision. None: full precision. Norms and sums stay in float32.
     example : tuple, optional
         Public (inputs, targets) to check the model on. None: made-up ones of the records' shape.
-    isolate : bool or str, default False
-        True for models that you do not know: examples cannot meet, whatever the model does
-        (`farthing.torch.gradients.isolation`); slower. "loop" is slower still, for what vmap cannot run.
+    route : {"auto", "fast", "vmap", "loop"}, default "auto"
+        How each example's gradient is made. "fast": by book-keeping, for about one ordinary step; a model
+        that it cannot follow is refused. "auto": such a model goes by "vmap", or if that cannot run it by
+        "loop", and a line of the log says so. "vmap" is for models that you do not know: examples cannot
+        meet, whatever the model does (`farthing.torch.gradients.isolation`). "loop": one after the other.
     mechanism : callable, default Gaussian
         From a noise multiplier to a mechanism.
     accumulate : int, default 1
@@ -180,7 +187,9 @@ def train(
     average : float, optional
         Decay of a moving average of the weights, in (0, 1), kept in `Training.averaged`. None: no average.
     callbacks : iterable of callable, default ()
-        Each is called with every `Step`.
+        Each is called with every `Step`: `to_tensorboard`, `to_wandb`, or any function.
+    progress : bool, default False
+        Whether a line on stderr shows batches done and left, clipping norm and noise multiplier.
     adapt : callable, optional
         ``adapt(step)`` returns a `Change` of noise multiplier, sampling rate or clipping norm for the batches
         to come, or None: `Plateau`, `Stages`, `NoiseGate` or any function of the public `Step`. The ledger
@@ -225,18 +234,23 @@ def train(
     3 0 400.0
     """
     rows = PHYSICAL if physical_batch_size is None else physical_batch_size
-    gradient = Gradient(
-        model, loss, physical_batch_size=rows, autocast=autocast, example=example, isolate=isolate
-    )
+    refuse_other_kinds(model)
     device = next(model.parameters()).device
     examples = examples_of(dataset, users, records_per_user, augment, views, device)
+    with apart(device):
+        materialise(model, examples.plain(FIRST)[0])
+    gradient = Gradient(
+        model, loss, physical_batch_size=rows, autocast=autocast, example=example, route=route
+    )
     count = validate.count(records=records) if records is not None else len(examples)
     values = values_of(budgets, examples, records, adapt)
     bounds = Bounds(CLIP if clip_norm is None else clip_norm, gradient.layout)
     refuse_nan(model)
+    optimizer, scheduler = joined(optimizer), joined(scheduler)
     if optimizer is not None:
-        refuse_other(optimizer, [parameter for parameter in model.parameters() if parameter.requires_grad])
-        rehearse(optimizer, scheduler)
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        refuse_other(parts_of(optimizer), trained)
+        rehearsed(optimizer, scheduler)
     elif scheduler is not None:
         raise InvalidValue("a scheduler needs the optimizer it was made for: give optimizer= as well")
     parts = _Parts(
@@ -245,6 +259,7 @@ def train(
         None if average is None else validate.probability(average=average),
         validate.count(accumulate=accumulate),
         tuple(callbacks),
+        ProgressLine() if progress else None,
     )
     if examples.augment is not None:
         one_by_one(examples.augment, examples.plain(FIRST)[0], device)
@@ -275,7 +290,7 @@ def train(
         asks = distributed.Leader(door, together)
     training = Training(model, kind, asks, plan, place, bounds, parts, ledger, adapt)
     if optimizer is not None and scheduler is not None:
-        rehearse(optimizer, scheduler, -(-max(training.steps - place, 1) // parts.accumulate))
+        rehearsed(optimizer, scheduler, -(-max(training.steps - place, 1) // parts.accumulate))
     return training
 
 
@@ -308,6 +323,8 @@ class Training:
     >>> training = train(nn.Linear(3, 2), loss, data, epsilon=1.0, delta=1e-5, steps=4)
     >>> next(training).t, training.steps, training.t
     (1, 4, 1)
+    >>> len(training)
+    4
     """
 
     def __init__(
@@ -327,7 +344,7 @@ class Training:
         self._course: Course = (
             Promised(plan, place) if plan.promised else Filtered(plan, asks, kind, ledger, rule)
         )
-        self._bounds, self._parts = bounds, parts
+        self._bounds, self._parts, self._plain = bounds, parts, Plain(model)
         self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         bounds.covers(self.steps)
         first = bounds.at(1, plan.noise_multiplier(0), plan.expected_batch_size).norm()
@@ -336,7 +353,7 @@ class Training:
         self._falling = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._average = None if parts.average is None else Average(model, parts.average)
         self._last: tuple[Bound, BatchTerms, Query] | None = None
-        self._spread: tuple[list[tuple[Bound, BatchTerms]], float | list[Tensor]] | None = None
+        self._deviations = Deviations(kind.layout, self._trained[0].device)
         self._steps = self._run()
 
     def __iter__(self) -> Iterator[Step]:
@@ -344,6 +361,24 @@ class Training:
 
     def __next__(self) -> Step:
         return next(self._steps)
+
+    def __len__(self) -> int:
+        """Return the number of updates, those that lie behind included; known where batches are promised."""
+        if not self.plan.promised:
+            raise TypeError("a Training has no len() where no batches are promised: `steps` says what fits")
+        return self.t + -(-self._course.left // self._parts.accumulate)
+
+    def __repr__(self) -> str:
+        """Return the run in public numbers."""
+        first = self._bounds.at(1, self.plan.noise_multiplier(0), self.plan.expected_batch_size).norm()
+        spends = "" if self.ledger is None else f", {self.ledger.budget}"
+        return (
+            f"<Training of {type(self.model).__name__} ({self._layout.size:,} weights): "
+            f"{self.t} updates made, {self._course.left:,} batches left of {self.steps:,}, expected "
+            f"batch size {self.plan.expected_batch_size:,.0f}, "
+            f"noise multiplier {self.plan.noise_multiplier(0):.3g}, "
+            f"clipping norm {first:.3g}, {type(self.optimizer).__name__}{spends}>"
+        )
 
     @property
     def steps(self) -> int:
@@ -358,7 +393,7 @@ class Training:
         return self._average.model
 
     def _run(self) -> Iterator[Step]:
-        held, course, device = list[_Held](), self._course, self._trained[0].device
+        held, course, device = list[ReleasedSum](), self._course, self._trained[0].device
         for terms in course:
             query = self._query(course.place, terms)
             self.optimizer.zero_grad(set_to_none=True)
@@ -372,7 +407,7 @@ class Training:
             course.released()
             released = torch.as_tensor(value, dtype=torch.float32, device=device)
             gradient = self._bounds.learn(query.bound, released, terms.expected_batch_size)
-            held.append(_Held(gradient, query.bound, terms, receipts))
+            held.append(ReleasedSum(gradient, query.bound, terms, receipts))
             if len(held) == self._parts.accumulate:
                 yield self._update(held)
                 held = []
@@ -394,20 +429,20 @@ class Training:
             self._last = last = bound, terms, query
         return last[2]
 
-    def _update(self, held: "list[_Held]") -> Step:
+    def _update(self, held: list[ReleasedSum]) -> Step:
         """Take one step of the optimiser on the mean of the released gradients."""
         self.t += 1
         parts, course = self._parts, self._course
-        total = held[0].gradient if len(held) == 1 else torch.stack([one.gradient for one in held]).sum(0)
-        mean = total / sum(one.terms.expected_batch_size for one in held)
+        mean = mean_of(held)
         for parameter, view in zip(self._trained, self._layout.views(mean), strict=True):
             parameter.grad = view.to(parameter.dtype)
         if expect := getattr(self.optimizer, "expect", None):  # DP-Adam's, which takes the noise off
-            expect(self._expected(held))
+            expect(in_order(self._deviations.of(held), self._trained, self.optimizer.param_groups))
         if parts.optimizer is None:
             for group, full in zip(self.optimizer.param_groups, self._falling, strict=True):
                 group["lr"] = full * (1 - course.progress)
         self.optimizer.step()
+        self._plain.refresh()
         if parts.scheduler is not None:
             parts.scheduler.step()
         if self._average is not None:
@@ -422,30 +457,14 @@ class Training:
             course.share,
             course.left,
             torch.linalg.vector_norm(mean),
-            _norm(self._expected(held), len(mean)),
+            self._deviations.norm(held, len(mean)),
         )
         for callback in parts.callbacks:
             callback(step)
         self._bounds = course.learn(step, self._bounds)
+        if parts.line is not None:
+            parts.line.show(step, self.steps)
         return step
-
-    def _expected(self, held: "list[_Held]") -> float | list[Tensor]:
-        """Return `_deviation`, computed once for batches that are asked for alike."""
-        asked = [(one.bound, one.terms) for one in held]
-        last = self._spread
-        if last is None or len(last[0]) != len(asked) or any(map(_differ, last[0], asked)):
-            self._spread = last = asked, self._deviation(held)
-        return last[1]
-
-    def _deviation(self, held: "list[_Held]") -> float | list[Tensor]:
-        """Return the standard deviation of the noise on the mean gradient, by coordinate where it differs."""
-        variance: Any = 0.0
-        for one in held:
-            scale: Any = one.bound.scale
-            each = scale if isinstance(scale, float) else beside(scale, self._trained[0].device)
-            variance = variance + (one.terms.noise_multiplier * one.bound.norm() * each) ** 2
-        spread = variance**0.5 / sum(one.terms.expected_batch_size for one in held)
-        return self._layout.views(spread) if isinstance(spread, Tensor) and len(spread) > 1 else float(spread)
 
     def state_dict(self) -> dict[str, Any]:
         """Return weights, optimiser, schedule, averages, clip and step number: all but the spend."""
@@ -472,25 +491,3 @@ class Training:
         self._bounds = self._course.load_state_dict(state.get("terms"), self._bounds)
         self._bounds.load_state_dict(state["clip"])
         self.t = int(state["t"])
-
-
-def _differ(one: tuple[Bound, BatchTerms], other: tuple[Bound, BatchTerms]) -> bool:
-    return one[0] is not other[0] or one[1] != other[1]
-
-
-def _norm(deviation: float | list[Tensor], size: int) -> Tensor | float:
-    """Return the root mean square norm of noise with this deviation in each of ``size`` coordinates."""
-    if isinstance(deviation, float):
-        return deviation * math.sqrt(size)
-    whole: Tensor = torch.linalg.vector_norm(torch.cat([part.flatten() for part in deviation]))
-    return whole
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Held:
-    """A released sum of gradients, with the bound and terms that it was asked for with."""
-
-    gradient: Tensor
-    bound: Bound
-    terms: BatchTerms
-    receipts: tuple[Receipt, ...]

@@ -37,6 +37,7 @@ from torch import Tensor, nn
 
 from farthing import validate
 from farthing.errors import InvalidValue
+from farthing.torch.checks.optimizer_trial import rehearse
 from farthing.torch.training.plan import (
     Plan,
 )
@@ -162,7 +163,8 @@ def chosen(model: nn.Module, plan: Plan, norm: float) -> torch.optim.Optimizer:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     steps, noise = plan.steps or 1, max(plan.noise_multipliers)
     walk = WALK * math.sqrt(plan.sampling_rate * math.sqrt(steps) / noise) / math.sqrt(steps / 3)
-    if any(isinstance(module, _UNEVEN) for module in model.modules()):
+    uneven = any(isinstance(module, _UNEVEN) for module in model.modules())
+    if uneven and not any(parameter.is_complex() for parameter in trained):
         return DPAdam(trained, min(walk, ADAM))
     layers = sum(parameter.ndim > 1 for parameter in trained)
     steepest = STEEPEST / norm * min(1.0, LAYERS / max(layers, 1))
@@ -184,3 +186,67 @@ class Scheduler(Protocol):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
+
+
+class Together:
+    """Several optimisers, or several schedules, as one.
+
+    >>> layers = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 1)])
+    >>> both = Together([torch.optim.SGD(layers[0].parameters(), 0.1), DPAdam(layers[1].parameters())])
+    >>> [group["lr"] for group in both.param_groups]
+    [0.1, 0.001]
+    """
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = tuple(parts)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Return the groups of all."""
+        return [group for part in self.parts for group in part.param_groups]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of all."""
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+    def expect(self, deviation: float | Sequence[float | Tensor]) -> None:
+        """Tell those that ask how much noise there is: one number, or one a parameter of all groups."""
+        start = 0
+        for part in self.parts:
+            end = start + sum(len(group["params"]) for group in part.param_groups)
+            if expect := getattr(part, "expect", None):
+                expect(deviation if isinstance(deviation, float | int) else deviation[start:end])
+            start = end
+
+    def step(self) -> None:
+        """Take a step of each."""
+        for part in self.parts:
+            part.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each, by its number."""
+        return {str(n): part.state_dict() for n, part in enumerate(self.parts)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state of each."""
+        for n, part in enumerate(self.parts):
+            part.load_state_dict(state_dict[str(n)])
+
+
+def joined(given: Any) -> Any:
+    """Return one optimiser or schedule as it is, and several as one."""
+    return Together(given) if isinstance(given, list | tuple) else given
+
+
+def parts_of(given: Any) -> tuple[Any, ...]:
+    """Return the optimisers or schedules that were given."""
+    return given.parts if isinstance(given, Together) else () if given is None else (given,)
+
+
+def rehearsed(optimizer: Any, scheduler: Any, updates: int = 1) -> None:
+    """Refuses optimisers and schedules that cannot take their steps from gradients alone."""
+    for one in parts_of(optimizer):
+        mine = [each for each in parts_of(scheduler) if getattr(each, "optimizer", one) is one]
+        for schedule in mine or [None]:
+            rehearse(one, schedule, updates)

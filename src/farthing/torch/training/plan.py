@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from farthing import validate
 from farthing.accounting import calibrate, gaussian
 from farthing.budget import Budget, Unit
-from farthing.errors import InvalidValue, PromiseBroken
+from farthing.errors import InvalidValue, PromiseBroken, Unsupported
 from farthing.ledger.journal import Journal
 from farthing.ledger.ledger import Ledger
 from farthing.queries.bounds import Bound
@@ -398,9 +398,19 @@ def promised_on(door: Ledger, kind: BatchKind, bounds: Bounds, plan: Plan) -> tu
     return Plan(plan.records, plan.sampling_rate, plan.noise_multipliers, steps), used
 
 
-def refuse_other(optimizer: torch.optim.Optimizer, trained: list[nn.Parameter]) -> None:
-    """Refuses an optimiser of other parameters than exactly those that get a gradient."""
-    given = {id(p) for group in optimizer.param_groups for p in group["params"]}
+def refuse_other(optimizers: Sequence[torch.optim.Optimizer], trained: list[nn.Parameter]) -> None:
+    """Refuses optimisers of other parameters than exactly those that get a gradient."""
+    listed = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    given = set(listed)
+    if len(listed) > len(given):
+        raise InvalidValue("a parameter is in two of the optimizers: it would be moved twice by one gradient")
+    if any(p.is_complex() for p in trained):
+        for optimizer in optimizers:
+            if not type(optimizer).__module__.startswith("torch."):
+                raise Unsupported(
+                    f"{type(optimizer).__name__} keeps real numbers only, and the model has complex weights: "
+                    "use an optimizer of torch, such as SGD or Adam"
+                )
     wanted = {id(p) for p in trained}
     if given - wanted:
         raise InvalidValue(

@@ -55,3 +55,9 @@ class Step(asking.Step):
     left: int = 0
     gradient_norm: float | Tensor = 0.0
     noise_norm: float | Tensor = 0.0
+
+    @property
+    def public(self) -> dict[str, float]:
+        """Return the numbers of this step by name, for a log; waits for the model's device."""
+        names = "share", "left", "expected_batch_size", "clip_norm", "noise_multiplier"
+        return {name: float(getattr(self, name)) for name in (*names, "gradient_norm", "noise_norm")}

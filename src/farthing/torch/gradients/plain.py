@@ -1,0 +1,112 @@
+"""A model as per-example gradients need it: without wrappers, eager, and with its public state held still.
+
+Three things that people wrap around a model change how it runs and not what it computes. While a sum is made
+they are put aside (`Plain.running`), and afterwards they are as they were:
+
+* `torch.compile`: compiled parts run eagerly. A compiled function cannot be followed layer by layer.
+* `torch.utils.checkpoint`: parts that would be computed again in the backward pass are kept instead, of
+  ``physical_batch_size`` rows at a time.
+* Spectral norms keep two vectors of a power iteration, which belong to the weights and not to the examples.
+  They stay as they are during a sum; `Plain.refresh` moves them once an update, by the new weights.
+
+>>> compiled = torch.compile(nn.Linear(3, 2))
+>>> type(bare(compiled)).__name__
+'Linear'
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.utils import checkpoint
+
+_HookedNorm: Any = sys.modules["torch.nn.utils.spectral_norm"].SpectralNorm  # its name is a function's, too
+
+
+def bare(model: nn.Module) -> nn.Module:
+    """Return the model inside torch.compile and DistributedDataParallel: the same parameters."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif type(model).__name__ == "OptimizedModule":
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            return model
+
+
+class Plain:
+    """What is put aside while a model's gradients are summed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._norms = list(_spectral_norms(model))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run the model eagerly, without checkpoints, its spectral norms as they stand."""
+        modes = [(module, module.training) for module, _ in self._norms]
+        with ExitStack() as stack:
+            if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(_without_checkpoints())
+            try:
+                for module, _ in modes:
+                    module.training = False
+                yield
+            finally:
+                for module, training in modes:
+                    module.training = training
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Move the power iterations of spectral norms in training mode, by the weights as they are."""
+        for module, iterate in self._norms:
+            if module.training:
+                iterate()
+
+
+def _spectral_norms(model: nn.Module) -> Iterator[tuple[nn.Module, Callable[[], object]]]:
+    """Yield each spectral norm: whose training mode makes it iterate, and a call that does."""
+    for module in model.modules():
+        if isinstance(module, ParametrizationList):
+            for part in module:
+                if isinstance(part, _SpectralNorm):
+                    yield part, module
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, _HookedNorm):
+                yield module, _iteration(hook, module)
+
+
+def _iteration(hook: Any, module: nn.Module) -> Callable[[], object]:
+    return lambda: setattr(module, hook.name, hook.compute_weight(module, do_power_iteration=True))
+
+
+class _Kept:
+    """What stands in for torch's function of reentrant checkpoints."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        return function(*args)
+
+
+def _kept(*_: Any, **__: Any) -> Iterator[None]:
+    """Stand in for what torch does before and after a part with a checkpoint."""
+    yield
+
+
+@contextmanager
+def _without_checkpoints() -> Iterator[None]:
+    names = "CheckpointFunction", "_checkpoint_without_reentrant_generator"
+    before = [getattr(checkpoint, name) for name in names]
+    for name, plain in zip(names, (_Kept, _kept), strict=True):
+        setattr(checkpoint, name, plain)
+    try:
+        yield
+    finally:
+        for name, own in zip(names, before, strict=True):
+            setattr(checkpoint, name, own)
