@@ -1,12 +1,5 @@
 """Two processes, one batch: the same weights as one process, one noise vector, and what a failure costs."""
 
-import json
-import os
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
@@ -20,63 +13,6 @@ pytestmark = pytest.mark.slow
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 
-PRELUDE = """
-    import json, os, sys
-    from datetime import timedelta
-    import numpy as np
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    import farthing as ft
-    from farthing.errors import *
-    from farthing.noise.lattice import SeededStream
-
-    rank, folder = int(sys.argv[1]), sys.argv[2]
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=300)
-    )
-    made = torch.Generator().manual_seed(0)
-    x = torch.randn(300, 4, generator=made)
-    y = (x[:, 0] > 0).long()
-    LOSS = nn.CrossEntropyLoss(reduction="none")
-    BUDGET = ft.Budget(2.0, 1e-5)
-
-    def network():
-        torch.manual_seed(rank)  # different weights: rank 0's are taken
-        return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
-
-    def flat(model):
-        return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
-
-    def ledger(seed=7):
-        return ft.Ledger(BUDGET, stream=SeededStream(seed), block=1) if rank == 0 else None
-
-    def told(**found):
-        print(json.dumps(found), flush=True)
-"""
-
-
-def two(tmp_path, script):
-    """Runs it as ranks 0 and 1; what each of them told, and how it ended."""
-    source = Path(ft.__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
-    # left without teardown: gloo's threads may abort a process that ends while they run
-    code = textwrap.dedent(PRELUDE) + textwrap.dedent(script) + "\nsys.stdout.flush()\nos._exit(0)\n"
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(rank), str(tmp_path)], env=environment, text=True, **pipes
-        )
-        for rank in range(2)
-    ]
-    try:
-        ended = [process.communicate(timeout=300) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    found = [[json.loads(line) for line in out.splitlines()] for out, _ in ended]
-    return found, [process.returncode for process in started], [error for _, error in ended]
-
 
 def alone(**options):
     made = torch.Generator().manual_seed(0)
@@ -89,7 +25,7 @@ def alone(**options):
     return torch.cat([p.detach().flatten() for p in model.parameters()]), [step.clip_norm for step in steps]
 
 
-def test_two_ranks_are_one_process_and_fail_together(tmp_path):
+def test_two_ranks_are_one_process_and_fail_together(two, tmp_path):
     """Each part in turn, in one pair of processes."""
     found, codes, errors = two(
         tmp_path,
@@ -171,7 +107,7 @@ def test_two_ranks_are_one_process_and_fail_together(tmp_path):
     assert found[0][5]["share"] == 0.25
 
 
-def test_rank_0_decides_how_terms_change_and_a_rule_that_fails_ends_both(tmp_path):
+def test_rank_0_decides_how_terms_change_and_a_rule_that_fails_ends_both(two, tmp_path):
     found, codes, errors = two(
         tmp_path,
         """
@@ -208,7 +144,7 @@ def test_rank_0_decides_how_terms_change_and_a_rule_that_fails_ends_both(tmp_pat
     assert [row[1]["error"] for row in found] == ["ZeroDivisionError", "NotReleased"]
 
 
-def test_ranks_with_shards_of_their_own_are_refused_before_any_charge(tmp_path):
+def test_ranks_with_shards_of_their_own_are_refused_before_any_charge(two, tmp_path):
     found, codes, errors = two(
         tmp_path,
         """
@@ -227,7 +163,7 @@ def test_ranks_with_shards_of_their_own_are_refused_before_any_charge(tmp_path):
         assert [("not a shard" in row["error"], row["share"]) for row in found[rank]] == [(True, 0)] * 2
 
 
-def test_a_rank_that_dies_ends_it_charged_and_not_released(tmp_path):
+def test_a_rank_that_dies_ends_it_charged_and_not_released(two, tmp_path):
     found, codes, errors = two(
         tmp_path,
         """
@@ -253,7 +189,7 @@ def test_a_rank_that_dies_ends_it_charged_and_not_released(tmp_path):
     assert found[0][0]["share"] == 3 / 8
 
 
-def test_two_ranks_draw_by_personal_rates_and_every_level_is_spent(tmp_path):
+def test_two_ranks_draw_by_personal_rates_and_every_level_is_spent(two, tmp_path):
     found, codes, errors = two(
         tmp_path,
         """

@@ -9,6 +9,7 @@ He 2018), and is what private image models use (De et al. 2022).
 ['1 (BatchNorm2d) by GroupNorm(32, 64)']
 """
 
+import copy
 import logging
 import math
 from collections.abc import Iterator
@@ -150,8 +151,7 @@ def _like(old: Any, new: Any) -> nn.Module:
 
 def _plain_table(module: Any) -> nn.Module:
     """Return a table that shares its weights with the old one."""
-    new = type(module).__new__(type(module))
-    new.__dict__.update(module.__dict__)
+    new: Any = copy.copy(module)
     new.scale_grad_by_freq, new.max_norm = False, None
     made: nn.Module = new
     return made

@@ -64,7 +64,7 @@ def _twin(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, dict
     twin = object.__new__(type(optimizer))
     memo: dict[int, Any] = {id(optimizer): twin}
     for p in (p for group in optimizer.param_groups for p in group["params"]):
-        memo[id(p)] = small = nn.Parameter(_cut(p.detach()).zero_())
+        memo[id(p)] = small = nn.Parameter(torch.zeros([1] * p.ndim, dtype=p.dtype, device=p.device))
         small.grad = torch.full_like(small, 1e-3)
     for name, value in optimizer.__dict__.items():
         if "hooks" in name:

@@ -102,7 +102,7 @@ class Gradient:
     ) -> None:
         model = bare(model)
         self.model, self.loss, self.autocast = model, loss, autocast
-        self._plain = Plain(model)
+        self.plain = Plain(model)
         if physical_batch_size is not None:
             validate.count(physical_batch_size=physical_batch_size)
         self.physical_batch_size = physical_batch_size
@@ -115,6 +115,7 @@ class Gradient:
         self._routes: dict[Any, Route] = {}
         self._spaces: dict[int, Tensor] = {}
         self._graphs = Graphs(model, _weakly(self._add), self.layout.size)
+        self._graphs.wanted &= not self.plain.sharded  # gathered weights lie elsewhere every time
         if example is not None:
             refuse_equal(example)
         self._example = example
@@ -131,7 +132,7 @@ class Gradient:
         """Return the flat sum of bounded gradients; ``w`` is not used, the model holds its weights."""
         try:
             wall = self._wall if self._wall is not None else nullcontext()
-            with self._plain.running(), wall, totals.among(len(batch)):
+            with self.plain.running(), wall, totals.among(len(batch)):
                 return self._summed(batch, bound)
         except torch.OutOfMemoryError:  # how much was asked for would tell how many were drawn
             raise OutOfMemory(
@@ -221,7 +222,7 @@ class Gradient:
             source = Source(ungrouped(inputs), ungrouped(targets))
         else:
             source = Source(inputs, targets)
-        with self._plain.running():
+        with self.plain.running():
             try:
                 self._checked_by(source)
             except Unsupported as error:
@@ -305,10 +306,10 @@ class Gradient:
         """Return every example's gradient, unbounded: for checks on made-up examples."""
         if self.isolation is None:
             assert self._passes is not None
-            with self._plain.running():
+            with self.plain.running():
                 return self._passes.rows(inputs, targets, weights)
         given = inputs, targets, weights
-        with self._plain.running(), without_cudnn(self.model):
+        with self.plain.running(), without_cudnn(self.model):
             return isolation.per_example(self.isolation, self.model, self.loss, self.layout.names, *given)
 
     def _losses(self, outputs: Any, targets: Any, rows: int) -> Tensor:

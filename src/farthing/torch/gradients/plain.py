@@ -1,11 +1,12 @@
 """A model as per-example gradients need it: without wrappers, eager, and with its public state held still.
 
-Three things that people wrap around a model change how it runs and not what it computes. While a sum is made
+Some things that people wrap around a model change how it runs and not what it computes. While a sum is made
 they are put aside (`Plain.running`), and afterwards they are as they were:
 
 * `torch.compile`: compiled parts run eagerly. A compiled function cannot be followed layer by layer.
 * `torch.utils.checkpoint`: parts that would be computed again in the backward pass are kept instead, of
   ``physical_batch_size`` rows at a time.
+* `fully_shard`: the weights that lie in shards on other ranks are gathered, and its hooks rest.
 * Spectral norms keep two vectors of a power iteration, which belong to the weights and not to the examples.
   They stay as they are during a sum; `Plain.refresh` moves them once an update, by the new weights.
 
@@ -15,8 +16,8 @@ they are put aside (`Plain.running`), and afterwards they are as they were:
 """
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -45,12 +46,25 @@ class Plain:
 
     def __init__(self, model: nn.Module) -> None:
         self._norms = list(_spectral_norms(model))
+        self.sharded = [module for module in model.modules() if _shards(module)]
+        self._depth = 0
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run the model eagerly, without checkpoints, its spectral norms as they stand."""
+        """Run the model eagerly, whole, without checkpoints, its spectral norms as they stand."""
+        self._depth += 1
+        try:
+            with self._put_aside() if self._depth == 1 else nullcontext():
+                yield
+        finally:
+            self._depth -= 1
+
+    @contextmanager
+    def _put_aside(self) -> Iterator[None]:
         modes = [(module, module.training) for module, _ in self._norms]
         with ExitStack() as stack:
+            if self.sharded:
+                stack.enter_context(_gathered(self.sharded))
             if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(_without_checkpoints())
@@ -68,6 +82,43 @@ class Plain:
         for module, iterate in self._norms:
             if module.training:
                 iterate()
+
+
+def _shards(module: nn.Module) -> bool:
+    """Return whether `fully_shard` was called on a module."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+@contextmanager
+def _gathered(modules: list[Any]) -> Iterator[None]:
+    """Give modules their whole weights, without the hooks of `fully_shard`; every rank does so at once."""
+    places = [held for module in modules for held in (module._forward_pre_hooks, module._forward_hooks)]
+    before = [dict(held) for held in places]
+    try:
+        settle(modules)  # a forward in between may have left weights from before an update
+        for module in modules:
+            module.unshard()
+        for held in places:
+            for key in [key for key, hook in held.items() if _of_fsdp(hook)]:
+                del held[key]
+        yield
+    finally:
+        for held, hooks in zip(places, before, strict=True):
+            held.clear()
+            held.update(hooks)
+        settle(modules)
+
+
+def settle(modules: Iterable[nn.Module]) -> None:
+    """Let weights that `fully_shard` gathered for a forward go, so that every rank holds its shard."""
+    for module in modules:
+        if _shards(module):
+            module.reshard()  # type: ignore[operator]
+
+
+def _of_fsdp(hook: Any) -> bool:
+    return (getattr(hook, "__module__", None) or "").startswith("torch.distributed.fsdp")
 
 
 def _spectral_norms(model: nn.Module) -> Iterator[tuple[nn.Module, Callable[[], object]]]:

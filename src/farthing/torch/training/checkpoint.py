@@ -22,9 +22,10 @@ from collections import Counter, OrderedDict
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from farthing.errors import InvalidValue
+from farthing.torch.training import sharding
 
 _FORMAT = 1
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
@@ -49,7 +50,7 @@ def save(path: str | os.PathLike[str], training: Stateful) -> None:
     Parameters
     ----------
     path : str or PathLike
-        Where to write.
+        Where to write; of weights in shards (`fully_shard`) a folder, which all ranks write into.
     training : Training
         The run, or anything with ``state_dict()`` of tensors, numbers and texts.
 
@@ -67,7 +68,15 @@ def save(path: str | os.PathLike[str], training: Stateful) -> None:
     ...     os.listdir(folder)
     ['run.pt']
     """
-    state = {"farthing": _FORMAT, "state": training.state_dict()}
+    state = training.state_dict()
+    if _sharded(training) is None:
+        _write(path, state)
+    else:
+        sharding.save_shards(path, state, _write)
+
+
+def _write(path: str | os.PathLike[str], held: dict[str, Any]) -> None:
+    state = {"farthing": _FORMAT, "state": held}
     _check(state, "the checkpoint")
     beside = f"{os.fspath(path)}.{os.getpid()}.part"
     try:
@@ -112,6 +121,9 @@ def restore(path: str | os.PathLike[str], training: Stateful) -> None:
     >>> runs[1].t, bool((runs[0].model.weight == runs[1].model.weight).all())
     (1, True)
     """
+    model = _sharded(training)
+    if model is not None:
+        path = sharding.newest(path)
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -120,13 +132,20 @@ def restore(path: str | os.PathLike[str], training: Stateful) -> None:
         raise InvalidValue(f"{os.fspath(path)!r} is not a checkpoint of farthing: {error}") from None
     if not isinstance(found, dict) or found.get("farthing") != _FORMAT:
         raise InvalidValue(f"{os.fspath(path)!r} is not a checkpoint of farthing, format {_FORMAT}")
+    state = found["state"] if model is None else sharding.unpacked(found["state"], sharding.mesh_of(model))
     try:
-        training.load_state_dict(found["state"])
+        training.load_state_dict(state)
     except (RuntimeError, KeyError, ValueError, TypeError) as error:
         raise InvalidValue(
             f"the checkpoint at {os.fspath(path)!r} is of another model or optimizer, and what is in memory "
             f"now may be half of it: {error}"
         ) from None
+
+
+def _sharded(training: Stateful) -> nn.Module | None:
+    """Return the model of a run, if its weights lie in shards."""
+    model = getattr(training, "model", None)
+    return model if isinstance(model, nn.Module) and sharding.sharded(model) else None
 
 
 def _check(value: Any, name: str) -> None:

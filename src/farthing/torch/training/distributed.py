@@ -30,6 +30,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from farthing.errors import BudgetSpent, InvalidValue, NotReleased
 from farthing.ledger.failsafe import refusal, zero_sum
@@ -191,7 +192,8 @@ def same_records(together: Ranks, examples: Examples) -> None:
 
 def agree(together: Ranks, model: nn.Module, plan: Plan | None, place: int) -> tuple[Plan, int]:
     """Return rank 0's weights, plan and place in it, at every rank."""
-    for tensor in (*model.parameters(), *model.buffers()):
+    whole = [p for p in model.parameters() if not isinstance(p, DTensor)]  # a shard is on one rank only
+    for tensor in (*whole, *model.buffers()):
         moved = together.send(tensor.detach().to(together.device).contiguous())
         with torch.no_grad():
             tensor.copy_(moved)

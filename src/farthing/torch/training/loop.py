@@ -51,7 +51,7 @@ from farthing.queries.query import Query
 from farthing.torch.checks import overlap
 from farthing.torch.checks.admission import materialise, refuse_other_kinds
 from farthing.torch.gradients.bookkeeping import Gradient
-from farthing.torch.gradients.plain import Plain
+from farthing.torch.gradients.plain import Plain, settle
 from farthing.torch.kernels.noise import Gaussian
 from farthing.torch.training import distributed
 from farthing.torch.training.adapting import Rule
@@ -73,6 +73,7 @@ from farthing.torch.training.plan import (
 from farthing.torch.training.randomness import OwnRandomness, apart, one_by_one
 from farthing.torch.training.released import Deviations, ReleasedSum, in_order, mean_of
 from farthing.torch.training.schedules import Average, Bounds, Clip
+from farthing.torch.training.sharding import like, refuse_shards
 from farthing.torch.training.step import Step
 from farthing.torch.training.watching import ProgressLine
 
@@ -235,6 +236,7 @@ def train(
     """
     rows = PHYSICAL if physical_batch_size is None else physical_batch_size
     refuse_other_kinds(model)
+    settle(model.modules())
     device = next(model.parameters()).device
     examples = examples_of(dataset, users, records_per_user, augment, views, device)
     with apart(device):
@@ -246,16 +248,16 @@ def train(
     values = values_of(budgets, examples, records, adapt)
     bounds = Bounds(CLIP if clip_norm is None else clip_norm, gradient.layout)
     refuse_nan(model)
-    optimizer, scheduler = joined(optimizer), joined(scheduler)
-    if optimizer is not None:
+    taking, following = joined(optimizer), joined(scheduler)
+    if taking is not None:
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        refuse_other(parts_of(optimizer), trained)
-        rehearsed(optimizer, scheduler)
-    elif scheduler is not None:
+        refuse_other(parts_of(taking), trained)
+        rehearsed(taking, following)
+    elif following is not None:
         raise InvalidValue("a scheduler needs the optimizer it was made for: give optimizer= as well")
     parts = _Parts(
-        optimizer,
-        scheduler,
+        taking,
+        following,
         None if average is None else validate.probability(average=average),
         validate.count(accumulate=accumulate),
         tuple(callbacks),
@@ -268,6 +270,7 @@ def train(
     kind = BatchKind(OwnRandomness(gradient, device), gradient.layout, mechanism)
     overlap.remember(examples.data)
     together = distributed.ranks(device, group)
+    refuse_shards(model, parts_of(taking), average, 1 if together is None else together.size)
     if together is not None:
         distributed.same_records(together, examples)
     if together is not None and together.rank > 0:
@@ -289,8 +292,8 @@ def train(
         distributed.agree(together, model, plan, place)
         asks = distributed.Leader(door, together)
     training = Training(model, kind, asks, plan, place, bounds, parts, ledger, adapt)
-    if optimizer is not None and scheduler is not None:
-        rehearsed(optimizer, scheduler, -(-max(training.steps - place, 1) // parts.accumulate))
+    if taking is not None and following is not None:
+        rehearsed(taking, following, -(-max(training.steps - place, 1) // parts.accumulate))
     return training
 
 
@@ -435,7 +438,7 @@ class Training:
         parts, course = self._parts, self._course
         mean = mean_of(held)
         for parameter, view in zip(self._trained, self._layout.views(mean), strict=True):
-            parameter.grad = view.to(parameter.dtype)
+            parameter.grad = like(parameter, view.to(parameter.dtype))
         if expect := getattr(self.optimizer, "expect", None):  # DP-Adam's, which takes the noise off
             expect(in_order(self._deviations.of(held), self._trained, self.optimizer.param_groups))
         if parts.optimizer is None:

@@ -56,6 +56,7 @@ from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.layout import Layout
 from farthing.torch.gradients.tape import call
 from farthing.torch.kernels.noise import Gaussian
+from farthing.torch.training import sharding
 from farthing.torch.training.randomness import OwnRandomness
 from farthing.torch.training.records import Examples
 from farthing.torch.training.schedules import Bounds
@@ -309,7 +310,8 @@ def checked(gradient: Gradient, examples: Examples, public: tuple[Any, Any] | No
     assert first is not None
     gradient.check(*first)
     source = Source(*examples.plain(FIRST)) if public is None else Source(*public, public=True)
-    found = target_range(gradient.model, gradient.loss, source)
+    with gradient.plain.running():
+        found = target_range(gradient.model, gradient.loss, source)
     return examples if found is None else examples.within(*found)
 
 
@@ -427,9 +429,16 @@ def refuse_other(optimizers: Sequence[torch.optim.Optimizer], trained: list[nn.P
 @torch.no_grad()
 def refuse_nan(model: nn.Module) -> None:
     """Weights are public, so a NaN may be named; every gradient would count as zero, at full price."""
+    if sharding.sharded(model):
+        if not sharding.finite(model):
+            raise InvalidValue(f"weights must be finite, a shard holds NaN or infinity; {_NAN}")
+        return
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter.sum()) and not torch.isfinite(parameter).all():
-            raise InvalidValue(
-                f"weights must be finite, {name} holds NaN or infinity; nothing was charged for this step. "
-                "Lower the learning rate and restore a checkpoint: the ledger goes on with what is left"
-            )
+            raise InvalidValue(f"weights must be finite, {name} holds NaN or infinity; {_NAN}")
+
+
+_NAN = (
+    "nothing was charged for this step. Lower the learning rate and restore a checkpoint: the ledger goes on "
+    "with what is left"
+)

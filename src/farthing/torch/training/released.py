@@ -15,6 +15,7 @@ from farthing.queries.query import Receipt
 from farthing.torch.gradients.layout import Layout
 from farthing.torch.kernels.noise import beside
 from farthing.torch.training.course import BatchTerms
+from farthing.torch.training.sharding import like
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +34,7 @@ def in_order(
     """Return deviations by parameter in the order of an optimiser's groups."""
     if isinstance(deviation, float):
         return deviation
-    of = {id(p): part for p, part in zip(trained, deviation, strict=True)}
+    of = {id(p): like(p, part) for p, part in zip(trained, deviation, strict=True)}
     return [of[id(p)] for group in groups for p in group["params"]]
 
 

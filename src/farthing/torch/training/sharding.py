@@ -1,0 +1,135 @@
+"""Weights that lie in shards on several ranks (`fully_shard`), and checkpoints of them.
+
+Between two batches every rank holds its shard of the weights and of the optimiser's state. While a batch is
+summed, each rank has the whole weights (`farthing.torch.gradients.plain` gathers them), takes its part of the
+examples and clips each by its *whole* gradient: a norm never stops at the edge of a shard. The sums meet on
+rank 0, which adds the noise, once, and tells the released sum to all; of that every rank keeps its shard. So
+the guarantee is that of `farthing.torch.training.distributed`.
+
+A checkpoint of shards is a folder: ``t/rank-of-ranks.pt`` holds a rank's shards at update t, plain tensors.
+One is whole if all its ranks have written theirs; `newest` takes the last that is. A crash while they write
+therefore costs the checkpoint at hand and not the one before it.
+"""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from farthing.errors import InvalidValue, Unsupported
+
+_MARK = "a shard"
+_KEPT = 2  # whole checkpoints that are kept
+
+
+def sharded(model: nn.Module) -> bool:
+    """Return whether weights of a model lie in shards."""
+    return any(isinstance(p, DTensor) for p in model.parameters())
+
+
+def like(parameter: Tensor, whole: Tensor) -> Tensor:
+    """Return a tensor as its parameter is held: whole, or this rank's shard of it."""
+    if not isinstance(parameter, DTensor):
+        return whole
+    found: Tensor = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    return found
+
+
+def refuse_shards(model: nn.Module, optimizers: Sequence[Any], average: float | None, ranks: int) -> None:
+    """Refuses, before anything is charged, what cannot be done with shards."""
+    if not sharded(model):
+        return
+    if any(isinstance(p, DTensor) and p.device_mesh.size() != ranks for p in model.parameters()):
+        raise Unsupported(
+            f"the model is sharded over other ranks than the {ranks} that train together: call train on "
+            "every rank of the mesh, after init_process_group, with group= for a part of them"
+        )
+    if average is not None:
+        raise Unsupported("average= needs a copy of the weights, which shards have not: leave it out")
+    for optimizer in optimizers:
+        kind = type(optimizer)
+        if not kind.__module__.startswith("torch.") and kind.__name__ != "DPAdam":
+            raise Unsupported(
+                f"{kind.__name__} needs whole weights, and these lie in shards: use an optimizer of torch, "
+                "or DPAdam"
+            )
+
+
+def finite(model: nn.Module) -> bool:
+    """Return whether all shards of all ranks are finite: the same answer on every rank."""
+    held = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+    fine = torch.tensor(float(all(bool(torch.isfinite(one).all()) for one in held)), device=held[0].device)
+    if dist.is_initialized():
+        dist.all_reduce(fine, dist.ReduceOp.MIN)
+    return bool(fine)
+
+
+def packed(value: Any) -> Any:
+    """Return a state with a plain tensor, and its place in the whole, for each shard."""
+    if isinstance(value, DTensor):
+        dims = [place.dim if isinstance(place, Shard) else -1 for place in value.placements]
+        shape, stride = list(value.shape), list(value.stride())
+        return {_MARK: value.to_local().detach(), "dims": dims, "shape": shape, "stride": stride}
+    if isinstance(value, dict):
+        return {key: packed(part) for key, part in value.items()}
+    return [packed(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def unpacked(value: Any, mesh: Any) -> Any:
+    """Return the state that was packed, with its shards on ``mesh``."""
+    if isinstance(value, dict) and _MARK in value:
+        places = [Replicate() if dim < 0 else Shard(dim) for dim in value["dims"]]
+        local = value[_MARK].to(mesh.device_type)
+        shape, stride = torch.Size(value["shape"]), tuple(value["stride"])
+        return DTensor.from_local(local, mesh, places, run_check=False, shape=shape, stride=stride)
+    if isinstance(value, dict):
+        return {key: unpacked(part, mesh) for key, part in value.items()}
+    return [unpacked(part, mesh) for part in value] if isinstance(value, list) else value
+
+
+def mesh_of(model: nn.Module) -> Any:
+    """Return the mesh of ranks that a model's shards lie on."""
+    return next(p.device_mesh for p in model.parameters() if isinstance(p, DTensor))
+
+
+def save_shards(path: Any, state: dict[str, Any], write: Callable[[Path, dict[str, Any]], None]) -> None:
+    """Write this rank's shards of a state; every rank calls it, at the same update."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    folder = Path(path) / str(int(state["t"]))
+    folder.mkdir(parents=True, exist_ok=True)
+    write(folder / _name(rank, ranks), packed(state))
+    if rank == 0:
+        for old in _whole(Path(path), ranks)[:-_KEPT]:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(Path(path) / str(old))
+
+
+def newest(path: Any) -> Path:
+    """Return this rank's file of the newest checkpoint that is whole: rank 0 says which one that is."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    found = _whole(Path(path), ranks) if rank == 0 else []
+    told = [found[-1] if found else -1]
+    dist.broadcast_object_list(told, src=0)
+    if told[0] < 0:
+        others = sorted({name.name for name in Path(path).glob("*/*-of-*.pt")})[:3]
+        seen = f", files there are {', '.join(others)}" if others else ""
+        raise InvalidValue(f"there is no whole checkpoint of {ranks} ranks at {os.fspath(path)!r}{seen}")
+    return Path(path) / str(told[0]) / _name(rank, ranks)
+
+
+def _whole(path: Path, ranks: int) -> list[int]:
+    """Return the updates at which all ranks have written their shards."""
+    names = [_name(rank, ranks) for rank in range(ranks)]
+    steps = [int(folder.name) for folder in path.glob("*") if folder.name.isdigit()]
+    return sorted(t for t in steps if all((path / str(t) / name).exists() for name in names))
+
+
+def _name(rank: int, ranks: int) -> str:
+    return f"{rank}-of-{ranks}.pt"
