@@ -54,6 +54,15 @@ def prefix_noise(bands: int, exponent: float, steps: int) -> float:
         return spread(bands, exponent) * math.sqrt(float(np.cumsum(row * row).mean()))
 
 
+def row_noise(bands: int, exponent: float, steps: int) -> float:
+    """Return the standard deviation of the noise of a late turn, for independent noise Z of deviation 1."""
+    from scipy.signal import lfilter  # slow to import
+
+    first = np.zeros(validate.count(steps=steps))
+    first[0] = 1.0
+    return float(np.linalg.norm(lfilter([1.0], coefficients(bands, exponent), first)))
+
+
 def best_exponent(bands: int, steps: int) -> float:
     """Return the best of the exponents 0.50, 0.51, ..., 1.00."""
     if bands == 1:

@@ -16,6 +16,7 @@ from farthing.accounting.menu import Menu
 from farthing.audit import as_published, statistics, transcripts
 from farthing.audit.as_published import FarthestMove, WeightMoved
 from farthing.audit.auditing import ATTACKED_AS, Verdict
+from farthing.audit.correlated import BandedTarget
 from farthing.audit.personal import PersonalTarget
 from farthing.audit.statistics import GaussianCurve, Unknown
 from farthing.audit.steps import canary_pair
@@ -112,7 +113,7 @@ def _classifier(width: int = 2, intercept: bool = True) -> Problem:
 
 
 @functools.cache
-def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget]:
+def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | BandedTarget]:
     """Return everything that can be attacked, by name."""
     claim, pure = Budget(8.0, DELTA), Budget(2.0, 0.0)
     fit, line = _classifier(), Problem(squared, 8, 2)
@@ -240,6 +241,7 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget]:
             Budget(1.0, 0.01),
         ),
         "tuning": TuningGame(Budget(1.0, 0.05)),
+        "correlated": BandedTarget(groups=4, bands=4, steps=12),
         "fixed-size": AskedTarget(
             Query(FixedSize(1, 5), rows, ClipNorm(1.0), Gaussian(0.7)),
             signs,

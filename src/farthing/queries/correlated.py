@@ -240,6 +240,11 @@ class _Groups:
             members = self._members[turn % groups]
             return members[stream.poisson_indices(cyclic.rate, len(members))]
 
+    def members(self, group: int) -> Integers:
+        """Return the members of a group; nobody where the records are not divided yet."""
+        with self._lock:
+            return self._members[group] if self._members else _NOBODY
+
 
 def _divided(stream: Stream, records: int, groups: int) -> list[Integers]:
     """Return the positions of each group; a record is in each with the same probability, independently."""
@@ -310,6 +315,10 @@ class Cyclic:
         if turn:
             raise InvalidValue("draws of one plan must share their groups: draw from begin()")
         return _Groups().draw(self, records, stream, 0)
+
+    def members(self, turn: int) -> Integers:
+        """Return who may be drawn at this turn of a plan that was begun; nobody where none is divided yet."""
+        return self._memory.members(turn % self.groups) if self._memory is not None else _NOBODY
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
         return Poisson(self.rate).amplify(event_of(step), observer)

@@ -24,7 +24,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ from farthing.errors import InvalidValue, PromiseBroken, Unsupported
 from farthing.ledger.journal import Journal
 from farthing.ledger.ledger import Ledger
 from farthing.queries.bounds import Bound
+from farthing.queries.correlated import Cyclic
 from farthing.queries.events import (
     ComposedEvent,
     DrawnEvent,
@@ -87,6 +88,10 @@ class Plan:
     promised : bool, default True
         Whether the batches are promised ahead; if not, these are the terms of the first one, and ``steps`` is
         how many there are at most.
+    bands : int, default 1
+        Over how many batches noise is correlated; 1 for independent noise.
+    exponent : float, default 0.5
+        That of `farthing.BandedGaussian`.
 
     Examples
     --------
@@ -100,6 +105,8 @@ class Plan:
     noise_multipliers: tuple[float, ...]
     steps: int | None
     promised: bool = True
+    bands: int = 1
+    exponent: float = 0.5
 
     @property
     def expected_batch_size(self) -> float:
@@ -269,11 +276,12 @@ class BatchKind:
     layout: Layout
     mechanism: Callable[[float], Gaussian]
     personal: Personal | None = None  # rates by level of budget, in place of one for all
+    groups: int = 1  # of records that take turns, where noise is correlated
 
     def query(self, sampling_rate: float, bound: Bound, noise_multiplier: float) -> Query:
-        """Return a Poisson batch at this bound and noise."""
-        sampler = self.personal or Poisson(sampling_rate)
-        return Query(sampler, self.contribution, bound, self.mechanism(noise_multiplier))
+        """Return a batch at this bound and noise."""
+        sampler = Poisson(sampling_rate) if self.groups == 1 else Cyclic(sampling_rate, self.groups)
+        return Query(self.personal or sampler, self.contribution, bound, self.mechanism(noise_multiplier))
 
 
 def examples_of(
@@ -397,7 +405,7 @@ def promised_on(door: Ledger, kind: BatchKind, bounds: Bounds, plan: Plan) -> tu
             ) from None
         used, steps = used + countdown.times - countdown.left, steps + countdown.times
     bounds.covers(steps)
-    return Plan(plan.records, plan.sampling_rate, plan.noise_multipliers, steps), used
+    return replace(plan, steps=steps), used
 
 
 def refuse_other(optimizers: Sequence[torch.optim.Optimizer], trained: list[nn.Parameter]) -> None:

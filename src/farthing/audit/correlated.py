@@ -1,0 +1,97 @@
+"""Attack correlated noise: canaries in coordinates of their own, over all turns of a plan.
+
+All runs are vectorised, each with one canary, which moves a coordinate that no other record moves. The code
+that training uses (`farthing.queries.correlated`) divides the canaries into groups, draws them and releases.
+The attacker sees every answer, knows C, the noise and the group of each canary, takes the correlation out
+(C times the answers is independent noise again), and tests the log-likelihood ratio of all turns.
+
+>>> target = BandedTarget(groups=4, bands=4, steps=12, runs=2000)
+>>> [verdict.broken for verdict in target.verdicts(1.0, 0.999999, Stream(), lambda: None)]
+[False]
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing.accounting import pld
+from farthing.audit import statistics as test_statistics
+from farthing.audit.auditing import Verdict, judge
+from farthing.budget import Budget
+from farthing.noise.lattice import Stream
+from farthing.queries.bounds import ClipNorm
+from farthing.queries.correlated import BandedGaussian, Cyclic, spread
+
+Array = NDArray[np.float64]
+
+_BOUND = ClipNorm(1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class BandedTarget:
+    """A plan of correlated noise on cyclic draws. Bands beyond the groups break its claim."""
+
+    groups: int
+    bands: int
+    steps: int
+    sampling_rate: float = 0.15
+    noise_multiplier: float = 1.0
+    exponent: float = 0.7
+    delta: float = 0.01
+    runs: int = 40_000
+
+    def verdicts(
+        self, scale: float, confidence: float, stream: Stream, tick: Callable[[], None]
+    ) -> list[Verdict]:
+        claim, runs = self.claim(), max(200, round(self.runs * scale))
+        heard = [self.played(present, runs, stream) for present in (False, True)]
+        tick()
+        named = [("canary whose group is known, likelihood ratio of all turns", test_statistics.value)]
+        return [judge(heard[0], heard[1], claim, named, confidence)]
+
+    def claim(self) -> Budget:
+        """Return what the whole plan is charged as."""
+        sampler = Cyclic(self.sampling_rate, self.groups)
+        event = sampler.plan(BandedGaussian(self.noise_multiplier, self.bands).unit_event(), self.steps)
+        budget = Budget(1.0, self.delta)
+        return budget.with_(pld.epsilon(event, self.delta, budget.adjacency), self.delta)
+
+    def played(self, present: bool, runs: int, stream: Stream) -> Array:
+        """Return the log-likelihood ratio of all answers, "with" over "without", of each run."""
+        sampler = Cyclic(self.sampling_rate, self.groups).begin()
+        noise = BandedGaussian(self.noise_multiplier, self.bands, self.exponent).begin()
+        answers, group = np.empty((self.steps, runs)), np.zeros(runs, np.int64)
+        for turn in range(self.steps):
+            drawn, totals = sampler.draw(runs, stream, turn), np.zeros(runs)
+            group[sampler.members(turn)] = turn % self.groups
+            if present:
+                totals[drawn] = 1.0
+            answers[turn] = noise.release(totals, _BOUND, stream, turn)
+        return self._losses(self._independent(answers, noise.coefficients), noise.coefficients, group)
+
+    def _independent(self, answers: Array, column: tuple[float, ...]) -> Array:
+        """Return C times the answers: sums of shifts, with independent noise."""
+        found = np.zeros_like(answers)
+        for j, factor in enumerate(column):
+            found[j:] += factor * answers[: len(answers) - j]
+        return found
+
+    def _losses(self, rows: Array, column: tuple[float, ...], group: NDArray[np.int64]) -> Array:
+        """Return the log-likelihood ratio of all rows: exact where every chance is taken or none overlap."""
+        variance = (self.noise_multiplier * spread(self.bands, self.exponent)) ** 2
+        rate, losses = self.sampling_rate * self.groups, np.zeros(rows.shape[1])
+        for own in range(self.groups):
+            mine = group == own
+            for shift in self._shifts(own, column, whole=rate >= 1):
+                ratio = (shift @ rows[:, mine] - shift @ shift / 2) / variance
+                losses[mine] += np.log1p(rate * np.expm1(np.minimum(ratio, 500.0)))
+        return losses
+
+    def _shifts(self, own: int, column: tuple[float, ...], whole: bool) -> list[Array]:
+        """Return what each chance of a group adds to the rows, or all of them together."""
+        shifts = [np.zeros(self.steps) for _ in range(own, self.steps, self.groups)]
+        for turn, shift in zip(range(own, self.steps, self.groups), shifts, strict=True):
+            shift[turn : turn + self.bands] = column[: self.steps - turn]
+        return [np.sum(shifts, axis=0)] if whole and shifts else shifts

@@ -1,0 +1,48 @@
+"""The attack on correlated noise: it respects sound plans, and breaks planted bugs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from farthing.audit import correlated
+from farthing.audit.correlated import BandedTarget
+from farthing.noise.lattice import SeededStream
+from farthing.queries.correlated import BandedGaussian
+
+SOUND = BandedTarget(groups=4, bands=4, steps=12, runs=10_000)
+SURE = replace(SOUND, sampling_rate=0.25, noise_multiplier=4.0)  # every canary in every cycle
+
+
+def broken(target):
+    return target.verdicts(1.0, 0.999999, SeededStream(0), lambda: None)[0].broken
+
+
+@pytest.mark.parametrize("target", [SOUND, replace(SOUND, bands=1), SURE])
+def test_a_sound_plan_is_not_refuted(target):
+    assert not broken(target)
+
+
+def test_bands_beyond_the_groups_are_refuted():
+    assert broken(replace(SURE, groups=2, sampling_rate=0.5, bands=12, exponent=1.0, runs=60_000))
+
+
+def test_noise_for_one_row_instead_of_a_column_is_refuted(monkeypatch):
+    def smaller(self, bound, size):
+        bits, cell = BandedGaussian.grid(self, bound, size)
+        return bits, cell / 2
+
+    planted = type("Planted", (BandedGaussian,), {"grid": smaller, "__slots__": ()})
+    monkeypatch.setattr(correlated, "BandedGaussian", planted)
+    assert broken(SURE)
+
+
+def test_noise_that_begins_anew_at_every_turn_is_less_correlated_and_not_refuted(monkeypatch):
+    fresh = type("Fresh", (BandedGaussian,), {"begin": lambda self: self, "__slots__": ()})
+    monkeypatch.setattr(correlated, "BandedGaussian", fresh)
+    assert not broken(SOUND)
+
+
+def test_a_canary_moves_the_rows_of_its_chances():
+    shifts = SOUND._shifts(1, (1.0, 0.5, 0.25, 0.125), whole=False)
+    assert [np.flatnonzero(shift).tolist() for shift in shifts] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11]]
