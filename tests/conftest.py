@@ -1,7 +1,12 @@
-"""What several tests of the command line share."""
+"""What several tests share: one thread a process, and a way to run commands."""
 
 import json
+import os
 from typing import Any
+
+# Before numpy or torch is imported: workers already fill the cores, and a fork beside threads may hang.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 

@@ -159,6 +159,7 @@ def test_affordable():
     assert calibrate.epsilon(poisson(0.01, 4.0, 10_000), budget) == pytest.approx(0.946867, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_noise_that_a_line_chosen_on_the_way_lets_through_is_shown_to_fit_in_the_end():
     """Few steps at tiny rates: the line of the search is short of frequencies where the answer lies."""
     budget = Budget(0.040556787719280216, 2.7403131148768618e-08, Adjacency.ZERO_OUT)

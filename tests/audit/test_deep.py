@@ -28,6 +28,7 @@ def test_stands_in_a_small_audit(name):
         assert not verdict.broken, verdict
 
 
+@pytest.mark.slow
 def test_noise_that_is_too_small_is_noticed(monkeypatch):
     real = noise.Gaussian.release
 

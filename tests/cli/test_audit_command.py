@@ -49,6 +49,7 @@ def test_wrong_usage_is_said_in_one_sentence(capsys, tmp_path):
     assert (tmp_path / "page.html").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_laws_alone(capsys, monkeypatch):
     assert cli.main(["audit", "laws"]) == 0
     out = capsys.readouterr().out

@@ -230,6 +230,7 @@ def test_a_charge_of_one_run_instead_of_the_best_of_ten_is_found(tmp_path, monke
     assert found.code == 1, found
 
 
+@pytest.mark.slow
 def test_the_number_of_runs_is_random_and_has_its_mean():
     """400 geometric numbers of mean 4: their mean is off by 1 with probability below 1e-6 (Chernoff)."""
     counts = []

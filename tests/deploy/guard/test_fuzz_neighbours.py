@@ -288,8 +288,8 @@ def quiet(caplog):
     caplog.set_level(logging.CRITICAL, "farthing.deploy.guard")
 
 
-def test_two_thousand_messages_at_neighbouring_guards(village, books):
-    fuzzed(village, books, 2000, 8, 1)
+def test_hundreds_of_messages_at_neighbouring_guards(village, books):
+    fuzzed(village, books, 800, 8, 1)
 
 
 @pytest.mark.slow

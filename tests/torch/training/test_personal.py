@@ -1,6 +1,8 @@
 """Personal budgets in a training: rates by level, what holds for whom, going on, and refusals."""
 
-import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,15 +65,23 @@ def test_batches_hold_the_levels_in_proportion_to_their_rates():
     assert (np.abs(counts - expected) < 7 * np.sqrt(expected)).all()
 
 
+KILLED = """
+import os, sys
+sys.path[:0] = {path!r}
+from test_personal import *
+people = ft.PersonalBudgets(BUDGETS)
+ledger = ft.Ledger(people.budget(1e-5), filter=people, journal={journal!r}, block=2)
+training = train(ledger=ledger)
+next(training), next(training), next(training)
+os.kill(os.getpid(), 9)
+"""
+
+
 def test_a_killed_training_goes_on_with_its_rates_and_no_level_passes_its_budget(tmp_path):
-    path, people = tmp_path / "people.ledger", ft.PersonalBudgets(BUDGETS)
-    pid = os.fork()
-    if pid == 0:
-        ledger = ft.Ledger(people.budget(1e-5), filter=people, journal=path, block=2)
-        training = train(ledger=ledger)
-        next(training), next(training), next(training)
-        os.kill(os.getpid(), 9)
-    os.waitpid(pid, 0)
+    path = tmp_path / "people.ledger"
+    code = KILLED.format(path=[str(Path(__file__).parent), *sys.path], journal=str(path))
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert killed.returncode == -9, killed.stderr
     with ft.Ledger.open(path) as ledger:
         training = train(ledger=ledger, steps=None)
         assert len(list(training)) == 8 - 4, "what was reserved is forfeited"
