@@ -72,11 +72,13 @@ def best_exponent(bands: int, steps: int) -> float:
     return min(near, key=lambda hundredths: prefix_noise(bands, hundredths / 100, steps)) / 100
 
 
-def noise_multiplier(budget: Budget, sampling_rate: float, steps: int, bands: int) -> float:
+def noise_multiplier(
+    budget: Budget, sampling_rate: float, steps: int, bands: int, tolerance: float = 1e-9
+) -> float:
     """Return the smallest noise multiplier at which ``steps`` turns of `Cyclic` draws fit the budget."""
     sampler = Cyclic(sampling_rate, bands)
     return calibrate.noise(
-        lambda noise: sampler.plan(GaussianEvent(noise), steps, budget.observer), budget, tolerance=1e-4
+        lambda noise: sampler.plan(GaussianEvent(noise), steps, budget.observer), budget, tolerance
     )
 
 
@@ -113,10 +115,12 @@ def choose_bands(budget: Budget, sampling_rate: float, steps: int, most: int = 6
         if bands <= most and sampling_rate * bands <= 1
     ]
     best = min(found, key=lambda bands: bands.gain)
-    return replace(best, gain=best.gain / found[0].gain)
+    exact = noise_multiplier(budget, sampling_rate, steps, best.bands)
+    return replace(best, noise_multiplier=exact, gain=best.gain / found[0].gain)
 
 
 def _tried(budget: Budget, sampling_rate: float, steps: int, bands: int) -> Bands:
     """Return a candidate, with the noise of its sums in the place of the gain."""
-    noise, exponent = noise_multiplier(budget, sampling_rate, steps, bands), best_exponent(bands, steps)
+    noise = noise_multiplier(budget, sampling_rate, steps, bands, tolerance=1e-4)
+    exponent = best_exponent(bands, steps)
     return Bands(bands, exponent, noise, noise * prefix_noise(bands, exponent, steps))

@@ -12,6 +12,7 @@ into as many groups as there are bands, which take turns.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from farthing import validate
 from farthing.accounting import bands as choosing
@@ -23,6 +24,20 @@ from farthing.torch.kernels.noise import Gaussian
 from farthing.torch.training.plan import BatchKind, Noise, Plan, default_rate, default_steps
 
 MOST = 64  # bands that are tried: as many arrays of noise are kept, less one
+
+
+def refuse_bands(bands: Any, adapt: Any, budgets: Any, mechanism: Any) -> None:
+    """Refuse what has no theorem together with correlated noise, before anything is charged."""
+    if bands == 1:
+        return
+    if isinstance(bands, bool) or not (bands == "auto" or isinstance(bands, int)):
+        raise InvalidValue(f'bands must be a number of batches or "auto", got {bands!r}')
+    if adapt is not None:
+        raise Unsupported("correlated noise is one plan, fixed ahead: leave out adapt=, or bands=")
+    if budgets is not None:
+        raise Unsupported("no theorem prices correlated noise on draws of personal rates: leave out budgets=")
+    if mechanism is not Gaussian:
+        raise Unsupported(f"bands= is noise of its own: leave out mechanism={mechanism!r}")
 
 
 def correlated_plan(
@@ -39,8 +54,6 @@ def correlated_plan(
         raise InvalidValue('bands="auto" finds the noise_multiplier as well: leave it out, or give a number')
     if noise_multiplier is not None and not isinstance(noise_multiplier, int | float):
         raise Unsupported("correlated noise has one noise_multiplier for all batches: give a number")
-    if bands != "auto" and (isinstance(bands, str) or validate.count(bands=bands) < 1):
-        raise InvalidValue(f'bands must be a number of batches or "auto", got {bands!r}')
     length = default_steps(budget) if steps is None else validate.count(steps=steps)
     rate = default_rate(budget, records, length) if sampling_rate is None else sampling_rate
     validate.rate(sampling_rate=rate)
@@ -60,10 +73,8 @@ def correlated_kind(kind: BatchKind, plan: Plan) -> BatchKind:
     """Return the kind of batch of a plan: with noise of its bands, where it has more than one."""
     if plan.bands == 1:
         return kind
-    if kind.mechanism is not Gaussian or kind.personal is not None:
-        raise Unsupported("bands belong to the library's own noise: leave out mechanism= and budgets=")
 
-    def mechanism(noise_multiplier: float) -> Gaussian | BandedTensorGaussian:
+    def mechanism(noise_multiplier: float) -> BandedTensorGaussian:
         return BandedTensorGaussian(noise_multiplier, plan.bands, plan.exponent)
 
     return replace(kind, mechanism=mechanism, groups=plan.bands)

@@ -37,7 +37,7 @@ Guarantee: that of the promised plan (`ledger.guarantee`), under the ledger's ad
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,8 +55,15 @@ from farthing.torch.gradients.plain import Plain, settle
 from farthing.torch.kernels.noise import Gaussian
 from farthing.torch.training import distributed
 from farthing.torch.training.adapting import Rule
+from farthing.torch.training.correlated import (
+    correlated_kind,
+    correlated_plan,
+    deviation,
+    refuse_bands,
+    walking,
+)
 from farthing.torch.training.course import BatchTerms, Course, Filtered, Promised, begun, filters
-from farthing.torch.training.optim import Scheduler, chosen, joined, parts_of, rehearsed
+from farthing.torch.training.optim import Scheduler, UpdateParts, chosen, joined, parts_of, rehearsed
 from farthing.torch.training.personal import opened, personal_plan, values_of
 from farthing.torch.training.plan import (
     FIRST,
@@ -80,18 +87,6 @@ from farthing.torch.training.watching import ProgressLine
 CLIP = 1.0
 PHYSICAL = 512
 _LOOK = 16  # how often weights on another device are looked at for NaN: a look waits for the device
-
-
-@dataclass(slots=True, eq=False)
-class _Parts:
-    """The parts of an update, all of them public and post-processing."""
-
-    optimizer: torch.optim.Optimizer | None
-    scheduler: Scheduler | None
-    average: float | None
-    accumulate: int
-    callbacks: tuple[Callable[[Step], object], ...]
-    line: ProgressLine | None
 
 
 def train(
@@ -123,6 +118,7 @@ def train(
     callbacks: Iterable[Callable[[Step], object]] = (),
     progress: bool = False,
     adapt: Rule | None = None,
+    bands: int | str = 1,
     budgets: Any = None,
     group: distributed.Group | None = None,
 ) -> "Training":
@@ -195,6 +191,9 @@ def train(
         ``adapt(step)`` returns a `Change` of noise multiplier, sampling rate or clipping norm for the batches
         to come, or None: `Plateau`, `Stages`, `NoiseGate` or any function of the public `Step`. The ledger
         needs a filter for such prices: ``Ledger(budget, filter=ft.Menu(...))``.
+    bands : int or "auto", default 1
+        Over how many batches noise is correlated, so that later noise cancels earlier noise in part
+        (`farthing.BandedGaussian`). "auto" finds it from public numbers. It pays for few epochs and large ε.
     budgets : array of float, optional
         An ε for each record, public, with ``delta`` or a ledger of such levels (`ft.PersonalBudgets`); a
         person's is the smallest of the records that count. Each is sampled as often as its ε allows.
@@ -246,6 +245,7 @@ def train(
     )
     count = validate.count(records=records) if records is not None else len(examples)
     values = values_of(budgets, examples, records, adapt)
+    refuse_bands(bands, adapt, budgets, mechanism)
     bounds = Bounds(CLIP if clip_norm is None else clip_norm, gradient.layout)
     refuse_nan(model)
     taking, following = joined(optimizer), joined(scheduler)
@@ -255,7 +255,7 @@ def train(
         rehearsed(taking, following)
     elif following is not None:
         raise InvalidValue("a scheduler needs the optimizer it was made for: give optimizer= as well")
-    parts = _Parts(
+    parts = UpdateParts(
         taking,
         following,
         None if average is None else validate.probability(average=average),
@@ -284,6 +284,10 @@ def train(
         plan, place = promised_on(door, kind, bounds, plan)
     elif filters(ledger, adapt):
         plan = begun(ledger, kind, count, sampling_rate, noise_multiplier, steps)
+    elif bands != 1:
+        plan = correlated_plan(ledger, count, bands, sampling_rate, noise_multiplier, steps)
+        kind = correlated_kind(kind, plan)
+        plan, place = promised_on(door, kind, bounds, plan)
     else:
         plan = planned_on(ledger, count, sampling_rate, noise_multiplier, steps)
         plan, place = promised_on(door, kind, bounds, plan)
@@ -338,7 +342,7 @@ class Training:
         plan: Plan,
         place: int,
         bounds: Bounds,
-        parts: _Parts,
+        parts: UpdateParts,
         ledger: Ledger | None,
         rule: Rule | None,
     ) -> None:
@@ -352,11 +356,11 @@ class Training:
         bounds.covers(self.steps)
         first = bounds.at(1, plan.noise_multiplier(0), plan.expected_batch_size).norm()
         length = replace(plan, steps=self.steps)
-        self.optimizer = chosen(model, length, first) if parts.optimizer is None else parts.optimizer
+        self.optimizer = chosen(model, walking(length), first) if parts.optimizer is None else parts.optimizer
         self._falling = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._average = None if parts.average is None else Average(model, parts.average)
         self._last: tuple[Bound, BatchTerms, Query] | None = None
-        self._deviations = Deviations(kind.layout, self._trained[0].device)
+        self._deviations = Deviations(kind.layout, self._trained[0].device, deviation(length))
         self._steps = self._run()
 
     def __iter__(self) -> Iterator[Step]:

@@ -30,6 +30,7 @@ networks want (De et al. 2022), or `ADAM`.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -38,9 +39,9 @@ from torch import Tensor, nn
 from farthing import validate
 from farthing.errors import InvalidValue
 from farthing.torch.checks.optimizer_trial import rehearse
-from farthing.torch.training.plan import (
-    Plan,
-)
+from farthing.torch.training.plan import Plan
+from farthing.torch.training.step import Step
+from farthing.torch.training.watching import ProgressLine
 
 WALK = 0.4
 MOMENTUM = 0.9
@@ -186,6 +187,18 @@ class Scheduler(Protocol):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
+
+
+@dataclass(slots=True, eq=False)
+class UpdateParts:
+    """The parts of an update, all of them public and post-processing."""
+
+    optimizer: torch.optim.Optimizer | None
+    scheduler: Scheduler | None
+    average: float | None
+    accumulate: int
+    callbacks: tuple[Callable[[Step], object], ...]
+    line: ProgressLine | None
 
 
 class Together:

@@ -38,6 +38,7 @@ from farthing.budget import Budget, Unit
 from farthing.errors import InvalidValue, PromiseBroken, Unsupported
 from farthing.ledger.journal import Journal
 from farthing.ledger.ledger import Ledger
+from farthing.queries import mechanisms
 from farthing.queries.bounds import Bound
 from farthing.queries.correlated import Cyclic
 from farthing.queries.events import (
@@ -56,7 +57,6 @@ from farthing.torch.checks.probe import Source
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.layout import Layout
 from farthing.torch.gradients.tape import call
-from farthing.torch.kernels.noise import Gaussian
 from farthing.torch.training import sharding
 from farthing.torch.training.randomness import OwnRandomness
 from farthing.torch.training.records import Examples
@@ -274,7 +274,7 @@ class BatchKind:
 
     contribution: OwnRandomness
     layout: Layout
-    mechanism: Callable[[float], Gaussian]
+    mechanism: Callable[[float], mechanisms.Gaussian]
     personal: Personal | None = None  # rates by level of budget, in place of one for all
     groups: int = 1  # of records that take turns, where noise is correlated
 

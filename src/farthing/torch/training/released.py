@@ -47,8 +47,8 @@ def mean_of(held: list[ReleasedSum]) -> Tensor:
 class Deviations:
     """The standard deviation of the noise on a mean gradient, computed once for batches asked for alike."""
 
-    def __init__(self, layout: Layout, device: torch.device) -> None:
-        self._layout, self._device = layout, device
+    def __init__(self, layout: Layout, device: torch.device, factor: float = 1.0) -> None:
+        self._layout, self._device, self._factor = layout, device, factor
         self._last: tuple[list[tuple[Bound, BatchTerms]], float | list[Tensor]] | None = None
 
     def of(self, held: list[ReleasedSum]) -> float | list[Tensor]:
@@ -72,7 +72,7 @@ class Deviations:
         for one in held:
             scale: Any = one.bound.scale
             each = scale if isinstance(scale, float) else beside(scale, self._device)
-            variance = variance + (one.terms.noise_multiplier * one.bound.norm() * each) ** 2
+            variance = variance + (self._factor * one.terms.noise_multiplier * one.bound.norm() * each) ** 2
         spread = variance**0.5 / sum(one.terms.expected_batch_size for one in held)
         return self._layout.views(spread) if isinstance(spread, Tensor) and len(spread) > 1 else float(spread)
 
