@@ -22,6 +22,7 @@ FOLDERS = [
     "accounting",
     "ledger",
     "data",
+    "statistics",
     "linear",
     "torch",
     "federated",

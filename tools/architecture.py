@@ -16,6 +16,7 @@ FOLDERS = [
     "accounting",
     "ledger",
     "data",
+    "statistics",
     "linear",
     "torch",
     "federated",

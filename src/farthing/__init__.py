@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from farthing.ledger.tuning import best_of
     from farthing.linear.estimators import LinearRegression, LinearSVC, LogisticRegression
     from farthing.linear.pca import PCA
+    from farthing.linear.preprocessing import PrivateBinner, PrivateScaler
     from farthing.linear.solvers import (
         DPAGD,
         DPSGD,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from farthing.queries.mechanisms import Gaussian, Laplace, NoisyMax, SymmetricGaussian
     from farthing.queries.query import PerExample, Query, Rows, Run, Step, run, until_spent
     from farthing.queries.samplers import Everyone, FixedSize, OneRecord, Poisson
+    from farthing.statistics import Statistic, bounds, count, histogram, mean, quantiles
 
 __version__ = "0.1.0"
 
@@ -107,11 +109,14 @@ __all__ = [
     "PersonalBudgets",
     "Poisson",
     "PrivGene",
+    "PrivateBinner",
+    "PrivateScaler",
     "PromiseBroken",
     "Query",
     "Rows",
     "Run",
     "SGDAdv",
+    "Statistic",
     "Step",
     "SufficientStatistics",
     "SymmetricGaussian",
@@ -120,11 +125,16 @@ __all__ = [
     "audit",
     "audit_mechanism",
     "best_of",
+    "bounds",
     "choose_bands",
+    "count",
     "delta",
     "epsilon",
     "federated",
+    "histogram",
+    "mean",
     "noise_for",
+    "quantiles",
     "run",
     "steps_for",
     "torch",
@@ -150,6 +160,7 @@ _HOMES = {
     ),
     "linear.estimators": ("LinearRegression", "LinearSVC", "LogisticRegression"),
     "linear.pca": ("PCA",),
+    "linear.preprocessing": ("PrivateBinner", "PrivateScaler"),
     "accounting.bands": ("choose_bands",),
     "accounting.menu": ("Menu",),
     "accounting.personal": ("PersonalBudgets",),
@@ -160,6 +171,7 @@ _HOMES = {
     "queries.mechanisms": ("Gaussian", "Laplace", "NoisyMax", "SymmetricGaussian"),
     "queries.query": ("PerExample", "Query", "Rows", "Run", "Step", "run", "until_spent"),
     "queries.correlated": ("BandedGaussian", "Cyclic"),
+    "statistics": ("Statistic", "bounds", "count", "histogram", "mean", "quantiles"),
     "queries.samplers": ("Everyone", "FixedSize", "OneRecord", "Poisson"),
     "linear.solvers": (
         "AdaSSP",

@@ -19,6 +19,7 @@ ALIKE = [
 ]  # as torch-adadp
 QUICK = ["sufficient", "pca", "objective", "gaussian", "laplace", "dpsgd-step", "adal", "addp-seen", "menu"]
 QUICK += ["personal-rates", "personal-weights"]
+QUICK += ["count", "mean", "bounds", "quantile-choice", "quantile-tree"]
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -13,11 +13,12 @@ from farthing import validate
 from farthing.accounting import pld
 from farthing.accounting.filters import BasicFilter, GdpFilter, RdpFilter, ZcdpFilter
 from farthing.accounting.menu import Menu
-from farthing.audit import as_published, statistics, transcripts
+from farthing.audit import as_published, released, statistics, transcripts
 from farthing.audit.as_published import FarthestMove, WeightMoved
 from farthing.audit.auditing import ATTACKED_AS, Verdict
 from farthing.audit.correlated import BandedTarget
 from farthing.audit.personal import PersonalTarget
+from farthing.audit.released import ReleasedTarget
 from farthing.audit.statistics import GaussianCurve, Unknown
 from farthing.audit.steps import canary_pair
 from farthing.audit.strategies import MenuGame
@@ -113,7 +114,7 @@ def _classifier(width: int = 2, intercept: bool = True) -> Problem:
 
 
 @functools.cache
-def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | BandedTarget]:
+def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | BandedTarget | ReleasedTarget]:
     """Return everything that can be attacked, by name."""
     claim, pure = Budget(8.0, DELTA), Budget(2.0, 0.0)
     fit, line = _classifier(), Problem(squared, 8, 2)
@@ -234,6 +235,7 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
             Budget(1.0, 0.0),
             runs=6000,
         ),
+        **released.targets(),
         "personal-rates": PersonalTarget((0.5, 3.0), 0.01, 8),
         "personal-weights": PersonalTarget((0.5, 3.0), 0.01, 8, "weights"),
         "menu": MenuGame(

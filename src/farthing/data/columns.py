@@ -81,26 +81,26 @@ class Numeric:
     def encode(self, values: ArrayLike, out: NDArray[np.float64]) -> None:
         """Write the scaled values, and the indicator if there is one, into `out`: (rows, features)."""
         low, high = float(self.low), float(self.high)
-        numbers = self.targets(values)
+        found = self.targets(values)
         if self.missing is not None:
-            out[:, 1] = np.isnan(numbers)
-            numbers = np.where(np.isnan(numbers), float(self.missing), numbers)
-        out[:, 0] = (numbers - low) / (high - low)
+            out[:, 1] = np.isnan(found)
+            found = np.where(np.isnan(found), float(self.missing), found)
+        out[:, 0] = (found - low) / (high - low)
 
     def targets(self, values: ArrayLike) -> NDArray[np.float64]:
         """Return the clipped values, the targets of a regression; NaN for a cell that is not a number."""
-        numbers = _numbers(self.name, values)
-        return np.where(np.isfinite(numbers), np.clip(numbers, float(self.low), float(self.high)), np.nan)
+        found = numbers(self.name, values)
+        return np.where(np.isfinite(found), np.clip(found, float(self.low), float(self.high)), np.nan)
 
     def known(self, values: ArrayLike) -> bool:
         """Return whether every value is a finite number, or may be missing."""
-        return self.missing is not None or bool(np.isfinite(_numbers(self.name, values)).all())
+        return self.missing is not None or bool(np.isfinite(numbers(self.name, values)).all())
 
     def holds(self, values: ArrayLike) -> bool:
         """Return whether every value is a number between the bounds, or may be missing and is."""
-        numbers = _numbers(self.name, values)
-        inside = (numbers >= self.low) & (numbers <= self.high)
-        return bool((inside if self.missing is None else inside | ~np.isfinite(numbers)).all())
+        found = numbers(self.name, values)
+        inside = (found >= self.low) & (found <= self.high)
+        return bool((inside if self.missing is None else inside | ~np.isfinite(found)).all())
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ def _spelt(cell: Any) -> tuple[str, ...]:
     return (text, text.lower(), text.capitalize()) if text.lower() in _BOOLEANS else (text,)
 
 
-def _numbers(name: str, values: ArrayLike) -> NDArray[np.float64]:
+def numbers(name: str, values: ArrayLike) -> NDArray[np.float64]:
     """Return numbers, NaN for a cell that is not one; refuse a column whose type is not numeric."""
     raw = arrays.attempt(np.asarray, values, said=f"column {name!r} must hold one value a record")
     # A date or a complex number would be cast to a float silently.

@@ -42,6 +42,7 @@ from farthing.budget import Adjacency, Guarantee, Observer, Unit
 from farthing.data.tables import Table
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
+from farthing.linear import labels, private_bounds
 from farthing.linear.base import PUBLIC_SIZE, PrivateEstimator
 from farthing.linear.losses import Loss, huber_hinge, logistic, multinomial, one_against_rest, squared
 from farthing.linear.personal import over
@@ -99,12 +100,18 @@ class _PrivateLinear(PrivateEstimator):
         penalty: float = 0.0,
     ) -> tuple[Array, Array]:
         """Spend a budget; return weights and constant on rows as they came (with unit rows, on those)."""
-        unit = self.bounds is None
-        table = Table(X, y, bounds=self.bounds, unit=unit)
-        size = len(table) if self.records is None else validate.count(records=self.records)
-        people = None if budgets is None else self._people(budgets, len(table))
+        rows, ledger = int(X.shape[0]), None
+        bounds, unit = self.bounds, self.bounds is None
+        size = rows if self.records is None else validate.count(records=self.records)
+        people = None if budgets is None else self._people(budgets, rows)
         problem = Problem(loss, size, X.shape[1], outputs, bool(self.fit_intercept), unit, penalty)
-        self._limits = None if unit else _limits(self.bounds, X.shape[1])
+        if isinstance(bounds, str):
+            private_bounds.refuse(bounds, X, method, people)
+            self._rehearse(problem, method, people)
+            ledger = self._own_ledger(self.ledger, method.filter)
+            bounds = self.bounds_ = private_bounds.bought(ledger, X)
+        table = Table(X, y, bounds=bounds, unit=unit)
+        self._limits = None if unit else _limits(bounds, X.shape[1])
         if people is not None and method.personal is None:
             raise Unsupported(
                 "this solver treats all records alike, so none can have a budget of its own: use 'auto', or "
@@ -114,7 +121,7 @@ class _PrivateLinear(PrivateEstimator):
             self.history_, self.privacy_ = (method.algorithm(table, problem),), _NO_PRIVACY
             self.guarantees_: dict[float, Guarantee] = {}
         else:
-            self._spend(table, problem, method, people)
+            self._spend(table, problem, method, people, ledger)
         self.n_iter_ = self.history_[-1].t
         u, constant = self.history_[-1].w
         if self._limits is None:
@@ -123,16 +130,27 @@ class _PrivateLinear(PrivateEstimator):
         u = (u.T / (high - low)).T
         return u, constant - low @ u
 
+    def _rehearse(self, problem: Problem, method: SolverMethod, people: PersonalBudgets | None) -> None:
+        """Try a method on made-up rows: what it refuses, it refuses here, before anything is charged."""
+        if self.ledger is None or method.rehearsed:
+            return
+        blank = Table(np.zeros((2, problem.width)), np.zeros(2), unit=problem.unit)
+        made_up = self._own_ledger(self.ledger.rehearsal(), method.filter, people)
+        weighed = method.personal == "weights"
+        next(iter(method.algorithm(*over(made_up, blank, problem, people, weighed))), None)
+
     def _spend(
-        self, table: Table, problem: Problem, method: SolverMethod, people: PersonalBudgets | None
+        self,
+        table: Table,
+        problem: Problem,
+        method: SolverMethod,
+        people: PersonalBudgets | None,
+        ledger: Ledger | None = None,
     ) -> None:
         weighed = method.personal == "weights"
-        if self.ledger is not None and not method.rehearsed:
-            # what a method refuses, it refuses here, before anything is charged
-            blank = Table(np.zeros((2, problem.width)), np.zeros(2), unit=problem.unit)
-            made_up = self._own_ledger(self.ledger.rehearsal(), method.filter, people)
-            next(iter(method.algorithm(*over(made_up, blank, problem, people, weighed))), None)
-        ledger = self._own_ledger(self.ledger, method.filter, people)
+        if ledger is None:
+            self._rehearse(problem, method, people)
+            ledger = self._own_ledger(self.ledger, method.filter, people)
         if self.records is None:
             ledger.note(PUBLIC_SIZE)
         self.history_ = tuple(method.algorithm(*over(ledger, table, problem, people, weighed)))
@@ -187,9 +205,10 @@ _BUDGET = """
         The budget of a fit; with ``ledger`` the part of it to take, where None takes what is left.
 """
 _BOUNDS = """
-    bounds : (low, high), optional
-        The public bounds of the features, numbers or one a feature; values beyond are clipped. None divides
-        rows by their norms instead, which needs no bounds.
+    bounds : (low, high), "private" or None, default None
+        The public bounds of the features, numbers or one a feature; values beyond are clipped. "private"
+        buys bounds with a tenth of μ² of the budget (``bounds_``). None divides rows by their norms instead,
+        which needs no bounds, but features in one unit.
 """
 _ATTRIBUTES = """
     n_features_in_, n_iter_ : int
@@ -274,10 +293,10 @@ class _PrivateClassifier(ClassifierMixin, _PrivateLinear):  # type: ignore[misc]
 
         ``budgets`` are public and give each row an ε of its own, with ``delta`` or a ledger of such levels.
         """
-        classes = _declared(self.classes)
+        classes = labels.declared(self.classes)
         method = self._method(CLASSIFIERS)
         X, y = self._supervised(X, y)
-        codes = _codes(y, classes)
+        codes = labels.codes(y, classes)
         several = len(classes) > 2
         outputs = len(classes) if several else 0
         u, constant = self._train(X, codes, self.losses[several], outputs, method, budgets)
@@ -449,37 +468,6 @@ def _clipped(X: Any, low: Array, high: Array) -> Any:
     X = X.astype(np.float64)
     X.data = np.clip(X.data, low[X.indices], high[X.indices])
     return X
-
-
-def _declared(classes: ArrayLike) -> NDArray[Any]:
-    """Return the declared classes, sorted."""
-    known = np.unique(np.asarray(classes))
-    if np.ndim(classes) != 1 or known.size < 2:
-        raise InvalidValue(f"classes must list two labels or more, not one class or none; got {classes!r}")
-    if known.dtype.kind == "f" and not (np.isfinite(known) & (known == np.rint(known))).all():
-        raise InvalidValue("Unknown label type: classes must be whole numbers or texts, these are continuous")
-    return known
-
-
-def _codes(y: NDArray[Any], classes: NDArray[Any]) -> Array:
-    """Return the place of every label among the classes, NaN for one that is not declared."""
-    if "O" in (y.dtype.kind, classes.dtype.kind):
-        known = {label: place for place, label in enumerate(classes.tolist())}
-        return np.array([_place(label, known) for label in y.tolist()], dtype=np.float64)
-    texts = [values.dtype.kind in "US" for values in (y, classes)]
-    if texts[0] != texts[1] or y.dtype.kind not in "biufUS":
-        raise InvalidValue(
-            f"y must hold labels of the kind of classes={classes.tolist()}, got {y.dtype.type.__name__}"
-        )
-    places = np.searchsorted(classes, y).clip(0, len(classes) - 1)
-    return np.where(classes[places] == y, places, np.nan)
-
-
-def _place(label: Any, known: dict[Any, int]) -> float:
-    try:
-        return float(known.get(label, np.nan))
-    except TypeError:  # nothing that could be looked up
-        return float("nan")
 
 
 def _target_bounds(bounds: tuple[float, float] | None) -> tuple[float, float]:

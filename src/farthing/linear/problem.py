@@ -1,6 +1,7 @@
 """The public numbers of a linear problem: all that a method may know without asking."""
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ from farthing.errors import Unsupported
 from farthing.linear.losses import Logistic, Loss, Softmax
 
 Array = NDArray[np.float64]
+
+_ALIKE, _CLEAR = 0.98, 0.05  # the squared norm of the mean of unit rows, and the noise on that norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,17 @@ class Problem:
     def zeros(self, size: int) -> Array:
         """Weights to begin with, ``size`` being the length of z."""
         return np.zeros((size, self.outputs) if self.outputs else size)
+
+    def warn_if_alike(self, mean: Array, deviation: float) -> None:
+        """Warn where unit rows point the same way, by their released mean: features had other units."""
+        if self.unit and math.sqrt(self.width) * deviation < _CLEAR and float(mean @ mean) > _ALIKE:
+            warnings.warn(
+                "bounds=None divided rows by their norms, after which they are nearly all alike, by their "
+                "released mean: features are in different units. Give bounds=(low, high) with one number a "
+                "feature, or bounds='private'",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def rows(self) -> Features:
         """z of bounded norm, `Features.radius`, for methods that need no other map.

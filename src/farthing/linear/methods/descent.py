@@ -141,6 +141,7 @@ def _standardise(
     mechanism = SymmetricGaussian if gram else Gaussian
     value, noise = schedule.mean(part, Spread(features, gram), bound, mechanism=mechanism)
     mean = value[-1, :-1] * math.sqrt(2) / MEAN_WEIGHT if gram else value[:d] / MEAN_WEIGHT
+    problem.warn_if_alike(mean, 2 * noise)
     if not problem.intercept:
         mean = np.zeros(d)  # without a constant nothing may be shifted
     covariance = value[:-1, :-1] - np.outer(mean, mean) if gram else np.empty(0)

@@ -158,6 +158,7 @@ def _scaled(
     bound = ClipNorm(1.0 if problem.unit else math.sqrt(width) / 2)
     mean, deviation = schedule.mean(part, Total(plain, Features(width, middle, intercept=0.0)), bound)
     if problem.unit:
+        problem.warn_if_alike(mean, deviation)
         square = max(float(mean @ mean) - width * deviation**2, 0.0) if problem.intercept else 0.0
         variance = np.full(width, max(1 - square, min(1.0, math.sqrt(width) * deviation)) / width)
         mean = mean / max(1.0, float(np.linalg.norm(mean)))

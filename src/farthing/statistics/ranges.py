@@ -1,0 +1,186 @@
+"""Find bounds of numbers of unknown size, privately: good enough to clip at.
+
+Two answers at most, for all columns at once. The first, of two thirds of the part, counts numbers by sign
+and power of two, from 2⁻²⁴ to 2⁴¹, with a cell for zero: a public grid of 131 cells for whatever unit a
+column has. A record is in one cell of each of d columns, so its term has L2 norm √d. The outermost cells
+with clearly more than noise (alone, or with neighbours further out) bound a first range, which is at most
+twice too wide where it begins at zero. Where it does not, as for years or heights, the second counts in 64
+equal cells of that range, a released value by then, and narrows it in the same way; the fewer such columns,
+the less noise. What few records have, fewer than the noise hides, lies outside: bounds clip, they do not
+contain. Both are Gaussian (or Laplace) sums of known norm, so the price is that of two answers under
+adaptive composition (the ledger's filter); all else, such as which columns the second is about, is
+post-processing.
+
+A column whose every cell drowns in noise gets [0, 1], and so does one whose numbers are zero with few
+exceptions (an indicator of something rare).
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing.errors import InvalidValue
+from farthing.ledger.ledger import Ledger
+from farthing.queries import arrays
+from farthing.queries.query import Rows
+from farthing.statistics.cells import Cells
+from farthing.statistics.spending import Allowance
+
+Array = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+_LEAST, _MOST = -24, 40  # powers of two
+_POWERS = _MOST - _LEAST + 1
+COARSE = 2 * _POWERS + 1
+FINE = 64
+_CHANCE = 1e-4  # that any empty cell is taken for one with records
+_WINDOWS = (1, 2, 4, 8)
+_FIRST = 2 / 3  # of the part, for powers of two
+_RATIO = 64.0  # of the ends of a range that is narrowed
+
+#: Edges of the cells of the first answer, in ascending order.
+EDGES: Array = np.concatenate(
+    [
+        -(2.0 ** np.arange(_MOST + 1, _LEAST - 1, -1)),
+        2.0 ** np.arange(_LEAST, _MOST + 2),
+    ]
+)
+
+
+def bounds(
+    values: Any,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    ledger: Ledger | None = None,
+) -> tuple[Any, Any]:
+    """Find bounds of private numbers, to clip them at.
+
+    Parameters
+    ----------
+    values : array-like of shape (records,) or (records, columns)
+        Private numbers, in whatever unit; missing ones count as nothing.
+    epsilon, delta : float, optional
+        The budget of this statistic; with ``ledger`` the part of it to take, where None takes what is left.
+    ledger : Ledger, optional
+        The ledger to spend from. None makes one in memory.
+
+    Returns
+    -------
+    low, high : float or ndarray
+        One pair, or one a column: released, so they may be used as public bounds from then on. A few records
+        lie outside, as many as the noise hides.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import farthing as ft
+    >>> ages = np.random.default_rng(0).integers(17, 91, 10_000)
+    >>> low, high = ft.bounds(ages, epsilon=1.0, delta=1e-6)
+    >>> low < 50 < high
+    True
+    """
+    table = arrays.features(np.asarray(values)[:, None] if np.ndim(values) == 1 else values)
+    norms = Cells(max(table.shape[1], 1), COARSE).norms
+    low, high = of_table(table, Allowance.of(ledger, epsilon, delta, norms))
+    return (float(low[0]), float(high[0])) if np.ndim(values) == 1 else (low, high)
+
+
+def of_table(table: Any, spend: Allowance, share: float = 1.0) -> tuple[Array, Array]:
+    """Return bounds of every column of a table of numbers, dense, for a share of a part."""
+    if hasattr(table, "tocsr"):
+        raise InvalidValue("bounds of a sparse table must be declared: give (low, high), or make it dense")
+    width = table.shape[1]
+    if not width:
+        raise InvalidValue("bounds need one column or more, got none")
+    coarse = Cells(width, COARSE)
+    total, deviation = spend.ask(Rows(Powers(table)), coarse, coarse.norms, share * _FIRST)
+    least = deviation * spend.tail(_CHANCE / (total.size * len(_WINDOWS)))
+    low, high = _ends(total, np.broadcast_to(EDGES, (width, len(EDGES))), least)
+    low, high = _defaults(low, high)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.maximum(low / high, high / low)
+    (apart,) = np.nonzero((low * high > 0) & (ratio <= _RATIO))
+    if not len(apart):
+        return low, high
+    fine, begin, end = Cells(len(apart), FINE), low[apart], high[apart]
+    edges = begin[:, None] + (end - begin)[:, None] * np.linspace(0, 1, FINE + 1)
+    shares = Shares(table[:, apart], begin, end)
+    total, deviation = spend.ask(Rows(shares), fine, fine.norms, share * (1 - _FIRST))
+    least = deviation * spend.tail(_CHANCE / (total.size * len(_WINDOWS)))
+    inner_low, inner_high = _ends(total, edges, least)
+    found = np.isfinite(inner_low)
+    low[apart], high[apart] = np.where(found, inner_low, begin), np.where(found, inner_high, end)
+    return low, high
+
+
+class Powers:
+    """The cells of a table's numbers by sign and power of two, computed when they are taken."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+        self.shape = table.shape
+
+    def __getitem__(self, place: Any) -> "Powers":
+        return type(self)(self._table[place])
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Integers:
+        return by_power(np.asarray(self._table, dtype=np.float64))
+
+
+def by_power(values: Array) -> Integers:
+    """Return the cell of each number between `EDGES`, -1 for what is not finite.
+
+    >>> [int(code) - COARSE // 2 for code in by_power(np.array([0.0, 1.0, -1.0, 3.0, 2.0**99]))]
+    [0, 25, -25, 26, 65]
+    """
+    _, exponents = np.frexp(values)  # |x| = m 2^e with m in [1/2, 1)
+    powers = np.clip(exponents - 1 - _LEAST + 1, 0, _POWERS)
+    powers = np.where(values == 0, 0, powers)
+    codes = np.where(values < 0, -powers, powers) + COARSE // 2
+    return np.where(np.isfinite(values), codes, -1).astype(np.int64)
+
+
+class Shares:
+    """The cells of a table's numbers in equal parts of released ranges, computed when they are taken."""
+
+    def __init__(self, table: Any, low: Array, high: Array) -> None:
+        self._table, self._low, self._high = table, low, high
+        self.shape = table.shape
+
+    def __getitem__(self, place: Any) -> "Shares":
+        return type(self)(self._table[place], self._low, self._high)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Integers:
+        values = np.asarray(self._table, dtype=np.float64)
+        with np.errstate(invalid="ignore"):
+            shares = (np.clip(values, self._low, self._high) - self._low) * (FINE / (self._high - self._low))
+            codes = np.minimum(np.where(np.isfinite(shares), shares, 0.0).astype(np.int64), FINE - 1)
+        return np.where(np.isfinite(values), codes, -1)
+
+
+def _ends(counts: Array, edges: Array, least: float) -> tuple[Array, Array]:
+    """Return the outer edges of the outermost cells that hold more than noise does; NaN where none does."""
+    high = np.array([_outermost(row, line, least) for row, line in zip(counts, edges, strict=True)])
+    mirrored = zip(counts[:, ::-1], -edges[:, ::-1], strict=True)
+    return -np.array([_outermost(row, line, least) for row, line in mirrored]), high
+
+
+def _outermost(counts: Array, edges: Array, least: float) -> float:
+    """Return the upper edge of the highest cell with records, alone or with those above; NaN for none."""
+    for place in range(len(counts) - 1, -1, -1):
+        for window in _WINDOWS:
+            sums = counts[place : place + window]
+            if len(sums) == window and sums.sum() > least * np.sqrt(window):
+                return float(edges[min(place + (1 if window == 1 else 2), len(counts))])
+    return float("nan")
+
+
+def _defaults(low: Array, high: Array) -> tuple[Array, Array]:
+    """Return first ranges of some width: [0, 1] where there is none, or nothing but zeros."""
+    tiny = 2.0**_LEAST
+    zeros = ~np.isfinite(low) | ((low >= -tiny) & (high <= tiny))
+    low = np.where(low == -tiny, 0.0, low)
+    high = np.where(high == tiny, 0.0, high)
+    return np.where(zeros, 0.0, low), np.where(zeros, 1.0, high)

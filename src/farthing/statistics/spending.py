@@ -1,0 +1,187 @@
+"""Spend a part of a budget on a statistic, with the noise that fits it, and say how exact the answer is.
+
+A statistic is one or more queries of which every record's term has a known norm. With a ledger it takes the
+part (``epsilon``, ``delta``) of it, or all that is left; without one it makes a ledger of its own. Noise is
+Gaussian where the part is accounted by μ-GDP or ρ-zCDP, and Laplace where it is accounted by pure ε;
+without a ledger the one with the smaller deviation is taken, which only public numbers decide.
+
+Price. A part of share s of μ² (of ρ, of ε) is spent by noise whose event costs exactly that: a Gaussian
+answer of noise multiplier m on a bound of norm C and sensitivity Δ is (Δ / (m C))-GDP (Dong, Roth & Su
+2022, Thm. 3.7), a Laplace answer (Δ₁ / (m C₁))-DP (Dwork et al. 2006), a choice by `NoisyMax` of bounded
+range ε is ε-DP and ε²/8-zCDP (Dong et al. 2020; Cesar & Rogers 2021). The ledger derives all of these from
+the query again, and refuses what does not fit. Shares add up by the ledger's filter.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtri
+
+from farthing.accounting.filters import BasicFilter, GdpFilter, ZcdpFilter
+from farthing.budget import Adjacency, Budget, Guarantee
+from farthing.errors import InvalidValue, Unsupported
+from farthing.ledger.ledger import Ledger
+from farthing.queries import arrays
+from farthing.queries.bounds import Bound, ClipNorm
+from farthing.queries.mechanisms import Gaussian, Laplace
+from farthing.queries.query import Query, Records
+from farthing.queries.samplers import Everyone
+
+Array = NDArray[np.float64]
+
+_ROUNDED = 1 - 2.0**-30  # shares that add up to one still fit after rounding
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistic:
+    """A released statistic, how far noise may have moved it, and the guarantee.
+
+    Parameters
+    ----------
+    value : float or ndarray
+        The statistic, with noise.
+    error : float or ndarray
+        It is within this of the statistic without noise, with probability 0.95 each; from public numbers and
+        released values. How far the records are from a population is not in it.
+    privacy : Guarantee
+        What holds of everything that was released for it.
+    groups : tuple
+        What the values belong to, one by one: groups, or edges of bins; empty where there is one value.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> found = ft.count(range(1000), epsilon=1.0, delta=1e-6)
+    >>> bool(abs(found.value - 1000) < 40), round(found.error, 2)
+    (True, 3.0)
+    """
+
+    value: Any
+    error: Any
+    privacy: Guarantee
+    groups: tuple[Any, ...] = ()
+
+    def __repr__(self) -> str:
+        if not self.groups:
+            return f"{self.value:.6g} ± {self.error:.2g} {self.privacy}"
+        return f"<Statistic of {len(self.groups)} values, {self.privacy}>"
+
+
+class Allowance:
+    """The part of a budget that a statistic spends, in shares.
+
+    Parameters
+    ----------
+    ledger : Ledger
+        A ledger that is spent to its end: a part of another, or one of its own.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger, rule = ledger, ledger.filter
+        if isinstance(rule, GdpFilter):
+            self._size, self.gaussian = rule.mu**2, True
+        elif isinstance(rule, ZcdpFilter):
+            self._size, self.gaussian = 2 * rule.rho, True  # ρ-zCDP of Gaussian noise is μ²/2
+        elif isinstance(rule, BasicFilter):
+            self._size, self.gaussian = rule.budget.epsilon, False
+        else:
+            raise Unsupported(
+                f"statistics need a ledger with a GDP, zCDP or basic filter, got {rule.name!r}: "
+                "Ledger(budget) has one"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        ledger: Ledger | None,
+        epsilon: float | None,
+        delta: float | None,
+        norms: tuple[float, float] = (1.0, 1.0),
+    ) -> "Allowance":
+        """Return a part of a ledger, or a new one; ``norms`` are the L1 and L2 norms of a record's term."""
+        if ledger is None:
+            if epsilon is None:
+                raise InvalidValue("give epsilon (and delta, if it is not 0), or a ledger to spend from")
+            budget = Budget(epsilon, 0.0 if delta is None else delta)
+            return cls(Ledger(budget, filter=_better(budget, norms)))
+        if isinstance(ledger.filter, BasicFilter):
+            if epsilon is None and delta is None:
+                return cls(ledger.allot(filter=_better(ledger.rest, norms)))
+            part = ledger.budget.with_(epsilon or 0.0, 0.0 if delta is None else delta)
+            return cls(ledger.allot(part.epsilon, part.delta, filter=_better(part, norms)))
+        return cls(ledger.allot(epsilon, delta))
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """The relation between neighbours."""
+        return self.ledger.budget.adjacency
+
+    @property
+    def quantile(self) -> float:
+        """How many deviations of the noise cover it with probability 0.95."""
+        return self.tail((1 - CONFIDENCE) / 2)
+
+    def tail(self, chance: float) -> float:
+        """Return how many deviations the noise exceeds, in one direction, with at most this probability."""
+        return float(-ndtri(chance)) if self.gaussian else -math.log(2 * chance) / math.sqrt(2)
+
+    def bound(self, norms: tuple[float, float]) -> ClipNorm:
+        """Return the bound for terms of these L1 and L2 norms: the one that the noise answers to."""
+        return ClipNorm(norms[1]) if self.gaussian else ClipNorm(norms[0], order=1)
+
+    def mechanism(self, bound: Bound, share: float = 1.0) -> Gaussian | Laplace:
+        """Return the noise that spends a share of this part on one answer."""
+        size = self._size * share * _ROUNDED
+        if self.gaussian:
+            return Gaussian(bound.sensitivity(self.adjacency) / (bound.norm() * math.sqrt(size)))
+        return Laplace(bound.sensitivity(self.adjacency, 1) / (bound.norm(1) * size))
+
+    def choice(self, share: float = 1.0) -> float:
+        """Return ε of a choice that costs a share of this part: the interval of its log-probabilities."""
+        size = self._size * share * _ROUNDED
+        if not self.gaussian:
+            return size
+        if isinstance(self.ledger.filter, ZcdpFilter):
+            return 2 * math.sqrt(size)  # ε²/8 = μ²/2
+        return math.log(_odds(math.sqrt(size)))  # ε-DP is μ-GDP with μ = 2 Φ⁻¹(e^ε / (1 + e^ε))
+
+    def deviation(self, bound: Bound, share: float = 1.0) -> float:
+        """Return the standard deviation of the noise on each coordinate of such an answer."""
+        noise = self.mechanism(bound, share)
+        order, spread = (2, 1.0) if self.gaussian else (1, math.sqrt(2))
+        return noise.noise_multiplier * bound.norm(order) * spread
+
+    def ask(
+        self, records: Records, contribution: Any, norms: tuple[float, float], share: float = 1.0
+    ) -> tuple[Array, float]:
+        """Ask for a noisy sum; return it with the standard deviation of its noise."""
+        bound = self.bound(norms)
+        query = Query(Everyone(), contribution, bound, self.mechanism(bound, share))
+        return self.ledger.over(records).ask(query).value, self.deviation(bound, share)
+
+
+def _odds(mu: float) -> float:
+    """Return p / (1 - p) for p = Φ(μ/2)."""
+    from scipy.special import ndtr
+
+    return float(ndtr(mu / 2) / ndtr(-mu / 2))
+
+
+def _better(budget: Budget, norms: tuple[float, float]) -> Any:
+    """Return the filter under which one answer has less noise: pure ε by Laplace, or μ by Gaussian."""
+    if not budget.delta:
+        return BasicFilter
+    laplace, gaussian = math.sqrt(2) * norms[0] / budget.epsilon, norms[1] / budget.mu
+    return BasicFilter if laplace <= gaussian else GdpFilter
+
+
+def column(values: ArrayLike, name: str = "values") -> NDArray[Any]:
+    """Return a column of private values, of any type, as an array; only its form is looked at."""
+    found = arrays.attempt(np.asarray, values, said=f"{name} must be a column, one value a record")
+    if found.ndim != 1:
+        raise InvalidValue(f"{name} must be a column, one value a record, got {found.ndim} dimensions")
+    return found

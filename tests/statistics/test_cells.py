@@ -1,0 +1,158 @@
+"""Counts, histograms and means: exact sums, terms within their bounds, errors that cover."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import farthing as ft
+from farthing.budget import Adjacency
+from farthing.noise.lattice import SeededStream
+from farthing.queries.bounds import ClipNorm
+from farthing.queries.query import Rows
+from farthing.statistics.cells import Cells, Sums
+
+codes = st.lists(st.integers(-3, 6), max_size=30)
+values = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@given(st.lists(st.tuples(st.integers(-2, 5), st.integers(-2, 5)), max_size=20), st.floats(0.1, 5))
+def test_counts_are_those_of_a_loop_within_any_bound(rows: list[tuple[int, int]], clip: float) -> None:
+    cells = Cells(2, 4)
+    for bound in (ClipNorm(clip), ClipNorm(clip, order=1)):
+        expected = np.zeros((2, 4))
+        term = min(1.0, clip / (2 if bound.order == 1 else math.sqrt(2)))
+        for row in rows:
+            for place, code in enumerate(row):
+                if 0 <= code < 4:
+                    expected[place, code] += term
+        assert np.allclose(cells.bounded_sum(Rows(np.array(rows).reshape(-1, 2)), None, bound), expected)
+
+
+@given(st.integers(-2, 5), values, st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
+def test_one_record_adds_no_more_than_its_norm(code: int, value: float, low: float, width: float) -> None:
+    sums = Sums(4, low, low + width)
+    record = Rows(np.array([code]), np.array([value]))
+    for order in (1, 2):
+        made_for = ClipNorm(sums.norms[order - 1], order=order)
+        for bound in (made_for, ClipNorm(0.3, order=order)):
+            term = sums.bounded_sum(record, None, bound).ravel()
+            assert np.linalg.norm(term, order) <= bound.clip * (1 + 1e-12)
+    none = not 0 <= code < 4 or not math.isfinite(value)
+    assert (not term.any()) == none
+
+
+def test_sums_are_exact_in_any_order_and_over_any_parts() -> None:
+    rng = np.random.default_rng(0)
+    sums = Sums(3, -5.0, 11.0)
+    groups, numbers = rng.integers(0, 3, 20_000), rng.normal(3, 9, 20_000)
+    bound = ClipNorm(sums.norms[1])
+    whole = sums.bounded_sum(Rows(groups, numbers), None, bound)
+    order = rng.permutation(20_000)
+    for parts in (1, 7, 100):
+        pieces = np.array_split(order, parts)
+        added = sum(sums.bounded_sum(Rows(groups[p], numbers[p]), None, bound) for p in pieces)
+        assert np.array_equal(added, whole)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize("rule", ["own", "shared"])
+def test_a_statistic_spends_its_part_and_no_more(delta: float, adjacency: Adjacency, rule: str) -> None:
+    ledger = ft.Ledger(ft.Budget(1.0, delta, adjacency))
+    part = {} if rule == "own" else {"epsilon": 0.5, "delta": delta}
+    ft.mean(range(100), (0, 100), by=["a", "b"] * 50, groups=["a", "b"], ledger=ledger, **part)
+    assert ledger.share <= 1
+    assert ledger.share > 0.999 if rule == "own" else 0.1 < ledger.share < 0.6
+    if rule == "own":
+        with pytest.raises(ft.BudgetSpent):
+            ft.count(range(100), epsilon=0.1, delta=delta, ledger=ledger)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 0.0), (0.5, 1e-6), (30.0, 1e-2)])
+def test_errors_cover_what_noise_does(epsilon: float, delta: float) -> None:
+    ages, sexes = np.arange(300) % 90, np.array(["f", "m", "?"])[np.arange(300) % 3]
+    inside, runs = np.zeros(3), 120
+    for seed in range(runs):
+        rule = {"epsilon": epsilon, "delta": delta}
+        budget = ft.Budget(epsilon, delta)
+        rule = {"ledger": ft.Ledger(budget, stream=SeededStream(seed))}
+        counted = ft.count(ages, by=sexes, groups=["f", "m"], **rule)  # type: ignore[arg-type]
+        rule = {"ledger": ft.Ledger(budget, stream=SeededStream(runs + seed))}
+        averaged = ft.mean(ages, (0, 90), **rule)  # type: ignore[arg-type]
+        inside[:2] += np.abs(counted.value - 100) <= counted.error
+        inside[2] += abs(averaged.value - ages.mean()) <= averaged.error + 90 * 2.0**-20
+    assert (inside >= 0.85 * runs).all()  # seeds are fixed; else binomial(120, 0.95): 5e-6
+
+
+def test_missing_values_and_other_groups_count_as_nothing() -> None:
+    ledger = ft.Ledger(ft.Budget(1e4, 1e-6))
+    cells = [1.0, None, float("nan"), "x", 5, float("inf"), 3]
+    assert round(ft.count(cells, epsilon=50.0).value) == 5
+    found = ft.mean(cells, (0, 10), by=["a", "a", "a", "b", "b", "b", "c"], groups=["a", "b"], epsilon=2000.0)
+    assert found.value.tolist() == pytest.approx([1.0, 5.0], abs=0.2)
+    assert ledger.share == 0
+    days = np.array(["2000-01-01", "NaT"], dtype="datetime64[D]")
+    assert round(ft.count(days, epsilon=50.0).value) == 1
+
+
+def test_bins_are_those_of_numpy() -> None:
+    numbers = np.concatenate([np.linspace(-1, 12, 999), [0, 5, 10, 10, np.nan]])
+    found = ft.histogram(numbers, [0, 5, 7, 10], epsilon=100.0)
+    assert np.round(found.value).tolist() == np.histogram(numbers[:-1], [0, 5, 7, 10])[0].tolist()
+    texts = ft.histogram(["a", "b", "a", "secret"], ["a", "b"], epsilon=100.0)
+    assert np.round(texts.value).tolist() == [2, 1]
+    assert texts.groups == ("a", "b")
+
+
+def test_a_mean_that_drowns_is_the_middle_and_says_so() -> None:
+    found = ft.mean([1.0], (0, 10), epsilon=0.01)
+    assert (found.value, found.error) == (5.0, 5.0) or found.error > 2
+
+
+def test_the_smaller_noise_is_taken_by_public_numbers() -> None:
+    assert ft.count([1], epsilon=1.0, delta=1e-6).privacy.accountant == "basic"
+    assert ft.bounds(np.ones((50, 60)), epsilon=1.0, delta=1e-6)[0].shape == (60,)
+    ledger = ft.Ledger(ft.Budget(1.0, 1e-6))
+    assert ft.count([1], ledger=ledger).privacy.accountant == "gdp"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: ft.count([[1]], epsilon=1.0),
+        lambda: ft.count([1]),
+        lambda: ft.count([1], epsilon=-1.0),
+        lambda: ft.count([1], by=[1], epsilon=1.0),
+        lambda: ft.count([1], by=[1, 2], groups=[1], epsilon=1.0),
+        lambda: ft.count([1], by=[1], groups=[1, 1], epsilon=1.0),
+        lambda: ft.mean([1], (1, 1), epsilon=1.0),
+        lambda: ft.mean([1], (0, math.inf), epsilon=1.0),
+        lambda: ft.mean([1], 5, epsilon=1.0),  # type: ignore[arg-type]
+        lambda: ft.histogram([1], [1], epsilon=1.0),
+        lambda: ft.histogram([1], [2, 1], epsilon=1.0),
+        lambda: ft.histogram([1], [0, math.nan], epsilon=1.0),
+        lambda: ft.quantiles([1], 1.5, (0, 1), epsilon=1.0),
+        lambda: ft.quantiles([1], [], (0, 1), epsilon=1.0),
+        lambda: ft.quantiles([1], "x", (0, 1), epsilon=1.0),
+        lambda: ft.quantiles([1], 0.5, (0, 1)),
+        lambda: ft.bounds([["a"]], epsilon=1.0),
+        lambda: ft.bounds(np.zeros((3, 0)), epsilon=1.0),
+    ],
+)
+def test_nonsense_is_refused(wrong: object) -> None:
+    with pytest.raises(ft.InvalidValue):
+        wrong()  # type: ignore[operator]
+
+
+def test_nothing_is_charged_for_nonsense() -> None:
+    ledger = ft.Ledger(ft.Budget(1.0, 1e-6))
+    with pytest.raises(ft.InvalidValue):
+        ft.mean([1], (1, 0), ledger=ledger)
+    with pytest.raises(ft.InvalidValue):
+        ft.quantiles([[1]], 0.5, (0, 1), ledger=ledger)
+    with pytest.raises(ft.InvalidValue):
+        ft.count([1], by=[1], groups=[], ledger=ledger)
+    assert ledger.share == 0
