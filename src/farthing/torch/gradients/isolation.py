@@ -99,7 +99,7 @@ def losses(
 
     wall = Wall(model, loss, everything=True)
     if how is Isolation.VMAP:
-        with wall, _without_rules():
+        with wall, _without_rules(), _traced():
             found: Tensor = vmap(one, randomness="different")(inputs, targets)
         return found
     each = []
@@ -138,7 +138,7 @@ def _found(
     wall = Wall(model, loss, everything=True)
     if how is Isolation.VMAP:
         where = (None, 0, 0, None if weights is None else 0)
-        with wall, _without_rules():
+        with wall, _without_rules(), _traced():
             own = {name: p.clone() for name, p in trained.items()}
             return dict(
                 vmap(grad(objective), in_dims=where, randomness="different")(own, inputs, targets, weights)
@@ -191,6 +191,17 @@ def _length(value: Any) -> int:
 
 def _at(value: Any, place: int) -> Any:
     return mapped(value, lambda t: t[place])
+
+
+@contextmanager
+def _traced() -> Iterator[None]:
+    """Tell libraries, as torch.compile does, that values decide nothing: they then leave short cuts out."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 @contextmanager
