@@ -13,87 +13,18 @@ Nothing is downloaded: the model is made from a configuration and the sentences 
 
 import argparse
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+from torch.utils.data import Dataset
+from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
 
 import farthing as ft
-from farthing.torch.integrations.deferred import defer
+from farthing.torch.integrations.huggingface import Logits, PrivateTrainer
 
 WORDS, LENGTH, PADDING = 60, 12, 0
 GOOD, BAD = range(1, 11), range(11, 21)  # transformers has no type annotations
-
-
-class PrivateTrainer(Trainer):
-    """A Trainer whose steps are private batches; ``begin(model)`` calls `ft.torch.train` to start the run."""
-
-    def __init__(
-        self,
-        begin: Callable[[Any], ft.torch.Training],
-        *,
-        model: Any,
-        args: TrainingArguments,
-        eval_dataset: Dataset[Any] | None = None,  # public
-        compute_metrics: Callable[[Any], dict[str, float]] | None = None,
-        callbacks: list[Any] | None = None,
-    ) -> None:
-        if args.gradient_accumulation_steps != 1 or args.n_gpu > 1 or args.world_size > 1:
-            raise ValueError("one device, and no accumulation but that of train(…, accumulate=…)")
-        if args.fp16 or args.bf16:
-            raise ValueError("mixed precision is an option of the run: train(…, autocast=torch.bfloat16)")
-        super().__init__(
-            model=model,
-            args=args,
-            eval_dataset=eval_dataset,
-            compute_metrics=compute_metrics,
-            callbacks=callbacks,
-        )
-        self.begin = begin
-
-    def get_train_dataloader(self) -> DataLoader[Any]:
-        """Return the numbers of the batches; the records stay behind the ledger."""
-        self.private = self.begin(self.model)
-        self.deferred = defer(self.private)
-        return DataLoader([{"batch": place} for place in range(self.private.steps)], batch_size=1)
-
-    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """Return the run's own optimizer."""
-        self.optimizer = self.deferred
-        return self.optimizer
-
-    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Run one batch. Its loss is private: 0 replaces it, and is not logged."""
-        model.train()
-        step = next(self.private, None)
-        if step is None or step.left == 0:
-            self.control.should_training_stop = True
-        return torch.zeros((), device=self.args.device)
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log public numbers: the Trainer's, without the loss, and the budget spent."""
-        unseen = ("loss", "train_loss", "train_samples_per_second")
-        logs = {name: value for name, value in logs.items() if name not in unseen}
-        super().log({**logs, "privacy/share": self.private.t / self.private.steps}, start_time)
-
-    def floating_point_ops(self, inputs: Any) -> int:
-        """Return 0: counting would read the tokens of a batch."""
-        return 0
-
-
-class Logits(nn.Module):
-    """A model of Hugging Face in farthing's form: tensors in, one row of logits per example out."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return class scores."""
-        return self.model(input_ids=ids, attention_mask=mask).logits
 
 
 class Sentences(Dataset[Any]):
@@ -148,7 +79,8 @@ def main(
     def begin(model: Any) -> ft.torch.Training:
         data = private.ids, private.mask, private.labels
         optimizer = ft.torch.DPAdam(model.parameters(), 5e-3)  # without one the run chooses
-        return ft.torch.train(Logits(model), loss, data, ledger, steps=steps, optimizer=optimizer)
+        view = Logits(model, "input_ids", "attention_mask")
+        return ft.torch.train(view, loss, data, ledger, steps=steps, optimizer=optimizer)
 
     with tempfile.TemporaryDirectory() as scratch:
         arguments = TrainingArguments(

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 import farthing as ft
 from farthing.accounting import calibrate
@@ -60,3 +61,12 @@ def test_a_plan_in_a_ledger_is_found_again():
 def test_gaussian_noise_needs_a_delta():
     with pytest.raises(InvalidValue, match="delta above 0"):
         planned(ft.Budget(1.0, 0.0), 100)
+
+
+def test_a_ledger_that_is_promised_away_says_so():
+    data = torch.randn(2000, 3), torch.randint(2, (2000,))
+    loss = torch.nn.CrossEntropyLoss(reduction="none")
+    ledger = ft.Ledger(ft.Budget(1.0, 1e-5))
+    ft.torch.train(torch.nn.Linear(3, 2), loss, data, ledger, steps=7)
+    with pytest.raises(ft.PromiseBroken, match=r"promised to 7 answers already.*begin a new ledger"):
+        ft.torch.train(torch.nn.Linear(3, 2), loss, data, ledger, steps=3)

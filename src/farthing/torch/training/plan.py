@@ -380,14 +380,26 @@ def planned_on(
     if noise_multiplier is None and (found := resumed(held, records, sampling_rate, steps)) is not None:
         return found
     before = ComposedEvent(tuple(RepeatedEvent(event, times) for event, times in held))
-    return planned(
-        ledger.budget,
-        records,
-        sampling_rate=sampling_rate,
-        noise_multiplier=noise_multiplier,
-        steps=steps,
-        before=before,
-    )
+
+    def plan(before: Event) -> Plan:
+        return planned(
+            ledger.budget,
+            records,
+            sampling_rate=sampling_rate,
+            noise_multiplier=noise_multiplier,
+            steps=steps,
+            before=before,
+        )
+
+    try:
+        return plan(before)
+    except InvalidValue:
+        plan(NOTHING)  # raises where an argument is wrong
+        raise PromiseBroken(
+            f"this ledger's {ledger.budget} is promised to {sum(times for _, times in held)} answers already, "
+            "and no noise makes room for more batches: begin a new ledger for another training, or go on with "
+            "this one, train(…) without steps, sampling_rate and noise_multiplier"
+        ) from None
 
 
 def promised_on(door: Ledger, kind: BatchKind, bounds: Bounds, plan: Plan) -> tuple[Plan, int]:

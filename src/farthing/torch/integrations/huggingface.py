@@ -1,0 +1,96 @@
+"""A model of Hugging Face trained within a budget, by Hugging Face's own Trainer.
+
+    trainer = PrivateTrainer(begin, model=model, args=arguments, eval_dataset=public)
+    trainer.train()    # it ends when the budget is spent
+
+`PrivateTrainer` keeps the Trainer's loop, callbacks, checkpoints and evaluation, and gives it *numbers* to
+count in place of batches to read: no private record enters the loop, and no loss of one is logged. Where the
+Trainer would compute a gradient, one batch is asked of the ledger; the noisy gradient is in the parameters'
+``grad`` when the Trainer takes the optimiser's step.
+
+Guarantee: that of `farthing.torch.training.loop.train`, which draws the batches, clips and adds the noise.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from farthing.errors import Unsupported
+from farthing.torch.integrations.deferred import defer
+from farthing.torch.training.loop import Training
+
+try:
+    from transformers import Trainer
+except ModuleNotFoundError as error:
+    if error.name != "transformers":
+        raise
+    raise ModuleNotFoundError(
+        "farthing.torch.integrations.huggingface needs transformers: pip install transformers accelerate",
+        name="transformers",
+    ) from None
+
+_UNSEEN = ("loss", "train_loss", "train_samples_per_second")
+
+
+class Logits(nn.Module):
+    """A model of Hugging Face in the form that `train` takes: tensors in, one row of logits a record out.
+
+    ``names`` are the keywords that its inputs go by, such as "input_ids" and "attention_mask".
+    """
+
+    def __init__(self, model: nn.Module, *names: str) -> None:
+        super().__init__()
+        self.model, self.names = model, names or ("input_ids",)
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        """Return the model's logits."""
+        return self.model(**dict(zip(self.names, inputs, strict=True))).logits
+
+
+class PrivateTrainer(Trainer):  # type: ignore[misc]
+    """A Trainer whose steps are private batches; ``begin(model)`` calls `farthing.torch.train`.
+
+    All other arguments are the Trainer's own; of datasets it gets the public one only, ``eval_dataset``.
+    """
+
+    def __init__(self, begin: Callable[[Any], Training], *, model: Any, args: Any, **given: Any) -> None:
+        if given.get("train_dataset") is not None:
+            raise Unsupported("private records stay out of the Trainer: give them to train, in begin")
+        if args.gradient_accumulation_steps != 1 or args.n_gpu > 1 or args.world_size > 1:
+            raise Unsupported("one device, and no accumulation but that of train(…, accumulate=…)")
+        if args.fp16 or args.bf16:
+            raise Unsupported("mixed precision is an option of the run: train(…, autocast=torch.bfloat16)")
+        super().__init__(model=model, args=args, **given)
+        self.begin = begin
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Begin the run; return the numbers of its batches, the records stay behind the ledger."""
+        self.private = self.begin(self.model)
+        self.deferred = defer(self.private)
+        numbers: Any = [{"batch": place} for place in range(self.private.steps)]
+        return DataLoader(numbers, batch_size=1)
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """Return the run's own optimiser."""
+        self.optimizer = self.deferred
+        return self.deferred
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Ask for one batch. Its loss is private: 0 stands for it, and is not logged."""
+        model.train()
+        step = next(self.private, None)
+        if step is None or step.left == 0:
+            self.control.should_training_stop = True
+        return torch.zeros((), device=self.args.device)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log public numbers: the Trainer's, without the loss, and the share of the batches that is used."""
+        logs = {name: value for name, value in logs.items() if name not in _UNSEEN}
+        super().log({**logs, "privacy/share": self.private.t / self.private.steps}, start_time)
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Return 0: counting would read the tokens of a batch."""
+        return 0
