@@ -65,6 +65,7 @@ from farthing.torch.training.schedules import Bounds
 TYPICAL, FEWEST, MOST = 800, 200, 3000
 SMALLEST_BATCH = 1024
 SAFE_NOISE = 2.0
+USELESS = 1e4  # a noise multiplier that only what rounding leaves of a budget asks for
 NOTHING = ComposedEvent(())
 LEVELS = 32  # different noises of one plan: each is a promise of its own
 
@@ -392,14 +393,18 @@ def planned_on(
         )
 
     try:
-        return plan(before)
+        found = plan(before)
     except InvalidValue:
         plan(NOTHING)  # raises where an argument is wrong
+        found = None
+    useless = found is not None and noise_multiplier is None and found.noise_multiplier(0) > USELESS
+    if found is None or (held and useless):
         raise PromiseBroken(
-            f"this ledger's {ledger.budget} is promised to {sum(times for _, times in held)} answers already, "
-            "and no noise makes room for more batches: begin a new ledger for another training, or go on with "
-            "this one, train(…) without steps, sampling_rate and noise_multiplier"
-        ) from None
+            f"this ledger's {ledger.budget} is promised to {sum(times for _, times in held)} answers "
+            "already, and leaves no room for more batches: begin a new ledger for another training, or go on "
+            "with this one, train(…) without steps, sampling_rate and noise_multiplier"
+        )
+    return found
 
 
 def promised_on(door: Ledger, kind: BatchKind, bounds: Bounds, plan: Plan) -> tuple[Plan, int]:
