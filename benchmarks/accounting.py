@@ -15,6 +15,8 @@ import warnings
 from collections.abc import Callable
 
 from farthing.accounting import calibrate, inversion, pairs, pld, transform
+from farthing.accounting.filters import GdpFilter
+from farthing.accounting.menu import Menu
 from farthing.budget import Budget
 from farthing.queries.events import GaussianEvent, PoissonEvent, RepeatedEvent
 
@@ -161,9 +163,70 @@ def queries() -> None:
     )
 
 
+# rate, noise, ε: what is asked next may follow from the answers
+ADAPTIVE = [(1.0, 50.0, 1.0), (1.0, 400.0, 0.1), (1.0, 8.0, 10.0), (0.01, 4.0, 1.0), (0.05, 2.0, 3.0)]
+
+
+def opendp_answers(noise: float, budget: Budget) -> int:
+    """Return how many answers of everybody fit OpenDP's zCDP, which composes adaptively."""
+    import opendp.prelude as dp
+
+    dp.enable_features("contrib")
+    space = dp.vector_domain(dp.atom_domain(T=float, nan=False), size=1), dp.l2_distance(T=float)
+
+    def fits(count: int) -> bool:
+        all_of_them = dp.m.make_gaussian(*space, scale=noise / count**0.5)  # ρ adds up: the same ρ
+        spent = dp.c.make_zCDP_to_approxDP(all_of_them).map(1.0)
+        return bool(spent.epsilon(budget.delta) <= budget.epsilon)
+
+    return most(fits)
+
+
+def dp_accounting_answers(rate: float, noise: float, budget: Budget) -> int:
+    """Return how many fit dp-accounting's Rényi curve: a filter that fixes the best order ahead."""
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+    from dp_accounting.rdp import RdpAccountant
+
+    event = PoissonSampledDpEvent(rate, GaussianDpEvent(noise))
+
+    def fits(count: int) -> bool:
+        return bool(RdpAccountant().compose(event, count).get_epsilon(budget.delta) <= budget.epsilon)
+
+    return most(fits)
+
+
+def most(fits: Callable[[int], bool]) -> int:
+    """Return the largest count that fits, by bisection."""
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def adaptive() -> None:
+    """Print how many answers each library allows where every price may follow from the answers."""
+    print("\nanswers whose prices may be chosen on the way; δ = 1e-5; a promise is fixed ahead")
+    for rate, noise, epsilon in ADAPTIVE:
+        budget = Budget(epsilon, 1e-5)
+        event = GaussianEvent(noise) if rate == 1 else poisson(rate, noise)
+        fixed = calibrate.steps(event, budget)
+        rule = GdpFilter(budget) if rate == 1 else Menu([event, poisson(rate, 2 * noise)])(budget)
+        own = most(lambda count, rule=rule, event=event: rule.fits(rule.add(rule.start(), event, count)))
+        print(f"  rate {rate:g}, noise {noise:g}, ε {epsilon:g}: promise {fixed}, ours {own}", end="")
+        print(f", dp-accounting RDP {dp_accounting_answers(rate, noise, budget)}", end="")
+        try:
+            print(f", OpenDP {opendp_answers(noise, budget) if rate == 1 else 'has none'}")
+        except ImportError as error:
+            print(f", OpenDP is left out: {error}")
+
+
 def main() -> None:
     tightness()
     queries()
+    adaptive()
 
 
 if __name__ == "__main__":

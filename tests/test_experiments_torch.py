@@ -21,6 +21,7 @@ NAMES = (
     "adadp-table-1",
     "adadp-table-2",
     "adapting",
+    "correlated",
     "mnist-recipe",
     "cifar10-recipe",
 )
