@@ -127,6 +127,31 @@ i64 release_drawn(const float *restrict total, i64 n, const i64 *restrict noise,
     return strange;
 }
 
+/* Correlated noise: take round(sum of column[j] earlier[j]) from `own`, and keep it, not beyond `far`, for
+   later turns. A block at a time: its sums stay in the first cache. */
+void less_earlier(i64 *restrict own, i64 n, const int32_t *const *restrict earlier,
+                  const double *restrict column, i64 count, i64 far, int32_t *restrict kept)
+{
+    double sum[512];
+    for (i64 start = 0; start < n; start += 512) {
+        const i64 size = n - start < 512 ? n - start : 512;
+        for (i64 i = 0; i < size; i++)
+            sum[i] = 0.0;
+        for (i64 j = 0; j < count; j++) {
+            const int32_t *restrict from = earlier[j] + start;
+            const double by = column[j];
+            for (i64 i = 0; i < size; i++)
+                sum[i] += by * (double)from[i];
+        }
+        for (i64 i = 0; i < size; i++) {
+            i64 left = own[start + i] - (i64)rint(sum[i]);
+            own[start + i] = left;
+            left = left < far ? left : far;
+            kept[start + i] = (int32_t)(left > -far ? left : -far);
+        }
+    }
+}
+
 /* ---- Poisson draws: a byte a coin ---- */
 
 /* Indices of the coins at most `head`, ascending; ~index where a coin equals it, which more bits decide.

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from farthing.noise import native
 from farthing.noise.lattice import SeededStream
 from farthing.queries import correlated
 from farthing.queries.bounds import ClipNorm
@@ -17,27 +18,44 @@ from farthing.torch.kernels.totals import SLACK
 BOUND = ClipNorm(2.0)
 
 
-@pytest.mark.parametrize("size", [30, 70_000, 150_000])  # below and above what is drawn ahead, and in pieces
-def test_noise_is_that_of_the_core_less_the_same_integers(size):
+@pytest.fixture(params=["kernels", "torch"])
+def way(request, monkeypatch):
+    """By the kernels in C, where there are any, and without them."""
+    if request.param == "torch":
+        monkeypatch.setattr(native, "kernels", lambda work=0: None)
+
+
+def less(drawn, before, column, bits):
+    own = torch.from_numpy(drawn.copy())
+    kept = []
+    for one in reversed(before):  # as if each had been released before
+        kept.insert(0, banded_noise._less(torch.from_numpy(one.copy()), [], column, bits))
+    last = banded_noise._less(own, kept, column, bits)
+    return own.numpy(), kept, last.numpy()
+
+
+@pytest.mark.parametrize("size", [30, 70_000, 150_001])  # below and above what is drawn ahead, and in pieces
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_noise_is_that_of_the_core_less_the_same_integers(size, count, way):
     rng, column, bits = np.random.default_rng(0), correlated.coefficients(5, 0.7), 22
-    before = deque(rng.integers(-(2**25), 2**25, (4, size)))
+    before = deque(rng.integers(-(2**25), 2**25, (count, size)))
     drawn = rng.integers(-(2**24), 2**24, size)
     wanted = drawn - correlated.correction(before, column, bits, (size,))
-    kept = [banded_noise._kept(torch.from_numpy(one), bits) for one in before]
-    assert kept[0].dtype == torch.int32
-    found = banded_noise._less(torch.from_numpy(drawn.copy()), kept, column, bits)
-    difference = np.abs(found.numpy() - wanted)  # a fused multiplication may decide a tie otherwise
+    found, kept, last = less(drawn, before, column, bits)
+    assert all(one.dtype == torch.int32 for one in kept)
+    difference = np.abs(found - wanted)  # a fused multiplication may decide a tie otherwise
     assert difference.max() <= 1
     assert difference.mean() < 0.01
+    assert np.array_equal(last, found)
 
 
-def test_noise_far_out_is_clamped_alike():
-    column, bits = correlated.coefficients(2, 0.5), 20
-    far = np.array([2**40, -(2**40), 5])
+@pytest.mark.parametrize("bits", [20, 30])  # kept in 32 bits, and in 64
+def test_noise_far_out_is_clamped_alike(bits, way):
+    column, far = correlated.coefficients(2, 0.5), np.array([2**40, -(2**40), 5])
     wanted = -correlated.correction(deque([far]), column, bits, (3,))
-    kept = banded_noise._kept(torch.from_numpy(far), bits)
-    found = banded_noise._less(torch.zeros(3, dtype=torch.int64), [kept], column, bits)
+    found, kept, _ = less(np.zeros(3, np.int64), deque([far]), column, bits)
     assert found.tolist() == wanted.tolist()
+    assert kept[0].tolist() == [2 ** (bits + 6), -(2 ** (bits + 6)), 5]
 
 
 @pytest.mark.parametrize("size", [20_000, 50])

@@ -15,10 +15,12 @@ True
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from farthing import validate
+from farthing.noise import native
 from farthing.noise.lattice import Stream
 from farthing.queries import correlated
 from farthing.queries.bounds import Bound
@@ -68,27 +70,33 @@ class BandedTensorGaussian(correlated.BandedGaussian):
         kind = total.numel(), bits, total.device
         with self._history.lock:
             before = self._history.before(turn, kind)
-            drawn = noise.drawn(stream, total.numel(), bits, total.device)
-            own = _less(drawn, list(before), self.coefficients, bits)
+            own = noise.drawn(stream, total.numel(), bits, total.device).to(torch.int64)
+            kept = _less(own, list(before), self.coefficients, bits)
             released = noise.released(total, own, unit, each)
-            self._history.keep(turn, kind, _kept(own, bits))
+            self._history.keep(turn, kind, kept)
         return released
 
 
-def _less(drawn: Tensor, before: list[Tensor], column: tuple[float, ...], bits: int) -> Tensor:
-    """Return the noise of this turn: what was drawn, less what the noise of earlier turns takes from it."""
-    own = drawn.to(torch.int64)
-    size, step = len(own), _CHUNK.get(own.device.type, 2**20)
-    for start in range(0, size if before else 0, step):
+def _less(own: Tensor, before: list[Tensor], column: tuple[float, ...], bits: int) -> Tensor:
+    """Take from the noise of this turn what the noise of earlier ones does, in place; return what is kept.
+
+    That is the same, not beyond 64 standard deviations, as narrow as that allows.
+    """
+    far = 2 ** (bits + correlated.FAR)
+    kept = torch.empty(len(own), dtype=torch.int32 if far < 2**31 else torch.int64, device=own.device)
+    found = native.kernels(len(own)) if own.device.type == "cpu" else None
+    if found is not None and kept.dtype is torch.int32:
+        places = np.array([earlier.data_ptr() for earlier in before] or [0], np.uintp)
+        factors = np.array(column[1:] or [0.0])
+        ends = native.pointer(places), native.pointer(factors), len(before), far, kept.data_ptr()
+        found["less_earlier"](own.data_ptr(), len(own), *ends)
+        return kept
+    step = _CHUNK.get(own.device.type, 2**20)
+    for start in range(0, len(own), step):
         part = slice(start, start + step)
         taken = torch.zeros(len(own[part]), dtype=torch.float64, device=own.device)
         for factor, earlier in zip(column[1:], before, strict=False):
             taken.add_(earlier[part], alpha=factor)
         own[part] -= taken.round_().to(torch.int64)
-    return own
-
-
-def _kept(own: Tensor, bits: int) -> Tensor:
-    """Return noise as later turns take it: not beyond 64 standard deviations, as narrow as that allows."""
-    far = 2 ** (bits + correlated.FAR)
-    return own.clamp(-far, far).to(torch.int32 if far < 2**31 else torch.int64)
+        kept[part] = own[part].clamp(-far, far)
+    return kept
