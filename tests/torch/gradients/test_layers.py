@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from farthing.torch.checks.probe import Source, plan_of
 from farthing.torch.gradients.bookkeeping import Gradient
@@ -93,6 +94,43 @@ class Boxed(nn.Module):
 
     def forward(self, x):
         return self.base(x) * self.factors["default"].flatten()
+
+
+class Bags(nn.Module):
+    """Bags of different lengths: token 0 is left out, and what is left begins at an offset."""
+
+    def __init__(self, **how):
+        super().__init__()
+        self.bag, self.last = nn.EmbeddingBag(11, 6, **how), nn.Linear(6, 3)
+
+    def forward(self, tokens):
+        there = tokens != 0
+        ends = there.sum(1).cumsum(0)
+        starts = torch.cat([ends.new_zeros(1), ends])
+        return self.last(self.bag(tokens[there], starts if self.bag.include_last_offset else starts[:-1]))
+
+
+class Packs(nn.Module):
+    """Sequences that end at their first token 0, packed; all that a layer returns is used."""
+
+    def __init__(self, kind, **how):
+        super().__init__()
+        self.table, self.rnn = nn.Embedding(11, 5), kind(5, 6, batch_first=True, **how)
+        self.last = nn.LazyLinear(3)
+
+    def forward(self, tokens):
+        lengths = (tokens != 0).cumprod(1).sum(1).clamp_min(1)
+        long = pack_padded_sequence(self.table(tokens), lengths, batch_first=True, enforce_sorted=False)
+        packed, states = self.rnn(long)
+        outs = pad_packed_sequence(packed, batch_first=True, total_length=7)[0].sum(1)
+        states = states if isinstance(states, tuple) else (states,)
+        return self.last(torch.cat([outs, *(s.transpose(0, 1).flatten(1) for s in states)], 1).tanh())
+
+
+def _packs(kind, **how):
+    model = Packs(kind, **how)
+    model(torch.ones(1, 7, dtype=torch.int64))
+    return model
 
 
 def _cells(cells, x):
@@ -209,6 +247,12 @@ MODELS = {
         lambda: nn.Sequential(nn.EmbeddingBag(11, 6, mode="max"), nn.Linear(6, 3)),
         "tokens",
     ),
+    "bags": (lambda: Bags(mode="sum"), "tokens"),
+    "bags, padded": (lambda: Bags(mode="mean", padding_idx=3, include_last_offset=True), "tokens"),
+    "packed lstm": (lambda: _packs(nn.LSTM, num_layers=2, bidirectional=True), "tokens"),
+    "packed gru": (lambda: _packs(nn.GRU, bidirectional=True), "tokens"),
+    "packed, projected": (lambda: _packs(nn.LSTM, proj_size=4), "tokens"),
+    "packed rnn": (lambda: _packs(nn.RNN, nonlinearity="relu"), "tokens"),
     "vision": (Vision, LONG),
     "odd": (lambda: nn.Sequential(nn.Linear(5, 5), Odd()), WIDE),
     "odd positions": (lambda: Head(nn.Sequential(Odd(), nn.Linear(3, 3)), lambda m, x: m(x).mean(1)), LONG),

@@ -76,23 +76,42 @@ def bag(
     offsets: Tensor | None = None,
     per_sample_weights: Tensor | None = None,
 ) -> Any:
-    """Return rows of a table, added up or averaged over the bag; bags of different lengths have no rule."""
-    if input.ndim != 2 or offsets is not None or per_sample_weights is not None:
+    """Return rows of a table, added up or averaged over the bag; a bag is a row, or begins at an offset."""
+    if per_sample_weights is not None:
         return anything(tape, module, own, input, offsets, per_sample_weights)
     use = tape.use(module, module.weight)
-    out: Tensor = own(input)
-    _batch_first(tape, module, tape.axes(use)[0][0])
+    out: Tensor = own(input, offsets)
+    if offsets is None:
+        _batch_first(tape, module, tape.axes(use)[0][0])
+    elif len(out) != tape.rows:
+        raise Unsupported(f"{tape.plan.names[module]} (EmbeddingBag) needs one bag a record")
 
     def then(delta: Tensor) -> None:
-        share = torch.ones_like(input, dtype=torch.float32)
+        rows, share = (input, torch.ones_like(input)) if offsets is None else _bags(module, input, offsets)
+        share = share.float()
         if module.padding_idx is not None:
-            share = (input != module.padding_idx).float()
+            share = share * (rows != module.padding_idx)
         if module.mode == "mean":
             share = share / share.sum(1, keepdim=True).clamp_min(1.0)
-        ids, v = tape.grouped(input, 0, 0), tape.grouped(share[..., None] * delta[:, None], 0)
+        ids, v = tape.grouped(rows, 0, 0), tape.grouped(share[..., None] * delta[:, None], 0)
         tape.put(module.weight, lambda: Lookup(ids, Factor(v), module.num_embeddings))
 
     return tape.watch(out, then)
+
+
+def _bags(module: nn.EmbeddingBag, input: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return bags of different lengths as rows, filled up with zeros, and which places are not filling."""
+    ends = (
+        offsets[1:]
+        if module.include_last_offset
+        else torch.cat([offsets[1:], offsets.new_tensor([len(input)])])
+    )
+    starts = offsets[: len(ends)]
+    places = torch.arange(max(1, int((ends - starts).max())), device=input.device)
+    there = places < (ends - starts)[:, None]
+    at = (starts[:, None] + places).clamp_max(max(len(input) - 1, 0))
+    found = input[at] if len(input) else torch.zeros_like(at)
+    return torch.where(there, found, 0), there
 
 
 def normalised(module: Any, x: Tensor) -> Tensor:

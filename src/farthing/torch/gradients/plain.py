@@ -3,7 +3,7 @@
 Some things that people wrap around a model change how it runs and not what it computes. While a sum is made
 they are put aside (`Plain.running`), and afterwards they are as they were:
 
-* `torch.compile`: compiled parts run eagerly. A compiled function cannot be followed layer by layer.
+* `torch.compile`: compiled modules run eagerly. What is compiled cannot be followed layer by layer.
 * `torch.utils.checkpoint`: parts that would be computed again in the backward pass are kept instead, of
   ``physical_batch_size`` rows at a time.
 * `fully_shard`: the weights that lie in shards on other ranks are gathered, and its hooks rest.
@@ -17,7 +17,7 @@ they are put aside (`Plain.running`), and afterwards they are as they were:
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -42,39 +42,44 @@ def bare(model: nn.Module) -> nn.Module:
 
 
 class Plain:
-    """What is put aside while a model's gradients are summed."""
+    """What is put aside while a model's gradients are summed: a context that may be entered again inside."""
 
     def __init__(self, model: nn.Module) -> None:
         self._norms = list(_spectral_norms(model))
+        self._compiled = any(map(_is_compiled, model.modules()))
         self.sharded = [module for module in model.modules() if _shards(module)]
-        self._depth = 0
+        self._depth, self._stack = 0, ExitStack()
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self) -> "Plain":
         """Run the model eagerly, whole, without checkpoints, its spectral norms as they stand."""
-        self._depth += 1
-        try:
-            with self._put_aside() if self._depth == 1 else nullcontext():
-                yield
-        finally:
-            self._depth -= 1
+        return self
 
-    @contextmanager
-    def _put_aside(self) -> Iterator[None]:
-        modes = [(module, module.training) for module, _ in self._norms]
-        with ExitStack() as stack:
-            if self.sharded:
-                stack.enter_context(_gathered(self.sharded))
-            if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(_without_checkpoints())
+    def __enter__(self) -> None:
+        self._depth += 1
+        if self._depth == 1:
             try:
-                for module, _ in modes:
-                    module.training = False
-                yield
-            finally:
-                for module, training in modes:
-                    module.training = training
+                self._put_aside()
+            except BaseException:  # a rank is gone, say
+                self.__exit__()
+                raise
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            for name, own in zip(_NAMES, _OWN, strict=True):
+                setattr(checkpoint, name, own)
+            self._stack.close()
+
+    def _put_aside(self) -> None:
+        for name, plain in zip(_NAMES, (_Kept, _kept), strict=True):
+            setattr(checkpoint, name, plain)
+        if self.sharded:
+            self._stack.enter_context(_gathered(self.sharded))
+        if self._compiled:
+            self._stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for module, _ in self._norms:
+            self._stack.callback(setattr, module, "training", module.training)
+            module.training = False
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -82,6 +87,10 @@ class Plain:
         for module, iterate in self._norms:
             if module.training:
                 iterate()
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 
 def _shards(module: nn.Module) -> bool:
@@ -150,14 +159,5 @@ def _kept(*_: Any, **__: Any) -> Iterator[None]:
     yield
 
 
-@contextmanager
-def _without_checkpoints() -> Iterator[None]:
-    names = "CheckpointFunction", "_checkpoint_without_reentrant_generator"
-    before = [getattr(checkpoint, name) for name in names]
-    for name, plain in zip(names, (_Kept, _kept), strict=True):
-        setattr(checkpoint, name, plain)
-    try:
-        yield
-    finally:
-        for name, own in zip(names, before, strict=True):
-            setattr(checkpoint, name, own)
+_NAMES = "CheckpointFunction", "_checkpoint_without_reentrant_generator"  # what torch's checkpoint looks up
+_OWN = [getattr(checkpoint, name) for name in _NAMES]

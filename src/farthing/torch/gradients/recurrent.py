@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence
 
 from farthing.errors import Unsupported
+from farthing.torch.gradients.packed import packed
 from farthing.torch.gradients.tape import Tape
 from farthing.torch.gradients.terms import Factor, Outer, summed
 
@@ -79,10 +81,11 @@ def _sweep(
 
 def recurrent(tape: Tape, module: nn.RNNBase, own: Any, input: Any, hx: Any = None) -> Any:
     """nn.RNN, nn.LSTM, nn.GRU: several layers, both directions, dropout between layers."""
-    if not isinstance(input, Tensor) or input.ndim != 3:
+    if isinstance(input, PackedSequence):
+        return packed(tape, module, input, hx)
+    if input.ndim != 3:
         raise Unsupported(
-            f"{tape.plan.names[module]} ({type(module).__name__}) needs padded sequences in a batch of three "
-            "dimensions, not a PackedSequence: pad them, and let the loss leave the padding out"
+            f"{tape.plan.names[module]} ({type(module).__name__}) needs a batch of three dimensions"
         )
     x = input if module.batch_first else input.transpose(0, 1)
     ways = 2 if module.bidirectional else 1
