@@ -56,13 +56,15 @@ def imports(path):
 def rank(name):
     """How far down a module or folder stands; those beside the folders come before all of them."""
     folder = name.split(".")[0]
+    if folder == "__main__":  # `python -m farthing`: above everything
+        return len(FOLDERS)
     return -1 if folder in ("", *BESIDE) else FOLDERS.index(folder)
 
 
 def test_every_folder_has_its_place():
     found = {path.name for path in SOURCE.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert found == set(FOLDERS)
-    assert {path.stem for path in SOURCE.glob("*.py")} == {"__init__", *BESIDE}
+    assert {path.stem for path in SOURCE.glob("*.py")} == {"__init__", "__main__", *BESIDE}
 
 
 @pytest.mark.parametrize("name", MODULES)

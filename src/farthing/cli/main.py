@@ -19,6 +19,7 @@ from farthing.cli import (
     account_command,
     audit_command,
     deploy_command,
+    doctor_command,
     ledger_command,
     report_command,
     simulate_command,
@@ -32,7 +33,7 @@ _WrongUsage: type[Exception] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     help="Differentially private training with adaptive budgets: trains, accounts, reads ledgers.",
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -52,6 +53,7 @@ for _command in (
     report_command.report,
     account_command.account,
     account_command.calibrate,
+    doctor_command.doctor,
 ):
     app.command(cls=Command)(_command)
 for _book in (ledger_command.create, ledger_command.show, ledger_command.verify, ledger_command.export):
