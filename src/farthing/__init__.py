@@ -35,6 +35,12 @@ if TYPE_CHECKING:
     )
     from farthing.ledger.ledger import Ledger
     from farthing.ledger.tuning import best_of
+    from farthing.linear.additive.estimators import (
+        AdditiveClassifier,
+        AdditiveRegressor,
+        GradientBoostingClassifier,
+        GradientBoostingRegressor,
+    )
     from farthing.linear.estimators import LinearRegression, LinearSVC, LogisticRegression
     from farthing.linear.pca import PCA
     from farthing.linear.preprocessing import PrivateBinner, PrivateScaler
@@ -69,6 +75,8 @@ __all__ = [
     "DPSGD",
     "PCA",
     "AdaSSP",
+    "AdditiveClassifier",
+    "AdditiveRegressor",
     "Adjacency",
     "BandedGaussian",
     "Budget",
@@ -84,6 +92,8 @@ __all__ = [
     "FixedSize",
     "FunctionalMechanism",
     "Gaussian",
+    "GradientBoostingClassifier",
+    "GradientBoostingRegressor",
     "Guarantee",
     "InvalidValue",
     "Laplace",
@@ -157,6 +167,12 @@ _HOMES = {
         "OutOfMemory",
         "PromiseBroken",
         "Unsupported",
+    ),
+    "linear.additive.estimators": (
+        "AdditiveClassifier",
+        "AdditiveRegressor",
+        "GradientBoostingClassifier",
+        "GradientBoostingRegressor",
     ),
     "linear.estimators": ("LinearRegression", "LinearSVC", "LogisticRegression"),
     "linear.pca": ("PCA",),

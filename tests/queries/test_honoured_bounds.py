@@ -14,6 +14,7 @@ from farthing.budget import Adjacency
 from farthing.data.tables import Features, Table
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.ledger import failsafe
+from farthing.linear.additive import bins, sums
 from farthing.linear.losses import Gradient, Gram, Moments, Scores, logistic, squared
 from farthing.linear.methods import (
     adassp,
@@ -59,6 +60,15 @@ ROWS_ = Rows(np.vstack([PLAIN, HARD, ODD]))
 PLAIN_FEATURES = Features(3, intercept=0.0)
 FEATURES, UNIT = Features(3), Features(3, intercept=0.0, radius=1.0)
 W, CANDIDATES = np.array([0.3, -0.2, 0.1, 0.5]), np.array([[0.5, -1.0], [0.0, 2.0], [1.0, 0.0], [0.0, 1.0]])
+
+
+STEPS = np.linspace(-1.0, 2.0, 3 * bins.CELLS).reshape(bins.CELLS, 3)
+SPACE = sums.GroupedSpace(FEATURES, (bins.Cell(0, STEPS[:, :2]), bins.Cell(2, STEPS[:, 2:])))
+
+
+def binned(table):
+    """The table with cells as if its features were bounded by -1 and 1.5."""
+    return bins.Binned(table, bins.codes_of(table.X, np.full(3, -1.0), np.full(3, 1.5)))
 
 
 class Predicts:
@@ -125,6 +135,14 @@ def cases():
         Case(descent.Norms(3, np.array([10.0, 1.0, 0.1]))),
         *(Case(descent.Spread(UNIT, gram)) for gram in (False, True)),
         Case(descent.Stretch(Gradient(logistic, FEATURES)), w=W),
+        Case(sums.GroupGradient(logistic, SPACE), binned(TABLE), w=np.linspace(-1.0, 1.0, 7)),
+        Case(sums.GroupGradient(squared, SPACE), binned(WILD_TABLE), w=np.linspace(-1.0, 1.0, 7)),
+        Case(sums.Length(logistic, SPACE), binned(TABLE), w=np.linspace(-1.0, 1.0, 7)),
+        Case(sums.Misfit(squared, SPACE, 0.5), binned(WILD_TABLE), w=np.linspace(-1.0, 1.0, 7)),
+        Case(sums.Crowded((0, 1, 2, 3)), binned(TABLE)),
+        Case(sums.Inside(3), binned(TABLE)),
+        Case(sums.Histograms(3), binned(TABLE)),
+        Case(sums.Whole(descent.Norms(3, np.array([10.0, 1.0, 0.1]))), binned(TABLE)),
         Case(dpagd.RayScores(logistic, FEATURES), w=dpagd.Ray(W, W[::-1], np.array([0.0, 1.0, 9.0]))),
         Case(dpagd.Total(FEATURES)),
         Case(minimiser, powerful=False),

@@ -4,6 +4,7 @@
 """
 
 import functools
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -43,6 +44,8 @@ from farthing.federated.methods.federated_descent import federated_descent
 from farthing.federated.methods.sgd1 import sgd1
 from farthing.federated.methods.sgd2 import sgd2
 from farthing.federated.protocol import Accountant
+from farthing.linear.additive.bins import Binned, codes_of
+from farthing.linear.additive.method import additive
 from farthing.linear.losses import logistic, squared
 from farthing.linear.methods.adassp import adassp
 from farthing.linear.methods.baselines import majority
@@ -61,7 +64,7 @@ from farthing.noise.lattice import Stream
 from farthing.queries.bounds import ClipNorm, ClipValue
 from farthing.queries.events import GaussianEvent
 from farthing.queries.mechanisms import Gaussian, Laplace, NoisyMax
-from farthing.queries.query import PerExample, Query, Rows
+from farthing.queries.query import PerExample, Query, Rows, Step
 from farthing.queries.samplers import Everyone, FixedSize, Poisson
 
 Finding = tuple[str, Verdict]
@@ -109,6 +112,21 @@ def tied_pair() -> tuple[Table, Table]:
     return Table(x[:8], y[:8]), Table(x, y)
 
 
+def binned_pair(records: int = 8) -> tuple[Binned, Binned]:
+    """Return the rows of `linear_pair`, the canary between its bounds, with their cells."""
+    x = np.zeros((records, 2))
+    x[:, 0] = 0.5
+    within, y = np.vstack([x, [[0.9, 0.3]]]), np.append(np.zeros(records), 1.0)
+    ends = np.zeros(2), np.ones(2)
+    return Binned(Table(x, y[:-1]), codes_of(x, *ends)), Binned(Table(within, y), codes_of(within, *ends))
+
+
+def _weights(steps: Iterator[Step]) -> Iterator[Step]:
+    """Yield the steps of an additive model with its linear weights alone, as many whatever was learnt."""
+    for step in steps:
+        yield replace(step, w=(step.w.weights, step.w.constant))
+
+
 def _classifier(width: int = 2, intercept: bool = True) -> Problem:
     return Problem(logistic, 8, width, intercept=intercept)
 
@@ -118,6 +136,7 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
     """Return everything that can be attacked, by name."""
     claim, pure = Budget(8.0, DELTA), Budget(2.0, 0.0)
     fit, line = _classifier(), Problem(squared, 8, 2)
+    boosted, numbers = Problem(logistic, 8, 2, unit=False), Problem(squared, 8, 2, unit=False)
     pair = linear_pair()
     server = Budget(8.0, DELTA, observer=Observer.SERVER)
     swapped = replace(server, adjacency=Adjacency.REPLACE_ONE)
@@ -128,6 +147,12 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
     one = Features(2, intercept=0.0)
     return {
         "descent": TrainedTarget(lambda ledger: descent(ledger, fit), pair, claim, runs=100),
+        "additive": TrainedTarget(
+            lambda ledger: _weights(additive(ledger, boosted, trees=4)), binned_pair(), claim, runs=40
+        ),
+        "additive-regression": TrainedTarget(
+            lambda ledger: _weights(additive(ledger, numbers, trees=4)), binned_pair(), claim, runs=40
+        ),
         "dpagd": TrainedTarget(lambda ledger: dpagd(ledger, fit), pair, claim, ZcdpFilter, runs=60),
         "dpsgd": TrainedTarget(
             lambda ledger: dpsgd(ledger, fit, sampling_rate=0.5, noise_multiplier=2.0), pair, claim

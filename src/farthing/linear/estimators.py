@@ -44,6 +44,7 @@ from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
 from farthing.linear import labels, private_bounds
 from farthing.linear.base import PUBLIC_SIZE, PrivateEstimator
+from farthing.linear.checks import clipped, limits, target_bounds
 from farthing.linear.losses import Loss, huber_hinge, logistic, multinomial, one_against_rest, squared
 from farthing.linear.personal import over
 from farthing.linear.problem import Problem
@@ -111,7 +112,7 @@ class _PrivateLinear(PrivateEstimator):
             ledger = self._own_ledger(self.ledger, method.filter)
             bounds = self.bounds_ = private_bounds.bought(ledger, X)
         table = Table(X, y, bounds=bounds, unit=unit)
-        self._limits = None if unit else _limits(bounds, X.shape[1])
+        self._limits = None if unit else limits(bounds, X.shape[1])
         if people is not None and method.personal is None:
             raise Unsupported(
                 "this solver treats all records alike, so none can have a budget of its own: use 'auto', or "
@@ -163,7 +164,7 @@ class _PrivateLinear(PrivateEstimator):
         check_is_fitted(self)
         X = self._checked(X, reset=False)
         if self._limits is not None:
-            return _clipped(X, *self._limits)
+            return clipped(X, *self._limits)
         return normalize(X) if X.shape[0] else X
 
     def _exported(self, model: Any, coef: Array, intercept: Any) -> Pipeline:
@@ -422,7 +423,7 @@ class LinearRegression(RegressorMixin, _PrivateLinear):  # type: ignore[misc]
 
         ``budgets`` are public and give each row an ε of its own, with ``delta`` or a ledger of such levels.
         """
-        low, high = _target_bounds(self.target_bounds)
+        low, high = target_bounds(self.target_bounds)
         method, penalty = self._method(REGRESSORS), validate.non_negative(alpha=self.alpha)
         X, y = self._supervised(X, y)
         numbers = np.asarray(arrays.target(y), dtype=np.float64)
@@ -451,30 +452,3 @@ class LinearRegression(RegressorMixin, _PrivateLinear):  # type: ignore[misc]
         model = TransformedTargetRegressor(inner, transformer=bounds, check_inverse=False)
         model.regressor_, model.transformer_, model._training_dim = inner, bounds, 1
         return model
-
-
-def _limits(bounds: Any, width: int) -> tuple[Array, Array]:
-    """Return the bounds of a table, one number a feature each."""
-    low, high = (np.broadcast_to(np.asarray(bound, dtype=np.float64), width) for bound in bounds)
-    return low, high
-
-
-def _clipped(X: Any, low: Array, high: Array) -> Any:
-    """Return rows clipped to their bounds; zeros that are not stored stay so where they can."""
-    if not hasattr(X, "indptr"):
-        return np.clip(X, low, high)
-    if (low > 0).any() or (high < 0).any():
-        return np.clip(X.toarray(), low, high)
-    X = X.astype(np.float64)
-    X.data = np.clip(X.data, low[X.indices], high[X.indices])
-    return X
-
-
-def _target_bounds(bounds: tuple[float, float] | None) -> tuple[float, float]:
-    try:
-        low, high = bounds  # type: ignore[misc]
-    except (TypeError, ValueError):
-        raise InvalidValue(f"declare target_bounds=(low, high) of the target, got {bounds!r}") from None
-    if not validate.finite(low=low) < validate.finite(high=high):
-        raise InvalidValue(f"target_bounds must be (low, high) with low < high, got {bounds!r}")
-    return float(low), float(high)

@@ -179,6 +179,6 @@ def test_a_purse_adds_up():
 @pytest.mark.parametrize("target", [RNG.uniform(size=999), np.arange(999) % 2, np.full(999, 0.9)])
 def test_residuals_are_measured_from_the_mean_in_units_of_their_own(target, intercept):
     door = ft.Ledger(ft.Budget(1e8, 1e-6)).over(Table(np.zeros((999, 1)), np.asarray(target, dtype=float)))
-    origin, square = leastsquares._target(BudgetSchedule(door, 999), 0.1, intercept)
+    origin, square = leastsquares.target(BudgetSchedule(door, 999), 0.1, intercept)
     expected = (target.mean(), target.var()) if intercept else (0.0, np.square(target).mean())
     np.testing.assert_allclose((origin, square), expected, atol=1e-4)

@@ -64,7 +64,7 @@ FACTORS, SHORTER = (1.5, 1.25, 1.12), 0.6  # by which weights grow or shrink; wh
 MARGIN = ClipValue(-4.0, 4.0)
 LOGIT_NOISE = 2.5  # the most noise that steps may put on a typical margin
 MOST_GRAM = 1000
-_GRID = 2.0 ** (-np.arange(25) / 4)  # row norms, relative to the largest
+GRID = 2.0 ** (-np.arange(25) / 4)  # row norms, relative to the largest
 
 
 @until_spent
@@ -76,13 +76,13 @@ def descent(ledger: Ledger, problem: Problem) -> Iterator[Step]:
     if problem.unit:
         for_gradients, radius = for_gradients + for_norms, 1.0
     else:
-        counts, _ = schedule.mean(for_norms, Norms(d, problem.radius * _GRID), ClipNorm(1.0))
-        radius = problem.radius * float(_GRID[_median(counts)])
+        counts, _ = schedule.mean(for_norms, Norms(d, problem.radius * GRID), ClipNorm(1.0))
+        radius = problem.radius * float(GRID[median(counts)])
     probable = isinstance(loss, Logistic | Softmax)
     clear = probable and schedule.deviation(LENGTH / len(FACTORS), MARGIN) < CLEAR
     for_gradients -= LENGTH if clear else 0.0
     length = SHORTER if probable and not clear else 1.0
-    mean, scale, variances, directions = _standardise(schedule, for_moments, problem, radius)
+    mean, scale, variances, directions = standardised(schedule, for_moments, problem, radius)
     height = INTERCEPT * math.sqrt(d) if problem.intercept else 0.0
     features = Features(d, mean * radius, scale / radius, height)
     typical = math.sqrt(d * (1 + INTERCEPT**2))
@@ -124,22 +124,22 @@ def _calibrated(schedule: BudgetSchedule, gradient: Gradient, w: Array) -> Array
     return w
 
 
-def _median(counts: Array) -> int:
+def median(counts: Array) -> int:
     """The cell in which half of all (noisy) rows are at least so long."""
     below = np.cumsum(counts)
     return int(np.argmax(below >= 0.5)) if below.max() >= 0.5 else 0
 
 
-def _standardise(
-    schedule: BudgetSchedule, part: float, problem: Problem, radius: float
+def standardised(
+    schedule: BudgetSchedule, part: float, problem: Problem, radius: float, asked: Any = lambda spread: spread
 ) -> tuple[Array, Array, Array, Array]:
-    """Mean and scale of u; of scaled u, the variances and directions that are large and not noise."""
+    """Return mean and scale of u; of scaled u, the variances and directions that are large and not noise."""
     d = problem.width
     features = Features(d, scale=1 / radius, intercept=0.0, radius=1.0)
     bound = ClipNorm(math.hypot(1.0, MEAN_WEIGHT))
     gram = d <= MOST_GRAM
     mechanism = SymmetricGaussian if gram else Gaussian
-    value, noise = schedule.mean(part, Spread(features, gram), bound, mechanism=mechanism)
+    value, noise = schedule.mean(part, asked(Spread(features, gram)), bound, mechanism=mechanism)
     mean = value[-1, :-1] * math.sqrt(2) / MEAN_WEIGHT if gram else value[:d] / MEAN_WEIGHT
     problem.warn_if_alike(mean, 2 * noise)
     if not problem.intercept:

@@ -84,7 +84,7 @@ def least_squares(
     reach = 1 / schedule.deviation(1.0, ClipNorm(1.0))  # N
     penalty = max(validate.non_negative(penalty=penalty) / reach, problem.penalty / problem.records)
     part = min(max((1 / (_TARGET_NOISE * reach)) ** 2, 0.01), 0.45)
-    origin, spread = _target(schedule, part, problem.intercept)
+    origin, spread = target(schedule, part, problem.intercept)
     rest = 1 - part * (1 + problem.intercept)
 
     plain = Features(problem.width, intercept=0.0)
@@ -134,15 +134,17 @@ def least_squares(
     yield Step(steps, _on_x(features, w, origin), schedule.receipts())
 
 
-def _target(schedule: BudgetSchedule, part: float, intercept: bool) -> tuple[float, float]:
+def target(
+    schedule: BudgetSchedule, part: float, intercept: bool, asked: Any = lambda targets: targets
+) -> tuple[float, float]:
     """Return the origin of residuals (the mean of y, or 0), and an upper bound of their mean square."""
     origin = 0.0
     if intercept:
-        mean, deviation = schedule.mean(part, Targets(0.5), ClipValue(-0.5, 0.5))
+        mean, deviation = schedule.mean(part, asked(Targets(0.5)), ClipValue(-0.5, 0.5))
         known = 1 / (1 + 12 * deviation**2)  # 1/12: the variance of what may lie anywhere in [0, 1]
         origin = float(np.clip(0.5 + known * mean[0], 0.0, 1.0))
     half = max(origin, 1 - origin) ** 2 / 2  # squares lie in [0, 2 half]: centred, a record moves half as far
-    mean, deviation = schedule.mean(part, Targets(origin, 2, half), ClipValue(-half, half))
+    mean, deviation = schedule.mean(part, asked(Targets(origin, 2, half)), ClipValue(-half, half))
     return origin, min(max(float(mean[0]) + half, 0.0) + deviation, 0.25 if intercept else 1.0)
 
 

@@ -1,0 +1,179 @@
+"""Turn noisy histograms into coordinates: smooth shapes of one feature, and trees of several.
+
+Everything here is computed from public numbers and released histograms.
+
+**Shapes.** The prior of a shape is a sum of step functions on cells of width 2⁻ˡ, l = 0, 1, ..., 7, in two
+grids half a cell apart, with variance 2⁻ˡ each (so that neighbouring cells have similar values), and on
+octaves of x; a bound has a value of its own on top. `shape` removes the constant and the linear part under
+the histogram, since linear coordinates are there already, and returns principal components of what is left,
+with their variances.
+
+**Trees.** A tree is oblivious: it asks `DEPTH` questions "is feature j above t?", the same in all its
+branches, and the answers are the bits of its leaf. Its coordinates are products of two answers or more, of at
+least two features, each answer standardised by its share under the histogram: what one feature can explain
+alone is left to its shape. Which features are asked follows from how much their shapes vary (`grown`).
+"""
+
+import hashlib
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing.linear.additive.bins import CELLS, VALUES, Codes
+
+Array = NDArray[np.float64]
+
+_LEVELS, _DECAY, _OCTAVE = 7, 0.5, 0.5
+_SMALLEST = 1e-3  # principal components of less variance are left out
+DEPTH = 4
+_ORDER = 0.5  # of the variance of a product of one more answer
+_BALANCED = (0.15, 0.85)  # the share of records on either side of a question
+
+
+def _prior() -> Array:
+    inside = np.clip(VALUES[1:], VALUES[2], VALUES[-2])
+    total = np.diag((np.isin(VALUES[1:], [0.0, 1.0])) * 1.0)
+    for level in range(_LEVELS + 1):
+        for start in (0.0, 0.5) if level else (0.0,):
+            cell = np.floor(inside * 2**level + start)
+            total += _DECAY**level * (cell[:, None] == cell)
+    octave = np.floor(-np.log2(inside))
+    total += _OCTAVE * (octave[:, None] == octave)
+    prior = np.zeros((CELLS, CELLS))
+    prior[1:, 1:] = total
+    return prior
+
+
+PRIOR = _prior()
+
+
+def masses(counts: Array, inside: float, noise: float, mean: float) -> Array:
+    """Return the share of every code from noisy shares of the inner cells.
+
+    ``inside`` is a noisy share of all of them, ``noise`` the deviation of one cell's, ``mean`` a noisy mean.
+    Cells are averaged with their neighbours as far as noise requires.
+    """
+    inside = float(np.clip(inside, 0.0, 1.0))
+    wide = 1 + int((len(counts) * noise / max(inside, noise)) ** 2)
+    starts = np.arange(0, len(counts), min(wide, len(counts)))
+    sums = np.maximum(np.add.reduceat(counts, starts), 0.0)
+    length = np.diff(np.append(starts, len(counts)))
+    total = float(sums.sum())
+    inner = np.repeat(
+        sums / length * (inside / total) if total > 0 else np.full(len(sums), inside / len(counts)), length
+    )
+    upper = float(np.clip(mean - inner @ VALUES[2:-1], 0.0, 1 - inside))
+    return np.concatenate([[0.0, 1 - inside - upper], inner, [upper]])
+
+
+def shape(mass: Array) -> tuple[Array, Array]:
+    """Return coordinates of every code, orthogonal to 1 and x under ``mass``, and their variances."""
+    line = np.stack([np.ones(CELLS), VALUES], axis=1)
+    moments = line.T @ (mass[:, None] * line) + 1e-12 * np.eye(2)
+    away = np.eye(CELLS) - line @ np.linalg.solve(moments, line.T * mass)
+    prior = away @ PRIOR @ away.T
+    root = np.sqrt(mass)
+    variances, vectors = np.linalg.eigh(prior * root * root[:, None])
+    known = variances > _SMALLEST
+    variances, vectors = variances[known][::-1], vectors[:, known][:, ::-1]
+    matrix = (prior * root) @ (vectors / np.sqrt(variances))
+    matrix[0] = 0.0
+    return matrix, variances
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObliviousTree:
+    """An oblivious tree: question k is whether the code of feature ``asked[k]`` is above ``above[k]``.
+
+    Its codes are 1 + the leaf; a row that counts as nothing has code 0 and no coordinates.
+    """
+
+    asked: tuple[int, ...]
+    above: tuple[int, ...]
+    matrix: Array
+
+    def codes(self, features: Codes) -> Codes:
+        leaf = np.ones(features.shape[1], np.uint8)
+        for bit, (feature, above) in enumerate(zip(self.asked, self.above, strict=True)):
+            leaf += (features[feature] > above).astype(np.uint8) << bit
+        leaf[features[self.asked[0]] == 0] = 0
+        return leaf
+
+
+def products(asked: tuple[int, ...], shares: tuple[float, ...]) -> tuple[Array, Array]:
+    """Return the coordinates of every code of a tree, and their variances if answers were independent."""
+    depth = len(asked)
+    bits = (np.arange(2**depth)[:, None] >> np.arange(depth)) & 1
+    share = np.asarray(shares)
+    answers = (bits - share) / np.sqrt(share * (1 - share))
+    columns, variances = [], []
+    for order in range(2, depth + 1):
+        for chosen in itertools.combinations(range(depth), order):
+            if len({asked[k] for k in chosen}) > 1:
+                columns.append(np.prod(answers[:, chosen], axis=1) * _ORDER ** ((order - 2) / 2))
+                variances.append(_ORDER ** (order - 2))
+    inner = np.stack(columns, axis=1) if columns else np.zeros((2**depth, 0))
+    return np.vstack([np.zeros((1, inner.shape[1])), inner]), np.array(variances)
+
+
+def grown(mass: Array, effects: Array, trees: int, part: float) -> tuple[list[ObliviousTree], list[Array]]:
+    """Return trees whose questions are about features of large effect, and their variances.
+
+    ``mass`` holds the shares of every feature's codes, ``effects`` the deviation of its shape, and ``part``
+    is what all coordinates together add to E|z|². The draws are public: always the same.
+    """
+    upper = 1 - np.cumsum(mass, axis=1)  # the share above every code
+    low, high = _BALANCED
+    able = ((upper > low) & (upper < high)).any(axis=1)
+    chances = np.where(able, np.maximum(effects, 0.0), 0.0)
+    if np.count_nonzero(chances) < 2:
+        return [], []
+    chances = chances / chances.sum()
+    found, variances = [], []
+    features = np.searchsorted(np.cumsum(chances)[:-1], drawn("features", trees, DEPTH))
+    for tree_features, levels in zip(features, drawn("levels", trees, DEPTH), strict=True):
+        asked = tuple(int(j) for j in tree_features)
+        shares = low + (high - low) * levels
+        above = tuple(_question(upper[j], share) for j, share in zip(asked, shares, strict=True))
+        matrix, variance = products(
+            asked, tuple(float(upper[j, t]) for j, t in zip(asked, above, strict=True))
+        )
+        if len(variance):
+            found.append(ObliviousTree(asked, above, matrix))
+            variances.append(variance)
+    if not found:
+        return [], []
+    factor = part / max(float(sum(v.sum() for v in variances)), 1.0)
+    top = _largest(found, mass)
+    scaled = [ObliviousTree(tree.asked, tree.above, tree.matrix * math.sqrt(factor)) for tree in found]
+    return scaled, [np.full_like(v, factor * top) for v in variances]
+
+
+def _largest(trees: list[ObliviousTree], mass: Array) -> float:
+    """Return the largest variance of all coordinates of trees in any direction, were features independent."""
+    cumulative = np.cumsum(mass, axis=1)
+    places = zip(cumulative, drawn("rows", len(mass), 1000), strict=True)
+    cells = [np.searchsorted(row / row[-1], place) for row, place in places]
+    rows = np.minimum(np.array(cells), CELLS - 1).astype(np.uint8)
+    z = np.hstack([tree.matrix[tree.codes(rows)] for tree in trees])
+    return float(np.linalg.norm(z - z.mean(axis=0), 2) ** 2 / len(z))
+
+
+def drawn(purpose: str, rows: int, columns: int) -> Array:
+    """Return public numbers in [0, 1) that look random, the same for everybody.
+
+    >>> drawn("features", 1, 2).round(3).tolist() == drawn("features", 2, 2)[:1].round(3).tolist()
+    True
+    """
+    digest = hashlib.shake_256(purpose.encode()).digest(8 * rows * columns)
+    return (np.frombuffer(digest, np.uint64) / 2.0**64).reshape(rows, columns)
+
+
+def _question(upper: Array, share: float) -> int:
+    """Return the code above which about this share of the records lie."""
+    low, high = _BALANCED
+    able = (upper > low) & (upper < high)
+    return int(np.argmin(np.where(able, np.abs(upper - share), np.inf)))
