@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from farthing.errors import Unsupported
 from farthing.torch.checks.probe import Source, plan_of
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.convolution import Windows
@@ -408,3 +409,18 @@ def test_a_norm_lost_to_rounding_is_rounded_up():
 def test_a_product_of_tiny_and_huge_does_not_vanish():
     term = Outer(Factor(torch.full((1, 1, 1000), 1e-22)), Factor(torch.full((1, 1, 4), 1e18)))
     assert float(term.norms()) >= 1e-22 * 1e18 * (4000**0.5)
+
+
+def test_sequences_that_a_model_sorts_itself_are_refused():
+    """Their rows are not those of the examples any more, and belong to others in another batch."""
+
+    class Sorts(Packs):
+        def forward(self, tokens):
+            lengths, order = (tokens != 0).cumprod(1).sum(1).clamp_min(1).sort(descending=True)
+            packed = pack_padded_sequence(self.table(tokens)[order], lengths, batch_first=True)
+            return self.last(self.rnn(packed)[1][0][order.argsort()])
+
+    model, tokens = Sorts(nn.GRU), torch.randint(0, 3, (N, 7))
+    model(tokens)
+    with pytest.raises(Unsupported, match="mixes examples"):
+        Gradient(model, losses, route="auto").check(tokens, torch.randint(0, 3, (N,)))

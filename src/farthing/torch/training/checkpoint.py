@@ -69,10 +69,10 @@ def save(path: str | os.PathLike[str], training: Stateful) -> None:
     ['run.pt']
     """
     state = training.state_dict()
-    if _sharded(training) is None:
+    if (model := _sharded(training)) is None:
         _write(path, state)
     else:
-        sharding.save_shards(path, state, _write)
+        sharding.save_shards(path, state, sharding.mesh_of(model), _write)
 
 
 def _write(path: str | os.PathLike[str], held: dict[str, Any]) -> None:
@@ -123,7 +123,7 @@ def restore(path: str | os.PathLike[str], training: Stateful) -> None:
     """
     model = _sharded(training)
     if model is not None:
-        path = sharding.newest(path)
+        path = sharding.newest(path, sharding.mesh_of(model))
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from farthing.errors import InvalidValue, Unsupported
+from farthing.errors import InvalidValue, NotReleased, Unsupported
 
 _MARK = "a shard"
 _KEPT = 2  # whole checkpoints that are kept
@@ -65,10 +65,18 @@ def refuse_shards(model: nn.Module, optimizers: Sequence[Any], average: float | 
 def finite(model: nn.Module) -> bool:
     """Return whether all shards of all ranks are finite: the same answer on every rank."""
     held = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
-    fine = torch.tensor(float(all(bool(torch.isfinite(one).all()) for one in held)), device=held[0].device)
-    if dist.is_initialized():
-        dist.all_reduce(fine, dist.ReduceOp.MIN)
-    return bool(fine)
+    return bool(_least(mesh_of(model), int(all(bool(torch.isfinite(one).all()) for one in held))))
+
+
+def _least(mesh: Any, number: int) -> int:
+    """Return the smallest of the ranks' numbers, at every rank of a mesh."""
+    found = torch.tensor(number, device=mesh.device_type)
+    try:
+        for group in mesh.get_all_groups():
+            dist.all_reduce(found, dist.ReduceOp.MIN, group=group)
+    except RuntimeError as error:
+        raise NotReleased(f"a rank is gone; nothing was charged for this step: {error}") from None
+    return int(found)
 
 
 def packed(value: Any) -> Any:
@@ -99,9 +107,11 @@ def mesh_of(model: nn.Module) -> Any:
     return next(p.device_mesh for p in model.parameters() if isinstance(p, DTensor))
 
 
-def save_shards(path: Any, state: dict[str, Any], write: Callable[[Path, dict[str, Any]], None]) -> None:
+def save_shards(
+    path: Any, state: dict[str, Any], mesh: Any, write: Callable[[Path, dict[str, Any]], None]
+) -> None:
     """Write this rank's shards of a state; every rank calls it, at the same update."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank, ranks = _place(mesh)
     folder = Path(path) / str(int(state["t"]))
     folder.mkdir(parents=True, exist_ok=True)
     write(folder / _name(rank, ranks), packed(state))
@@ -111,17 +121,20 @@ def save_shards(path: Any, state: dict[str, Any], write: Callable[[Path, dict[st
                 shutil.rmtree(Path(path) / str(old))
 
 
-def newest(path: Any) -> Path:
-    """Return this rank's file of the newest checkpoint that is whole: rank 0 says which one that is."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    found = _whole(Path(path), ranks) if rank == 0 else []
-    told = [found[-1] if found else -1]
-    dist.broadcast_object_list(told, src=0)
-    if told[0] < 0:
+def newest(path: Any, mesh: Any) -> Path:
+    """Return this rank's file of the newest checkpoint that is whole: the same one on every rank."""
+    rank, ranks = _place(mesh)
+    t = _least(mesh, (_whole(Path(path), ranks) or [-1])[-1])
+    if t < 0:
         others = sorted({name.name for name in Path(path).glob("*/*-of-*.pt")})[:3]
         seen = f", files there are {', '.join(others)}" if others else ""
         raise InvalidValue(f"there is no whole checkpoint of {ranks} ranks at {os.fspath(path)!r}{seen}")
-    return Path(path) / str(told[0]) / _name(rank, ranks)
+    return Path(path) / str(t) / _name(rank, ranks)
+
+
+def _place(mesh: Any) -> tuple[int, int]:
+    """Return the number of this rank among those of a mesh, and how many they are."""
+    return mesh.mesh.flatten().tolist().index(dist.get_rank()), mesh.size()
 
 
 def _whole(path: Path, ranks: int) -> list[int]:
