@@ -160,6 +160,11 @@ def _words(said: dict[str, Any]) -> Iterator[str]:
     yield said["note"]
 
 
+def statement_words(fields: dict[str, Any]) -> list[str]:
+    """Return the lines of a guarantee."""
+    return list(_words(fields))
+
+
 def trained_lines(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the words for what `farthing.cli.training.train` did."""
     words = {

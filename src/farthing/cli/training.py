@@ -142,7 +142,7 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
         }
         privacy = json.dumps(told, allow_nan=False, indent=1)
         kind = "logistic" if isinstance(estimator, LogisticRegression) else "scores"
-        model = Model(job.schema, np.atleast_2d(estimator.coef_), np.atleast_1d(estimator.intercept_), kind)
+        model = _model(job.schema, estimator, kind)
         write(files["model"], model.to_bytes(privacy))
         write(files["privacy"], (privacy + "\n").encode())
         for form in job.formats:
@@ -221,6 +221,15 @@ def _rehearse(
     return copy
 
 
+def _model(schema: Schema, estimator: Estimator, kind: str) -> Model:
+    """Return the model on features in [0, 1], with the bounds that were bought."""
+    coef, intercept = np.atleast_2d(estimator.coef_), np.atleast_1d(estimator.intercept_)
+    if not hasattr(estimator, "bounds_"):
+        return Model(schema, coef, intercept, kind)
+    low, high = estimator.bounds_
+    return Model(schema.with_bounds(low, high), coef * (high - low), intercept + coef @ low, kind)
+
+
 def _first_step_only(step: Step, ledger: Ledger) -> bool:
     return True
 
@@ -250,6 +259,8 @@ def _prepared(job: TrainingJob) -> tuple[Estimator, SolverMethod, StepRecorder, 
     if job.records is not None:
         validate.count(**{"--records": job.records})
     _refuse_splits(job, known[job.method])
+    if job.formats and np.isnan(job.schema.bounds[0]).any():
+        raise Unsupported("--format cannot write bounds that are bought: predict with model.npz")
     for form in job.formats:
         if form not in export.FORMATS:
             raise InvalidValue(f"--format must be one of {list(export.FORMATS)}, got {form!r}")
@@ -261,7 +272,7 @@ def _prepared(job: TrainingJob) -> tuple[Estimator, SolverMethod, StepRecorder, 
     estimator = made[kind]().set_params(
         epsilon=job.epsilon,
         delta=job.delta,
-        bounds=(0.0, 1.0),  # what a schema encodes into
+        bounds=job.schema.bounds,  # what it encodes into
         solver=method,
         adjacency=job.adjacency,
         records=job.records,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from farthing.data.columns import Categorical, Date, Numeric
+from farthing.data.columns import Categorical, Numeric
 from farthing.data.schema import Schema, Table
 from farthing.errors import InvalidValue
 
@@ -167,7 +167,7 @@ def unpack(packed: bytes, schema: Schema) -> dict[str, NDArray[Any]]:
     Columns follow each other, the target last. A column is stored as `byte_planes` planes of one byte per
     record, the lowest byte first: of the number itself, or of its position in the vocabulary.
     """
-    columns = [one for one in (*schema.columns, schema.target) if not isinstance(one, Date)]
+    columns = [one for one in (*schema.columns, schema.target) if isinstance(one, Numeric | Categorical)]
     planes = np.frombuffer(packed, dtype=np.uint8).reshape(sum(map(byte_planes, columns)), -1)
     table: dict[str, NDArray[Any]] = {}
     start = 0

@@ -104,6 +104,51 @@ class Numeric:
 
 
 @dataclass(frozen=True)
+class Private:
+    """A column of numbers whose bounds nobody declares: a training buys them from its budget.
+
+    It is encoded as it stands, NaN for a cell that is not a number. A trained model has bounds in its place.
+
+    Parameters
+    ----------
+    name : str
+        The column's name in the table.
+    bounds : str, default "private"
+        That word.
+
+    Examples
+    --------
+    >>> Private("income").feature_names
+    ('income',)
+    """
+
+    name: str
+    bounds: str = "private"
+
+    def __post_init__(self) -> None:
+        if self.bounds != "private":
+            raise InvalidValue(
+                f"bounds of column {self.name!r} must be the word 'private', got {self.bounds!r}"
+            )
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Return the feature that this column becomes."""
+        return (self.name,)
+
+    def encode(self, values: ArrayLike, out: NDArray[np.float64]) -> None:
+        """Write the numbers as they stand into `out`, of shape (rows, 1)."""
+        found = numbers(self.name, values)
+        out[:, 0] = np.where(np.isfinite(found), found, np.nan)
+
+    def known(self, values: ArrayLike) -> bool:
+        """Return whether every value is a finite number."""
+        return bool(np.isfinite(numbers(self.name, values)).all())
+
+    holds = known
+
+
+@dataclass(frozen=True)
 class Date:
     """A column of dates in a public range, as days that become [0, 1]; dates beyond it are clipped.
 
@@ -265,7 +310,7 @@ class Categorical:
     known = holds
 
 
-Column = Numeric | Categorical | Date
+Column = Numeric | Categorical | Date | Private
 
 
 def _cells(values: NDArray[Any]) -> list[Any]:

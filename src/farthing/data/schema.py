@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from farthing.data.columns import Categorical, Column, Date, Numeric
+from farthing.data.columns import Categorical, Column, Date, Numeric, Private
 from farthing.errors import InvalidValue
 from farthing.queries import arrays
 from farthing.validate import did_you_mean
@@ -82,10 +82,8 @@ class Schema:
         names = [column.name for column in (*self.columns, self.target)]
         if len(names) < 2 or len(set(names)) < len(names):
             raise InvalidValue(f"a schema needs a column, a target and distinct names, got {names!r}")
-        if isinstance(self.target, Date):
-            raise InvalidValue(
-                f"the target {self.target.name!r} must have values or bounds, not a range of dates"
-            )
+        if isinstance(self.target, Date | Private):
+            raise InvalidValue(f"the target {self.target.name!r} must have values or bounds of numbers")
         if isinstance(self.target, Categorical) and len(self.target.values) < 2:
             raise InvalidValue(
                 f"the target {self.target.name!r} needs two values or more, got {self.target.values!r}"
@@ -141,6 +139,23 @@ class Schema:
         wrong = [f"{name!r}{did_you_mean(name, known)}" for name in names if name not in known]
         if wrong:
             raise InvalidValue(f"the schema has no column {' and no column '.join(wrong)} among its features")
+
+    @property
+    def bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return what every feature lies between: 0 and 1, NaN where its bounds are to be bought."""
+        ends = [np.nan if isinstance(c, Private) else 1.0 for c in self.columns for _ in c.feature_names]
+        high = np.array(ends)
+        return np.where(np.isnan(high), np.nan, 0.0), high
+
+    def with_bounds(self, low: NDArray[np.float64], high: NDArray[np.float64]) -> "Schema":
+        """Return the schema with bounds in place of those that were to be bought, one a feature."""
+        columns, place = list[Column](), 0
+        for column in self.columns:
+            if isinstance(column, Private):
+                column = Numeric(column.name, float(low[place]), float(high[place]))
+            columns.append(column)
+            place += len(column.feature_names)
+        return replace(self, columns=tuple(columns))
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -223,6 +238,12 @@ def _declared(column: Column) -> dict[str, Any]:
 def _replacing(column: Column, values: Mapping[str, Any], middle: bool) -> Column:
     """Return the column with the value that replaces a missing one."""
     value = values.get(column.name)
+    if isinstance(column, Private):
+        if value is not None:
+            raise InvalidValue(
+                f"column {column.name!r} has no declared bounds: declare them to replace a cell"
+            )
+        return column
     if isinstance(column, Categorical):
         if value is not None:
             raise InvalidValue(
@@ -253,11 +274,13 @@ _KINDS: dict[frozenset[str], type[Column]] = {
     frozenset({"low", "high"}): Numeric,
     frozenset({"values"}): Categorical,
     frozenset({"first", "last"}): Date,
+    frozenset({"bounds"}): Private,
 }
 _OPTIONAL: dict[type[Column], set[str]] = {
     Numeric: {"missing"},
     Categorical: {"other"},
     Date: {"missing", "format"},
+    Private: set(),
 }
 
 

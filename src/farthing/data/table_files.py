@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from farthing.data import parquet_files
 from farthing.data import schema as data
 from farthing.data.adult import ADULT, load_adult
-from farthing.data.columns import Categorical, Column, Date, Numeric
+from farthing.data.columns import Categorical, Column, Date, Numeric, Private
 from farthing.data.csv_files import Csv
 from farthing.data.schema import Schema
 from farthing.data.splitting import Split, Spool
@@ -90,13 +90,7 @@ def declared(bounds: Sequence[str], values: Sequence[str], target: str | None) -
     >>> declared(["age=17:90"], ["income=<=50K,>50K"], "income").target
     Categorical(name='income', values=('<=50K', '>50K'), other=False)
     """
-    makers = [partial(_bounded, text) for text in bounds], [partial(_listed, text) for text in values]
-    given = data.collected([*makers[0], *makers[1]])
-    columns: dict[str, Any] = {column.name: column for column in given}
-    if len(columns) < len(given):
-        names = [column.name for column in given]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise InvalidValue(f"--bounds and --values must declare each column once, got {twice} twice")
+    columns: dict[str, Any] = {column.name: column for column in declared_columns(bounds, values)}
     if target is None:
         raise InvalidValue("--bounds and --values need --target, which of the columns to predict")
     if target not in columns:
@@ -107,9 +101,22 @@ def declared(bounds: Sequence[str], values: Sequence[str], target: str | None) -
     return Schema(tuple(column for name, column in columns.items() if name != target), columns[target])
 
 
+def declared_columns(bounds: Sequence[str], values: Sequence[str]) -> list[Column]:
+    """Return the columns that ``--bounds`` and ``--values`` declare; refuse all that are wrong at once."""
+    makers = [partial(_bounded, text) for text in bounds], [partial(_listed, text) for text in values]
+    given: list[Column] = data.collected([*makers[0], *makers[1]])
+    names = [column.name for column in given]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise InvalidValue(f"--bounds and --values must declare each column once, got {twice} twice")
+    return given
+
+
 def _bounded(text: str) -> Column:
     name, _, between = text.rpartition("=")
     low, _, high = between.partition(":")
+    if name and between == "private":
+        return Private(name)
     if name and low.count("-") == high.count("-") == 2:
         return Date(name, low, high)
     try:
@@ -118,7 +125,8 @@ def _bounded(text: str) -> Column:
     except ValueError:
         pass
     raise InvalidValue(
-        f"--bounds must be NAME=LOW:HIGH with LOW below HIGH (dates as YYYY-MM-DD), got {text!r}"
+        "--bounds must be NAME=LOW:HIGH with LOW below HIGH (dates as YYYY-MM-DD), or NAME=private, got "
+        f"{text!r}"
     )
 
 
@@ -207,11 +215,12 @@ def blocks(
         yield {name: np.asarray(values)[rows] for name, values in adult.table.items()}
         return
     names = _names(schema, target)
-    numbers = [column.name for column in (*schema.columns, schema.target) if isinstance(column, Numeric)]
+    plain = (*schema.columns, schema.target)
+    numbers = [column.name for column in plain if isinstance(column, Numeric | Private)]
     form = _format(table, csv)
     fractions = {*numbers} if isinstance(form, Csv) and form.commas(table) else set()
     for block in columns(table, [*names, *(name for name in also if name not in names)], csv):
-        yield {name: _points(cells) if name in fractions else cells for name, cells in block.items()}
+        yield {name: points(cells) if name in fractions else cells for name, cells in block.items()}
 
 
 class TrainingRows(NamedTuple):
@@ -263,6 +272,8 @@ def read(
     ``strict`` refuses all of that, which reveals facts about records without a charge; ``test``, for
     unprotected records, refuses undeclared labels and cells that are not numbers.
     """
+    if not test and any(isinstance(column, Private) for column in schema.columns):
+        raise InvalidValue("only train and describe buy bounds: declare low and high of every column here")
     if not test:
         found = training_rows(table, schema, Split(), strict=strict, csv=csv)
         return found.X, found.y
@@ -360,7 +371,7 @@ def _inside(table: str, schema: Schema, block: data.Table) -> None:
             )
 
 
-def _points(cells: NDArray[Any]) -> NDArray[Any]:
+def points(cells: NDArray[Any]) -> NDArray[Any]:
     """Return numbers with a point where they have a comma before their fraction, and no point."""
     found = [cell if "." in cell else cell.replace(",", ".", 1) for cell in cells.tolist()]
     return np.array(found, dtype=object)

@@ -106,11 +106,13 @@ class _PrivateLinear(PrivateEstimator):
         size = rows if self.records is None else validate.count(records=self.records)
         people = None if budgets is None else self._people(budgets, rows)
         problem = Problem(loss, size, X.shape[1], outputs, bool(self.fit_intercept), unit, penalty)
-        if isinstance(bounds, str):
-            private_bounds.refuse(bounds, X, method, people)
+        missing = private_bounds.unknown(bounds, X.shape[1])
+        self.__dict__.pop("bounds_", None)
+        if missing is not None:
+            private_bounds.refuse(X, method, people)
             self._rehearse(problem, method, people)
             ledger = self._own_ledger(self.ledger, method.filter)
-            bounds = self.bounds_ = private_bounds.bought(ledger, X)
+            bounds = self.bounds_ = private_bounds.bought(ledger, X, bounds, missing)
         table = Table(X, y, bounds=bounds, unit=unit)
         self._limits = None if unit else limits(bounds, X.shape[1])
         if people is not None and method.personal is None:
@@ -208,8 +210,8 @@ _BUDGET = """
 _BOUNDS = """
     bounds : (low, high), "private" or None, default None
         The public bounds of the features, numbers or one a feature; values beyond are clipped. "private"
-        buys bounds with a tenth of μ² of the budget (``bounds_``). None divides rows by their norms instead,
-        which needs no bounds, but features in one unit.
+        buys bounds with a tenth of μ² of the budget (``bounds_``), NaN buys those of one feature. None
+        divides rows by their norms instead, which needs no bounds, but features in one unit.
 """
 _ATTRIBUTES = """
     n_features_in_, n_iter_ : int

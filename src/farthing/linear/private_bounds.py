@@ -22,10 +22,22 @@ Array = NDArray[np.float64]
 SHARE = 0.1  # of μ²
 
 
-def refuse(bounds: Any, X: Any, method: SolverMethod, people: Any) -> None:
-    """Refuse bounds that cannot be bought, before anything is charged."""
-    if bounds != "private":
-        raise InvalidValue(f"bounds must be (low, high), 'private' or None, got {bounds!r}")
+def unknown(bounds: Any, width: int) -> NDArray[np.bool_] | None:
+    """Return which features have no bounds, "private" or NaN; None where all have, or none is needed."""
+    if isinstance(bounds, str):
+        if bounds != "private":
+            raise InvalidValue(f"bounds must be (low, high), 'private' or None, got {bounds!r}")
+        return np.ones(width, np.bool_)
+    try:
+        low, high = (np.broadcast_to(np.asarray(end, np.float64), width) for end in bounds)
+    except (TypeError, ValueError):
+        return None  # which the table refuses, if it is wrong
+    missing = np.isnan(low) | np.isnan(high)
+    return missing if missing.any() else None
+
+
+def refuse(X: Any, method: SolverMethod, people: Any) -> None:
+    """Refuse to buy bounds where that cannot be done, before anything is charged."""
     if hasattr(X, "tocsr"):
         raise InvalidValue("bounds='private' needs a dense table: declare (0, high) of a sparse one")
     if people is not None:
@@ -34,6 +46,11 @@ def refuse(bounds: Any, X: Any, method: SolverMethod, people: Any) -> None:
         raise Unsupported("bounds='private' needs a solver with a GDP or zCDP filter, such as 'auto'")
 
 
-def bought(ledger: Ledger, X: Any) -> tuple[Array, Array]:
-    """Return bounds of every column of a table, paid by a share of a ledger that is not spent yet."""
-    return ranges.of_table(X, Allowance(ledger), SHARE)
+def bought(ledger: Ledger, X: Any, bounds: Any, missing: NDArray[np.bool_]) -> tuple[Array, Array]:
+    """Return bounds of every feature, those that are missing paid by a share of a ledger not spent yet."""
+    low, high = ranges.of_table(X if missing.all() else X[:, missing], Allowance(ledger), SHARE)
+    if missing.all():
+        return low, high
+    ends = [np.array(np.broadcast_to(np.asarray(end, np.float64), len(missing))) for end in bounds]
+    ends[0][missing], ends[1][missing] = low, high
+    return ends[0], ends[1]

@@ -48,7 +48,8 @@ class Problem:
 
     def warn_if_alike(self, mean: Array, deviation: float) -> None:
         """Warn where unit rows point the same way, by their released mean: features had other units."""
-        if self.unit and math.sqrt(self.width) * deviation < _CLEAR and float(mean @ mean) > _ALIKE:
+        least = _ALIKE - 6 * deviation  # three deviations of the mean's norm, squared
+        if self.unit and math.sqrt(self.width) * deviation < _CLEAR and float(mean @ mean) > least:
             warnings.warn(
                 "bounds=None divided rows by their norms, after which they are nearly all alike, by their "
                 "released mean: features are in different units. Give bounds=(low, high) with one number a "

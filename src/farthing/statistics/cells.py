@@ -35,6 +35,7 @@ Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 GRID = 2.0**-20  # of which all terms are multiples
+BLOCK = 2**16  # records that are read at a time
 _COUNTED = 0.5  # what a record adds to the count of a mean
 _FEWEST = 4.0  # deviations that a count must have for its mean to say something
 
@@ -63,11 +64,13 @@ class Cells:
 
     def bounded_sum(self, records: Any, w: Any, bound: ClipNorm) -> Array:
         """Return how many records lie in each cell, of each column, in units of the bound."""
-        codes = np.asarray(records[0], dtype=np.int64).reshape(-1, self.columns)
-        inside = (codes >= 0) & (codes < self.cells)
-        flat = (codes + self.cells * np.arange(self.columns))[inside]
-        found = np.bincount(flat, minlength=self.columns * self.cells).astype(np.float64)
-        return found.reshape(self.shape) * _shrunk(bound, self.norms)
+        found = np.zeros(self.columns * self.cells)
+        for start in range(0, len(records), BLOCK):
+            codes = np.asarray(records[0][start : start + BLOCK], dtype=np.int64).reshape(-1, self.columns)
+            inside = (codes >= 0) & (codes < self.cells)
+            flat = (codes + self.cells * np.arange(self.columns))[inside]
+            found += np.bincount(flat, minlength=len(found))
+        return found.reshape(self.shape) * shrunk(bound, self.norms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +104,10 @@ class Sums:
         z = np.rint(np.clip((values - self.low) / half - 1, -1, 1) / GRID) * GRID
         counts = _COUNTED * np.bincount(codes, minlength=self.cells)
         sums = np.bincount(codes, weights=z, minlength=self.cells)
-        return np.stack([counts, sums]) * _shrunk(bound, self.norms)
+        return np.stack([counts, sums]) * shrunk(bound, self.norms)
 
 
-def _shrunk(bound: ClipNorm, norms: tuple[float, float]) -> float:
+def shrunk(bound: ClipNorm, norms: tuple[float, float]) -> float:
     """Return the factor that brings a term of these norms within a bound; 1 for the bound it was made for."""
     return min(1.0, bound.clip / norms[bound.order - 1])
 

@@ -1,0 +1,120 @@
+"""The command ``farthing describe``: statistics of a table within a budget."""
+
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from farthing import validate
+from farthing.budget import Budget
+from farthing.cli.ledger_output import aligned, statement_words
+from farthing.cli.options import (
+    AsJson,
+    Decimal,
+    Delimiter,
+    Drop,
+    SchemaFile,
+    csv_format,
+    emit,
+    emit_json,
+    number,
+    option,
+)
+from farthing.errors import InvalidValue
+
+
+def describe(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A CSV or Parquet file.", show_default=False)],
+    epsilon: Annotated[float, option(number, "The most that may be spent: its epsilon.")],
+    delta: Annotated[float, option(number, "Its delta; 0 adds Laplace noise.")] = 0.0,
+    schema: SchemaFile = None,
+    bounds: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=LOW:HIGH", help="Describe this column of numbers. Repeatable."),
+    ] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=A,B", help="Describe this column of values. Repeatable."),
+    ] = None,
+    book: Annotated[
+        Path | None,
+        typer.Option("--ledger", metavar="FILE", help="Spend from this ledger; a new one holds this budget."),
+    ] = None,
+    drop: Drop = None,
+    delimiter: Delimiter = None,
+    decimal: Decimal = None,
+    as_json: AsJson = False,
+) -> int:
+    """Describes every column of a table within a budget.
+
+    Counts, means, quantiles and counts of declared values, with errors. Undeclared bounds are bought.
+    """
+    validate.positive(**{"--epsilon": epsilon})
+    validate.delta(**{"--delta": delta})
+    from farthing.cli import describing
+    from farthing.cli.ledger_output import open_journal
+    from farthing.data import model_file, table_files
+    from farthing.ledger.journal import Journal
+
+    if schema is not None and (bounds or values):
+        raise InvalidValue("give either --schema or --bounds and --values, not both")
+    columns: Any = None
+    if schema is not None:
+        found = table_files.schema_of(schema, None).without(drop or [])
+        columns = [*found.columns, found.target]
+    elif bounds or values:
+        columns = table_files.declared_columns(bounds or [], values or [])
+    if book is not None:
+        if Journal.exists(book):
+            open_journal(book).close()
+        else:
+            model_file.check_writable(book, force=False, option="--ledger")
+    fields = describing.describe_table(
+        table,
+        columns,
+        Budget(epsilon, delta),
+        ledger=book,
+        drop=drop or [],
+        csv=csv_format(delimiter, decimal),
+    )
+    if as_json:
+        emit_json(fields)
+    else:
+        emit(aligned(_lines(fields)))
+    return 0
+
+
+def _lines(fields: dict[str, Any]) -> dict[str, Any]:
+    """The words for a description, a few lines a column."""
+    lines: dict[str, Any] = {}
+    for column in fields["columns"]:
+        if column["kind"] == "values":
+            error = f" ± {_short(column['error'])} each"
+            counts = zip(column["values"], column["counts"], strict=True)
+            lines[column["name"]] = [
+                ", ".join(f"{value} {max(0, round(n)):,}" for value, n in counts) + error
+            ]
+            continue
+        size = f"{round(column['count']):,} ± {_short(column['count_error'])} numbers"
+        if column["mean"] is None:
+            lines[column["name"]] = f"{size}: too few to tell more"
+            continue
+        show, unit = (_day, " days") if column["kind"] == "dates" else (_short, "")
+        pairs = zip(column["quantiles"], column["quantile_errors"], strict=True)
+        spread = ", ".join(f"{show(value)} ± {_short(error)}{unit}" for value, error in pairs)
+        ends = f"{show(column['low'])} to {show(column['high'])}"
+        lines[column["name"]] = [
+            f"{size}, mean {show(column['mean'])} ± {_short(column['mean_error'])}{unit}",
+            f"quantiles (5, 25, 50, 75, 95 %) {spread}",
+            f"clipped to {ends}, " + ("bounds that were bought" if column["bought"] else "as declared"),
+        ]
+    return {**lines, "guarantee": statement_words(fields), "ledger": fields["ledger"]}
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if 1000 <= abs(number) < 1e15 else f"{number:.4g}"
+
+
+def _day(days: float) -> str:
+    return (date(1970, 1, 1) + timedelta(days=round(days))).isoformat()

@@ -1,0 +1,119 @@
+"""The description of a table: its columns are read, and described from one part of a budget."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing.accounting.filters import BasicFilter, GdpFilter
+from farthing.budget import Budget, Unit
+from farthing.data import table_files
+from farthing.data.columns import Categorical, Column, Date, Numeric, Private, numbers
+from farthing.data.csv_files import Csv
+from farthing.data.splitting import Spool
+from farthing.errors import InvalidValue, Unsupported
+from farthing.ledger.journal import Journal
+from farthing.ledger.ledger import Ledger
+from farthing.statistics.describing import Summary, Tally, describe
+from farthing.statistics.spending import Allowance
+
+
+def describe_table(
+    table: str,
+    columns: Sequence[Column] | None,
+    budget: Budget,
+    *,
+    ledger: Path | None = None,
+    drop: Sequence[str] = (),
+    csv: Csv = table_files.PLAIN,
+) -> dict[str, Any]:
+    """Return released figures of every column; ``columns`` declares some of them, None buys all bounds.
+
+    Without a declaration every column of the header is read as numbers: which ones hold none is not looked
+    up, but released with noise.
+    """
+    if columns is None:
+        header = [name for name in table_files.header(table, None, csv) if name not in drop]
+        twice = sorted({name for name in header if header.count(name) > 1})
+        if twice:
+            raise InvalidValue(f"{table!r} has two columns {twice[0]!r}: rename one, or --drop it")
+        ranged: list[tuple[str, tuple[float, float] | None]] = [(name, None) for name in header]
+        listed = list[Categorical]()
+    else:
+        plain = [one for one in columns if not isinstance(one, Categorical)]
+        ranged = [(one.name, None if isinstance(one, Private) else _ends(one)) for one in plain]
+        listed = [one for one in columns if isinstance(one, Categorical)]
+    known = {one.name: one for one in columns or ()}
+    cells, codes = _read(table, [name for name, _ in ranged], listed, known, csv)
+    width = float(len(ranged) + len(listed))
+    spend, book = _allowance(ledger, budget, (width, math.sqrt(width)))
+    try:
+        vocabularies = [(one.name, one.values) for one in listed]
+        found = describe(cells, ranged, codes, vocabularies, spend)
+        privacy = spend.ledger.guarantee
+    finally:
+        if book is not None:
+            book.close()
+    return {
+        **asdict(privacy),
+        "table": table,
+        "ledger": None if ledger is None else str(ledger),
+        "columns": [{"kind": _kind(one, known.get(one.name)), **asdict(one)} for one in found],
+    }
+
+
+def _kind(found: Summary | Tally, column: Column | None) -> str:
+    if isinstance(found, Tally):
+        return "values"
+    return "dates" if isinstance(column, Date) else "numbers"
+
+
+def _ends(column: Numeric | Date) -> tuple[float, float]:
+    inner = column if isinstance(column, Numeric) else column._numeric
+    return float(inner.low), float(inner.high)
+
+
+def _read(
+    table: str, names: list[str], listed: list[Categorical], known: dict[str, Column], csv: Csv
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the numbers, one column a name, and the codes of declared values."""
+    if table == table_files.EMBEDDED:
+        raise InvalidValue("describe takes a file; the table 'adult' is public: look at it without paying")
+    spool, codes = Spool(max(len(names), 1)), [np.zeros((0, len(listed)), np.int64)]
+    commas = table_files.is_csv(table) and csv.commas(table)
+    for block in table_files.columns(table, [*names, *(one.name for one in listed)], csv):
+        if names:
+            spool.add(
+                np.column_stack([_numbers(known.get(name), name, block[name], commas) for name in names])
+            )
+        if listed:
+            codes.append(np.column_stack([one.codes(block[one.name]) for one in listed]))
+    return spool.value(), np.concatenate(codes)
+
+
+def _numbers(column: Column | None, name: str, cells: NDArray[Any], commas: bool) -> NDArray[np.float64]:
+    if isinstance(column, Date):
+        return column.days(cells)
+    if cells.dtype.kind == "M":
+        return Date(name, "1970-01-01", "1970-01-02").days(cells)
+    return numbers(name, table_files.points(cells) if commas else cells)
+
+
+def _allowance(
+    ledger: Path | None, budget: Budget, norms: tuple[float, float]
+) -> tuple[Allowance, Ledger | None]:
+    """Return what is spent, and the ledger to close."""
+    rule = GdpFilter if budget.delta else BasicFilter
+    if ledger is None:
+        return Allowance.of(None, budget.epsilon, budget.delta, norms), None
+    new = not Journal.exists(ledger)
+    book = Ledger(budget, journal=ledger, filter=rule) if new else Ledger.open(ledger)
+    if book.budget.unit is not Unit.RECORD:
+        raise InvalidValue(f"--ledger must be one per record, since a row counts as one: {book.budget}")
+    if not new and book.share and any(row.kind == "promise" for row in book.journal.rows()):
+        raise Unsupported("--ledger holds the plan of a training: take a new ledger")
+    return Allowance.of(book, budget.epsilon, budget.delta, norms), book

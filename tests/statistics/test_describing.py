@@ -1,0 +1,43 @@
+"""Descriptions of whole tables: one record's term within its norm, one budget for all columns."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import farthing as ft
+from farthing.queries.bounds import ClipNorm
+from farthing.queries.query import Rows
+from farthing.statistics.describing import Moments, describe
+from farthing.statistics.spending import Allowance
+
+number = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@given(st.lists(number, min_size=3, max_size=3))
+def test_one_record_adds_no_more_than_its_norm(row: list[float]) -> None:
+    moments = Moments((-1.0, 0.0, 5.0), (1.0, 1e6, 6.0))
+    for order in (1, 2):
+        for clip in (moments.norms[order - 1], 0.3):
+            term = moments.bounded_sum(Rows(np.array([row])), None, ClipNorm(clip, order=order)).ravel()
+            assert np.linalg.norm(term, order) <= clip * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+def test_all_answers_together_fit_the_part(delta: float) -> None:
+    rng = np.random.default_rng(0)
+    numbers = rng.normal(size=(1000, 3))
+    codes = rng.integers(-1, 2, size=(1000, 2))
+    ledger = ft.Ledger(ft.Budget(1.0, delta))
+    found = describe(
+        numbers,
+        [("a", None), ("b", (-3.0, 3.0)), ("c", None)],
+        codes,
+        [("d", ("x", "y")), ("e", ("x",))],
+        Allowance(ledger),
+    )
+    assert [one.name for one in found] == ["a", "b", "c", "d", "e"]
+    assert 0.8 < ledger.share <= 1
+    assert [one.bought for one in found[:3]] == [True, False, True]  # type: ignore[union-attr]
+    with pytest.raises(ft.InvalidValue, match="no column"):
+        describe(numbers, [], codes, [], Allowance(ft.Ledger(ft.Budget(1.0, delta))))
