@@ -98,6 +98,17 @@ def test_missing_values_and_other_groups_count_as_nothing() -> None:
     assert round(ft.count(days, epsilon=50.0).value) == 1
 
 
+def test_a_public_number_of_records_leaves_all_of_the_budget_to_the_sum() -> None:
+    ages = np.arange(1000) % 90
+    ledger = ft.Ledger(ft.Budget(1.0, 0.0))
+    found = ft.mean(ages, (0, 90), records=1000, ledger=ledger)
+    assert 0.999 < ledger.share <= 1
+    assert found.error < ft.mean(ages, (0, 90), epsilon=1.0).error / 1.4
+    assert abs(found.value - ages.mean()) < 10 * found.error  # 30 scales of Laplace noise: 1e-13
+    with pytest.raises(ft.InvalidValue, match="groups are counted"):
+        ft.mean(ages, (0, 90), records=1000, by=ages, groups=[1], epsilon=1.0)
+
+
 def test_bins_are_those_of_numpy() -> None:
     numbers = np.concatenate([np.linspace(-1, 12, 999), [0, 5, 10, 10, np.nan]])
     found = ft.histogram(numbers, [0, 5, 7, 10], epsilon=100.0)

@@ -77,12 +77,14 @@ class Cells:
 class Sums:
     """A contribution that adds (1/2, z) in one of ``cells``, where z is a record's number between two bounds.
 
-    Records are ``Rows(codes, numbers)``: codes are cells, -1 for none.
+    Records are ``Rows(codes, numbers)``: codes are cells, -1 for none. ``counted`` is 0 in place of 1/2 where
+    the number of records is public.
     """
 
     cells: int
     low: float
     high: float
+    counted: float = _COUNTED
     honours: ClassVar[tuple[str, ...]] = (Kind.NORM, Kind.L1_NORM)
 
     @property
@@ -93,7 +95,7 @@ class Sums:
     @property
     def norms(self) -> tuple[float, float]:
         """The L1 and L2 norms of one record's term."""
-        return 1 + _COUNTED, math.hypot(1, _COUNTED)
+        return 1 + self.counted, math.hypot(1, self.counted)
 
     def bounded_sum(self, records: Any, w: Any, bound: ClipNorm) -> Array:
         """Return half of the count, and the sum of z, in each cell."""
@@ -102,7 +104,7 @@ class Sums:
         codes, values = codes[inside], np.clip(values[inside], self.low, self.high)
         half = (self.high - self.low) / 2
         z = np.rint(np.clip((values - self.low) / half - 1, -1, 1) / GRID) * GRID
-        counts = _COUNTED * np.bincount(codes, minlength=self.cells)
+        counts = self.counted * np.bincount(codes, minlength=self.cells)
         sums = np.bincount(codes, weights=z, minlength=self.cells)
         return np.stack([counts, sums]) * shrunk(bound, self.norms)
 
@@ -205,6 +207,7 @@ def mean(
     *,
     by: ArrayLike | None = None,
     groups: ArrayLike | None = None,
+    records: int | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
     ledger: Ledger | None = None,
@@ -221,6 +224,9 @@ def mean(
         Which group a record belongs to.
     groups : array-like, optional
         The public list of groups, with ``by``.
+    records : int, optional
+        The public number of records, where that is known and none is missing: all of the budget goes to the
+        sum then. None counts them privately.
     epsilon, delta : float, optional
         The budget of this statistic; with ``ledger`` the part of it to take, where None takes what is left.
     ledger : Ledger, optional
@@ -241,9 +247,16 @@ def mean(
     """
     low, high = limits(bounds)
     codes, names = _grouped(column(values), by, groups)
-    sums = Sums(len(names) or 1, low, high)
+    if records is not None and by is not None:
+        raise InvalidValue("records is the number of all records: leave it out with by, groups are counted")
+    public = None if records is None else validate.count(records=records)
+    sums = Sums(len(names) or 1, low, high, _COUNTED if public is None else 0.0)
     spend = Allowance.of(ledger, epsilon, delta, sums.norms)
     total, deviation = spend.ask(Rows(codes, numbers("values", column(values))), sums, sums.norms)
+    if public is not None:
+        z, half = np.clip(total[1] / public, -1, 1), (high - low) / 2
+        off = np.minimum(half * deviation * spend.quantile / public, high - low)
+        return _estimate(low + half * (1 + z), np.full(1, off), spend, names, several=False)
     found, error = averages(total, deviation * spend.quantile, low, high)
     return _estimate(found, error, spend, names, by is not None)
 
@@ -310,7 +323,7 @@ def _counted(
     counts = Cells(1, cells or len(names) or 1)
     total, deviation = spend.ask(Rows(codes), counts, counts.norms)
     error = np.full(counts.cells, deviation * spend.quantile)
-    return _estimate(total[0], error, spend, names, several)
+    return _estimate(np.rint(total[0]), error, spend, names, several)
 
 
 def _estimate(

@@ -159,19 +159,32 @@ def _cheaper(
     """Return what to spend, and whether on choices: public numbers say which is more exact."""
     if ledger is not None:
         spend = Allowance.of(ledger, epsilon, delta, _NORMS)
-        return spend, _choice_error(spend, wanted).max() < _tree_error(spend)
+        return spend, _typical(spend, wanted, True) < _typical(spend, wanted, False)
     if epsilon is None:
         raise InvalidValue("give epsilon (and delta, if it is not 0), or a ledger to spend from")
     budget = Budget(epsilon, 0.0 if delta is None else delta)
     rules: list[Any] = [BasicFilter, GdpFilter] if budget.delta else [BasicFilter]
     ways = [(Allowance(Ledger(budget, filter=rule)), chosen) for rule in rules for chosen in (True, False)]
-    return min(ways, key=lambda way: _choice_error(way[0], wanted).max() if way[1] else _tree_error(way[0]))
+    return min(ways, key=lambda way: _typical(way[0], wanted, way[1]))
+
+
+def _typical(spend: Allowance, wanted: Array, chosen: bool) -> float:
+    """Return about how many ranks the worst quantile is off: twice the noise of a score, or a deviation."""
+    if not chosen:
+        return _tree_error(spend) / spend.quantile
+    return float(2 * _choice_noise(spend, wanted).max())
+
+
+def _choice_noise(spend: Allowance, wanted: Array) -> Array:
+    """Return the scale of the noise on the scores of each quantile."""
+    return np.asarray(
+        2 * spend.adjacency.shift * np.maximum(wanted, 1 - wanted) / spend.choice(1 / len(wanted))
+    )
 
 
 def _choice_error(spend: Allowance, wanted: Array) -> Array:
     """Return how many ranks a choice is off at most, with probability 0.95."""
-    noise = 2 * spend.adjacency.shift * np.maximum(wanted, 1 - wanted) / spend.choice(1 / len(wanted))
-    return np.asarray(noise * (math.log(LEAVES + 1) - math.log(1 - CONFIDENCE)))
+    return _choice_noise(spend, wanted) * (math.log(LEAVES + 1) - math.log(1 - CONFIDENCE))
 
 
 def _tree_error(spend: Allowance) -> float:
