@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import farthing as ft
 from farthing.queries.bounds import ClipNorm
 from farthing.queries.query import Rows
-from farthing.statistics.describing import Moments, describe
+from farthing.statistics.describing import ColumnSums, describe
 from farthing.statistics.spending import Allowance
 
 number = st.floats(allow_nan=True, allow_infinity=True)
@@ -16,7 +16,7 @@ number = st.floats(allow_nan=True, allow_infinity=True)
 
 @given(st.lists(number, min_size=3, max_size=3))
 def test_one_record_adds_no_more_than_its_norm(row: list[float]) -> None:
-    moments = Moments((-1.0, 0.0, 5.0), (1.0, 1e6, 6.0))
+    moments = ColumnSums((-1.0, 0.0, 5.0), (1.0, 1e6, 6.0))
     for order in (1, 2):
         for clip in (moments.norms[order - 1], 0.3):
             term = moments.bounded_sum(Rows(np.array([row])), None, ClipNorm(clip, order=order)).ravel()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from farthing.accounting.filters import BasicFilter, GdpFilter
 from farthing.budget import Budget, Unit
 from farthing.data import table_files
-from farthing.data.columns import Categorical, Column, Date, Numeric, Private, numbers
+from farthing.data.columns import Categorical, Column, Date, Numeric, Unbounded, numbers
 from farthing.data.csv_files import Csv
 from farthing.data.splitting import Spool
 from farthing.errors import InvalidValue, Unsupported
@@ -45,7 +45,7 @@ def describe_table(
         listed = list[Categorical]()
     else:
         plain = [one for one in columns if not isinstance(one, Categorical)]
-        ranged = [(one.name, None if isinstance(one, Private) else _ends(one)) for one in plain]
+        ranged = [(one.name, None if isinstance(one, Unbounded) else _ends(one)) for one in plain]
         listed = [one for one in columns if isinstance(one, Categorical)]
     known = {one.name: one for one in columns or ()}
     cells, codes = _read(table, [name for name, _ in ranged], listed, known, csv)

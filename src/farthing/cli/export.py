@@ -13,7 +13,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import MinMaxScaler, OneHotEncoder
 
-from farthing.data.columns import Categorical, Column, Date, Numeric, Private
+from farthing.data.columns import Categorical, Column, Date, Numeric, Unbounded
 from farthing.data.schema import Schema
 from farthing.errors import Unsupported
 
@@ -41,7 +41,9 @@ def pipeline(schema: Schema, model: Any) -> Pipeline:
 
 
 def _encoder(column: Column) -> Any:
-    if isinstance(column, Date | Private) or len(column.feature_names) > len(getattr(column, "values", [0])):
+    if isinstance(column, Date | Unbounded) or len(column.feature_names) > len(
+        getattr(column, "values", [0])
+    ):
         raise Unsupported(
             f"--format cannot write column {column.name!r}: scikit-learn's encoders have no dates in a "
             "range, no 'missing' and no 'other'; leave --format out, and predict with model.npz"

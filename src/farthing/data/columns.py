@@ -104,7 +104,7 @@ class Numeric:
 
 
 @dataclass(frozen=True)
-class Private:
+class Unbounded:
     """A column of numbers whose bounds nobody declares: a training buys them from its budget.
 
     It is encoded as it stands, NaN for a cell that is not a number. A trained model has bounds in its place.
@@ -118,7 +118,7 @@ class Private:
 
     Examples
     --------
-    >>> Private("income").feature_names
+    >>> Unbounded("income").feature_names
     ('income',)
     """
 
@@ -310,7 +310,7 @@ class Categorical:
     known = holds
 
 
-Column = Numeric | Categorical | Date | Private
+Column = Numeric | Categorical | Date | Unbounded
 
 
 def _cells(values: NDArray[Any]) -> list[Any]:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from farthing.data.columns import Categorical, Column, Date, Numeric, Private
+from farthing.data.columns import Categorical, Column, Date, Numeric, Unbounded
 from farthing.errors import InvalidValue
 from farthing.queries import arrays
 from farthing.validate import did_you_mean
@@ -82,7 +82,7 @@ class Schema:
         names = [column.name for column in (*self.columns, self.target)]
         if len(names) < 2 or len(set(names)) < len(names):
             raise InvalidValue(f"a schema needs a column, a target and distinct names, got {names!r}")
-        if isinstance(self.target, Date | Private):
+        if isinstance(self.target, Date | Unbounded):
             raise InvalidValue(f"the target {self.target.name!r} must have values or bounds of numbers")
         if isinstance(self.target, Categorical) and len(self.target.values) < 2:
             raise InvalidValue(
@@ -143,7 +143,7 @@ class Schema:
     @property
     def bounds(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return what every feature lies between: 0 and 1, NaN where its bounds are to be bought."""
-        ends = [np.nan if isinstance(c, Private) else 1.0 for c in self.columns for _ in c.feature_names]
+        ends = [np.nan if isinstance(c, Unbounded) else 1.0 for c in self.columns for _ in c.feature_names]
         high = np.array(ends)
         return np.where(np.isnan(high), np.nan, 0.0), high
 
@@ -151,7 +151,7 @@ class Schema:
         """Return the schema with bounds in place of those that were to be bought, one a feature."""
         columns, place = list[Column](), 0
         for column in self.columns:
-            if isinstance(column, Private):
+            if isinstance(column, Unbounded):
                 column = Numeric(column.name, float(low[place]), float(high[place]))
             columns.append(column)
             place += len(column.feature_names)
@@ -238,7 +238,7 @@ def _declared(column: Column) -> dict[str, Any]:
 def _replacing(column: Column, values: Mapping[str, Any], middle: bool) -> Column:
     """Return the column with the value that replaces a missing one."""
     value = values.get(column.name)
-    if isinstance(column, Private):
+    if isinstance(column, Unbounded):
         if value is not None:
             raise InvalidValue(
                 f"column {column.name!r} has no declared bounds: declare them to replace a cell"
@@ -274,13 +274,13 @@ _KINDS: dict[frozenset[str], type[Column]] = {
     frozenset({"low", "high"}): Numeric,
     frozenset({"values"}): Categorical,
     frozenset({"first", "last"}): Date,
-    frozenset({"bounds"}): Private,
+    frozenset({"bounds"}): Unbounded,
 }
 _OPTIONAL: dict[type[Column], set[str]] = {
     Numeric: {"missing"},
     Categorical: {"other"},
     Date: {"missing", "format"},
-    Private: set(),
+    Unbounded: set(),
 }
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from farthing.data import parquet_files
 from farthing.data import schema as data
 from farthing.data.adult import ADULT, load_adult
-from farthing.data.columns import Categorical, Column, Date, Numeric, Private
+from farthing.data.columns import Categorical, Column, Date, Numeric, Unbounded
 from farthing.data.csv_files import Csv
 from farthing.data.schema import Schema
 from farthing.data.splitting import Split, Spool
@@ -116,7 +116,7 @@ def _bounded(text: str) -> Column:
     name, _, between = text.rpartition("=")
     low, _, high = between.partition(":")
     if name and between == "private":
-        return Private(name)
+        return Unbounded(name)
     if name and low.count("-") == high.count("-") == 2:
         return Date(name, low, high)
     try:
@@ -216,7 +216,7 @@ def blocks(
         return
     names = _names(schema, target)
     plain = (*schema.columns, schema.target)
-    numbers = [column.name for column in plain if isinstance(column, Numeric | Private)]
+    numbers = [column.name for column in plain if isinstance(column, Numeric | Unbounded)]
     form = _format(table, csv)
     fractions = {*numbers} if isinstance(form, Csv) and form.commas(table) else set()
     for block in columns(table, [*names, *(name for name in also if name not in names)], csv):
@@ -272,7 +272,7 @@ def read(
     ``strict`` refuses all of that, which reveals facts about records without a charge; ``test``, for
     unprotected records, refuses undeclared labels and cells that are not numbers.
     """
-    if not test and any(isinstance(column, Private) for column in schema.columns):
+    if not test and any(isinstance(column, Unbounded) for column in schema.columns):
         raise InvalidValue("only train and describe buy bounds: declare low and high of every column here")
     if not test:
         found = training_rows(table, schema, Split(), strict=strict, csv=csv)

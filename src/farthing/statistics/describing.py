@@ -30,7 +30,7 @@ _FEWEST = 3.0  # errors of a count that a column must have to be described
 
 
 @dataclass(frozen=True, slots=True)
-class Moments:
+class ColumnSums:
     """A contribution that adds (1/2, z) for each of some columns, z being its number between their bounds.
 
     Records are ``Rows(table)``; a number that is missing adds nothing, for its column only.
@@ -142,7 +142,7 @@ def _summaries(
     cells = Cells(len(declared), ranges.FINE)
     shares = Rows(ranges.Shares(numbers, low, high))
     counts, noise = spend.ask(shares, cells, cells.norms, share["cells"])
-    moments = Moments(tuple(low.tolist()), tuple(high.tolist()))
+    moments = ColumnSums(tuple(low.tolist()), tuple(high.tolist()))
     total, deviation = spend.ask(Rows(numbers), moments, moments.norms, share["moments"])
     spread, size_error = deviation * spend.quantile, 2 * deviation * spend.quantile
     found: list[Summary | Tally] = []
