@@ -58,6 +58,7 @@ def test_declared_columns_and_a_shared_ledger(run: Any) -> None:
         (("--epsilon", "0"), "--epsilon"),
         (("--epsilon", "1", "--delta", "2"), "--delta"),
         (("--epsilon", "1", "--bounds", "agee=0:9"), "no column 'agee'"),
+        (("--epsilon", "1", "--drop", "agee"), "did you mean 'age'?"),
         (("--epsilon", "1", "--bounds", "age=9:0"), "--bounds must be NAME=LOW:HIGH"),
         (("--epsilon", "1", "--bounds", "age=private", "--values", "age=1"), "twice"),
         (("--epsilon", "1", "--schema", "none.json"), "--schema must be a JSON file"),

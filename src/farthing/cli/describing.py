@@ -36,7 +36,11 @@ def describe_table(
     Without a declaration every column of the header is read as numbers: which ones hold none is not looked
     up, but released with noise.
     """
+    if table == table_files.EMBEDDED:
+        raise InvalidValue("describe takes a file; the table 'adult' is public: look at it without paying")
     if columns is None:
+        for name in drop:
+            table_files.named(table, name, csv)
         header = [name for name in table_files.header(table, None, csv) if name not in drop]
         twice = sorted({name for name in header if header.count(name) > 1})
         if twice:
@@ -81,8 +85,6 @@ def _read(
     table: str, names: list[str], listed: list[Categorical], known: dict[str, Column], csv: Csv
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the numbers, one column a name, and the codes of declared values."""
-    if table == table_files.EMBEDDED:
-        raise InvalidValue("describe takes a file; the table 'adult' is public: look at it without paying")
     spool, codes = Spool(max(len(names), 1)), [np.zeros((0, len(listed)), np.int64)]
     commas = table_files.is_csv(table) and csv.commas(table)
     for block in table_files.columns(table, [*names, *(one.name for one in listed)], csv):

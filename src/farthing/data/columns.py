@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from functools import cached_property, lru_cache
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -285,7 +286,10 @@ class Categorical:
         """Return the position of each value in the vocabulary, -1 where it is not in it."""
         position = self._position
         cells = _cells(np.asarray(values))
-        found = [position.get(cell, -1) if isinstance(cell, str) else -1 for cell in cells]
+        try:
+            found = list(map(position.get, cells, repeat(-1)))
+        except TypeError:  # a cell that cannot be looked up
+            found = [position.get(cell, -1) if isinstance(cell, str) else -1 for cell in cells]
         codes = np.array(found, dtype=np.int64)
         for place in np.flatnonzero(codes < 0):
             codes[place] = next((position[text] for text in _spelt(cells[place]) if text in position), -1)

@@ -25,6 +25,7 @@ from farthing.validate import did_you_mean
 
 _BLOCK = 2**13  # rows held as text at a time
 _LONGEST = 2**24  # characters of a line
+_SAID = 8  # columns that are named in a message
 _GZIP = b"\x1f\x8b"
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 
@@ -180,7 +181,9 @@ def _places(path: str, header: list[str], names: Iterable[str], delimiter: str) 
             wrong.append(f"no column {name!r}" + (did_you_mean(name, header) if is_header else ""))
     if wrong:
         between = DELIMITERS.get(delimiter, repr(delimiter))
+        more = f" and {len(wrong) - _SAID} more like this" if len(wrong) > _SAID else ""
         raise InvalidValue(
-            f"{path!r} has {', '.join(wrong)}: its first line must name each column once, between {between}"
+            f"{path!r} has {', '.join(wrong[:_SAID])}{more}: its first line must name each column once, "
+            f"between {between}"
         )
     return {name: header.index(name) for name in wanted}

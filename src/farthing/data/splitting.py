@@ -80,8 +80,8 @@ class Spool:
     need; features in [0, 1] lose nothing that matters by that.
     """
 
-    def __init__(self, width: int, most: int = 2**27) -> None:
-        self._width, self._most, self._entries = width, most, 0  # numbers: one gigabyte of float64
+    def __init__(self, width: int, most: int = 2**26) -> None:
+        self._width, self._most, self._entries = width, most, 0  # numbers: half a gigabyte of float64
         self._blocks: list[NDArray[Any]] = [np.zeros((0, width))]
         self._file: Any = None
 
