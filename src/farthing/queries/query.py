@@ -140,6 +140,10 @@ class Query:
         """Refuse records that the sampler cannot draw from."""
         if isinstance(self.sampler, Personal):
             self.sampler.check(records)
+        if hasattr(records, "summed") and not getattr(self.contribution, "additive", True):
+            raise Unsupported(
+                f"{type(self.contribution).__name__} is no sum over records: give it a table, not partitions"
+            )
 
     def draw(self, records: Any, stream: Stream, turn: int) -> Indices:
         """Return the positions of the records that take part in this turn."""
@@ -155,7 +159,10 @@ class Query:
 
         if self._weighted:
             return cast(Personal, self.sampler).weighted(sums, records, drawn)
-        return sums(records.take(drawn))
+        taken = records.take(drawn)
+        if hasattr(taken, "summed"):  # records in parts, each summed where it lies
+            return taken.summed(self.contribution, w, self.bound)
+        return sums(taken)
 
     @property
     def remembers(self) -> bool:
