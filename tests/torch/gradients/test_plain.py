@@ -8,6 +8,7 @@ from torch.utils import checkpoint
 
 import farthing as ft
 from farthing.queries.bounds import ClipNorm
+from farthing.torch.gradients import plain
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.clipping import plain_sum
 from farthing.torch.gradients.plain import bare
@@ -74,10 +75,13 @@ def one_at_a_time(model, x, y):
 @pytest.mark.parametrize("name", MODELS)
 def test_sums_are_those_of_one_example_at_a_time(name, caplog):
     torch.manual_seed(0)
+    plain._say.cache_clear()
     model, (x, y) = MODELS[name](), data()
     found = Gradient(model, LOSS, route="fast").bounded_sum(Examples((x, y)).take(slice(None)), None, BOUND)
     expected = plain_sum(one_at_a_time(model, x, y), BOUND)
     assert (found - expected).norm() <= 1e-5 * expected.norm()
+    said = ["physical_batch_size takes less memory" in message for message in caplog.messages]
+    assert said == [True] * name.startswith("computed again")
     assert checkpoint.CheckpointFunction.__module__ == "torch.utils.checkpoint"  # as it was
 
 

@@ -50,16 +50,16 @@ class Isolation(StrEnum):
 
 
 _COST = {
-    Isolation.VMAP: "in a lane of torch.func.vmap each, which is usually 2 to 10 times slower",
-    Isolation.LOOP: "through the model alone, which is slower by about the size of a batch",
+    Isolation.VMAP: "in full precision in a lane of torch.func.vmap, which is usually 2 to 10 times slower",
+    Isolation.LOOP: "in full precision through the model alone, which is slower by about the size of a batch",
 }
 
 
 def told(how: Isolation, error: Exception, rows: int, size: int) -> str:
     """Return one sentence on why gradients are made in isolation, and what that costs.
 
-    >>> told(Isolation.VMAP, Unsupported("Odd is used past its module; call it"), 512, 1000)[:73]
-    'Odd is used past its module, so each example goes in a lane of torch.func'
+    >>> told(Isolation.VMAP, Unsupported("Odd is used past its module; call it"), 512, 1000)[:66]
+    'Odd is used past its module, so each example goes in full precisio'
     """
     why = str(error).partition(";")[0]
     if "mixes examples" in why:

@@ -15,6 +15,8 @@ they are put aside (`Plain.running`), and afterwards they are as they were:
 'Linear'
 """
 
+import functools
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,6 +30,9 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils import checkpoint
 
 _HookedNorm: Any = sys.modules["torch.nn.utils.spectral_norm"].SpectralNorm  # its name is a function's, too
+
+
+log = logging.getLogger("farthing.torch")
 
 
 def bare(model: nn.Module) -> nn.Module:
@@ -151,12 +156,23 @@ class _Kept:
 
     @staticmethod
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+        _say()
         return function(*args)
 
 
 def _kept(*_: Any, **__: Any) -> Iterator[None]:
     """Stand in for what torch does before and after a part with a checkpoint."""
+    _say()
     yield
+
+
+@functools.cache
+def _say() -> None:
+    """Say once that checkpoints are put aside, and what that costs."""
+    log.warning(
+        "torch.utils.checkpoint is put aside while gradients are summed, so activations of all rows that go "
+        "through the model at once are kept; a smaller physical_batch_size takes less memory"
+    )
 
 
 _NAMES = "CheckpointFunction", "_checkpoint_without_reentrant_generator"  # what torch's checkpoint looks up
