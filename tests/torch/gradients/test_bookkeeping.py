@@ -344,3 +344,8 @@ def test_a_loss_that_is_a_mean_is_refused_where_it_is_computed():
     gradient = Gradient(nn.Linear(2, 1), lambda outputs, targets: (outputs[:, 0] - targets).square().mean())
     with pytest.raises(InvalidValue, match="one value a record"):
         gradient._losses(torch.zeros(4, 1), torch.zeros(4), 4)
+
+
+def test_an_unknown_choice_of_memory_is_refused():
+    with pytest.raises(InvalidValue, match="memory must be one of 'balanced', 'speed', 'space', got 'small'"):
+        Gradient(nn.Linear(2, 1), nn.MSELoss(reduction="none"), memory="small")

@@ -10,8 +10,9 @@ from farthing.errors import Unsupported
 from farthing.torch.checks.probe import Source, plan_of
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.convolution import Windows
+from farthing.torch.gradients.joint_terms import SumTerm
 from farthing.torch.gradients.layers import anything, rules_of
-from farthing.torch.gradients.terms import Factor, Lookup, Outer, Route, RowTerms, SumTerm
+from farthing.torch.gradients.terms import Factor, Lookup, Outer, Route, RowTerms
 
 
 def losses(outputs, targets):

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from farthing.noise import lattice
 from farthing.noise.lattice import SeededStream
-from farthing.torch.kernels import clamped_sums, grams, lattice_noise
+from farthing.torch.kernels import clamped_sums, grams, lattice_noise, layer_sums
 from farthing.torch.kernels import lattice_noise as updates
 from farthing.torch.kernels import noise as noise_pool
 
@@ -348,3 +348,57 @@ def test_a_step_of_adadp(held):
         assert np.allclose(moved.cpu(), step, rtol=1e-5, atol=1e-5)
         for name in held:
             assert np.allclose(given[name].cpu(), states[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bits", [20, 40])
+@pytest.mark.parametrize("units", [False, True])
+def test_noise_added_in_place_is_the_noise_that_would_be_drawn(bits, units):
+    total, cell = torch.randn(3000, device=DEVICE), 1.7 * 2.0**-bits
+    total[5] = torch.nan
+    scale = torch.rand(3000, device=DEVICE) + 0.5 if units else None
+    cells, places = lattice_noise.gaussian(KEY, 3000, bits, DEVICE)
+    wanted = lattice_noise.release(total, cells, scale, cell)
+    found = total.clone()
+    open_ones = noise_pool.open_places(lattice_noise.noisy(KEY, found, scale, cell, bits).cpu())
+    assert open_ones == noise_pool.open_places(places.cpu())
+    decided = torch.ones(3000, dtype=torch.bool)
+    decided[open_ones] = False
+    assert torch.equal(found[decided], wanted[decided])
+    assert torch.equal(found[~decided], total[~decided])  # their sum is still there, to be settled
+
+
+@pytest.mark.parametrize(
+    ("channels", "filters", "stride", "dilation"), [(6, 6, 1, 1), (3, 6, 2, 1), (4, 4, 1, 2)]
+)
+def test_depthwise_gradients_are_those_of_autograd(channels, filters, stride, dilation):
+    module = torch.nn.Conv2d(
+        channels, filters, (3, 2), stride, 1, dilation, groups=channels, bias=False
+    ).double()
+    x = torch.randn(2, channels, 9, 7, device=DEVICE)
+    module = module.to(DEVICE)
+    delta = torch.randn_like(module(x.double())).float()
+    wanted = []
+    for n in range(2):
+        (gradient,) = torch.autograd.grad(
+            (module(x[n : n + 1].double()) * delta[n].double()).sum(), module.weight
+        )
+        wanted.append(gradient.flatten())
+    found = layer_sums.depthwise(layer_sums.ConvolutionShape(module, padded=False), delta, x)
+    assert torch.allclose(found.double(), torch.stack(wanted), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("channels", "groups", "sites"), [(12, 4, 20), (6, 6, 5), (5, 1, 1030)])
+def test_sums_of_group_norms_are_those_of_autograd(channels, groups, sites):
+    x, delta = (torch.randn(3, channels, sites, device=DEVICE) for _ in range(2))
+    x = x + 3.0
+    normed = torch.nn.functional.group_norm(x.double(), groups, eps=1e-5)
+    scale, shift = layer_sums.group_sums(x, delta, groups, 1e-5)
+    assert torch.allclose(scale.double(), (normed * delta).sum(2), rtol=1e-4, atol=1e-4)
+    assert torch.allclose(shift.double(), delta.double().sum(2), rtol=1e-5, atol=1e-4)
+
+
+def test_sums_of_rms_norms_are_those_of_autograd():
+    x, delta = (torch.randn(3, 7, 20, device=DEVICE) for _ in range(2))
+    normed = torch.nn.functional.rms_norm(x.double(), (20,), eps=1e-5)
+    scale, _ = grams.norm_sums(x, delta, 1e-5, centred=False)
+    assert torch.allclose(scale.double(), (normed * delta).sum(1), rtol=1e-5, atol=1e-5)

@@ -347,3 +347,16 @@ def test_a_scale_that_was_changed_in_place_gets_no_noise():
     scale.mul_(2.0)
     with pytest.raises(InvalidValue, match="changed in place"):
         noise.beside(scale, scale.device)
+
+
+def test_noise_of_many_coordinates_is_added_in_the_memory_of_the_sum(monkeypatch):
+    monkeypatch.setattr(noise, "_HUGE", 2**15)
+    monkeypatch.setattr(noise, "_PIECE", 2**14)
+    total, scale = torch.full((50_000,), 7.0), torch.linspace(1.0, 2.0, 50_000)
+    released = Gaussian(1.0).release(total, ClipNorm(2.0, scale=scale), SeededStream(3))
+    assert released.data_ptr() == total.data_ptr()
+    each = (released - 7.0) / scale / 2.0
+    assert 0.98 < float(each.std()) < 1.04
+    assert abs(float(each.mean())) < 0.03
+    one, other = each[: 2**14], each[2**14 : 2**15]
+    assert abs(float((one * other).mean())) < 0.05  # every piece has noise of its own

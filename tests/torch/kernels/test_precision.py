@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from farthing.queries.bounds import ClipNorm
-from farthing.torch.gradients import bookkeeping, convolution, terms
+from farthing.torch.gradients import bookkeeping, convolution, joint_terms, terms
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.kernels import positions
 from farthing.torch.kernels.totals import coarse, exact
@@ -105,7 +105,7 @@ def rough(monkeypatch):
         yield
         full[0] = before
 
-    for module in (bookkeeping, convolution, terms):
+    for module in (bookkeeping, convolution, joint_terms):
         monkeypatch.setattr(module, "exact", fully)
     monkeypatch.setattr(terms, "coarse", lambda device: not full[0])
     monkeypatch.setattr(positions, "available", lambda device: False)
@@ -156,3 +156,21 @@ def test_convolutions_are_summed_by_the_gpus_own_library(settings):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
         gradient.bounded_sum(batch, None, ClipNorm(1.0))
     assert not any("im2col" in event.key for event in seen.key_averages())  # one launch an example
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("route", ["rows", "again", "gram"])
+def test_no_example_gets_past_its_clip_in_bfloat16(route):
+    """Tokens that cancel: what a factor's product with its weight rounds off is on top of the norm."""
+    torch.manual_seed(0)
+    model = nn.Linear(64, 96).cuda()
+
+    def opposed_tokens(outputs, targets):
+        return (outputs[:, ::2].float() - 0.99 * outputs[:, 1::2].float()).sum((1, 2)) * targets
+
+    gradient = Gradient(model, opposed_tokens, route=route, autocast=torch.bfloat16)
+    for n in range(8):
+        x = torch.randn(1, 32, 1, 64, device=GPU).expand(1, 32, 2, 64).reshape(1, 64, 64)
+        batch = Examples((x, torch.full((1,), 10.0**n, device=GPU))).take(slice(None))
+        total = gradient.bounded_sum(batch, None, ClipNorm(1e-3))
+        assert float(total.double().norm()) <= 1e-3 * (1 + 2.0**-9)

@@ -40,6 +40,7 @@ _FIRST, _LARGEST = 4, 40
 _OTHERS = (8, 33, 16, 7, 2)
 _PLACES = (0, 1, 3, 6, 7, 15, 32, 39)  # whose gradient alone is looked at: the last of every size
 _WORK = 4e9  # multiply-adds of one check, where not even the least takes more
+_LARGE = 1e11  # multiply-adds of an example, beyond which a CPU is given one at a time
 _CALLS = 4000  # of modules, likewise
 _ROWS = 2**23  # numbers in the gradients of a batch
 _UNMOVED = 1e-4  # relative: exchanged examples change no shape, so that hardly a digit may move
@@ -104,13 +105,13 @@ class Company:
             model = self.model if _on_cpu(self.model) else copy.deepcopy(self.model).cpu()
         except Exception:  # a model that cannot be copied
             return Ranges()
-        own = self.source
+        own, examples = self.source, 4 * _FIRST if self.effort.each < _LARGE else 1
         source = Source(mapped(own.inputs, Tensor.cpu), mapped(own.targets, Tensor.cpu), own.public)
 
         def runs(ranges: Ranges) -> bool:
             try:
                 with self.wall:
-                    losses(model, self.loss, *source.batch(4 * _FIRST, ranges=ranges))
+                    losses(model, self.loss, *source.batch(examples, ranges=ranges))
             except Exception:  # whatever a model does not take
                 return False
             return True

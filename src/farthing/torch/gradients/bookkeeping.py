@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from farthing.torch.checks.probe import Source, devices, plan_of, refuse_equal
 from farthing.torch.checks.selfcheck import refuse_known, verify, verify_isolated
 from farthing.torch.gradients import clipping, isolation, tape
 from farthing.torch.gradients.clipping import Automatic, ClipRule, Live
+from farthing.torch.gradients.convolution import Windows
 from farthing.torch.gradients.graphs import Graphs
 from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.layers import rules_of
@@ -35,6 +37,7 @@ from farthing.torch.gradients.plain import Plain, bare
 from farthing.torch.gradients.tape import Passes, one_thread, record_losses, ungrouped
 from farthing.torch.gradients.terms import Route, RowTerms, Term
 from farthing.torch.kernels import totals
+from farthing.torch.kernels.positions import fused
 from farthing.torch.kernels.totals import exact, without_cudnn
 
 _SOME = 16  # examples on which ways are timed: what all of them take would be the most memory of the run
@@ -45,6 +48,14 @@ _NAP = 2_000_000  # cycles, about a millisecond: a GPU waits while what is to be
 
 ROUTES = ("auto", "fast", *Route, *Isolation)
 log = logging.getLogger("farthing.torch")
+
+
+class Memory(StrEnum):
+    """What a GPU's memory is given for."""
+
+    BALANCED = "balanced"
+    SPEED = "speed"
+    SPACE = "space"
 
 
 class Gradient:
@@ -71,6 +82,10 @@ class Gradient:
         each, or one after the other. "auto": "fast", and what that cannot follow by "vmap" or "loop".
     example : tuple, optional
         Public (inputs, targets) for the check. None: made-up ones.
+    memory : {"balanced", "speed", "space"}, default "balanced"
+        How much memory a GPU may give for time: per-example gradients are kept where that is quicker and they
+        take little ("balanced": of convolutions also where they take more), much, or no more memory than
+        what they are made of.
 
     Raises
     ------
@@ -99,6 +114,7 @@ class Gradient:
         autocast: torch.dtype | None = None,
         route: str = "fast",
         example: tuple[Any, Any] | None = None,
+        memory: str = "balanced",
     ) -> None:
         model = bare(model)
         self.model, self.loss, self.autocast = model, loss, autocast
@@ -112,6 +128,7 @@ class Gradient:
         self.isolation = Isolation(route) if route in tuple(Isolation) else None
         self._route = Route(route) if route in tuple(Route) else None
         self._falls_back = route == "auto"
+        self._memory = validate.choice(Memory, memory=memory)
         self._routes: dict[Any, Route] = {}
         self._spaces: dict[int, Tensor] = {}
         self._graphs = Graphs(model, _weakly(self._add), self.layout.size)
@@ -339,6 +356,7 @@ class Gradient:
 
         def put(slot: int, term: Term) -> None:
             terms[slot] = term
+            term.lavish = self._lavish(term)
             if clamps:
                 norms[slot] = term.largest()
             elif inverse is not None:
@@ -351,7 +369,8 @@ class Gradient:
                 term.space = self._space(slot, term)
                 norms[slot] = term.norms()
 
-        self._passes.run(inputs, targets, weights, put)
+        factored = not clamps and inverse is None and fused(total.device)
+        self._passes.run(inputs, targets, weights, put, factored)
         if not terms:
             return
         slots = list(terms)
@@ -384,6 +403,12 @@ class Gradient:
             else:
                 with nullcontext() if inverse is None else exact(term.device):
                     term.add(factors[n], total[spans[slot]])
+
+    def _lavish(self, term: Term) -> bool:
+        """Return whether a term's rows may take more memory than what they are made of."""
+        if term.device.type != "cuda" or self._memory is Memory.SPEED:
+            return True
+        return self._memory is Memory.BALANCED and isinstance(term, Windows)
 
     def _space(self, slot: int, term: Term) -> Tensor | None:
         """Memory for the rows that a term keeps, the same in every step: on a CPU new memory is slow."""

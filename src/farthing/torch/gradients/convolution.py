@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from farthing.torch.gradients.terms import Route, Term, contracted, norms, part_of, weighted
+from farthing.torch.gradients.terms import Route, RowTerms, Term, contracted, norms, part_of, weighted, widely
 from farthing.torch.kernels import positions, totals
-from farthing.torch.kernels.positions import blanked, where
+from farthing.torch.kernels.positions import blanked, fused, where
 from farthing.torch.kernels.totals import exact
 
 
@@ -40,7 +40,9 @@ class Windows(Term):
         return some
 
     def routes(self) -> tuple[Route, ...]:
-        held = 4 * max(self.delta[0].numel() + self.x[0].numel(), part_of(self.device) // self.examples)
+        held = self.delta[0].numel() + self.x[0].numel()
+        if self.lavish:
+            held = 4 * max(held, part_of(self.device) // self.examples)
         rows = Route.ROWS if self.size <= held else Route.AGAIN
         return (rows, Route.GRAM) if self.positions**2 <= self.size else (rows,)
 
@@ -70,12 +72,15 @@ class Windows(Term):
 
     def rows(self, part: slice) -> Tensor:
         delta, columns = self._matrices(part)
-        return torch.bmm(delta, columns.transpose(1, 2)).view(len(self.x[part]), -1)
+        return widely(delta, columns.transpose(1, 2)).view(len(self.x[part]), -1)
 
     def rows_into(self, part: slice, out: Tensor) -> None:
         delta, columns = self._matrices(part)
         shape = len(delta), delta.shape[1], columns.shape[1]
-        torch.bmm(delta, columns.transpose(1, 2), out=out.view(shape))
+        if delta.dtype is torch.float32:
+            torch.bmm(delta, columns.transpose(1, 2), out=out.view(shape))
+        else:
+            out.view(shape).copy_(widely(delta, columns.transpose(1, 2)))
 
     def scaled_norms(self, inverse: Tensor) -> Tensor:
         return self._keep(inverse) if self.route is Route.ROWS else super().scaled_norms(inverse)
@@ -96,7 +101,7 @@ class Windows(Term):
         step = max(1, part_of(self.device) // wide)
         for start in range(0, self.examples, step):
             delta, columns = self._matrices(slice(start, start + step))
-            grams = (torch.bmm(side.transpose(1, 2), side) for side in (delta, columns))
+            grams = (widely(side.transpose(1, 2), side) for side in (delta, columns))
             groups = contracted(*grams).view(-1, self.module.groups)
             found.append(groups.squeeze(1) if groups.shape[1] == 1 else norms(groups))
         return torch.cat(found)
@@ -128,7 +133,8 @@ class Windows(Term):
 
     def product(self, factors: Tensor, out: Tensor) -> None:
         m = self.module
-        delta, x = weighted(self.delta, factors).flatten(0, 1), self.x.flatten(0, 1)
+        delta = weighted(self.delta.float(), factors).flatten(0, 1)
+        x = self.x.float().flatten(0, 1)
         none = [0] * len(m.kernel_size)
         with exact(self.device):
             found = torch.ops.aten.convolution_backward(
@@ -175,3 +181,22 @@ def _places(
         base = (base[:, None] + torch.arange(out) * by * step).flatten()
         offsets = (offsets[:, None] + torch.arange(size) * apart * step).flatten()
     return base, offsets
+
+
+def _by_zeros(module: Any) -> bool:
+    """Return whether a kernel can leave out the padding, because it is zeros."""
+    return module.padding_mode == "zeros" and not isinstance(module.padding, str)
+
+
+def windows(module: Any, delta: Tensor, x: Tensor, examples: int, factored: bool) -> Term:
+    """Return the gradients of a convolution's weights, from its output's gradient and its input."""
+    if x.dtype is not delta.dtype:
+        x, delta = x.float(), delta.float()
+    if factored and fused(x.device) and x.ndim <= 4 and 1 < module.groups == module.in_channels:
+        from farthing.torch.kernels import layer_sums
+
+        shape = layer_sums.ConvolutionShape(module, not _by_zeros(module))
+        rows = layer_sums.depthwise(shape, delta, x if _by_zeros(module) else padded(module, x))
+        return RowTerms(rows.view(examples, -1, rows.shape[1]).sum(1))
+    split = (part.reshape(examples, -1, *part.shape[1:]) for part in (delta, padded(module, x)))
+    return Windows(module, *split)

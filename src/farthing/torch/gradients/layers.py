@@ -16,39 +16,37 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from farthing.errors import Unsupported
-from farthing.torch.gradients.convolution import Windows, padded
+from farthing.torch.gradients.convolution import windows
+from farthing.torch.gradients.joint_terms import Blocks
 from farthing.torch.gradients.recurrent import cell, recurrent
 from farthing.torch.gradients.tape import Rule, Tape
-from farthing.torch.gradients.terms import Blocks, Factor, Lookup, Outer, RowTerms, Term, summed
+from farthing.torch.gradients.terms import Factor, Lookup, Outer, RowTerms, Term, summed
 from farthing.torch.kernels.positions import fused
 
 
 def linear(tape: Tape, module: nn.Linear, own: Any, input: Tensor) -> Tensor:
     """δ ⊗ a, summed over positions."""
     use = tape.use(module, module.weight, module.bias)
-    out: Tensor = F.linear(input, module.weight, module.bias)
-    axis = tape.axes(use)[0][0]
-    if axis is None:
-        out = tape.spread(out)
-    return tape.project(input, module.weight, module.bias, axis, out)
+    return tape.project(input, module.weight, module.bias, tape.axes(use)[0][0])
 
 
 def convolution(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
     """δ ⊗ window, summed over windows."""
     use = tape.use(module, module.weight, module.bias)
+    input = tape.multiplied(input)
     out: Tensor = own(input)
     axis = tape.axes(use)[0][0]
     _batch_first(tape, module, axis)
 
     def then(delta: Tensor) -> None:
-        shape = (tape.examples, -1)
         if tape.trained(module.weight):
-            x = padded(module, input.detach().float())
-            split = (part.reshape(*shape, *part.shape[1:]) for part in (delta, x))
-            tape.put(module.weight, lambda: Windows(module, *split))
-        tape.put(module.bias, lambda: RowTerms(delta.flatten(2).sum(2).view(*shape, delta.shape[1]).sum(1)))
+            tape.put(
+                module.weight, lambda: windows(module, delta, input.detach(), tape.examples, tape.factored)
+            )
+        each = delta.flatten(2).sum(2, dtype=torch.float32)
+        tape.put(module.bias, lambda: RowTerms(each.view(tape.examples, -1, each.shape[1]).sum(1)))
 
-    return tape.watch(out, then)
+    return tape.watch(out, then, as_is=True)
 
 
 def embedding(tape: Tape, module: nn.Embedding, own: Any, input: Tensor) -> Tensor:
@@ -62,10 +60,10 @@ def embedding(tape: Tape, module: nn.Embedding, own: Any, input: Tensor) -> Tens
     def then(delta: Tensor) -> None:
         ids, v = tape.grouped(input, axis, 0), tape.grouped(delta, axis or 0)
         if module.padding_idx is not None:
-            v = torch.where((ids == module.padding_idx)[..., None], 0.0, v)
+            v = v.masked_fill((ids == module.padding_idx)[..., None], 0.0)
         tape.put(module.weight, lambda: Lookup(ids, Factor(v), module.num_embeddings))
 
-    return tape.watch(out, then)
+    return tape.watch(out, then, as_is=True)
 
 
 def bag(
@@ -137,7 +135,7 @@ def norm(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
     elif axis is None:
         out = tape.spread(out)
 
-    plain = isinstance(module, nn.LayerNorm) and last == 1 and axis == 0 and input.shape[-1] <= 8192
+    plain = last == 1 and axis == 0 and input.shape[-1] <= 8192
 
     def sums(values: Tensor) -> RowTerms:
         if last:
@@ -146,19 +144,35 @@ def norm(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
         return RowTerms(each.view(tape.examples, -1, values.shape[1]).sum(1))
 
     def then(delta: Tensor) -> None:
-        if plain and fused(delta.device):
-            from farthing.torch.kernels import grams
-
-            x = tape.grouped(input.detach().float(), 0)
-            found = grams.norm_sums(x, tape.grouped(delta, 0), module.eps)
-            for p, rows in zip((module.weight, module.bias), found, strict=True):
+        found = None
+        if fused(delta.device):
+            found = _sums(tape, module, input.detach(), delta, plain)
+        if found is not None:
+            for p, rows in zip((module.weight, getattr(module, "bias", None)), found, strict=True):
                 tape.put(p, partial(RowTerms, rows))
             return
+        delta = delta.float()
         if tape.trained(module.weight):
             tape.put(module.weight, lambda: sums(delta * normalised(module, input.detach().float())))
         tape.put(getattr(module, "bias", None), lambda: sums(delta))
 
-    return tape.watch(out, then)
+    return tape.watch(out, then, as_is=True)
+
+
+def _sums(tape: Tape, module: Any, x: Tensor, delta: Tensor, plain: bool) -> tuple[Tensor, Tensor] | None:
+    """Return each example's Σ δ x̂ and Σ δ by a kernel, where there is one for such a norm."""
+    from farthing.torch.kernels import grams, layer_sums
+
+    if isinstance(module, nn.GroupNorm):
+        found = layer_sums.group_sums(x, delta, module.num_groups, module.eps)
+        scale, shift = (part.view(tape.examples, -1, part.shape[1]).sum(1) for part in found)
+        return scale, shift
+    if not plain:
+        return None
+    eps = module.eps if module.eps is not None else torch.finfo(x.dtype).eps
+    centred = isinstance(module, nn.LayerNorm)
+    made: tuple[Tensor, Tensor] = grams.norm_sums(tape.grouped(x, 0), tape.grouped(delta, 0), eps, centred)
+    return made
 
 
 def _batch_first(tape: Tape, module: nn.Module, axis: int | None) -> None:
@@ -192,7 +206,7 @@ def attention(
         query, key, value = (side.transpose(0, 1) for side in (query, key, value))
     weights, biases = module.in_proj_weight, module.in_proj_bias
     if weights is not None and same:
-        q, k, v = tape.project(query, weights, biases, 0, F.linear(query, weights, biases)).chunk(3, -1)
+        q, k, v = tape.project(query, weights, biases, 0).chunk(3, -1)
     else:
         parts = own_weights if weights is None else weights.chunk(3)
         q, k, v = _projections(tape, module, (query, key, value), parts)
@@ -208,7 +222,7 @@ def attention(
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=drop)
     out = out.transpose(1, 2).flatten(2)
     last = module.out_proj
-    out = tape.project(out, last.weight, last.bias, 0, F.linear(out, last.weight, last.bias))
+    out = tape.project(out, last.weight, last.bias, 0)
     return (out if module.batch_first else out.transpose(0, 1)), found
 
 

@@ -88,7 +88,7 @@ def _sweep(
         if reset is not None:
             resets.append(reset.detach())
         if w_hr is not None:
-            new = tape.project(new, w_hr, None, 0, F.linear(new, w_hr))
+            new = tape.project(new, w_hr, None, 0)
         h, c = torch.where(runs[:, None], new, h), torch.where(runs[:, None], cell, c)
         outs.append(h)
     return torch.stack(outs, 1), h, c

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence
 
 from farthing.errors import Unsupported
+from farthing.torch.gradients import sweeps
 from farthing.torch.gradients.packed import packed
 from farthing.torch.gradients.tape import Tape
 from farthing.torch.gradients.terms import Factor, Outer, summed
@@ -25,12 +26,11 @@ def _lstm(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
     return o.sigmoid() * cell.tanh(), cell
 
 
-def _gru(x: Tensor, hidden: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the next state, and the reset gate."""
+def _gru(x: Tensor, hidden: Tensor, h: Tensor) -> Tensor:
     (xr, xz, xn), (hr, hz, hn) = x.chunk(3, -1), hidden.chunk(3, -1)
     reset, update = (xr + hr).sigmoid(), (xz + hz).sigmoid()
     candidate = (xn + reset * hn).tanh()
-    return candidate + update * (h - candidate), reset
+    return candidate + update * (h - candidate)
 
 
 def _weights(module: nn.RNNBase, suffix: str) -> list[Tensor | None]:
@@ -45,38 +45,48 @@ def _sweep(
     w_ih, w_hh, b_ih, b_hh, w_hr = _weights(module, suffix)
     assert w_ih is not None
     assert w_hh is not None
-    before: list[Tensor] = []
-    resets: list[Tensor] = []
+    first, kept = h.detach(), list[Tensor]()
 
     def then(delta: Tensor) -> None:
         u = Factor(tape.grouped(delta, 0))
-        hidden = u
+        out, hidden = kept[0].float(), u
+        states = torch.cat([first.float()[:, None], out[:, :-1]], 1)
         if isinstance(module, nn.GRU):
             r, z, n = delta.chunk(3, -1)
-            hidden = Factor(tape.grouped(torch.cat([r, z, n * torch.stack(resets, 1).float()], -1), 0))
+            hidden = Factor(tape.grouped(torch.cat([r, z, n * kept[1].float()], -1), 0))
         tape.put(w_ih, lambda: Outer(u, Factor(tape.grouped(x.detach(), 0).float())))
         tape.put(b_ih, lambda: summed(u))
-        states = torch.stack(before, 1).float()
         tape.put(w_hh, lambda: Outer(hidden, Factor(tape.grouped(states, 0))))
         tape.put(b_hh, lambda: summed(hidden))
 
     gates = tape.watch(F.linear(x, w_ih, b_ih), then)
+    kind = gates.dtype
+    if isinstance(module, nn.LSTM) and w_hr is None:
+        assert c is not None
+        out, c = sweeps.lstm(gates, h.to(kind), c.to(kind), *_cast(kind, w_hh, b_hh))
+        kept.append(out.detach())
+        return out, out[:, -1], c
+    if isinstance(module, nn.GRU):
+        out, resets = sweeps.gru(gates, h.to(kind), *_cast(kind, w_hh, b_hh))
+        kept.extend((out.detach(), resets))
+        return out, out[:, -1], None
     outs = []
     for step in gates.unbind(1):
-        before.append(h.detach())
         hidden = F.linear(h, w_hh, b_hh)
         if isinstance(module, nn.LSTM):
             assert c is not None
+            assert w_hr is not None
             h, c = _lstm(step + hidden, c)
-            if w_hr is not None:
-                h = tape.project(h, w_hr, None, 0, F.linear(h, w_hr))
-        elif isinstance(module, nn.GRU):
-            h, reset = _gru(step, hidden, h)
-            resets.append(reset.detach())
+            h = tape.project(h, w_hr, None, 0)
         else:
             h = (step + hidden).relu() if module.mode == "RNN_RELU" else (step + hidden).tanh()
         outs.append(h)
+    kept.append(torch.stack(outs, 1).detach())
     return torch.stack(outs, 1), h, c
+
+
+def _cast(kind: torch.dtype, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    return weight.to(kind), None if bias is None else bias.to(kind)
 
 
 def recurrent(tape: Tape, module: nn.RNNBase, own: Any, input: Any, hx: Any = None) -> Any:
@@ -129,12 +139,10 @@ def cell(tape: Tape, module: nn.RNNCellBase, own: Any, input: Tensor, hx: Any = 
         zeros = input.new_zeros(len(input), module.hidden_size)
         hx = (zeros, zeros) if lstm else zeros
     h = hx[0] if lstm else hx
-    x = F.linear(input, module.weight_ih, module.bias_ih)
-    x = tape.project(input, module.weight_ih, module.bias_ih, 0, x)
-    hidden = F.linear(h, module.weight_hh, module.bias_hh)
-    hidden = tape.project(h, module.weight_hh, module.bias_hh, 0, hidden)
+    x = tape.project(input, module.weight_ih, module.bias_ih, 0)
+    hidden = tape.project(h, module.weight_hh, module.bias_hh, 0)
     if lstm:
         return _lstm(x + hidden, hx[1])
     if isinstance(module, nn.GRUCell):
-        return _gru(x, hidden, h)[0]
+        return _gru(x, hidden, h)
     return (x + hidden).relu() if module.nonlinearity == "relu" else (x + hidden).tanh()

@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from farthing.errors import InvalidValue, Unsupported
+from farthing.torch.gradients.joint_terms import SumTerm
 from farthing.torch.gradients.layout import Layout, real
-from farthing.torch.gradients.terms import Factor, Outer, RowTerms, SumTerm, Term, summed
+from farthing.torch.gradients.terms import Factor, Outer, RowTerms, Term, summed
 
 Use = tuple[int, int]  # a module's number, and the how-manieth call of it
 Axes = tuple[tuple[int | None, ...], tuple[int | None, ...]]  # of inputs and outputs; None: no batch
@@ -111,8 +113,16 @@ class Tape:
     parameters that are used once are handed on at once, so that what they hold can be let go.
     """
 
-    def __init__(self, plan: TapePlan, examples: int, records: int, put: Callable[[int, Term], None]) -> None:
+    def __init__(
+        self,
+        plan: TapePlan,
+        examples: int,
+        records: int,
+        put: Callable[[int, Term], None],
+        factored: bool = False,
+    ) -> None:
         self.plan, self.examples, self.records, self._put = plan, examples, records, put
+        self.factored = factored  # norms and weighted sums are all that is asked of terms, by kernels
         self._calls: dict[nn.Module, int] = defaultdict(int)
         self._uses: dict[int, int] = defaultdict(int)
         self._terms: dict[int, list[Term]] = defaultdict(list)
@@ -153,27 +163,40 @@ class Tape:
             x = x.movedim(axis, 0)
         return x.reshape(self.examples, -1, *x.shape[x.ndim - last :])
 
-    def watch(self, out: Tensor, then: Callable[[Tensor], None]) -> Tensor:
-        """Hands the gradient of ``out`` to ``then``, in float32."""
+    def watch(self, out: Tensor, then: Callable[[Tensor], None], as_is: bool = False) -> Tensor:
+        """Hands the gradient of ``out`` to ``then``: in float32, or ``as_is`` where terms are `factored`."""
         if not torch.is_grad_enabled():
             return out
         if not out.requires_grad:
             out = _Anchor.apply(out, self.plan.anchor)
         watched: Any = out
-        watched.register_hook(lambda delta: then(delta.float()))
+        native = as_is and self.factored
+        watched.register_hook(lambda delta: then(delta if native else delta.float()))
         return out
 
-    def project(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, axis: int | None, out: Tensor
-    ) -> Tensor:
-        """Watches out = x Wᵀ + b, for any leading dimensions: δ ⊗ x and δ, summed over positions."""
+    def multiplied(self, x: Tensor) -> Tensor:
+        """Return an input as autocast multiplies it, so that what a term keeps is what autograd keeps."""
+        kind = x.device.type
+        if not self.factored or not torch.is_autocast_enabled(kind) or x.dtype is not torch.float32:
+            return x
+        return x.to(torch.get_autocast_dtype(kind))
+
+    def project(self, x: Tensor, weight: Tensor, bias: Tensor | None, axis: int | None) -> Tensor:
+        """Return x Wᵀ + b, for any leading dimensions, and note δ ⊗ x and δ, summed over positions."""
+        x = self.multiplied(x)
+        out = F.linear(x, weight, bias)
+        if axis is None:
+            out = self.spread(out)
 
         def then(delta: Tensor) -> None:
+            seen = x.detach()
+            if seen.dtype is not delta.dtype:
+                seen, delta = seen.float(), delta.float()
             u = Factor(self.grouped(delta, 0 if axis is None else axis))
-            self.put(weight, lambda: Outer(u, Factor(self.grouped(x.detach(), axis).float())))
+            self.put(weight, lambda: Outer(u, Factor(self.grouped(seen, axis))))
             self.put(bias, lambda: summed(u))
 
-        return self.watch(out, then)
+        return self.watch(out, then, as_is=True)
 
     def spread(self, out: Tensor) -> Tensor:
         """Return an output that all examples share, once for each, so that its gradients stay apart."""
@@ -259,14 +282,21 @@ class Passes:
     plan: TapePlan
     autocast: torch.dtype | None = None
 
-    def run(self, inputs: Any, targets: Any, weights: Tensor | None, put: Callable[[int, Term], None]) -> int:
+    def run(
+        self,
+        inputs: Any,
+        targets: Any,
+        weights: Tensor | None,
+        put: Callable[[int, Term], None],
+        factored: bool = False,
+    ) -> int:
         """Hand the term of every trained parameter to ``put``; return how many examples there were."""
         first = first_tensor(targets if targets is not None else inputs)
         grouped = weights is not None and weights.ndim == 2
         examples, records = (first.shape[0], first.shape[1]) if grouped else (first.shape[0], 1)
         if grouped:
             inputs, targets = ungrouped(inputs), ungrouped(targets)
-        tape = Tape(self.plan, examples, records, put)
+        tape = Tape(self.plan, examples, records, put, factored)
         kind = first.device.type
         mixed: Any = nullcontext() if self.autocast is None else torch.autocast(kind, self.autocast)
         with torch.enable_grad(), self.plan.patched(tape):

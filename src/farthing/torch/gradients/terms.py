@@ -14,7 +14,6 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import nullcontext
 from enum import StrEnum
 from typing import Self
 
@@ -25,7 +24,7 @@ from farthing.torch.kernels import positions as compiled
 from farthing.torch.kernels import totals
 from farthing.torch.kernels.clamping import clamped_rows, clamped_sum
 from farthing.torch.kernels.positions import blanked, fused, where
-from farthing.torch.kernels.totals import add_product, coarse, exact, scaled_squares
+from farthing.torch.kernels.totals import add_product, coarse, scaled_squares
 
 _PART = 2**20  # entries of the gradients made at once: they stay in the cache
 _WIDE = 2**26  # on a GPU: few launches, and a quarter of a gigabyte
@@ -57,6 +56,10 @@ class Factor:
         self.values = values
         self._norms: Tensor | None = None
 
+    def wide(self) -> "Factor":
+        """Return the same in float32."""
+        return self if self.values.dtype is torch.float32 else Factor(self.values.float())
+
     @property
     def norms(self) -> Tensor:
         """The norm of each example; rounded up by 1e-18, so that a product with a huge one cannot vanish."""
@@ -74,7 +77,7 @@ def norms(values: Tensor) -> Tensor:
 
 def weighted(values: Tensor, factors: Tensor) -> Tensor:
     """Return each example times its factor."""
-    if fused(values.device) and values.dtype == factors.dtype == torch.float32:
+    if fused(values.device) and factors.dtype is torch.float32:
         from farthing.torch.kernels import grams
 
         found: Tensor = grams.weighted(values, factors)
@@ -82,11 +85,19 @@ def weighted(values: Tensor, factors: Tensor) -> Tensor:
     return values * factors.view(-1, *(1,) * (values.ndim - 1))
 
 
+def widely(a: Tensor, b: Tensor) -> Tensor:
+    """Return the products of two batches of matrices in float32; those of bfloat16 numbers are exact."""
+    if a.dtype is torch.float32:
+        return torch.bmm(a, b)
+    return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda else torch.bmm(a.float(), b.float())
+
+
 class Term(ABC):
     """The gradients of one parameter, one an example."""
 
     route = Route.ROWS
     own = False  # whether what a term holds is nobody else's
+    lavish = True  # whether rows may take more memory than what they are made of
     kept: Tensor | None = None
     space: Tensor | None = None  # for the rows that are kept, so that memory is not asked for anew
     device: torch.device
@@ -198,15 +209,19 @@ class RowTerms(Term):
 
 def summed(u: Factor) -> RowTerms:
     """Σ over positions: the gradients of a bias."""
-    return RowTerms(u if u.values.shape[1] == 1 else u.values.sum(1))
+    if u.values.shape[1] == 1 and u.values.dtype is torch.float32:
+        return RowTerms(u)
+    return RowTerms(u.values.sum(1, dtype=torch.float32))
 
 
 class Outer(Term):
     """Σ_t u_t ⊗ v_t, for u (examples, positions, p) and v (examples, positions, q): a (p, q) matrix."""
 
     def __init__(self, u: Factor, v: Factor) -> None:
-        self.u, self.v, self.device, self.turned = u, v, u.values.device, False
         self.examples, self.positions, self.height = u.values.shape
+        if u.values.dtype is not v.values.dtype or self.positions == 1:
+            u, v = u.wide(), v.wide()
+        self.u, self.v, self.device, self.turned = u, v, u.values.device, False
         self.width = v.values.shape[2]
         self.size = self.height * self.width
 
@@ -226,8 +241,11 @@ class Outer(Term):
     def routes(self) -> tuple[Route, ...]:
         if self.positions == 1:
             return (Route.GRAM,)
-        held = 2 * self.positions * (self.height + self.width)
-        rows = Route.ROWS if self.size <= max(held, part_of(self.device) // self.examples) else Route.AGAIN
+        held = self.positions * (self.height + self.width)
+        most = held * self.u.values.element_size() // 4  # what they are made of takes as much memory
+        if self.lavish:
+            most = max(2 * held, part_of(self.device) // self.examples)
+        rows = Route.ROWS if self.size <= most else Route.AGAIN
         if self.positions**2 > 4 * self.size:
             return (rows,)
         return rows, Route.GRAM
@@ -236,25 +254,35 @@ class Outer(Term):
         u, v = self.u.values[part], self.v.values[part]
         if self.positions == 1:
             return (u.transpose(1, 2) * v).flatten(1)
-        return torch.bmm(u.transpose(1, 2), v).flatten(1)
+        return widely(u.transpose(1, 2), v).flatten(1)
 
     def rows_into(self, part: slice, out: Tensor) -> None:
         u, v = self.u.values[part], self.v.values[part]
-        torch.bmm(u.transpose(1, 2), v, out=out.view(-1, self.height, self.width))
+        found = out.view(-1, self.height, self.width)
+        if u.dtype is torch.float32:
+            torch.bmm(u.transpose(1, 2), v, out=found)
+        else:
+            found.copy_(widely(u.transpose(1, 2), v))
 
     def norms(self) -> Tensor:
         if self.positions == 1:
             found = self.u.norms * self.v.norms
             return found * (1 + _TENSOR_ROUNDED) if coarse(self.device) else found
         if self.route is Route.GRAM:
-            return self._gram()
+            return self.gram_norms()
         if self.route is Route.ROWS:
             return self._compiled() if compiled.available(self.device) else super().norms()
-        return super().norms() + self._rounding() if coarse(self.device) else super().norms()
+        return super().norms() + self.rounding() if self.rounds() else super().norms()
 
-    def _rounding(self) -> Tensor:
+    def rounds(self) -> bool:
+        """Return whether the weighted sum is a product of few bits: of TF32, or of bfloat16 factors."""
+        return coarse(self.device) or self.u.values.dtype is not torch.float32
+
+    def rounding(self) -> Tensor:
         """Return how far the sum of a coarse product may be from these gradients."""
-        u, v = (torch.linalg.vector_norm(side.values, dim=2) for side in (self.u, self.v))
+        u, v = (
+            torch.linalg.vector_norm(side.values, dim=2, dtype=torch.float32) for side in (self.u, self.v)
+        )
         found: Tensor = (u * v).sum(1) * _TENSOR_ROUNDED
         return found
 
@@ -280,7 +308,7 @@ class Outer(Term):
     def largest(self) -> Tensor:
         return self.u.norms * self.v.norms
 
-    def _gram(self) -> Tensor:
+    def gram_norms(self) -> Tensor:
         if fused(self.device, self.positions):
             from farthing.torch.kernels import grams
 
@@ -340,7 +368,7 @@ class Lookup(Term):
         return cls(torch.cat([term.ids for term in terms], 1), Factor(values), terms[0].height)
 
     def rows(self, part: slice) -> Tensor:
-        ids, v = self.ids[part], self.v.values[part]
+        ids, v = self.ids[part], self.v.values[part].float()
         places = ids + torch.arange(len(ids), device=ids.device)[:, None] * self.height
         table = v.new_zeros(len(ids) * self.height, self.width)
         return table.index_add_(0, places.flatten(), v.flatten(0, 1)).view(len(ids), -1)
@@ -357,7 +385,8 @@ class Lookup(Term):
         found = []
         for start in range(0, self.examples, step):
             ids, v = self.ids[start : start + step], self.v.values[start : start + step]
-            same = (ids[:, :, None] == ids[:, None, :]).to(v.dtype)
+            same = (ids[:, :, None] == ids[:, None, :]).float()
+            v = v.float()
             found.append(contracted(same, torch.bmm(v, v.transpose(1, 2))))
         return torch.cat(found)
 
@@ -365,7 +394,7 @@ class Lookup(Term):
         return self.v.norms * math.sqrt(self.positions)
 
     def product(self, factors: Tensor, out: Tensor) -> None:
-        values = weighted(self.v.values, factors).flatten(0, 1)
+        values = weighted(self.v.values.float(), factors).flatten(0, 1)
         table = out.view(self.height, self.width)
         wide = torch.zeros_like(table, dtype=torch.float64)
         table += wide.index_add_(0, self.ids.flatten(), values.double())
@@ -375,86 +404,6 @@ class Lookup(Term):
 
     def release(self) -> None:
         """Rows of an embedding are never kept."""
-
-
-class SumTerm(Term):
-    """The sum of terms of several kinds on one parameter, cross terms and all."""
-
-    def __init__(self, terms: list[Term]) -> None:
-        outers = [term for term in terms if isinstance(term, Outer)]
-        lookups = [term for term in terms if isinstance(term, Lookup)]
-        others = [term for term in terms if not isinstance(term, Outer | Lookup)]
-        self.terms: list[Term] = list(others)
-        if outers:
-            self.terms.append(Outer.joined(outers))
-        if lookups:
-            self.terms.append(Lookup.joined(lookups))
-        self.examples, self.size, self.device = terms[0].examples, terms[0].size, terms[0].device
-
-    @staticmethod
-    def of(terms: list[Term]) -> Term:
-        """Return one term for all uses of a parameter."""
-        joined = SumTerm(terms)
-        return joined.terms[0] if len(joined.terms) == 1 else joined
-
-    def rows(self, part: slice) -> Tensor:
-        first, *rest = (term.rows(part) for term in self.terms)
-        for more in rest:
-            first = first + more
-        return first
-
-    def _pair(self) -> tuple[Outer, Lookup] | None:
-        """Return a wide matrix that is looked up in and multiplied by: its norms need no rows."""
-        match self.terms:
-            case [Outer() as outer, Lookup() as lookup] if self.size > outer.positions * lookup.positions:
-                return outer, lookup
-        return None
-
-    def norms(self) -> Tensor:
-        if pair := self._pair():
-            return _crossed(*pair)
-        with exact(self.device):  # as the sum is
-            return torch.cat([norms(self.rows(part)) for part in self.parts()])
-
-    def largest(self) -> Tensor:
-        return torch.stack([term.largest() for term in self.terms]).sum(0)
-
-    def product(self, factors: Tensor, out: Tensor) -> None:
-        with nullcontext() if self._pair() else exact(self.device):
-            for term in self.terms:
-                term.product(factors, out)
-
-    def only(self, good: Tensor) -> None:
-        for term in self.terms:
-            term.only(good)
-
-    def release(self) -> None:
-        """Nothing is kept."""
-
-
-class Blocks(Term):
-    """Terms of consecutive parts of one parameter: the three projections of attention."""
-
-    def __init__(self, terms: list[Term]) -> None:
-        self.terms, self.device = terms, terms[0].device
-        self.examples, self.size = terms[0].examples, sum(term.size for term in terms)
-
-    def rows(self, part: slice) -> Tensor:
-        return torch.cat([term.rows(part) for term in self.terms], 1)
-
-    def norms(self) -> Tensor:
-        return norms(torch.stack([term.norms() for term in self.terms], 1))
-
-    def product(self, factors: Tensor, out: Tensor) -> None:
-        for term, part in zip(self.terms, torch.split(out, [term.size for term in self.terms]), strict=True):
-            term.add(factors, part)
-
-    def only(self, good: Tensor) -> None:
-        for term in self.terms:
-            term.only(good)
-
-    def release(self) -> None:
-        """Nothing is kept here; the terms see to themselves."""
 
 
 def contracted(first: Tensor, second: Tensor) -> Tensor:
@@ -468,10 +417,10 @@ def contracted(first: Tensor, second: Tensor) -> Tensor:
     each, other = (gram.diagonal(dim1=1, dim2=2).sqrt() for gram in (first, second))
     lost = (each.sum(1).square() + other.sum(1).square()) * _LOST
     square = (first.flatten(1) * second.flatten(1)).sum(1)
-    return _rooted(square + lost, (each * other).add_(_SMALLEST).sum(1))
+    return rooted(square + lost, (each * other).add_(_SMALLEST).sum(1))
 
 
-def _rooted(square: Tensor, most: Tensor) -> Tensor:
+def rooted(square: Tensor, most: Tensor) -> Tensor:
     """√square, where ``most`` is the norm that positions would have together if none cancelled another.
 
     With factors of ten bits both Gram matrices and the sum that follows round: all of it is added on.
@@ -480,17 +429,3 @@ def _rooted(square: Tensor, most: Tensor) -> Tensor:
     if coarse(square.device):
         return (square.clamp_min(0.0) + least * (2 * _TENSOR_ROUNDED)).sqrt() + most * _TENSOR_ROUNDED
     return torch.where(square < least * 2.0**-10, square.clamp_min(0.0) + least * _ROUNDED, square).sqrt()
-
-
-def _crossed(outer: Outer, lookup: Lookup) -> Tensor:
-    """Return the norms of the sum of both: |o|² + |l|² + 2 Σ_ts u_s[ids_t] (v_t · v_s)."""
-    step = max(1, 4 * part_of(outer.device) // (outer.positions * lookup.positions))
-    found = []
-    for start in range(0, outer.examples, step):
-        part = slice(start, start + step)
-        u, ids = outer.u.values[part], lookup.ids[part]
-        picked = u.gather(2, ids[:, None, :].expand(-1, u.shape[1], -1))
-        products = torch.bmm(outer.v.values[part], lookup.v.values[part].transpose(1, 2))
-        found.append((picked * products).flatten(1).sum(1))
-    one, other = outer._gram(), lookup.norms()
-    return _rooted(one.square() + other.square() + 2 * torch.cat(found), one + other)

@@ -15,6 +15,9 @@ up, so that it is never too small by more than what the noise's slack covers:
   the factors u', v' as cut. The weighted sum cuts or rounds them again, and after the weight: entry by entry
   by 3 · 2⁻¹⁰ at most, by Minkowski 3 · 2⁻¹⁰ ``most`` in norm. `COARSE` of ``most`` is added, always.
 
+* bfloat16 factors: their products are exact, and so is this norm, to float32. The weighted sum rounds a
+  factor times its weight to bfloat16, by 2⁻⁹ of each entry at most: `NARROW` of ``most`` is added, always.
+
 What underflows in squares, `LOST` a factor at most, is added too.
 """
 
@@ -29,6 +32,7 @@ from torch import Tensor
 ROUNDED = 2.0**-18
 CANCELLED = 2.0**-8  # of most²: a smaller square is rounded up
 COARSE = 2.0**-8
+NARROW = 2.0**-9
 LOST = tl.constexpr(1e-17)
 MOST = 4096  # positions
 _CHUNK = 384  # of the width, in one program
@@ -225,6 +229,7 @@ def _scales(
     width,
     part,
     eps,
+    CENTRED: tl.constexpr,
     SHARES: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -239,9 +244,10 @@ def _scales(
         at = start + tl.arange(0, ROWS)
         here = inside & (at < last)[:, None]
         source = (example * positions + at)[:, None] * width + place[None, :]
-        a = tl.load(x + source, mask=here, other=0.0)
-        d = tl.load(delta + source, mask=here, other=0.0)
-        a = tl.where(here, a - (tl.sum(a, 1) / width)[:, None], 0.0)
+        a = tl.load(x + source, mask=here, other=0.0).to(tl.float32)
+        d = tl.load(delta + source, mask=here, other=0.0).to(tl.float32)
+        if CENTRED:
+            a = tl.where(here, a - (tl.sum(a, 1) / width)[:, None], 0.0)
         a = a * tl.rsqrt(tl.sum(a * a, 1) / width + eps)[:, None]
         scale += tl.sum(a * d, 0)
         shift += tl.sum(d, 0)
@@ -258,7 +264,8 @@ def _blank(values, good, size, part, BLOCK: tl.constexpr):
         first = tl.program_id(0) * part
         for start in range(first, tl.minimum(first + part, size), BLOCK):
             place = start + tl.arange(0, BLOCK)
-            tl.store(values + example * size + place, tl.zeros([BLOCK], tl.float32), mask=place < size)
+            none = tl.zeros([BLOCK], values.dtype.element_ty)
+            tl.store(values + example * size + place, none, mask=place < size)
 
 
 @triton.jit
@@ -267,8 +274,9 @@ def _weighted(values, factors, out, size, BLOCK: tl.constexpr):
     example = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     factor = tl.load(factors + example)
-    x = tl.load(values + example * size + place, mask=place < size, other=0.0)
-    tl.store(out + example * size + place, tl.where(factor == 0.0, 0.0, x * factor), mask=place < size)
+    x = tl.load(values + example * size + place, mask=place < size, other=0.0).to(tl.float32)
+    x = tl.where(factor == 0.0, 0.0, x * factor).to(out.dtype.element_ty)  # to the nearest
+    tl.store(out + example * size + place, x, mask=place < size)
 
 
 @functools.cache
@@ -287,12 +295,15 @@ def norms(u: Tensor, v: Tensor, *, coarse: bool) -> Tensor:
     examples, positions, width = v.shape
     tile = min(64, max(16, triton.next_power_of_2(positions)))
     tiles = triton.cdiv(positions, tile)
-    found, out = v.new_empty(examples, tiles * tiles, 3), v.new_empty(examples)
+    found, out = (
+        torch.empty(shape, device=v.device) for shape in ((examples, tiles * tiles, 3), (examples,))
+    )
+    exact = v.dtype is not torch.float32  # products of bfloat16 numbers are exact in float32
     height, strides = (1, u.stride()) if lookup else (u.shape[2], u.stride()[:2])
     args = u, v, found, positions, height, width, *strides, *v.stride()[:2]
     how = {"PRECISION": "tf32" if coarse else "tf32x3", "TILE": tile}
     with torch.cuda.device_of(v):
-        if coarse or lookup:
+        if coarse or lookup or exact:
             _tiles[(tiles, tiles, examples)](*args, LOOKUP=lookup, **how, STEP=64, num_warps=4, num_stages=3)
         else:
             parts = [_parts_of(side, tiles, how) for side in (u, v)]
@@ -304,7 +315,7 @@ def norms(u: Tensor, v: Tensor, *, coarse: bool) -> Tensor:
             tiles * tiles,
             ROUNDED=ROUNDED,
             CANCELLED=CANCELLED,
-            COARSE=COARSE if coarse else 0.0,
+            COARSE=NARROW if exact else COARSE if coarse else 0.0,
             BLOCK=triton.next_power_of_2(tiles * tiles),
         )
     return out
@@ -314,23 +325,26 @@ def _parts_of(x: Tensor, tiles: int, how: dict[str, Any]) -> Tensor:
     """Return the lower tiles of Gram matrices over parts of the width: enough programs to fill a GPU."""
     (examples, positions, width), tile = x.shape, how["TILE"]
     parts = triton.cdiv(width, _CHUNK)
-    out = x.new_empty(parts, examples, tiles * tiles, tile, tile)
+    out = torch.empty(parts, examples, tiles * tiles, tile, tile, device=x.device)
     args = x, out, positions, width, tiles, *x.stride()[:2], _CHUNK
     _parts[(tiles * tiles, examples, parts)](*args, **how, STEP=32, num_warps=4, num_stages=3)
     return out
 
 
-def norm_sums(x: Tensor, delta: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Σ_t δ_t x̂_t and Σ_t δ_t of every example, (B, width) each, with x̂ = (x - mean) / √(variance + eps)."""
+def norm_sums(x: Tensor, delta: Tensor, eps: float, centred: bool = True) -> tuple[Tensor, Tensor]:
+    """Σ_t δ_t x̂_t and Σ_t δ_t of every example, (B, width) each, with x̂ = (x - mean) / √(variance + eps).
+
+    Not ``centred``, x̂ = x / √(mean square + eps).
+    """
     examples, positions, width = x.shape
     shares = max(1, min(triton.cdiv(positions, 16), triton.cdiv(1024, examples)))
     block = triton.next_power_of_2(width)
     part = triton.cdiv(positions, shares)
-    out = x.new_empty(2, examples, shares, width)
+    out = torch.empty(2, examples, shares, width, device=x.device)
     args = x.contiguous(), delta.contiguous(), out, positions, width, part, eps
     with torch.cuda.device_of(x):
         _scales[(examples, shares)](
-            *args, SHARES=shares, ROWS=max(1, 4096 // block), BLOCK=block, num_warps=8
+            *args, CENTRED=centred, SHARES=shares, ROWS=max(1, 4096 // block), BLOCK=block, num_warps=8
         )
     scale, shift = out.sum(2)
     return scale, shift

@@ -201,17 +201,92 @@ def _release(total, noise, scale, out, size, inverse, cell, VECTOR: tl.constexpr
     """The sum on the grid, noise added, as floats. A sum that is not a number counts as zero."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
+    wide, by = cell.to(tl.float64, bitcast=True), inverse.to(tl.float64, bitcast=True)
+    cells, width = _on_grid(total, scale, place, inside, wide, by, VECTOR)
+    cells += tl.load(noise + place, mask=inside, other=0).to(tl.int64)
+    tl.store(out + place, (cells.to(tl.float64) * width).to(tl.float32), mask=inside)
+
+
+@triton.jit
+def _on_grid(total, scale, place, inside, cell, inverse, VECTOR: tl.constexpr):
+    """Return a sum in cells of the grid, and a cell's width; what is not a number counts as zero."""
     x = tl.load(total + place, mask=inside, other=0.0).to(tl.float64)
-    width = cell.to(tl.float64, bitcast=True)
+    width = cell
     if VECTOR:
         each = tl.load(scale + place, mask=inside, other=1.0).to(tl.float64)
-        x = x / each * inverse.to(tl.float64, bitcast=True)
+        x = x / each * inverse
         width = width * each
     else:
-        x = x * inverse.to(tl.float64, bitcast=True)
+        x = x * inverse
     x = tl.where(x == x, tl.minimum(tl.maximum(x, -_LARGEST), _LARGEST), 0.0)
-    cells = tl.floor(x + 0.5).to(tl.int64) + tl.load(noise + place, mask=inside, other=0).to(tl.int64)
-    tl.store(out + place, (cells.to(tl.float64) * width).to(tl.float32), mask=inside)
+    return tl.floor(x + 0.5).to(tl.int64), width
+
+
+@triton.jit
+def _add_to(total, scale, place, size, word, stretch, cell, inverse, VECTOR: tl.constexpr):
+    """Replaces a sum by its release, unless the sample of the word is open; says where it is."""
+    noise, certain = _nearest(word, stretch)
+    inside = place < size
+    cells, width = _on_grid(total, scale, place, inside, cell, inverse, VECTOR)
+    value = ((cells + noise).to(tl.float64) * width).to(tl.float32)
+    tl.store(total + place, value, mask=inside & certain)
+    return (inside & (certain == 0)).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["size", "stretch", "most", "cell", "inverse", *(f"k{n}" for n in range(8))])
+def _noisy(
+    total,
+    scale,
+    places,
+    size,
+    stretch,
+    most,
+    cell,
+    inverse,
+    k0,
+    k1,
+    k2,
+    k3,
+    k4,
+    k5,
+    k6,
+    k7,
+    VECTOR: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """What `_gaussian` and `_release` do, in the sum's own memory and without a sample written down."""
+    program = tl.program_id(0).to(tl.int64)
+    block = program * LANES + tl.arange(0, LANES)
+    counter, carry = block.to(tl.uint32), (block >> 32).to(tl.uint32)
+    zero = counter ^ counter
+    w0, w1, w2, w3, w4, w5, w6, w7 = _chacha(
+        k0.to(tl.uint32, bitcast=True),
+        k1.to(tl.uint32, bitcast=True),
+        k2.to(tl.uint32, bitcast=True),
+        k3.to(tl.uint32, bitcast=True),
+        k4.to(tl.uint32, bitcast=True),
+        k5.to(tl.uint32, bitcast=True),
+        k6.to(tl.uint32, bitcast=True),
+        k7.to(tl.uint32, bitcast=True),
+        counter,
+        carry,
+        zero,
+        zero,
+    )
+    to, by = stretch.to(tl.float64, bitcast=True), inverse.to(tl.float64, bitcast=True)
+    wide = cell.to(tl.float64, bitcast=True)
+    place = program * (8 * LANES) + tl.arange(0, LANES)
+    doubts = _add_to(total, scale, place, size, w0, to, wide, by, VECTOR)
+    doubts |= _add_to(total, scale, place + LANES, size, w1, to, wide, by, VECTOR) << 1
+    doubts |= _add_to(total, scale, place + 2 * LANES, size, w2, to, wide, by, VECTOR) << 2
+    doubts |= _add_to(total, scale, place + 3 * LANES, size, w3, to, wide, by, VECTOR) << 3
+    doubts |= _add_to(total, scale, place + 4 * LANES, size, w4, to, wide, by, VECTOR) << 4
+    doubts |= _add_to(total, scale, place + 5 * LANES, size, w5, to, wide, by, VECTOR) << 5
+    doubts |= _add_to(total, scale, place + 6 * LANES, size, w6, to, wide, by, VECTOR) << 6
+    doubts |= _add_to(total, scale, place + 7 * LANES, size, w7, to, wide, by, VECTOR) << 7
+    if tl.max(doubts, 0) > 0:
+        for j in range(8):
+            _note(places, place + j * LANES, ((doubts >> j) & 1) == 1, most)
 
 
 @triton.jit(do_not_specialize=["k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "n0", "n1", "n2", "n3"])
@@ -266,6 +341,22 @@ def gaussian(
     with torch.cuda.device_of(out):
         _gaussian[grid](out, places, size, bits_of(2.0**bits), most, *struct.unpack("<8i", key), LANES=LANES)
     return out, places
+
+
+def noisy(key: bytes, total: Tensor, scale: Tensor | None, cell: float, bits: int) -> Tensor:
+    """Release a sum in its own memory, but for the places that it returns, where roundings are open."""
+    size = total.numel()
+    most = 64 + round(size * 2.0 ** (bits - 45))
+    places = torch.zeros(1 + most, dtype=torch.int64, device=total.device)
+    numbers = size, bits_of(2.0**bits), most, bits_of(cell), bits_of(1 / cell)
+    each = total if scale is None else scale
+    with torch.cuda.device_of(total):
+        _noisy[(triton.cdiv(size, 8 * LANES),)](
+            *(total, each, places, *numbers, *struct.unpack("<8i", key)),
+            VECTOR=scale is not None,
+            LANES=LANES,
+        )
+    return places
 
 
 def block_of(place: int) -> tuple[int, int]:

@@ -55,16 +55,40 @@ _SMALL = 2**21  # samples of a release up to which a GPU has two draws ahead: Py
 _RELEASES = 64  # whose noise is drawn ahead at most
 _SHELVES = 4  # kinds of release whose noise is kept ahead, a stream
 _CHUNK = 2**17  # coordinates at a time on a CPU: they stay in the cache
+_HUGE = 2**25  # coordinates from which noise is added in the sum's own memory and never held
+_PIECE = 2**24  # of them at a time on a CPU
 _LARGEST = 2.0**52  # cells: whole numbers up to here add up exactly in float64
 
 
 def release(stream: Stream, total: Tensor, scale: Tensor | None, cell: float, bits: int) -> Tensor:
     """(round(total / scale / cell) + round(2^bits Z)) · cell · scale, as float32."""
+    if total.numel() >= _HUGE:
+        return _in_place(stream, total.detach().contiguous(), scale, cell, bits)
 
     def add(noise: Tensor) -> Tensor:
         return released(total, noise, scale, cell)
 
     return _shelf(stream, total.numel(), bits, total.device).used(stream, total.numel(), total.device, add)
+
+
+def _in_place(stream: Stream, total: Tensor, scale: Tensor | None, cell: float, bits: int) -> Tensor:
+    """Release in the sum's own memory, with noise that is never there all at once."""
+    if total.is_cuda and has_triton():
+        from farthing.torch.kernels import lattice_noise
+
+        key = stream.integers(4).tobytes()
+        found = open_places(lattice_noise.noisy(key, total, scale, cell, bits).cpu())
+        if found:
+            at = torch.tensor(found, device=total.device)
+            settled = torch.from_numpy(settle(stream, key, found, bits, lattice_noise.block_of))
+            some = None if scale is None else scale[at]
+            total[at] = released(total[at], settled.to(total.device), some, cell)
+        return total
+    for start in range(0, total.numel(), _PIECE):
+        part = slice(start, start + _PIECE)
+        noise = _Draw(stream, total[part].numel(), bits, total.device, 1).take(stream)
+        total[part] = released(total[part], noise, None if scale is None else scale[part], cell)
+    return total
 
 
 def drawn(stream: Stream, size: int, bits: int, device: torch.device) -> Tensor:
@@ -210,6 +234,14 @@ class _Launched:
         return self._noise
 
 
+def open_places(places: Tensor) -> list[int]:
+    """Return the places that a kernel left open, in order; ``places`` begins with their number."""
+    count, *found = places[: 1 + int(places[0])].tolist()
+    if count > len(found):
+        raise ArithmeticError(f"{count} roundings are open where at most {len(found)} are ever expected")
+    return sorted(found)  # the order in which a GPU noted them is no order
+
+
 def decide(
     noise: Tensor,
     places: Tensor,
@@ -219,12 +251,9 @@ def decide(
     block_of: Callable[[int], tuple[int, int]],
 ) -> None:
     """Settles the samples that a kernel left open: ``places`` begins with their number."""
-    count, *found = places[: 1 + int(places[0])].tolist()
-    if count > len(found):
-        raise ArithmeticError(f"{count} roundings are open where at most {len(found)} are ever expected")
+    found = open_places(places)
     if not found:
         return
-    found.sort()  # the order in which a GPU noted them is no order
     settled = settle(stream, key, found, bits, block_of)
     if np.abs(settled).max() > torch.iinfo(noise.dtype).max:
         raise ArithmeticError("a sample lies 32 standard deviations out, which ideal bits never give")
@@ -340,7 +369,7 @@ class Gaussian(mechanisms.Gaussian):
         return bits, cell * (1 + self.slack)
 
     def release(self, total: Any, bound: Any, stream: Stream, turn: int = 0) -> Any:
-        """Return the noisy sum: a new float32 tensor on the same device.
+        """Return the noisy sum: a new float32 tensor on the same device, or the same from 2²⁵ numbers on.
 
         A coordinate that is not finite, which no bounded sum has, is refused on a CPU and counts as zero on
         a GPU, where nobody waits for the sum.

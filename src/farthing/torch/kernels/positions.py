@@ -25,7 +25,9 @@ class PositionShape(NamedTuple):
 
 def available(device: torch.device) -> bool:
     """Return whether there is a kernel for tensors on a device."""
-    return device.type == "cpu" and native.kernels() is not None
+    if device.type != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False  # written for registers of 64 bytes: with others a library's products are quicker
+    return native.kernels() is not None
 
 
 def windows(
@@ -81,7 +83,7 @@ def where(good: Tensor, values: Tensor) -> Tensor:
 
 def blanked(good: Tensor, values: Tensor) -> Tensor:
     """Do what `where` does, in place: on a GPU good examples are not even read."""
-    if not fused(values.device) or not values.is_contiguous() or values.dtype != torch.float32:
+    if not fused(values.device) or not values.is_contiguous():
         return where(good, values)
     from farthing.torch.kernels import grams
 

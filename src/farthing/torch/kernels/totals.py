@@ -26,9 +26,9 @@ norm, measured in float32 in blocks (and rounded up where positions cancel), its
 **What the theorem takes as given.** What is computed of one example alone (activations, output gradients,
 rows) must not depend on who is beside it; libraries choose other kernels for other sizes, and such last bits
 count for every example. Not covered are, because float64 would cost much there: any product where TF32 is
-switched on; products over several positions on GPUs without full-rate float64 (`exact64`); and convolutions
-that are not kept as rows. Their h is the number of examples times that of positions, and the slack covers it
-for small batches only.
+switched on; products over several positions under autocast on a GPU, and on GPUs without full-rate float64
+(`exact64`); and convolutions that are not kept as rows. Their h is the number of examples times that of
+positions, and the slack covers it for small batches only.
 
 >>> with among(500):
 ...     chain()
@@ -153,6 +153,9 @@ def exact64(device: torch.device) -> bool:
 def product(u: Tensor, v: Tensor, examples: int, out: Tensor | None = None) -> Tensor:
     """uᵀ v, in ``out`` if it is given: a row of both is an example's term, or one of several."""
     several = examples < len(u)
+    if u.dtype is not torch.float32:  # bfloat16, whose products are exact
+        found = torch.mm(u.t(), v, out_dtype=torch.float32)
+        return found if out is None else out.copy_(found)
     if coarse(u.device) or (several and not exact64(u.device)):
         return torch.mm(u.t(), v, out=out)
     whole = len(u) <= chain(examples)

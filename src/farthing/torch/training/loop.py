@@ -110,6 +110,7 @@ def train(
     views: int = 1,
     physical_batch_size: int | None = None,
     autocast: torch.dtype | None = None,
+    memory: str = "balanced",
     example: tuple[Any, Any] | None = None,
     route: str = "auto",
     mechanism: Callable[[float], Gaussian] = Gaussian,
@@ -170,6 +171,8 @@ def train(
         Rows that go through the model at once; a memory setting without influence on the result. None: 512.
     autocast : torch.dtype, optional
         The dtype of mixed precision. None: full precision. Norms and sums stay in float32.
+    memory : {"balanced", "speed", "space"}, default "balanced"
+        What a GPU's memory is given for; without influence on the result but for rounding.
     example : tuple, optional
         Public (inputs, targets) to check the model on. None: made-up ones of the records' shape.
     route : {"auto", "fast", "vmap", "loop"}, default "auto"
@@ -240,9 +243,8 @@ def train(
     examples = examples_of(dataset, users, records_per_user, augment, views, device)
     with apart(device):
         materialise(model, examples.plain(FIRST)[0])
-    gradient = Gradient(
-        model, loss, physical_batch_size=rows, autocast=autocast, example=example, route=route
-    )
+    how = {"autocast": autocast, "example": example, "route": route, "memory": memory}
+    gradient = Gradient(model, loss, physical_batch_size=rows, **how)  # type: ignore[arg-type]
     count = validate.count(records=records) if records is not None else len(examples)
     values = values_of(budgets, examples, records, adapt)
     refuse_bands(bands, adapt, budgets, mechanism)
@@ -415,6 +417,7 @@ class Training:
             released = torch.as_tensor(value, dtype=torch.float32, device=device)
             gradient = self._bounds.learn(query.bound, released, terms.expected_batch_size)
             held.append(ReleasedSum(gradient, query.bound, terms, receipts))
+            del value, released, gradient  # or they would lie beside those of the next batch
             if len(held) == self._parts.accumulate:
                 yield self._update(held)
                 held = []

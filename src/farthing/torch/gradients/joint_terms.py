@@ -1,0 +1,104 @@
+"""Terms that are made of several: all uses of one parameter, or consecutive parts of it."""
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from farthing.torch.gradients.terms import Lookup, Outer, Term, norms, part_of, rooted
+from farthing.torch.kernels.totals import exact
+
+
+class SumTerm(Term):
+    """The sum of terms of several kinds on one parameter, cross terms and all."""
+
+    def __init__(self, terms: list[Term]) -> None:
+        outers = [term for term in terms if isinstance(term, Outer)]
+        lookups = [term for term in terms if isinstance(term, Lookup)]
+        others = [term for term in terms if not isinstance(term, Outer | Lookup)]
+        self.terms: list[Term] = list(others)
+        if outers:
+            self.terms.append(Outer.joined(outers))
+        if lookups:
+            self.terms.append(Lookup.joined(lookups))
+        self.examples, self.size, self.device = terms[0].examples, terms[0].size, terms[0].device
+
+    @staticmethod
+    def of(terms: list[Term]) -> Term:
+        """Return one term for all uses of a parameter."""
+        joined = SumTerm(terms)
+        return joined.terms[0] if len(joined.terms) == 1 else joined
+
+    def rows(self, part: slice) -> Tensor:
+        first, *rest = (term.rows(part) for term in self.terms)
+        for more in rest:
+            first = first + more
+        return first
+
+    def _pair(self) -> tuple[Outer, Lookup] | None:
+        """Return a wide matrix that is looked up in and multiplied by: its norms need no rows."""
+        match self.terms:
+            case [Outer() as outer, Lookup() as lookup] if self.size > outer.positions * lookup.positions:
+                return outer, lookup
+        return None
+
+    def norms(self) -> Tensor:
+        if pair := self._pair():
+            return _crossed(*pair)
+        with exact(self.device):  # as the sum is
+            return torch.cat([norms(self.rows(part)) for part in self.parts()])
+
+    def largest(self) -> Tensor:
+        return torch.stack([term.largest() for term in self.terms]).sum(0)
+
+    def product(self, factors: Tensor, out: Tensor) -> None:
+        with nullcontext() if self._pair() else exact(self.device):
+            for term in self.terms:
+                term.product(factors, out)
+
+    def only(self, good: Tensor) -> None:
+        for term in self.terms:
+            term.only(good)
+
+    def release(self) -> None:
+        """Nothing is kept."""
+
+
+class Blocks(Term):
+    """Terms of consecutive parts of one parameter: the three projections of attention."""
+
+    def __init__(self, terms: list[Term]) -> None:
+        self.terms, self.device = terms, terms[0].device
+        self.examples, self.size = terms[0].examples, sum(term.size for term in terms)
+
+    def rows(self, part: slice) -> Tensor:
+        return torch.cat([term.rows(part) for term in self.terms], 1)
+
+    def norms(self) -> Tensor:
+        return norms(torch.stack([term.norms() for term in self.terms], 1))
+
+    def product(self, factors: Tensor, out: Tensor) -> None:
+        for term, part in zip(self.terms, torch.split(out, [term.size for term in self.terms]), strict=True):
+            term.add(factors, part)
+
+    def only(self, good: Tensor) -> None:
+        for term in self.terms:
+            term.only(good)
+
+    def release(self) -> None:
+        """Nothing is kept here; the terms see to themselves."""
+
+
+def _crossed(outer: Outer, lookup: Lookup) -> Tensor:
+    """Return the norms of the sum of both: |o|² + |l|² + 2 Σ_ts u_s[ids_t] (v_t · v_s)."""
+    step = max(1, 4 * part_of(outer.device) // (outer.positions * lookup.positions))
+    found = []
+    for start in range(0, outer.examples, step):
+        part = slice(start, start + step)
+        u, ids = outer.u.values[part], lookup.ids[part]
+        picked = u.gather(2, ids[:, None, :].expand(-1, u.shape[1], -1)).float()
+        products = torch.bmm(outer.v.values[part].float(), lookup.v.values[part].float().transpose(1, 2))
+        found.append((picked * products).flatten(1).sum(1))
+    one, other = outer.gram_norms(), lookup.norms()
+    whole = rooted(one.square() + other.square() + 2 * torch.cat(found), one + other)
+    return whole + outer.rounding() if outer.rounds() else whole
