@@ -215,3 +215,14 @@ def test_a_shrunk_row_never_exceeds_its_radius(seed):
         rows = block.rows(features)
         assert (np.linalg.norm(rows, axis=1) <= features.radius * (1 + 1e-9)).all()
         np.testing.assert_allclose(block.norm, np.linalg.norm(rows, axis=1), rtol=1e-9)
+
+
+def test_norms_of_sparse_rows_are_those_of_dense_ones_rounded_upwards():
+    rng = np.random.default_rng(4)
+    rows = rng.uniform(size=(200, 9)) * (rng.uniform(size=(200, 9)) < 0.3)
+    features = Features(9, rng.uniform(size=9), rng.uniform(0.1, 9.0, size=9), intercept=0.5)
+    dense, stored = (features.squared_norms(x, None) for x in (rows, sparse.csr_array(rows)))
+    assert (stored >= dense).all()
+    np.testing.assert_allclose(stored, dense, rtol=1e-6)
+    centre = features.squared_norms(sparse.csr_array(np.tile(features.centre, (3, 1))), None)
+    assert (centre >= 0.25).all()

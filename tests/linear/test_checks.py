@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from farthing.errors import InvalidValue
-from farthing.linear.checks import clipped, limits, target_bounds
+from farthing.linear.checks import clipped, compact, target_bounds
 
 
 def test_what_cannot_be_declared_is_refused():
@@ -14,5 +15,28 @@ def test_what_cannot_be_declared_is_refused():
 
 
 def test_rows_are_clipped_to_bounds_of_every_feature():
-    low, high = limits((0, [1.0, 2.0]), 2)
-    assert clipped(np.array([[-1.0, 5.0]]), low, high).tolist() == [[0.0, 2.0]]
+    assert clipped(np.array([[-1.0, 5.0]]), np.zeros(2), np.array([1.0, 2.0])).tolist() == [[0.0, 2.0]]
+
+
+def test_a_table_in_units_of_its_own_is_mapped_onto_zero_and_one_row_by_row():
+    rng = np.random.default_rng(0)
+    raw, bounds = rng.uniform(-5, 25, size=(4000, 5)), (np.zeros(5), np.full(5, 20.0))
+    raw[3, 1], raw[7, 0] = np.nan, np.inf
+    found, mapped = compact(raw, bounds)
+    assert found.dtype == np.float32
+    assert mapped == (0.0, 1.0)
+    assert not np.isfinite(found[[3, 7]]).all(axis=1).any()
+    kept = np.delete(np.arange(4000), [3, 7])
+    np.testing.assert_allclose(found[kept], np.clip(raw[kept] / 20, 0, 1), atol=1e-7)
+    np.testing.assert_array_equal(compact(raw[::-1], bounds)[0][::-1], found)  # no row depends on another
+
+
+def test_files_small_and_sparse_tables_and_compact_ones_stay_as_they_are(tmp_path):
+    small, bounds = np.zeros((10, 2)), (0, 5)
+    assert compact(small, bounds)[0] is small
+    file = np.memmap(tmp_path / "rows", np.float64, "w+", shape=(20_000, 2))
+    assert compact(file, bounds)[0] is file
+    stored = sparse.csr_array(np.eye(200))
+    assert compact(stored, bounds)[0] is stored
+    floats = np.zeros((20_000, 2), np.float32)
+    assert compact(floats, (0, 1))[0] is floats

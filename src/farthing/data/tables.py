@@ -114,7 +114,9 @@ class Features:
 
     def rows(self, x: Any, unit: Array | None) -> Array:
         """Return [A (g x - c); b], materialised: for one block at a time."""
-        dense = _rowwise(x.toarray() if sparse.issparse(x) else x, unit) - self.centre
+        dense = _rowwise(x.toarray() if sparse.issparse(x) else x, unit)
+        if np.any(self.centre):
+            dense = dense - self.centre
         rows, d = np.empty((len(dense), self.size)), self.width
         rows[:, d:] = self.intercept
         if np.ndim(self.scale) == 2:
@@ -125,12 +127,28 @@ class Features:
 
     def squared_norms(self, x: Any, unit: Array | None) -> Array:
         """Return |[A (g x - c); b]|² of every row."""
+        if sparse.issparse(x) and unit is None and np.ndim(self.scale) == 1:
+            return self._sparse_norms(x)
         if np.ndim(self.scale) == 2 or np.any(self.centre):  # a difference of squares would cancel
             rows = self.rows(x, unit)
             squares: Array = np.einsum("ij,ij->i", rows, rows)
             return squares
         inner = _squares(x, self.scale)
         return (inner if unit is None else np.square(unit) * inner) + self.intercept**2
+
+    def _sparse_norms(self, x: Any) -> Array:
+        """Return |[A (x - c); b]|² of sparse rows, from stored values alone, rounded upwards.
+
+        Σ a²(x - c)² is Σ a²c², plus a²x(x - 2c) of the stored ones. Sums of k terms are off by at most 2k u
+        of their absolute values (u = 2⁻⁵³), which 2⁻³⁰ of them covers for k <= 2²².
+        """
+        square = np.square(np.asarray(self.scale))
+        base = float(square @ np.square(self.centre)) + self.intercept**2
+        terms = x.data * (x.data - 2 * np.asarray(self.centre)[x.indices]) * square[x.indices]
+        stored = sparse.csr_array((terms, x.indices, x.indptr), x.shape)
+        ones = np.ones(x.shape[1])
+        slack = base + abs(stored) @ ones
+        return np.asarray(np.maximum(base + stored @ ones, 0.0) + 2.0**-30 * slack)
 
     def at_least(self, norm: Array, x: Any, unit: Array | None) -> Array:
         """Return norms |z| of rows, raised to at least 2⁻⁸ of the size of their terms in Σ v x and Σ v.
@@ -206,11 +224,21 @@ class Block(NamedTuple):
         if len(v) <= rows:
             return [(self.x.T @ scaled, v.sum(axis=0))]
         places = [slice(start, start + rows) for start in range(0, len(v), rows)]
-        return [(self.x[place].T @ scaled[place], v[place].sum(axis=0)) for place in places]
+        return [(_part(self.x, place).T @ scaled[place], v[place].sum(axis=0)) for place in places]
 
     def rows(self, features: Features) -> Array:
         """Return the rows z, materialised."""
         return _rowwise(features.rows(self.x, self.unit), self.shrink)
+
+
+def _part(x: Any, place: slice) -> Any:
+    """Return some rows of a table; those of a sparse one are a view (its own slices are copies)."""
+    if not (sparse.issparse(x) and x.format == "csr"):
+        return x[place]
+    ends = x.indptr[place.start : place.stop + 1]
+    stored = slice(ends[0], ends[-1])
+    inner = x.data[stored], x.indices[stored], ends - ends[0]
+    return sparse.csr_array(inner, (len(ends) - 1, x.shape[1]))
 
 
 class Weighted:
@@ -288,12 +316,10 @@ class Table:
         self._factors: dict[Features, Factors] = {}
         self._lie: tuple[Any, ...] | None = None  # its place in memory; empty where kernels cannot read it
         self._whole: tuple[Table, Indices] | None = None  # the table that this one is a batch of
-        limits = None if bounds is None else _limits(bounds, X)
+        ends = None if bounds is None else limits(bounds, X)
         broken = np.zeros(self._length, np.bool_)
-        if self._outside(limits, broken) or (
-            limits is not None and (np.any(limits[0]) or np.any(limits[1] != 1))
-        ):
-            self._map = limits
+        if self._outside(ends, broken) or (ends is not None and (np.any(ends[0]) or np.any(ends[1] != 1))):
+            self._map = ends
         self._sound = not broken.any()  # whether a kernel may read the features as they are
         blank = broken if y is None else broken | ~np.isfinite(y)
         if blank.any():
@@ -351,8 +377,8 @@ class Table:
 
     def _read(self, place: slice) -> Any:
         """Return some rows in float64, clipped and mapped by the bounds; blank ones are zeros."""
-        x: Any = self.X[place]
-        x = x.astype(np.float64) if sparse.issparse(x) else np.asarray(x, dtype=np.float64)
+        x: Any = _part(self.X, place)
+        x = x.astype(np.float64, copy=False) if sparse.issparse(x) else np.asarray(x, dtype=np.float64)
         if self._blank is not None:
             x = _without(x, self._blank[place])
         if self._map is None:
@@ -464,7 +490,7 @@ def _at(factors: Factors, place: Indices) -> Factors:
     return None if unit is None else unit[place], None if shrink is None else shrink[place], norm[place]
 
 
-def _limits(bounds: Any, X: Any) -> tuple[Array, Array]:
+def limits(bounds: Any, X: Any) -> tuple[Array, Array]:
     """Return public bounds as one number per feature each; refuse bounds that are not finite and ordered."""
     try:
         low, high = (np.broadcast_to(np.asarray(bound, dtype=np.float64), X.shape[1]) for bound in bounds)

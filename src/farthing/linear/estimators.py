@@ -21,6 +21,7 @@ ledger, and a fit that does not fit raises `BudgetSpent`. Scores on held-out fol
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -39,12 +40,12 @@ from sklearn.utils.validation import check_is_fitted
 from farthing import validate
 from farthing.accounting.personal import PersonalBudgets
 from farthing.budget import Adjacency, Guarantee, Observer, Unit
-from farthing.data.tables import Table
+from farthing.data.tables import Table, limits
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
 from farthing.linear import labels, private_bounds
 from farthing.linear.base import PUBLIC_SIZE, PrivateEstimator
-from farthing.linear.checks import clipped, limits, target_bounds
+from farthing.linear.checks import clipped, compact, target_bounds
 from farthing.linear.losses import Loss, huber_hinge, logistic, multinomial, one_against_rest, squared
 from farthing.linear.personal import over
 from farthing.linear.problem import Problem
@@ -106,6 +107,7 @@ class _PrivateLinear(PrivateEstimator):
         size = rows if self.records is None else validate.count(records=self.records)
         people = None if budgets is None else self._people(budgets, rows)
         problem = Problem(loss, size, X.shape[1], outputs, bool(self.fit_intercept), unit, penalty)
+        problem = replace(problem, sparse=hasattr(X, "indptr"))
         missing = private_bounds.unknown(bounds, X.shape[1])
         self.__dict__.pop("bounds_", None)
         if missing is not None:
@@ -113,8 +115,9 @@ class _PrivateLinear(PrivateEstimator):
             self._rehearse(problem, method, people)
             ledger = self._own_ledger(self.ledger, method.filter)
             bounds = self.bounds_ = private_bounds.bought(ledger, X, bounds, missing)
-        table = Table(X, y, bounds=bounds, unit=unit)
-        self._limits = None if unit else limits(bounds, X.shape[1])
+        X, mapped = (X, None) if unit else compact(X, bounds)
+        table = Table(X, y, bounds=mapped, unit=unit)
+        self._limits = None if unit else limits(bounds, X)
         if people is not None and method.personal is None:
             raise Unsupported(
                 "this solver treats all records alike, so none can have a budget of its own: use 'auto', or "

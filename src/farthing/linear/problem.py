@@ -25,7 +25,8 @@ class Problem:
     ``outputs`` is 0 for a weight vector, or the number of classes for a weight matrix. Methods yield the
     weights on x and the constant as `Step.w`, whatever space they work in. ``penalty`` is the alpha of
     scikit-learn's Ridge, for regression: Σ (y - x·u - constant)² + penalty |u|² is minimised. ``sizes`` are
-    the public numbers of records on each level of personal budgets, if there are any.
+    the public numbers of records on each level of personal budgets, if there are any. ``sparse`` says whether
+    rows are stored so, which is form, not content: dense matrices of many features are not asked of such.
     """
 
     loss: Loss
@@ -36,6 +37,7 @@ class Problem:
     unit: bool = True
     penalty: float = 0.0
     sizes: tuple[int, ...] = ()
+    sparse: bool = False
 
     @property
     def radius(self) -> float:

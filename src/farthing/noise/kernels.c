@@ -339,40 +339,65 @@ static void move(double *restrict high, double *restrict low, double *restrict p
    they go into the two sums, and no term takes part in more roundings than that: see summing.py. Returns -1,
    and does nothing, where a place is no row. */
 #define GRADIENT(NAME, TYPE)                                                                                  \
-    static inline __attribute__((always_inline)) void dots_##NAME(const TYPE *const *row, const double *u,    \
-                                                                  i64 d, double *out, const int count)        \
+    static inline double dot_##NAME(const TYPE *row, const double *u, i64 d)                                  \
     {                                                                                                         \
-        wide sum[TOGETHER];                                                                                   \
+        wide sum = {0};                                                                                       \
+        double found;                                                                                         \
         i64 j = 0;                                                                                            \
-        for (int r = 0; r < count; r++)                                                                       \
-            sum[r] = (wide){0};                                                                               \
+        for (; j + WIDTH <= d; j += WIDTH)                                                                    \
+            sum += load_##NAME(row + j) * load_f8(u + j);                                                     \
+        for (found = across(sum); j < d; j++)                                                                 \
+            found += (double)row[j] * u[j];                                                                   \
+        return found;                                                                                         \
+    }                                                                                                         \
+    /* Of eight rows at once. Sums have names of their own: some compilers keep an array of them in memory. */\
+    static inline void dots_##NAME(const TYPE *const *row, const double *u, i64 d, double *out)               \
+    {                                                                                                         \
+        const TYPE *a = row[0], *b = row[1], *c = row[2], *e = row[3], *f = row[4], *g = row[5], *h = row[6], \
+                   *k = row[7];                                                                               \
+        wide A = {0}, B = {0}, C = {0}, E = {0}, F = {0}, G = {0}, H = {0}, K = {0};                          \
+        i64 j = 0;                                                                                            \
         for (; j + WIDTH <= d; j += WIDTH) {                                                                  \
             wide factor = load_f8(u + j);                                                                     \
-            for (int r = 0; r < count; r++)                                                                   \
-                sum[r] += load_##NAME(row[r] + j) * factor;                                                   \
+            A += load_##NAME(a + j) * factor;                                                                 \
+            B += load_##NAME(b + j) * factor;                                                                 \
+            C += load_##NAME(c + j) * factor;                                                                 \
+            E += load_##NAME(e + j) * factor;                                                                 \
+            F += load_##NAME(f + j) * factor;                                                                 \
+            G += load_##NAME(g + j) * factor;                                                                 \
+            H += load_##NAME(h + j) * factor;                                                                 \
+            K += load_##NAME(k + j) * factor;                                                                 \
         }                                                                                                     \
-        for (int r = 0; r < count; r++) {                                                                     \
-            out[r] = across(sum[r]);                                                                          \
-            for (i64 k = j; k < d; k++)                                                                       \
-                out[r] += (double)row[r][k] * u[k];                                                           \
-        }                                                                                                     \
+        out[0] = across(A), out[1] = across(B), out[2] = across(C), out[3] = across(E);                       \
+        out[4] = across(F), out[5] = across(G), out[6] = across(H), out[7] = across(K);                       \
+        for (; j < d; j++)                                                                                    \
+            for (int r = 0; r < TOGETHER; r++)                                                                \
+                out[r] += (double)row[r][j] * u[j];                                                           \
     }                                                                                                         \
-    static inline __attribute__((always_inline)) void add_##NAME(const TYPE *const *row, const double *v,     \
-                                                                 i64 d, double *part, const int count)        \
+    static inline void add_one_##NAME(const TYPE *row, double v, i64 d, double *part)                         \
     {                                                                                                         \
+        for (i64 j = 0; j < d; j++)                                                                           \
+            part[j] += v * (double)row[j];                                                                    \
+    }                                                                                                         \
+    static inline void add_##NAME(const TYPE *const *row, const double *v, i64 d, double *part)               \
+    {                                                                                                         \
+        const TYPE *a = row[0], *b = row[1], *c = row[2], *e = row[3], *f = row[4], *g = row[5], *h = row[6], \
+                   *k = row[7];                                                                               \
+        const double va = v[0], vb = v[1], vc = v[2], ve = v[3], vf = v[4], vg = v[5], vh = v[6], vk = v[7];  \
         i64 j = 0;                                                                                            \
         for (; j + WIDTH <= d; j += WIDTH) {                                                                  \
-            wide first = load_f8(part + j), second = {0};                                                     \
-            for (int r = 0; r < count; r += 2) {                                                              \
-                first += v[r] * load_##NAME(row[r] + j);                                                      \
-                if (r + 1 < count)                                                                            \
-                    second += v[r + 1] * load_##NAME(row[r + 1] + j);                                         \
-            }                                                                                                 \
+            wide first = load_f8(part + j) + va * load_##NAME(a + j), second = vb * load_##NAME(b + j);       \
+            first += vc * load_##NAME(c + j);                                                                 \
+            second += ve * load_##NAME(e + j);                                                                \
+            first += vf * load_##NAME(f + j);                                                                 \
+            second += vg * load_##NAME(g + j);                                                                \
+            first += vh * load_##NAME(h + j);                                                                 \
+            second += vk * load_##NAME(k + j);                                                                \
             first += second;                                                                                  \
             memcpy(part + j, &first, sizeof first);                                                           \
         }                                                                                                     \
         for (; j < d; j++)                                                                                    \
-            for (int r = 0; r < count; r++)                                                                   \
+            for (int r = 0; r < TOGETHER; r++)                                                                \
                 part[j] += v[r] * (double)row[r][j];                                                          \
     }                                                                                                         \
     i64 gradient_##NAME(const TYPE *restrict x, i64 rows, i64 stride, const i64 *restrict places, i64 n,      \
@@ -399,17 +424,17 @@ static void move(double *restrict high, double *restrict low, double *restrict p
             for (r = i + TOGETHER; places && r < n && r < i + 2 * TOGETHER; r++)                              \
                 prefetch(&with, places[r], (const char *)(x + places[r] * stride), d * (i64)sizeof(TYPE));    \
             if (count == TOGETHER)                                                                            \
-                dots_##NAME(row, u, d, v, TOGETHER);                                                          \
+                dots_##NAME(row, u, d, v);                                                          \
             else                                                                                              \
                 for (r = 0; r < count; r++)                                                                   \
-                    dots_##NAME(row + r, u, d, v + r, 1);                                                     \
+                    v[r] = dot_##NAME(row[r], u, d);                                                          \
             for (r = 0; r < count; r++)                                                                       \
                 v[r] = multiple(&with, p[r], v[r], part + d);                                                 \
             if (count == TOGETHER)                                                                            \
-                add_##NAME(row, v, d, part, TOGETHER);                                                        \
+                add_##NAME(row, v, d, part);                                                        \
             else                                                                                              \
                 for (r = 0; r < count; r++)                                                                   \
-                    add_##NAME(row + r, v + r, d, part, 1);                                                   \
+                    add_one_##NAME(row[r], v[r], d, part);                                                    \
             since += count;                                                                                   \
             if (since + TOGETHER > chain)                                                                     \
                 move(high, low, part, d + 1), since = 0;                                                      \

@@ -19,14 +19,14 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from farthing import validate
-from farthing.data.tables import Table
+from farthing.data.tables import Table, limits
 from farthing.errors import BudgetSpent, InvalidValue
 from farthing.ledger.ledger import Ledger
 from farthing.linear import labels
 from farthing.linear.additive.bins import CELLS, VALUES, Binned, codes_of, mapped
 from farthing.linear.additive.method import AdditiveModel, additive
 from farthing.linear.base import PUBLIC_SIZE, PrivateEstimator
-from farthing.linear.checks import limits, target_bounds
+from farthing.linear.checks import target_bounds
 from farthing.linear.losses import Loss, logistic, multinomial, squared
 from farthing.linear.problem import Problem
 from farthing.queries import arrays
@@ -96,7 +96,7 @@ class _Shapes(PrivateEstimator):
             raise InvalidValue("declare bounds=(low, high) of the features: cells follow from them")
         table = Table(X, y, bounds=self.bounds)
         size = len(table) if self.records is None else validate.count(records=self.records)
-        low, high = limits(self.bounds, X.shape[1])
+        low, high = limits(self.bounds, X)
         if self.trees:
             validate.count(trees=self.trees)
         ledger = self._own_ledger(self.ledger)

@@ -40,8 +40,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
-from farthing.data.tables import Features, Table
+from farthing.data.tables import Block, Features, Table
 from farthing.errors import InvalidValue
 from farthing.ledger.ledger import Ledger
 from farthing.linear.budget_schedule import BudgetSchedule
@@ -63,7 +64,7 @@ LENGTH, CLEAR = 0.03, 0.1  # of μ², for the length of the weights; the most no
 FACTORS, SHORTER = (1.5, 1.25, 1.12), 0.6  # by which weights grow or shrink; where nothing is asked
 MARGIN = ClipValue(-4.0, 4.0)
 LOGIT_NOISE = 2.5  # the most noise that steps may put on a typical margin
-MOST_GRAM = 1000
+MOST_GRAM, MOST_SPARSE = 1000, 300  # features of tables whose matrix is asked for, dense and sparse ones
 GRID = 2.0 ** (-np.arange(25) / 4)  # row norms, relative to the largest
 
 
@@ -137,7 +138,7 @@ def standardised(
     d = problem.width
     features = Features(d, scale=1 / radius, intercept=0.0, radius=1.0)
     bound = ClipNorm(math.hypot(1.0, MEAN_WEIGHT))
-    gram = d <= MOST_GRAM
+    gram = d <= (MOST_SPARSE if problem.sparse else MOST_GRAM)
     mechanism = SymmetricGaussian if gram else Gaussian
     value, noise = schedule.mean(part, asked(Spread(features, gram)), bound, mechanism=mechanism)
     mean = value[-1, :-1] * math.sqrt(2) / MEAN_WEIGHT if gram else value[:d] / MEAN_WEIGHT
@@ -220,6 +221,11 @@ class Spread:
         d = self.features.width
         sums = Sum(len(records), (d,)), Sum(len(records), (d, d) if self.gram else (d,))
         for block in records.blocks(self.features):
+            if sparse.issparse(block.x) and not self.gram:
+                u = _shrunk(block, self.features)
+                sums[0].add(u.T @ np.ones(u.shape[0]), u.shape[0])
+                sums[1].add(u.multiply(u).T @ np.ones(u.shape[0]), u.shape[0])
+                continue
             u = block.rows(self.features)
             sums[0].add(u.sum(axis=0), len(u))
             sums[1].add(u.T @ u if self.gram else np.square(u).sum(axis=0), len(u))
@@ -229,3 +235,10 @@ class Spread:
             return smaller * np.concatenate([MEAN_WEIGHT * first, second])
         edge = MEAN_WEIGHT / math.sqrt(2) * first
         return smaller * np.block([[second, edge[:, None]], [edge[None], np.zeros((1, 1))]])
+
+
+def _shrunk(block: Block, features: Features) -> Any:
+    """Return sparse rows u as such, scaled and shrunk to their radius."""
+    rows = sparse.diags_array(np.ones(len(block.norm)) if block.shrink is None else block.shrink)
+    units = sparse.diags_array(np.ones(len(block.norm)) if block.unit is None else block.unit)
+    return (rows @ units @ block.x @ sparse.diags_array(np.asarray(features.scale))).tocsr()
