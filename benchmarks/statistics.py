@@ -24,6 +24,11 @@ DECILES = [q / 10 for q in range(1, 10)]
 DELTA = 1e-6
 
 
+def above(values: Any) -> Any:
+    """Return which records a count is about: those above a public number."""
+    return values > 30
+
+
 def ours(values: Any, low: float, high: float) -> dict[str, dict[str, Release]]:
     """Return farthing's releases, by statistic and way."""
     size = len(values)
@@ -37,7 +42,9 @@ def ours(values: Any, low: float, high: float) -> dict[str, dict[str, Release]]:
         for name, q in (("median", [0.5]), ("quartiles", QUARTILES), ("deciles", DECILES))
     }
     return {
-        "count": {"farthing": lambda eps: ft.count(values, epsilon=eps).value},
+        "count": {
+            "farthing": lambda eps: ft.count(np.where(above(values), values, np.nan), epsilon=eps).value
+        },
         "mean": {"farthing": lambda eps: ft.mean(values, (low, high), epsilon=eps).value},
         "mean, size public": {
             "farthing": lambda eps: ft.mean(values, (low, high), records=size, epsilon=eps).value
@@ -96,7 +103,7 @@ def opendp(values: Any, low: float, high: float) -> dict[str, dict[str, Release]
         return np.interp(np.array(q) * below[-1], below + np.linspace(0, 1e-6, len(below)), edges)
 
     return {
-        "count": {"OpenDP": lambda eps: counted(eps)(plain)},
+        "count": {"OpenDP": lambda eps: counted(eps)(values[above(values)].tolist())},
         "mean": {"OpenDP": lambda eps: middle + summed(eps / 2)(centred) / counted(eps / 2)(plain)},
         "mean, size public": {"OpenDP": lambda eps: middle + summed(eps)(centred) / size},
         **{
@@ -121,7 +128,7 @@ def diffprivlib(values: Any, low: float, high: float) -> dict[str, dict[str, Rel
     floats = np.asarray(values, dtype=np.float64)
     bounds = (low, high)
     return {
-        "count": {"diffprivlib": lambda eps: tools.count_nonzero(np.ones(len(values)), epsilon=eps)},
+        "count": {"diffprivlib": lambda eps: tools.count_nonzero(above(values), epsilon=eps)},
         "mean, size public": {"diffprivlib": lambda eps: tools.mean(floats, epsilon=eps, bounds=bounds)},
         **{
             name: {"diffprivlib": lambda eps, q=q: tools.quantile(floats, q, epsilon=eps, bounds=bounds)}
@@ -138,7 +145,8 @@ def errors(name: str, release: Release, eps: float, values: Any, repeats: int) -
     for _ in range(repeats):
         value = release(eps)
         if wanted is None:
-            found.append(abs(float(value) - (len(values) if name == "count" else float(np.mean(values)))))
+            exact = np.count_nonzero(above(values)) if name == "count" else np.mean(values)
+            found.append(abs(float(value) - float(exact)))
             continue
         below, upto = (np.searchsorted(ordered, np.ravel(value), side) for side in ("left", "right"))
         ranks = np.array(wanted) * len(values)

@@ -48,7 +48,7 @@ def refuse(X: Any, method: SolverMethod, people: Any) -> None:
 
 def bought(ledger: Ledger, X: Any, bounds: Any, missing: NDArray[np.bool_]) -> tuple[Array, Array]:
     """Return bounds of every feature, those that are missing paid by a share of a ledger not spent yet."""
-    low, high = ranges.of_table(X if missing.all() else X[:, missing], Allowance(ledger), SHARE)
+    low, high = ranges.of_table(ranges.Chosen(X, missing), Allowance(ledger), SHARE)
     if missing.all():
         return low, high
     ends = [np.array(np.broadcast_to(np.asarray(end, np.float64), len(missing))) for end in bounds]

@@ -117,7 +117,7 @@ def describe(
     if declared:
         low, high = (np.array([(bounds or (0.0, 1.0))[end] for _, bounds in declared]) for end in (0, 1))
         if unknown:
-            some = numbers if len(unknown) == len(declared) else numbers[:, unknown]
+            some = ranges.Chosen(numbers, unknown)
             low[unknown], high[unknown] = ranges.of_table(some, spend, share["bounds"])
         found += _summaries(numbers, declared, low, high, spend, share)
     if vocabularies:

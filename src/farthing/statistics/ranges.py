@@ -106,13 +106,24 @@ def of_table(table: Any, spend: Allowance, share: float = 1.0) -> tuple[Array, A
         return low, high
     fine, begin, end = Cells(len(apart), FINE), low[apart], high[apart]
     edges = begin[:, None] + (end - begin)[:, None] * np.linspace(0, 1, FINE + 1)
-    shares = Shares(table[:, apart], begin, end)
+    shares = Shares(Chosen(table, apart), begin, end)
     total, deviation = spend.ask(Rows(shares), fine, fine.norms, share * (1 - _FIRST))
     least = deviation * spend.tail(_CHANCE / (total.size * len(_WINDOWS)))
     inner_low, inner_high = _ends(total, edges, least)
     found = np.isfinite(inner_low)
     low[apart], high[apart] = np.where(found, inner_low, begin), np.where(found, inner_high, end)
     return low, high
+
+
+class Chosen:
+    """Some columns of a table, which are copied when rows are taken: a long table stays where it is."""
+
+    def __init__(self, table: Any, columns: Any) -> None:
+        self._table, self._columns = table, np.arange(table.shape[1])[columns]
+        self.shape = (table.shape[0], len(self._columns))
+
+    def __getitem__(self, place: Any) -> Array:
+        return np.asarray(self._table[place][:, self._columns], dtype=np.float64)
 
 
 class Powers:
