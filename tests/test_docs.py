@@ -215,7 +215,8 @@ def test_every_page_is_once_in_the_navigation():
         for line in block.text.splitlines()
         if block.language == "{toctree}" and line and not line.startswith(":")
     ]
-    pages = {page.stem for page in PAGES} - {"index"} | {"api/index"}
+    tutorials = {f"tutorials/{page.stem}" for page in (ROOT / "docs" / "tutorials").glob("*.md")}
+    pages = {page.stem for page in PAGES} - {"index"} | {"api/index"} | tutorials
     assert sorted(listed) == sorted(pages)
 
 
