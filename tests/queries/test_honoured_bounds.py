@@ -19,6 +19,7 @@ from farthing.linear.losses import Gradient, Gram, Moments, Scores, logistic, sq
 from farthing.linear.methods import (
     adassp,
     baselines,
+    centroids,
     descent,
     dpagd,
     dppca,
@@ -135,6 +136,8 @@ def cases():
         Case(descent.Norms(3, np.array([10.0, 1.0, 0.1]))),
         *(Case(descent.Spread(UNIT, gram)) for gram in (False, True)),
         Case(descent.Stretch(Gradient(logistic, FEATURES)), w=W),
+        Case(centroids.ClassSums(UNIT)),
+        Case(centroids.ClassSums(UNIT), WILD_TABLE),
         Case(sums.GroupGradient(logistic, SPACE), binned(TABLE), w=np.linspace(-1.0, 1.0, 7)),
         Case(sums.GroupGradient(squared, SPACE), binned(WILD_TABLE), w=np.linspace(-1.0, 1.0, 7)),
         Case(sums.Length(logistic, SPACE), binned(TABLE), w=np.linspace(-1.0, 1.0, 7)),

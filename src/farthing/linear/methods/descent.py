@@ -17,6 +17,9 @@ All releases are Gaussian and full-batch, so that the budget divides exactly: sh
    clamped. Where the noise on it is large (`CLEAR`), it is left out and weights are shortened by `SHORTER`.
    The predicted class does not depend on it, so a support vector machine goes without.
 
+Two classes on a budget worth fewer than `FEWEST` records a feature are told apart by their means alone
+(`centroids`).
+
 The guarantee is that of Gaussian DP: adaptively chosen Gaussian answers with Σμᵢ² <= μ² are μ-GDP (Smith &
 Thakurta 2022), under the ledger's adjacency. Nobody names a number of steps: under exact Gaussian accounting
 more of them cost nothing (noise grows with √T and averages out again), so `STEPS` is what convergence needs.
@@ -47,6 +50,7 @@ from farthing.errors import InvalidValue
 from farthing.ledger.ledger import Ledger
 from farthing.linear.budget_schedule import BudgetSchedule
 from farthing.linear.losses import Gradient, Logistic, Softmax
+from farthing.linear.methods.centroids import class_means
 from farthing.linear.problem import Problem
 from farthing.noise.summing import Sum
 from farthing.queries.bounds import ClipNorm, ClipValue, Kind
@@ -64,6 +68,7 @@ LENGTH, CLEAR = 0.03, 0.1  # of μ², for the length of the weights; the most no
 FACTORS, SHORTER = (1.5, 1.25, 1.12), 0.6  # by which weights grow or shrink; where nothing is asked
 MARGIN = ClipValue(-4.0, 4.0)
 LOGIT_NOISE = 2.5  # the most noise that steps may put on a typical margin
+FEWEST = 0.75  # μ n a feature, below which two classes are told apart by their means alone
 MOST_GRAM, MOST_SPARSE = 1000, 300  # features of tables whose matrix is asked for, dense and sparse ones
 GRID = 2.0 ** (-np.arange(25) / 4)  # row norms, relative to the largest
 
@@ -73,6 +78,9 @@ def descent(ledger: Ledger, problem: Problem) -> Iterator[Step]:
     """Descends along noisy gradients with momentum, in privately standardised features."""
     schedule = BudgetSchedule(ledger, problem.records)
     d, loss = problem.width, problem.loss
+    if _drowned(schedule, problem):
+        yield Step(1, class_means(schedule, problem), schedule.receipts())
+        return
     for_norms, for_moments, for_gradients = SHARES
     if problem.unit:
         for_gradients, radius = for_gradients + for_norms, 1.0
@@ -114,6 +122,12 @@ def descent(ledger: Ledger, problem: Problem) -> Iterator[Step]:
     if clear:
         w = _calibrated(schedule, gradient, total / count)
         yield Step(steps + 1, features.unfold(w), schedule.receipts())
+
+
+def _drowned(schedule: BudgetSchedule, problem: Problem) -> bool:
+    """Return whether a budget is worth too few records a feature for more than the class means."""
+    plain = problem.intercept and not problem.outputs and not problem.sizes
+    return plain and schedule.deviation(1.0, ClipNorm(1.0)) * problem.width * FEWEST > 1
 
 
 def _calibrated(schedule: BudgetSchedule, gradient: Gradient, w: Array) -> Array:
