@@ -1,5 +1,6 @@
 """Where parameters lie in a flat gradient: complex weights are two numbers each."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -76,3 +77,8 @@ def test_complex_weights_are_trained_in_both_parts():
     moved = (model.first - before).detach()
     assert moved.real.abs().min() > 0
     assert moved.imag.abs().min() > 0
+
+
+def test_a_lazy_layer_is_refused_by_its_name():
+    with pytest.raises(ft.InvalidValue, match=r"0\.weight has no weights yet"):
+        Layout.of(nn.Sequential(nn.LazyLinear(3)))

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from farthing.errors import InvalidValue
 
@@ -58,6 +59,8 @@ class Layout:
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not trained:
             raise InvalidValue("the model has no trainable parameter: every requires_grad is False")
+        if lazy := [name for name, p in trained.items() if is_lazy(p)]:
+            raise InvalidValue(f"{lazy[0]} has no weights yet: call the model once on public inputs first")
         return cls.over(trained)
 
     @classmethod
