@@ -327,15 +327,27 @@ def test_correlated_noise_cancels_over_the_turns_of_one_plan_and_not_over_two():
     assert all(abs(covariance(x, y)) < 0.1 for x, y in [(a, b), (a, d), (b, c), (c, d)])
 
 
-def test_a_plan_with_memory_is_asked_over_one_set_of_records_and_others_cost_nothing():
-    ledger = ft.Ledger(ft.Budget(8.0, 1e-5))
-    ledger.promise(banded(), 6)
-    ledger.over(WIDE).ask(banded(), AT)
+def test_a_plan_that_goes_by_places_is_asked_over_one_set_of_records_and_others_cost_nothing():
+    asked = query(ft.Gaussian(40.0), Cycle(3))
+    ledger = ft.Ledger(BUDGET)
+    ledger.promise(asked, 6)
+    ledger.over(ROWS).ask(asked, W)
     rows = len(list(ledger.journal.rows()))
     with pytest.raises(Unsupported, match="over the same records"):
-        ledger.over(ft.Rows(np.zeros((12, 20_000)))).ask(banded(), AT)
+        ledger.over(ft.Rows(np.ones((12, 1)))).ask(asked, W)
     assert len(list(ledger.journal.rows())) == rows
-    assert ledger.over(WIDE).ask(banded(), AT).receipt.turn == 1
+    assert ledger.over(ROWS).ask(asked, W).receipt.turn == 1
+
+
+def test_over_other_records_noise_and_groups_begin_anew_between_cycles():
+    one, two = (ft.Rows(np.full((90, 20_000), sign / 200)) for sign in (1, -1))  # of norm 0.7 each
+    asked = query(ft.BandedGaussian(0.5, 3), ft.Cyclic(1 / 3, 3))
+    ledger = ft.Ledger(ft.Budget(40.0, 1e-5))
+    ledger.promise(asked, 9)
+    answers = [ledger.over(records).ask(asked, AT).value for records in (one, two, two, two)]
+    sums = [float(value.sum()) for value in answers]  # a deviation is 83, thirty are 3,000
+    assert [round(value / 3000) for value in sums] == [1, 0, 0, -1]
+    assert abs(float((answers[0] - 30 / 200) @ answers[1])) / 20_000 < 0.025  # 0.17 where noise cancels
 
 
 def test_a_ledger_that_is_opened_again_goes_on_with_fresh_noise_and_waits_for_a_cycle(tmp_path):
