@@ -7,12 +7,14 @@ from farthing.noise.lattice import SeededStream
 from farthing.statistics import spending
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["count-released", "mean-released", "quantiles-released", "bounds-released"])
 def test_a_statistic_stands_end_to_end(name: str) -> None:
     for _, verdict in methods.attack(name, scale=0.3, confidence=0.999, stream=SeededStream(1)):
         assert not verdict.broken, verdict
 
 
+@pytest.mark.slow
 def test_a_third_of_the_noise_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     real = spending.Laplace.release
     monkeypatch.setattr(

@@ -38,8 +38,8 @@ def test_a_noisy_error_of_a_regression_is_near_the_exact_one(rows: tuple[np.ndar
     X, _ = rows
     y = 10 * X[:, 0] + np.random.default_rng(1).normal(size=len(X))
     model = ft.LinearRegression(1.0, 1e-6, target_bounds=(-5, 15), bounds=(0, 1)).fit(X, y)
-    found = measuring.held_out(model, X, y, ft.Budget(2.0, 1e-6))
-    exact = measuring.measured(model, X, y)
+    found = measuring.held_out(model, X, y, ft.Budget(20.0, 1e-6))
+    exact = measuring.measured(model, X, y)  # 10 % of either is more than 15 deviations of the noise
     assert found["rmse"] == pytest.approx(exact["rmse"], rel=0.1)
     assert found["rmse_of_mean"] == pytest.approx(exact["rmse_of_mean"], rel=0.1)
     assert measuring.verdict(found) == {}
