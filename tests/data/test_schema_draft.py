@@ -76,6 +76,15 @@ def test_a_target_of_a_few_whole_numbers_is_taken_for_labels(tmp_path: Path) -> 
     assert "if they are codes" in said["grade"]
 
 
+def test_codes_with_missing_cells_and_labels_that_are_missing(tmp_path: Path) -> None:
+    rows = "".join(f"{row % 3 or ''},{('', 'a', 'b')[row % 3]}\n" for row in range(60))
+    found, said = draft(tmp_path / "a.csv", f"code,label\n{rows}", "label")
+    assert found["target"] == {"name": "label", "values": ["a", "b"]}
+    assert "count as nothing" in said["label"]
+    assert "'missing' replaces them" in said["code"]
+    assert "if they are codes" in said["code"]
+
+
 def test_identifiers_free_text_and_constants_are_left_out_and_said(tmp_path: Path) -> None:
     rows = "".join(
         f"{row + 1},{7 * row},name {row},1,{row if row % 10 else ''},{'ab'[row % 2]},x\n"

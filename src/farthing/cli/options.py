@@ -93,7 +93,10 @@ SchemaFile = Annotated[
 ]
 Bounds = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=LOW:HIGH", help="Instead of a schema: a column of numbers. Repeatable."),
+    typer.Option(
+        metavar="NAME=LOW:HIGH",
+        help="Instead of a schema: a column of numbers; NAME=private buys its bounds. Repeatable.",
+    ),
 ]
 Values = Annotated[
     list[str] | None,

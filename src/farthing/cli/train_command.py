@@ -124,8 +124,8 @@ def train(
 ) -> int:
     """Trains a linear model on a table within a budget.
 
-    Exactly what the budget allows is spent. Bounds and vocabularies are declared, never learnt. Ctrl-C ends
-    it with the model of the last step.
+    Exactly what the budget allows is spent. Bounds and vocabularies are declared or paid for, never learnt on
+    the side. Ctrl-C ends it with the model of the last step.
     """
     if (epsilon is None) == (budget_column is None):
         raise InvalidValue(

@@ -68,7 +68,7 @@ class _Seen:
     def described(self, name: str, target: bool) -> tuple[dict[str, Any] | None, str]:
         """Return the column of a schema, None to leave it out, and a remark for the person who checks it."""
         column: dict[str, Any] = {"name": name}
-        whole = all(text.isdigit() for text in self.texts)
+        whole = all(text.isdigit() for text in self.texts if text)
         if target and whole and len(self.texts) <= _MOST_LABELS:
             return self._listed(column, target)
         if (
@@ -91,17 +91,15 @@ class _Seen:
             )
         low, high = rounded_outward(self.low, self.high)
         column |= {"low": _short(low), "high": _short(high)}
+        said = []
         if self.missing and not target:
             column["missing"] = _short(Numeric("", low, high).with_middle().missing or 0.0)
-            return column, "has cells without a number: 'missing' replaces them, with an indicator"
-        if self.missing:
-            return column, "has cells without a number: their records will count as nothing"
+            said.append("has cells without a number: 'missing' replaces them, with an indicator")
+        elif self.missing:
+            said.append("has cells without a number: their records will count as nothing")
         if whole and not target and len(self.texts) <= _MOST_LABELS:
-            return (
-                column,
-                f"holds {len(self.texts)} different whole numbers: if they are codes, list them as 'values'",
-            )
-        return column, ""
+            said.append("holds few different whole numbers: if they are codes, list them as 'values'")
+        return column, "; ".join(said)
 
     def _range(self, column: dict[str, Any]) -> tuple[dict[str, Any], str]:
         first, last = (date.fromordinal(int(day)).year for day in (self.low, self.high))
@@ -112,7 +110,7 @@ class _Seen:
         return column, ""
 
     def _listed(self, column: dict[str, Any], target: bool) -> tuple[dict[str, Any] | None, str]:
-        common = sorted(text for text, number in self.texts.items() if number >= FEWEST)
+        common = sorted(text for text, n in self.texts.items() if n >= FEWEST and (text or not target))
         rare = len(self.texts) > len(common)
         if not common or len(self.texts) > _COUNTED or len(common) > MOST_VALUES:
             what = (
