@@ -1,5 +1,8 @@
 """Every layer's per-example gradients against ordinary autograd, one example at a time."""
 
+import weakref
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +15,7 @@ from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.convolution import Windows
 from farthing.torch.gradients.joint_terms import SumTerm
 from farthing.torch.gradients.layers import anything, rules_of
+from farthing.torch.gradients.tape import Tape
 from farthing.torch.gradients.terms import Factor, Lookup, Outer, Route, RowTerms
 
 
@@ -425,3 +429,18 @@ def test_sequences_that_a_model_sorts_itself_are_refused():
     model(tokens)
     with pytest.raises(Unsupported, match="mixes examples"):
         Gradient(model, losses, route="auto").check(tokens, torch.randint(0, 3, (N,)))
+
+
+def test_what_a_hook_holds_is_let_go_when_it_has_run():
+    """And not with the whole graph: inputs of layers whose terms are small would all lie there together."""
+    held = torch.ones(3)
+    gone = weakref.ref(held)
+    out = torch.ones(2, requires_grad=True) * 2.0
+
+    def then(delta, held=held):
+        assert len(held) == 3
+
+    watched = Tape.watch(SimpleNamespace(factored=False), out, then)
+    del held, then
+    watched.sum().backward()
+    assert gone() is None

@@ -170,8 +170,14 @@ class Tape:
         if not out.requires_grad:
             out = _Anchor.apply(out, self.plan.anchor)
         watched: Any = out
-        native = as_is and self.factored
-        watched.register_hook(lambda delta: then(delta if native else delta.float()))
+        native, once = as_is and self.factored, [then]
+
+        def seen(
+            delta: Tensor,
+        ) -> None:  # what ``then`` holds is let go at once, and not with all of the graph
+            once.pop()(delta if native else delta.float())
+
+        watched.register_hook(seen)
         return out
 
     def multiplied(self, x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Compare the errors of private statistics with OpenDP's and diffprivlib's, in one run.
 
-python benchmarks/statistics.py [repeats]
+python benchmarks/private_statistics.py [repeats]
 
 Each library releases the same statistic of the same column at the same ε (pure, and for farthing also with
 δ = 1e-6 where it may), and the median absolute error over the repeats is printed: for quantiles in ranks,
