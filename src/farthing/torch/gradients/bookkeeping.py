@@ -184,7 +184,7 @@ class Gradient:
             for inputs, targets, weights in batch.physical_batches(1):
                 self._checked_publicly(inputs, targets, weights)
                 break
-        for inputs, targets, weights in batch.physical_batches(self._rows()):
+        for inputs, targets, weights in batch.physical_batches(self._evenly(len(batch))):
             if not empty:
                 parts.put(total)
             empty = False
@@ -208,6 +208,14 @@ class Gradient:
         if stack is not None and stack.fits(inputs, weights, rule):
             return stack.add(inputs, targets, self._losses, rule, total, True)
         return self.isolation is None and self._graphs.add(inputs, targets, weights, rule, total, True)
+
+    def _evenly(self, examples: int) -> int | None:
+        """Return the rows of a part, so that all parts are about as long: each has a cost of its own."""
+        most = self._rows()
+        if most is None or self.isolation is not None or self._first.device.type != "cpu":
+            return most
+        rows = -(-examples // max(1, round(examples / most)))
+        return max(1, rows if self.physical_batch_size is None else min(rows, self.physical_batch_size))
 
     def _rows(self) -> int | None:
         """How many rows go through the model at once: on a CPU as many as it can hold without much memory."""
