@@ -39,7 +39,7 @@ def per_record(budget: Budget, rows: int) -> Budget:
             f"{budget} leaves no epsilon to each of {rows} records: keep fewer records a person"
         )
     record = replace(budget.with_(epsilon, budget.delta), unit=Unit.RECORD)
-    while record.mu * rows > budget.mu:
+    while record.mu * rows > budget.mu:  # which the margin of μ makes rare
         record = record.with_(record.epsilon * _CLOSER, record.delta)
     return record
 
