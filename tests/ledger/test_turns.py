@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -370,3 +371,24 @@ def test_a_ledger_that_is_opened_again_goes_on_with_fresh_noise_and_waits_for_a_
     noise = before.value - before.value.mean(), after[0].value
     assert abs(float(noise[0] @ noise[1])) / 20_000 < 0.025  # 0.17 where it cancels
     assert verify(exported(journal)).code == 0
+
+
+def test_threads_over_two_tables_of_the_same_people_draw_nobody_twice_in_a_cycle(monkeypatch):
+    """Both threads have begun before either is charged: each must keep the memory that it began with."""
+    seen = []
+    who = ft.PerExample(lambda rows, w: seen.append(rows[0][:, 0].tolist()) or rows[0] * 0)
+    asked = ft.Query(ft.Cyclic(1 / 4, 4), who, ft.ClipNorm(1.0), ft.BandedGaussian(3.0, 4))
+    people = np.arange(400.0)[:, None]
+    ledger = ft.Ledger(ft.Budget(8.0, 1e-5))
+    ledger.promise(asked, 8)
+    both, take = threading.Barrier(2), ledger._books.take
+    monkeypatch.setattr(ledger._books, "take", lambda *given: both.wait(60) >= 0 and take(*given))
+    tables = [ft.Rows(people), ft.Rows(people[::-1].copy())]
+    threads = [threading.Thread(target=ledger.over(table).ask, args=(asked, W)) for table in tables]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    drawn = [person for batch in seen for person in batch]
+    assert drawn
+    assert len(set(drawn)) == len(drawn)

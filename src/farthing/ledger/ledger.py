@@ -243,7 +243,7 @@ class Ledger:
         refuse_nonfinite(w)
         ready = self._readied(query, w)
         event = ready.event
-        self._books.memories.begin(query, event, self._records)
+        ready = ready._replace(query=self._books.memories.begin(query, event, self._records))
         if key is None:
             receipt = with_clip(self._books.take(event), query)
             return Answer(self._compute(ready, w, receipt.turn), receipt)
@@ -288,8 +288,7 @@ class Ledger:
 
         With a seeded stream, which guarantees nothing, errors are raised as they are: for made-up records.
         """
-        query = self._books.memories.recall(ready.query, ready.event)
-        records, drawn = self._records, None
+        query, records, drawn = ready.query, self._records, None
         assert records is not None
         sound = self._stream.sound
         with np.errstate(all="ignore") if sound else nullcontext():  # a warning would tell about a record

@@ -81,28 +81,25 @@ class Memories:
     def __init__(self) -> None:
         self._begun: dict[Event, _Begun] = {}
 
-    def begin(self, query: Query, event: Event, records: Any) -> None:
-        """Give a promised plan its memory: an empty one where it goes on over other records.
+    def begin(self, query: Query, event: Event, records: Any) -> Query:
+        """Return the query with the memory of its plan: an empty one where it goes on over other records.
 
         An empty memory is what a new process has, so parts that offer ``begin`` allow for it. Others may rely
-        on the place of a record, and are asked over one set of records only.
+        on the place of a record, and are asked over one set of records only. The caller keeps what it gets
+        until it has released: another thread may go on over other records meanwhile.
         """
         if not isinstance(event, TurnEvent):
-            return
+            return query
         held = self._begun.get(event)
-        if held is not None and held.records is records:
-            return
-        if held is not None and any(_remembers_by_itself(part) for part in (query.sampler, query.mechanism)):
-            raise Unsupported(
-                "draws or noise of this plan depend on earlier turns, so all of it is asked over the same "
-                "records: keep private = ledger.over(records), and ask that; nothing was charged"
-            )
-        self._begun[event] = _Begun(records, *query.begin())
-
-    def recall(self, query: Query, event: Event) -> Query:
-        """Return the query with the memory of its plan, if it is part of one."""
-        held = self._begun.get(event) if isinstance(event, TurnEvent) else None
-        return query if held is None else replace(query, sampler=held.sampler, mechanism=held.mechanism)
+        if held is None or held.records is not records:
+            by_itself = any(_remembers_by_itself(part) for part in (query.sampler, query.mechanism))
+            if held is not None and by_itself:
+                raise Unsupported(
+                    "draws or noise of this plan depend on earlier turns, so all of it is asked over the "
+                    "same records: keep private = ledger.over(records), and ask that; nothing was charged"
+                )
+            self._begun[event] = held = _Begun(records, *query.begin())
+        return replace(query, sampler=held.sampler, mechanism=held.mechanism)
 
 
 def _remembers_by_itself(part: Sampler | Mechanism) -> bool:

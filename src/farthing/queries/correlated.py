@@ -32,7 +32,9 @@ two of them further apart). The noise is enlarged by as much.
 fork or a turn that was skipped begins with none, which is the noise of a block diagonal C: its columns are
 parts of C's, and rows of different blocks have independent noise. So no price changes. Draws begin anew at
 the first turn that is a multiple of ``groups`` and ``groups`` turns after the last draw; until then nobody is
-drawn. Each cycle then has one division into groups, and a record one chance in it.
+drawn. A memory thus draws in a cycle only if the first turn of the cycle was its own, and a turn is given to
+one answer: so each cycle has one division into groups, and a record one chance in it, however many processes
+and threads take part.
 
 >>> query_noise = BandedGaussian(1.0, bands=8)
 >>> [round(c, 3) for c in query_noise.coefficients[:4]]
