@@ -1,6 +1,6 @@
 """Compare linear models on real tables with peers: accuracy at the same budget, and time.
 
-    python -m benchmarks.tabular [classify regress components speed] [--repeats 3] [--methods M] [--data D]
+    python -m benchmarks.tabular [classify regress components speed turns] [--repeats 3] [--methods] [--data]
 
 Data come from the folder named by FARTHING_DATA (or ../shared/data); missing data is reported and left out.
 Every figure is computed in this run. Classification: 5-fold cross-validation, δ = 1e-8, add-remove; accuracy
@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from scipy import sparse
 from sklearn import linear_model
 from sklearn.metrics import log_loss, r2_score, roc_auc_score
 from sklearn.model_selection import KFold
@@ -264,6 +265,53 @@ def speed() -> None:
         batches(X, y, size)
 
 
+def turns() -> None:
+    """Time made-up tables of several forms by turns with scikit-learn's lbfgs and Ridge, not private."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(30_000, 100))
+    y, numbers = made_up(X, rng)
+    ten = ((X - 0.5) @ rng.normal(size=(100, 10)) * 3 + rng.gumbel(size=(30_000, 10))).argmax(axis=1)
+    print("\nmade-up tables, ε = 1, CPU seconds (best of 2, by turns): ours, scikit-learn's, ratio")
+    turn("30,000 x 100", bounded((0, 1)), lbfgs, X, y)
+    turn("the same in units of their own", bounded((-300, 700)), lbfgs, X * 1000 - 300, y, X)
+    turn("the same, ten classes", bounded((0, 1), range(10)), lbfgs, X, ten)
+    turn("the same, regression and Ridge", least, linear_model.Ridge().fit, X, numbers)
+    stored = sparse.random(100_000, 1_000, 0.01, format="csr", random_state=1)
+    turn("100,000 x 1,000, 1 % stored", bounded((0, 1)), lbfgs, stored, made_up(stored, rng)[0])
+    X = rng.uniform(size=(1_000_000, 50)).astype(np.float32)
+    y, numbers = made_up(X, rng)
+    turn("1,000,000 x 50", bounded((0, 1)), lbfgs, X, y)
+    turn("the same, regression and Ridge", least, linear_model.Ridge().fit, X, numbers)
+
+
+def made_up(X: Any, rng: np.random.Generator) -> tuple[Any, Any]:
+    """Return labels that follow a line, and numbers in [0, 1] on it."""
+    line = np.asarray(X @ rng.normal(size=X.shape[1])).ravel()
+    line = (line - line.mean()) / line.std()
+    labels = (rng.uniform(size=len(line)) < 1 / (1 + np.exp(-2 * line))).astype(int)
+    return labels, np.clip(line / 8 + 0.5, 0, 1)
+
+
+def bounded(bounds: Any, classes: Any = (0, 1)) -> Callable[[Any, Any], Any]:
+    return lambda X, y: ft.LogisticRegression(1.0, DELTA, classes=list(classes), bounds=bounds).fit(X, y)
+
+
+def least(X: Any, y: Any) -> Any:
+    return ft.LinearRegression(1.0, DELTA, bounds=(0, 1), target_bounds=(0, 1)).fit(X, y)
+
+
+def lbfgs(X: Any, y: Any) -> Any:
+    return linear_model.LogisticRegression(max_iter=1000).fit(X, y)
+
+
+def turn(name: str, ours: Any, theirs: Any, X: Any, y: Any, scaled: Any = None) -> None:
+    """Print the least CPU time of both, taken by turns; a peer may be given the table ``scaled``."""
+    other = X if scaled is None else scaled
+    pairs = [(seconds(lambda: ours(X, y), 1), seconds(lambda: theirs(other, y), 1)) for _ in range(2)]
+    mine, peer = (min(pair[k] for pair in pairs) for k in range(2))
+    print(f"  {name:32} {mine:8.3f} {peer:8.3f}  ×{peer / mine:.2f}", flush=True)
+
+
 def hundred_steps(X: Any, y: Any) -> None:
     """Time full-batch steps through the ledger, relative to the two products they need."""
     from farthing.data.tables import Features, Table
@@ -342,7 +390,7 @@ def batches(X: Any, y: Any, size: int, steps: int = 1500, repeats: int = 3) -> N
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = ("classify", "regress", "components", "speed")
+    parts = ("classify", "regress", "components", "speed", "turns")
     parser.add_argument("parts", nargs="*", default=parts, help="which parts to run")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--methods", nargs="*", default=list(CLASSIFIERS))
@@ -350,6 +398,8 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args([] if arguments is None else arguments)
     if "speed" in given.parts:
         speed()
+    if "turns" in given.parts:
+        turns()
     if "classify" in given.parts:
         classify(given.repeats, given.methods, given.data)
     if "regress" in given.parts:

@@ -16,7 +16,8 @@ linear. Shares of μ² go to
 4. `STEPS` gradients in linear coordinates, shapes and, from `SPROUT` of the steps on, trees, whose questions
    are drawn among the features whose shapes vary most so far;
 5. for classes the length of the weights, as in `descent`; for numbers the mean and the spread of the target
-   first, and the mean square of the residuals every few steps, which moves the clipping norm.
+   first, the mean square of the residuals every few steps, which moves the clipping norm, and at the end how
+   far predictions agree with the target, by which they are shortened.
 
 The guarantee is that of Gaussian DP: every answer is a Gaussian mechanism on a sum of contributions clipped
 to its bound, chosen from earlier answers, with Σμᵢ² <= μ² fixed ahead: μ-GDP by adaptive composition (Dong,
@@ -52,6 +53,7 @@ from farthing.ledger.ledger import Ledger
 from farthing.linear.additive import basis
 from farthing.linear.additive.bins import CELLS, VALUES, Cell
 from farthing.linear.additive.sums import (
+    Agreement,
     Crowded,
     GroupedSpace,
     GroupGradient,
@@ -87,6 +89,7 @@ STRENGTH = 600.0  # μ n at which the prior of a shape has variance 1 a level
 WORTH, MANY = 250.0, 60  # the μ n that shapes and trees need, and the number of trees
 FOREST = 1.0  # the part of E|z|² that trees add, where the budget is large
 TARGET = 0.01  # of μ² each, for the mean and the spread of a target
+AGREED = 3.0  # the clipping norm of margin times target, in units of the target's variance
 LOGIT_NOISE, TARGET_NOISE, LONGEST, OFTEN = 2.5, 1.2, 5.0, 8
 
 
@@ -133,7 +136,7 @@ def additive(ledger: Ledger, problem: Problem, *, trees: int | None = None) -> I
     loss: Loss = problem.loss
     origin = spread = 0.0
     if numbers:
-        left -= MISFIT + 2 * TARGET
+        left -= MISFIT + LENGTH + 2 * TARGET
         origin, square = target(schedule, TARGET, True, Whole)
         spread = math.sqrt(square)
         loss = Standardised(origin, spread)
@@ -187,6 +190,9 @@ def additive(ledger: Ledger, problem: Problem, *, trees: int | None = None) -> I
     w = shrunk(space, total / count, spreads, rates, np.array(noises), loss.curvature)
     if not numbers and not clear:
         w = descent.SHORTER * w
+    if numbers:
+        (agreed, square), noise = schedule.mean(LENGTH, Agreement(loss, space), ClipNorm(AGREED), w)
+        w = w * float(np.clip(agreed, 0.0, max(square, noise)) / max(square, noise))
     if clear:
         for factor in FACTORS:
             slope, noise = schedule.mean(LENGTH / len(FACTORS), Length(loss, space), MARGIN, w)

@@ -163,6 +163,26 @@ class Misfit:
 
 
 @dataclass(frozen=True, slots=True)
+class Agreement:
+    """Σ [m t; m²] of margins m and what they should be, t; both of a record clipped together (`ClipNorm`)."""
+
+    loss: Loss
+    space: GroupedSpace
+    honours: ClassVar[tuple[str, ...]] = (Kind.NORM,)
+    shape: ClassVar[tuple[int, ...]] = (2,)
+
+    def bounded_sum(self, records: Binned, w: Array, bound: ClipNorm) -> Array:
+        with np.errstate(over="ignore", invalid="ignore"):
+            margins = self.space.margins(records, w)
+            wanted = margins - self.loss.residual(margins, records.table.y)
+            each = bound.apply(np.stack([margins * wanted, margins * margins], axis=1))
+        total = Sum(len(records), (2,))
+        for place in records.parts():
+            total.add(each[place].sum(axis=0), len(each[place]))
+        return total.value
+
+
+@dataclass(frozen=True, slots=True)
 class Whole:
     """A contribution of `Table`s, asked of the table of `Binned` records."""
 
