@@ -52,3 +52,21 @@ def test_nonsense_is_refused_before_anything_is_charged(table: tuple[np.ndarray,
     assert ledger.share == 0
     with pytest.raises(ft.InvalidValue, match="low < high"):
         ft.PrivateBinner(4, 1.0, 1e-6, bounds=(1, 0)).fit(table[0])
+
+
+@pytest.mark.parametrize("missing", [np.nan, np.inf])
+@pytest.mark.parametrize("make", [ft.PrivateScaler, ft.PrivateBinner, ft.PCA])
+def test_no_record_decides_whether_a_pipeline_fails(make: type, missing: float) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(500, 2))
+    y = (X[:, 0] > 0.5).astype(int)
+    X[17, 1] = missing
+    ledger = ft.Ledger(ft.Budget(2.0, 1e-6))
+    model = make_pipeline(
+        make(epsilon=0.5, delta=1e-6, ledger=ledger), ft.LogisticRegression(bounds=(0, 1), ledger=ledger)
+    ).fit(X, y)
+    broken = np.isfinite(model[0].transform(X)).all(axis=1)
+    assert np.flatnonzero(~broken).tolist() == [17]
+    assert not np.isfinite(model[0].transform(X[17:18])).any() or make is ft.PrivateScaler
+    with pytest.raises(ft.InvalidValue, match="finite"):
+        model.predict(X)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import farthing as ft
 from farthing.noise.lattice import SeededStream
-from farthing.statistics.ranges import COARSE, EDGES, FINE, Shares, by_power
+from farthing.statistics.ranges import COARSE, EDGES, FINE, Shares, _ends, by_power
 
 
 @given(st.floats(allow_nan=True, allow_infinity=True))
@@ -104,3 +104,17 @@ def test_rows_in_units_of_their_own_are_warned_about() -> None:
         ft.LogisticRegression(1.0, 1e-6).fit(X, y)
     with pytest.warns(UserWarning, match="bounds='private'"):
         ft.LinearRegression(1.0, 1e-6, target_bounds=(0, 1)).fit(X, y)
+
+
+@given(st.lists(st.floats(-10, 10), min_size=FINE, max_size=FINE), st.floats(1, 40))
+def test_bounds_are_in_order_whatever_the_noise_is(counts: list[float], least: float) -> None:
+    (low,), (high,) = _ends(np.array([counts]), np.linspace(1, 2, FINE + 1)[None], least)
+    assert 1 <= low < high <= 2 or (math.isnan(low) and math.isnan(high))
+
+
+@pytest.mark.parametrize("window", [2, 4, 8])
+def test_bounds_found_in_one_sum_of_cells_are_in_order(window: int) -> None:
+    counts = np.zeros((1, FINE))
+    counts[0, 20 : 20 + window] = 1.0
+    (low,), (high,) = _ends(counts, np.arange(FINE + 1.0)[None], 0.99 * math.sqrt(window))
+    assert 20 <= low < high <= 20 + window

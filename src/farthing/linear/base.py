@@ -36,14 +36,19 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.sparse = True
         return tags
 
-    def _checked(self, X: Any, *, reset: bool = True) -> Any:
-        """A table of real numbers as wide as (``reset``: from now on as wide as) that of `fit`."""
+    def _checked(self, X: Any, *, reset: bool = True, training: bool = False) -> Any:
+        """A table of real numbers as wide as (``reset``: from now on as wide as) that of `fit`.
+
+        Rows to predict must be finite. Where a pipeline hands ``training`` rows through a transformer that is
+        paid for, no record may decide whether they are refused: the estimator behind counts it as nothing.
+        """
         table = arrays.features(X)
         if table.shape[1] == 0:
             raise InvalidValue("features: found 0 feature(s) (shape=(, 0)) while a minimum of 1 is required.")
         if reset and table.shape[0] == 0 and self.records is None:
             raise InvalidValue("features: found 0 sample(s), and their number is taken as public")
-        if not reset and not np.isfinite(table.data if hasattr(table, "indptr") else table).all():
+        refuses = not reset and not training
+        if refuses and not np.isfinite(table.data if hasattr(table, "indptr") else table).all():
             raise InvalidValue("rows to predict must hold finite numbers only, without NaN or infinity")
         refused: FarthingError
         try:

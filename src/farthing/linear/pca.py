@@ -126,11 +126,11 @@ class PCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, PrivateEstimator): 
         return len(self.components_)
 
     def transform(self, X: Any) -> Array:
-        """Return the coordinates of rows along the components."""
+        """Return the coordinates of rows along the components; not finite for a row that is not."""
         check_is_fitted(self)
-        return np.asarray(
-            self._checked(X, reset=False) @ self.components_.T - self.mean_ @ self.components_.T
-        )
+        table = self._checked(X, reset=False, training=True)
+        with np.errstate(all="ignore"):  # a warning would tell about a record
+            return np.asarray(table @ self.components_.T - self.mean_ @ self.components_.T)
 
     def inverse_transform(self, X: ArrayLike) -> Array:
         """Return features from coordinates along the components."""

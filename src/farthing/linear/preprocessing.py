@@ -66,10 +66,10 @@ class _Preprocessor(TransformerMixin, PrivateEstimator):  # type: ignore[misc]
         return table
 
     def _shares(self, X: Any) -> Array:
-        """Return each number as a share of its bounds, from 0 to 1."""
+        """Return each number as a share of its bounds, from 0 to 1, and NaN for one that is not finite."""
         low, high = self.bounds_
-        table = np.asarray(self._checked(X, reset=False), dtype=np.float64)
-        return np.asarray((np.clip(table, low, high) - low) / (high - low))
+        table = np.asarray(self._checked(X, reset=False, training=True), dtype=np.float64)
+        return np.where(np.isfinite(table), (np.clip(table, low, high) - low) / (high - low), np.nan)
 
 
 class PrivateScaler(OneToOneFeatureMixin, _Preprocessor):  # type: ignore[misc]
@@ -125,7 +125,7 @@ class PrivateScaler(OneToOneFeatureMixin, _Preprocessor):  # type: ignore[misc]
         return self
 
     def transform(self, X: Any) -> Array:
-        """Return features scaled to [0, 1]."""
+        """Return features scaled to [0, 1]; NaN stays NaN, so that estimators count the record as nothing."""
         check_is_fitted(self)
         return self._shares(X)
 
@@ -203,14 +203,14 @@ class PrivateBinner(_Preprocessor):
         return self
 
     def transform(self, X: Any) -> Array:
-        """Return one indicator a bin, of each feature in turn."""
+        """Return one indicator a bin, of each feature in turn; NaN for a record that has one."""
         check_is_fitted(self)
         shares = self._shares(X)
         parts = [
             np.eye(len(edges) + 1)[np.searchsorted(edges, shares[:, place], side="right")]
             for place, edges in enumerate(self.edges_)
         ]
-        return np.hstack(parts)
+        return np.where(np.isnan(shares).any(axis=1, keepdims=True), np.nan, np.hstack(parts))
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:
         """Return a name for each indicator: that of its feature, and the number of the bin."""

@@ -15,6 +15,7 @@ A column whose every cell drowns in noise gets [0, 1], and so does one whose num
 exceptions (an indicator of something rare).
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -173,19 +174,29 @@ class Shares:
 
 def _ends(counts: Array, edges: Array, least: float) -> tuple[Array, Array]:
     """Return the outer edges of the outermost cells that hold more than noise does; NaN where none does."""
-    high = np.array([_outermost(row, line, least) for row, line in zip(counts, edges, strict=True)])
-    mirrored = zip(counts[:, ::-1], -edges[:, ::-1], strict=True)
-    return -np.array([_outermost(row, line, least) for row, line in mirrored]), high
+    ends = [_between(row, line, least) for row, line in zip(counts, edges, strict=True)]
+    return np.array([low for low, _ in ends]), np.array([high for _, high in ends])
 
 
-def _outermost(counts: Array, edges: Array, least: float) -> float:
-    """Return the upper edge of the highest cell with records, alone or with those above; NaN for none."""
+def _between(counts: Array, edges: Array, least: float) -> tuple[float, float]:
+    """Return the edges around the cells with records of one column, in order, or NaN for both."""
+    above, below = _outermost(counts, least), _outermost(counts[::-1], least)
+    if above is None or below is None:
+        return math.nan, math.nan
+    low, high = len(counts) - below, above
+    if low >= high:  # where only a sum of many cells is clear, each of its ends may lie beyond the other
+        low, high = max(high - 1, 0), min(low + 1, len(counts))
+    return float(edges[low]), float(edges[high])
+
+
+def _outermost(counts: Array, least: float) -> int | None:
+    """Return the number of the upper edge of the highest cell with records, alone or with those above."""
     for place in range(len(counts) - 1, -1, -1):
         for window in _WINDOWS:
             sums = counts[place : place + window]
             if len(sums) == window and sums.sum() > least * np.sqrt(window):
-                return float(edges[min(place + (1 if window == 1 else 2), len(counts))])
-    return float("nan")
+                return min(place + (1 if window == 1 else 2), len(counts))
+    return None
 
 
 def _defaults(low: Array, high: Array) -> tuple[Array, Array]:
