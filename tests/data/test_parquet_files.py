@@ -1,6 +1,9 @@
 """Parquet files: what is read, what is refused, and that no message shows a cell."""
 
 import sys
+from collections import Counter
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 
 from farthing.data import parquet_files, table_files
 from farthing.data.schema import Categorical, Numeric, Schema
+from farthing.data.splitting import Split
 from farthing.errors import InvalidValue, Unsupported
 
 SCHEMA = Schema(
@@ -60,6 +64,64 @@ def test_the_same_records_as_from_csv(arrow: Any, tmp_path: Path) -> None:
     path = written(arrow, tmp_path / "a.pq", age=ages, sex=missing, code=codes, rich=rich)
     for ours, theirs in zip(table_files.read(path, SCHEMA), table_files.read(str(csv), SCHEMA), strict=True):
         assert np.array_equal(ours, theirs)
+
+
+DAY, NOW = date(2000, 1, 2), datetime(2000, 1, 2, 3, 4, 5)
+TYPED = {
+    "bool_": [True, False],
+    **{f"{sign}int{bits}": [1, 100] for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    "large": [10**17 + 1, -(2**63)],
+    **{name: [0.1, 1e22, float("inf"), float("nan"), -0.0] for name in ("float32", "float64")},
+    "decimal": [Decimal("1.50"), Decimal("-7.25")],
+    **{name: [DAY, date(1900, 1, 1)] for name in ("date32", "date64")},
+    **{name: [NOW, datetime(1970, 1, 1)] for name in ("seconds", "nanoseconds")},
+    **{name: ["true", "", "1.0", "nan"] for name in ("string", "large_string")},
+    "null": [None, None],
+}
+
+
+def declared(arrow: Any, name: str) -> Any:
+    special = {
+        "large": lambda: arrow.int64(),
+        "decimal": lambda: arrow.decimal128(9, 2),
+        "seconds": lambda: arrow.timestamp("s"),
+        "nanoseconds": lambda: arrow.timestamp("ns", "UTC"),
+    }
+    return special.get(name, getattr(arrow, name, None))()
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["plain", "dictionary"])
+@pytest.mark.parametrize("name", TYPED)
+def test_a_record_more_with_a_null_changes_no_other_cell(
+    name: str, listed: bool, arrow: Any, tmp_path: Path
+) -> None:
+    cells = {}
+    for nulls in ([], [None]):
+        column = arrow.array(TYPED[name] * 3 + nulls, declared(arrow, name))
+        column = column.dictionary_encode() if listed and name != "null" else column
+        (block,) = parquet_files.columns(written(arrow, tmp_path / "a.parquet", cell=column), ["cell"])
+        cells[len(nulls)] = block["cell"].tolist()
+    assert [*map(repr, cells[0])] == [*map(repr, cells[1][:-1])]
+    assert [*map(str, cells[0])] == [*map(str, cells[1][:-1])]
+    assert cells[1][-1] in ("", None) or np.isnan(cells[1][-1])
+
+
+def test_a_missing_boolean_leaves_all_other_records_where_they_are(arrow: Any, tmp_path: Path) -> None:
+    schema = Schema((Numeric("smokes", 0, 1),), Categorical("code", ("0", "1")))
+    rows = {}
+    for nulls in (0, 1):
+        smokes = arrow.array([True, False] * 50 + [None] * nulls, arrow.bool_())
+        code = arrow.array([0, 0, 1, 1] * 25 + [0] * nulls)
+        path = written(arrow, tmp_path / "a.parquet", smokes=smokes, code=code, id=range(100 + nulls))
+        found = table_files.training_rows(path, schema, Split(share=0.5))
+        assert found.held is not None
+        rows[nulls] = Counter(map(tuple, np.column_stack([found.X, found.y]).tolist()))
+        held = Counter(map(tuple, np.column_stack(found.held).tolist()))
+        for kept in (rows[nulls], held):
+            for row in [row for row in kept if np.isnan(row[0])]:
+                del kept[row]
+        assert sum((rows[nulls] + held).values()) == 100
+    assert rows[0] == rows[1]
 
 
 def test_blocks_follow_each_other(arrow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from farthing.data.splitting import Split, Spool
 from farthing.errors import InvalidValue
 
 
-def chosen(table: list[tuple[str, str]], **rule: Any) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+def chosen(table: list[tuple[Any, str]], **rule: Any) -> tuple[list[tuple[Any, str]], list[tuple[Any, str]]]:
     """The rows that are kept, and those held out, of a table of (person, cell), read in blocks of three."""
     split, kept, held = Split(**rule), [], []
     for start in range(0, len(table), 3):
@@ -50,6 +50,19 @@ def test_a_persons_rows_are_all_on_one_side() -> None:
     assert not {person for person, _ in kept} & {person for person, _ in held}
     assert len(kept) + len(held) == 1000
     assert 30 <= len({person for person, _ in held}) <= 90
+
+
+@pytest.mark.parametrize("blank", ["", "  ", None, float("nan"), "NaN", "null", np.datetime64("NaT")])
+def test_people_without_an_identifier_are_left_out_and_decide_nothing(blank: Any) -> None:
+    rows = [(blank, "1"), (blank, "2"), ("b", "3")]
+    for table in (rows, rows[1:]):
+        assert chosen(table, user="p") == ([("b", "3")], [])
+    kept, held = chosen(rows, user="p", rows=3, share=0.999999)
+    assert kept + held == [("b", "3")]
+
+
+def test_spaces_around_an_identifier_do_not_make_another_person() -> None:
+    assert chosen([("a", "1"), ("a ", "2"), (" a", "3"), ("A", "4")], user="p")[0] == [("a", "1"), ("A", "4")]
 
 
 def test_nonsense_is_refused() -> None:

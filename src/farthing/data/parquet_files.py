@@ -1,8 +1,9 @@
 """Read Parquet files as columns of numbers and text, some thousand records at a time.
 
-Numbers and booleans keep their type, dates and times become days; text, and any column of whole numbers with
-missing values, is read as text, a missing value as "", as in a CSV file. Messages name the file, a requested
-column or a type, never a cell.
+The declared type of a column alone decides how its cells are read, so that no record changes what others are
+read as: fractions are floats, a missing one NaN; dates and times are days, a missing one NaT; whole numbers
+and booleans are Python's own, and text is text, a missing value "", as in a CSV file. Messages name the file,
+a requested column or a type, never a cell.
 """
 
 from collections.abc import Iterable, Iterator
@@ -105,7 +106,7 @@ def _kind(path: str, name: str, kind: Any) -> str:
 
 
 def _values(path: str, name: str, column: Any) -> NDArray[Any]:
-    """Return the values of a column as the module's docstring says; a missing fraction is a NaN."""
+    """Return the values of a column as the module's docstring says, by its declared type alone."""
     import pyarrow as arrow
 
     if arrow.types.is_dictionary(column.type):
@@ -115,8 +116,10 @@ def _values(path: str, name: str, column: Any) -> NDArray[Any]:
         return np.asarray(column.cast(arrow.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
     if kind == "date":
         return np.asarray(column.to_numpy(zero_copy_only=False)).astype("datetime64[D]")
-    if kind == "whole" and not column.null_count:
-        return np.asarray(column.to_numpy(zero_copy_only=False))
-    if kind != "text":
-        column = column.cast(arrow.string())
-    return np.array(column.fill_null("").to_pylist(), dtype=object)
+    if kind == "text":
+        return np.array(column.cast(arrow.string()).fill_null("").to_pylist(), dtype=object)
+    # with a null among them, numpy would make floats of whole numbers and objects of booleans
+    cells = column.fill_null(False if arrow.types.is_boolean(column.type) else 0)
+    found = np.asarray(cells.to_numpy(zero_copy_only=False)).astype(object)
+    found[np.asarray(column.is_null())] = ""
+    return found

@@ -3,7 +3,9 @@
 A rule may look at one person's own records and at nothing else, so that a person who comes or goes changes no
 other record's place: the first ``rows`` rows of each person are kept, and a record (or, where people have
 several, a person) is held out if the hash of its cells says so. A rule by position would move every later
-record when one goes, and no guarantee of what is learnt from the parts would hold.
+record when one goes, and no guarantee of what is learnt from the parts would hold. Rows without an identifier
+are left out: if they counted as one person, one of them would decide which of the others is kept. Spaces
+around an identifier do not count.
 
 >>> split = Split(share=0.5)
 >>> split.masks({"age": np.array(["17", "90", "35"])}, ["age"])
@@ -24,6 +26,8 @@ from farthing.errors import InvalidValue
 
 Mask = NDArray[np.bool_]
 
+_NOBODY = frozenset({"", "nan", "nat", "none", "null"})  # identifiers that are missing, in small letters
+
 
 @dataclass(slots=True)
 class Split:
@@ -32,7 +36,7 @@ class Split:
     Parameters
     ----------
     user : str, optional
-        The column that says whose record it is.
+        The column that says whose record it is. Rows where it is blank, null or NaN are left out.
     rows : int, default 1
         How many rows of a person are kept, the first ones; with ``user`` only.
     share : float, default 0.0
@@ -53,6 +57,7 @@ class Split:
         """Return which records of a block are learnt from, and which are held out."""
         texts = [[str(cell) for cell in np.asarray(block[name]).tolist()] for name in self._hashed(names)]
         keys = ["\x1f".join(cells) for cells in zip(*texts, strict=True)]
+        keys = keys if self.user is None else [key.strip() for key in keys]  # "a" and "a " are one person
         kept = np.array([self._kept(key) for key in keys], dtype=np.bool_)
         held = np.array([_place(key) < self.share for key in keys], dtype=np.bool_)
         return kept & ~held, kept & held
@@ -63,6 +68,8 @@ class Split:
     def _kept(self, person: str) -> bool:
         if self.user is None:
             return True
+        if person.lower() in _NOBODY:
+            return False
         self._seen[person] = self._seen.get(person, 0) + 1
         return self._seen[person] <= self.rows
 
