@@ -1,11 +1,13 @@
 """Columns: missing values, dates, others, and the ways in which a value may be written."""
 
-from datetime import date
+import math
+from datetime import date, datetime
+from typing import Any
 
 import numpy as np
 import pytest
 
-from farthing.data.columns import Categorical, Date, Numeric
+from farthing.data.columns import Categorical, Date, Numeric, Unbounded, numbers
 from farthing.data.schema import Schema
 from farthing.errors import InvalidValue
 
@@ -132,3 +134,53 @@ def test_missing_values_may_be_declared_afterwards() -> None:
             schema.with_missing({name: value})
     with pytest.raises(InvalidValue, match="has a vocabulary"):
         Schema((Categorical("sex", ("f",)),), RICH).with_missing({"sex": "f"})
+
+
+ODD: list[Any] = [
+    None,
+    math.nan,
+    math.inf,
+    "x",
+    "",
+    True,
+    2,
+    0.5,
+    10**17 + 1,
+    10**5000,
+    1e22,
+    1 + 2j,
+    [1],
+    b"x",
+]
+ODD += ["2000-01-06", date(2000, 1, 6), np.datetime64("2000-01-06"), np.datetime64("2000-01-06T05", "ns")]
+COLUMNS = (
+    Numeric("cell", 0, 10, missing=5),
+    Unbounded("cell"),
+    Date("cell", "2000-01-01", "2000-01-11", missing="2000-01-02"),
+    Categorical("cell", ("true", "2", "0.5", "x", str(10**17 + 1), str(10**22), "2000-01-06"), other=True),
+)
+
+
+@pytest.mark.parametrize("column", COLUMNS, ids=lambda column: type(column).__name__)
+def test_a_record_more_changes_no_other_records_features(column: Any) -> None:
+    for base in ODD:
+        alone = encoded(column, [base])
+        for odd in ODD:
+            assert np.array_equal(
+                encoded(column, [base, odd, base]), alone + encoded(column, [odd]) + alone, True
+            )
+
+
+def test_dates_of_any_precision_are_the_same_day() -> None:
+    day = Categorical("day", ("2000-01-06", "2000-01-06T05:00:00"))
+    cells = [date(2000, 1, 6), datetime(2000, 1, 6), np.datetime64("2000-01-06", "ns"), "2000-01-06"]
+    assert day.codes([*cells, datetime(2000, 1, 6, 5), np.datetime64("NaT")]).tolist() == [0, 0, 0, 0, 1, -1]
+    assert day.codes(np.array(cells[:3], dtype="datetime64[ns]")).tolist() == [0, 0, 0]
+
+
+def test_numbers_in_texts_are_read_as_python_reads_them() -> None:
+    texts = ["1_0", " 7 ", "1e3", "Infinity", "nan", "0x10", "1,5", "", "\u0663", "-0", "1" * 400, "1.", ".5"]
+    alone = np.array([numbers("cell", [text])[0] for text in texts])
+    assert np.array_equal(numbers("cell", texts), alone, True)
+    assert np.array_equal(numbers("cell", np.array(texts)), alone, True)
+    assert np.isnan(alone).tolist() == [text in ("nan", "0x10", "1,5", "") for text in texts]

@@ -12,7 +12,7 @@ import farthing as ft
 from farthing.accounting.filters import BasicFilter, GdpFilter, RdpFilter, ZcdpFilter
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.linear.budget_schedule import choice_epsilon
-from farthing.linear.selection import Folds, Score, choose, equal_part
+from farthing.linear.selection import _ONE, Folds, Held, Score, _Values, choose, equal_part
 from farthing.noise.lattice import SeededStream
 
 BUDGET = ft.Budget(1.0, 1e-5)
@@ -132,6 +132,14 @@ class TestScore:
                 NO, rows, target
             )
         assert ledger.share == 0
+
+    @pytest.mark.parametrize("odd", [None, math.nan, "x", 0.5, 1 + 2j, [1], np.array([1, 2]), b"x"], ids=str)
+    def test_a_target_of_another_kind_changes_no_other_records_value(self, odd):
+        sums = [
+            _Values((Says(np.ones(len(y))),), None).bounded_sum(Held(np.zeros((len(y), 1)), y), None, _ONE)
+            for y in ([1] * 50, [1] * 25 + [odd] + [1] * 25, np.ones(50, int))
+        ]
+        assert [total.item() for total in sums] == [50, 50, 50]
 
     def test_one_value_a_record(self):
         ledger = ft.Ledger(BUDGET)

@@ -23,6 +23,9 @@ from farthing.validate import finite
 
 _EPOCH = date(1970, 1, 1).toordinal()
 _BOOLEANS = ("true", "false")
+_WORD = 2**64
+_PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
+_NO_NUMBERS = (complex, np.complexfloating, np.datetime64, np.timedelta64, np.ndarray)  # `float` takes some
 
 
 @dataclass(frozen=True)
@@ -213,7 +216,7 @@ class Date:
 
     def days(self, values: ArrayLike) -> NDArray[np.float64]:
         """Return days since 1970, NaN for a cell that is no date."""
-        raw = arrays.attempt(np.asarray, values, said=f"column {self.name!r} must hold one value a record")
+        raw = arrays.column(values, f"column {self.name!r}")
         if raw.dtype.kind == "M":
             whole = raw.astype("datetime64[D]")
             return np.where(np.isnat(whole), np.nan, whole.astype(np.int64).astype(np.float64))
@@ -247,8 +250,9 @@ class Categorical:
 
     Notes
     -----
-    Whole numbers and booleans count as their text (1 and 1.0 as "1", true as "true" or "True"), and spaces
-    around a text do not count, so that the same vocabulary serves CSV files, Parquet files and arrays.
+    Numbers, booleans and dates count as their text (1 and 1.0 as "1", true as "true" or "True", a day as
+    "2000-01-31"), and spaces around a text do not count, so that the same vocabulary serves CSV files,
+    Parquet files, lists and arrays.
 
     Examples
     --------
@@ -285,14 +289,14 @@ class Categorical:
     def codes(self, values: ArrayLike) -> NDArray[np.int64]:
         """Return the position of each value in the vocabulary, -1 where it is not in it."""
         position = self._position
-        cells = _cells(np.asarray(values))
+        cells = _cells(arrays.column(values, f"column {self.name!r}"))
         try:
             found = list(map(position.get, cells, repeat(-1)))
         except TypeError:  # a cell that cannot be looked up
             found = [position.get(cell, -1) if isinstance(cell, str) else -1 for cell in cells]
         codes = np.array(found, dtype=np.int64)
         for place in np.flatnonzero(codes < 0):
-            codes[place] = next((position[text] for text in _spelt(cells[place]) if text in position), -1)
+            codes[place] = next((position[text] for text in spelt(cells[place]) if text in position), -1)
         return codes
 
     def encode(self, values: ArrayLike, out: NDArray[np.float64]) -> None:
@@ -318,16 +322,30 @@ Column = Numeric | Categorical | Date | Unbounded
 
 
 def _cells(values: NDArray[Any]) -> list[Any]:
-    """Return cells as Python objects; dates as text."""
-    return list((values.astype(np.str_) if values.dtype.kind in "iuM" else values).tolist())
+    """Return cells as Python objects, whole numbers as text."""
+    if values.dtype.kind in "iu":
+        return list(values.astype(np.str_).tolist())
+    if values.dtype.kind == "M":
+        return list(values)
+    return [str(cell) if type(cell) is int and -_WORD < cell < _WORD else cell for cell in values.tolist()]
 
 
-def _spelt(cell: Any) -> tuple[str, ...]:
-    """Return other ways in which a value may be written in a vocabulary, by a rule for one cell."""
+def spelt(cell: Any) -> tuple[str, ...]:
+    """Return the ways in which a value may be written in a vocabulary, by a rule for one cell.
+
+    >>> spelt(1.0), spelt(1.5), spelt(" True"), spelt(date(2000, 1, 31)), spelt(None)
+    (('1',), ('1.5',), ('True', 'true', 'True'), ('2000-01-31',), ())
+    """
+    if isinstance(cell, np.datetime64):
+        cell = None if np.isnat(cell) else cell.astype("datetime64[us]").item()
+    elif isinstance(cell, np.generic):
+        cell = cell.item()
     if isinstance(cell, bool):
         cell = str(cell)
     elif isinstance(cell, int | float):
-        cell = str(int(cell)) if math.isfinite(cell) and cell == int(cell) else ""
+        cell = _digits(cell)
+    elif isinstance(cell, date):
+        cell = cell.isoformat().removesuffix("T00:00:00")
     if not isinstance(cell, str):
         return ()
     text = cell.strip()
@@ -337,22 +355,39 @@ def _spelt(cell: Any) -> tuple[str, ...]:
     return (text, text.lower(), text.capitalize()) if text.lower() in _BOOLEANS else (text,)
 
 
+def _digits(number: float) -> str:
+    """Return a number as it is written, whole ones without a fraction; nothing for what is not finite."""
+    try:
+        return str(int(number)) if number == int(number) else str(number)
+    except (ValueError, OverflowError):  # not finite, or thousands of digits
+        return ""
+
+
 def numbers(name: str, values: ArrayLike) -> NDArray[np.float64]:
-    """Return numbers, NaN for a cell that is not one; refuse a column whose type is not numeric."""
-    raw = arrays.attempt(np.asarray, values, said=f"column {name!r} must hold one value a record")
+    """Return numbers, NaN for a cell that is not one; refuse a column whose type is not numeric.
+
+    The rule is one for each cell: a list, an array of objects and a typed array of the same values give the
+    same numbers.
+    """
+    raw = arrays.column(values, f"column {name!r}")
     # A date or a complex number would be cast to a float silently.
     if raw.dtype.kind not in "biufOUS":
         hint = ": declare first and last in place of low and high" if raw.dtype.kind == "M" else ""
         raise InvalidValue(f"column {name!r} must hold numbers, got {raw.dtype.type.__name__}{hint}")
-    try:
+    if raw.dtype.kind in "biuf":
         return np.asarray(raw, dtype=np.float64)
+    cells = raw.tolist()
+    try:
+        if _PLAIN.issuperset(map(type, cells)):  # of these numpy makes what `_number` does
+            return raw.astype(object).astype(np.float64)
     except Exception:  # the message must not tell which cell, or its content
-        return np.array([_number(cell) for cell in raw.tolist()], dtype=np.float64)
+        pass
+    return np.array([_number(cell) for cell in cells], dtype=np.float64)
 
 
 def _number(cell: Any) -> float:
     try:
-        return math.nan if isinstance(cell, complex) else float(cell)
+        return math.nan if isinstance(cell, _NO_NUMBERS) else float(cell)
     except Exception:
         return math.nan
 
@@ -369,6 +404,15 @@ def _parsed(text: str, format: str | None) -> float:
 
 def _day(cell: Any, format: str | None) -> float:
     """Return the days from 1970 to a date, NaN for what is none."""
+    if isinstance(cell, np.datetime64):
+        return math.nan if np.isnat(cell) else float(cell.astype("datetime64[D]").astype(np.int64))
     if isinstance(cell, date):
-        return float(cell.toordinal() - _EPOCH)
+        return _ordinal(cell)
     return _parsed(cell.strip(), format) if isinstance(cell, str) else math.nan
+
+
+def _ordinal(day: date) -> float:
+    try:
+        return float(day.toordinal() - _EPOCH)
+    except Exception:  # the missing date of pandas
+        return math.nan

@@ -316,10 +316,7 @@ _ALL = frozenset().union(*_KINDS)
 def _column(table: Table, name: str) -> NDArray[Any]:
     if name not in table:
         raise InvalidValue(f"the table has no column {name!r}")
-    values = arrays.attempt(np.asarray, table[name], said=f"column {name!r} must hold one value a record")
-    if values.ndim != 1:
-        raise InvalidValue(f"column {name!r} must be one-dimensional, got {values.ndim} dimensions")
-    return values
+    return arrays.column(table[name], f"column {name!r}")
 
 
 def find(name: str) -> Path | None:

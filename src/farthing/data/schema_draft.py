@@ -46,11 +46,12 @@ class _Seen:
 
     def add(self, values: NDArray[Any], commas: bool) -> None:
         """Add another block of the column."""
-        if values.dtype.kind == "b":
-            values = np.where(values, "true", "false")
         if values.dtype.kind == "M":
             values = np.where(np.isnat(values), "", values.astype(np.str_))
-        cells = [str(cell).strip() for cell in values.tolist()]
+        cells = [
+            "true" if cell is True else "false" if cell is False else str(cell).strip()
+            for cell in values.tolist()
+        ]
         self.records += len(cells)
         if len(self.texts) <= _COUNTED:
             self.texts.update(cells)

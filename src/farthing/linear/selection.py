@@ -196,8 +196,8 @@ class Held:
 
     def __init__(self, X: Any, y: Any) -> None:
         self.X = arrays.indexed(X)
-        self.y = arrays.attempt(np.asarray, y, said="targets must be one number or label a row")
-        if self.y.ndim != 1 or self.y.dtype.kind == "V" or len(self.y) != arrays.length(self.X):
+        self.y = arrays.column(y, "targets")  # of any type: a label more must not change what others are
+        if self.y.dtype.kind == "V" or len(self.y) != arrays.length(self.X):
             raise InvalidValue("targets must be one number or label a row")  # how many is no one's business
 
     def __len__(self) -> int:
@@ -231,8 +231,23 @@ class _Values:
     def _of(self, model: Any, records: Held, bound: ClipValue) -> Array:
         # estimators predict nothing for nobody; a value that does not fit shows there all the same
         predicted = np.asarray(model.predict(records.X)) if len(records) else records.y
-        found = records.y == predicted if self.value is None else self.value(records.y, predicted)
+        found = _right(records.y, predicted) if self.value is None else self.value(records.y, predicted)
         each = np.asarray(found, dtype=np.float64)
         if each.shape != records.y.shape:
             raise InvalidValue(f"value must give one number a record, got {each.ndim} dimensions")
         return summed(bound.apply, each[:, None])
+
+
+def _right(y: NDArray[Any], predicted: NDArray[Any]) -> Any:
+    """Return which targets are predicted, in an array of objects one by one."""
+    if y.dtype.kind != "O" or predicted.shape != y.shape:
+        return y == predicted
+    pairs = zip(y.tolist(), predicted.tolist(), strict=True)
+    return np.array([_equal(one, other) for one, other in pairs], np.bool_)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # what cannot be compared, as the missing value of pandas
+        return False

@@ -71,6 +71,44 @@ def target(y: Any) -> NDArray[Any]:
     return np.asarray(_real(values, "targets"))
 
 
+def column(values: Any, name: str = "values") -> NDArray[Any]:
+    """Return one value of any type a record; a typed array as it is, anything else as an array of objects.
+
+    A list has no type: numpy would take one that fits all of its cells, so that a record more could make text
+    or floats of all others.
+
+    >>> column([True, 2, "x"]).tolist(), column(np.array([1.5, 2])).dtype.kind
+    ([True, 2, 'x'], 'f')
+    """
+    said = f"{name} must be a column, one value a record"
+    found = attempt(_array if _typed(values) else _objects, values, said=said)
+    if found.ndim != 1:
+        raise InvalidValue(f"{said}, got {found.ndim} dimensions")
+    return found
+
+
+def _typed(values: Any) -> bool:
+    """Return whether all values share a declared type that numpy knows, or lie in more than one dimension."""
+    ways = ("to_pylist", "to_list")  # of pyarrow, polars and the types of pandas' own
+    own = any(hasattr(values, way) for way in ways) and not isinstance(
+        getattr(values, "dtype", None), np.dtype
+    )
+    return hasattr(values, "__array__") and not own
+
+
+def _array(values: Any) -> NDArray[Any]:
+    found = np.asarray(values)
+    if isinstance(values, np.ma.MaskedArray):
+        found = found.astype(object)
+        found[np.ma.getmaskarray(values)] = None
+    return found
+
+
+def _objects(values: Any) -> NDArray[Any]:
+    cells = next((getattr(values, way)() for way in ("to_pylist", "to_list") if hasattr(values, way)), values)
+    return np.fromiter(cells, dtype=object)
+
+
 def rows(values: Any) -> NDArray[Any]:
     """An array with one row a record."""
     return attempt(np.asarray, values, said="records must be arrays with rows of equal shape")

@@ -16,6 +16,7 @@ half of their bounds, and no public number of records is needed, nor one that ta
 present.
 """
 
+import cmath
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -24,12 +25,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from farthing import validate
-from farthing.data.columns import Categorical, numbers
+from farthing.data.columns import Categorical, numbers, spelt
 from farthing.errors import InvalidValue
 from farthing.ledger.ledger import Ledger
+from farthing.queries.arrays import column
 from farthing.queries.bounds import ClipNorm, Kind
 from farthing.queries.query import Rows
-from farthing.statistics.spending import Allowance, Statistic, column
+from farthing.statistics.spending import Allowance, Statistic
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -128,7 +130,7 @@ def count(
     Parameters
     ----------
     values : array-like of shape (records,)
-        Private values of any type; missing ones (NaN, None, empty text) are not counted.
+        Private values of any type; None, empty text and numbers that are not finite are not counted.
     by : array-like of shape (records,), optional
         Which group a record belongs to.
     groups : array-like, optional
@@ -151,8 +153,9 @@ def count(
     >>> [bool(abs(value - expected) < 30) for value, expected in zip(found.value, (2000, 1000))]
     [True, True]
     """
-    codes, names = _grouped(column(values), by, groups)
-    codes = np.where(_present(column(values)), codes, -1)
+    cells = column(values)
+    codes, names = _grouped(cells, by, groups)
+    codes = np.where(_present(cells), codes, -1)
     return _counted(codes, names, by is not None, Allowance.of(ledger, epsilon, delta))
 
 
@@ -197,7 +200,7 @@ def histogram(
     edges = np.asarray(public, dtype=np.float64)
     if len(edges) < 2 or not np.isfinite(edges).all() or not (np.diff(edges) > 0).all():
         raise InvalidValue(f"bins must be two or more finite edges in ascending order, got {bins!r}")
-    codes = binned(numbers("values", column(values)), edges)
+    codes = binned(numbers("values", values), edges)
     return _counted(codes, tuple(edges.tolist()), True, Allowance.of(ledger, epsilon, delta), len(edges) - 1)
 
 
@@ -252,7 +255,7 @@ def mean(
     public = None if records is None else validate.count(records=records)
     sums = Sums(len(names) or 1, low, high, _COUNTED if public is None else 0.0)
     spend = Allowance.of(ledger, epsilon, delta, sums.norms)
-    total, deviation = spend.ask(Rows(codes, numbers("values", column(values))), sums, sums.norms)
+    total, deviation = spend.ask(Rows(codes, numbers("values", values)), sums, sums.norms)
     if public is not None:
         z, half = np.clip(total[1] / public, -1, 1), (high - low) / 2
         off = np.minimum(half * deviation * spend.quantile / public, high - low)
@@ -291,14 +294,24 @@ def binned(values: Array, edges: Array) -> Integers:
 
 
 def _present(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return which values are there: not NaN, not None, no empty text."""
-    if values.dtype.kind == "f":
+    """Return which values are there: not None, no empty text, no missing date, no number beyond all."""
+    if values.dtype.kind in "fc":
         return np.asarray(np.isfinite(values))
-    if values.dtype.kind in "OU":
-        return np.array(
-            [cell is not None and cell == cell and cell != "" for cell in values.tolist()], np.bool_
-        )
-    return ~np.isnat(values) if values.dtype.kind == "M" else np.ones(len(values), np.bool_)
+    if values.dtype.kind in "biu":
+        return np.ones(len(values), np.bool_)
+    if values.dtype.kind in "mM":
+        return ~np.isnat(values)
+    return np.array([_is_there(cell) for cell in values.tolist()], np.bool_)
+
+
+def _is_there(cell: Any) -> bool:
+    """Return whether a cell has a value, by the rule of `_present`."""
+    if isinstance(cell, float | complex | np.inexact):
+        return cmath.isfinite(cell)
+    try:
+        return cell is not None and bool(cell == cell) and not (isinstance(cell, str | bytes) and not cell)
+    except Exception:  # what cannot be compared, as the missing value of pandas
+        return False
 
 
 def _grouped(
@@ -309,11 +322,11 @@ def _grouped(
         raise InvalidValue("give both by and groups, the public list of what by may hold, or neither")
     if by is None:
         return np.zeros(len(values), dtype=np.int64), ()
-    names = tuple(np.asarray(groups).tolist())
+    names = tuple(column(groups, "groups").tolist())
     said = column(by, "by")
     if len(said) != len(values):
         raise InvalidValue("by must have one group a record")  # how many there are is no one's business
-    texts = tuple(str(name).lower() if isinstance(name, bool) else str(name) for name in names)
+    texts = tuple(name if isinstance(name, str) else next(iter(spelt(name)), str(name)) for name in names)
     return Categorical("groups", texts).codes(said), names
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from farthing.data.columns import numbers
 from farthing.errors import InvalidValue
 from farthing.ledger.ledger import Ledger
 from farthing.queries import arrays
@@ -61,7 +62,8 @@ def bounds(
     Parameters
     ----------
     values : array-like of shape (records,) or (records, columns)
-        Private numbers, in whatever unit; missing ones count as nothing.
+        Private numbers, in whatever unit; missing ones count as nothing. A list is one column: what its cells
+        are does not decide that.
     epsilon, delta : float, optional
         The budget of this statistic; with ``ledger`` the part of it to take, where None takes what is left.
     ledger : Ledger, optional
@@ -82,10 +84,20 @@ def bounds(
     >>> low < 50 < high
     True
     """
-    table = arrays.features(np.asarray(values)[:, None] if np.ndim(values) == 1 else values)
+    several = getattr(values, "ndim", 1) != 1
+    table = _cell_by_cell(values) if several else numbers("values", values)[:, None]
     norms = Cells(max(table.shape[1], 1), COARSE).norms
     low, high = of_table(table, Allowance.of(ledger, epsilon, delta, norms))
-    return (float(low[0]), float(high[0])) if np.ndim(values) == 1 else (low, high)
+    return (low, high) if several else (float(low[0]), float(high[0]))
+
+
+def _cell_by_cell(values: Any) -> Any:
+    """Return a table of numbers; where it has no type, each cell is read by itself, NaN for what is none."""
+    if not hasattr(values, "tocsr"):
+        values = arrays.attempt(np.asanyarray, values, said="values must be a table of numbers")
+        if values.dtype.kind == "O" and values.ndim == 2 and values.shape[1]:
+            return np.column_stack([numbers("values", column) for column in values.T])
+    return arrays.features(values)
 
 
 def of_table(table: Any, spend: Allowance, share: float = 1.0) -> tuple[Array, Array]:

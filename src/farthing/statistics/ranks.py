@@ -36,7 +36,7 @@ from farthing.queries.mechanisms import NoisyMax
 from farthing.queries.query import Query, Rows
 from farthing.queries.samplers import Everyone
 from farthing.statistics.cells import limits
-from farthing.statistics.spending import CONFIDENCE, Allowance, Statistic, column
+from farthing.statistics.spending import CONFIDENCE, Allowance, Statistic
 
 Array = NDArray[np.float64]
 
@@ -135,7 +135,7 @@ def quantiles(
     """
     low, high = limits(bounds)
     wanted = _wanted(q)
-    records = Rows(numbers("values", column(values)))
+    records = Rows(numbers("values", values))
     spend, chosen = _cheaper(wanted, ledger, epsilon, delta)
     found, error = (_chosen if chosen else _read)(spend, records, wanted, low, high)
     if np.ndim(q) == 0:

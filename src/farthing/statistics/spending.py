@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from farthing.accounting.filters import BasicFilter, GdpFilter, ZcdpFilter
 from farthing.budget import Adjacency, Budget, Guarantee
 from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
-from farthing.queries import arrays
 from farthing.queries.bounds import Bound, ClipNorm
 from farthing.queries.mechanisms import Gaussian, Laplace
 from farthing.queries.query import Query, Records
@@ -177,11 +176,3 @@ def _better(budget: Budget, norms: tuple[float, float]) -> Any:
         return BasicFilter
     laplace, gaussian = math.sqrt(2) * norms[0] / budget.epsilon, norms[1] / budget.mu
     return BasicFilter if laplace <= gaussian else GdpFilter
-
-
-def column(values: ArrayLike, name: str = "values") -> NDArray[Any]:
-    """Return a column of private values, of any type, as an array; only its form is looked at."""
-    found = arrays.attempt(np.asarray, values, said=f"{name} must be a column, one value a record")
-    if found.ndim != 1:
-        raise InvalidValue(f"{name} must be a column, one value a record, got {found.ndim} dimensions")
-    return found
