@@ -285,7 +285,7 @@ def test_the_form_of_rows_is_refused_before_any_charge(kind, case):
         ({}, Y[:-1]),
         ({}, Y + 1j),
         ({"bounds": (1, 0)}, Y),
-        ({"bounds": (0, np.nan)}, Y),
+        ({"bounds": (0, np.inf)}, Y),
         ({"bounds": ([0, 0], 1)}, Y),
         ({"solver": "magic"}, Y),
         ({"records": 0}, Y),

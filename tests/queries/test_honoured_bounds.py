@@ -39,6 +39,7 @@ from farthing.queries.samplers import Everyone, FixedSize, Poisson
 
 torch = pytest.importorskip("torch")
 
+from farthing.statistics import cells, describing, ranks  # noqa: E402
 from farthing.torch.features import whitening  # noqa: E402
 from farthing.torch.gradients.bookkeeping import Gradient as ModelGradient  # noqa: E402
 from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers  # noqa: E402
@@ -58,6 +59,8 @@ Y = np.concatenate([[0.0, 1.0, 1.0, 0.0], np.zeros(len(HARD)), np.ones(len(HARD)
 WILD = np.append(Y[:-3], [1e300, -1e300, np.nan])
 TABLE, WILD_TABLE = Table(X, Y), Table(X, WILD)
 ROWS_ = Rows(np.vstack([PLAIN, HARD, ODD]))
+NUMBERS = np.vstack([PLAIN, HARD, ODD])[:, 0]
+CODES = np.resize([0, 1, 2, -1, 7], 2 * len(NUMBERS)).reshape(-1, 2)
 PLAIN_FEATURES = Features(3, intercept=0.0)
 FEATURES, UNIT = Features(3), Features(3, intercept=0.0, radius=1.0)
 W, CANDIDATES = np.array([0.3, -0.2, 0.1, 0.5]), np.array([[0.5, -1.0], [0.0, 2.0], [1.0, 0.0], [0.0, 1.0]])
@@ -168,6 +171,11 @@ def cases():
         Case(baselines.Counts(2)),
         Case(_Values((Predicts(1), Predicts(-1)), None), Held(X, Y)),
         Case(_Values((Predicts(1),), lambda y, p: 1e9 * (p - y)), Held(X, WILD)),
+        Case(cells.Cells(2, 3), Rows(CODES)),
+        Case(cells.Sums(3, -1.0, 2.0), Rows(CODES[:, 0], NUMBERS)),
+        Case(ranks.Tree(-1.0, 2.0), Rows(NUMBERS)),
+        Case(ranks.QuantileScores(0.25, -1.0, 2.0), Rows(NUMBERS), own=(ClipValue(-0.75, 0.75),)),
+        Case(describing.ColumnSums((-1.0, -1.0, -1.0), (1.0, 1.0, 2.0)), ROWS_),
         Case(torch_gradient, examples(), slack=slack),
         Case(OwnRandomness(torch_gradient, torch.device("cpu")), examples(), slack=slack),
         Case(torch_dpagd.RayLosses(linear, residuals, layout), examples(), ray, slack=slack),
@@ -180,6 +188,7 @@ def cases():
 ELSEWHERE = {
     "farthing.queries.query.Contribution",  # the protocol
     "farthing.federated.terms._Nothing",  # only priced; its sum raises
+    "farthing.deploy.flower.mod._Update",  # of one app: tests/deploy/flower/test_mod.py
     "farthing.audit.charges._Counted",
     "farthing.audit.charges._Failing",
     "farthing.torch.training.distributed._Parts",  # honours what its contribution does: below

@@ -21,11 +21,11 @@ def test_one_record_moves_every_score_by_no_more_than_the_bound(
     rows: list[float], one: float, q: float
 ) -> None:
     scores = QuantileScores(q, -3.0, 5.0)
-    bound = ClipValue(-scores.least, scores.least)
+    bound = ClipValue(*scores.interval)
     with_one, without = (
         scores.bounded_sum(Rows(np.array(some)), None, bound) for some in ([*rows, one], rows)
     )
-    assert np.abs(with_one - without).max() <= scores.least * (1 + 1e-12)
+    assert np.abs(with_one - without).max() <= scores.interval[1] * (1 + 1e-12)
 
 
 @given(numbers, st.floats(allow_nan=True, allow_infinity=True), st.floats(0, 1))
@@ -33,10 +33,10 @@ def test_a_replaced_record_moves_two_scores_apart_by_no_more_than_is_priced(
     rows: list[float], one: float, q: float
 ) -> None:
     scores = QuantileScores(q, -3.0, 5.0)
-    bound = ClipValue(-scores.least, scores.least)
+    bound = ClipValue(*scores.interval)
     moved = scores.bounded_sum(Rows(np.array([*rows, one])), None, bound)
     moved = moved - scores.bounded_sum(Rows(np.array([*rows, 1.0])), None, bound)
-    assert np.ptp(moved) <= 4 * scores.least * (1 + 1e-12)
+    assert np.ptp(moved) <= 4 * scores.interval[1] * (1 + 1e-12)
 
 
 @given(st.floats(allow_nan=True, allow_infinity=True))
@@ -50,9 +50,10 @@ def test_one_record_is_in_one_node_of_each_level(one: float) -> None:
         assert np.linalg.norm(small, order) <= 0.5 * (1 + 1e-12)
 
 
-def test_the_smallest_bound_of_a_score_is_refused() -> None:
-    with pytest.raises(ft.InvalidValue, match="beyond the bound"):
-        ft.Query(ft.Everyone(), QuantileScores(0.9, 0.0, 1.0), ClipValue(-0.5, 0.5), ft.NoisyMax(1.0))
+@pytest.mark.parametrize("bound", [ClipValue(-0.5, 0.5), ClipValue(0.0, 1.0), ClipValue(-1.0, 0.0)])
+def test_a_bound_that_scores_go_beyond_is_refused(bound: ClipValue) -> None:
+    with pytest.raises(ft.InvalidValue, match="beyond ClipValue"):
+        ft.Query(ft.Everyone(), QuantileScores(0.9, 0.0, 1.0), bound, ft.NoisyMax(1.0))
 
 
 def test_consistent_counts_are_the_least_squares_ones() -> None:

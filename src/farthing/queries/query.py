@@ -54,8 +54,9 @@ class Contribution(Protocol):
     count as zero).
 
     A bound must mean to the contribution what it means to the price, so a contribution says which kinds of
-    bound it ``honours``; a `Query` with any other is refused when it is made. Three more attributes have
-    defaults: ``least``, the norm that a bound must have because terms are not shrunk to it (0); ``additive``,
+    bound it ``honours``; a `Query` with any other is refused when it is made. Four more attributes have
+    defaults: ``least``, the norm that a bound must have because terms are not shrunk to it (0); ``interval``,
+    the numbers that a `ClipValue` must hold because scores are not clamped to it (none); ``additive``,
     whether the sum over records is the sum over parts of them (true); and ``zero(records, w, bound)``, the
     sum over nobody where it is not that of an empty batch.
     """
@@ -238,6 +239,9 @@ def refuse_bound(contribution: Contribution, bound: Bound) -> None:
             f"{name} does not keep its terms within {kind or type(bound).__name__}: it honours "
             + (", ".join(contribution.honours) or "no bound")
         )
+    interval = getattr(contribution, "interval", None)
+    if interval is not None and not (bound.low <= interval[0] and interval[1] <= bound.high):  # type: ignore[attr-defined]
+        raise InvalidValue(f"terms of {name} lie anywhere between {interval}, beyond {bound!r}")
     least = getattr(contribution, "least", 0.0)
     if bound.norm() < least:
         raise InvalidValue(f"terms of {name} have norms up to {least}, beyond the bound's {bound.norm()}")

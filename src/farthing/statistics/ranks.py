@@ -77,9 +77,10 @@ class QuantileScores:
     additive: ClassVar[bool] = False
 
     @property
-    def least(self) -> float:
-        """The norm that a bound must have: how far one record moves a score."""
-        return max(self.q, 1 - self.q)
+    def interval(self) -> tuple[float, float]:
+        """How far one record moves a score, up or down: a bound of one sign would price half of a gap."""
+        most = max(self.q, 1 - self.q)
+        return -most, most
 
     def bounded_sum(self, records: Any, w: Any, bound: ClipValue) -> Array:
         """Return the score of each edge."""
@@ -198,7 +199,7 @@ def _chosen(spend: Allowance, records: Rows, wanted: Array, low: float, high: fl
     noise = NoisyMax(2 * spend.adjacency.shift / epsilon)
     for q in wanted.tolist():
         scores = QuantileScores(q, low, high)
-        query = Query(Everyone(), scores, ClipValue(-scores.least, scores.least), noise)
+        query = Query(Everyone(), scores, ClipValue(*scores.interval), noise)
         found.append(edges[spend.ledger.over(records).ask(query).value])
     return np.array(found), _choice_error(spend, wanted)
 
