@@ -300,7 +300,7 @@ def _present(values: NDArray[Any]) -> NDArray[np.bool_]:
     if values.dtype.kind in "biu":
         return np.ones(len(values), np.bool_)
     if values.dtype.kind in "mM":
-        return ~np.isnat(values)
+        return np.asarray(~np.isnat(values))
     return np.array([_is_there(cell) for cell in values.tolist()], np.bool_)
 
 
