@@ -161,14 +161,27 @@ COLUMNS = (
 )
 
 
+def alone(column: Any, values: list[Any]) -> list[list[float]]:
+    """The features of values that a column is given by itself, in no schema."""
+    out = np.zeros((len(values), len(column.feature_names)))
+    column.encode(values, out)
+    return out.tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("made", [encoded, alone])
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: type(column).__name__)
-def test_a_record_more_changes_no_other_records_features(column: Any) -> None:
+def test_a_record_more_changes_no_other_records_features(column: Any, made: Any) -> None:
     for base in ODD:
-        alone = encoded(column, [base])
+        first = made(column, [base])
         for odd in ODD:
-            assert np.array_equal(
-                encoded(column, [base, odd, base]), alone + encoded(column, [odd]) + alone, True
-            )
+            assert np.array_equal(made(column, [base, odd, base]), first + made(column, [odd]) + first, True)
+
+
+@pytest.mark.parametrize(
+    "cell", [1j, np.complex64(1), np.datetime64(1, "ns"), np.timedelta64(1, "ns"), np.ones(1)]
+)
+def test_what_only_numpy_takes_for_a_number_is_none(cell: Any) -> None:
+    assert np.isnan(numbers("cell", [cell, 1.0])).tolist() == [True, False]
 
 
 def test_dates_of_any_precision_are_the_same_day() -> None:
