@@ -139,6 +139,9 @@ def test_the_smaller_noise_is_taken_by_public_numbers() -> None:
     "wrong",
     [
         lambda: ft.count(np.array([[1]]), epsilon=1.0),
+        lambda: ft.count("secret", epsilon=1.0),
+        lambda: ft.count({"age": [1]}, epsilon=1.0),  # type: ignore[arg-type]
+        lambda: ft.count(iter([1]), epsilon=1.0),  # type: ignore[arg-type]
         lambda: ft.count([1]),
         lambda: ft.count([1], epsilon=-1.0),
         lambda: ft.count([1], by=[1], epsilon=1.0),
@@ -261,6 +264,14 @@ def test_a_typed_array_and_a_list_of_the_same_values_count_alike(
         found = exact(name, values)[0]
         for same in (list(values), values.tolist(), values.astype(object)):
             assert np.array_equal(exact(name, same)[0], found), values
+
+
+def test_a_null_changes_no_other_cell_of_a_column_of_arrow() -> None:
+    arrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
+    large = 10**17 + 1
+    for nulls in ([], [None]):
+        assert column(arrow.array([large, 2, *nulls])).tolist() == [large, 2, *nulls]
+        assert column(arrow.array([True, False, *nulls])).tolist() == [True, False, *nulls]
 
 
 def test_masked_cells_are_missing() -> None:

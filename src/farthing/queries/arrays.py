@@ -11,7 +11,7 @@ Traceback (most recent call last):
 farthing.errors.InvalidValue: the cell must be a number
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +21,7 @@ from farthing.errors import FarthingError, InvalidValue
 
 T = TypeVar("T")
 
+_LISTED = ("to_pylist", "to_list")  # pyarrow, polars, and pandas' own types: numpy would make floats of nulls
 _REAL = "biuf"  # numpy's letters for booleans, whole numbers and floats
 
 
@@ -89,11 +90,8 @@ def column(values: Any, name: str = "values") -> NDArray[Any]:
 
 def _typed(values: Any) -> bool:
     """Return whether all values share a declared type that numpy knows, or lie in more than one dimension."""
-    ways = ("to_pylist", "to_list")  # of pyarrow, polars and the types of pandas' own
-    own = any(hasattr(values, way) for way in ways) and not isinstance(
-        getattr(values, "dtype", None), np.dtype
-    )
-    return hasattr(values, "__array__") and not own
+    known = isinstance(getattr(values, "dtype", None), np.dtype)
+    return hasattr(values, "__array__") and (known or not any(hasattr(values, way) for way in _LISTED))
 
 
 def _array(values: Any) -> NDArray[Any]:
@@ -105,8 +103,10 @@ def _array(values: Any) -> NDArray[Any]:
 
 
 def _objects(values: Any) -> NDArray[Any]:
-    cells = next((getattr(values, way)() for way in ("to_pylist", "to_list") if hasattr(values, way)), values)
-    return np.fromiter(cells, dtype=object)
+    if isinstance(values, str | bytes | Mapping):
+        raise TypeError("one value is no column")
+    cells = next((getattr(values, way)() for way in _LISTED if hasattr(values, way)), values)
+    return np.fromiter(cells, dtype=object, count=len(cells))
 
 
 def rows(values: Any) -> NDArray[Any]:

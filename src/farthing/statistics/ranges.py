@@ -84,7 +84,7 @@ def bounds(
     >>> low < 50 < high
     True
     """
-    several = getattr(values, "ndim", 1) != 1
+    several = hasattr(values, "__array__") and np.ndim(values) != 1
     table = _cell_by_cell(values) if several else numbers("values", values)[:, None]
     norms = Cells(max(table.shape[1], 1), COARSE).norms
     low, high = of_table(table, Allowance.of(ledger, epsilon, delta, norms))
