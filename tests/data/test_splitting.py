@@ -1,6 +1,7 @@
 """Public rules that choose records: each looks at one person's records only."""
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from farthing.data import table_files
+from farthing.data.columns import Categorical, Numeric, Unbounded
+from farthing.data.schema import Schema
 from farthing.data.splitting import Split, Spool
 from farthing.errors import InvalidValue
 
@@ -71,12 +75,41 @@ def test_nonsense_is_refused() -> None:
             Split(**rule)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("most", [0, 7, 1000])
-def test_a_spool_gives_back_what_it_was_given(most: int) -> None:
+def test_a_spool_gives_back_what_it_was_given(most: int, dtype: type[np.floating[Any]]) -> None:
     blocks = [np.arange(6.0).reshape(3, 2), np.zeros((0, 2)), np.ones((2, 2))]
-    spool = Spool(2, most)
+    spool = Spool(2, dtype, most)
     for block in blocks:
         spool.add(block)
     found = spool.value()
     assert np.array_equal(found, np.concatenate(blocks))
-    assert isinstance(found, np.memmap) == (most < 10)
+    assert found.dtype == dtype
+    assert isinstance(found, np.memmap) == (most < 40)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_one_record_more_than_fits_into_memory_rounds_no_other(dtype: type[np.floating[Any]]) -> None:
+    found = []
+    for rows in (100, 101):
+        spool = Spool(1, dtype, most=100 * np.dtype(dtype).itemsize)
+        for row in range(rows):
+            spool.add(np.array([[1_700_000_063.0 + row / 3]]))  # float32 is 128 apart there
+        found.append(spool.value())
+    assert [isinstance(table, np.memmap) for table in found] == [False, True]
+    assert np.array_equal(found[0], found[1][:100])
+
+
+def test_an_empty_spool_has_no_rows() -> None:
+    assert Spool(3, most=0).value().shape == (0, 3)
+
+
+def test_the_type_of_features_follows_from_the_schema_alone(tmp_path: Path) -> None:
+    table, label = tmp_path / "a.csv", Categorical("y", ("0", "1"))
+    for rows in (1, 3):
+        table.write_text("x,y\n" + "0.1,1\n" * rows)
+        bounded = table_files.training_rows(str(table), Schema((Numeric("x", 0, 1),), label), Split()).X
+        bought = table_files.training_rows(str(table), Schema((Unbounded("x"),), label), Split()).X
+        assert (bounded.dtype, bought.dtype) == (np.float32, np.float64)
+        assert isinstance(bought, np.memmap)  # which estimators do not round, in tables of any size
+        assert bought.shape == (rows, 1)

@@ -5,6 +5,7 @@ import pytest
 from scipy import sparse
 
 from farthing.errors import InvalidValue
+from farthing.linear import checks
 from farthing.linear.checks import clipped, compact, target_bounds
 
 
@@ -22,21 +23,32 @@ def test_a_table_in_units_of_its_own_is_mapped_onto_zero_and_one_row_by_row():
     rng = np.random.default_rng(0)
     raw, bounds = rng.uniform(-5, 25, size=(4000, 5)), (np.zeros(5), np.full(5, 20.0))
     raw[3, 1], raw[7, 0] = np.nan, np.inf
-    found, mapped = compact(raw, bounds)
+    found, mapped = compact(raw, bounds, 4000)
     assert found.dtype == np.float32
     assert mapped == (0.0, 1.0)
     assert not np.isfinite(found[[3, 7]]).all(axis=1).any()
     kept = np.delete(np.arange(4000), [3, 7])
     np.testing.assert_allclose(found[kept], np.clip(raw[kept] / 20, 0, 1), atol=1e-7)
-    np.testing.assert_array_equal(compact(raw[::-1], bounds)[0][::-1], found)  # no row depends on another
+    np.testing.assert_array_equal(compact(raw[::-1], bounds, 4000)[0][::-1], found)  # row by row
 
 
 def test_files_small_and_sparse_tables_and_compact_ones_stay_as_they_are(tmp_path):
     small, bounds = np.zeros((10, 2)), (0, 5)
-    assert compact(small, bounds)[0] is small
+    assert compact(small, bounds, 10)[0] is small
     file = np.memmap(tmp_path / "rows", np.float64, "w+", shape=(20_000, 2))
-    assert compact(file, bounds)[0] is file
+    assert compact(file, bounds, 20_000)[0] is file
     stored = sparse.csr_array(np.eye(200))
-    assert compact(stored, bounds)[0] is stored
+    assert compact(stored, bounds, 200)[0] is stored
     floats = np.zeros((20_000, 2), np.float32)
-    assert compact(floats, (0, 1))[0] is floats
+    assert compact(floats, (0, 1), 20_000)[0] is floats
+
+
+@pytest.mark.parametrize("edge", [2**14, 2**28])
+def test_one_record_more_does_not_change_the_precision_of_the_others(edge, monkeypatch):
+    if edge == 2**28:  # the same line, at a size that a test can hold
+        monkeypatch.setattr(checks, "_MOST", edge := 2**15)
+    rows = np.full((edge + 1, 1), 0.5 + 2.0**-26)
+    for records in (1000, 2**14, 2**15, 2**20):
+        found = [compact(rows[: edge + more], (0, 1), records)[0] for more in (-1, 0, 1)]
+        assert len({table.dtype for table in found}) == 1
+        np.testing.assert_array_equal(found[0], found[2][: edge - 1])

@@ -83,29 +83,31 @@ def _place(key: str) -> float:
 class Spool:
     """Blocks of features: in memory while they are few, then in a temporary file that nobody else can open.
 
-    The file has no name, so it is gone when the process ends. It holds float32, half of what the memory would
-    need; features in [0, 1] lose nothing that matters by that.
+    The file has no name, so it is gone when the process ends. All numbers have one type from the first row:
+    if it followed from how many there are, one record more would move every other by a rounding, and so a sum
+    by far more than its bound. float32 is for features in [0, 1], each rounded by itself within those.
     """
 
-    def __init__(self, width: int, most: int = 2**26) -> None:
-        self._width, self._most, self._entries = width, most, 0  # numbers: half a gigabyte of float64
-        self._blocks: list[NDArray[Any]] = [np.zeros((0, width))]
+    def __init__(self, width: int, dtype: type[np.floating[Any]] = np.float64, most: int = 2**29) -> None:
+        self._width, self._dtype, self._most, self._bytes = width, np.dtype(dtype), most, 0
+        self._blocks: list[NDArray[Any]] = [np.zeros((0, width), dtype)]
         self._file: Any = None
 
     def add(self, block: NDArray[np.float64]) -> None:
         """Add rows."""
-        self._entries += block.size
-        if self._file is None and self._entries <= self._most:
-            self._blocks.append(block)
-            return
-        if self._file is None:
+        rows = np.asarray(block, dtype=self._dtype)
+        self._bytes += rows.nbytes
+        if self._file is None and self._bytes > self._most:
             self._begin()
-        np.asarray(block, dtype=np.float32).tofile(self._file)
+        if self._file is None:
+            self._blocks.append(rows)
+        else:
+            rows.tofile(self._file)
 
     def _begin(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="farthing-")  # noqa: SIM115  # open as long as the memory map
         while self._blocks:
-            np.asarray(self._blocks.pop(0), dtype=np.float32).tofile(self._file)
+            self._blocks.pop(0).tofile(self._file)
 
     def value(self) -> NDArray[Any]:
         """Return all rows: an array, or a memory map of the file."""
@@ -113,5 +115,5 @@ class Spool:
             return np.concatenate(self._blocks)
         with self._file as file:  # the memory map keeps it open
             file.flush()
-            shape = (self._entries // self._width, self._width)
-            return np.memmap(file, dtype=np.float32, mode="r", shape=shape)
+            shape = (self._bytes // (self._width * self._dtype.itemsize), self._width)
+            return np.memmap(file, dtype=self._dtype, mode="r", shape=shape)

@@ -236,6 +236,10 @@ def training_rows(
 ) -> TrainingRows:
     """Read the records of a table to learn from: features of a long table stay in a temporary file.
 
+    Features within declared bounds are float32 in [0, 1], however many records there are. Where bounds are
+    to be bought, numbers keep their own unit, as float64, and lie in the file from the first row on, so that
+    an estimator treats any number of them alike.
+
     What is outside the schema is treated as in `read`; ``split`` says which records are learnt from.
     """
     names = _names(schema)
@@ -243,7 +247,9 @@ def training_rows(
         raise InvalidValue(f"--user {split.user!r} must not be in the schema: an identifier is no feature")
     also = [] if split.user is None else [split.user]
     plain = split.user is None and not split.share
-    spool, y = Spool(schema.width), [np.zeros(0)]
+    unbounded = any(isinstance(column, Unbounded) for column in schema.columns)
+    spool = Spool(schema.width, np.float64, most=0) if unbounded else Spool(schema.width, np.float32)
+    y = [np.zeros(0)]
     held_X, held_y = [np.zeros((0, schema.width))], [np.zeros(0)]
     for block in blocks(table, schema, csv=csv, also=also):
         if strict:

@@ -31,15 +31,17 @@ _FEWEST, _MOST = 2**14, 2**28  # entries of tables that are worth a compact copy
 _BLOCK = 2**18
 
 
-def compact(X: Any, bounds: Any) -> tuple[Any, Any]:
+def compact(X: Any, bounds: Any, records: int) -> tuple[Any, Any]:
     """Return a table and its bounds: mapped onto [0, 1], in float32, where that makes passes faster.
 
     A row is mapped by itself and by public numbers. One that is not finite becomes NaN, which counts as
-    nothing. Files (`numpy.memmap`), sparse tables and very large ones stay as they are.
+    nothing. Files (`numpy.memmap`), sparse tables and very large ones stay as they are. ``records`` is the
+    public number of them: were it the table's own where that is private, one record more might round all.
     """
     low, high = limits(bounds, X)
     unmapped = not low.any() and bool((high == 1).all())
-    stays = isinstance(X, np.memmap) or not isinstance(X, np.ndarray) or not _FEWEST <= X.size <= _MOST
+    worth = _FEWEST <= records * X.shape[1] <= _MOST
+    stays = isinstance(X, np.memmap) or not isinstance(X, np.ndarray) or not worth
     if stays or (unmapped and X.dtype.char in "fB?"):
         return X, bounds
     found, step = np.empty(X.shape, np.float32), max(1, _BLOCK // X.shape[1])

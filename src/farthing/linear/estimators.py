@@ -115,7 +115,7 @@ class _PrivateLinear(PrivateEstimator):
             self._rehearse(problem, method, people)
             ledger = self._own_ledger(self.ledger, method.filter)
             bounds = self.bounds_ = private_bounds.bought(ledger, X, bounds, missing)
-        X, mapped = (X, None) if unit else compact(X, bounds)
+        X, mapped = (X, None) if unit else compact(X, bounds, size)
         table = Table(X, y, bounds=mapped, unit=unit)
         self._limits = None if unit else limits(bounds, X)
         if people is not None and method.personal is None:
