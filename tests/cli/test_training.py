@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,14 @@ import numpy as np
 import pytest
 
 import farthing as ft
+from farthing.accounting import gaussian
 from farthing.accounting.filters import BasicFilter, ZcdpFilter
+from farthing.cli import measuring
 from farthing.cli.training import TrainingJob, train
 from farthing.data import model_file, table_files
 from farthing.data.model_file import Model
 from farthing.data.schema import Categorical, Numeric, Schema
+from farthing.data.splitting import Split
 from farthing.data.tables import Features
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.linear.losses import Gradient
@@ -356,3 +360,76 @@ def test_a_report_that_fails_does_not_take_the_model_with_it(
     assert not isinstance(error.value, Unsupported)  # nothing was wrong with what was asked for
     assert saved(job).coef.shape == (1, 3)
     assert json.loads((job.out / "privacy.json").read_text())["partial"] is False
+
+
+@pytest.fixture
+def deviations(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The noise multipliers of all figures on held-out records."""
+    made = list[float]()
+
+    def spy(noise: float) -> ft.Gaussian:
+        made.append(noise)
+        return ft.Gaussian(noise)
+
+    monkeypatch.setattr(measuring, "Gaussian", spy)
+    return made
+
+
+@pytest.mark.parametrize("method", ["auto", "sgd-adv", "output", "dpagd", "objective"])
+def test_the_printed_guarantee_covers_figures_on_held_out_records(
+    job: TrainingJob, method: str, deviations: list[float]
+) -> None:
+    told = train(replace(job, epsilon=1.0, holdout=0.5, method=method))
+    assert gaussian.delta(1 / deviations[0], told["epsilon"]) <= told["delta"]
+    assert gaussian.delta(1 / deviations[0], told["spent"]["epsilon"]) <= told["delta"]
+    assert "figures on those cost each no more than the training" in told["note"]
+    assert told["records"] == 600
+    assert "number of records of the table is taken as public" in told["note"]
+
+
+def test_repeated_figures_on_held_out_records_add_up_in_a_zcdp_ledger(
+    job: TrainingJob, tmp_path: Path, deviations: list[float]
+) -> None:
+    path = tmp_path / "z.ledger"
+    ft.Ledger(ft.Budget(1.0, 1e-5), journal=path, filter=ZcdpFilter).close()
+    for _ in range(3):
+        train(replace(job, epsilon=0.3, holdout=0.5, ledger=path, force=True))
+    with ft.Ledger.open(path) as ledger:
+        (rho, _) = ledger.journal.last().state
+        notes = [row.body["note"] for row in ledger.journal.rows() if row.kind == "note"]
+    assert len(deviations) == 3
+    assert sum(1 / (2 * noise**2) for noise in deviations) <= rho
+    assert any("held out" in note for note in notes)
+
+
+def test_an_interrupted_training_pays_for_figures_by_what_it_spent(
+    job: TrainingJob, deviations: list[float]
+) -> None:
+    job = replace(job, epsilon=1.0, holdout=0.5)
+    told = train(job, lambda: nullcontext(lambda step, ledger: True))
+    assert told["partial"]
+    assert told["spent"]["epsilon"] < 0.9
+    assert gaussian.delta(1 / deviations[0], told["spent"]["epsilon"]) <= told["delta"]
+
+
+def test_a_ledger_that_is_taken_as_a_whole_pays_for_no_figures(job: TrainingJob, tmp_path: Path) -> None:
+    path = tmp_path / "a.ledger"
+    with pytest.raises(Unsupported, match="--filter basic"):
+        train(replace(job, holdout=0.5, method="sgd-ma", ledger=path))
+    assert not path.exists()
+
+
+def test_how_many_records_are_on_which_side_is_neither_told_nor_learnt_with(
+    job: TrainingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = list[int]()
+
+    def steps(ledger: ft.Ledger, problem: Problem) -> Iterator[ft.Step]:
+        sizes.append(problem.records)
+        yield from CLASSIFIERS["auto"].algorithm(ledger, problem)
+
+    monkeypatch.setitem(CLASSIFIERS, "counted", SolverMethod(steps))
+    told = train(replace(job, epsilon=1.0, holdout=0.5, method="counted"))
+    assert (told["records"], set(sizes)) == (600, {300})
+    kept = table_files.training_rows(job.table, job.schema, Split(share=0.5)).y
+    assert len(kept) != 300  # as many as the hashes say

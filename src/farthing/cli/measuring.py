@@ -1,11 +1,14 @@
 """Measure a model: on another table without privacy, or on held-out records with noise.
 
-Held-out records cost nothing beyond the budget of the training. A public rule of one record alone (or of one
-person's records) decides whether it is learnt from or held out, so a record that comes or goes changes either
-the training or the figures on held-out records, never both. Each is μ-GDP (or (ε, δ)-DP) by itself, and the
-second sees records only through the model, which is released: so both together are as much (parallel
-composition: McSherry 2009, Thm. 4, for any trade-off function). Under replace-one a record may change sides,
-and the figures are refused.
+Held-out records cost nothing beyond what the training was charged. A public rule of one record alone (or of
+one person's records) decides whether it is learnt from or held out, so a record that comes or goes changes
+either the training or the figures on held-out records, never both (add-remove; parallel composition: McSherry
+2009, Thm. 4). The figures are μ-GDP, and `paid_mu` takes the μ from the ledger that paid for the training: it
+costs no more there, in each of the totals that the ledger's filter adds up. So for a held-out record, as for
+one that was learnt from, the sum of all costs is at most what is charged, over any number of runs, and the
+filter's theorem holds for both. A plan, and basic composition, have no total of that kind: μ then meets their
+(ε, δ). The ledger must be one that nobody else can ask, a part that was charged as a whole or one in memory.
+Under replace-one a record may change sides, and the figures are refused.
 """
 
 import math
@@ -15,17 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
 
-from farthing.accounting.filters import GdpFilter
-from farthing.budget import Budget
+from farthing.accounting import gaussian
+from farthing.accounting.filters import GdpFilter, RdpFilter, ZcdpFilter
 from farthing.data import table_files
 from farthing.ledger.ledger import Ledger
 from farthing.linear.estimators import LinearRegression, LogisticRegression
 from farthing.queries.bounds import ClipNorm
+from farthing.queries.events import GaussianEvent
 from farthing.queries.mechanisms import Gaussian
 from farthing.queries.query import PerExample, Query, Rows
 from farthing.queries.samplers import Everyone
 
 HELD_OUT = "on held-out records, with noise: covered by the guarantee, by parallel composition"
+UNPAID = "the records that were held out are not measured: the training was charged nothing that covers it"
+_FARTHER = 1 + 2.0**-30  # noise is rounded up
+_LEAST = 1e-6  # of μ: with a million records of noise no figure means anything
 
 Array = NDArray[np.float64]
 
@@ -47,12 +54,34 @@ def measured(estimator: Any, X: Array, y: NDArray[Any]) -> dict[str, Any]:
     return told
 
 
-def held_out(estimator: Any, X: Array, y: Array, budget: Budget) -> dict[str, Any]:
-    """Return figures of a model on held-out records, all of them from one noisy sum within ``budget``."""
+def paid_mu(ledger: Ledger) -> float:
+    """Return μ of a Gaussian answer that costs no more than all that ``ledger`` was charged; 0 for none."""
+    rule, journal = ledger.filter, ledger.journal
+    if journal.path is not None:  # others may ask it too, and what they pay covers nothing here
+        return 0.0
+    adds_up = isinstance(rule, GdpFilter | ZcdpFilter | RdpFilter)
+    if not adds_up or any(row.kind == "promise" for row in journal.rows()):
+        epsilon = ledger.spent.epsilon
+        return gaussian.mu(epsilon, ledger.budget.delta) if epsilon else 0.0
+    charged, each = (
+        journal.last().state or rule.start(),
+        rule.cost(GaussianEvent(1.0)),
+    )  # μ = 1; others cost μ²
+    return math.sqrt(min(total / cost for total, cost in zip(charged, each, strict=True) if cost))
+
+
+def held_out(estimator: Any, X: Array, y: Array, paid: Ledger) -> dict[str, Any] | None:
+    """Return figures of a model on held-out records, all of them from one noisy sum.
+
+    It costs no more than was charged to ``paid``, the ledger of the training; None where that is nothing.
+    """
+    mu = min(paid_mu(paid), paid.budget.mu)
+    if mu <= _LEAST:
+        return None
     regression = isinstance(estimator, LinearRegression)
     terms, norm = (_errors, 2.0) if regression else (_hits, math.sqrt(2))
-    ledger = Ledger(budget, filter=GdpFilter)
-    noise = 1 / budget.mu
+    ledger = Ledger(paid.budget, filter=GdpFilter)
+    noise = _FARTHER / mu
     query = Query(
         Everyone(),
         PerExample(lambda rows, w: terms(estimator, *rows.arrays)),

@@ -22,18 +22,21 @@ Watch = Callable[[Step, Ledger], bool]  # sees a step and the ledger that paid f
 class StepRecorder:
     """A recorder of an algorithm's steps and queries, which may end it after any step.
 
-    Each step is shown to ``watch`` before the next is asked for.
+    Each step is shown to ``watch`` before the next is asked for. ``notes`` are written into the ledger first.
     """
 
     def __init__(self, name: str, algorithm: Callable[[Ledger, Problem], Iterator[Step]]) -> None:
         self.name, self.algorithm = name, algorithm
         self.watch: Watch | None = None
+        self.notes: tuple[str, ...] = ()
         self.stopped = False
         self.ledger: Ledger | None = None  # what the last run spent from
         self.asked: dict[tuple[str, str, str], Asked] = {}
 
     def __call__(self, ledger: Ledger, problem: Problem) -> Iterator[Step]:
         self.ledger, self.stopped, self.asked = ledger, False, {}
+        for text in self.notes:
+            ledger.note(text)
         step = None
         for step in self.algorithm(ledger.with_listener(self._note), problem):
             yield step

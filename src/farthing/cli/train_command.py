@@ -182,6 +182,8 @@ def train(
         emit(aligned(rehearsed_lines(fields)))
     else:
         print(aligned(trained_lines(fields)), file=sys.stderr)
+    if "unmeasured" in fields and not as_json:
+        say(fields["unmeasured"])
     if "verdict" in fields.get("test", {}) and not as_json:
         say(fields["test"]["verdict"])
     if fields.get("partial"):

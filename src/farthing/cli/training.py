@@ -18,10 +18,10 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_matrix
 
 from farthing import validate
-from farthing.accounting import groups
+from farthing.accounting import gaussian, groups
 from farthing.accounting.filters import BasicFilter, GdpFilter, RdpFilter
 from farthing.accounting.personal import PersonalBudgets
-from farthing.budget import Adjacency, Budget, Unit
+from farthing.budget import Adjacency, Budget, Guarantee, Unit
 from farthing.cli import export, measuring
 from farthing.cli.step_recorder import StepRecorder, Watch
 from farthing.data import table_files
@@ -41,6 +41,10 @@ from farthing.report.document import page
 from farthing.report.subject import Score, Subject
 
 STRICT = "that every value lies within the schema was checked without paying for it (--strict)"
+HELD = (
+    "a share of {:g} of the records, by hash, is held out, and figures on those cost each no more than the "
+    "training costs the others (parallel composition)"
+)
 REHEARSED = "as on made-up rows: a method that adapts to its answers may choose otherwise"
 
 Array = NDArray[np.float64]
@@ -82,6 +86,26 @@ class TrainingJob:
         unit = Unit.RECORD if self.user is None else Unit.USER
         return Budget(self.epsilon, self.delta, self.adjacency or Adjacency.ADD_REMOVE, unit)
 
+    @property
+    def split(self) -> bool:
+        """Whether some rows of the table are not learnt from."""
+        return self.user is not None or self.holdout > 0
+
+    def notes(self) -> tuple[str, ...]:
+        """Return what the guarantee has to say where some rows are not learnt from."""
+        of = "of the table" if self.user is None else f"that are kept, at most {self.rows} of a person,"
+        size = f"the number of records {of} is taken as public" * (self.split and self.records is None)
+        return tuple(text for text in (size, HELD.format(self.holdout) * (self.holdout > 0)) if text)
+
+    def sized(self, kept: int) -> "TrainingJob":
+        """Return the job with a public number of records to learn from: the share that is not held out.
+
+        How many are on which side follows from hashes of records, so it is neither printed nor learnt with.
+        """
+        if self.records is not None or not self.split:
+            return self
+        return replace(self, records=max(1, round(kept * (1 - self.holdout))))
+
     def per_record(self) -> "TrainingJob":
         """Return the job with the budget that each record may take, where whole people are protected."""
         if self.user is None:
@@ -106,11 +130,14 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
         split = Split(job.user, job.rows, job.holdout)
         X, y, held = table_files.training_rows(job.table, job.schema, split, strict=job.strict, csv=csv)
     people = _people(job)
+    kept = len(y) + (0 if held is None else len(held[1]))
     if job.records is None:
-        table_files.filled(job.table, y)
+        table_files.filled(job.table, kept)
+    job, records = job.sized(kept), job.records or kept  # a private number stays private
     test = table_files.held_out(job.test, job.table, job.schema, job.csv)
     with ExitStack() as resources:
         ledger = resources.enter_context(_existing(job))
+        _refuse_undivided(job, method, ledger)
         recorder.watch = _first_step_only
         _rehearse(job, estimator, method, len(X), ledger, people)
         if ledger is None and job.ledger is not None:
@@ -121,21 +148,23 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
         recorder.ledger.refund()
         measured = None if test is None else {"table": job.test, **measuring.measured(estimator, *test)}
         if held is not None:
-            measured = {"table": job.table, **measuring.held_out(estimator, *held, job.budget)}
+            figures = measuring.held_out(estimator, *held, recorder.ledger)
+            measured = None if figures is None else {"table": job.table, **figures}
         if job.strict:
             estimator.privacy_ = estimator.privacy_.noted(STRICT)
         if asked.user is not None:
             estimator.privacy_ = groups.per_person(estimator.privacy_, asked.budget, asked.rows)
-        spent = recorder.ledger.spent
+        spent = _spent(asked, recorder.ledger)
         told = {
             **asdict(estimator.privacy_),
             **_levels(estimator),
             "method": job.method,
             "settings": settings,
             "steps": estimator.n_iter_,
-            "records": len(X) if job.records is None else job.records,  # a private number stays private
+            "records": records,
             "features": job.schema.width,
             "partial": recorder.stopped,
+            **({"unmeasured": measuring.UNPAID} if held is not None and measured is None else {}),
             "spent": {"epsilon": spent.epsilon, "delta": spent.delta, "note": spent.note},
             "ledger": None if job.ledger is None else str(job.ledger),
             **{kind: str(path) for kind, path in files.items() if kind != "privacy"},
@@ -159,7 +188,9 @@ def rehearse(job: TrainingJob, records: int) -> dict[str, Any]:
     """Trains on made-up rows, charged to a ledger in memory like the real one; returns price and noise."""
     asked, job = job, job.per_record()
     estimator, method, recorder, settings = _prepared(job)
+    job = job.sized(records)
     with _existing(job) as ledger:
+        _refuse_undivided(job, method, ledger)
         before = 0.0 if ledger is None else ledger.share
         paid = _rehearse(job, estimator, method, records, ledger, _people(job))
     assert recorder.ledger is not None
@@ -168,12 +199,12 @@ def rehearse(job: TrainingJob, records: int) -> dict[str, Any]:
     return {
         "dry_run": True,
         **asdict(estimator.privacy_),
-        **({"note": PUBLIC_SIZE} if job.records is None else {}),
+        **({"note": PUBLIC_SIZE} if job.records is None else {}),  # nothing says it at a rehearsal
         **_levels(estimator),
         "method": job.method,
         "settings": settings,
         "steps": estimator.n_iter_,
-        "records": job.records or records,
+        "records": asked.records or records,
         "features": job.schema.width,
         "answers": [
             {"what": what, "sampler": sampler, "mechanism": mechanism, **asdict(asked)}
@@ -183,6 +214,16 @@ def rehearse(job: TrainingJob, records: int) -> dict[str, Any]:
         "ledger": None if job.ledger is None else str(job.ledger),
         "share": [before, (paid or recorder.ledger).share],
     }
+
+
+def _spent(asked: TrainingJob, ledger: Ledger) -> Guarantee:
+    """Return what was charged until now: that of a person, where people have several records."""
+    spent = ledger.spent
+    if asked.user is None:
+        return spent
+    mu = asked.rows * measuring.paid_mu(ledger)
+    epsilon = gaussian.epsilon(mu, asked.delta) if mu else 0.0
+    return replace(spent, epsilon=min(epsilon, asked.budget.epsilon), unit=Unit.USER)
 
 
 def _people(job: TrainingJob) -> Array | None:
@@ -268,6 +309,7 @@ def _prepared(job: TrainingJob) -> tuple[Estimator, SolverMethod, StepRecorder, 
     settings = plain.parsed(job.settings, job.method)
     chosen = plain.with_(settings)
     recorder = StepRecorder(job.method, chosen.algorithm)
+    recorder.notes = job.notes()
     method = replace(chosen, algorithm=recorder, rehearsed=True)
     estimator = made[kind]().set_params(
         epsilon=job.epsilon,
@@ -299,6 +341,16 @@ def _refuse_splits(job: TrainingJob, method: SolverMethod) -> None:
             )
         if not job.delta:
             raise Unsupported("--holdout adds Gaussian noise: --delta must be above 0")
+
+
+def _refuse_undivided(job: TrainingJob, method: SolverMethod, ledger: Ledger | None) -> None:
+    """Refuses to measure held-out records where others may ask the same ledger: no part of it pays."""
+    parts = ledger is not None and isinstance(ledger.filter, BasicFilter)
+    if job.holdout and job.ledger is not None and method.filter in (None, RdpFilter) and not parts:
+        raise Unsupported(
+            f"--holdout is paid by a part of a ledger, and --method {job.method} takes the whole: leave "
+            "--ledger out, or give one created with --filter basic"
+        )
 
 
 @contextmanager
