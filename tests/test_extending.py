@@ -263,7 +263,7 @@ def test_a_file_format(monkeypatch, tmp_path):
     schema = Schema((Numeric("age", 0, 100),), Categorical("rich", ("no", "yes")))
     monkeypatch.setattr(table_files, "FORMATS", [JsonLines(), *table_files.FORMATS])
     X, y = table_files.read(str(file), schema)
-    assert X.tolist() == [[0.2], [0.6]]
+    assert X.tolist() == np.float32([[0.2], [0.6]]).tolist()
     assert y.tolist() == [0, 1]
     assert table_files.count(str(file), schema) == 2
 
