@@ -22,9 +22,10 @@ _ROOMS = {
         "src/farthing/torch/kernels/lattice_noise.py",
         "src/farthing/torch/kernels/clamped_sums.py",
         "src/farthing/torch/kernels/grams.py",
-        "src/farthing/torch/kernels/lattice_noise.py",
+        "src/farthing/torch/kernels/layer_sums.py",
         "tests/torch/kernels/kernel_cases.py",
     ],
+    "transformers": ["src/farthing/torch/integrations/huggingface.py"],
     "lightning": ["src/farthing/torch/integrations/lightning.py"],
     "flwr": ["src/farthing/deploy/flower/*.py", "tests/deploy/flower/*.py"],
 }

@@ -89,7 +89,7 @@ BUGS = [
     (torch_inputs.collating, collating.Reader, "read", the_whole_batch_is_collated),
     (torch_inputs.collating, collating.Reader, "_refuse_padding", nothing),
     (torch_inputs.refusals, plan, "target_range", nothing),
-    (torch_inputs.refusals, runs, "rehearse", nothing),
+    (torch_inputs.refusals, runs, "rehearsed", nothing),
     (torch_inputs.refusals, runs, "one_by_one", nothing),
     (torch_inputs.refusals, randomness, "_CASES", no_size),
     (torch_inputs.ranks, distributed, "refuse_different", contents_are_not_compared),

@@ -183,6 +183,7 @@ ODD = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:bounds=None divided rows")  # odd rows are alike
 @pytest.mark.parametrize("unit", [False, True])
 @pytest.mark.parametrize("epsilon", [1e-3, 1.0, 1e5])
 @pytest.mark.parametrize("case", ODD)

@@ -84,7 +84,7 @@ class BudgetMod:
     >>> path = tempfile.mkdtemp() + "/node.ledger"
     >>> mod = BudgetMod(path, epsilon=4.0, delta=1e-5, clip_norm=1.0, rounds=50)
     >>> round(mod.noise_multiplier, 2)
-    14.94
+    15.29
     """
 
     def __init__(

@@ -65,12 +65,9 @@ def fix(model: nn.Module) -> nn.Module:
     Examples
     --------
     >>> import farthing as ft
-    >>> ft.torch.fix(nn.Sequential(nn.Conv2d(3, 48, 3), nn.BatchNorm2d(48), nn.ReLU()))
-    Sequential(
-      (0): Conv2d(3, 48, kernel_size=(3, 3), stride=(1, 1))
-      (1): GroupNorm(16, 48, eps=1e-05, affine=True)
-      (2): ReLU()
-    )
+    >>> fixed = ft.torch.fix(nn.Sequential(nn.Conv2d(3, 48, 3), nn.BatchNorm2d(48), nn.ReLU()))
+    >>> type(fixed[1]).__name__, fixed[1].num_groups
+    ('GroupNorm', 16)
     """
     if isinstance(model, nn.DataParallel):
         model = model.module
