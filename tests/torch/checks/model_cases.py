@@ -835,7 +835,6 @@ def _wrong_modules() -> list[Case]:
     flat: dict[str, Callable[[], nn.Module]] = {
         "BatchNorm1d": lambda: nn.BatchNorm1d(5),
         "BatchNorm1d without statistics": lambda: nn.BatchNorm1d(5, track_running_stats=False).eval(),
-        "spectral norm": lambda: parametrizations.spectral_norm(nn.Linear(5, 5)),
     }
     found = [
         case(
