@@ -183,15 +183,17 @@ def test_nonsense_is_refused_when_the_mod_is_made(path, more):
         BudgetMod(path, **LIMITS, **more)
 
 
-def test_an_app_that_fails_is_run_once(path, caplog):
-    caplog.set_level(logging.CRITICAL, "farthing.deploy.flower.mod")
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_an_app_that_fails_is_run_once_and_its_words_are_not_logged(path, caplog, error):
     calls = []
 
     def train(message, context):
         calls.append(1)
-        raise ValueError("record 17 is ill")
+        raise error("record 17 is ill")
 
     made = ClientApp(mods=[BudgetMod(path, rounds=9, **LIMITS)])
     made.train()(train)
     assert not made(message(), CONTEXT).has_error()
     assert len(calls) == 1
+    assert error.__name__ in caplog.text
+    assert "record 17" not in caplog.text

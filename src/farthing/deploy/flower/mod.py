@@ -224,9 +224,10 @@ class _Update:
         for train in records:
             try:
                 total += bound.apply(train()[None])[0]
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # its text may quote a record
                 _log.warning(
-                    "the app failed after its update was paid for, and noise alone is sent: %s", error
+                    "the app failed after its update was paid for (%s): noise alone is sent",
+                    type(error).__name__,
                 )
         return total
 
