@@ -268,7 +268,7 @@ class Party:
     def refused(self, reason: Reason) -> None:
         """Note that it refused, for good or for this round."""
         match reason:
-            case Reason.SPENT | Reason.ROUNDS | Reason.PROMISED:
+            case Reason.SPENT | Reason.ROUNDS:
                 self.left, self.state = 0, State.SPENT
             case Reason.LOST | Reason.LOCKED | Reason.INTERNAL | Reason.MEMBERS | Reason.STALE:
                 pass  # it may answer the next round

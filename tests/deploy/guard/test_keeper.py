@@ -62,7 +62,6 @@ LIES = [
     (Reason.NOISE, {"invitation": Invitation(1.0, rounds=5, noise_multiplier=0.4)}),
     (Reason.CLIP, {"invitation": Invitation(3.1, rounds=5)}),
     (Reason.CLIP, {"invitation": Invitation(1e-200, rounds=5)}),
-    (Reason.ROUNDS, {"invitation": Invitation(1.0, rounds=1001)}),
     (Reason.SAMPLER, {"invitation": Invitation(1.0, Poisson(0.6), 5)}),
     (Reason.SAMPLER, {"invitation": Invitation(1.0, Exactly(2), 5)}),
     (Reason.TRUST, {"invitation": Invitation(1.0, rounds=5, noise_multiplier=9.0, trust="distributed")}),
@@ -80,7 +79,6 @@ LIES = [
     (Reason.NONFINITE, {"w": [0.0, math.nan, 0.0]}),
     (Reason.NONFINITE, {"w": [0.0, -math.inf, 0.0]}),
     (Reason.STALE, {"number": 0}),
-    (Reason.FUTURE, {"number": 1001}),
     (Reason.MALFORMED, {"lies": {"round": 2**41}}),
     (Reason.MALFORMED, {"lies": {"round": -1}}),
     (Reason.MALFORMED, {"lies": {"round": "1"}}),
@@ -152,16 +150,83 @@ def test_rounds_and_nonces(village, house, told):
     assert village.check() == {"p0": (3, 3)}
 
 
-def test_a_budget_is_promised_once(village, house, told):
+def test_sampled_rounds_are_promised_once(village, house, told):
     guard = house.open()
-    guard.answer(village.question())
+    guard.answer(village.question(invitation=Invitation(1.0, Poisson(0.5), 5)))
     for other in (
-        Invitation(1.0, rounds=7),
-        Invitation(1.0, Poisson(0.5), 5),
+        Invitation(1.0, Poisson(0.5), 7),
         Invitation(1.0, rounds=5, noise_multiplier=9.0),
     ):
         assert told(guard.answer(village.question(2, invitation=other)), house) is Reason.PROMISED
     assert village.check() == {"p0": (1, 1)}
+
+
+def test_a_pilot_of_few_rounds_locks_no_budget(village, house, told):
+    """Three of forty rounds, and then others: the filter charges what was asked, and nothing that was not."""
+    guard, pilot = house.open(), Invitation(1.0, rounds=40)
+    for number in (1, 2, 3):
+        found = told(guard.answer(village.question(number, run="pilot", invitation=pilot)), house)
+        assert found["left"] == 40 - number
+    for number in (1, 2, 3, 4):
+        found = told(guard.answer(village.question(number, run="main")), house)
+        assert found["left"] == 4 - number  # of five that fit a whole budget, 3/40 of which is spent
+    assert told(guard.answer(village.question(5, run="main")), house) is Reason.SPENT
+    rest = told(guard.answer(village.question(1, run="rest", invitation=pilot)), house)
+    assert rest["left"] == 4  # 40 (1 - 4/5) - 3 - 1
+    assert village.check(verify=True) == {"p0": (8, 8)}
+
+
+def test_terms_that_no_filter_prices_are_refused_once_rounds_were_charged_to_one(village, house, told):
+    guard, sampled = house.open(), Invitation(1.0, Poisson(0.5), 5)
+    guard.answer(village.question())
+    assert told(guard.answer(village.question(2, invitation=sampled)), house) is Reason.PROMISED
+    assert told(guard.answer(village.question(2)), house)["left"] == 3
+    assert village.check() == {"p0": (2, 2)}
+
+
+MENU = """
+[[menu]]
+draw = "poisson:0.5"
+noise = 20.0
+[[menu]]
+draw = "all"
+noise = 30.0
+"""
+
+
+def test_a_menu_pays_for_sampled_rounds_one_by_one(village, house, told):
+    """Terms change on the way, between entries of the menu and to what one of them dominates."""
+    house.policy.write_text(house.policy.read_text() + MENU)
+    guard = house.open()
+    dearer = Invitation(1.0, Poisson(0.5), noise_multiplier=10.0)
+    assert told(guard.answer(village.question(1, invitation=dearer)), house) is Reason.PROMISED
+    rough = Invitation(1.0, Poisson(0.5), noise_multiplier=25.0)
+    exact = Invitation(1.0, Poisson(0.5), noise_multiplier=20.0)
+    full = Invitation(1.0, noise_multiplier=30.0)
+    first = told(guard.answer(village.question(1, invitation=rough)), house)["left"]
+    assert told(guard.answer(village.question(2, invitation=exact)), house)["left"] == first - 1
+    assert told(guard.answer(village.question(3, invitation=full)), house)["left"] > 1
+    assert told(guard.answer(village.question(4, invitation=dearer)), house) is Reason.PROMISED
+    house.stop()
+    again = told(house.open().answer(village.question(4, invitation=exact)), house)
+    assert again["left"] < first - 2
+    house.stop()
+    assert village.check(verify=True) == {"p0": (4, 4)}
+    house.policy.write_text(house.policy.read_text().replace("noise = 30.0", "noise = 31.0"))
+    with pytest.raises(InvalidValue, match="another menu"):
+        house.open()
+
+
+def test_a_policy_of_ten_rounds_takes_part_in_ten_of_forty(village, told):
+    house = village.settle(1, limits="").houses["p0"]
+    house.policy.write_text(house.policy.read_text().replace("rounds = 1000", "rounds = 10"))
+    guard, forty = house.open(), Invitation(1.0, rounds=40)
+    first = told(guard.answer(village.question(25, invitation=forty)), house)  # it joined late
+    assert first["left"] == 9
+    left = [told(guard.answer(village.question(t, invitation=forty)), house)["left"] for t in range(26, 35)]
+    assert left == list(range(8, -1, -1))
+    assert told(guard.answer(village.question(35, invitation=forty)), house) is Reason.ROUNDS
+    assert village.check() == {"p0": (10, 10)}
 
 
 def test_a_proposal_binds_nobody(village, house, told):
@@ -177,7 +242,7 @@ def test_a_proposal_binds_nobody(village, house, told):
     assert propose(PLAIN)["left"] == 5
     guard.answer(village.question())
     assert propose(PLAIN)["left"] == 4
-    assert propose(Invitation(1.0, rounds=7)) is Reason.PROMISED
+    assert propose(Invitation(1.0, rounds=7))["left"] == 5  # what a fifth of the budget leaves
     assert village.check() == {"p0": (1, 1)}
 
 

@@ -10,7 +10,9 @@ answer; one that was charged and never answered is refused (`Reason.LOST`): no s
 is answered once: earlier rounds are stale, whatever their nonce. No decision depends on a clock.
 
 The guarantee is the ledger's: (ε, δ) of the policy for one unit, under its adjacency, against an observer who
-sees everything that the guard ever sends.
+sees everything that the guard ever sends. Rounds whose price the ledger's filter knows are charged to it one
+by one (`GdpFilter` prices those without sampling exactly; the menu of a policy prices sampled ones): runs may
+then end early, and terms may change, at no loss. Other prices are promised ahead: the first run settles them.
 
 `AnswerLog` logs released answers: one line an answer, written and flushed before the answer is sent.
 
@@ -28,6 +30,7 @@ import logging
 import math
 import os
 import threading
+from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from farthing.deploy.guard.masking import Masking
-from farthing.deploy.guard.policy import Policy, TermsPricing
+from farthing.deploy.guard.policy import Policy, TermsPricing, spending
 from farthing.deploy.messages import forms
 from farthing.deploy.messages.forms import Question, RoundId
 from farthing.deploy.messages.signed import (
@@ -53,7 +56,15 @@ from farthing.deploy.messages.signed import (
     unseal,
 )
 from farthing.deploy.secagg.protocol import own_cell
-from farthing.errors import BudgetSpent, FarthingError, InvalidValue, LedgerLocked, NotReleased, PromiseBroken
+from farthing.errors import (
+    BudgetSpent,
+    FarthingError,
+    InvalidValue,
+    LedgerLocked,
+    NotReleased,
+    PromiseBroken,
+    Unsupported,
+)
 from farthing.federated.protocol import ClientAgent
 from farthing.federated.terms import Invitation, Terms, Trust
 from farthing.ledger.journal import Row
@@ -171,7 +182,9 @@ class Guard:
         with contextlib.ExitStack() as opened:
             self._log = AnswerLog(policy.log)
             opened.callback(self._log.close)
-            self._ledger = Ledger(policy.budget, journal=policy.ledger, stream=stream, block=1)
+            self._ledger = Ledger(
+                policy.budget, journal=policy.ledger, filter=spending(policy), stream=stream, block=1
+            )
             opened.callback(self._ledger.close)
             self._attached = self._ledger.over(records)
             self._agent = ClientAgent(self._attached, policy.size)
@@ -299,7 +312,20 @@ class Guard:
         terms, promised = self._pricing.terms(invitation), self._past.promised
         if promised and _text(encode(terms.price(self.policy.budget))) not in promised:
             refuse(Reason.PROMISED, "the budget of this data set is promised to other terms")
+        filtered = self.policy.menu or (self._past.charged and not promised)
+        if filtered and not self._adaptive(terms):
+            refuse(Reason.PROMISED, "the ledger's filter has no price for these terms: a menu must name them")
         return terms
+
+    def _adaptive(self, terms: Terms) -> bool:
+        """Return whether rounds are charged to the ledger's filter one by one, without a promise."""
+        if self._past.promised:
+            return False
+        try:
+            self._ledger.filter.cost(terms.price(self.policy.budget))
+        except Unsupported:
+            return False
+        return True
 
     def admitted(self, question: Question) -> tuple[Terms, str, bool]:
         """Return our terms, the key to charge and whether it is new, if policy and past rounds allow."""
@@ -326,7 +352,7 @@ class Guard:
             own_cell(terms, math.prod(question.shape))
         except (FarthingError, ArithmeticError):
             refuse(Reason.NOISE, "there is no lattice for so much noise on so many coordinates")
-        new = self._past.is_new(question.turn, key, limits.rounds)
+        new = self._past.is_new(question.turn, key)
         if new:
             if self._past.charged >= limits.rounds:
                 refuse(Reason.ROUNDS, f"all {limits.rounds} rounds that the policy allows have been taken")
@@ -336,9 +362,13 @@ class Guard:
 
     def _left(self, terms: Terms) -> int:
         """Return how many more rounds budget and policy allow."""
-        event = _text(encode(terms.price(self.policy.budget)))
+        price = terms.price(self.policy.budget)
+        event = _text(encode(price))
         by_budget = self._past.promised.get(event, terms.rounds) - self._past.counts.get(event, 0)
-        return max(0, min(by_budget, self.policy.limits.rounds - self._past.charged))
+        left = max(0, min(by_budget, self.policy.limits.rounds - self._past.charged))
+        if not left or not self._adaptive(terms) or self._ledger.affords(price, left):
+            return left
+        return bisect_left(range(1, left), True, key=lambda times: not self._ledger.affords(price, times))
 
     # --- charging and answering
 
@@ -346,7 +376,8 @@ class Guard:
         """Charge, then answer; a repeated question gets the answer that was kept."""
         before = self._past.holds(key)
         try:
-            self._agent.join(question.invitation)
+            if not self._adaptive(terms):
+                self._agent.join(question.invitation)
             return self._attached.ask(terms.query(question.contribution), w, key=key)
         except BudgetSpent:
             refuse(Reason.SPENT, "the next round does not fit the budget")
@@ -427,7 +458,7 @@ class _Past:
             log.error("the ledger lacks row %d, which the coordinator has seen", seen[0])
             refuse(Reason.LOCKED, _LOCKED)
 
-    def is_new(self, turn: RoundId, key: str, most: int) -> bool:
+    def is_new(self, turn: RoundId, key: str) -> bool:
         """Return True for a new question, False for a repeated one; refuse stale and conflicting ones."""
         rounds = self._rounds.get(turn.run, {})
         before = rounds.get(turn.round)
@@ -437,8 +468,6 @@ class _Past:
             refuse(Reason.CONFLICT, "this round was asked with the same nonce and other terms")
         if before is not None or turn.round < max(rounds, default=1):
             refuse(Reason.STALE, "this round is over")
-        if turn.round > most:
-            refuse(Reason.FUTURE, f"there are at most {most} rounds")
         return True
 
 

@@ -22,6 +22,10 @@
     outputs = 0                       # columns of a weight matrix (multinomial: all classes); 0: a vector
     trust = "local"                   # or "distributed", with colluding = 1 and [parties] name = "public key"
 
+    [[menu]]                          # optional: sampled rounds of these terms are charged one by one
+    draw = "poisson:0.1"
+    noise = 2.0
+
 Paths are relative to the file. An unknown entry is an error.
 
 >>> Limits(noise=2.0, clip=3.0, rounds=10, draws=(Poisson(0.1),)).allows_draw(Poisson(0.05))
@@ -38,11 +42,14 @@ priced: a Poisson rate below `LEAST_RATE` (unless the policy lists it), a noise 
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from farthing import validate
+from farthing.accounting.filters import Filter
+from farthing.accounting.menu import Menu
 from farthing.budget import Budget, Observer
 from farthing.deploy import toml_settings
 from farthing.deploy.messages import forms
@@ -50,6 +57,8 @@ from farthing.deploy.messages.signed import Reason, Refused, checked_name, publi
 from farthing.errors import FarthingError, InvalidValue
 from farthing.federated.protocol import ClientAgent
 from farthing.federated.terms import Draw, Invitation, Terms, Trust
+from farthing.ledger.books import rule_of
+from farthing.ledger.journal import Journal
 from farthing.linear.losses import Loss, multinomial
 from farthing.queries.samplers import Everyone, Poisson
 
@@ -133,6 +142,7 @@ class Policy:
     parties: dict[str, bytes] = field(default_factory=dict)  # enrolled, for secure aggregation
     peers: tuple[int, ...] = ()  # user ids that may connect besides the guard's own
     group: int | None = None  # a group whose members may open the socket; by default only its owner may
+    menu: tuple[tuple[Draw, float], ...] = ()  # draws and noise multipliers that are paid for round by round
 
     def __post_init__(self) -> None:
         checked_name(dataset=self.dataset)
@@ -190,10 +200,24 @@ class Policy:
         if not isinstance(peers, list) or any(type(user) is not int or user < 0 for user in peers):
             raise InvalidValue(f"peers must be a list of user ids, got {peers!r}")
         values["peers"] = tuple(peers)
+        values["menu"] = _menu(values.get("menu", []))
         if values.get("group") is not None and (type(values["group"]) is not int or values["group"] < 0):
             raise InvalidValue(f"group must be a group id, got {values['group']!r}")
         made_policy: Policy = _made("the policy", cls, values)
         return made_policy
+
+
+def _menu(given: Any) -> tuple[tuple[Draw, float], ...]:
+    """Return the entries of a policy's menu."""
+    if not isinstance(given, list) or not all(isinstance(entry, dict) for entry in given):
+        raise InvalidValue(f"[[menu]] must be tables with draw and noise, got {given!r}")
+    entries = []
+    for entry in given:
+        values = _known("[[menu]]", entry, {"draw", "noise"})
+        if type(values.get("noise")) not in (int, float):
+            raise InvalidValue(f"noise in [[menu]] must be a number, got {values.get('noise')!r}")
+        entries.append((forms.draw_of(values.get("draw")), validate.positive(noise=values["noise"])))
+    return tuple(entries)
 
 
 def _known(where: str, given: dict[str, Any], names: set[str]) -> dict[str, Any]:
@@ -229,6 +253,28 @@ def _texts(name: str, values: Any) -> tuple[str, ...]:
     if not isinstance(values, list):
         raise InvalidValue(f"{name} must be a list of texts, got {values!r}")
     return tuple(_text(name, value) for value in values)
+
+
+def spending(policy: Policy) -> Callable[[Budget], Filter] | None:
+    """Return the filter of a policy's ledger: the menu's, where it has one; None for the ledger's own.
+
+    The prices of a menu were found when its ledger was begun, and stay what its first row says.
+    """
+    if not policy.menu:
+        return None
+    limits = policy.limits
+    offers = (
+        Invitation(limits.clip, draw, noise_multiplier=noise, trust=limits.trust)
+        for draw, noise in policy.menu
+    )
+    menu = Menu(offer.terms(policy.budget, policy.size).price(policy.budget) for offer in offers)
+    if not Journal.exists(policy.ledger):
+        return menu
+    with Journal(policy.ledger) as begun:
+        rule = rule_of(begun.header)
+    if getattr(rule, "events", ()) != menu.events:
+        raise InvalidValue(f"the ledger {policy.ledger} was begun with another menu, or with none")
+    return lambda _: rule
 
 
 LEAST_RATE = 1e-6
@@ -272,8 +318,6 @@ class TermsPricing:
             refuse(
                 Reason.SAMPLER, f"the policy allows Poisson rates of at least {LEAST_RATE:g}, or listed ones"
             )
-        if invitation.rounds > limits.rounds:
-            refuse(Reason.ROUNDS, f"at most {limits.rounds} rounds are allowed")
         noise = invitation.noise_multiplier
         if noise is not None and not limits.noise <= noise <= MOST_NOISE:
             refuse(Reason.NOISE, f"the noise multiplier must be {limits.noise:g} to {MOST_NOISE:g}")
