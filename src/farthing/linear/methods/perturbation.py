@@ -107,14 +107,16 @@ def output(ledger: Ledger, problem: Problem, *, penalty: float | None = None) ->
     Parameters
     ----------
     penalty : float, optional
-        λ / R², with R the largest norm of a row. None: 0.7 σ √d, so that noise of norm R σ √d / λ is near 1.
+        λ / R², with R the largest norm of a row. None: the larger of 0.7 σ √d, at which the noise, of norm
+        R σ √d / λ, is near 1, and (n σ² / 32)^(1/3), which balances what noise adds to the losses of n
+        records, at most n σ² / 8 penalty², against a pull of penalty / 2 on margins of size 4.
     """
     features = _features(problem)
     radius, budget = _radius(features), ledger.budget
     replaced = budget.adjacency is Adjacency.REPLACE_ONE
     noise = (2.0 if replaced else 1.0) * gaussian.noise(budget.epsilon, budget.delta) * (1 + 1e-12)
     if penalty is None:
-        penalty = 0.7 * noise * math.sqrt(features.size)
+        penalty = max(0.7 * noise * math.sqrt(features.size), (problem.records * noise**2 / 32) ** (1 / 3))
     strength, tolerance = (
         validate.positive(penalty=penalty) * radius**2,
         _TOLERANCE * problem.records * radius,
