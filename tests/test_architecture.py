@@ -165,11 +165,7 @@ def test_a_record_goes_the_way_that_the_page_shows():
 TWICE = {  # public classes that two modules still define: this set may shrink and must not grow
     "Gaussian",  # of arrays and of tensors
     "Gradient",  # of linear models and of networks
-    "Ray",
-    "Scatter",
-    "Score",  # on held-out rows, and as a line of a report
     "Step",  # of an algorithm and of a network's training
-    "Total",
 }
 
 

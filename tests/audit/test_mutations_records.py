@@ -49,7 +49,7 @@ BUGS = {
     "a row that is not finite refused": (tables.Table, "__init__", _refused_values),
     "an undeclared label refused and quoted": (labels, "codes", _refused_labels),
     "a cell that is no number refused": (columns, "_number", lambda _: float),
-    "a score divided by its rows": (selection.Score, "__call__", _by_the_rows),
+    "a score divided by its rows": (selection.PrivateScore, "__call__", _by_the_rows),
     "notes of charges forgotten": (books.Books, "note", lambda _: lambda self, text: None),
     "notes of parts not handed on": (books.Books, "notes", lambda _: lambda self: []),
 }

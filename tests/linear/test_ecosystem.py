@@ -19,7 +19,7 @@ from sklearn.preprocessing import MinMaxScaler
 
 import farthing as ft
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
-from farthing.linear.selection import Folds, Score, equal_part
+from farthing.linear.selection import Folds, PrivateScore, equal_part
 
 X, Y = make_classification(600, 4, n_informative=3, n_redundant=0, class_sep=2.0, random_state=0)
 X3, Y3 = make_classification(600, 4, n_informative=3, n_redundant=0, n_classes=3, random_state=0)
@@ -50,7 +50,7 @@ def model_of(ledger, fits):
 class TestSearch:
     def test_fits_and_scores_are_all_paid_for(self, ledger, jobs, backend):
         model = model_of(ledger, 3 * 2 * 2 + 1)
-        score = Score(ledger, model.epsilon, model.delta, records=len(Y) // 2)
+        score = PrivateScore(ledger, model.epsilon, model.delta, records=len(Y) // 2)
         search = GridSearchCV(model, GRID, cv=Folds(2), scoring=score, n_jobs=jobs, error_score="raise")
         with joblib.parallel_config(backend):
             search.fit(X, Y)
@@ -97,7 +97,7 @@ class TestSearch:
 
     def test_cross_validation(self, ledger, jobs, backend):
         model = model_of(ledger, 6)
-        score = Score(ledger, model.epsilon, model.delta, records=len(Y) // 2)
+        score = PrivateScore(ledger, model.epsilon, model.delta, records=len(Y) // 2)
         with joblib.parallel_config(backend):
             found = cross_val_score(model, X, Y, cv=Folds(3), scoring=score, n_jobs=jobs, error_score="raise")
         assert np.isfinite(found).all()
@@ -115,7 +115,7 @@ class TestSearch:
 
 def test_a_score_that_is_not_paid_for_is_not_given(ledger):
     model = model_of(ledger, 3)
-    score = Score(ledger, model.epsilon, model.delta, records=len(Y) // 2)
+    score = PrivateScore(ledger, model.epsilon, model.delta, records=len(Y) // 2)
     with pytest.warns(UserWarning, match="Scoring failed"):
         found = cross_val_score(model, X, Y, cv=Folds(2), scoring=score)
     assert np.isnan(found).sum() == 1
@@ -123,7 +123,7 @@ def test_a_score_that_is_not_paid_for_is_not_given(ledger):
 
 
 def test_scikit_learns_own_scorers_pay_nothing(ledger):
-    """Why Score exists: three fits are charged, and three exact scores of private rows leave unpaid."""
+    """Why PrivateScore exists: three fits are charged, and three exact scores leave unpaid."""
     cross_val_score(model_of(ledger, 3), X, Y, cv=Folds(3), error_score="raise")
     assert charges(ledger) == 3
 

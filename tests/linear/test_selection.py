@@ -12,7 +12,7 @@ import farthing as ft
 from farthing.accounting.filters import BasicFilter, GdpFilter, RdpFilter, ZcdpFilter
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.linear.budget_schedule import choice_epsilon
-from farthing.linear.selection import _ONE, Folds, Held, Score, _Values, choose, equal_part
+from farthing.linear.selection import _ONE, Folds, Held, PrivateScore, _Values, choose, equal_part
 from farthing.noise.lattice import SeededStream
 
 BUDGET = ft.Budget(1.0, 1e-5)
@@ -63,7 +63,7 @@ class TestScore:
         scores = []
         for seed in range(60):
             ledger = ft.Ledger(ft.Budget(1.0, 1e-5, adjacency), stream=SeededStream(seed))
-            scores.append(Score(ledger, part.epsilon, part.delta, records=200)(NO, X, Y))
+            scores.append(PrivateScore(ledger, part.epsilon, part.delta, records=200)(NO, X, Y))
         deviation = 1 / (part.mu * 200)
         assert abs(np.mean(scores) - 0.75) < 4 * deviation / math.sqrt(60)
         assert np.std(scores) == pytest.approx(deviation, rel=4 / math.sqrt(120))
@@ -74,7 +74,7 @@ class TestScore:
         scores = []
         for seed in range(150):
             ledger = ft.Ledger(ft.Budget(1.0, delta), filter=BasicFilter, stream=SeededStream(seed))
-            scores.append(Score(ledger, 0.5, 0.0, records=200)(NO, X, Y))
+            scores.append(PrivateScore(ledger, 0.5, 0.0, records=200)(NO, X, Y))
             assert ledger.share == pytest.approx(0.5)
         deviation = math.sqrt(2) / (0.5 * 200)
         assert abs(np.mean(scores) - 0.75) < 4 * deviation / math.sqrt(150)
@@ -84,7 +84,7 @@ class TestScore:
     def test_each_is_charged_before_the_rows_are_read_and_the_last_is_refused(self, filter):
         ledger = ft.Ledger(BUDGET, filter=filter)
         part = equal_part(ledger, 4)
-        model, score = Says(Y, ledger), Score(ledger, part.epsilon, part.delta, records=200)
+        model, score = Says(Y, ledger), PrivateScore(ledger, part.epsilon, part.delta, records=200)
         for _ in range(4):
             score(model, X, Y)
         assert model.seen == pytest.approx([0.25, 0.5, 0.75, 1.0])
@@ -98,21 +98,21 @@ class TestScore:
 
         ledger = ft.Ledger(ft.Budget(1e4, 1e-5))
         expected = (Y == 0)[50:].sum() / 200
-        assert Score(ledger, 1e3, 1e-6, value=wild, records=200)(NO, X, Y) == pytest.approx(
+        assert PrivateScore(ledger, 1e3, 1e-6, value=wild, records=200)(NO, X, Y) == pytest.approx(
             expected, abs=0.01
         )
 
     def test_a_declared_number_of_records_divides(self):
         ledger = ft.Ledger(ft.Budget(1e4, 1e-5))
-        assert Score(ledger, 1e3, 1e-6, records=400)(NO, X, Y) == pytest.approx(0.375, abs=0.01)
+        assert PrivateScore(ledger, 1e3, 1e-6, records=400)(NO, X, Y) == pytest.approx(0.375, abs=0.01)
 
     def test_the_number_of_rows_is_not_told(self):
         """All are right: divided by their own number, three records would score as four do."""
-        score = Score(ft.Ledger(ft.Budget(1e4, 1e-5)), 1e3, 1e-6, records=4)
+        score = PrivateScore(ft.Ledger(ft.Budget(1e4, 1e-5)), 1e3, 1e-6, records=4)
         found = [score(Says(0 * Y[:n]), X[:n], 0 * Y[:n]) for n in (0, 3, 4)]
         assert found == pytest.approx([0.0, 0.75, 1.0], abs=0.05)
         with pytest.raises(TypeError, match="records"):
-            Score(ft.Ledger(BUDGET), 0.1, 1e-6)
+            PrivateScore(ft.Ledger(BUDGET), 0.1, 1e-6)
 
     @pytest.mark.parametrize(
         ("options", "rows", "target"),
@@ -128,7 +128,7 @@ class TestScore:
     def test_nonsense_costs_nothing(self, options, rows, target):
         ledger = ft.Ledger(BUDGET)
         with pytest.raises(InvalidValue):
-            Score(**{"ledger": ledger, "epsilon": 0.1, "delta": 1e-6, "records": 200, **options})(
+            PrivateScore(**{"ledger": ledger, "epsilon": 0.1, "delta": 1e-6, "records": 200, **options})(
                 NO, rows, target
             )
         assert ledger.share == 0
@@ -144,11 +144,11 @@ class TestScore:
     def test_one_value_a_record(self):
         ledger = ft.Ledger(BUDGET)
         with pytest.raises(InvalidValue, match="a record"):
-            Score(ledger, 0.1, 1e-6, value=lambda true, predicted: 1.0, records=200)(NO, X, Y)
+            PrivateScore(ledger, 0.1, 1e-6, value=lambda true, predicted: 1.0, records=200)(NO, X, Y)
 
     def test_copies_share_the_ledger(self):
         ledger = ft.Ledger(BUDGET)
-        assert clone(Score(ledger, 0.1, 1e-6, records=200), safe=False).ledger is ledger
+        assert clone(PrivateScore(ledger, 0.1, 1e-6, records=200), safe=False).ledger is ledger
 
 
 class TestChoose:

@@ -12,7 +12,7 @@ import farthing as ft
 from farthing.accounting.filters import BasicFilter, RdpFilter
 from farthing.linear import solvers
 from farthing.linear.methods.dpagd import Lengths, dpagd
-from farthing.linear.selection import Folds, Score
+from farthing.linear.selection import Folds, PrivateScore
 from farthing.linear.solvers import CLASSIFIERS, REGRESSORS, Solver, SolverMethod
 
 RNG = np.random.default_rng(3)
@@ -108,7 +108,7 @@ def test_scikit_learn_copies_them_and_looks_into_them() -> None:
     ledger = ft.Ledger(ft.Budget(4.0, 1e-5), filter=BasicFilter)
     model = ft.LogisticRegression(0.3, 5e-7, ledger=ledger, solver=ft.DPSGD())
     grid = {"solver__momentum": [0.0, 0.9]}
-    score = Score(ledger, 0.1, 0.0, records=300)
+    score = PrivateScore(ledger, 0.1, 0.0, records=300)
     search = GridSearchCV(model, grid, cv=Folds(2), scoring=score, error_score="raise").fit(X, Y)
     assert search.best_estimator_.solver.momentum == search.best_params_["solver__momentum"]
     assert ledger.spent.epsilon == pytest.approx(5 * 0.3 + 4 * 0.1)

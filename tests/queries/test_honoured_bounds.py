@@ -122,7 +122,7 @@ class Case:
 def cases():
     linear, layout = model(), ModelGradient(model(), residuals).layout
     torch_gradient = ModelGradient(linear, residuals)
-    ray = torch_dpagd.Ray(np.full(layout.size, 0.5), np.array([0.0, 1.0, 5.0]))
+    ray = torch_dpagd.ModelRay(np.full(layout.size, 0.5), np.array([0.0, 1.0, 5.0]))
     slope = leastsquares.Slope(FEATURES, 0.5, 2.0, 1.0)
     minimiser = perturbation.Minimiser(logistic, UNIT, 0.5, 1e-9)
     coefficients = [functional.Coefficients(UNIT, 2.0, 0.5, 2.0, triangle) for triangle in (False, True)]
@@ -160,8 +160,8 @@ def cases():
         Case(adassp.Smallest(UNIT), powerful=False),
         Case(leastsquares.Targets(0.5), WILD_TABLE),
         Case(leastsquares.Targets(0.5, 2, 0.1), WILD_TABLE),
-        Case(leastsquares.Total(PLAIN_FEATURES, FEATURES)),
-        Case(leastsquares.Scatter(PLAIN_FEATURES, FEATURES)),
+        Case(leastsquares.RowTotal(PLAIN_FEATURES, FEATURES)),
+        Case(leastsquares.RowScatter(PLAIN_FEATURES, FEATURES)),
         Case(slope, w=W, own=(slope.bound, ClipNorm(0.1, slope.bound.scale), ClipNorm(9.0, np.ones(5)))),
         Case(sufficient.Statistics(FEATURES, 0.5, 2.0), WILD_TABLE),
         *(Case(one, WILD_TABLE, own=(ClipNorm(one.least, order=1),)) for one in coefficients),

@@ -18,7 +18,7 @@ from farthing.federated.simulated import Simulated
 from farthing.ledger.ledger import Ledger
 from farthing.linear.estimators import LinearRegression, LinearSVC, LogisticRegression
 from farthing.linear.pca import PCA
-from farthing.linear.selection import Score
+from farthing.linear.selection import PrivateScore
 from farthing.queries.arrays import attempt
 
 MARK = 918273645  # values that no message may contain
@@ -79,7 +79,7 @@ def entrances() -> dict[str, Entrance]:
             ledger=_spent(), records=_ROWS, bounds=(0, 1), target_bounds=(0, 1)
         ).fit(X, y),
         "PCA": lambda X, y: PCA(1, ledger=_spent(), records=_ROWS).fit(X),
-        "Score": lambda X, y: Score(_spent(), 0.1, 1e-6, records=_ROWS)(_Answers(), X, y),
+        "PrivateScore": lambda X, y: PrivateScore(_spent(), 0.1, 1e-6, records=_ROWS)(_Answers(), X, y),
         "Simulated": lambda X, y: Simulated.split(X, y, clients=2, budgets=Budget(1.0, 1e-5)),
     }
 
@@ -126,7 +126,9 @@ def _counted() -> list[str]:
     """Check that a perfect score hides the number of rows, and that values taken as public are recorded."""
     complaints = []
     scores = [
-        Score(Ledger(Budget(1e6, 1e-5)), 1e5, 1e-6, records=4)(_Answers(), np.zeros((n, 1)), np.zeros(n))
+        PrivateScore(Ledger(Budget(1e6, 1e-5)), 1e5, 1e-6, records=4)(
+            _Answers(), np.zeros((n, 1)), np.zeros(n)
+        )
         for n in (3, 4)
     ]
     if abs(scores[1] - scores[0] - 0.25) > 0.1:

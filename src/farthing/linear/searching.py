@@ -34,7 +34,7 @@ from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
 from farthing.ledger.tuning import rehearse
 from farthing.linear.base import PUBLIC_SIZE
-from farthing.linear.selection import Held, Score, Value, part_of_rest
+from farthing.linear.selection import Held, PrivateScore, Value, part_of_rest
 from farthing.linear.tuning import made, share_of
 
 
@@ -124,7 +124,7 @@ def search(
             break
         part = ledger.allot(trial.epsilon, trial.delta, filter=GdpFilter)
         model, score = fitted(candidate, part), share_of(part, share)
-        noisy = Score(part, score.epsilon, score.delta, value, records=size)(model, rows.X, rows.y)
+        noisy = PrivateScore(part, score.epsilon, score.delta, value, records=size)(model, rows.X, rows.y)
         trials = (*trials, Trial(candidate, noisy))
     if not trials:
         raise BudgetSpent(f"not one trial of {trial} fits what is left of {ledger.budget} beside {last}")

@@ -1,9 +1,9 @@
 """Choosing among models without looking: folds, scores and choices that a search may use on private rows.
 
 A score on held-out private rows is a release like any other. scikit-learn's own scorers pay nothing for it,
-so a search that uses them has no guarantee, however its fits are charged. Here `Score` is a scorer that asks
-the ledger, `Folds` splits so that no record decides the fold of another, and `choose` tells which of several
-models does best, for one price however many there are.
+so a search that uses them has no guarantee, however its fits are charged. Here `PrivateScore` is a scorer
+that asks the ledger, `Folds` splits so that no record decides the fold of another, and `choose` tells which
+of several models does best, for one price however many there are.
 
 >>> import numpy as np
 >>> import farthing as ft
@@ -14,7 +14,7 @@ models does best, for one price however many there are.
 >>> ledger = ft.Ledger(ft.Budget(2.0, 1e-5))
 >>> part = equal_part(ledger, 2 * 3 * 2 + 1)  # 2 candidates, 3 folds, a fit and a score each; the last fit
 >>> model = ft.LogisticRegression(part.epsilon, part.delta, ledger=ledger)
->>> score = Score(ledger, part.epsilon, part.delta, records=2000 // 3)  # a public number
+>>> score = PrivateScore(ledger, part.epsilon, part.delta, records=2000 // 3)  # a public number
 >>> search = GridSearchCV(model, {"bounds": [None, (0, 1)]}, cv=Folds(3), scoring=score, error_score="raise")
 >>> _ = search.fit(X, y)
 >>> print(f"{ledger.share:.4f}")
@@ -117,7 +117,7 @@ class Folds:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class PrivateScore:
     """``scoring=`` for scikit-learn: the share of right answers on held-out rows, noisy and charged.
 
     Every call takes the part (``epsilon``, ``delta``) of ``ledger``, or raises `BudgetSpent`. ``value`` may
@@ -165,7 +165,7 @@ def choose(
     One record raises each count by at most 1, so the gap of two counts moves by 1 when it comes or goes and
     by 2 when it is replaced (`NoisyMax`). The price, the part (``epsilon``, ``delta``) of the ledger or what
     is left of it, does not grow with the number of models; the counts themselves are not released. ``value``
-    as in `Score`.
+    as in `PrivateScore`.
 
     >>> import farthing as ft
     >>> from sklearn.dummy import DummyClassifier

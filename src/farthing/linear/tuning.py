@@ -36,7 +36,7 @@ from farthing.errors import InvalidValue, NotReleased
 from farthing.ledger.ledger import Ledger
 from farthing.ledger.tuning import Candidates, Tuned, part_of, released, run_count, tuning_event
 from farthing.linear.base import PUBLIC_SIZE
-from farthing.linear.selection import Held, Score, Value
+from farthing.linear.selection import Held, PrivateScore, Value
 from farthing.queries.events import PoissonEvent
 
 _ROUNDED = 1 - 1e-9  # so that both parts, added up in floats, still fit
@@ -83,7 +83,7 @@ def tune(
     score_share : float, default 0.1
         The part of a run's budget, in μ², that its score costs.
     value : callable, optional
-        A number in [0, 1] a record from targets and predictions, as for `Score`; whether they agree by
+        A number in [0, 1] a record from targets and predictions, as for `PrivateScore`; whether they agree by
         default. A regressor needs one.
     records : int, optional
         The public number of records. None takes the table's own length as public.
@@ -137,7 +137,9 @@ def tune(
         model.set_params(ledger=own, epsilon=fit.epsilon, delta=fit.delta, records=size).fit(rows.X, rows.y)
         if records is None:
             own.note(PUBLIC_SIZE)
-        return model, Score(own, score.epsilon, score.delta, value, records=size)(model, rows.X, rows.y)
+        return model, PrivateScore(own, score.epsilon, score.delta, value, records=size)(
+            model, rows.X, rows.y
+        )
 
     tuned = released(run, _listed(estimator, candidates), ledger, event)
     tuned.model.set_params(ledger=ledger)

@@ -11,7 +11,7 @@ from farthing.errors import BudgetSpent
 from farthing.linear.budget_schedule import BudgetSchedule, gaussian_mu
 from farthing.linear.losses import Gram, squared
 from farthing.linear.methods import leastsquares
-from farthing.linear.methods.leastsquares import Scatter, Slope, Targets, Total, least_squares
+from farthing.linear.methods.leastsquares import RowScatter, RowTotal, Slope, Targets, least_squares
 from farthing.linear.problem import Problem
 from farthing.noise.lattice import SeededStream
 from farthing.queries.events import GaussianEvent
@@ -72,7 +72,7 @@ def test_whitening_whitens(intercept):
     plain = Features(4, intercept=0.0)
 
     def moments(features):
-        return Scatter(plain, features).bounded_sum(table, None, ft.ClipOuter(1e6)) / 500
+        return RowScatter(plain, features).bounded_sum(table, None, ft.ClipOuter(1e6)) / 500
 
     before = moments(features)
     white, curvature = leastsquares._whitened(features, before, floor)
@@ -98,13 +98,13 @@ def test_sums_are_those_of_the_plain_formulas():
     clip = float(np.median(np.linalg.norm(z, axis=1)))
     short = ft.ClipNorm(clip).apply(z)
     np.testing.assert_allclose(
-        Total(plain, features).bounded_sum(table, None, ft.ClipNorm(clip)), short.sum(0)
+        RowTotal(plain, features).bounded_sum(table, None, ft.ClipNorm(clip)), short.sum(0)
     )
     np.testing.assert_allclose(
-        Scatter(plain, features).bounded_sum(table, None, ft.ClipOuter(clip)), short.T @ short
+        RowScatter(plain, features).bounded_sum(table, None, ft.ClipOuter(clip)), short.T @ short
     )
     np.testing.assert_allclose(
-        Scatter(plain, features).bounded_sum(table, None, ft.ClipOuter(clip)),
+        RowScatter(plain, features).bounded_sum(table, None, ft.ClipOuter(clip)),
         Gram(features).bounded_sum(table, None, ft.ClipOuter(clip)),
     )
     w = RNG.normal(size=4) * 0.1
@@ -165,7 +165,7 @@ def test_a_purse_adds_up():
     schedule = BudgetSchedule(ledger.over(Table(np.zeros((10, 2)), np.zeros(10))), 10)
     bound = ft.ClipOuter(2.0)
     plain = Features(2, intercept=0.0)
-    _, deviation = schedule.mean(0.5, Scatter(plain, plain), bound, mechanism=SymmetricGaussian)
+    _, deviation = schedule.mean(0.5, RowScatter(plain, plain), bound, mechanism=SymmetricGaussian)
     assert deviation == pytest.approx(math.sqrt(2) * 4 / (schedule.mu * math.sqrt(0.5)) / 10)
     assert len(schedule.receipts()) == 1
     assert schedule.receipts() == ()

@@ -14,7 +14,7 @@ from farthing.noise.lattice import SeededStream
 from farthing.queries.bounds import ClipValue
 from farthing.queries.query import Answer, Receipt
 from farthing.torch.gradients.layout import Layout
-from farthing.torch.methods.dpagd import Ray, RayLosses, dpagd
+from farthing.torch.methods.dpagd import ModelRay, RayLosses, dpagd
 from farthing.torch.training.records import Examples
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -35,7 +35,7 @@ def test_scores_are_clipped_losses_at_the_candidates():
     model, x, y = problem(50)
     layout = Layout.of(model)
     direction = torch.linspace(-1, 1, layout.size)
-    ray = Ray(direction.double().numpy(), np.array([0.0, 0.5, 2.0]))
+    ray = ModelRay(direction.double().numpy(), np.array([0.0, 0.5, 2.0]))
     batch = Examples((x, y)).take(slice(None))
     found = RayLosses(model, LOSS, layout, physical_batch_size=7).bounded_sum(
         batch, ray, ClipValue(-1.0, 0.0)
@@ -49,7 +49,7 @@ def test_scores_are_clipped_losses_at_the_candidates():
 def test_an_example_that_is_not_finite_counts_as_nothing():
     model, x, y = problem(20)
     contribution = RayLosses(model, LOSS, Layout.of(model))
-    ray, bound = Ray(np.ones(Layout.of(model).size), np.array([0.0, 0.1])), ClipValue(-1.0, 0.0)
+    ray, bound = ModelRay(np.ones(Layout.of(model).size), np.array([0.0, 0.1])), ClipValue(-1.0, 0.0)
     clean = contribution.bounded_sum(Examples((x[1:], y[1:])).take(slice(None)), ray, bound)
     x[0] = torch.inf
     assert contribution.bounded_sum(Examples((x, y)).take(slice(None)), ray, bound) == pytest.approx(clean)
@@ -58,7 +58,7 @@ def test_an_example_that_is_not_finite_counts_as_nothing():
 def test_a_users_records_are_one_loss():
     model, x, y = problem(6)
     users = Examples((x, y), users=[0, 0, 1, 1, 1, 2], records_per_user=2)
-    ray, bound = Ray(np.ones(Layout.of(model).size), np.array([0.0])), ClipValue(-1e9, 0.0)
+    ray, bound = ModelRay(np.ones(Layout.of(model).size), np.array([0.0])), ClipValue(-1e9, 0.0)
     found = RayLosses(model, LOSS, Layout.of(model)).bounded_sum(users.take(slice(None)), ray, bound)
     losses = LOSS(model(x), y)
     assert found[0] == pytest.approx(

@@ -96,7 +96,7 @@ def least_squares(
         for _ in range(2):
             bound = ClipOuter(clip * math.sqrt(trace))
             moments, deviation = schedule.mean(
-                rest * _MOMENTS, Scatter(plain, features), bound, mechanism=SymmetricGaussian
+                rest * _MOMENTS, RowScatter(plain, features), bound, mechanism=SymmetricGaussian
             )
             floor = deviation * math.sqrt(2 * size)
             features, curvature = _whitened(features, moments + ridge(features, penalty), floor)
@@ -158,7 +158,7 @@ def _scaled(
     """
     width, middle = problem.width, 0.0 if problem.unit else 0.5
     bound = ClipNorm(1.0 if problem.unit else math.sqrt(width) / 2)
-    mean, deviation = schedule.mean(part, Total(plain, Features(width, middle, intercept=0.0)), bound)
+    mean, deviation = schedule.mean(part, RowTotal(plain, Features(width, middle, intercept=0.0)), bound)
     if problem.unit:
         problem.warn_if_alike(mean, deviation)
         square = max(float(mean @ mean) - width * deviation**2, 0.0) if problem.intercept else 0.0
@@ -221,7 +221,7 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
-class Total:
+class RowTotal:
     """Σ z of a table, each z clipped (`ClipNorm`). Rows are read by ``plain``, whose norms cost little."""
 
     plain: Features
@@ -241,8 +241,8 @@ class Total:
 
 
 @dataclass(frozen=True, slots=True)
-class Scatter:
-    """Σ z zᵀ of a table, each z clipped (`ClipOuter`); otherwise like `Total`."""
+class RowScatter:
+    """Σ z zᵀ of a table, each z clipped (`ClipOuter`); otherwise like `RowTotal`."""
 
     plain: Features
     features: Features

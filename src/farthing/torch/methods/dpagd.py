@@ -58,7 +58,7 @@ from farthing.torch.training.records import Batch, Examples
 Array = NDArray[np.float64]
 
 
-class Ray(NamedTuple):
+class ModelRay(NamedTuple):
     """Candidates w - step · direction, w being the model's own weights."""
 
     direction: Array
@@ -67,7 +67,7 @@ class Ray(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RayLosses:
-    """-Σ loss at the candidates of a `Ray`, each term clipped (`ClipValue`), less ``penalty`` |w|²/2, public.
+    """-Σ loss at the candidates of a `ModelRay`, each term clipped (`ClipValue`), less penalty |w|²/2.
 
     A batch is read once for all candidates.
     """
@@ -81,12 +81,12 @@ class RayLosses:
     honours: ClassVar[tuple[str, ...]] = (Kind.VALUE,)
     shape: ClassVar[None] = None
 
-    def bounded_sum(self, records: Batch, w: Ray, bound: ClipValue) -> Array:
+    def bounded_sum(self, records: Batch, w: ModelRay, bound: ClipValue) -> Array:
         with Wall(self.model, self.loss):
             return self._sum(records, w, bound)
 
     @torch.no_grad()
-    def _sum(self, records: Batch, w: Ray, bound: ClipValue) -> Array:
+    def _sum(self, records: Batch, w: ModelRay, bound: ClipValue) -> Array:
         weights = dict(self.model.named_parameters())
         device = next(iter(weights.values())).device
         direction = torch.as_tensor(w.direction, dtype=torch.float32, device=device)
@@ -205,7 +205,7 @@ def dpagd(
                 direction = direction + shrinks * _weights(model, sums.layout)
             unit = direction / max(float(np.linalg.norm(direction)), 1e-300)
             steps = grid.after(chosen)
-            picked = door.ask(choice, Ray(unit, steps))
+            picked = door.ask(choice, ModelRay(unit, steps))
             receipts.append(picked.receipt)
             if picked.value > 0:
                 break
