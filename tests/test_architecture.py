@@ -183,3 +183,9 @@ def test_no_public_class_is_defined_twice():
 def test_deploy_starts_no_command():
     for path in (SOURCE / "deploy").rglob("*.py"):
         assert "farthing.cli" not in path.read_text(encoding="utf-8"), path
+
+
+def test_files_stay_short():
+    """At most 500 lines; the verifier, which runs alone without the rest of the library, is one file."""
+    long = {path.name for path in SOURCE.rglob("*.py") if path.read_text(encoding="utf-8").count("\n") > 500}
+    assert long <= {"verifier.py"}

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
 
 from farthing.errors import InvalidValue
 from farthing.queries import arrays
@@ -416,3 +417,18 @@ def _ordinal(day: date) -> float:
         return float(day.toordinal() - _EPOCH)
     except Exception:  # the missing date of pandas
         return math.nan
+
+
+def limits(bounds: Any, X: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return public bounds as one number per feature each; refuse bounds that are not finite and ordered."""
+    try:
+        low, high = (np.broadcast_to(np.asarray(bound, dtype=np.float64), X.shape[1]) for bound in bounds)
+    except (TypeError, ValueError):
+        raise InvalidValue(
+            f"bounds must be (low, high), numbers or one a feature ({X.shape[1]}), got {bounds!r}"
+        ) from None
+    if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
+        raise InvalidValue(f"bounds must be finite with low < high in every feature, got {bounds!r}")
+    if sparse.issparse(X) and np.any(low):
+        raise InvalidValue("the lower bounds of a sparse table must be 0, the value that is not stored")
+    return low, high

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from farthing import validate
+from farthing.data.columns import limits
 from farthing.errors import InvalidValue
 from farthing.noise import summing
 from farthing.queries import arrays
@@ -488,21 +489,6 @@ def _joined(parts: list[Array | None], norms: list[Array]) -> Array | None:
 def _at(factors: Factors, place: Indices) -> Factors:
     unit, shrink, norm = factors
     return None if unit is None else unit[place], None if shrink is None else shrink[place], norm[place]
-
-
-def limits(bounds: Any, X: Any) -> tuple[Array, Array]:
-    """Return public bounds as one number per feature each; refuse bounds that are not finite and ordered."""
-    try:
-        low, high = (np.broadcast_to(np.asarray(bound, dtype=np.float64), X.shape[1]) for bound in bounds)
-    except (TypeError, ValueError):
-        raise InvalidValue(
-            f"bounds must be (low, high), numbers or one a feature ({X.shape[1]}), got {bounds!r}"
-        ) from None
-    if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
-        raise InvalidValue(f"bounds must be finite with low < high in every feature, got {bounds!r}")
-    if sparse.issparse(X) and np.any(low):
-        raise InvalidValue("the lower bounds of a sparse table must be 0, the value that is not stored")
-    return low, high
 
 
 def _squares(x: Any, scale: Any) -> Array:

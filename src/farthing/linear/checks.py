@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing import validate
-from farthing.data.tables import limits
+from farthing.data.columns import limits
 from farthing.errors import InvalidValue
 
 Array = NDArray[np.float64]

@@ -40,7 +40,8 @@ from sklearn.utils.validation import check_is_fitted
 from farthing import validate
 from farthing.accounting.personal import PersonalBudgets
 from farthing.budget import Adjacency, Guarantee, Observer, Unit
-from farthing.data.tables import Table, limits
+from farthing.data.columns import limits
+from farthing.data.tables import Table
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
 from farthing.linear import labels, private_bounds

@@ -19,7 +19,8 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from farthing import validate
-from farthing.data.tables import Table, limits
+from farthing.data.columns import limits
+from farthing.data.tables import Table
 from farthing.errors import BudgetSpent, InvalidValue
 from farthing.ledger.ledger import Ledger
 from farthing.linear import labels

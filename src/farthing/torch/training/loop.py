@@ -330,10 +330,8 @@ class Training:
     >>> data = torch.randn(4000, 3), torch.randint(2, (4000,))
     >>> loss = nn.CrossEntropyLoss(reduction="none")
     >>> training = train(nn.Linear(3, 2), loss, data, epsilon=1.0, delta=1e-5, steps=4)
-    >>> next(training).t, training.steps, training.t
-    (1, 4, 1)
-    >>> len(training)
-    4
+    >>> next(training).t, training.steps, training.t, len(training)
+    (1, 4, 1, 4)
     """
 
     def __init__(
@@ -379,14 +377,13 @@ class Training:
 
     def __repr__(self) -> str:
         """Return the run in public numbers."""
-        first = self._bounds.at(1, self.plan.noise_multiplier(0), self.plan.expected_batch_size).norm()
+        size, noise = self.plan.expected_batch_size, self.plan.noise_multiplier(0)
         spends = "" if self.ledger is None else f", {self.ledger.budget}"
         return (
             f"<Training of {type(self.model).__name__} ({self._layout.size:,} weights): "
-            f"{self.t} updates made, {self._course.left:,} batches left of {self.steps:,}, expected "
-            f"batch size {self.plan.expected_batch_size:,.0f}, "
-            f"noise multiplier {self.plan.noise_multiplier(0):.3g}, "
-            f"clipping norm {first:.3g}, {type(self.optimizer).__name__}{spends}>"
+            f"{self.t} updates made, {self._course.left:,} batches left of {self.steps:,}, expected batch "
+            f"size {size:,.0f}, noise multiplier {noise:.3g}, clipping norm "
+            f"{self._bounds.at(1, noise, size).norm():.3g}, {type(self.optimizer).__name__}{spends}>"
         )
 
     @property
