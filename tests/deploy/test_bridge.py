@@ -42,6 +42,26 @@ def test_only_its_owner_can_open_it(bridge):
     assert stat.S_IMODE(os.stat(bridge.path.parent).st_mode) == 0o700
 
 
+def test_a_carrier_that_waits_notices_the_next_exchange(bridge):
+    """It yields how long it would wait; the exchange before it was given up early."""
+    seen = []
+
+    def waits(requests, seconds):
+        seen.append(dict(requests))
+        for node, request in requests.items():
+            if request == b"x":
+                yield node, b"X"
+        while True:
+            yield 300.0
+
+    carrier(bridge, waits)
+    answers = bridge.exchange({"a": b"x", "b": b"y"}, 300.0)
+    assert next(answers) == ("a", b"X")
+    answers.close()
+    assert next(bridge.exchange({"b": b"x"}, 300.0)) == ("b", b"X")
+    assert len(seen) == 2
+
+
 def test_without_a_carrier_nobody_answers(bridge):
     assert list(bridge.exchange({"a": b"x"}, 0.05)) == []
 

@@ -157,6 +157,30 @@ def test_a_run_goes_on_where_it_was(tmp_path, guards, monkeypatch):
         np.testing.assert_array_equal(one["coef"], two["coef"])
 
 
+AVERAGING = '[averaging]\nmean = "median"\nstaleness = 1\n\n[parties]'
+
+
+def test_the_mean_and_the_pace_of_a_run_are_settings_of_its_file(tmp_path, guards):
+    plan = plan_of(
+        tmp_path,
+        settings="quorum = 0.6\ndeadline = 5",
+        edit=lambda text: text.replace("[parties]", AVERAGING),
+    )
+    assert (plan.quorum, plan.deadline) == (0.6, 5.0)
+    assert (plan.averaging.mean, plan.averaging.staleness) == ("median", 1)
+    report = coordinated(plan, guards(tmp_path))
+    assert report["rounds"] == 6
+
+
+def test_a_mean_of_single_uploads_needs_local_trust(tmp_path):
+    with pytest.raises(InvalidValue, match="only sums are seen"):
+        plan_of(
+            tmp_path,
+            method=ADDP + '\ntrust = "distributed"',
+            edit=lambda text: text.replace("[parties]", AVERAGING),
+        )
+
+
 def test_terms_that_no_guard_takes(tmp_path, guards):
     plan = plan_of(tmp_path, limits='noise = 1000.0\nclip = 3.0\nrounds = 9\ndraws = ["poisson:0.1"]')
     with pytest.raises(BudgetSpent, match="noise"):
@@ -200,6 +224,10 @@ def test_who_does_not_come_is_waited_for(tmp_path, guards):
         ('test = "adult"', "least = 4", "least must be at most"),
         ('test = "adult"', "wait = -1", "wait must be a positive number"),
         ("[parties]", "[partys]", "[parties]"),
+        ("[parties]", '[averaging]\nmean = "mode"\n[parties]', "mean must be one of"),
+        ("[parties]", "[averaging]\ntrim = 0.6\n[parties]", "trim must lie between 0 and 0.5"),
+        ("[parties]", "[averaging]\nkeep = 1\n[parties]", "no setting averaging.keep"),
+        ('test = "adult"', "quorum = 1.5", "quorum must be a share"),
         ("[method]", "[method", "TOML"),
     ],
 )

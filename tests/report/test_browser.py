@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from farthing.deploy.coordinator import PartyView, View
+from farthing.deploy.view import PartyView, View
 from farthing.ledger.journal import Journal
 from farthing.report import Subject, broken, live_page, page
 
@@ -97,7 +97,7 @@ def pages(full, seeded):
             delta=1e-6,
             reason=long[:120],
         ),
-        PartyView(name="south", state="gone"),
+        PartyView(name="south", state="away"),
     )
     points = tuple((t, 0.76 + 0.003 * t) for t in range(1, 28))
     view = View(

@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from farthing.deploy.coordinator import PartyView, View
+from farthing.deploy.view import PartyView, View
 from farthing.errors import InvalidValue
 from farthing.report.live_page import Page, body, document
 
@@ -33,7 +33,7 @@ VIEW = View(
             delta=1e-6,
             reason="noise<i>",
         ),
-        PartyView(name="south", state="gone"),
+        PartyView(name="south", state="away"),
         PartyView(
             name="middle", state="spent", left=0, most=40, records=11, epsilon=2.0, delta=1e-8, reason="spent"
         ),
@@ -84,7 +84,7 @@ def test_what_it_shows():
     said = " ".join(Tags(body(VIEW)).texts)
     for text in (
         *("27", "1 of 5", "84.1%", "26.7", "2.3 s", "1 min 35 s", "about 10", "10,853", "ε 0.5, δ 1e-6"),
-        "training · 1 here, 1 missing, 1 spent, 1 refused, 1 gone",
+        "training · 1 here, 1 missing, 1 spent, 1 refused, 1 away",
     ):
         assert text in said, text
     assert "about 20" in said

@@ -7,34 +7,25 @@ pickle.
 
 An answer is identified by the SHA-256 of the request that it answers, not by the exchange in which the
 request was sent: a late answer, which comes after its exchange has ended, is kept until the same request is
-sent again. A carrier that is behind skips exchanges that are over.
-
-`Party` and `Status` are the coordinator's record of each party: what it announced, and its state in the run.
-All of it is public.
+sent again. A carrier that is behind skips exchanges that are over, and one that has to wait yields the pause
+in seconds: `carry` waits so long, or until the coordinator begins another exchange, which ends this one.
 """
 
 import contextlib
 import hashlib
 import json
-import math
 import os
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from farthing.budget import Budget
-from farthing.deploy.messages import forms
-from farthing.deploy.messages.forms import LARGEST_ANSWER, RoundId
-from farthing.deploy.messages.signed import Fields, Reason, refuse
-from farthing.federated.terms import Terms
+from farthing.deploy.messages.forms import LARGEST_ANSWER
 
-Carry = Callable[[Mapping[int, bytes], float], Iterable[tuple[int, bytes]]]
+Carry = Callable[[Mapping[int, bytes], float], Iterable[tuple[int, bytes] | float]]
 
 _LARGEST_LINE = 2**20
 
@@ -156,7 +147,12 @@ def carry(path: str | os.PathLike[str], exchange: Carry) -> None:
                 requests[node] = bodies[place : place + size]
                 place += size
             number = asked["number"]
-            for node, answer in exchange(requests, asked["seconds"]):
+            for came in exchange(requests, asked["seconds"]):
+                if not isinstance(came, tuple):
+                    if coordinator.poll(came):  # this exchange is over, or the coordinator is gone
+                        break
+                    continue
+                node, answer = came
                 about = {"number": number, "node": node, "request": _digest(requests.get(node, b""))}
                 coordinator.send_bytes(_packed(about, answer))
             coordinator.send_bytes(_packed({"number": number}))
@@ -178,123 +174,3 @@ def _unpacked(frame: bytes) -> tuple[dict[str, Any], bytes]:
     if not isinstance(header, dict):
         raise ValueError("a frame must begin with a JSON object")
     return header, body
-
-
-# standard deviations: an honest update is longer with probability 1e-12
-_TAIL = math.sqrt(2 * math.log(1e12))
-
-
-class State(StrEnum):
-    """A party's state in a run."""
-
-    HERE = "here"
-    MISSING = "missing"  # did not answer the last round
-    SPENT = "spent"  # cannot afford another round
-    REFUSED = "refused"  # refused the terms, or its answer was refused
-    GONE = "gone"  # missed too many rounds
-
-
-@dataclass(frozen=True, slots=True)
-class PartyStatus:
-    """A party's state and figures, for the live page."""
-
-    name: str
-    state: State
-    left: int
-    missed: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """A run's progress."""
-
-    run: str
-    round: int
-    alive: int
-    parties: tuple[PartyStatus, ...]
-
-
-@dataclass(slots=True, eq=False)
-class Party:
-    """A party as the coordinator sees it."""
-
-    name: str
-    budget: Budget
-    records: int
-    colluding: int
-    seen: tuple[int, str]  # the newest row of its ledger that the coordinator knows of
-    left: int = 0
-    state: State = State.HERE
-    missed: int = 0
-    reason: str = ""
-
-    @classmethod
-    def announced(cls, name: str, said: Fields, turn: RoundId) -> "Party":
-        """Return a party from its announcement; refuse a malformed one."""
-        if RoundId.of(said) != turn:
-            refuse(Reason.STALE, "the announcement is for another run")
-        said.take("about")
-        budget = forms.budget_of(said.inner("budget"))
-        records, colluding = said.whole("records", 1), said.whole("colluding")
-        row = forms.row_of(said.take("row"))
-        said.done()
-        return cls(name, budget, records, colluding, row or (0, "0" * 64))
-
-    @property
-    def asked(self) -> bool:
-        """Return whether the next round asks it."""
-        return self.left > 0 and self.state in (State.HERE, State.MISSING)
-
-    @property
-    def status(self) -> PartyStatus:
-        return PartyStatus(self.name, self.state, self.left, self.missed, self.reason)
-
-    def told(self, left: int, seen: tuple[int, str] | None) -> None:
-        """Note the rounds left that it announces, and the newest row of its ledger."""
-        self.left, self.seen = left, seen or self.seen
-
-    def answered(self) -> None:
-        """Note that it answered a round."""
-        self.missed, self.reason = 0, ""
-        self.state = State.HERE if self.left else State.SPENT
-
-    def absent(self, patience: int) -> None:
-        """Note that it missed a round."""
-        if self.state in (State.HERE, State.MISSING):
-            self.missed += 1
-            self.state = State.GONE if self.missed >= patience else State.MISSING
-
-    def refused(self, reason: Reason) -> None:
-        """Note that it refused, for good or for this round."""
-        match reason:
-            case Reason.SPENT | Reason.ROUNDS:
-                self.left, self.state = 0, State.SPENT
-            case Reason.LOST | Reason.LOCKED | Reason.INTERNAL | Reason.MEMBERS | Reason.STALE:
-                pass  # it may answer the next round
-            case _:
-                self.excluded(reason)
-        self.reason = str(reason)
-
-    def excluded(self, reason: Reason) -> None:
-        """Exclude it: it refuses the terms, or signed an answer that breaks the rules."""
-        self.left, self.state, self.reason = 0, State.REFUSED, str(reason)
-
-    def snapshot(self) -> list[Any]:
-        """Return all mutable state, as JSON values."""
-        return [self.left, str(self.state), self.missed, self.reason, *self.seen]
-
-    def restore(self, said: list[Any]) -> None:
-        """Restore the state that `snapshot` returned."""
-        self.left, state, self.missed, self.reason, seq, text = said
-        self.state, self.seen = State(state), (seq, text)
-
-
-def longest(terms: Terms, records: int, size: int) -> float:
-    """Return the bound on an honest upload's norm: all records clipped, and noise up to a probability of
-    1e-12.
-
-    |N(0, I)| exceeds √d + t with a chance below e^(-t²/2) (Gaussian concentration; the norm is 1-Lipschitz).
-    """
-    noise = math.sqrt(terms.variance) * (math.sqrt(size) + _TAIL)
-    return (terms.bound.clip * (records + 1) + noise) * (1 + 1e-6)

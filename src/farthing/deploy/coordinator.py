@@ -1,9 +1,12 @@
 """Coordinate parties whose guards run elsewhere: `Remote` gives algorithms the interface of `Clients`.
 
-`Remote` greets every enrolled party, proposes terms, and asks round by round over a `Transport`. A round ends
-when all parties that were asked have answered or the time is up; a late party is missing from that round and
-asked again in the next, and after ``patience`` missed rounds in a row it is asked no more. Uploads are added
-in the order of the parties, not of arrival.
+`Remote` greets every enrolled party, proposes terms, and asks round by round over a `Transport`; its `Roster`
+knows who is there. A round ends when all parties that were asked have answered, or after ``deadline`` seconds
+when a ``quorum`` of them has, or when the time is up. A late answer is dropped, or counts in a later round
+(`Averaging.staleness`). Parties may come, go and return at no charge. Uploads are added in the order of the
+parties, not of arrival.
+
+Terms may be proposed again at any time (`Remote.invite`): every guard prices them under its one ledger.
 
 Answers are checked before they count: signed by the party's enrolled key, about this very request, of the
 right shape, finite, and no longer than clipped sums with that noise can be. An answer without the party's
@@ -12,14 +15,13 @@ excludes it. Other parties' budgets are not touched by any of this.
 
 With a `Checkpoint` a killed coordinator resumes its run. The privacy guarantee does not depend on the
 coordinator: it holds whatever a coordinator does, by each party's own ledger.
-
-A `View` is the state of a run in public figures, as its live page and its ``status.json`` show it.
 """
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +30,19 @@ from numpy.typing import NDArray
 
 from farthing import validate
 from farthing.budget import Budget
-from farthing.deploy.bridge import Party, PartyStatus, State, Status, longest
+from farthing.deploy.averages import Averaging, Upload
 from farthing.deploy.checkpoint import Checkpoint
 from farthing.deploy.messages import forms
-from farthing.deploy.messages.forms import Check, Question, Request, RoundId, SignedExchange, Transport
+from farthing.deploy.messages.forms import (
+    Check,
+    Question,
+    Replies,
+    Request,
+    RoundId,
+    SignedExchange,
+    Transport,
+)
 from farthing.deploy.messages.signed import (
-    Fields,
     MessageKind,
     Opened,
     Reason,
@@ -44,6 +53,7 @@ from farthing.deploy.messages.signed import (
     refuse,
     unpack_numbers,
 )
+from farthing.deploy.roster import PAUSE, Party, PartyStatus, Roster, State, Status, longest
 from farthing.deploy.secagg.sessions import Session
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.federated.protocol import Answers, enough_came
@@ -54,7 +64,6 @@ from farthing.federated.terms import (
     Trust,
     Weights,
     forecast_of,
-    weight_of,
     weights_under,
 )
 from farthing.linear.losses import Gradient
@@ -66,15 +75,13 @@ log = logging.getLogger("farthing.federated")
 
 Array = NDArray[np.float64]
 
-_PAUSE = 0.25  # seconds between two attempts to reach a party
-_HELLO = 5.0  # seconds of one attempt to greet the parties
-
 
 class Remote:
     """Guards over a transport, as `Clients` (and `SequentialClients`).
 
     ``enrolled`` are the public keys of all parties that may take part, ``seconds`` is how long a round may
-    take. Waits until ``least`` parties (by default all) have announced themselves.
+    take; after ``deadline`` seconds a ``quorum`` (a share of those that were asked) is enough. Waits until
+    ``least`` parties (by default all) have announced themselves; others may come at any time.
     """
 
     def __init__(
@@ -89,26 +96,44 @@ class Remote:
         seconds: float = 60.0,
         patience: int = 3,
         least: int | None = None,
+        quorum: float = 1.0,
+        deadline: float | None = None,
+        averaging: Averaging | None = None,
     ) -> None:
         self._run, self._dataset = checked_name(run=run), checked_name(dataset=dataset)
         self._seconds = validate.positive(seconds=seconds)
         self._patience = validate.count(patience=patience)
+        if not 0 < validate.positive(quorum=quorum) <= 1:
+            raise InvalidValue(
+                f"quorum must be a share of the parties, above 0 and at most 1, got {quorum!r}"
+            )
+        self._quorum = quorum
+        self._deadline = validate.positive(deadline=self._seconds if deadline is None else deadline)
+        self._averaging = Averaging() if averaging is None else averaging
         self._enrolled = {checked_name(party=name): key for name, key in enrolled.items()}
         self._least = len(enrolled) if least is None else validate.count(least=least)
         if not enrolled or self._least > len(enrolled):
             raise InvalidValue(f"least must be at most the number of parties, {len(enrolled)}, got {least!r}")
-        self._requests = SignedExchange(transport, signer, self._enrolled)
         self._round = 0
-        self._terms: list[Terms] = []
-        self._members: list[Party] = []
+        self._recent: dict[int, tuple[Question, bytes]] = {}  # questions whose answers may still come
         self._checkpoint = Checkpoint(checkpoint, run, enrolled)
+        requests = SignedExchange(transport, signer, self._enrolled)
+        self._roster = Roster(requests, self._enrolled, self._turn(), self._dataset, self._patience)
         try:
-            self._members = self._gathered()
+            self._gather()
         except BaseException:
             self.close()
             raise
 
     # --- parties
+
+    @property
+    def _members(self) -> list[Party]:
+        return self._roster.members
+
+    @property
+    def _terms(self) -> list[Terms]:
+        return self._roster.terms
 
     def __len__(self) -> int:
         return len(self._members)
@@ -132,7 +157,7 @@ class Remote:
 
     @property
     def alive(self) -> int:
-        return sum(party.asked for party in self._members)
+        return self._roster.alive
 
     def terms(self, party: int) -> Terms:
         """Return the terms that a party was invited on."""
@@ -146,33 +171,12 @@ class Remote:
         """Close the checkpoint."""
         self._checkpoint.close()
 
-    def _gathered(self) -> list[Party]:
-        turn, recorded = self._turn(), self._checkpoint.next()
-        if recorded is not None:
-            members = recorded[0]["members"]
-            return [Party.announced(name, Fields(said), turn) for name, said in members.items()]
-        found: dict[str, Party] = {}
-        said: dict[str, dict[str, Any]] = {}
-
-        def hear(name: str, opened: Opened) -> None:
-            found[name] = Party.announced(name, opened.fields(), turn)
-            said[name] = opened.fields().plain()
-
-        header, until = turn.header() | {"dataset": self._dataset}, time.monotonic() + self._seconds
-        while True:
-            absent = {name: (MessageKind.HELLO, header, b"") for name in self._enrolled if name not in found}
-            left = min(_HELLO, max(_PAUSE, until - time.monotonic()))
-            self._requests.exchange(absent, MessageKind.ANNOUNCEMENT, left, hear)
-            if len(found) >= self._least or time.monotonic() + _PAUSE > until:
-                break
-            time.sleep(_PAUSE)
-        if len(found) < self._least:
-            raise FarthingError(
-                f"{len(found)} of {len(self._enrolled)} parties have connected, {self._least} are needed"
-            )
-        names = [name for name in self._enrolled if name in found]  # in the order of enrolment
-        self._checkpoint.add({"members": {name: said[name] for name in names}})
-        return [found[name] for name in names]
+    def _gather(self) -> None:
+        recorded = self._checkpoint.next()
+        if recorded is None:
+            said = self._roster.gather(self._least, self._seconds)
+            self._checkpoint.add({"members": said})
+        self._roster.begin(said if recorded is None else recorded[0]["members"])
 
     # --- terms
 
@@ -181,52 +185,32 @@ class Remote:
         return forecast_of(invitation, weights, terms, np.arange(len(terms)))
 
     def invite(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> None:
-        if self._terms:
-            raise InvalidValue("these clients were already invited: terms are agreed once")
+        """Propose terms to all parties; again at any time, where rounds under earlier terms stay charged."""
         if invitation.trust is Trust.TRUSTED:
             raise Unsupported("a guard releases nothing without noise: trust must be local or distributed")
-        self._weights = weights_under(invitation.trust, weights)
+        if invitation.trust is not Trust.LOCAL and self._averaging.sees_uploads:
+            raise Unsupported(
+                "late answers, caps, trimmed means and medians need local trust: uploads are seen"
+            )
+        self._weights, self._recent = weights_under(invitation.trust, weights), {}
         self._survivors = invitation.survivors if invitation.trust is Trust.DISTRIBUTED else 1
         self._invitation, form = invitation, forms.invitation(invitation)
-        self._terms = [invitation.terms(party.budget, party.records) for party in self._members]
+        self._roster.invite(invitation)
         recorded = self._checkpoint.next()
         if recorded is None:
-            self._propose(form)
-            self._checkpoint.add({"invitation": form, "parties": self._snapshot()})
+            self._roster.propose(self._turn(), form, self._seconds)
+            self._checkpoint.add({"invitation": form, "parties": self._roster.snapshot()})
         elif recorded[0].get("invitation") != form:
             raise InvalidValue("the checkpoint belongs to other terms: use another folder")
         else:
-            self._restore(recorded[0]["parties"])
-
-    def _propose(self, form: dict[str, Any]) -> None:
-        turn, agreed = self._turn(), set()
-        parties = {party.name: party for party in self._members}
-
-        def agree(name: str, opened: Opened) -> None:
-            said = opened.fields()
-            if RoundId.of(said) != turn:
-                refuse(Reason.STALE, "the agreement is for another run")
-            parties[name].told(said.whole("left"), forms.row_of(said.take("row")))
-            agreed.add(name)
-
-        header = turn.header() | {"dataset": self._dataset, "invitation": form}
-        requests = dict.fromkeys(parties, (MessageKind.PROPOSAL, header, b""))
-        self._exchange(requests, MessageKind.AGREEMENT, self._seconds, agree)
-        for party, terms in zip(self._members, self._terms, strict=True):
-            if party.name in agreed:
-                party.answered()
-            elif party.state is State.HERE:  # it may still join a later round
-                party.left, party.state = terms.rounds, State.MISSING
-        if not self.alive:
-            reasons = ", ".join(f"{p.name}: {p.reason or p.state}" for p in self._members)
-            raise BudgetSpent(f"no party agreed: {reasons}")
+            self._roster.restore(recorded[0]["parties"])
 
     # --- rounds
 
     def ask(self, contribution: Contribution, w: Any) -> Answers:
+        if self._terms and not self._checkpoint.replaying:
+            self._roster.await_enough(self._survivors, self._seconds)
         came = [place for place, party in enumerate(self._members) if party.asked]
-        if self._terms:
-            enough_came(len(came), self._survivors, len(self))
         return self._taken(came, contribution, w)
 
     def pick(self) -> int:
@@ -263,18 +247,24 @@ class Remote:
         self._round += 1
         body, recorded = pack_numbers(w), self._checkpoint.next()
         if recorded is not None:
-            return self._replayed(*recorded, digest(body), w.shape)
+            answers = self._replayed(*recorded, digest(body), w.shape)
+            self._remember(self._question(contribution, w.shape), body)
+            return answers
         if self._invitation.trust is Trust.DISTRIBUTED:
             paid, answers = self._summed(contribution, w.shape, body)
         else:
             question = self._question(contribution, w.shape)
-            paid, answers = self._plain(question, places, body, weights or self._weights)
+            self._remember(question, body)
+            paid, answers = self._plain(question, places, weights or self._weights)
+        self._roster.admit()
+        log.info("round %d: %d answers, %d parties can go on", self._round, answers.count, self.alive)
         said = {
             "round": self._round,
             "weights": digest(body),
             "figures": [answers.divisor, answers.count, answers.alive, answers.variance],
             "receipts": [[p, r.seq, r.hash] for p, r in zip(paid, answers.receipts, strict=True)],
-            "parties": self._snapshot(),
+            "parties": self._roster.snapshot(),
+            "joined": self._roster.joined(),
         }
         self._checkpoint.add(said, pack_numbers(answers.total))
         return answers
@@ -292,7 +282,8 @@ class Remote:
                 "resume with the same, or use another folder"
             )
         self._round = said["round"]  # lost rounds are not recorded
-        self._restore(said["parties"])
+        self._roster.admit(said["joined"])
+        self._roster.restore(said["parties"])
         divisor, count, alive, variance = said["figures"]
         receipts = tuple(self._receipt(place, (seq, text)) for place, seq, text in said["receipts"])
         return Answers(unpack_numbers(body, shape), divisor, count, alive, variance, receipts)
@@ -300,58 +291,89 @@ class Remote:
     def _receipt(self, place: int, row: tuple[int, str]) -> Receipt:
         return Receipt(*row, self._terms[place].price(self._members[place].budget))
 
-    def _plain(
-        self, question: Question, places: list[int], body: bytes, weights: Weights
-    ) -> tuple[list[int], Answers]:
+    def _plain(self, question: Question, places: list[int], weights: Weights) -> tuple[list[int], Answers]:
         """Ask each party for its own upload, which carries all of its noise."""
         values: dict[int, Array] = {}
         rows: dict[int, tuple[int, str]] = {}
         where = {self._members[place].name: place for place in places}
+        asked = {name: self._asked(self._members[place], question) for name, place in where.items()}
 
         def check(name: str, opened: Opened) -> None:
-            """Accept an answer to this question, or refuse it."""
-            party, said = self._members[where[name]], opened.fields()
-            if RoundId.of(said) != question.turn:
+            """Accept an answer to the question that the party was asked, or refuse it."""
+            party, said, (about, body) = self._members[where[name]], opened.fields(), asked[name]
+            if RoundId.of(said) != about.turn:
                 refuse(Reason.STALE, "the answer is for another run or round")
             if said.hexadecimal("weights", 32) != digest(body):
                 refuse(Reason.CONFLICT, "the answer is about other weights")
             if said.hexadecimal("update", 32) != digest(opened.body):
                 refuse(Reason.FORGED, "the update does not match its digest")
-            value = unpack_numbers(opened.body, question.shape)
+            value = unpack_numbers(opened.body, about.shape)
             if np.linalg.norm(value) > longest(self._terms[where[name]], party.records, value.size):
                 refuse(Reason.NORM, "the update is longer than clipped sums with this noise can be")
             left, row = said.whole("left"), forms.row_of(said.take("row"))
             party.told(left, forms.row_of(said.take("head")))
             values[where[name]], rows[where[name]] = value, row or (0, "")
 
-        header, until = question.header(), time.monotonic() + self._seconds
-        unheard = set(where)
-        while unheard:  # parties may restart, or the network may be cut: ask again while there is time
-            requests = {
-                name: (MessageKind.QUESTION, header | {"seen": list(self._members[place].seen)}, body)
-                for name, place in where.items()
-                if name in unheard
-            }
-            left = max(_PAUSE, until - time.monotonic())
-            unheard -= self._exchange(requests, MessageKind.ANSWER, left, check, len(body))[1]
-            if time.monotonic() + _PAUSE > until:
-                break
-            if unheard:
-                time.sleep(_PAUSE)
-        self._note(places, set(values))
+        requests: dict[str, Request] = {
+            name: (MessageKind.QUESTION, replace(about, seen=self._members[where[name]].seen).header(), body)
+            for name, (about, body) in asked.items()
+        }
+        silent = self._collect(requests, values, check, max(len(body) for _, body in asked.values()))
+        rounds = {place: asked[name][0].turn.round for name, place in where.items()}
+        late = {place: self._round - rounds[place] for place in values}
+        self._roster.note(self._round, places, late, {where[name]: rounds[where[name]] for name in silent})
         if not values:
             self._nobody(places)
         came = sorted(values)
-        expected, variance = (
-            np.array([getattr(self._terms[place], name) for place in came], dtype=np.float64)
-            for name in ("expected", "variance")
-        )
-        weight = weight_of(weights, expected, variance)
-        total = np.tensordot(weight, np.array([values[place] for place in came]), axes=1)
-        divisor = float(weight @ expected)
-        noise = float(np.square(weight) @ variance) / divisor**2
+        uploads = [self._upload(place, values[place], late[place]) for place in came]
+        sums = self._averaging.combined(uploads, weights)
         receipts = tuple(self._receipt(place, rows[place]) for place in came)
-        return came, Answers(total, divisor, len(came), self.alive, noise, receipts)
+        return came, Answers(sums.total, sums.divisor, len(came), self.alive, sums.variance, receipts)
+
+    def _collect(
+        self, requests: Mapping[str, Request], values: Mapping[int, Array], check: Check, largest: int
+    ) -> set[str]:
+        """Ask until all have answered, or a quorum after the deadline, or the time is up.
+
+        Parties may restart, or the network may be cut: who did not reply is asked again while there is time.
+        Returns who did not.
+        """
+        began, unheard = time.monotonic(), set(requests)
+        needed = math.ceil(self._quorum * len(requests))
+
+        def passed() -> float:
+            return time.monotonic() - began
+
+        def enough(mail: Replies) -> bool:
+            return unheard <= mail.heard or (passed() >= self._deadline and len(values) >= needed)
+
+        while True:
+            ends = self._deadline if passed() < self._deadline else self._seconds
+            due = {name: request for name, request in requests.items() if name in unheard}
+            left = max(PAUSE, ends - passed())
+            unheard -= self._roster.exchange(due, MessageKind.ANSWER, left, check, largest, enough)[1]
+            if enough(Replies()) or passed() + PAUSE > self._seconds:
+                return unheard
+            if passed() < ends:
+                time.sleep(PAUSE)
+
+    def _upload(self, place: int, value: Array, stale: int) -> Upload:
+        terms, party, cap = self._terms[place], self._members[place], self._averaging.epsilon
+        least = 0.0
+        if cap is not None and party.budget.epsilon > cap:
+            capped = party.budget.with_(cap, party.budget.delta)
+            least = self._invitation.terms(capped, party.records).variance
+        return Upload(value, terms.expected, terms.variance, least, stale)
+
+    def _remember(self, question: Question, body: bytes) -> None:
+        """Keep the questions whose answers may still count."""
+        self._recent[self._round] = (question, body)
+        least = self._round - self._averaging.staleness
+        self._recent = {number: asked for number, asked in self._recent.items() if number >= least}
+
+    def _asked(self, party: Party, question: Question) -> tuple[Question, bytes]:
+        """Return the question that a party is asked: this round's, or an earlier one that it still owes."""
+        return self._recent.get(party.owes) or self._recent[question.turn.round]
 
     def _summed(
         self, contribution: Gradient, shape: tuple[int, ...], body: bytes
@@ -373,10 +395,10 @@ class Remote:
                 self._seconds,
             )
             seen = {name: list(self._members[place].seen) for name, place in where.items()}
-            total = session.run(self._exchange, seen)
+            total = session.run(self._roster.exchange, seen)
             for name, (left, _, head) in session.charged.items():
                 self._members[where[name]].told(left, head)
-            self._note(places, {where[name] for name in session.charged})
+            self._roster.note(self._round, places, {where[name]: 0 for name in session.charged}, {})
             if total is not None:
                 came = [where[name] for name in session.arrived]
                 divisor = sum(self._terms[place].expected for place in came)
@@ -390,75 +412,10 @@ class Remote:
             f"{self._patience} rounds in a row lost too many parties: resume when they are back"
         )
 
-    def _note(self, places: list[int], came: set[int]) -> None:
-        """Update the state of the parties that were asked."""
-        for place in places:
-            if place in came:
-                self._members[place].answered()
-                continue
-            self._members[place].absent(self._patience)
-            log.warning("%s did not answer round %d", self._members[place].name, self._round)
-
     def _nobody(self, places: list[int]) -> None:
         """Raise for a round without answers: `BudgetSpent` where no party can afford one."""
-        if not any(self._members[place].asked for place in places):
+        if all(self._members[place].state in (State.SPENT, State.REFUSED) for place in places):
             raise BudgetSpent(f"none of {len(self)} parties is still in the run and can afford another round")
         raise FarthingError(
             f"no party answered round {self._round} in {self._seconds:g} s: resume when they do"
         )
-
-    def _exchange(
-        self,
-        requests: Mapping[str, Request],
-        kind: MessageKind,
-        seconds: float,
-        check: Check,
-        largest: int = 0,
-    ) -> tuple[dict[str, Opened], set[str]]:
-        """Return the accepted answers and all who replied; mark those that refused or broke the rules."""
-        mail = self._requests.exchange(requests, kind, seconds, check, largest)
-        for party in self._members:
-            if party.name in mail.refused:
-                party.refused(mail.refused[party.name])
-            elif party.name in mail.broken:
-                party.excluded(mail.broken[party.name])
-        return mail.came, mail.heard
-
-    # --- the checkpoint
-
-    def _snapshot(self) -> list[list[Any]]:
-        return [party.snapshot() for party in self._members]
-
-    def _restore(self, said: list[list[Any]]) -> None:
-        for party, values in zip(self._members, said, strict=True):
-            party.restore(values)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartyView:
-    """A party, as the live page shows it."""
-
-    name: str
-    state: str
-    left: int | None = None  # rounds it can still afford, as it announced
-    most: int | None = None  # rounds it could afford at the beginning
-    records: int | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """A run, as the live page shows it."""
-
-    run: str
-    method: str
-    phase: str  # begins with "over" at the end
-    round: int = 0
-    parties: tuple[PartyView, ...] = ()
-    accuracy: tuple[tuple[int, float], ...] = ()  # (round, accuracy on public test data)
-    noise: float | None = None  # noise multiplier, the least over the parties
-    clip: float | None = None
-    seconds: float | None = None  # of one round, on average
-    end: float | None = None  # estimated seconds until the end

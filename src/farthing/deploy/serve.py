@@ -9,13 +9,20 @@
     test = "adult"                    # optional: public test data, to watch accuracy on
     wait = 3600                       # seconds until enough parties have connected
     seconds = 60                      # seconds that a round may take
-    patience = 3                      # rounds that a party may miss in a row
-    least = 3                         # parties that a run needs to begin; by default all
+    patience = 3                      # rounds that a party may miss in a row before it is not waited for
+    least = 3                         # parties that a run needs to begin: by default all; others may join
+    deadline = 10                     # optional: seconds after which a round ends with
+    quorum = 0.8                      # this share of the answers
 
     [method]
     name = "addp"                     # or federated-descent, sgd2, sgd1
     weights = "plain"                 # options of `farthing simulate`: --epsilon-iter becomes epsilon_iter
     most = 200                        # stop after so many rounds, whatever is left
+
+    [averaging]                       # optional, see `farthing.deploy.averages`
+    mean = "trimmed"                  # or "weighted" (the default), "median": one liar moves it little
+    records = 20000                   # no statement of more records, or of a larger epsilon, counts more
+    staleness = 2                     # rounds by which an answer may be late and still count
 
     [parties]
     ward-7 = "keys/ward-7/public.toml"
@@ -41,15 +48,18 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from farthing import validate
 from farthing.budget import Budget
 from farthing.data import model_file, table_files
 from farthing.data.schema import Categorical, Schema
-from farthing.deploy.coordinator import PartyView, Remote, State, View
+from farthing.deploy.averages import Averaging, Mean
+from farthing.deploy.coordinator import Remote, State
 from farthing.deploy.flower.superlink import Address, SuperLink, needs_flower
 from farthing.deploy.keys import PublicKeys
 from farthing.deploy.messages.forms import Transport
 from farthing.deploy.messages.signed import Signer, checked_name
 from farthing.deploy.toml_settings import Settings
+from farthing.deploy.view import PartyView, View
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue
 from farthing.federated.jobs import Job, checked, holds, measured, steps
 from farthing.federated.methods import table
@@ -85,6 +95,9 @@ class RunFile:
     patience: int = 3
     least: int | None = None
     most: int | None = None
+    quorum: float = 1.0
+    deadline: float | None = None
+    averaging: Averaging = field(default_factory=Averaging)
 
     @classmethod
     def load(cls, path: Path) -> "RunFile":
@@ -126,6 +139,9 @@ class RunFile:
             patience=given.whole("patience", 3),
             least=given.whole("least", None),
             most=method.whole("most", None),
+            quorum=given.number("quorum", 1.0),
+            deadline=given.number("deadline", None),
+            averaging=_averaging(given.table("averaging")) if "averaging" in given.names else Averaging(),
         )
         given.done()
         method.done()
@@ -136,6 +152,10 @@ class RunFile:
         checked(self.job)
         if self.job.trust == Trust.TRUSTED:
             raise InvalidValue("trust must be local or distributed: a guard releases nothing without noise")
+        if self.job.trusted is not Trust.LOCAL and self.averaging.sees_uploads:
+            raise InvalidValue("[averaging] needs local trust: under distributed trust only sums are seen")
+        if self.quorum > 1:
+            raise InvalidValue(f"quorum must be a share of the parties, at most 1, got {self.quorum:g}")
         if not self.parties:
             raise InvalidValue("[parties] must name at least one, with its public.toml")
         if len({card.key for card in self.parties.values()}) != len(self.parties):
@@ -176,6 +196,19 @@ def _options(given: Settings) -> dict[str, Any]:
         for name, (option, _) in table.every_option().items()
         if name in given.names
     }
+
+
+def _averaging(given: Settings) -> Averaging:
+    """Return the settings of the mean in an [averaging] table."""
+    made = Averaging(
+        mean=validate.choice(Mean, mean=given.text("mean", "weighted")),
+        trim=given.number("trim", 0.1),
+        records=given.whole("records", None),
+        epsilon=given.number("epsilon", None),
+        staleness=given.whole("staleness", None) or 0,
+    )
+    given.done()
+    return made
 
 
 class OpenPage(Protocol):
@@ -260,6 +293,9 @@ def _gathered(plan: RunFile, transport: Transport, signer: Signer) -> Remote:
                 seconds=plan.seconds,
                 patience=plan.patience,
                 least=plan.least,
+                quorum=plan.quorum,
+                deadline=plan.deadline,
+                averaging=plan.averaging,
             )
         except InvalidValue:
             raise
@@ -385,7 +421,7 @@ class RunProgress:
         assert self.clients is not None
         self.round = step.t
         for party in self.clients.status().parties:
-            self.most.setdefault(party.name, max(1, party.left + step.t))
+            self.most.setdefault(party.name, max(1, party.left + (step.t == 1)))
         self.ends.append(time.monotonic())
         if accuracy is not None:
             if len(self.accuracy) >= _POINTS:  # keep every second point
@@ -413,6 +449,7 @@ class RunProgress:
                 epsilon=budgets[place].epsilon,
                 delta=budgets[place].delta,
                 reason=party.reason,
+                stale=party.stale,
             )
             for place, party in enumerate(status)
         )

@@ -237,7 +237,7 @@ def test_a_straggler_is_waited_for_and_one_that_never_comes_back_is_not(town):
     town.over()
     report = json.loads((town.folder / "run2" / "report.json").read_text())
     states = {party["party"]: party["state"] for party in report["parties"]}
-    assert (report["rounds"], states["c"]) == (6, "gone")
+    assert (report["rounds"], states["c"]) == (6, "away")
     after = town.checked()
     assert all(answers <= charges for answers, charges in after.values())
     assert after["a"][1] <= before["a"][1] + 6

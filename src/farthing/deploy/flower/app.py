@@ -68,8 +68,9 @@ class PollSchedule:
     def begin(self) -> None:
         self._began, self._pauses = time.monotonic(), self._planned(min(2.0, self._last))
 
-    def wait(self) -> None:
-        time.sleep(next(self._pauses))
+    def pause(self) -> float:
+        """Return the next pause in seconds."""
+        return next(self._pauses)
 
     def _planned(self, last: float) -> Iterator[float]:
         yield max(0.05, last / 2)
@@ -92,14 +93,14 @@ class Carrier:
         self._grid, self._schedule = grid, PollSchedule()
         self._sent: dict[tuple[int, bytes], tuple[float, set[str]]] = {}  # time last sent, message ids
 
-    def exchange(self, requests: Mapping[int, bytes], seconds: float) -> Iterator[tuple[int, bytes]]:
-        """Yield (node, answer) as they come; send unanswered and failed requests again."""
+    def exchange(self, requests: Mapping[int, bytes], seconds: float) -> Iterator[tuple[int, bytes] | float]:
+        """Yield (node, answer) as they come, and pauses; send unanswered and failed requests again."""
         until, left = time.monotonic() + seconds, dict(requests)
         self._sent = {key: self._sent[key] for key in left.items() if key in self._sent}
         while left and time.monotonic() < until:
             if self._send(left, seconds):
                 self._schedule.begin()
-            self._schedule.wait()
+            yield self._schedule.pause()
             numbers = {number: key for key in left.items() for number in self._sent[key][1]}
             for message in self._grid.pull_messages(list(numbers)):
                 key = numbers.pop(message.metadata.reply_to_message_id, None)

@@ -55,7 +55,7 @@ def attend(address: str, authority: Path, key: Path, socket: str) -> None:
         while True:
             found = receive()
             if found is None:
-                schedule.wait()
+                time.sleep(schedule.pause())
                 continue
             schedule.end()
             began = time.monotonic()

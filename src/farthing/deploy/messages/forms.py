@@ -382,8 +382,12 @@ class SignedExchange:
         seconds: float,
         check: Check,
         largest: int = 0,
+        enough: Callable[[Replies], bool] | None = None,
     ) -> Replies:
         """Return replies of a kind with at most ``largest`` bytes of body; ``check`` raises `Refused`.
+
+        It ends when all have replied, or as soon as ``enough`` says so of the replies. A greeting among the
+        requests is replied to by an announcement.
 
         A reply that the party did not sign for this very request says nothing about the party: anybody could
         have made or replayed it. It is ignored, and the party may still reply.
@@ -402,8 +406,10 @@ class SignedExchange:
             except Refused as refusal:
                 log.warning("from %s: %s", name, refusal)
                 continue
-            self._sort(mail, name, opened, said.plain().get("reason"), kind, check)
-            if len(mail.heard) == len(sealed):
+            greeted = requests[name][0] is MessageKind.HELLO
+            wanted = MessageKind.ANNOUNCEMENT if greeted else kind
+            self._sort(mail, name, opened, said.plain().get("reason"), wanted, check)
+            if len(mail.heard) == len(sealed) or (enough is not None and enough(mail)):
                 break
         return mail
 

@@ -1,0 +1,295 @@
+"""Parties that come, go, return and are late: guards in this process, and time that passes only in a test."""
+
+import numpy as np
+import pytest
+
+from farthing.data.tables import Features
+from farthing.deploy import coordinator, roster
+from farthing.deploy.averages import Averaging
+from farthing.deploy.messages.signed import MessageKind, unseal
+from farthing.deploy.roster import State
+from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
+from farthing.federated import Invitation
+from farthing.linear.losses import Gradient, logistic
+from farthing.queries.samplers import Poisson
+
+GRADIENT = Gradient(logistic, Features(2))
+W = np.zeros(3)
+
+
+class Clock:
+    """Time that passes only by sleeping."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+class Links:
+    """Guards of this process, each with a delay in seconds; None: nobody is there.
+
+    A late answer stays on its way, as it does over Flower: the same request, sent again, gets it when due.
+    """
+
+    def __init__(self, village, clock, **delays):
+        self._guards = {name: house.open() for name, house in village.houses.items()}
+        self.clock, self.delays, self.sent = clock, dict.fromkeys(self._guards, 0.1) | delays, []
+        self._due, self._signer = {}, village.coordinator.public
+
+    @property
+    def parties(self):
+        return list(self._guards)
+
+    def exchange(self, requests, seconds):
+        until = self.clock.now + seconds
+        for name, request in requests.items():
+            if self.delays[name] is not None and (name, request) not in self._due:
+                self.sent.append((name, unseal(request, {self._signer}, 10**6).kind))
+                when, answer = self.clock.now + self.delays[name], self._guards[name].answer(request)
+                self._due[name, request] = when, answer
+        coming = sorted((self._due[key][0], key) for key in requests.items() if key in self._due)
+        for when, (name, request) in coming:
+            if when <= until:
+                self.clock.now = max(self.clock.now, when)
+                yield name, self._due.pop((name, request))[1]
+        self.clock.now = until
+
+    def questions(self, name):
+        return sum(kind is MessageKind.QUESTION for party, kind in self.sent if party == name)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = Clock()
+    for module in (coordinator, roster):
+        monkeypatch.setattr(module, "time", found)
+    return found
+
+
+def crowd(village, clock, parties=3, rounds=20, delays=None, **options):
+    """The links, and the invited clients over them."""
+    links = Links(village.settle(parties), clock, **(delays or {}))
+    clients = village.clients(links, **{"seconds": 10.0} | options)
+    clients.invite(Invitation(1.0, rounds=rounds))
+    return links, clients
+
+
+def counts(clients, rounds):
+    return [clients.ask(GRADIENT, W).count for _ in range(rounds)]
+
+
+def states(clients):
+    return [str(party.state) for party in clients.status().parties]
+
+
+def test_a_party_that_was_away_for_many_rounds_returns_at_no_charge(village, clock):
+    links, clients = crowd(village, clock)
+    assert counts(clients, 1) == [3]
+    links.delays["p1"] = None
+    began = clock.now
+    assert counts(clients, 6) == [2] * 6
+    assert clock.now - began < 3 * 10.5 + 3 * 0.5  # after three rounds nobody waits for it
+    assert states(clients) == ["here", "away", "here"]
+    links.delays["p1"] = 0.05
+    assert counts(clients, 3) == [2, 3, 3]  # it replies to a greeting, and is asked in the next round
+    assert states(clients) == ["here"] * 3
+    assert village.check(verify="p1") == {"p0": (10, 10), "p1": (3, 3), "p2": (10, 10)}
+
+
+def test_a_party_that_comes_after_the_run_began_gets_in(village, clock, tmp_path):
+    links, clients = crowd(village, clock, delays={"p0": None}, least=2, checkpoint=tmp_path / "c")
+    assert clients.names == ["p1", "p2"]
+    assert counts(clients, 2) == [2, 2]
+    links.delays["p0"] = 0.05
+    assert counts(clients, 3) == [2, 3, 3]
+    assert clients.names == ["p1", "p2", "p0"]
+    assert clients.left.tolist() == [15, 15, 18]
+    assert (clients.records.tolist(), clients.terms(2).rounds) == ([21, 22, 20], 20)
+    assert village.check() == {"p0": (2, 2), "p1": (5, 5), "p2": (5, 5)}
+    clients.close()
+    links.delays = dict.fromkeys(links.delays)  # nobody needs to be asked
+    again = village.clients(links, seconds=10.0, least=2, checkpoint=tmp_path / "c")
+    again.invite(Invitation(1.0, rounds=20))
+    assert counts(again, 5) == [2, 2, 2, 3, 3]
+    assert (again.names, again.left.tolist()) == (clients.names, clients.left.tolist())
+
+
+def test_a_run_waits_for_parties_that_are_all_away_and_says_so_when_it_gives_up(village, clock):
+    links, clients = crowd(village, clock, parties=2, patience=1)
+    links.delays["p0"] = None
+    assert counts(clients, 1) == [1]
+    links.delays |= {"p1": None}
+    with pytest.raises(FarthingError, match="no party answered"):
+        clients.ask(GRADIENT, W)
+    assert states(clients) == ["away", "away"]
+    with pytest.raises(FarthingError, match="resume when others are back") as error:
+        clients.ask(GRADIENT, W)
+    assert not isinstance(error.value, BudgetSpent)
+    links.delays["p0"] = 5.0
+    assert counts(clients, 1) == [1]
+    assert states(clients) == ["here", "away"]
+
+
+def test_a_party_of_another_observer_does_not_join(village, clock):
+    house = village.settle(3).houses["p2"]
+    other = 'delta = 1e-6\nobserver = "coordinator"'
+    house.policy.write_text(house.policy.read_text().replace("delta = 1e-6", other))
+    links = Links(village, clock, p2=None)
+    clients = village.clients(links, seconds=10.0, least=2)
+    clients.invite(Invitation(1.0, rounds=20))
+    links.delays["p2"] = 0.05
+    assert counts(clients, 3) == [2, 2, 2]
+    assert clients.names == ["p0", "p1"]
+    assert village.check()["p2"] == (0, 0)
+
+
+# --- the pace
+
+
+def test_the_slowest_does_not_set_the_pace(village, clock):
+    _, clients = crowd(village, clock, parties=5, delays={"p4": 8.0}, quorum=0.8, deadline=1.0, patience=9)
+    began = clock.now
+    assert counts(clients, 4) == [4] * 4
+    assert clock.now - began < 4 * 1.5
+    assert village.check()["p4"] == (4, 4)  # charged, and dropped
+
+
+def test_everybody_who_is_quick_counts_even_above_the_quorum(village, clock):
+    _, clients = crowd(village, clock, parties=4, delays={"p3": 0.9}, quorum=0.5, deadline=1.0)
+    assert counts(clients, 2) == [4, 4]
+
+
+def test_without_a_quorum_a_round_waits_until_its_time_is_up(village, clock):
+    _, clients = crowd(village, clock, delays={"p1": 6.0, "p2": 5.0}, quorum=1.0, deadline=1.0)
+    began = clock.now
+    assert counts(clients, 1) == [3]
+    assert clock.now - began >= 6.0
+
+
+def test_late_answers_count_less_where_the_job_says_so(village, clock):
+    links, clients = crowd(
+        village,
+        clock,
+        delays={"p2": 1.7},
+        quorum=0.6,
+        deadline=1.0,
+        averaging=Averaging(staleness=2),
+    )
+    late = [clients.ask(GRADIENT, np.array([0.1 * t, 0.0, 0.0])) for t in range(6)]
+    assert [answers.count for answers in late] == [2, 3, 2, 3, 2, 3]
+    fresh, with_late = late[0], late[1]
+    share = 22 / np.sqrt(2.0)  # p2 has 22 records, and is a round late; weights are by precision
+    terms = [clients.terms(place) for place in range(3)]
+    weights = [term.expected / term.variance for term in terms]
+    assert fresh.divisor == pytest.approx(weights[0] * 20 + weights[1] * 21)
+    assert with_late.divisor == pytest.approx(fresh.divisor + weights[2] * share)
+    assert clients.status().parties[2].stale == 1
+    assert links.questions("p2") == 3  # one question in two rounds, and each answer is used
+    assert village.check() == {"p0": (6, 6), "p1": (6, 6), "p2": (3, 3)}
+
+
+def test_an_answer_that_is_too_late_is_dropped_and_its_party_asked_anew(village, clock):
+    links, clients = crowd(
+        village,
+        clock,
+        delays={"p2": 9.0},
+        quorum=0.6,
+        deadline=1.0,
+        patience=9,
+        averaging=Averaging(staleness=1),
+    )
+    assert counts(clients, 4) == [2] * 4
+    assert links.questions("p2") == 2
+    assert village.check()["p2"] == (2, 2)
+
+
+def test_a_resumed_coordinator_still_waits_for_what_it_is_owed(village, clock, tmp_path):
+    options = {
+        "quorum": 0.6,
+        "deadline": 1.0,
+        "averaging": Averaging(staleness=2),
+        "checkpoint": tmp_path / "c",
+    }
+    links, clients = crowd(village, clock, delays={"p2": 1.7}, **options)
+    assert clients.ask(GRADIENT, W).count == 2
+    clients.close()
+    again = village.clients(links, seconds=10.0, **options)
+    again.invite(Invitation(1.0, rounds=20))
+    assert again.ask(GRADIENT, W).count == 2  # from the checkpoint
+    assert again.ask(GRADIENT, W).count == 3
+    assert links.questions("p2") == 1
+    assert village.check()["p2"] == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "options", [{"quorum": 0.0}, {"quorum": 1.1}, {"deadline": 0.0}, {"deadline": float("nan")}]
+)
+def test_what_a_pace_must_be(options, village, clock):
+    with pytest.raises(InvalidValue, match=next(iter(options))):
+        crowd(village, clock, **options)
+
+
+def test_distributed_noise_shows_no_single_upload_to_average(village, clock):
+    village.settle(3, limits='trust = "distributed"\ncolluding = 1', epsilon=1e6)
+    clients = village.clients(Links(village, clock), averaging=Averaging(mean="median"))
+    with pytest.raises(Unsupported, match="local trust"):
+        clients.invite(Invitation(1.0, rounds=5, noise_multiplier=0.5, trust="distributed", survivors=2))
+
+
+# --- terms that change
+
+
+def test_terms_change_on_the_way_and_every_guard_prices_them_under_one_ledger(village, clock):
+    _, clients = crowd(village, clock)
+    assert counts(clients, 5) == [3] * 5
+    clients.invite(Invitation(1.0, rounds=4))  # a quarter is spent: three of four rounds are left
+    assert clients.left.tolist() == [3, 3, 3]
+    assert counts(clients, 3) == [3, 3, 3]
+    assert states(clients) == ["spent"] * 3
+    with pytest.raises(BudgetSpent):
+        clients.ask(GRADIENT, W)
+    with pytest.raises(BudgetSpent, match="no party agreed"):
+        clients.invite(Invitation(1.0, Poisson(0.5), 4))  # which no filter of theirs prices
+    assert village.check(verify="p0") == dict.fromkeys(village.houses, (8, 8))
+
+
+def test_a_party_that_refused_may_accept_other_terms(village, clock):
+    village.settle(2)
+    house = village.houses["p1"]
+    house.policy.write_text(house.policy.read_text().replace("clip = 3.0", "clip = 0.5"))
+    clients = village.clients(Links(village, clock), seconds=10.0)
+    clients.invite(Invitation(1.0, rounds=4))
+    assert states(clients) == ["here", "refused"]
+    assert counts(clients, 1) == [1]
+    clients.invite(Invitation(0.5, rounds=4))
+    assert counts(clients, 1) == [2]
+    assert village.check() == {"p0": (2, 2), "p1": (1, 1)}
+
+
+def test_changed_terms_resume_as_they_were(village, clock, tmp_path):
+    links, clients = crowd(village, clock, checkpoint=tmp_path / "c")
+    counts(clients, 2)
+    clients.invite(Invitation(1.0, rounds=10))
+    last = clients.ask(GRADIENT, W)
+    clients.close()
+    links.delays = dict.fromkeys(links.delays)
+    again = village.clients(links, checkpoint=tmp_path / "c", seconds=10.0)
+    again.invite(Invitation(1.0, rounds=20))
+    counts(again, 2)
+    again.invite(Invitation(1.0, rounds=10))
+    np.testing.assert_array_equal(again.ask(GRADIENT, W).total, last.total)
+
+
+def test_state_survives_a_snapshot(village, clock):
+    _, clients = crowd(village, clock)
+    party = clients._members[0]
+    party.owes, party.stale, party.broke, party.state = 7, 2, True, State.AWAY
+    said = party.snapshot()
+    other = clients._members[1]
+    other.restore(said)
+    assert other.snapshot() == said
