@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from farthing.deploy.averages import Averaging, Mean, Upload
+from farthing.deploy.averages import Averaging, MeanRule, Upload
 from farthing.errors import InvalidValue
 from farthing.federated.terms import Weights
 
@@ -22,7 +22,7 @@ def test_a_weighted_mean_is_the_sum_over_the_divisor():
     assert got.variance == pytest.approx((weights[0] ** 2 * 4 + weights[1] ** 2) / (weights @ [10, 30]) ** 2)
 
 
-@pytest.mark.parametrize("mean", [Mean.TRIMMED, Mean.MEDIAN])
+@pytest.mark.parametrize("mean", [MeanRule.TRIMMED, MeanRule.MEDIAN])
 @pytest.mark.parametrize("parties", [3, 4, 7, 10])
 def test_one_liar_moves_no_coordinate_beyond_the_honest(mean, parties):
     rng = np.random.default_rng(parties)
@@ -40,7 +40,7 @@ def test_a_trimmed_mean_leaves_out_as_many_as_it_says():
     assert Averaging(mean="median").combined(some, Weights.PLAIN).mean[0] == 4.5
 
 
-@pytest.mark.parametrize("mean", list(Mean))
+@pytest.mark.parametrize("mean", list(MeanRule))
 @pytest.mark.parametrize("parties", [2, 3, 5, 12])
 def test_the_variance_of_a_mean_is_no_less_than_what_its_noise_has(mean, parties):
     """20,000 draws of equal noise: 6 standard errors of a variance are 6 √(2/20000) of it."""

@@ -18,7 +18,7 @@ if it is at most ``staleness`` rounds late; otherwise it is dropped. It was char
 
 >>> honest = [Upload(np.array([1.0]), 1.0, 0.01) for _ in range(4)]
 >>> liar = Upload(np.array([50.0]), 1.0, 0.01)
->>> [float(Averaging(mean=mean).combined([*honest, liar], Weights.PLAIN).mean[0]) for mean in Mean]
+>>> [float(Averaging(mean=mean).combined([*honest, liar], Weights.PLAIN).mean[0]) for mean in MeanRule]
 [10.8, 1.0, 1.0]
 """
 
@@ -37,7 +37,7 @@ from farthing.federated.terms import Weights, weight_of
 Array = NDArray[np.float64]
 
 
-class Mean(StrEnum):
+class MeanRule(StrEnum):
     """A rule that makes one mean of all uploads."""
 
     WEIGHTED = "weighted"  # by records or noise, as the method says
@@ -77,14 +77,14 @@ class Combined:
 class Averaging:
     """The settings of the mean: [averaging] in a run's file."""
 
-    mean: Mean = Mean.WEIGHTED
+    mean: MeanRule = MeanRule.WEIGHTED
     trim: float = 0.1  # the share of votes left out at each end; at least one
     records: int | None = None  # no statement of more records counts more
     epsilon: float | None = None  # no statement of a larger budget counts more
     staleness: int = 0  # rounds by which an answer may be late
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", validate.choice(Mean, mean=self.mean))
+        object.__setattr__(self, "mean", validate.choice(MeanRule, mean=self.mean))
         if not 0 < validate.positive(trim=self.trim) < 0.5:
             raise InvalidValue(f"trim must lie between 0 and 0.5, got {self.trim!r}")
         if self.records is not None:
@@ -103,7 +103,7 @@ class Averaging:
         """Return the sum of some uploads, in their order."""
         expected, variance = _of(uploads, "expected"), _of(uploads, "variance")
         counted = expected if self.records is None else np.minimum(expected, self.records)
-        if self.mean is not Mean.WEIGHTED:
+        if self.mean is not MeanRule.WEIGHTED:
             return self._voted(
                 [upload.value / upload.expected for upload in uploads], counted, expected, variance
             )
@@ -121,7 +121,7 @@ class Averaging:
         """
         n, out = len(votes), max(1, math.floor(self.trim * len(votes)))
         each, divisor = float(np.mean(variance / expected**2)), float(counted.sum())
-        if self.mean is Mean.MEDIAN or n <= 2 * out:
+        if self.mean is MeanRule.MEDIAN or n <= 2 * out:
             return Combined(np.median(votes, axis=0) * divisor, divisor, each * min(1.0, math.pi / 2 / n))
         kept = np.sort(votes, axis=0)[out : n - out]
         return Combined(kept.mean(axis=0) * divisor, divisor, each * min(1 / len(kept), math.pi / 2 / n))

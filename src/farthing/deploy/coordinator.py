@@ -1,6 +1,6 @@
 """Coordinate parties whose guards run elsewhere: `Remote` gives algorithms the interface of `Clients`.
 
-`Remote` greets every enrolled party, proposes terms, and asks round by round over a `Transport`; its `Roster`
+`Remote` greets every enrolled party, proposes terms, and asks round by round over a `Transport`; its `PartyRoster`
 knows who is there. A round ends when all parties that were asked have answered, or after ``deadline`` seconds
 when a ``quorum`` of them has, or when the time is up. A late answer is dropped, or counts in a later round
 (`Averaging.staleness`). Parties may come, go and return at no charge. Uploads are added in the order of the
@@ -53,7 +53,7 @@ from farthing.deploy.messages.signed import (
     refuse,
     unpack_numbers,
 )
-from farthing.deploy.roster import PAUSE, Party, PartyStatus, Roster, State, Status, longest
+from farthing.deploy.roster import PAUSE, Party, PartyRoster, PartyStatus, State, Status, longest
 from farthing.deploy.secagg.sessions import Session
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.federated.protocol import Answers, enough_came
@@ -118,7 +118,7 @@ class Remote:
         self._recent: dict[int, tuple[Question, bytes]] = {}  # questions whose answers may still come
         self._checkpoint = Checkpoint(checkpoint, run, enrolled)
         requests = SignedExchange(transport, signer, self._enrolled)
-        self._roster = Roster(requests, self._enrolled, self._turn(), self._dataset, self._patience)
+        self._roster = PartyRoster(requests, self._enrolled, self._turn(), self._dataset, self._patience)
         try:
             self._gather()
         except BaseException:

@@ -1,6 +1,6 @@
 """Keep the roster of a run: what each party announced, the state that it is in, and who comes and goes.
 
-`Roster` greets every enrolled party, proposes terms, and notes who answers. A party that missed ``patience``
+`PartyRoster` greets every enrolled party, proposes terms, and notes who answers. A party that missed ``patience``
 rounds in a row is away: it is not waited for. Who is away, or never came, is greeted again in the first
 exchange of every round, at no charge; who replies takes part from the next round on. All of it is public.
 """
@@ -169,7 +169,7 @@ def longest(terms: Terms, records: int, size: int) -> float:
     return (terms.bound.clip * (records + 1) + noise) * (1 + 1e-6)
 
 
-class Roster:
+class PartyRoster:
     """The enrolled parties of a run, those that took part in it (``members``), and their terms."""
 
     def __init__(

@@ -52,7 +52,7 @@ from farthing import validate
 from farthing.budget import Budget
 from farthing.data import model_file, table_files
 from farthing.data.schema import Categorical, Schema
-from farthing.deploy.averages import Averaging, Mean
+from farthing.deploy.averages import Averaging, MeanRule
 from farthing.deploy.coordinator import Remote, State
 from farthing.deploy.flower.superlink import Address, SuperLink, needs_flower
 from farthing.deploy.keys import PublicKeys
@@ -201,7 +201,7 @@ def _options(given: Settings) -> dict[str, Any]:
 def _averaging(given: Settings) -> Averaging:
     """Return the settings of the mean in an [averaging] table."""
     made = Averaging(
-        mean=validate.choice(Mean, mean=given.text("mean", "weighted")),
+        mean=validate.choice(MeanRule, mean=given.text("mean", "weighted")),
         trim=given.number("trim", 0.1),
         records=given.whole("records", None),
         epsilon=given.number("epsilon", None),
