@@ -1,6 +1,6 @@
 """Coordinate parties whose guards run elsewhere: `Remote` gives algorithms the interface of `Clients`.
 
-`Remote` greets every enrolled party, proposes terms, and asks round by round over a `Transport`; its `PartyRoster`
+`Remote` greets every enrolled party, proposes terms, and asks round by round over a `Transport`; its roster
 knows who is there. A round ends when all parties that were asked have answered, or after ``deadline`` seconds
 when a ``quorum`` of them has, or when the time is up. A late answer is dropped, or counts in a later round
 (`Averaging.staleness`). Parties may come, go and return at no charge. Uploads are added in the order of the
