@@ -4,6 +4,7 @@ The checker reads ledgers, heads and answer logs with its own SQL, hashing and p
 """
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -27,6 +28,7 @@ from scipy.special import log_ndtr
 
 import farthing
 from farthing.data.tables import Features
+from farthing.deploy import factories
 from farthing.deploy.coordinator import Remote
 from farthing.deploy.guard import server
 from farthing.deploy.guard.policy import Policy
@@ -342,7 +344,8 @@ def read(reply: bytes, house: House):
     fields = found.fields().plain()
     if found.kind is MessageKind.REFUSAL:
         return Reason(fields["reason"])
-    return fields | {"kind": found.kind, "value": np.frombuffer(found.body)}
+    value = np.frombuffer(found.body, dtype="<f4" if len(found.body) % 8 else "<f8")
+    return fields | {"kind": found.kind, "value": value, "body": found.body}
 
 
 def check(house: House, verify: bool = False) -> tuple[int, int]:
@@ -433,6 +436,69 @@ def roomy(prefix: str) -> Path:
     """A new folder, in memory where that is possible."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     return Path(tempfile.mkdtemp(prefix=prefix, dir=memory))
+
+
+MODELS = """
+import torch
+from torch import nn
+
+
+def make_model():
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+
+
+def loss(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+"""
+
+
+class Installed:
+    """Parties that have installed a small network; see `install`."""
+
+    size = 23
+
+    def __init__(self, village: Village, source: str = MODELS) -> None:
+        self.village, self.folder = village, village.folder / "models"
+        self.module = f"models_{os.urandom(4).hex()}"
+        self.folder.mkdir()
+        (self.folder / f"{self.module}.py").write_text(source)
+        self.names = f"{self.module}:make_model", f"{self.module}:loss"
+        self.hash = factories.source_hash(self.names, self.folder)
+
+    def settle(self, parties=2, records=40, *, models="", inputs="", unit="record", **more):
+        """Parties with records for the network; what is given goes into their policies."""
+        limits = more.pop("limits", "")
+        self.village.settle(parties, records, budget=f'unit = "{unit}"', **more)
+        entries = {"factory": self.names[0], "loss": self.names[1], "hash": self.hash}
+        lines = "\n".join(f'{name} = "{value}"' for name, value in entries.items())
+        for seed, house in enumerate(self.village.houses.values()):
+            rng = np.random.default_rng(seed)
+            X = rng.normal(size=(records + seed, 4)).astype(np.float32)
+            users = np.arange(records + seed) // 4
+            np.savez(house.folder / "records.npz", X=X, y=(X[:, 0] > 0).astype(np.int64), users=users)
+            text = house.policy.read_text().replace("width = 2\n", f"{limits}\n")
+            size = {"record": records + seed, "user": int(users[-1]) + 1, "party": 1}[unit]
+            text = text.replace(f"size = {records + seed}\n", f'size = {size}\nmodules = "../models"\n')
+            each = "records_per_user = 4\n" if unit == "user" else ""
+            text += f"\n[models.small]\n{lines}\nweights = 100\nsteps = 4\n{models}\n"
+            house.policy.write_text(text + f"\n[inputs]\nshape = [4]\nclasses = 2\n{each}{inputs}\n")
+        return self
+
+    def question(self, number=1, *, w=None, body=None, lies=None, **more):
+        """A question about the network: see `Village.question`; ``lies`` bend what is asked about it."""
+        w = np.zeros(self.size) if w is None else np.asarray(w)
+        asked = {"network": "small", "hash": self.hash, "kind": "gradient"} | (lies or {})
+        more = {"lies": {"contribution": asked, "shape": list(w.shape)}} | more
+        body = np.asarray(w, dtype="<f4").tobytes() if body is None else body
+        return self.village.question(number, body=body, **more)
+
+
+@pytest.fixture
+def installed(village):
+    """See `Installed`."""
+    pytest.importorskip("torch")
+    return functools.partial(Installed, village)
 
 
 @pytest.fixture

@@ -13,34 +13,26 @@ The guarantee is the ledger's: (ε, δ) of the policy for one unit, under its ad
 sees everything that the guard ever sends. Rounds whose price the ledger's filter knows are charged to it one
 by one (`GdpFilter` prices those without sampling exactly; the menu of a policy prices sampled ones): runs may
 then end early, and terms may change, at no loss. Other prices are promised ahead: the first run settles them.
-
-`AnswerLog` logs released answers: one line an answer, written and flushed before the answer is sent.
-
-Each line names the key, the row of the ledger that charged it and the SHA-256 of the answer, and carries the
-hash of the line before it. Together with the ledger it lets anybody check that no answer went out without a
-charge. It also serves as a copy of the journal's head: a ledger that lacks a row named in the log was rolled
-back to an earlier state, and locks.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
 import math
-import os
 import threading
 from bisect import bisect_left
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from farthing.deploy.guard.answer_log import AnswerLog
+from farthing.deploy.guard.answerable import Answerable, Tables
 from farthing.deploy.guard.masking import Masking
 from farthing.deploy.guard.policy import Policy, TermsPricing, spending
 from farthing.deploy.messages import forms
 from farthing.deploy.messages.forms import Question, RoundId
+from farthing.deploy.messages.networks import refuse_weights
 from farthing.deploy.messages.signed import (
     LARGEST_HEADER,
     MessageKind,
@@ -49,10 +41,8 @@ from farthing.deploy.messages.signed import (
     Refused,
     Signer,
     digest,
-    pack_numbers,
     refuse,
     seal,
-    unpack_numbers,
     unseal,
 )
 from farthing.deploy.secagg.protocol import own_cell
@@ -65,106 +55,17 @@ from farthing.errors import (
     PromiseBroken,
     Unsupported,
 )
+from farthing.federated.local_steps import LocalSteps
 from farthing.federated.protocol import ClientAgent
 from farthing.federated.terms import Invitation, Terms, Trust
 from farthing.ledger.journal import Row
-from farthing.ledger.journal_head import create_private, failing_closed
 from farthing.ledger.ledger import Ledger
 from farthing.noise.lattice import Stream
 from farthing.queries.events import encode
 from farthing.queries.query import Answer, Records
 
-_FIRST = "0" * 64
-_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
-
-
-class AnswerLog:
-    """An append-only log of released answers, held by one process at a time."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = os.fspath(path)
-        if not Path(self.path).parent.is_dir():
-            raise InvalidValue(f"answers must be logged in an existing directory, got {self.path!r}")
-        with failing_closed(self.path):
-            create_private(self.path)
-            self._file = os.open(self.path, os.O_RDWR | os.O_APPEND)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._file)
-            raise InvalidValue(f"another guard is at work on {self.path!r}") from None
-        self._rows: dict[str, tuple[int, str, str]] = {}  # key -> row, its hash, SHA-256 of the answer
-        self._last = _FIRST
-        try:
-            with failing_closed(self.path):
-                self._read()
-        except BaseException:
-            self.close()
-            raise
-
-    def _read(self) -> None:
-        content = os.pread(self._file, os.fstat(self._file).st_size, 0)
-        if not content:  # the file may be new: its name must be on disk before any line is
-            folder = os.open(Path(self.path).parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-        whole = content.rpartition(b"\n")[0]
-        self._size = len(whole) + 1 if whole else 0
-        if self._size < len(content):  # torn by a crash, so its answer was never sent
-            os.ftruncate(self._file, self._size)
-        for number, line in enumerate(whole.splitlines()):
-            try:
-                entry = json.loads(line)
-                key, row = entry["key"], (int(entry["row"]), str(entry["hash"]), str(entry["answer"]))
-                follows = entry["previous"] == self._last
-            except (ValueError, LookupError, TypeError):
-                follows = False
-            if not follows:
-                raise LedgerLocked(f"log {self.path}: line {number + 1} was changed, or lines are missing")
-            self._rows[key], self._last = row, hashlib.sha256(line).hexdigest()
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._rows
-
-    def check(self, hashes: Sequence[str], ledger: object) -> None:
-        """Raise `LedgerLocked` unless the ledger with these rows holds every row that charged an answer."""
-        for seq, held, _ in self._rows.values():
-            if not (seq < len(hashes) and hashes[seq] == held):
-                raise LedgerLocked(
-                    f"journal {ledger}: it lacks row {seq}, which charged an answer in {self.path}: it was "
-                    "rolled back to an earlier state. Nothing more is charged or released"
-                )
-
-    def append(self, key: str, seq: int, digest: str, answer: str) -> None:
-        """Append one line, on disk when this returns; a line already there is not repeated."""
-        if key in self._rows:
-            if self._rows[key] != (seq, digest, answer):
-                raise LedgerLocked(f"log {self.path}: another answer was logged under {key!r}")
-            return
-        entry: dict[str, Any] = {"key": key, "row": seq, "hash": digest, "answer": answer}
-        line = _encode(entry | {"previous": self._last}).encode("ascii") + b"\n"
-        with failing_closed(self.path):
-            try:
-                if os.write(self._file, line) != len(line):
-                    raise OSError("only part of a line could be written")
-                os.fsync(self._file)
-            except OSError:
-                os.ftruncate(self._file, self._size)
-                raise
-        self._rows[key], self._last = (seq, digest, answer), hashlib.sha256(line[:-1]).hexdigest()
-        self._size += len(line)
-
-    def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-
 log = logging.getLogger("farthing.deploy.guard")
 
-_LONGEST = 1e6  # the largest factor between 1 and an intercept or radius
 _LOCKED = "the ledger cannot be written, or is not the newest: nothing is released"
 
 
@@ -172,10 +73,17 @@ class Guard:
     """A party's guard over its records, which answers one question at a time; thread-safe."""
 
     def __init__(
-        self, policy: Policy, records: Records, signer: Signer, *, stream: Stream | None = None
+        self,
+        policy: Policy,
+        records: Records,
+        signer: Signer,
+        *,
+        answerable: Answerable | None = None,
+        stream: Stream | None = None,
     ) -> None:
         self.policy, self._signer = policy, signer
-        self.largest = LARGEST_HEADER + 8 * policy.limits.coordinates + Masking.largest(policy) + 256
+        self._answerable = answerable if answerable is not None else Tables(policy.limits)
+        self.largest = LARGEST_HEADER + self._answerable.largest + Masking.largest(policy) + 256
         distributed = policy.limits.trust is Trust.DISTRIBUTED
         self._masking = Masking(policy, signer, self) if distributed else None
         self._lock = threading.Lock()
@@ -291,15 +199,18 @@ class Guard:
 
     def _question(self, opened: Opened) -> bytes:
         question = Question.of(opened.fields())
-        w = unpack_numbers(opened.body, question.shape)
+        w = question.weights(opened.body)
         if self.policy.limits.trust is not Trust.LOCAL:
             refuse(Reason.TRUST, "under distributed trust only masked answers are released")
         terms, key, _ = self.admitted(question)
-        answer = self.ask(question, terms, w, key)
-        body = pack_numbers(answer.value)
+        if (local := self._answerable.local_steps(question.contribution)) is not None:
+            value, told = self._stepped(question, terms, w, key, local)
+        else:
+            answer = self.ask(question, terms, w, key)
+            value, told = answer.value, self.released(key, answer, terms)
+        body = question.pack(value)
         header = {"weights": digest(opened.body), "update": digest(body)}
-        header |= self.released(key, answer, terms)
-        return self._sealed(MessageKind.ANSWER, question.turn, opened, header, body)
+        return self._sealed(MessageKind.ANSWER, question.turn, opened, header | told, body)
 
     # --- checking questions
 
@@ -330,19 +241,7 @@ class Guard:
     def admitted(self, question: Question) -> tuple[Terms, str, bool]:
         """Return our terms, the key to charge and whether it is new, if policy and past rounds allow."""
         self._of_ours(question.dataset)
-        limits, features = self.policy.limits, question.contribution.features
-        if forms.loss_name(question.contribution) not in limits.losses:
-            refuse(Reason.LOSS, f"allowed losses: {', '.join(limits.losses)}")
-        if features.width != limits.width:
-            refuse(Reason.SHAPE, f"records have {limits.width} features")
-        lengths = [length for length in (features.intercept, features.radius) if length]
-        if not all(1 / _LONGEST <= length <= _LONGEST for length in lengths):
-            refuse(Reason.SHAPE, f"intercept and radius must lie within a factor of {_LONGEST:g} of 1")
-        if not limits.allows_shape(question.contribution.loss, features.size, question.shape):
-            refuse(
-                Reason.SHAPE,
-                f"weights must have {features.size} rows and the {limits.outputs} columns allowed",
-            )
+        self._answerable.refuse(question)
         self._past.read(self._ledger)
         self._past.must_hold(question.seen)
         terms = self._allowed(question.invitation)
@@ -354,8 +253,8 @@ class Guard:
             refuse(Reason.NOISE, "there is no lattice for so much noise on so many coordinates")
         new = self._past.is_new(question.turn, key)
         if new:
-            if self._past.charged >= limits.rounds:
-                refuse(Reason.ROUNDS, f"all {limits.rounds} rounds that the policy allows have been taken")
+            if self._past.charged >= (most := self.policy.limits.rounds):
+                refuse(Reason.ROUNDS, f"all {most} rounds that the policy allows have been taken")
             if self._left(terms) == 0:
                 refuse(Reason.SPENT, "the next round does not fit the budget")
         return terms, key, new
@@ -378,7 +277,8 @@ class Guard:
         try:
             if not self._adaptive(terms):
                 self._agent.join(question.invitation)
-            return self._attached.ask(terms.query(question.contribution), w, key=key)
+            asked = self._answerable.contribution(question.contribution)
+            return self._attached.ask(terms.query(asked), w, key=key)
         except BudgetSpent:
             refuse(Reason.SPENT, "the next round does not fit the budget")
         except PromiseBroken:
@@ -389,6 +289,26 @@ class Guard:
             if before:
                 refuse(Reason.CONFLICT, "this round was asked with the same nonce at other weights")
             raise
+
+    def _stepped(
+        self, question: Question, terms: Terms, w: Any, key: str, local: LocalSteps
+    ) -> tuple[Any, dict[str, Any]]:
+        """Take local private steps, each charged, kept and logged under a key of its own.
+
+        The weights of a later step follow from answers that were charged, so that a refusal of them tells
+        nothing more. A repeated question takes as many steps as the first did: what it charged counts.
+        """
+        answers: list[tuple[str, Answer]] = []
+
+        def mean(at: Any) -> Any:
+            refuse_weights(at)
+            step = f"{key}/{len(answers) + 1}"
+            answers.append((step, self.ask(question, terms, at, step)))
+            return answers[-1][1].value / terms.expected
+
+        update, taken = local.run(mean, w, self._left(terms) + self._past.taken(key))
+        told = [self.released(step, answer, terms) for step, answer in answers]
+        return terms.expected * update, told[-1] | {"taken": taken}
 
     def released(self, key: str, answer: Answer, terms: Terms) -> dict[str, Any]:
         """Log an answer durably; return the row that charged it and the rounds left."""
@@ -415,6 +335,7 @@ class _Past:
         self._prefix = f"{dataset}/"
         self.hashes: list[str] = []
         self._rounds: dict[str, dict[int, str]] = {}  # run -> round -> key
+        self._taken: dict[str, int] = {}  # key -> answers that were charged under it
         self.dataset: str | None = None
         self.promised: dict[str, int] = {}
         self.counts: dict[str, int] = {}
@@ -436,12 +357,17 @@ class _Past:
         key = body.get("answer", {}).get("key", "") if row.kind == "charge" else ""
         if key.startswith(self._prefix):
             run, number = key.split("/")[1:3]
-            self._rounds.setdefault(run, {})[int(number)] = key
+            self._rounds.setdefault(run, {})[int(number)] = round_of(key)
+            self._taken[round_of(key)] = self.taken(key) + 1
 
     def holds(self, key: str) -> bool:
         """Return whether a key was charged."""
         run, number = key.split("/")[1:3]
-        return self._rounds.get(run, {}).get(int(number)) == key
+        return self._rounds.get(run, {}).get(int(number)) == round_of(key)
+
+    def taken(self, key: str) -> int:
+        """Return how many answers were charged under a key: local steps have a number behind it."""
+        return self._taken.get(round_of(key), 0)
 
     @property
     def charged(self) -> int:
@@ -469,6 +395,11 @@ class _Past:
         if before is not None or turn.round < max(rounds, default=1):
             refuse(Reason.STALE, "this round is over")
         return True
+
+
+def round_of(key: str) -> str:
+    """Return the key of a round, without the number of a local step."""
+    return "/".join(key.split("/")[:5])
 
 
 def _text(event: dict[str, Any]) -> str:

@@ -27,7 +27,6 @@ from farthing.deploy.messages.signed import (
     pack_table,
     refuse,
     table_size,
-    unpack_numbers,
     unpack_table,
 )
 from farthing.deploy.secagg.protocol import ADVERT, SEALED, Masked, Member, own_cell, pack_words, session_of
@@ -146,7 +145,7 @@ class Masking:
         sealed = unpack_table(opened.body[:length], len(self._policy.parties), (SEALED,))
         if digest(opened.body[length:]) != session.weights:
             refuse(Reason.CONFLICT, "these are not the weights that the session was opened for")
-        w = unpack_numbers(opened.body[length:], question.shape)
+        w = question.weights(opened.body[length:])
         mask = session.member.mask(sealed, w.size)
         inner = terms.mechanism
         masked = Masked(inner.noise_multiplier, inner, own_cell(terms, w.size), mask)

@@ -26,7 +26,8 @@
     draw = "poisson:0.1"
     noise = 2.0
 
-Paths are relative to the file. An unknown entry is an error.
+Paths are relative to the file. An unknown entry is an error. The entries of a policy for networks,
+[models.NAME] and [inputs], are those of `farthing.deploy.guard.models`.
 
 >>> Limits(noise=2.0, clip=3.0, rounds=10, draws=(Poisson(0.1),)).allows_draw(Poisson(0.05))
 True
@@ -50,8 +51,9 @@ from typing import Any
 from farthing import validate
 from farthing.accounting.filters import Filter
 from farthing.accounting.menu import Menu
-from farthing.budget import Budget, Observer
+from farthing.budget import Budget, Observer, Unit
 from farthing.deploy import toml_settings
+from farthing.deploy.guard.models import Inputs, InstalledModel, inputs_of, models_of
 from farthing.deploy.messages import forms
 from farthing.deploy.messages.signed import Reason, Refused, checked_name, public_key, refuse
 from farthing.errors import FarthingError, InvalidValue
@@ -142,6 +144,11 @@ class Policy:
     parties: dict[str, bytes] = field(default_factory=dict)  # enrolled, for secure aggregation
     peers: tuple[int, ...] = ()  # user ids that may connect besides the guard's own
     group: int | None = None  # a group whose members may open the socket; by default only its owner may
+    modules: Path | None = None  # a folder with modules of the party's own
+    models: dict[str, InstalledModel] = field(
+        default_factory=dict
+    )  # networks that are answered about, by name
+    inputs: Inputs = field(default_factory=Inputs)
     menu: tuple[tuple[Draw, float], ...] = ()  # draws and noise multipliers that are paid for round by round
 
     def __post_init__(self) -> None:
@@ -155,6 +162,8 @@ class Policy:
                 f"under {self.limits.trust} trust a budget holds against {self.limits.trust.observer}, "
                 f"not against {self.budget.observer}"
             )
+        if self.models and self.budget.unit is Unit.PARTY and self.size != 1:
+            raise InvalidValue(f"size must be 1 where the whole party is protected, got {self.size}")
         if self.limits.trust is Trust.DISTRIBUTED and len(self.parties) < 2:
             raise InvalidValue("distributed noise needs [parties], the public keys of all who are enrolled")
 
@@ -180,11 +189,18 @@ class Policy:
             limits["draws"] = tuple(forms.draw_of(text) for text in _texts("draws", limits["draws"]))
         if "losses" in limits:
             limits["losses"] = _texts("losses", limits["losses"])
+        tables = sorted({"losses", "width", "outputs"} & set(limits))
+        if tables and "models" in values:
+            raise InvalidValue(f"[limits] {tables[0]} is for tables: a policy with [models] has none")
         made = _made("[limits]", Limits, limits)
         budget = _known("[budget]", _table(values, "budget"), {item.name for item in fields(Budget)})
         values["budget"] = _made("[budget]", Budget, {"observer": made.trust.observer} | budget)
         values["limits"] = made
-        for name in ("records", "ledger", "socket", "key", "answers"):
+        values["models"] = models_of(values.get("models", {}))
+        values["inputs"] = inputs_of(values.get("inputs", {}))
+        if values["inputs"].dataset:
+            values.setdefault("records", "no-file")
+        for name in ("records", "ledger", "socket", "key", "answers", "modules"):
             if name in values:
                 values[name] = folder / _text(name, values[name])
         if values.get("schema") not in (None, "adult"):

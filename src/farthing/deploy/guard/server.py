@@ -22,6 +22,8 @@ import numpy as np
 
 from farthing.data import table_files
 from farthing.data.tables import Table
+from farthing.deploy.guard.answerable import Networks
+from farthing.deploy.guard.examples import examples_of
 from farthing.deploy.guard.keeper import Guard
 from farthing.deploy.guard.policy import Policy
 from farthing.deploy.messages.signed import PREFIX, Refused, Signer, expected_size
@@ -199,8 +201,12 @@ def _arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def opened(policy: Policy, *, stream: Stream | None = None) -> Guard:
-    """Return the guard of a policy, over its records."""
-    return Guard(policy, records_of(policy), Signer.load(policy.key), stream=stream)
+    """Return the guard of a policy, over its records; PyTorch is imported for networks only."""
+    signer = Signer.load(policy.key)
+    if not policy.models:
+        return Guard(policy, records_of(policy), signer, stream=stream)
+    networks = Networks(policy, examples_of(policy))
+    return Guard(policy, networks.records, signer, answerable=networks, stream=stream)
 
 
 def guard(path: Path, *, check: bool = False, stream: Stream | None = None) -> str:

@@ -1,12 +1,13 @@
 """Convert the content of messages to JSON values and back: invitations, contributions, budgets, draws.
 
-Only what this module defines can be asked over the network: gradients of four losses on public features.
-Anything else that a message names is refused.
+Only what this module defines can be asked over the network: gradients of four losses on public features, and
+questions about networks that a party has installed (`NetworkAsk`). Anything else that a message names is
+refused.
 
 >>> from farthing.linear.losses import logistic
 >>> asked = Gradient(logistic, Features(3, intercept=0.3, radius=1.5))
->>> contribution_of(Fields(contribution(asked))).features.radius
-1.5
+>>> contribution_of(Fields(contribution(asked))) is contribution_of(Fields(contribution(asked)))
+True
 >>> draw_of(draw(Poisson(0.25)))
 Poisson(sampling_rate=0.25)
 
@@ -32,13 +33,20 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from functools import lru_cache
 from os import PathLike, fspath
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farthing.budget import Budget
 from farthing.data.tables import Features
+from farthing.deploy.messages.networks import (
+    MOST_WEIGHTS,
+    NetworkAsk,
+    pack_weights,
+    unpack_update,
+    unpack_weights,
+)
 from farthing.deploy.messages.signed import (
     LARGEST_HEADER,
     NONCE,
@@ -52,8 +60,10 @@ from farthing.deploy.messages.signed import (
     checked_name,
     expected_size,
     message_digest,
+    pack_numbers,
     refuse,
     seal,
+    unpack_numbers,
     unseal,
 )
 from farthing.errors import FarthingError, InvalidValue, Unsupported
@@ -138,8 +148,10 @@ def invitation_of(given: Fields) -> Invitation:
     return made
 
 
-def contribution(of: Contribution) -> dict[str, Any]:
-    """Return a gradient as JSON values; a guard answers nothing else."""
+def contribution(of: "Contribution | NetworkAsk") -> dict[str, Any]:
+    """Return a gradient, or a question about a network, as JSON values; a guard answers nothing else."""
+    if isinstance(of, NetworkAsk):
+        return of.header()
     name = next((name for name, loss in LOSSES.items() if getattr(of, "loss", None) == loss), None)
     if not isinstance(of, Gradient) or name is None:
         raise Unsupported(f"a guard answers gradients of {', '.join(LOSSES)}, got {type(of).__name__}")
@@ -150,8 +162,24 @@ def contribution(of: Contribution) -> dict[str, Any]:
     return {"loss": name, **plain}
 
 
-def contribution_of(given: Fields) -> Gradient:
-    """Return the gradient that `contribution` wrote."""
+def asked_of(of: Contribution) -> "Gradient | NetworkAsk":
+    """Return what a coordinator asks for a contribution: questions about networks describe themselves."""
+    described = getattr(of, "described", None)
+    if described is None:
+        contribution(of)  # refuses what no guard answers
+        return cast(Gradient, of)
+    try:
+        return NetworkAsk.of(Fields(described))
+    except Refused as refusal:
+        raise InvalidValue(
+            f"a guard cannot be asked this ({refusal.text}): give the network a name and its source's hash"
+        ) from None
+
+
+def contribution_of(given: Fields) -> "Gradient | NetworkAsk":
+    """Return the gradient or the question about a network that `contribution` wrote."""
+    if "network" in given.plain():
+        return NetworkAsk.of(given)
     name, width = given.text("loss"), given.whole("width", 1, _WIDEST)
     intercept, radius = given.number("intercept"), given.take("radius")
     given.done()
@@ -222,7 +250,7 @@ class Question:
     turn: RoundId
     dataset: str
     invitation: Invitation
-    contribution: Gradient
+    contribution: Gradient | NetworkAsk
     shape: tuple[int, ...]
     seen: tuple[int, str] | None = None
 
@@ -246,9 +274,28 @@ class Question:
         given.done()
         if not isinstance(shape, list) or not 1 <= len(shape) <= 2:
             refuse(Reason.SHAPE, "weights have one or two sides")
-        if any(type(side) is not int or not 0 < side <= _WIDEST + 1 for side in shape):
+        network = isinstance(asked, NetworkAsk)
+        widest = MOST_WEIGHTS if network else _WIDEST + 1
+        if any(type(side) is not int or not 0 < side <= widest for side in shape):
             refuse(Reason.SHAPE, "a side of the weights is out of range")
+        if network and len(shape) != 1:
+            refuse(Reason.SHAPE, "weights of a network are one flat array")
         return cls(turn, dataset, invited, asked, tuple(shape), row_of(seen))
+
+    def pack(self, values: Array) -> bytes:
+        """Return weights or an answer as a body: float64, or float32 for a network."""
+        network = isinstance(self.contribution, NetworkAsk)
+        return pack_weights(values) if network else pack_numbers(values)
+
+    def weights(self, body: bytes) -> Array:
+        """Return the weights of a question's body; refuse what cannot be computed with."""
+        network = isinstance(self.contribution, NetworkAsk)
+        return unpack_weights(body, self.shape) if network else unpack_numbers(body, self.shape)
+
+    def answer(self, body: bytes) -> Array:
+        """Return the numbers of an answer's body."""
+        network = isinstance(self.contribution, NetworkAsk)
+        return unpack_update(body, self.shape) if network else unpack_numbers(body, self.shape)
 
 
 def row_of(seen: Any) -> tuple[int, str] | None:

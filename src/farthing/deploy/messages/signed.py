@@ -91,6 +91,8 @@ class Reason(StrEnum):
     ROUNDS = "rounds"
     SAMPLER = "sampler"
     LOSS = "loss"
+    MODEL = "model"  # the party has no such model, or its source differs
+    WEIGHTS = "weights"  # a weight that is too large to compute with
     TRUST = "trust"
     SPENT = "spent"  # the next round does not fit the budget
     PROMISED = "promised"  # the budget is promised to other terms
