@@ -53,7 +53,7 @@ class LinearSVC(_Declared, ft.LinearSVC):
 ESTIMATORS = [
     LogisticRegression(1e4, 1e-3),
     LinearSVC(1e4, 1e-3),
-    ft.LinearRegression(1e4, 1e-3, target_bounds=(-300, 300)),
+    ft.LinearRegression(1e4, 1e-3, target_bounds=(-300, 300), max_sample_weight=10.0),
     ft.PCA(1, 1e4, 1e-3),
 ]
 
@@ -62,7 +62,23 @@ def wants_a_row_refused(model, check):
     """One that is not finite, which counts as nothing: an error would tell of it."""
     name = getattr(check, "func", check).__name__
     labels = name == "check_supervised_y_no_nan" and isinstance(model, ft.LinearRegression)
-    return labels or name == "check_estimators_nan_inf"
+    return labels or name in {"check_estimators_nan_inf", "check_all_zero_sample_weights_error"}
+
+
+# They compare two fits, whose noise differs; or go on with a fitted model that no ledger pays for.
+UNLIKE = {
+    "check_sample_weight_equivalence_on_dense_data": AssertionError,
+    "check_sample_weight_equivalence_on_sparse_data": AssertionError,
+    "check_fit_score_takes_y": InvalidValue,
+}
+
+
+def expected(model, check):
+    """The error that a check ends with where a private estimator cannot do as it asks."""
+    if wants_a_row_refused(model, check):
+        return AssertionError
+    name = getattr(check, "func", check).__name__
+    return None if isinstance(model, ft.PCA) else UNLIKE.get(name)
 
 
 # As a list: pytest takes no generator any more, and `parametrize_with_checks` handed it one before 1.8.
@@ -74,7 +90,8 @@ def wants_a_row_refused(model, check):
 def test_scikit_learns_own_checks(estimator, check):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some checks warn on purpose
-        refused = pytest.raises(AssertionError) if wants_a_row_refused(estimator, check) else nullcontext()
+        error = expected(estimator, check)
+        refused = pytest.raises(error) if error else nullcontext()
         with refused:
             check(estimator)
 
@@ -470,11 +487,6 @@ def test_replace_one_is_noisier_at_the_same_budget():
     assert second.privacy_.adjacency == "replace-one"
     events = [model.history_[-1].receipts[-1].event for model in (first, second)]
     assert events[1].noise > 1.9 * events[0].noise
-
-
-def test_sample_weights_are_refused():
-    with pytest.raises(TypeError, match="sample_weight"):
-        ft.LogisticRegression(**BUDGET).fit(X, Y, sample_weight=np.ones(len(Y)))
 
 
 def test_a_method_of_ones_own():

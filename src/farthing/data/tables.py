@@ -69,9 +69,7 @@ class Features:
     intercept: float = 1.0
     radius: float | None = None
     plain: bool = field(init=False, repr=False)  # neither centred nor scaled
-    spread: float = field(
-        init=False, repr=False
-    )  # for `farthing.noise.summing`, of Σ v x and Σ v: see `least`
+    spread: float = field(init=False, repr=False)  # for `farthing.noise.summing`: see `at_least`
 
     def __post_init__(self) -> None:
         d = validate.count(width=self.width)
@@ -203,7 +201,8 @@ class Raw(NamedTuple):
 class Block(NamedTuple):
     """Some rows of a table: x in float64, targets, and the factors of z = h [A (g x - c); b].
 
-    ``unit`` is g, ``shrink`` is h and ``norm`` is |z|, one number a row; None where all are 1.
+    ``unit`` is g, ``shrink`` is h and ``norm`` is |z|, one number a row; None where all are 1. Of a
+    `farthing.data.weighted.WeightedTable`, ``weight`` is each record's share of the largest weight.
     """
 
     x: Any
@@ -211,6 +210,7 @@ class Block(NamedTuple):
     unit: Array | None
     shrink: Array | None
     norm: Array
+    weight: Array | None = None
 
     def margins(self, u: Array, constant: Array) -> Array:
         """Return z·w of every row, for weights that `Features.unfold` turned into weights on x."""

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, logsumexp, softmax
 
 from farthing.data.tables import Block, Features, Table, Weighted
+from farthing.data.weighted import weighed
 from farthing.errors import InvalidValue, Unsupported
 from farthing.noise import native, summing
 from farthing.noise.summing import Sum
@@ -187,7 +188,8 @@ class Gradient:
             return self.features.gather(*quick, len(records))
         total = Weighted(len(records), self.features, u.shape[1:])
         for block in records.blocks(self.features):
-            total.add(block, self.factors(block, u, constant, bound))
+            factors = self.factors(block, u, constant, bound)
+            total.add(block, weighed(factors, getattr(block, "weight", None)))
         return total.value
 
     def _quick(self, records: Any, u: Array, constant: Any, bound: ClipNorm) -> tuple[Array, Array] | None:

@@ -14,13 +14,18 @@ import numpy as np
 
 from farthing.accounting.personal import PersonalBudgets, everyone
 from farthing.data.tables import Table
+from farthing.data.weighted import WeightedTable
 from farthing.ledger.ledger import Ledger
 from farthing.linear.problem import Problem
 from farthing.queries.personal import Leveled, Personal
 
 
 def over(
-    ledger: Ledger, rows: Table, problem: Problem, people: PersonalBudgets | None, weighed: bool
+    ledger: Ledger,
+    rows: Table | WeightedTable,
+    problem: Problem,
+    people: PersonalBudgets | None,
+    weighed: bool,
 ) -> tuple[Ledger, Problem]:
     """Return the way to rows with everybody's level of budget, and the problem in their numbers.
 

@@ -27,6 +27,7 @@ class Problem:
     scikit-learn's Ridge, for regression: Σ (y - x·u - constant)² + penalty |u|² is minimised. ``sizes`` are
     the public numbers of records on each level of personal budgets, if there are any. ``sparse`` says whether
     rows are stored so, which is form, not content: dense matrices of many features are not asked of such.
+    ``start`` are released weights and constant on x to begin at, if any (`begin`).
     """
 
     loss: Loss
@@ -38,6 +39,7 @@ class Problem:
     penalty: float = 0.0
     sizes: tuple[int, ...] = ()
     sparse: bool = False
+    start: tuple[Array, Array] | None = None
 
     @property
     def radius(self) -> float:
@@ -47,6 +49,18 @@ class Problem:
     def zeros(self, size: int) -> Array:
         """Weights to begin with, ``size`` being the length of z."""
         return np.zeros((size, self.outputs) if self.outputs else size)
+
+    def begin(self, features: Features) -> Array:
+        """Return weights on z to begin with: those of ``start``, which `Features.unfold` gives back, or 0."""
+        w, d = self.zeros(features.size), features.width
+        if self.start is None:
+            return w
+        u, constant = self.start
+        scale = np.asarray(features.scale)
+        w[:d] = np.linalg.solve(scale.T, u) if scale.ndim == 2 else (u.T / scale).T
+        if features.intercept:
+            w[-1] = (constant + features.centre @ u) / features.intercept
+        return w
 
     def warn_if_alike(self, mean: Array, deviation: float) -> None:
         """Warn where unit rows point the same way, by their released mean: features had other units."""

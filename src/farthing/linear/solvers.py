@@ -67,6 +67,10 @@ class SolverMethod:
     personal : {"weights", "rates"}, optional
         How records with budgets of their own take part: all of them, weighed, or in batches, each at a rate
         of its own. None where a method cannot tell them apart.
+    weighed : bool, default False
+        Whether all that it asks is bounded for records with weights as well (`farthing.data.weighted`).
+    warm : bool, default False
+        Whether it begins at released weights where there are some (`Problem.begin`).
     """
 
     algorithm: Any
@@ -76,6 +80,8 @@ class SolverMethod:
     batches: Callable[[Budget], Filter] | None = None
     rehearsed: bool = False
     personal: Literal["weights", "rates"] | None = None
+    weighed: bool = False
+    warm: bool = False
 
     @property
     def settings(self) -> Settings:
@@ -154,9 +160,9 @@ _DPSGD = {
 }  # Abadi et al. 2016
 
 CLASSIFIERS: dict[str, SolverMethod] = {
-    "auto": SolverMethod(descent, personal="weights"),
+    "auto": SolverMethod(descent, personal="weights", weighed=True, warm=True),
     "dpagd": SolverMethod(dpagd, ZcdpFilter, aliases=_DPAGD, batches=RdpFilter),
-    "sgd-ma": SolverMethod(dpsgd, None, aliases=_DPSGD, personal="rates"),
+    "sgd-ma": SolverMethod(dpsgd, None, aliases=_DPSGD, personal="rates", weighed=True, warm=True),
     "sgd-adv": SolverMethod(sgd_adv, None, aliases=_SGD_ADV),
     "objective": SolverMethod(objective, BasicFilter),
     "output": SolverMethod(output, None),
@@ -165,11 +171,11 @@ CLASSIFIERS: dict[str, SolverMethod] = {
     "nonprivate": SolverMethod(nonprivate, None, private=False),
 }
 REGRESSORS: dict[str, SolverMethod] = {
-    "auto": SolverMethod(least_squares, personal="weights"),
+    "auto": SolverMethod(least_squares, personal="weights", weighed=True),
     "adassp": SolverMethod(adassp),
-    "sufficient": SolverMethod(sufficient, personal="weights"),
+    "sufficient": SolverMethod(sufficient, personal="weights", weighed=True),
     "functional": SolverMethod(functional, BasicFilter),
-    "gradient": SolverMethod(noisy_gradient, personal="weights"),
+    "gradient": SolverMethod(noisy_gradient, personal="weights", weighed=True),
 }
 
 

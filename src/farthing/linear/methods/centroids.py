@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing.data.tables import Features, Table
+from farthing.data.weighted import weighed
 from farthing.linear.budget_schedule import BudgetSchedule
 from farthing.linear.problem import Problem
 from farthing.noise.summing import Sum
@@ -73,5 +74,6 @@ class ClassSums:
             known = np.isin(block.y, (0.0, 1.0))
             sign = np.where(known, 2 * np.nan_to_num(block.y) - 1, 0.0)[:, None]
             rows = block.rows(self.features) * known[:, None]
-            total.add(bound.apply(np.hstack([rows, sign * rows, sign * radius])).sum(axis=0), len(rows))
+            terms = bound.apply(np.hstack([rows, sign * rows, sign * radius]))
+            total.add(weighed(terms, block.weight).sum(axis=0), len(rows))
         return total.value

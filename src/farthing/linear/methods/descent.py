@@ -46,6 +46,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from farthing.data.tables import Block, Features, Table
+from farthing.data.weighted import root, weighed
 from farthing.errors import InvalidValue
 from farthing.ledger.ledger import Ledger
 from farthing.linear.budget_schedule import BudgetSchedule
@@ -108,7 +109,7 @@ def descent(ledger: Ledger, problem: Problem) -> Iterator[Step]:
     rates = np.full(features.size, rate)
     if height:
         rates[-1] = min(1 / (loss.curvature * height**2), 2 * reach / height)
-    w = problem.zeros(features.size)
+    w = problem.begin(features)
     velocity, total, count = np.zeros_like(w), np.zeros_like(w), 0
     gradient = Gradient(loss, features)
     for t in range(1, steps + 1):
@@ -189,7 +190,7 @@ class Stretch:
                 margins = block.margins(u, constant)
                 moved = loss.residual(margins, block.y) * margins
                 each = bound.apply(moved[:, None] if moved.ndim == 1 else moved.sum(axis=1, keepdims=True))
-            total.add(each.sum(axis=0), len(each))
+            total.add(weighed(each, block.weight, bound).sum(axis=0), len(each))
         return total.value
 
 
@@ -209,7 +210,8 @@ class Norms:
         counts = np.zeros(len(self.grid))
         for block in records.blocks(Features(self.width, intercept=0.0)):
             cells = np.searchsorted(-self.grid, -block.norm, side="right") - 1
-            counts += np.bincount(np.clip(cells, 0, len(self.grid) - 1), minlength=len(self.grid))
+            cells = np.clip(cells, 0, len(self.grid) - 1)
+            counts += np.bincount(cells, weights=block.weight, minlength=len(self.grid))
         return counts * min(1.0, bound.clip)
 
 
@@ -236,12 +238,13 @@ class Spread:
         sums = Sum(len(records), (d,)), Sum(len(records), (d, d) if self.gram else (d,))
         for block in records.blocks(self.features):
             if sparse.issparse(block.x) and not self.gram:
-                u = _shrunk(block, self.features)
-                sums[0].add(u.T @ np.ones(u.shape[0]), u.shape[0])
-                sums[1].add(u.multiply(u).T @ np.ones(u.shape[0]), u.shape[0])
+                u, each = _shrunk(block, self.features), weighed(np.ones(len(block.norm)), block.weight)
+                sums[0].add(u.T @ each, u.shape[0])
+                sums[1].add(u.multiply(u).T @ each, u.shape[0])
                 continue
             u = block.rows(self.features)
-            sums[0].add(u.sum(axis=0), len(u))
+            sums[0].add(weighed(u, block.weight).sum(axis=0), len(u))
+            u = weighed(u, root(block))
             sums[1].add(u.T @ u if self.gram else np.square(u).sum(axis=0), len(u))
         first, second = sums[0].value, sums[1].value
         smaller = min(1.0, bound.clip / math.hypot(1.0, MEAN_WEIGHT))

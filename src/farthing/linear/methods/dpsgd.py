@@ -216,7 +216,7 @@ def on_batches(
         time = _time(problem, features, batches.epsilon, spread)
         step = min(time * (1 - momentum) / times, _LONGEST) / (4 * problem.loss.curvature * radius**2)
     length = validate.positive(step=step) / (batches.sampling_rate * problem.records)
-    w = problem.zeros(features.size)
+    w = problem.begin(features)
     velocity = np.zeros_like(w)
     for t in range(1, times + 1):
         answer = ledger.ask(query, w)

@@ -46,6 +46,7 @@ from numpy.typing import NDArray
 
 from farthing import validate
 from farthing.data.tables import Features, Table, Weighted
+from farthing.data.weighted import root, weighed
 from farthing.errors import InvalidValue
 from farthing.ledger.ledger import Ledger
 from farthing.linear.budget_schedule import BudgetSchedule
@@ -217,7 +218,11 @@ class Targets:
     def bounded_sum(self, records: Table, w: Any, bound: ClipValue) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):
             terms = (np.asarray(records.y, dtype=np.float64) - self.origin) ** self.power - self.middle
-        return summed(bound.apply, terms[:, None])
+        shares = getattr(records, "shares", None)
+        if shares is None:
+            return summed(bound.apply, terms[:, None])
+        pairs = np.column_stack([terms, shares])
+        return summed(lambda part: weighed(bound.apply(part[:, :1]), part[:, 1], bound), pairs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +241,7 @@ class RowTotal:
         total = Sum(len(records), (self.features.size,))
         for block in records.blocks(self.plain):
             rows = _clipped(self.features.rows(block.x, block.unit), bound.clip)
-            total.add(rows.sum(axis=0), len(rows))
+            total.add(weighed(rows, block.weight).sum(axis=0), len(rows))
         return total.value
 
 
@@ -255,7 +260,7 @@ class RowScatter:
     def bounded_sum(self, records: Table, w: Any, bound: ClipOuter) -> Array:
         total = Sum(len(records), (self.features.size, self.features.size))
         for block in records.blocks(self.plain):
-            rows = _clipped(self.features.rows(block.x, block.unit), bound.clip)
+            rows = weighed(_clipped(self.features.rows(block.x, block.unit), bound.clip), root(block))
             total.add(rows.T @ rows, len(rows))
         return total.value
 
@@ -314,7 +319,8 @@ class Slope:
                 sizes = np.abs(residual) * block.norm
             factors = ClipNorm(self.clip).factors(sizes)
             kept = factors > 0
-            total.add(block, np.where(kept, residual, 0.0) * factors)
+            total.add(block, weighed(np.where(kept, residual, 0.0) * factors, block.weight))
             shares = np.square(np.minimum(sizes[kept] / (2 * self.rms), 1.0)) - 0.5
-            squares.add(shares.sum(), len(shares))
+            weight = None if block.weight is None else block.weight[kept]
+            squares.add(weighed(shares, weight).sum(), len(shares))
         return np.append(total.value, squares.value)

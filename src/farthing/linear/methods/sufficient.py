@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing.data.tables import Features, Table
+from farthing.data.weighted import root, weighed
 from farthing.ledger.ledger import Ledger
 from farthing.linear.budget_schedule import BudgetSchedule
 from farthing.linear.methods.regression import Space, ridge
@@ -75,5 +76,6 @@ class Statistics:
             with np.errstate(over="ignore"):
                 target = self.stretch * (block.y - self.origin)
             rows = bound.rows.apply(np.column_stack([block.rows(self.features), target]))
+            rows = weighed(rows, root(block))
             total.add(rows.T @ rows, len(rows))
         return total.value

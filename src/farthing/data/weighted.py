@@ -1,0 +1,86 @@
+"""Weigh the rows of a table: every record's clipped term is multiplied by its share of the largest weight.
+
+Guarantee. A weight is a share v from 0 to 1, and belongs to its record like a feature. A term t within its
+bound becomes v t. Bounds on norms, coordinates and outer products hold for v t wherever they hold for t, and
+so do bounds on values whose interval contains 0 (`weighed` refuses others). For a record that comes, goes or
+is zeroed the sum then moves by |v t| <= |t| at most. For one that is replaced: by twice the norm; by high -
+low for values; and for outer products |v x xᵀ - v' x' x'ᵀ|² = v²|x|⁴ + v'²|x'|⁴ - 2 v v' (x·x')² <= 2 clip⁴,
+which is what `ClipOuter` says. So sensitivity, noise and price are those of the table without weights, under
+every adjacency; in units of the weights themselves the sensitivity is the clipping norm times the largest.
+
+>>> table = WeightedTable(Table(np.ones((2, 1)), np.ones(2)), np.array([0.25, np.nan]))
+>>> [block.weight.tolist() for block in table.blocks(Features(1))]
+[[0.25, 0.0]]
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing.data.tables import Block, Features, Table
+from farthing.errors import InvalidValue, Unsupported
+from farthing.queries.bounds import ClipValue
+from farthing.queries.samplers import Indices
+
+Array = NDArray[np.float64]
+
+
+class WeightedTable:
+    """A table of private rows, each with its share of the largest weight.
+
+    Parameters
+    ----------
+    table : Table
+        The rows.
+    shares : array of shape (records,)
+        Numbers from 0 to 1; those beyond are clamped, and one that is no finite number counts as 0.
+
+    Examples
+    --------
+    >>> len(WeightedTable(Table(np.ones((2, 1))), np.ones(2)))
+    2
+    """
+
+    __slots__ = ("shares", "table")
+
+    def __init__(self, table: Table, shares: Array) -> None:
+        if np.shape(shares) != (len(table),):
+            raise InvalidValue("there must be one weight a row")  # how many there are is no one's business
+        values = np.asarray(shares, dtype=np.float64)
+        self.table, self.shares = table, np.where(np.isfinite(values), np.clip(values, 0.0, 1.0), 0.0)
+
+    @property
+    def y(self) -> Any:
+        """Return the targets."""
+        return self.table.y
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def take(self, indices: Indices) -> "WeightedTable":
+        """Return the rows at ``indices`` with their weights."""
+        return WeightedTable(self.table.take(indices), self.shares[indices])
+
+    def blocks(self, features: Features) -> Iterator[Block]:
+        """Yield all rows, block by block, with their weights."""
+        start = 0
+        for block in self.table.blocks(features):
+            rows = len(block.norm)
+            yield block._replace(weight=self.shares[start : start + rows])
+            start += rows
+
+
+def weighed(terms: Array, weight: Array | None, bound: Any = None) -> Array:
+    """Return clipped terms, one row a record, times the weights of their records (None: all 1)."""
+    if weight is None:
+        return terms
+    if isinstance(bound, ClipValue) and not bound.low <= 0 <= bound.high:
+        raise Unsupported(f"terms with weights may be 0, which {bound} does not contain")
+    return terms * (weight if terms.ndim == 1 else weight[:, None])
+
+
+def root(block: Any) -> Array | None:
+    """Return √weight of the rows of a block: rows times it have weighed outer products."""
+    return None if block.weight is None else np.sqrt(block.weight)

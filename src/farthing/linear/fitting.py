@@ -1,0 +1,279 @@
+"""Fit linear models: the base of the estimators, from rows and a public problem to weights on raw rows.
+
+A fit reads its declared bounds, buys what is not declared (`private_bounds`, `weights`), and lets a method of
+`farthing.linear.solvers` spend the rest of its ledger. The texts of parameters that estimators share stand
+here as well.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.pipeline import Pipeline
+from sklearn.preprocessing import MinMaxScaler, Normalizer, normalize
+from sklearn.utils.validation import check_is_fitted
+
+from farthing import validate
+from farthing.accounting.personal import PersonalBudgets
+from farthing.budget import Adjacency, Guarantee, Observer, Unit
+from farthing.data.columns import limits
+from farthing.data.tables import Table
+from farthing.data.weighted import WeightedTable
+from farthing.errors import BudgetSpent, InvalidValue, Unsupported
+from farthing.ledger.ledger import Ledger
+from farthing.linear import private_bounds
+from farthing.linear.base import PUBLIC_SIZE, PrivateEstimator
+from farthing.linear.checks import clipped, compact
+from farthing.linear.losses import Loss
+from farthing.linear.personal import over
+from farthing.linear.problem import Problem
+from farthing.linear.solvers import Solver, SolverMethod
+from farthing.linear.weights import RecordWeights
+from farthing.queries.query import Step
+
+Array = NDArray[np.float64]
+Algorithm = Callable[[Ledger, Problem], Iterator[Step]]
+
+_NO_PRIVACY = Guarantee(
+    float("inf"),
+    0.0,
+    Adjacency.ADD_REMOVE,
+    Unit.RECORD,
+    Observer.ANYONE,
+    "nothing",
+    note="fitted on the records themselves: no privacy at all",
+)
+
+
+class PrivateLinear(PrivateEstimator):
+    """The base of the linear models: the public problem, a method's steps, and weights on raw rows."""
+
+    bounds: Any
+    solver: str | Solver | Algorithm | SolverMethod
+    fit_intercept: bool
+    records: int | None
+    warm_start: bool = False
+    _seen: int
+
+    def _method(self, known: dict[str, SolverMethod]) -> SolverMethod:
+        if isinstance(self.solver, SolverMethod):
+            return self.solver
+        if isinstance(self.solver, Solver):
+            return self.solver.method
+        if isinstance(self.solver, type) and issubclass(self.solver, Solver):
+            raise InvalidValue(f"solver must be an object: {self.solver.__name__}(), not the class itself")
+        if callable(self.solver):
+            return SolverMethod(self.solver)
+        if self.solver not in known:
+            raise InvalidValue(
+                f"solver must be one of {sorted(known)}, an object such as ft.DPAGD() or a function, got "
+                f"{self.solver!r}"
+            )
+        return known[self.solver]
+
+    def _train(
+        self,
+        X: Any,
+        y: Array,
+        loss: Loss,
+        outputs: int,
+        method: SolverMethod,
+        budgets: Any,
+        penalty: float = 0.0,
+        weights: RecordWeights | None = None,
+        more: bool = False,
+    ) -> tuple[Array, Array]:
+        """Spend a budget; return weights and constant on rows as they came (with unit rows, on those).
+
+        ``more`` is for rows that come after those of earlier calls (`partial_fit`).
+        """
+        rows, ledger = int(X.shape[0]), None
+        before = self._before(X, outputs, method, more)
+        bounds, unit = self.bounds, self.bounds is None
+        if before is not None:
+            bounds = getattr(self, "bounds_", bounds)  # released before
+        size = rows if self.records is None else validate.count(records=self.records)
+        people = None if budgets is None else self._people(budgets, rows)
+        problem = Problem(loss, size, X.shape[1], outputs, bool(self.fit_intercept), unit, penalty)
+        problem = replace(problem, sparse=hasattr(X, "indptr"))
+        missing = private_bounds.unknown(bounds, X.shape[1])
+        if missing is not None:
+            private_bounds.refuse(X, method, people)
+        if weights is not None:
+            weights.refuse(method, people)
+        if missing is not None or weights is not None:
+            self._rehearse(problem, method, people)
+            ledger = self._own_ledger(self.ledger, method.filter)
+        if before is None:
+            self.__dict__.pop("bounds_", None)
+        if missing is not None:
+            assert ledger is not None
+            bounds = self.bounds_ = private_bounds.bought(ledger, X, bounds, missing)
+        X, mapped = (X, None) if unit else compact(X, bounds, size)
+        plain = Table(X, y, bounds=mapped, unit=unit)
+        table: Table | WeightedTable = plain
+        self._limits = None if unit else limits(bounds, X)
+        if before is not None and method.warm:
+            problem = replace(problem, start=self._inward(*before))
+        if weights is not None:
+            assert ledger is not None
+            shares, total, largest = weights.settled(ledger, method, size)
+            table = WeightedTable(plain, shares)
+            problem = replace(problem, records=total, penalty=penalty / largest)
+        if people is not None and method.personal is None:
+            raise Unsupported(
+                "this solver treats all records alike, so none can have a budget of its own: use 'auto', or "
+                "'sgd-ma' for batches"
+            )
+        if not method.private:
+            self.history_, self.privacy_ = (method.algorithm(table, problem),), _NO_PRIVACY
+            self.guarantees_: dict[float, Guarantee] = {}
+        else:
+            self._spend(table, problem, method, people, ledger)
+        if before is not None and self.ledger is not None:
+            self.privacy_, self.guarantees_ = self.ledger.guarantee, self.ledger.guarantees
+        self.n_iter_ = self.history_[-1].t
+        found = self._outward(*self.history_[-1].w)
+        if more and before is not None:
+            part = size / (self._seen + size)
+            u, constant = ((1 - part) * old + part * new for old, new in zip(before, found, strict=True))
+            found = u, constant
+        self._seen, self._released = size + (self._seen if more and before is not None else 0), found
+        return found
+
+    def _before(self, X: Any, outputs: int, method: SolverMethod, more: bool) -> tuple[Array, Array] | None:
+        """Return released weights and constant to go on from, on rows as they came; None for a new fit."""
+        before: tuple[Array, Array] | None = getattr(self, "_released", None)
+        if before is None or not (more or self.warm_start):
+            return None
+        if not (more or method.warm):
+            raise Unsupported("this solver begins anew: warm_start needs 'auto' or 'sgd-ma' of a classifier")
+        if self.ledger is None:
+            raise InvalidValue(
+                "give a ledger: what a model learns in several fits must be paid from one budget, and "
+                "without one each fit has a budget of its own"
+            )
+        if before[0].shape != ((X.shape[1], outputs) if outputs else (X.shape[1],)):
+            raise InvalidValue("features and classes must be those of the fit before: make a new estimator")
+        return before
+
+    def _outward(self, u: Array, constant: Array) -> tuple[Array, Array]:
+        """Return weights and constant on rows as they came, for those on mapped rows."""
+        if self._limits is None:
+            return u, constant
+        low, high = self._limits
+        u = (u.T / (high - low)).T
+        return u, constant - low @ u
+
+    def _inward(self, u: Array, constant: Array) -> tuple[Array, Array]:
+        """Return weights and constant on mapped rows: the inverse of `_outward`."""
+        if self._limits is None:
+            return u, constant
+        low, high = self._limits
+        return (u.T * (high - low)).T, constant + low @ u
+
+    def _rehearse(self, problem: Problem, method: SolverMethod, people: PersonalBudgets | None) -> None:
+        """Try a method on made-up rows: what it refuses, it refuses here, before anything is charged."""
+        if self.ledger is None or method.rehearsed:
+            return
+        blank = Table(np.zeros((2, problem.width)), np.zeros(2), unit=problem.unit)
+        made_up = self._own_ledger(self.ledger.rehearsal(), method.filter, people)
+        weighed = method.personal == "weights"
+        next(iter(method.algorithm(*over(made_up, blank, problem, people, weighed))), None)
+
+    def _spend(
+        self,
+        table: Table | WeightedTable,
+        problem: Problem,
+        method: SolverMethod,
+        people: PersonalBudgets | None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        weighed = method.personal == "weights"
+        if ledger is None:
+            self._rehearse(problem, method, people)
+            ledger = self._own_ledger(self.ledger, method.filter, people)
+        if self.records is None:
+            ledger.note(PUBLIC_SIZE)
+        self.history_ = tuple(method.algorithm(*over(ledger, table, problem, people, weighed)))
+        if not self.history_:
+            raise BudgetSpent(f"{ledger.budget} does not allow a single step of {self.solver!r}")
+        self.privacy_, self.guarantees_ = ledger.guarantee, ledger.guarantees
+
+    def _rows(self, X: Any) -> Any:
+        """Return features ready for the weights: divided by their norms or clipped, as `fit` does."""
+        check_is_fitted(self)
+        X = self._checked(X, reset=False)
+        if self._limits is not None:
+            return clipped(X, *self._limits)
+        return normalize(X) if X.shape[0] else X
+
+    def _exported(self, model: Any, coef: Array, intercept: Any) -> Pipeline:
+        """Return ``model`` with weights on rows as `fit` sees them, behind a step that makes such rows.
+
+        Bounds are mapped onto [0, 1], and beyond them is clipped (`MinMaxScaler`, which takes dense rows).
+        """
+        check_is_fitted(self)
+        if self._limits is None:
+            rows = Normalizer().fit(np.atleast_2d(self.coef_))
+        else:
+            low, high = self._limits
+            rows = MinMaxScaler(clip=True).fit(np.stack([low, high]))
+            coef, intercept = coef * (high - low), intercept + coef @ low
+        model.coef_, model.intercept_, model.n_features_in_ = coef, intercept, self.n_features_in_
+        for owner, name in ((model, "classes_"), (model, "n_iter_"), (rows, "feature_names_in_")):
+            if hasattr(self, name):
+                setattr(owner, name, getattr(self, name))
+        return Pipeline([("rows", rows), ("model", model)])
+
+
+PARAMETERS = """
+    solver : str, Solver, callable or Method, default "auto"
+        The name of a method, an object with its settings such as ``ft.DPAGD(growth=0.2)``, or a function
+        (ledger, problem) -> steps.
+    fit_intercept : bool, default True
+        Whether to learn a constant as well.
+    ledger : Ledger, optional
+        The ledger to spend from, shared with whatever else asks it. None makes one in memory for this fit.
+    adjacency : {"add-remove", "replace-one", "zero-out"}, optional
+        When two tables are neighbours. None: add-remove, or that of the ledger.
+    records : int, optional
+        The public number of records. None takes the table's own length as public.
+    max_sample_weight : float, optional
+        The largest ``sample_weight`` that may occur, which must be declared to give any; those beyond are
+        clamped. A record counts as its share of it.
+    warm_start : bool, default False
+        Whether a later `fit` begins at the weights that the one before released. Needs a ledger, which is
+        charged for each fit.
+    random_state : int or RandomState, optional
+        Seeds the noise, for tests: nothing is private then, and ``privacy_`` says so.
+"""
+BUDGET = """
+    epsilon, delta : float, optional
+        The budget of a fit; with ``ledger`` the part of it to take, where None takes what is left.
+"""
+BOUNDS = """
+    bounds : (low, high), "private" or None, default None
+        The public bounds of the features, numbers or one a feature; values beyond are clipped. "private"
+        buys bounds with a tenth of μ² of the budget (``bounds_``), NaN buys those of one feature. None
+        divides rows by their norms instead, which needs no bounds, but features in one unit.
+"""
+ATTRIBUTES = """
+    n_features_in_, n_iter_ : int
+        The number of features, and of the steps taken.
+    privacy_ : Guarantee
+        What holds of everything that this fit released.
+    guarantees_ : dict of float to Guarantee
+        What holds for the records of each budget, by its ε; one where all have the same.
+    history_ : tuple of Step
+        The steps, each with its weights and receipts.
+
+    Raises
+    ------
+    InvalidValue, Unsupported
+        For wrong parameters and arrays, before anything is charged.
+    BudgetSpent
+        Where the part does not fit what is left of the ledger. Nothing is charged then.
+"""
