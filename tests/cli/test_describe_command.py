@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_column_is_described_within_its_errors(run: Any) -> None:
     fields = run("describe", "a.csv", "--epsilon", "2", "--delta", "1e-6", "--json").json
-    assert (fields["epsilon"], fields["delta"]) == (2.0, 1e-6)
+    assert (fields["guarantee"]["epsilon"], fields["guarantee"]["delta"]) == (2.0, 1e-6)
     age, pay, *others = fields["columns"]
     for column, exact in ((age, AGES), (pay, PAY)):
         assert column["bought"]

@@ -298,6 +298,6 @@ def test_an_unexpected_error_is_not_quoted(monkeypatch):
 def test_a_strict_training_says_that_validation_read_the_records(files):
     Path("t.csv").write_text("a,b,c\n0.5,no,yes\n0.25,yes,no\n")
     assert run(*COMMANDS["strict"])[0] == 0
-    assert "--strict" in json.loads((files / "fit" / "privacy.json").read_text())["note"]
+    assert "--strict" in json.loads((files / "fit" / "privacy.json").read_text())["guarantee"]["note"]
     assert run(*COMMANDS["train"])[0] == 0
-    assert "--strict" not in json.loads((files / "fit" / "privacy.json").read_text())["note"]
+    assert "--strict" not in json.loads((files / "fit" / "privacy.json").read_text())["guarantee"]["note"]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from farthing.cli import export
-from farthing.cli.training import TrainingJob, train
+from farthing.cli.job import TrainingJob
+from farthing.cli.training import train
 from farthing.data.model_file import Model
 from farthing.data.schema import Categorical, Numeric, Schema
 from farthing.errors import Unsupported

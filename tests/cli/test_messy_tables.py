@@ -111,11 +111,11 @@ def test_a_person_with_several_rows_is_protected_whole(run: Any) -> None:
     command = (*TRAIN, "--user", "id", "--rows", "2", "--ledger", "my.ledger")
     done = run(*command, "--json")
     told = done.json
-    assert (told["epsilon"], told["unit"], told["records"]) == (4.0, "user", 400)
-    assert "at most 2 records of a person" in told["note"]
-    assert "records that are kept, at most 2 of a person, is taken as public" in told["note"]
+    assert (told["guarantee"]["epsilon"], told["guarantee"]["unit"], told["records"]) == (4.0, "user", 400)
+    assert "at most 2 records of a person" in told["guarantee"]["note"]
+    assert "records that are kept, at most 2 of a person, is taken as public" in told["guarantee"]["note"]
     assert told["spent"]["epsilon"] == pytest.approx(4.0, rel=0.01)  # of a person, not of a record
-    assert "group privacy" in told["theorem"]
+    assert "group privacy" in told["guarantee"]["theorem"]
     record = run("ledger", "show", "my.ledger", "--json").json["guarantee"]
     assert record["unit"] == "record"
     assert gaussian.delta(2 * gaussian.mu(record["epsilon"], 1e-5), 4.0) <= 1e-5

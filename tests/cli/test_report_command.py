@@ -16,31 +16,41 @@ from farthing.noise.lattice import SeededStream
 QUERY = ft.Query(
     ft.Everyone(), ft.PerExample(lambda rows, w: rows[0] - w), ft.ClipNorm(1.0), ft.Gaussian(30.0)
 )
-PRIVACY = {"epsilon": 1.0, "delta": 1e-5, "method": "auto", "steps": 40, "records": 300, "features": 3}
+PRIVACY = {
+    "guarantee": {"epsilon": 1.0, "delta": 1e-5},
+    "method": "auto",
+    "steps": 40,
+    "records": 300,
+    "features": 3,
+}
 TEST = {"table": "test.csv", "accuracy": 0.8, "guessing": 0.7, "note": "computed without noise"}
-SIMULATED = {
+SIMULATED: dict[str, Any] = {
     "method": "addp",
-    "epsilon": 1.0,
-    "delta": 1e-5,
-    "adjacency": "add-remove",
-    "unit": "record",
-    "observer": "server",
-    "accountant": "tight",
-    "theorem": "a theorem",
-    "note": "",
+    "guarantee": {
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "adjacency": "add-remove",
+        "unit": "record",
+        "observer": "server",
+        "accountant": "tight",
+        "theorem": "a theorem",
+        "note": "",
+    },
     "trust": "local",
     "rounds": 70,
     "people": [{"epsilon": 1.0, "users": 9, "rounds": 100, "done": 70}],
     "test": TEST,
 }
-VERDICT = {
+VERDICT: dict[str, Any] = {
     "method": "descent",
     "eps_lower": 0.5,
-    "epsilon": 1.0,
-    "delta": 1e-5,
-    "adjacency": "add-remove",
-    "unit": "record",
-    "observer": "anyone",
+    "claim": {
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "adjacency": "add-remove",
+        "unit": "record",
+        "observer": "anyone",
+    },
     "attack": "a canary",
     "trials": 100,
     "confidence": 0.99,
@@ -194,8 +204,10 @@ def test_float_noise_is_told(run: Any) -> None:
 def test_what_is_refused(run: Any, arguments: tuple[str, ...], reason: str) -> None:
     Path("words.txt").write_text("not a ledger")
     Path("list.json").write_text("[1, 2]")
-    Path("nan.json").write_text(json.dumps({"verdicts": [{**VERDICT, "epsilon": -1}]}))
-    Path("plain.json").write_text(json.dumps({**SIMULATED, "epsilon": None}))
+    Path("nan.json").write_text(
+        json.dumps({"verdicts": [{**VERDICT, "claim": {"epsilon": -1, "delta": 0.0}}]})
+    )
+    Path("plain.json").write_text(json.dumps({**SIMULATED, "guarantee": {"epsilon": None}}))
     before = _content()
     done = run("report", *arguments)
     assert done.code == 2
@@ -210,7 +222,7 @@ def test_what_is_refused(run: Any, arguments: tuple[str, ...], reason: str) -> N
     ("option", "told"),
     [
         ("--simulated", {**SIMULATED, "people": [{"epsilon": 1, "users": -1, "rounds": 1, "done": 0}]}),
-        ("--simulated", {**SIMULATED, "observer": "nobody"}),
+        ("--simulated", {**SIMULATED, "guarantee": {**SIMULATED["guarantee"], "observer": "nobody"}}),
         ("--simulated", {key: value for key, value in SIMULATED.items() if key != "people"}),
         ("--privacy", {**PRIVACY, "steps": 1.5}),
         ("--privacy", {**PRIVACY, "settings": "none"}),

@@ -41,10 +41,11 @@ def test_train_and_predict(run: Any) -> None:
     done = run(*TRAIN, "--out", "fit", "--ledger", "my.ledger", "--test", "test.csv", "--json")
     assert (done.code, done.err) == (0, "")
     told = done.json
-    test = told.pop("test")
     assert told == json.loads(Path("fit/privacy.json").read_text())
-    expected = {"epsilon": 1.0, "delta": 1e-5, "adjacency": "add-remove", "unit": "record", "method": "auto"}
-    assert told.items() >= expected.items()
+    test = told.pop("test")
+    expected = {"epsilon": 1.0, "delta": 1e-5, "adjacency": "add-remove", "unit": "record"}
+    assert told["guarantee"].items() >= expected.items()
+    assert (told["format"], told["method"]) == (1, "auto")
     assert (told["model"], told["ledger"], told["records"]) == ("fit/model.npz", "my.ledger", 300)
     assert "without noise" in test["note"]
     assert run("ledger", "verify", "my.ledger").code == 0
@@ -195,7 +196,10 @@ WRONG_TRAINING: list[tuple[tuple[str, ...], str]] = [
     (("--schema", "people.csv"), "people.csv: a schema must be JSON"),
     (("--schema", "broken.json"), "broken.json: .*'columns.0.'.* column 'age'"),
     (("--schema", "one.json"), "the target 'rich' needs two values or more"),
-    (("--schema", "draft.json"), "draft.json: this is a draft that was read from private records: .* delete"),
+    (
+        ("--schema", "draft.json"),
+        "draft.json: this is a draft that was read from private records: .* replace",
+    ),
     (("--bounds", "age=0:100"), "either --schema or --bounds and --values"),
     (("--method", "magic"), "--method must be one of .*'auto'.*, got 'magic'"),
     (("--method", "../auto"), "--method must be one of .*, got '../auto'"),
@@ -273,7 +277,7 @@ def test_batches_have_a_ledger_of_their_own(run: Any) -> None:
         "new.ledger",
     )
     done = run(*given, "--out", "fit", "--json")
-    assert (done.code, done.json["accountant"]) == (0, "rdp")
+    assert (done.code, done.json["guarantee"]["accountant"]) == (0, "rdp")
     assert run("ledger", "verify", "new.ledger").code == 0
     again = run(*given, "--out", "again")
     assert (again.code, again.err.count("\n")) == (2, 1)
@@ -362,7 +366,13 @@ def test_a_name_with_dots_never_becomes_a_path(run: Any, people: Path) -> None:
     )
     assert done.code == 0
     new = set(contents(people)) - before
-    assert new == {f"inner/fit{name}" for name in ("", "/model.npz", "/privacy.json", "/report.html")}
+    assert new == {
+        f"inner/fit{name}"
+        for name in (
+            *("", "/model.npz", "/privacy.json", "/report.html"),
+            *("/train.ledger", "/train.ledger.head"),
+        )
+    }
 
 
 # --- values outside the schema
@@ -501,9 +511,17 @@ def test_a_dry_run_spends_and_writes_nothing_and_reads_no_cell(run: Any, people:
         done = run(*TRAIN, "--ledger", book, "--dry-run", "--json")
         assert (done.code, done.err) == (0, "")
         told = done.json
-        assert (told["epsilon"], told["delta"], told["adjacency"]) == (1.0, 1e-5, "add-remove")
-        assert (told["unit"], told["observer"], told["records"]) == ("record", "anyone", 300)
-        assert told["accountant"] == "gdp"
+        assert (told["guarantee"]["epsilon"], told["guarantee"]["delta"], told["guarantee"]["adjacency"]) == (
+            1.0,
+            1e-5,
+            "add-remove",
+        )
+        assert (told["guarantee"]["unit"], told["guarantee"]["observer"], told["records"]) == (
+            "record",
+            "anyone",
+            300,
+        )
+        assert told["guarantee"]["accountant"] == "gdp"
         gradients = next(part for part in told["answers"] if part["what"] == "gradient")
         assert gradients["times"] == told["steps"] == 40
         assert gradients["sampler"] == "everyone"

@@ -1,5 +1,6 @@
 """Training on a table: the model file, what is charged and when, and what is told."""
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ import farthing as ft
 from farthing.accounting import gaussian
 from farthing.accounting.filters import BasicFilter, ZcdpFilter
 from farthing.cli import measuring
-from farthing.cli.training import TrainingJob, train
+from farthing.cli.job import TrainingJob
+from farthing.cli.training import train
 from farthing.data import model_file, table_files
 from farthing.data.model_file import Model
 from farthing.data.schema import Categorical, Numeric, Schema
@@ -95,41 +97,71 @@ def test_the_model_file_holds_numbers_and_texts_only(job: TrainingJob) -> None:
         assert file["feature_names"].tolist() == ["age", "sex=Female", "sex=Male"]
         assert Schema.from_json(str(file["schema"])) == SCHEMA
         privacy = json.loads(str(file["privacy"]))
-    assert privacy == json.loads((job.out / "privacy.json").read_text())
-    assert privacy["epsilon"] == 200.0
-    assert sorted(path.name for path in job.out.iterdir()) == ["model.npz", "privacy.json", "report.html"]
+    beside = json.loads((job.out / "privacy.json").read_text())
+    assert beside.pop("sha256") == {"model": hashlib.sha256((job.out / "model.npz").read_bytes()).hexdigest()}
+    assert privacy == beside
+    assert privacy["guarantee"]["epsilon"] == 200.0
+    assert sorted(path.name for path in job.out.iterdir()) == [
+        *("model.npz", "privacy.json", "report.html", "train.ledger", "train.ledger.head")
+    ]
 
 
 def test_what_is_told(job: TrainingJob) -> None:
     told = train(job)
     assert list(told) == [
-        *("epsilon", "delta", "adjacency", "unit", "observer", "accountant", "theorem", "note"),
-        *(
-            "method",
-            "settings",
-            "steps",
-            "records",
-            "features",
-            "partial",
-            "spent",
-            "ledger",
-            "model",
-            "report",
-        ),
+        *("format", "software", "date", "guarantee", "method", "settings", "steps", "records"),
+        *("rows_per_person", "features", "partial", "spent", "public", "ledger", "earlier_ledgers"),
+        *("model", "report", "sha256"),
     ]
-    assert (told["records"], told["features"], told["ledger"]) == (600, 3, None)
-    assert "taken as public" in told["note"]
+    stated = ["epsilon", "delta", "adjacency", "unit", "observer", "accountant", "theorem", "note"]
+    assert list(told["guarantee"]) == list(told["spent"]) == stated
+    assert (told["records"], told["features"], told["ledger"]) == (600, 3, str(job.out / "train.ledger"))
+    assert "taken as public" in told["guarantee"]["note"]
 
 
 def test_a_declared_number_of_records_is_the_only_one_told(job: TrainingJob) -> None:
     told = train(replace(job, records=550))
     assert told["records"] == 550
-    assert told["note"] == ""
+    assert told["guarantee"]["note"] == ""
     assert "600" not in (job.out / "privacy.json").read_text()
 
 
+def test_a_second_training_never_replaces_the_ledger_of_the_first(job: TrainingJob) -> None:
+    first = train(job)
+    before = (job.out / "train.ledger").read_bytes()
+    second = train(replace(job, force=True))
+    assert (job.out / "train.ledger").read_bytes() == before
+    assert second["ledger"] == str(job.out / "train-2.ledger")
+    assert (first["earlier_ledgers"], second["earlier_ledgers"]) == ([], [first["ledger"]])
+    assert "train.ledger beside this ledger" in (job.out / "report.html").read_text()
+    for path in ("train.ledger", "train-2.ledger"):
+        with ft.Ledger.open(job.out / path) as ledger:
+            assert ledger.share == 1
+
+
+def test_what_was_taken_as_public_is_written_down(job: TrainingJob) -> None:
+    told = train(replace(job, schema=replace(SCHEMA, checked_by="Ann, today")))["public"]
+    assert told["schema"]["checked_by"] == "Ann, today"
+    assert told["schema"]["source"] == "the command line"
+    with np.load(job.out / "model.npz", allow_pickle=False) as file:
+        assert hashlib.sha256(str(file["schema"]).encode()).hexdigest() == told["schema"]["sha256"]
+    assert [column["name"] for column in told["columns"]] == ["age", "sex"]
+    assert told["columns"][0] == {"name": "age", "low": 0, "high": 100}
+    assert "checked by Ann, today" in (job.out / "report.html").read_text()
+
+
+@pytest.mark.parametrize("method", ["sgd-ma", "output"])
+def test_a_plan_that_is_measured_on_held_out_records_is_in_a_ledger_too(
+    job: TrainingJob, method: str
+) -> None:
+    told = train(replace(job, epsilon=1.0, method=method, holdout=0.5, schema=SCHEMA))
+    assert "accuracy" in told["test"]
+    with ft.Ledger.open(told["ledger"]) as ledger:
+        assert ledger.share == 1
+
+
 def test_adjacency_reaches_the_guarantee(job: TrainingJob) -> None:
-    assert train(replace(job, adjacency=ft.Adjacency.REPLACE_ONE))["adjacency"] == "replace-one"
+    assert train(replace(job, adjacency=ft.Adjacency.REPLACE_ONE))["guarantee"]["adjacency"] == "replace-one"
 
 
 def test_the_embedded_data_trains_and_tests_on_different_records() -> None:
@@ -171,7 +203,10 @@ def test_parts_of_one_ledger(job: TrainingJob, tmp_path: Path) -> None:
     ft.Ledger(ft.Budget(3.0, 1e-5, "replace-one"), journal=path).close()
     part = replace(job, ledger=path, epsilon=1.0, force=True)
     told = train(part)
-    assert (told["epsilon"], told["adjacency"]) == (1.0, "replace-one")  # the ledger's, since none was named
+    assert (told["guarantee"]["epsilon"], told["guarantee"]["adjacency"]) == (
+        1.0,
+        "replace-one",
+    )  # the ledger's, since none was named
     with ft.Ledger.open(path) as ledger:
         assert 0 < ledger.share < 0.5
     for _ in range(3):  # μ² adds up, which allows more than ε would
@@ -253,10 +288,11 @@ def test_a_training_is_rehearsed_once_and_paid_by_one_ledger(
     monkeypatch.setitem(CLASSIFIERS, "counted", SolverMethod(algorithm))
     monkeypatch.setattr(ft.Ledger, "__init__", init)
     train(replace(job, method="counted"))
-    assert (started, made) == ([2, 600], [None, None])  # the rehearsal's ledger, and the one that pays
+    own = job.out / "train.ledger"
+    assert (started, made) == ([2, 600], [None, own, None])  # a rehearsal, a ledger, and the part that pays
     train(replace(job, method="counted", ledger=tmp_path / "a.ledger", out=tmp_path / "b"))
     assert started[2:] == [2, 600]
-    assert made[2:] == [None, tmp_path / "a.ledger", None]  # and the part that the fit was given
+    assert made[3:] == [None, tmp_path / "a.ledger", None]
 
 
 @pytest.mark.usefixtures("methods")
@@ -264,12 +300,12 @@ def test_a_plan_in_a_ledger_of_its_own_or_a_part_by_basic_composition(
     job: TrainingJob, tmp_path: Path
 ) -> None:
     told = train(replace(job, ledger=tmp_path / "own.ledger", method="planned"))
-    assert (told["accountant"], told["steps"]) == ("pld", 5)
+    assert (told["guarantee"]["accountant"], told["steps"]) == ("pld", 5)
     assert rows(tmp_path / "own.ledger")[:4] == ["open", "note", "promise", "charge"]
     path = tmp_path / "basic.ledger"
     ft.Ledger(ft.Budget(300.0, 1e-3), journal=path, filter=BasicFilter).close()
     told = train(replace(job, ledger=path, method="planned", force=True))
-    assert told["accountant"] == "pld"
+    assert told["guarantee"]["accountant"] == "pld"
     with ft.Ledger.open(path) as ledger:
         assert ledger.spent.epsilon == 200.0
 
@@ -278,7 +314,7 @@ def test_a_plan_in_a_ledger_of_its_own_or_a_part_by_basic_composition(
 def test_a_new_ledger_suits_the_method(job: TrainingJob, tmp_path: Path) -> None:
     path = tmp_path / "a.ledger"
     told = train(replace(job, ledger=path, method="careful"))
-    assert told["accountant"] == "zcdp"
+    assert told["guarantee"]["accountant"] == "zcdp"
     with ft.Ledger.open(path) as ledger:
         assert ledger.journal.header["filter"]["name"] == "zcdp"
 
@@ -289,7 +325,7 @@ def test_a_new_ledger_suits_the_method(job: TrainingJob, tmp_path: Path) -> None
 def test_a_name_that_ends_in_npz(job: TrainingJob, tmp_path: Path) -> None:
     told = train(replace(job, out=tmp_path / "first.npz"))
     assert told["model"] == str(tmp_path / "first.npz")
-    assert json.loads((tmp_path / "first.privacy.json").read_text())["epsilon"] == 200.0
+    assert json.loads((tmp_path / "first.privacy.json").read_text())["guarantee"]["epsilon"] == 200.0
 
 
 def test_files_are_only_replaced_when_asked(job: TrainingJob) -> None:
@@ -354,7 +390,7 @@ def test_a_report_that_fails_does_not_take_the_model_with_it(
     def fails(*_: Any) -> str:
         raise Unsupported("no picture of this")
 
-    monkeypatch.setattr("farthing.cli.training.page", fails)
+    monkeypatch.setattr("farthing.cli.outputs.page", fails)
     with pytest.raises(FarthingError, match=r"the model is written, but its report .* no picture") as error:
         train(job)
     assert not isinstance(error.value, Unsupported)  # nothing was wrong with what was asked for
@@ -380,11 +416,11 @@ def test_the_printed_guarantee_covers_figures_on_held_out_records(
     job: TrainingJob, method: str, deviations: list[float]
 ) -> None:
     told = train(replace(job, epsilon=1.0, holdout=0.5, method=method))
-    assert gaussian.delta(1 / deviations[0], told["epsilon"]) <= told["delta"]
-    assert gaussian.delta(1 / deviations[0], told["spent"]["epsilon"]) <= told["delta"]
-    assert "figures on those cost each no more than the training" in told["note"]
+    assert gaussian.delta(1 / deviations[0], told["guarantee"]["epsilon"]) <= told["guarantee"]["delta"]
+    assert gaussian.delta(1 / deviations[0], told["spent"]["epsilon"]) <= told["guarantee"]["delta"]
+    assert "figures on those cost each no more than the training" in told["guarantee"]["note"]
     assert told["records"] == 600
-    assert "number of records of the table is taken as public" in told["note"]
+    assert "number of records of the table is taken as public" in told["guarantee"]["note"]
 
 
 def test_repeated_figures_on_held_out_records_add_up_in_a_zcdp_ledger(
@@ -409,7 +445,7 @@ def test_an_interrupted_training_pays_for_figures_by_what_it_spent(
     told = train(job, lambda: nullcontext(lambda step, ledger: True))
     assert told["partial"]
     assert told["spent"]["epsilon"] < 0.9
-    assert gaussian.delta(1 / deviations[0], told["spent"]["epsilon"]) <= told["delta"]
+    assert gaussian.delta(1 / deviations[0], told["spent"]["epsilon"]) <= told["guarantee"]["delta"]
 
 
 def test_a_ledger_that_is_taken_as_a_whole_pays_for_no_figures(job: TrainingJob, tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_an_interrupted_plan_leaves_the_rest_of_it_and_a_partial_model(begin: Be
     shown = run("ledger", "show", "a.ledger", "--json").json
     assert [part["count"] for part in shown["charged"]] == [told["steps"]]  # what was reserved is given back
     assert shown["share"] == told["steps"] / 10**7
-    assert told["spent"]["epsilon"] == shown["spent"]["epsilon"] < told["epsilon"] <= 1
+    assert told["spent"]["epsilon"] == shown["spent"]["epsilon"] < told["guarantee"]["epsilon"] <= 1
     assert run("ledger", "verify", "a.ledger").code == 0
     assert len(run("predict", "fit", "people.csv").out.splitlines()) == 100
     assert "interrupted" in Path("fit/report.html").read_text()
@@ -144,7 +144,7 @@ def test_a_terminated_part_of_a_ledger_is_charged_as_a_whole(begin: Begin, run: 
     process = begin("filtered")
     process.send_signal(signal.SIGTERM)
     told = ended(process)
-    assert told["epsilon"] == 1.0
+    assert told["guarantee"]["epsilon"] == 1.0
     assert 0 <= told["spent"]["epsilon"] < 0.1  # hardly anything was asked of the part, if at all
     shown = run("ledger", "show", "a.ledger", "--json").json
     assert shown["kinds"] == {"open": 1, "charge": 1, "note": 1}

@@ -358,12 +358,22 @@ def test_json_that_is_no_schema_names_the_key(columns: str, target: str, message
         Schema.from_json(f'{{"columns": [{columns}], "target": {target}}}')
 
 
+def test_a_schema_says_who_checked_it() -> None:
+    text = f'{{"checked_by": "Ann, 2026-11-16", "columns": [{AGE}], "target": {RICH}}}'
+    schema = Schema.from_json(text)
+    assert schema.checked_by == "Ann, 2026-11-16"
+    assert Schema.from_json(schema.to_json()) == schema
+    assert schema.without([]).checked_by == schema.checked_by
+    with pytest.raises(InvalidValue, match="'checked_by' of a schema must be a text, got 3"):
+        Schema.from_json(text.replace('"Ann, 2026-11-16"', "3"))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("age: 0 to 9", "must be JSON"),
         ("[" * 100_000, "must be JSON"),
-        ("[]", "'columns' and 'target' and no other, got list"),
+        ("[]", "'columns' and 'target' and may have 'checked_by', got list"),
         ('{"columns": []}', "'columns' and 'target'"),
         (f'{{"columns": [{AGE}], "target": {RICH}, "extra": 1}}', "extra"),
         (f'{{"columns": {AGE}, "target": {RICH}}}', "'columns' of a schema must be a list"),

@@ -97,7 +97,7 @@ def test_the_statement_comes_first_and_in_order(full):
     heads = ["".join(one.itertext()) for one in tree.iter() if one.tag in ("h1", "h2", "h3")]
     concerns = [one.name for one in statement(full)]
     order = ["Income", "Privacy statement", *concerns, "Federated clients", "Pictures", *TITLES]
-    assert heads == [*order, "Audit", "Every attack", "The ledger"]
+    assert heads == [*order, "Audit", "Every attack", "The ledger", "Sign-off"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import farthing as ft
 from farthing.audit.auditing import Verdict
 from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
 from farthing.queries.events import ApproximateEvent, DrawnEvent, FixedSizeEvent, GaussianEvent
-from farthing.report import Subject, page
+from farthing.report import Declared, Subject, page
 from farthing.report.statement import Tone, band, downwards, guess, headline, statement, upwards
 from farthing.report.subject import Charge
 
@@ -17,6 +17,7 @@ ORDER = [
     "Who is protected",
     "What is compared",
     "How much can be learnt",
+    "What was taken as public",
     "Who is trusted, who may look",
     "How the cost was added up",
     "How records were drawn",
@@ -53,7 +54,7 @@ def test_what_epsilon_means_for_one_person(full):
     ("epsilon", "word", "tone"), [(0.5, "strong", "calm"), (4, "usual", "care"), (20, "weak", "weak")]
 )
 def test_large_budgets_are_called_what_they_are(full, epsilon, word, tone):
-    found = item(replace(full, guarantee=replace(full.guarantee, epsilon=epsilon)), ORDER[2])
+    found = item(replace(full, records=1000, guarantee=replace(full.guarantee, epsilon=epsilon)), ORDER[2])
     assert word in " ".join(found.meaning)
     assert found.tone == tone
 
@@ -61,7 +62,13 @@ def test_large_budgets_are_called_what_they_are(full, epsilon, word, tone):
 def test_a_delta_that_lets_a_record_out_is_warned_of(full):
     found = item(replace(full, guarantee=replace(full.guarantee, delta=1e-3)), ORDER[2])
     assert found.tone is Tone.WEAK
-    assert "is 33." in " ".join(found.meaning)
+    assert "is 33. That is too large" in " ".join(found.meaning)
+    near = item(full, ORDER[2])
+    assert near.tone is Tone.CARE
+    assert "is 0.33. That is large" in " ".join(near.meaning)
+    assert item(replace(full, records=9_000), ORDER[2]).tone is Tone.CALM
+    weak = replace(full, guarantee=replace(full.guarantee, epsilon=20.0))
+    assert item(weak, ORDER[2]).tone is Tone.WEAK  # the worse of the two
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 0.0), (1.0, 1e-5), (3.0, 0.01), (0.0001, 0.5)])
@@ -93,7 +100,7 @@ def test_what_is_compared_is_said_there_too(full, adjacency, text):
 @pytest.mark.parametrize("observer", list(Observer))
 def test_unit_adjacency_and_observer_have_words_of_their_own(full, unit, adjacency, observer):
     one = replace(full, guarantee=replace(full.guarantee, unit=unit, adjacency=adjacency, observer=observer))
-    words = [said(one, name) for name in (ORDER[0], ORDER[1], ORDER[3])]
+    words = [said(one, name) for name in (ORDER[0], ORDER[1], ORDER[4])]
     assert "{" not in "".join(words)
     others = replace(full, guarantee=replace(full.guarantee, unit="record", adjacency="add-remove"))
     if unit is not Unit.RECORD:
@@ -103,28 +110,28 @@ def test_unit_adjacency_and_observer_have_words_of_their_own(full, unit, adjacen
 
 
 def test_the_accountant_names_its_theorem(full, planned):
-    assert "Smith & Thakurta 2022" in said(full, ORDER[4])
-    words = said(Subject.of(planned[0], title="t", method="m"), ORDER[4])
+    assert "Smith & Thakurta 2022" in said(full, ORDER[5])
+    words = said(Subject.of(planned[0], title="t", method="m"), ORDER[5])
     assert "60 answers were promised" in words
     assert "Zhu, Dong & Wang 2022, Thm. 10" in words
 
 
 def test_the_sampler_is_the_one_that_ran(full, planned):
-    assert "Every record takes part" in said(full, ORDER[5])
-    assert "probability 0.1 (Poisson)" in said(Subject.of(planned[0], title="t", method="m"), ORDER[5])
+    assert "Every record takes part" in said(full, ORDER[6])
+    assert "probability 0.1 (Poisson)" in said(Subject.of(planned[0], title="t", method="m"), ORDER[6])
     fixed = Charge(FixedSizeEvent(5, 100, GaussianEvent(2.0)))
-    assert "Exactly 5 of 100" in said(replace(full, charges=(fixed,)), ORDER[5])
+    assert "Exactly 5 of 100" in said(replace(full, charges=(fixed,)), ORDER[6])
     seen = Charge(DrawnEvent(0.2, GaussianEvent(2.0)))
-    words = said(replace(full, charges=(fixed, seen)), ORDER[5])
+    words = said(replace(full, charges=(fixed, seen)), ORDER[6])
     assert "Several ways" in words
     assert "the draw may be seen" in words
     part = Charge(ApproximateEvent(1.0, 1e-6))
-    assert "Not told" in said(replace(full, charges=(part,)), ORDER[5])
-    assert "by lottery" in said(replace(full, sampler="by lottery"), ORDER[5])
+    assert "Not told" in said(replace(full, charges=(part,)), ORDER[6])
+    assert "by lottery" in said(replace(full, sampler="by lottery"), ORDER[6])
 
 
 def test_sound_noise_is_said_to_be(full):
-    found = item(full, ORDER[6])
+    found = item(full, ORDER[7])
     assert found.tone is Tone.CALM
     assert "cryptographic" in found.value
 
@@ -133,8 +140,8 @@ def test_float_noise_is_no_calm_matter():
     subject = Subject.of(ft.Ledger(Budget(1.0, 1e-5), float_noise=True), title="t", method="m")
     assert subject.floats
     assert subject.guaranteed
-    assert item(subject, ORDER[6]).tone is Tone.CARE
-    assert "Mironov" not in said(subject, ORDER[7])
+    assert item(subject, ORDER[7]).tone is Tone.CARE
+    assert "Mironov" not in said(subject, ORDER[8])
 
 
 def test_a_seed_is_shouted(seeded):
@@ -143,35 +150,88 @@ def test_a_seed_is_shouted(seeded):
     with Journal(seeded) as journal:
         subject = Subject.of(journal, title="t", method="m")
     assert headline(subject) == "No privacy guarantee"
-    for name in (ORDER[2], ORDER[6]):
+    for name in (ORDER[2], ORDER[7]):
         assert item(subject, name).tone is Tone.ALARM
-    assert "SEEDED NOISE: no privacy at all" in said(subject, ORDER[6])
+    assert "SEEDED NOISE: no privacy at all" in said(subject, ORDER[7])
+
+
+DECLARED = Declared.of(
+    {
+        "schema": {"source": "people.json", "sha256": "ab" * 32, "checked_by": "A. Officer, 2026-11-16"},
+        "columns": [
+            {"name": "age", "low": 17, "high": 90, "missing": 40},
+            {"name": "born", "first": "1920-01-01", "last": "2009-12-31"},
+            {"name": "<b>", "values": ["x", "y"], "other": True},
+            {"name": "wage", "low": 0, "high": 1e5, "bought": True},
+            {"name": "gain", "bounds": "private"},
+        ],
+        "target": {"name": "income", "values": ["<=50K", ">50K"]},
+        "records_declared": True,
+    },
+    {"rows_per_person": 3, "model": "fit/model.npz", "sha256": {"model": "cd" * 32}},
+)
+
+
+def test_what_was_taken_as_public_is_listed_with_its_hashes(full):
+    checked = replace(full, declared=DECLARED)
+    assert item(checked, ORDER[3]).tone is Tone.CALM
+    assert "checked by A. Officer, 2026-11-16" in said(checked, ORDER[3])
+    text = page(checked)
+    for fact in ("numbers from 17 to 90; a missing one counts as 40", "dates from 1920-01-01 to 2009-12-31"):
+        assert fact in text
+    for fact in (
+        "2 values: x, y; others are one more value",
+        "2 values: &lt;=50K, &gt;50K",
+        "at most 3 are kept",
+    ):
+        assert fact in text
+    for fact in (
+        "ab" * 32,
+        "cd" * 32,
+        "fit/model.npz",
+        "people.json",
+        "bounds that were bought from the budget",
+    ):
+        assert fact in text
+    assert "<b>" not in text
+    assert "Unchecked schema" not in text
+
+
+def test_a_schema_that_nobody_checked_is_said_to_void_the_guarantee(full):
+    unchecked = replace(full, declared=replace(DECLARED, checked_by=""))
+    assert item(unchecked, ORDER[3]).tone is Tone.CARE
+    assert "there is no guarantee" in said(unchecked, ORDER[3])
+    assert '<section class="banner care"><strong>Unchecked schema' in page(unchecked)
+    assert item(full, ORDER[3]).tone is Tone.CARE  # nothing is known of it
 
 
 def test_other_releases_and_tuning(full):
-    assert "test records" in said(full, ORDER[7])
-    assert item(full, ORDER[7]).tone is Tone.CARE
+    assert "test records" in said(full, ORDER[8])
+    assert item(full, ORDER[8]).tone is Tone.CARE
     noted = replace(full, guarantee=replace(full.guarantee, note="the number of records is taken as public"))
-    assert "The number of records is taken as public." in said(noted, ORDER[7])
+    assert "The number of records is taken as public." in said(noted, ORDER[8])
     quiet = replace(full, released=(), tuning="")
-    assert "as far as this report knows" in said(quiet, ORDER[7])
-    assert item(quiet, ORDER[8]).tone is Tone.CARE
-    assert "Not included" in said(full, ORDER[8])
+    assert "as far as this report knows" in said(quiet, ORDER[8])
+    assert item(quiet, ORDER[9]).tone is Tone.CARE
+    assert "Not included" in said(full, ORDER[9])
 
 
 def test_the_strongest_attack_is_told_rounded_down(full):
-    words = said(full, ORDER[9])
+    words = said(full, ORDER[10])
     assert "at least 3.21 where 8 is claimed" in words
     assert "no proof" in words
-    assert "Not run" in said(replace(full, audit=()), ORDER[9])
+    assert "The power of these attacks is not known" in words
+    audit = [(name, replace(verdict, catches=9.87654)) for name, verdict in full.audit]
+    assert "had ε really been 9.877 or more" in said(replace(full, audit=tuple(audit)), ORDER[10])
+    assert "Not run" in said(replace(full, audit=()), ORDER[10])
 
 
 def test_a_broken_claim_is_no_guarantee(full):
     verdict = Verdict(math.inf, Budget(1.0, 1e-5), 100, 0.99, "a canary")
     broken = replace(full, audit=(*full.audit, ("descent", verdict)))
     assert not broken.guaranteed
-    assert item(broken, ORDER[9]).tone is Tone.ALARM
-    assert "BROKEN" in said(broken, ORDER[9])
+    assert item(broken, ORDER[10]).tone is Tone.ALARM
+    assert "BROKEN" in said(broken, ORDER[10])
     assert item(broken, ORDER[2]).tone is Tone.ALARM
 
 
@@ -179,8 +239,8 @@ def test_only_attacks_on_this_method_speak_of_it(full):
     fine, broken = (Verdict(low, Budget(1.0, 1e-5), 100, 0.99, "a canary") for low in (0.3, math.inf))
     other = replace(full, method="dpagd", audit=(("descent", fine), ("adadp-as-published", broken)))
     assert other.guaranteed
-    assert item(other, ORDER[9]).value == "Not run on this method"
-    assert "say nothing of this one: descent, adadp-as-published" in said(other, ORDER[9])
+    assert item(other, ORDER[10]).value == "Not run on this method"
+    assert "say nothing of this one: descent, adadp-as-published" in said(other, ORDER[10])
     for method, name in (
         ("auto", "descent"),
         ("auto", "least-squares"),
@@ -188,8 +248,8 @@ def test_only_attacks_on_this_method_speak_of_it(full):
         ("dpagd", "dpagd"),
     ):
         one = replace(full, method=method, audit=((name, fine), ("pca", broken)))
-        assert item(one, ORDER[9]).value == "Not refuted"
-        assert "1 attacks were tried" in said(one, ORDER[9])
+        assert item(one, ORDER[10]).value == "Not refuted"
+        assert "1 attacks were tried" in said(one, ORDER[10])
         assert not replace(one, audit=((name, broken),)).guaranteed
 
 
@@ -207,7 +267,7 @@ def test_only_attacks_on_this_method_speak_of_it(full):
     ],
 )
 def test_a_banner_has_the_colour_of_its_epsilon(full, epsilon, tone, factor):
-    large = replace(full, guarantee=replace(full.guarantee, epsilon=epsilon))
+    large = replace(full, records=1000, guarantee=replace(full.guarantee, epsilon=epsilon))
     assert item(large, ORDER[2]).tone == tone
     assert f"e^ε = {factor} times" in said(large, ORDER[2])
     first = page(large).split('class="banner ')[1]
@@ -218,10 +278,12 @@ def test_a_banner_has_the_colour_of_its_epsilon(full, epsilon, tone, factor):
 def test_a_ledger_in_memory_is_not_said_to_be_on_disk(full, tmp_path):
     assert not full.durable
     assert "on disk" not in page(full)
-    assert "kept in memory" in page(full)
+    assert '<section class="banner care"><strong>Ledger in memory' in page(full)
+    assert "nothing can be compared with it" in page(full)
     with ft.Ledger(Budget(1.0, 1e-5), journal=tmp_path / "a.ledger") as ledger:
         kept = page(Subject.of(ledger, title="t", method="m"))
     assert "a charge is on disk before its answer is computed" in kept
+    assert "Ledger in memory" not in kept
 
 
 def test_what_else_the_ledger_holds_is_told(full):

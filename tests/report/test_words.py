@@ -21,7 +21,8 @@ from farthing.queries.events import (
     TuningEvent,
     ZcdpEvent,
 )
-from farthing.report.subject import escape, noise_of, number, percent, plain, priced
+from farthing.report.subject import noise_of, priced
+from farthing.report.words import escape, number, percent, plain
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,23 @@ An audit never proves a guarantee: a verdict is "broken" or "not refuted".
 import html
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farthing import validate
-from farthing.audit.statistics import Curve, FittedStatistic, Outcomes, Projection, Scores, Unknown, value
+from farthing.audit.statistics import (
+    Curve,
+    FittedStatistic,
+    Outcomes,
+    Projection,
+    Scores,
+    Unknown,
+    caught,
+    value,
+)
 from farthing.budget import Budget
 from farthing.errors import InvalidValue
 from farthing.noise.lattice import Stream
@@ -52,6 +61,10 @@ class Verdict:
         What was taken for granted, if anything.
     trial : str, default "runs a world"
         What a trial is.
+    catches : float, optional
+        The power of the attack: the smallest ε, had the method really had it, that the same attack with as
+        many trials would have refuted the claim for in nine of ten tries. Infinite where it could not have
+        refuted it at all; None where it is not known. It is an estimate (`statistics.caught`).
 
     Examples
     --------
@@ -68,6 +81,7 @@ class Verdict:
     attack: str
     assumption: str = ""
     trial: str = "runs a world"
+    catches: float | None = None
 
     @property
     def broken(self) -> bool:
@@ -78,6 +92,13 @@ class Verdict:
     def word(self) -> str:
         """Return "broken" or "not refuted"."""
         return "broken" if self.broken else "not refuted"
+
+    @property
+    def power(self) -> str:
+        """Return `catches` in a word."""
+        if self.catches is None:
+            return "not known"
+        return f"{self.catches:.3g}" if math.isfinite(self.catches) else "none"
 
     def __str__(self) -> str:
         given = f", given that {self.assumption}" if self.assumption else ""
@@ -92,16 +113,17 @@ class Verdict:
             "verdict": self.word,
             "broken": self.broken,
             "eps_lower": self.eps_lower if math.isfinite(self.eps_lower) else None,
-            "epsilon": self.claim.epsilon,
-            "delta": self.claim.delta,
-            "adjacency": str(self.claim.adjacency),
-            "unit": str(self.claim.unit),
-            "observer": str(self.claim.observer),
+            "claim": {name: _value(value) for name, value in asdict(self.claim).items()},
+            "catches": self.catches if self.catches is not None and math.isfinite(self.catches) else None,
             "attack": self.attack,
             "trials": self.trials,
             "confidence": self.confidence,
             "assumption": self.assumption,
         }
+
+
+def _value(value: Any) -> float | str:
+    return value if isinstance(value, float | int) else str(value)
 
 
 def _short(value: float) -> str:
@@ -138,6 +160,7 @@ def section(verdicts: Iterable[tuple[str, Verdict]], title: str = "Audit") -> st
         "attack",
         "ε at least",
         "ε claimed",
+        "catches ε from",
         "δ",
         "neighbours",
         "confidence",
@@ -155,6 +178,7 @@ def section(verdicts: Iterable[tuple[str, Verdict]], title: str = "Audit") -> st
             attack,
             _short(verdict.eps_lower),
             f"{claim.epsilon:.4g}",
+            verdict.power,
             f"{claim.delta:g}",
             str(claim.adjacency),
             f"{100 * verdict.confidence:g} %",
@@ -166,7 +190,8 @@ def section(verdicts: Iterable[tuple[str, Verdict]], title: str = "Audit") -> st
     note = (
         "Each row is an attack on two neighbouring data sets, and a lower bound on ε that holds with the "
         "stated confidence. Broken: the bound is above the claim. Not refuted: this attack did not show "
-        "that; it is no proof."
+        "that; it is no proof. The power of an attack is the ε from which on it would have refuted the claim "
+        "in nine of ten tries; with none it could not have refuted it."
     )
     return (
         f'<section class="audit"><h2>{html.escape(title)}</h2><p>{note}</p>'
@@ -314,7 +339,10 @@ def judge(
     false, hit = (int(np.count_nonzero(sign * _seen(scores, part) >= above)) for part in (without, within))
     strength = float(curve.strengths(hit, false, trials, claim, confidence))
     said = f"{attack}: {name}" if attack and name else attack or name
-    return Verdict(curve.epsilon(strength, claim), claim, trials, confidence, said, curve.assumption)
+    catches = caught(curve, hit, false, trials, claim, confidence)
+    return Verdict(
+        curve.epsilon(strength, claim), claim, trials, confidence, said, curve.assumption, catches=catches
+    )
 
 
 def _seen(scores: Scores, outputs: Any) -> Array:

@@ -36,12 +36,13 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaincinv, ndtr, ndtri
+from scipy.stats import binom
 
 from farthing import validate
-from farthing.accounting import gaussian, pld
+from farthing.accounting import calibrate, gaussian, pld
 from farthing.budget import Adjacency, Budget
 from farthing.errors import Unsupported
-from farthing.queries.events import GaussianEvent, PoissonEvent, RepeatedEvent
+from farthing.queries.events import Event, GaussianEvent, PoissonEvent, RepeatedEvent
 
 Array = NDArray[np.float64]
 
@@ -126,6 +127,12 @@ class Curve(Protocol):
     def epsilon(self, strength: float, claim: Budget) -> float:
         """Return ε at the claim's δ of a mechanism of this strength."""
 
+    def claimed(self, claim: Budget) -> float:
+        """Return the strength of a mechanism that is exactly what is claimed."""
+
+    def rates(self, strength: float, claim: Budget) -> tuple[Array, Array]:
+        """Return the rates of flagging with and without, at several thresholds, of the best attack on it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
@@ -149,6 +156,15 @@ class Unknown:
 
     def epsilon(self, strength: float, claim: Budget) -> float:
         return strength
+
+    def claimed(self, claim: Budget) -> float:
+        return claim.epsilon
+
+    def rates(self, strength: float, claim: Budget) -> tuple[Array, Array]:
+        false = np.minimum(
+            np.geomspace(1e-4, 0.5, 24), (1 - claim.delta) / (1 + math.exp(min(strength, 700)))
+        )
+        return claim.delta + np.exp(np.log(false) + strength), false
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +195,12 @@ class GaussianCurve:
         if strength == math.inf:
             return math.inf
         return gaussian.epsilon(max(strength, 0.0), claim.delta)
+
+    def claimed(self, claim: Budget) -> float:
+        return claim.mu
+
+    def rates(self, strength: float, claim: Budget) -> tuple[Array, Array]:
+        return _gaussian_rates(strength, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +249,63 @@ class SampledCurve:
             return math.inf
         step = PoissonEvent(self.sampling_rate, GaussianEvent(1 / strength))
         return pld.epsilon(RepeatedEvent(step, self.steps), claim.delta, claim.adjacency)
+
+    def claimed(self, claim: Budget) -> float:
+        def plan(noise: float) -> Event:
+            return RepeatedEvent(PoissonEvent(self.sampling_rate, GaussianEvent(noise)), self.steps)
+
+        return 1 / calibrate.noise(plan, claim)
+
+    def rates(self, strength: float, claim: Budget) -> tuple[Array, Array]:
+        return _gaussian_rates(strength, self.sampling_rate)
+
+
+def _gaussian_rates(mu: float, rate: float) -> tuple[Array, Array]:
+    thresholds = mu / 2 + np.linspace(-1.0, 3.0, 17)
+    false = ndtr(-thresholds)
+    return (1 - rate) * false + rate * ndtr(mu - thresholds), false
+
+
+_TRIES = 0.9  # the probability with which a violation is caught
+
+
+def caught(curve: Curve, tp: int, fp: int, trials: int, claim: Budget, confidence: float) -> float:
+    """Estimate the smallest ε that an attack refutes the claim for, with probability `_TRIES`.
+
+    An attack whose test is the best there is refutes it from some strength on: the counts that come out with
+    probability `_TRIES` at least then bound the strength above the claim's. The attack at hand sees a part of
+    the strength only (its neighbours may not be the worst, its statistic not the best). That part is taken to
+    be what its counts show of the claim, by the same curve without confidence, and to stay as it is.
+
+    >>> round(caught(GaussianCurve(), 9000, 1000, 10_000, Budget(10.0, 1e-5), 0.99), 1)  # μ 2.56 of 2.26
+    10.4
+    >>> caught(Unknown(), 10, 0, 10, Budget(8.0, 1e-5), 0.99)  # ten runs refute no ε of 8
+    inf
+    """
+    whole = curve.claimed(claim)
+    seen = float(curve.strengths(tp, fp, trials, claim, 0.0))
+    share = min(seen / whole, 1.0) if math.isfinite(seen) else 1.0
+    if not share > _LEAST or not _refutes(curve, _MOST * whole, whole, trials, claim, confidence):
+        return math.inf
+    low, high = whole, _MOST * whole
+    while high - low > 1e-3 * whole:
+        middle = (low + high) / 2
+        found = _refutes(curve, middle, whole, trials, claim, confidence)
+        low, high = (low, middle) if found else (middle, high)
+    return curve.epsilon(high / share, claim)
+
+
+_LEAST, _MOST = 0.02, 20.0  # shares of the claim that are seen at least, and looked for at most
+
+
+def _refutes(
+    curve: Curve, strength: float, claimed: float, trials: int, claim: Budget, confidence: float
+) -> bool:
+    """Return whether some threshold of the best attack on this strength probably refutes the claim."""
+    hit, false = curve.rates(strength, claim)
+    unlucky = (1 - _TRIES) / 2
+    tp, fp = binom.ppf(unlucky, trials, np.minimum(hit, 1.0)), binom.ppf(1 - unlucky, trials, false)
+    return bool(np.nanmax(curve.strengths(tp, fp, trials, claim, confidence)) > claimed)
 
 
 Scores = Callable[[Any], Array]

@@ -109,7 +109,7 @@ def _lines(fields: dict[str, Any]) -> dict[str, Any]:
             f"quantiles (5, 25, 50, 75, 95 %) {spread}",
             f"clipped to {ends}, " + ("bounds that were bought" if column["bought"] else "as declared"),
         ]
-    return {**lines, "guarantee": statement_words(fields), "ledger": fields["ledger"]}
+    return {**lines, "guarantee": statement_words(fields["guarantee"]), "ledger": fields["ledger"]}
 
 
 def _short(number: float) -> str:

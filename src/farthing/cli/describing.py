@@ -63,7 +63,7 @@ def describe_table(
         if book is not None:
             book.close()
     return {
-        **asdict(privacy),
+        "guarantee": asdict(privacy),
         "table": table,
         "ledger": None if ledger is None else str(ledger),
         "columns": [{"kind": _kind(one, known.get(one.name)), **asdict(one)} for one in found],

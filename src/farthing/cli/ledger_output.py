@@ -160,6 +160,15 @@ def _words(said: dict[str, Any]) -> Iterator[str]:
     yield said["note"]
 
 
+_STATED = ("epsilon", "delta", "adjacency", "unit", "observer", "accountant", "theorem", "note")
+
+
+def nested(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return fields with those of a guarantee in one object, as every command prints it."""
+    said = {name: fields[name] for name in _STATED if name in fields}
+    return {"guarantee": said, **{name: value for name, value in fields.items() if name not in said}}
+
+
 def statement_words(fields: dict[str, Any]) -> list[str]:
     """Return the lines of a guarantee."""
     return list(_words(fields))
@@ -169,7 +178,7 @@ def trained_lines(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the words for what `farthing.cli.training.train` did."""
     words = {
         "model": [fields["model"], *(fields[form] for form in ("skops", "onnx") if form in fields)],
-        "guarantee": list(_words(fields)),
+        "guarantee": list(_words(fields["guarantee"])),
         **_whom(fields),
         "spent": "",
         "method": f"{_method(fields)}, {fields['steps']:,} steps",
@@ -188,11 +197,11 @@ def rehearsed_lines(fields: dict[str, Any]) -> dict[str, Any]:
     before, after = fields["share"]
     answers = sum(part["times"] for part in fields["answers"])
     return {
-        "price": list(_words(fields)),
+        "price": list(_words(fields["guarantee"])),
         **_whom(fields),
         "method": f"{_method(fields)}, {fields['steps']:,} steps, {answers:,} answers",
         "records": f"{fields['records']:,}, of {fields['features']:,} features",
-        "ledger": f"{fields['ledger'] or 'in memory'}: {before:.2%} spent before, {after:.2%} after",
+        "ledger": f"{fields['ledger']}: {before:.2%} spent before, {after:.2%} after",
         "noise": [*map(_noise_words, fields["answers"]), f"({fields['expected']})"],
         "nothing": "spent, written or learnt: only the header and the number of records were looked at"
         + (", and the budgets" if "levels" in fields else ""),
@@ -235,11 +244,12 @@ def simulated_lines(fields: dict[str, Any]) -> dict[str, Any]:
         "method": fields["method"],
         "rounds": f"{fields['rounds']:,}: {fields['stopped']}",
     }
-    if fields["epsilon"] is None:
-        words["guarantee"] = f"none: {fields['note']}"
+    said = fields["guarantee"]
+    if said["epsilon"] is None:
+        words["guarantee"] = f"none: {said['note']}"
         return words | _test_words(fields)
     owner = "for each client"
-    if fields["smallest_epsilon"] < fields["epsilon"]:
+    if fields["smallest_epsilon"] < said["epsilon"]:
         owner = (
             f"each client has its own, from epsilon {fields['smallest_epsilon']:g} on: this is the largest"
         )
@@ -248,7 +258,7 @@ def simulated_lines(fields: dict[str, Any]) -> dict[str, Any]:
         trust += f" in any sum over {fields['survivors']:,} honest clients"
     return {
         **words,
-        "guarantee": [*_words(fields), owner],
+        "guarantee": [*_words(said), owner],
         **({"noise": _published_words(fields["holds"])} if "holds" in fields else {}),
         "trust": trust,
         "alive": f"{fields['alive']:,} clients, with {fields['left']:.1%} of all rounds left",
@@ -287,14 +297,18 @@ def verification(file: Path) -> dict[str, Any]:
         "budget": found.budget,
         "rule": found.rule,
         "charged": [f"{count} x {event}" for event, count in found.charged.items()],
-        "spent": _finite(found.spent),
-        "plan": _finite(found.plan),
+        "spent_between": _finite(found.spent),
+        "plan_between": _finite(found.plan),
         **(
-            {"levels": {f"{level:g}": _finite(ends) for level, ends in found.levels.items()}}
+            {"levels_between": {f"{level:g}": _finite(ends) for level, ends in found.levels.items()}}
             if found.levels
             else {}
         ),
-        **({"refunded": found.trust, "unrefunded": _finite(found.unrefunded)} if found.refunded else {}),
+        **(
+            {"refunded": found.trust, "unrefunded_between": _finite(found.unrefunded)}
+            if found.refunded
+            else {}
+        ),
     }
 
 
@@ -304,8 +318,8 @@ def _finite(interval: tuple[float, float] | None) -> list[float | None] | None:
 
 def verification_lines(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the words for what `verification` found."""
-    apart = ("ok", "verdict", "refunded", "unrefunded")
-    words = {name: value for name, value in fields.items() if name not in apart}
+    apart = ("ok", "verdict", "refunded", "unrefunded_between")
+    words = {name.removesuffix("_between"): value for name, value in fields.items() if name not in apart}
     if "refunded" in fields:
         words["trusted"] = fields["refunded"]
     for name in ("spent", "plan"):

@@ -18,6 +18,7 @@ import farthing
 from farthing.cli import (
     account_command,
     audit_command,
+    card_command,
     deploy_command,
     describe_command,
     doctor_command,
@@ -53,6 +54,7 @@ for _command in (
     deploy_command.join,
     audit_command.audit,
     report_command.report,
+    card_command.card,
     account_command.account,
     account_command.calibrate,
     doctor_command.doctor,

@@ -91,4 +91,5 @@ def _subject(
             federated=federated,
             audit=verdicts,
             verified=verified,
+            declared=told.declared,
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farthing.budget import Adjacency, Unit
-from farthing.cli.ledger_output import aligned, simulated_lines
+from farthing.cli.ledger_output import aligned, nested, simulated_lines
 from farthing.cli.options import (
     FAILED,
     INTERRUPTED,
@@ -143,14 +143,14 @@ def simulate(
         options=options,
     )
     with shown(quiet=as_json) as watch:
-        fields = jobs.simulate(job, watch)
+        fields = nested(jobs.simulate(job, watch))
     if as_json:
         emit_json(fields)
     else:
         emit(aligned(simulated_lines(fields)))
     if fields["stopped"] == "interrupted":
         return say("interrupted: this is what was reached", INTERRUPTED)
-    return 0 if fields["epsilon"] is not None else say(f"{method} gives no guarantee", FAILED)
+    return 0 if fields["guarantee"]["epsilon"] is not None else say(f"{method} gives no guarantee", FAILED)
 
 
 @contextmanager

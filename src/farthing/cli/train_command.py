@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -95,7 +96,15 @@ def train(
     ] = None,
     book: Annotated[
         Path | None,
-        typer.Option("--ledger", metavar="FILE", help="Spend from this ledger; a new one holds this budget."),
+        typer.Option(
+            "--ledger",
+            metavar="FILE",
+            help="Spend from this ledger; a new one holds this budget. By default a new one in --out.",
+        ),
+    ] = None,
+    checked_by: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Who checked that the schema is public, and when, for the report."),
     ] = None,
     adjacency: Annotated[
         Adjacency | None,
@@ -140,18 +149,22 @@ def train(
     known = declared(table, schema, target, bounds or [], values or [], drop, missing)
     if known is None:
         return _skeleton(table, target, csv)
+    if checked_by is not None:
+        known = replace(known, checked_by=checked_by)
     if user is None and rows != 1:
         raise InvalidValue("--rows says how many records of a person are kept: give --user COLUMN as well")
     if not 0 <= holdout < 1:
         raise InvalidValue(f"--holdout must be a share from 0 to below 1, such as 0.2, got {holdout:g}")
     from farthing.cli import training
+    from farthing.cli.job import TrainingJob
     from farthing.data import table_files
 
     if book is not None and Journal.exists(book):
         open_journal(book).close()
-    job = training.TrainingJob(
+    job = TrainingJob(
         table,
         known,
+        schema_file=schema,
         epsilon=epsilon,
         delta=delta,
         budget_column=budget_column,
@@ -182,6 +195,9 @@ def train(
         emit(aligned(rehearsed_lines(fields)))
     else:
         print(aligned(trained_lines(fields)), file=sys.stderr)
+    if not as_json and not dry_run:
+        for said in _reservations(fields):
+            say(said)
     if "unmeasured" in fields and not as_json:
         say(fields["unmeasured"])
     if "verdict" in fields.get("test", {}) and not as_json:
@@ -189,6 +205,16 @@ def train(
     if fields.get("partial"):
         return say("interrupted: the model is that of the last step", INTERRUPTED)
     return 0
+
+
+def _reservations(fields: dict[str, Any]) -> Iterator[str]:
+    """What the person who trains should know before the report says it to others."""
+    from farthing.cli.outputs import EARLIER, UNCHECKED
+
+    if not fields["public"]["schema"]["checked_by"]:
+        yield UNCHECKED
+    if fields["earlier_ledgers"]:
+        yield EARLIER.format(", ".join(fields["earlier_ledgers"]))
 
 
 def _skeleton(table: str, target: str | None, csv: "Csv") -> int:
@@ -209,8 +235,6 @@ def _skeleton(table: str, target: str | None, csv: "Csv") -> int:
 @contextmanager
 def _read(csv: "Csv", *, quiet: bool) -> "Iterator[Csv]":
     """Shows how far a table is read."""
-    from dataclasses import replace
-
     with progress(quiet, "reading") as show:
         yield csv if show is None else replace(csv, seen=lambda share: show("reading", share))
 
@@ -262,7 +286,8 @@ def schema(
     where = "above" if out is None else f"in {out}"
     return say(
         f"what is {where} was read from private records, and no guarantee covers it: check every line "
-        f"against public knowledge, then delete {data.DRAFTED!r}"
+        f"against public knowledge, then replace {data.DRAFTED!r} by {data.CHECKED!r} with your name and the "
+        "date"
     )
 
 

@@ -9,8 +9,7 @@ declared, or without a number where one is, counts as nothing. With ``strict`` i
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import KW_ONLY, asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,11 @@ from scipy.sparse import csr_matrix
 
 from farthing import validate
 from farthing.accounting import gaussian, groups
-from farthing.accounting.filters import BasicFilter, GdpFilter, RdpFilter
+from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, RdpFilter
 from farthing.accounting.personal import PersonalBudgets
 from farthing.budget import Adjacency, Budget, Guarantee, Unit
-from farthing.cli import export, measuring
+from farthing.cli import export, measuring, outputs
+from farthing.cli.job import Estimator, TrainingJob
 from farthing.cli.step_recorder import StepRecorder, Watch
 from farthing.data import table_files
 from farthing.data.columns import Categorical
@@ -37,80 +37,13 @@ from farthing.linear.base import PUBLIC_SIZE
 from farthing.linear.estimators import LinearRegression, LinearSVC, LogisticRegression
 from farthing.linear.solvers import CLASSIFIERS, REGRESSORS, Settings, SolverMethod
 from farthing.queries.query import Step
-from farthing.report.document import page
-from farthing.report.subject import Score, Subject
 
 STRICT = "that every value lies within the schema was checked without paying for it (--strict)"
-HELD = (
-    "a share of {:g} of the records, by hash, is held out, and figures on those cost each no more than the "
-    "training costs the others (parallel composition)"
-)
 REHEARSED = "as on made-up rows: a method that adapts to its answers may choose otherwise"
 
 Array = NDArray[np.float64]
-Estimator = LogisticRegression | LinearSVC | LinearRegression
 Follow = Callable[[], AbstractContextManager[Watch | None]]  # entered when the spending begins
 Reading = Callable[[Csv], AbstractContextManager[Csv]]  # entered while the table is read
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingJob:
-    """The options of a training: what to train on which table, and where to put it."""
-
-    table: str
-    schema: Schema
-    _: KW_ONLY
-    epsilon: float | None  # None where each record has its own
-    delta: float
-    budget_column: str | None = None
-    adjacency: Adjacency | None = None  # that of the ledger, or add-remove
-    model: str | None = None  # "logistic", "svm" or "linear"; the first that suits the target
-    method: str = "auto"
-    records: int | None = None
-    ledger: Path | None = None
-    out: Path = Path()
-    force: bool = False
-    test: str | None = None
-    strict: bool = False  # refuse values that the schema does not have
-    formats: tuple[str, ...] = ()  # besides .npz
-    settings: tuple[str, ...] = ()  # of the method, as NAME=VALUE
-    csv: Csv = table_files.PLAIN
-    user: str | None = None  # the column that says whose record it is: whole people are protected
-    rows: int = 1  # that are kept of a person
-    holdout: float = 0.0  # the share of the records that is not learnt from
-
-    @property
-    def budget(self) -> Budget:
-        """The budget as it is asked for, per person where people have several records."""
-        assert self.epsilon is not None
-        unit = Unit.RECORD if self.user is None else Unit.USER
-        return Budget(self.epsilon, self.delta, self.adjacency or Adjacency.ADD_REMOVE, unit)
-
-    @property
-    def split(self) -> bool:
-        """Whether some rows of the table are not learnt from."""
-        return self.user is not None or self.holdout > 0
-
-    def notes(self) -> tuple[str, ...]:
-        """Return what the guarantee has to say where some rows are not learnt from."""
-        of = "of the table" if self.user is None else f"that are kept, at most {self.rows} of a person,"
-        size = f"the number of records {of} is taken as public" * (self.split and self.records is None)
-        return tuple(text for text in (size, HELD.format(self.holdout) * (self.holdout > 0)) if text)
-
-    def sized(self, kept: int) -> "TrainingJob":
-        """Return the job with a public number of records to learn from: the share that is not held out.
-
-        How many are on which side follows from hashes of records, so it is neither printed nor learnt with.
-        """
-        if self.records is not None or not self.split:
-            return self
-        return replace(self, records=max(1, round(kept * (1 - self.holdout))))
-
-    def per_record(self) -> "TrainingJob":
-        """Return the job with the budget that each record may take, where whole people are protected."""
-        if self.user is None:
-            return self
-        return replace(self, epsilon=groups.per_record(self.budget, self.rows).epsilon)
 
 
 def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | None = None) -> dict[str, Any]:
@@ -121,11 +54,13 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
     """
     asked, job = job, job.per_record()
     estimator, method, recorder, settings = _prepared(job)
-    files = _files(job)
+    files, (own, earlier) = outputs.files_of(job), outputs.new_ledger(job.out)
+    job = replace(job, ledger=job.ledger or own)
+    assert job.ledger is not None
     for path in files.values():
         check_writable(path, job.force, kept=(job.table, job.test, job.ledger))
-    if job.ledger is not None and not Journal.exists(job.ledger):
-        check_writable(job.ledger, force=False, option="--ledger")
+    if not Journal.exists(job.ledger):
+        check_writable(job.ledger, force=False, option="--out" if asked.ledger is None else "--ledger")
     with nullcontext(job.csv) if reading is None else reading(job.csv) as csv:
         split = Split(job.user, job.rows, job.holdout)
         X, y, held = table_files.training_rows(job.table, job.schema, split, strict=job.strict, csv=csv)
@@ -137,11 +72,13 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
     test = table_files.held_out(job.test, job.table, job.schema, job.csv)
     with ExitStack() as resources:
         ledger = resources.enter_context(_existing(job))
-        _refuse_undivided(job, method, ledger)
+        _refuse_undivided(asked, method, ledger)
         recorder.watch = _first_step_only
         _rehearse(job, estimator, method, len(X), ledger, people)
-        if ledger is None and job.ledger is not None:
-            ledger = resources.enter_context(_created(job, method, people))
+        if ledger is None:
+            if asked.ledger is None:
+                own.parent.mkdir(exist_ok=True)
+            ledger = resources.enter_context(_created(job, _filter(asked, method), people))
         recorder.watch = resources.enter_context(follow())
         _paying(job, estimator, method, ledger).fit(X, y, budgets=people)
         assert recorder.ledger is not None
@@ -155,33 +92,40 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
         if asked.user is not None:
             estimator.privacy_ = groups.per_person(estimator.privacy_, asked.budget, asked.rows)
         spent = _spent(asked, recorder.ledger)
+        kind = "logistic" if isinstance(estimator, LogisticRegression) else "scores"
+        model = _model(job.schema, estimator, kind)
         told = {
-            **asdict(estimator.privacy_),
+            **outputs.stamped(estimator.privacy_),
             **_levels(estimator),
             "method": job.method,
             "settings": settings,
             "steps": estimator.n_iter_,
             "records": records,
+            "rows_per_person": asked.rows if asked.user is not None else None,
             "features": job.schema.width,
             "partial": recorder.stopped,
             **({"unmeasured": measuring.UNPAID} if held is not None and measured is None else {}),
-            "spent": {"epsilon": spent.epsilon, "delta": spent.delta, "note": spent.note},
-            "ledger": None if job.ledger is None else str(job.ledger),
+            "spent": asdict(spent),
+            "public": outputs.public(asked, model.schema),
+            "ledger": str(job.ledger),
+            "earlier_ledgers": [str(path) for path in earlier] if asked.ledger is None else [],
             **{kind: str(path) for kind, path in files.items() if kind != "privacy"},
         }
-        privacy = json.dumps(told, allow_nan=False, indent=1)
-        kind = "logistic" if isinstance(estimator, LogisticRegression) else "scores"
-        model = _model(job.schema, estimator, kind)
-        write(files["model"], model.to_bytes(privacy))
-        write(files["privacy"], (privacy + "\n").encode())
+        contents = {"model": model.to_bytes(json.dumps(told, allow_nan=False, indent=1))}
         for form in job.formats:
-            write(files[form], export.exported(form, job.schema, estimator.to_sklearn()))
+            contents[form] = export.exported(form, job.schema, estimator.to_sklearn())
+        told["sha256"] = {kind: outputs.sha256(content) for kind, content in contents.items()}
+        if measured is not None:
+            told["test"] = measured | measuring.verdict(measured)
+        contents["privacy"] = (json.dumps(told, allow_nan=False, indent=1) + "\n").encode()
+        for kind, content in contents.items():
+            write(files[kind], content)
         try:
-            report = _reported(job, estimator, ledger or recorder.ledger, told, measured)
+            report = outputs.reported(job, estimator, ledger, told, measured)
         except FarthingError as error:  # nothing is wrong with what was asked for, and it is paid
             raise FarthingError(f"the model is written, but its report could not be: {error}") from None
         write(files["report"], report.encode())
-    return told if measured is None else {**told, "test": measured | measuring.verdict(measured)}
+    return told
 
 
 def rehearse(job: TrainingJob, records: int) -> dict[str, Any]:
@@ -198,8 +142,10 @@ def rehearse(job: TrainingJob, records: int) -> dict[str, Any]:
         estimator.privacy_ = groups.per_person(estimator.privacy_, asked.budget, asked.rows)
     return {
         "dry_run": True,
-        **asdict(estimator.privacy_),
-        **({"note": PUBLIC_SIZE} if job.records is None else {}),  # nothing says it at a rehearsal
+        "guarantee": {
+            **asdict(estimator.privacy_),
+            **({"note": PUBLIC_SIZE} if job.records is None else {}),  # nothing says it at a rehearsal
+        },
         **_levels(estimator),
         "method": job.method,
         "settings": settings,
@@ -211,7 +157,7 @@ def rehearse(job: TrainingJob, records: int) -> dict[str, Any]:
             for (what, sampler, mechanism), asked in recorder.asked.items()
         ],
         "expected": REHEARSED,
-        "ledger": None if job.ledger is None else str(job.ledger),
+        "ledger": str(job.ledger or outputs.new_ledger(job.out)[0]),
         "share": [before, (paid or recorder.ledger).share],
     }
 
@@ -363,48 +309,24 @@ def _existing(job: TrainingJob) -> Iterator[Ledger | None]:
             yield ledger
 
 
-def _created(job: TrainingJob, method: SolverMethod, people: Array | None) -> Ledger:
-    """Creates the ledger that a job names, with the job's budget and the filter that its method needs."""
+def _filter(asked: TrainingJob, method: SolverMethod) -> Callable[[Budget], Filter] | None:
+    """Return the filter of a new ledger: the one that the method needs.
+
+    In a ledger of its own, a training that is measured on held-out records takes a part that nobody else can
+    ask (`farthing.cli.measuring`); of a plan and of batches only basic composition hands out parts.
+    """
+    whole = asked.ledger is None and asked.holdout and method.filter in (None, RdpFilter)
+    return BasicFilter if whole else method.filter
+
+
+def _created(job: TrainingJob, rule: Callable[[Budget], Filter] | None, people: Array | None) -> Ledger:
+    """Creates the ledger that a job names, with the job's budget."""
     adjacency = job.adjacency or Adjacency.ADD_REMOVE
     if people is not None:
         levels = PersonalBudgets(people)
         return Ledger(levels.budget(job.delta, adjacency=adjacency), journal=job.ledger, filter=levels)
     assert job.epsilon is not None
-    return Ledger(Budget(job.epsilon, job.delta, adjacency), journal=job.ledger, filter=method.filter)
-
-
-def _reported(
-    job: TrainingJob,
-    estimator: Estimator,
-    ledger: Ledger,
-    told: dict[str, Any],
-    measured: dict[str, Any] | None,
-) -> str:
-    """The page that tells of this training."""
-    scores, released, measure = list[Score](), list[str](), "accuracy"
-    if measured is not None:
-        measure = "rmse" if "rmse" in measured else measure
-        baseline = "guessing" if measure == "accuracy" else "rmse_of_mean"
-        released = [f"{measure} on {measured['table']}, {measured['note']}"]
-        scores = [
-            Score(label=job.method, epsilon=estimator.privacy_.epsilon, value=measured[measure]),
-            Score(label=baseline.replace("_", " "), epsilon=None, value=measured[baseline]),
-        ]
-    subject = Subject.of(
-        ledger,
-        title=f"{job.schema.target.name} of {Path(job.table).name}",
-        method=", ".join((job.method, *job.settings)),
-        steps=told["steps"],
-        guarantee=estimator.privacy_,
-        history=estimator.history_,
-        records=told["records"],
-        features=told["features"],
-        scores=scores,
-        measure=measure,
-        released=released,
-        partial=told["partial"],
-    )
-    return page(subject)
+    return Ledger(Budget(job.epsilon, job.delta, adjacency), journal=job.ledger, filter=rule)
 
 
 def _paying(job: TrainingJob, estimator: Estimator, method: SolverMethod, ledger: Ledger | None) -> Estimator:
@@ -455,14 +377,3 @@ def _made_up(schema: Schema, rows: int | None = None) -> tuple[Any, ArrayLike]:
     if rows is None:
         return np.zeros((len(y), schema.width)), y
     return csr_matrix((rows, schema.width)), np.resize(np.array(y), rows)
-
-
-def _files(job: TrainingJob) -> dict[str, Path]:
-    """Return the path of each file: in a folder, or NAME.npz and others that begin with NAME."""
-    if job.out.suffix == ".npz":
-        folder, model, other = job.out.parent, job.out.stem, f"{job.out.stem}."
-    else:
-        folder, model, other = job.out, "model", ""
-    files = {"model": f"{model}.npz", "privacy": f"{other}privacy.json", "report": f"{other}report.html"}
-    files |= {form: f"{model}.{form}" for form in job.formats}
-    return {kind: folder / name for kind, name in files.items()}

@@ -128,6 +128,7 @@ ADULT = Schema(
         ),
     ),
     target=Categorical("class", ("<=50K", ">50K")),
+    checked_by="farthing: from the public code book of the data set (UCI Machine Learning Repository)",
 )
 
 

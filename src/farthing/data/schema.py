@@ -32,6 +32,7 @@ from farthing.queries import arrays
 from farthing.validate import did_you_mean
 
 __all__ = [
+    "CHECKED",
     "DRAFTED",
     "Categorical",
     "Column",
@@ -47,7 +48,11 @@ __all__ = [
 Table = Mapping[str, ArrayLike]
 
 DRAFTED = "drafted_from_private_data"  # the key that marks a draft, with which training is refused
-_DRAFTED = "read from private records; covered by no guarantee: check every line, then delete this one"
+CHECKED = "checked_by"  # the key that names who checked it
+_DRAFTED = (
+    "read from private records; covered by no guarantee: check every line, then replace this one by "
+    f'"{CHECKED}": "name, date"'
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,9 @@ class Schema:
         The features. Every encoded feature lies in [0, 1].
     target : Numeric or Categorical
         What to predict: a vocabulary asks for a classifier, bounds ask for a regression.
+    checked_by : str, default ""
+        Who checked that all of it is public knowledge, and when. A report names that person; without one it
+        says that the guarantee is void if anything here was read from the records.
 
     Raises
     ------
@@ -77,8 +85,11 @@ class Schema:
 
     columns: tuple[Column, ...]
     target: Numeric | Categorical
+    checked_by: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.checked_by, str):
+            raise InvalidValue(f"{CHECKED!r} of a schema must be a text, got {self.checked_by!r}")
         names = [column.name for column in (*self.columns, self.target)]
         if len(names) < 2 or len(set(names)) < len(names):
             raise InvalidValue(f"a schema needs a column, a target and distinct names, got {names!r}")
@@ -104,21 +115,28 @@ class Schema:
         if isinstance(found, dict) and DRAFTED in found:
             raise InvalidValue(
                 f"this is a draft that was read from private records: check every bound and value against "
-                f"public knowledge, then delete {DRAFTED!r} from it"
+                f"public knowledge, then replace {DRAFTED!r} by {CHECKED!r} with your name and the date"
             )
-        if not isinstance(found, dict) or found.keys() != {"columns", "target"}:
+        if not isinstance(found, dict) or found.keys() - {CHECKED} != {"columns", "target"}:
             keys = sorted(found) if isinstance(found, dict) else type(found).__name__
-            raise InvalidValue(f"a schema must have the keys 'columns' and 'target' and no other, got {keys}")
+            raise InvalidValue(
+                f"a schema must have the keys 'columns' and 'target' and may have {CHECKED!r}, got {keys}"
+            )
         if not isinstance(found["columns"], list):
             raise InvalidValue(f"'columns' of a schema must be a list, got {found['columns']!r}")
         keys = [*(f"columns[{place}]" for place in range(len(found["columns"]))), "target"]
         parts = zip(keys, [*found["columns"], found["target"]], strict=True)
         described = collected(partial(_described, *part) for part in parts)
-        return cls(tuple(described[:-1]), described[-1])
+        return cls(tuple(described[:-1]), described[-1], found.get(CHECKED, ""))
 
     def to_json(self) -> str:
         """Return the schema as JSON text, a line a column."""
-        return _json([_declared(column) for column in self.columns], _declared(self.target))
+        text = _json([_declared(column) for column in self.columns], _declared(self.target))
+        return (
+            text
+            if not self.checked_by
+            else f"{{{json.dumps(CHECKED)}: {json.dumps(self.checked_by)},\n {text[1:]}"
+        )
 
     def without(self, names: Iterable[str]) -> "Schema":
         """Return the schema without some columns; refuse names that it does not have."""

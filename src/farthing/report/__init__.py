@@ -4,7 +4,8 @@ subject = Subject.of(ledger, title=..., method=..., steps=..., guarantee=..., hi
 html = page(subject)
 """
 
+from farthing.report.declared import Declared
 from farthing.report.document import broken, page
 from farthing.report.subject import ClientGroup, FederatedRun, Score, Subject
 
-__all__ = ["ClientGroup", "FederatedRun", "Score", "Subject", "broken", "page"]
+__all__ = ["ClientGroup", "Declared", "FederatedRun", "Score", "Subject", "broken", "page"]

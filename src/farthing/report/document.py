@@ -14,10 +14,33 @@ from farthing.report import pictures
 from farthing.report.drawing import STYLE, table
 from farthing.report.pictures import Picture
 from farthing.report.statement import Item, Tone, band, headline, statement, upwards
-from farthing.report.subject import FederatedRun, Subject, escape, number, percent, plain
+from farthing.report.subject import FederatedRun, Subject
+from farthing.report.words import escape, number, percent, plain
 
 _HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
 _POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'"
+_UNCHECKED = (
+    "Nobody is named as having checked that bounds and values are public. If one was read from the records, "
+    "this guarantee is void."
+)
+_UNKEPT = (
+    "The charges were kept in memory, and are gone with the process that made them. Nothing but this page "
+    "tells what was charged, and nobody can verify it or count later trainings against it."
+)
+_SIGN_OFF = (
+    "<section class='signoff'><h2>Sign-off</h2><p class='lead'>For the person who reviews this report. Fill "
+    "it in here before printing, or on paper.</p><dl>"
+    + "".join(
+        f"<dt>{name}</dt><dd><input type='text' aria-label='{name}'/></dd>"
+        for name in ("Reviewed by", "Role", "Date", "Purpose and recipients of the model", "Conditions")
+    )
+    + "</dl><p>"
+    + "".join(
+        f"<label><input type='checkbox'/> {what}</label>"
+        for what in ("Approved", "Approved under the conditions above", "Rejected")
+    )
+    + "</p></section>"
+)
 _WARNINGS = {Tone.CALM: "", Tone.CARE: "read this", Tone.WEAK: "weak", Tone.ALARM: "no privacy"}
 
 
@@ -47,10 +70,12 @@ def page(subject: Subject) -> str:
         "<h2>Privacy statement</h2>",
         _intended(subject),
         _statement(statement(subject)),
+        _declared(subject),
         *([_federated(subject.federated)] if subject.federated is not None else []),
         *(["<h2>Pictures</h2>", _figures(drawn)] if drawn else []),
         _audit(subject),
         _ledger(subject),
+        _SIGN_OFF,
     ]
     return _document(
         subject.title, _lead(subject), "".join(parts), _foot(subject), void=not subject.guaranteed
@@ -126,6 +151,10 @@ def _banner(subject: Subject) -> str:
     whom = f"{said.adjacency}, per {said.unit}, against {said.observer}"
     tone, reason = band(said.epsilon)
     boxes = _box(tone, size, f"{reason} It holds under {whom}: read below what each word means.")
+    if subject.declared is not None and not subject.declared.checked_by:
+        boxes += _box(Tone.CARE, "Unchecked schema", _UNCHECKED)
+    if not subject.durable:
+        boxes += _box(Tone.CARE, "Ledger in memory", _UNKEPT)
     if subject.floats:
         boxes += _box(Tone.CARE, "Float noise", "True of real numbers; the low bits of floats may tell more.")
     if subject.partial:
@@ -167,11 +196,39 @@ def _statement(items: Iterable[Item]) -> str:
     return f"<ol class='statement'>{''.join(parts)}</ol>"
 
 
+def _declared(subject: Subject) -> str:
+    """Return a table of what was taken as public, and the hashes of schema and model."""
+    declared = subject.declared
+    if declared is None:
+        return ""
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{escape(cell, 2_000)}</td>' for cell in row)}</tr>" for row in declared.rows()
+    )
+    people = declared.rows_per_person
+    facts = [
+        ("Schema", f"{declared.source}; checked by {declared.checked_by or 'nobody who is named'}"),
+        ("SHA-256 of the schema, as the model file holds it", declared.sha256),
+        ("Records", "not told" if subject.records is None else f"{subject.records:,}"),
+        ("Records of a person", "not limited" if people is None else f"at most {people:,} are kept"),
+        ("Model file", declared.model or "not told"),
+        ("SHA-256 of the model file", declared.model_sha256 or "not told"),
+    ]
+    terms = "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts)
+    return (
+        "<h2>Declared public</h2><p class='lead'>The guarantee protects records given these facts. Each has "
+        "to be known without looking at the records.</p>"
+        f"<dl class='facts'>{terms}</dl>"
+        "<div class='scroll' role='region' aria-label='Columns' tabindex='0'><table><thead><tr>"
+        "<th scope='col'>column</th><th scope='col'>role</th><th scope='col'>declared</th></tr></thead>"
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
 def _intended(subject: Subject) -> str:
     if not subject.guaranteed:
         return "<p class='mark alarm'>None of this holds. It is what would have been claimed.</p>"
     return (
-        "<p class='lead'>Ten questions that decide what a guarantee is worth, in the order of "
+        "<p class='lead'>Eleven questions that decide what a guarantee is worth, in the order of "
         "NIST SP 800-226.</p>"
     )
 
@@ -241,17 +298,19 @@ def _ledger(subject: Subject) -> str:
         "<h2>The ledger</h2><p class='lead'>"
         f"{len(subject.rows):,} rows. Each carries the hash of the one before it, so that none can be "
         f"changed or taken out unnoticed; {_written(subject)} {escape(subject.verified, 600)}</p>"
-        f"{table(subject.rows)}<p>Newest hash: <code>{escape(last.hash)}</code></p>"
+        f"{table(subject.rows)}{_newest(subject, last.hash)}"
     )
+
+
+def _newest(subject: Subject, newest: str) -> str:
+    check = "" if subject.durable else " (of a ledger that is gone: nothing can be compared with it)"
+    return f"<p>Newest hash: <code>{escape(newest)}</code>{check}</p>"
 
 
 def _written(subject: Subject) -> str:
     if subject.durable:
         return "a charge is on disk before its answer is computed."
-    return (
-        "a charge is written before its answer is computed. This ledger was kept in memory: with its process "
-        "it is gone, and nothing but this page tells what it charged."
-    )
+    return "a charge is written before its answer is computed, here in memory only."
 
 
 def _foot(subject: Subject) -> str:

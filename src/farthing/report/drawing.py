@@ -27,7 +27,8 @@ from farthing.accounting.filters import Filter
 from farthing.ledger.books import rule_of
 from farthing.ledger.journal import Row
 from farthing.queries.events import decode
-from farthing.report.subject import RAISED, escape, number, percent, plain, priced
+from farthing.report.subject import priced
+from farthing.report.words import RAISED, escape, number, percent, plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,9 +317,13 @@ thead th{border-top:0;color:var(--soft);font-weight:500}
 code{font:.95em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}
 tr.broken td{color:var(--bad);font-weight:600}
 .audit h2{margin-top:0;font-size:1rem}
+.facts,.signoff dl{display:grid;grid-template-columns:15rem minmax(0,1fr);gap:.3rem 1.6rem;margin:1rem 0}
+.facts dt,.signoff dt{color:var(--soft)}.facts dd,.signoff dd{margin:0;overflow-wrap:anywhere}
+.signoff input[type=text]{width:100%;border:0;border-bottom:1px solid var(--soft);background:none;
+color:var(--ink);font:inherit}.signoff label{display:inline-block;margin-right:1.6rem}
 footer{margin-top:3rem;padding-bottom:3rem;color:var(--soft);font-size:.85rem;overflow-wrap:anywhere}
 @media(max-width:56rem){.figures{columns:1}figure{max-width:40rem}
-.statement>li{grid-template-columns:minmax(0,1fr)}}
+.statement>li,.facts,.signoff dl{grid-template-columns:minmax(0,1fr)}.facts dd{margin-bottom:.4rem}}
 @media(max-width:30rem){main,header,footer{padding:0 .9rem}header{padding-top:1.4rem}h1{font-size:1.5rem}
 .tiles{grid-template-columns:repeat(2,minmax(0,1fr));gap:.6rem}.statement>li{padding:.8rem .9rem}
 figure{padding:.9rem .8rem}svg text{font-size:14px}
@@ -329,7 +334,9 @@ figure{padding:.9rem .8rem}svg text{font-size:14px}
 @page{margin:16mm 14mm}html{font-size:13px}main,header,footer{max-width:none;padding:0}header{padding:0}
 h2{margin-top:1.6rem;break-after:avoid}h3{break-after:avoid}
 figure,.statement>li,.tile,.banner,tr{break-inside:avoid}
-.figures{columns:2;column-gap:.6rem}figure{margin-bottom:.6rem}figure details{display:none}
+.figures{columns:2;column-gap:.6rem}figure{margin-bottom:.6rem}
+details::details-content{content-visibility:visible;height:auto;display:block}summary{list-style:none}
+.signoff{break-inside:avoid}.signoff dd{padding-bottom:.8rem}
 .statement>li{display:block;padding:.5rem .8rem}.statement h3{float:left;width:11rem}
 .statement>li>div{margin-left:12rem}.scroll{overflow:visible}
 .tiles{grid-template-columns:repeat(4,minmax(0,1fr))}

@@ -8,17 +8,8 @@ from dataclasses import dataclass
 from farthing.report import drawing, reading
 from farthing.report.drawing import COLOURS, WIDTH, Frame, Scale, around, frame
 from farthing.report.statement import downwards, upwards
-from farthing.report.subject import (
-    ClientGroup,
-    FederatedRun,
-    Score,
-    Subject,
-    escape,
-    noise_of,
-    number,
-    percent,
-    plain,
-)
+from farthing.report.subject import ClientGroup, FederatedRun, Score, Subject, noise_of
+from farthing.report.words import escape, number, percent, plain
 
 _SHARES = ("accuracy", "auc", "f1", "precision", "recall")
 _MOST_BARS = 12

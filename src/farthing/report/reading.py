@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
 from farthing.errors import InvalidValue, LedgerLocked
 from farthing.ledger.books import FLOATS, SEEDED
+from farthing.report.declared import Declared
 from farthing.report.subject import ClientGroup, FederatedRun, Score
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Told:
     partial: bool = False
     scores: tuple[Score, ...] = ()
     released: tuple[str, ...] = ()
+    declared: Declared | None = None
 
 
 def read(option: str, file: Path, take: Callable[[dict[str, Any]], T]) -> T:
@@ -72,6 +74,7 @@ def told(said: dict[str, Any]) -> Told:
         said.get("partial", False) is True,
         tuple(scored(said, method)[1]),
         () if not test else (f"Figures on the test table {test['table']}: {test['note']}.",),
+        Declared.of(said["public"], said) if "public" in said else None,
     )
 
 
@@ -83,7 +86,7 @@ def verified(said: dict[str, Any]) -> str:
         raise LedgerLocked(f"{said['file']}: {verdict}")
     if not said["ok"]:
         return f"The independent verifier did not recompute the spend: {verdict}"
-    low, high = said.get("plan") or said.get("spent") or (None, None)
+    low, high = said.get("plan_between") or said.get("spent_between") or (None, None)
     if low is None or high is None:
         return "Chain, head and answers are in order."
     return (
@@ -94,7 +97,7 @@ def verified(said: dict[str, Any]) -> str:
 
 def federated_run(said: dict[str, Any]) -> tuple[FederatedRun, list[Score]]:
     """Read the output of ``farthing simulate --json``."""
-    if said["epsilon"] is None:
+    if said["guarantee"]["epsilon"] is None:
         raise InvalidValue("a simulation without privacy has no budgets to show")
     groups = tuple(
         ClientGroup(
@@ -110,7 +113,7 @@ def federated_run(said: dict[str, Any]) -> tuple[FederatedRun, list[Score]]:
     return (
         FederatedRun(
             method=method,
-            guarantee=guarantee(said),
+            guarantee=guarantee(said["guarantee"]),
             trust=str(said["trust"]),
             rounds=_count(said["rounds"]),
             groups=groups,
@@ -137,9 +140,10 @@ def guarantee(said: dict[str, Any]) -> Guarantee:
 def scored(said: dict[str, Any], label: str) -> tuple[float | None, list[Score]]:
     """Return the score on test records and that of guessing, where they were measured."""
     test = said.get("test")
-    if not test or "accuracy" not in test or said["epsilon"] is None:
+    size = said["guarantee"]["epsilon"]
+    if not test or "accuracy" not in test or size is None:
         return None, []
-    value, epsilon = float(test["accuracy"]), _positive(said["epsilon"])
+    value, epsilon = float(test["accuracy"]), _positive(size)
     return value, [
         Score(label=label, epsilon=epsilon, value=value),
         Score(label="guessing", epsilon=None, value=float(test["guessing"])),
@@ -155,11 +159,12 @@ def verdicts(said: dict[str, Any]) -> "list[tuple[str, Verdict]]":
             str(one["method"]),
             Verdict(
                 math.inf if one["eps_lower"] is None else float(one["eps_lower"]),
-                Budget(one["epsilon"], one["delta"], one["adjacency"], one["unit"], one["observer"]),
+                Budget(**one["claim"]),
                 _count(one["trials"]),
                 float(one["confidence"]),
                 str(one["attack"]),
                 str(one["assumption"]),
+                catches=None if one.get("catches") is None else _positive(one["catches"]),
             ),
         )
         for one in said["verdicts"]

@@ -1,13 +1,14 @@
 """Write the privacy statement in plain words, in the order of the concerns of NIST SP 800-226.
 
-Unit, adjacency, ε and δ, trust, accounting, sampling, randomness, other releases, tuning, audit. Each item
-says what holds, and what it means for one person; unfavourable facts are stated too.
+Unit, adjacency, ε and δ, what was taken as public, trust, accounting, sampling, randomness, other releases,
+tuning, audit. Each item says what holds, and what it means for one person; unfavourable facts are stated too.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from farthing.accounting import personal
 from farthing.accounting.personal import PersonalFilter
@@ -27,7 +28,11 @@ from farthing.queries.events import (
     ZcdpEvent,
     flatten,
 )
-from farthing.report.subject import Subject, exponential, number, percent, plain
+from farthing.report.subject import Subject
+from farthing.report.words import exponential, number, percent, plain
+
+if TYPE_CHECKING:
+    from farthing.audit.auditing import Verdict
 
 
 class Tone(StrEnum):
@@ -50,11 +55,12 @@ class Item:
 
 
 def statement(subject: Subject) -> list[Item]:
-    """Return all ten items, in order."""
+    """Return all eleven items, in order."""
     return [
         _unit(subject),
         _adjacency(subject),
         _size(subject),
+        _declared(subject),
         _trust(subject),
         _accounting(subject),
         _sampling(subject),
@@ -97,6 +103,8 @@ def guess(said: Guarantee) -> float:
     """
     return 1 - (1 - said.delta) / (1 + math.exp(min(said.epsilon, 700.0)))
 
+
+_MUCH = 0.1  # δ times the number of records, from which on it is flagged
 
 _UNITS = {
     Unit.RECORD: (
@@ -195,10 +203,13 @@ def _size(subject: Subject) -> Item:
     meaning.extend(_personal(subject))
     if said.delta and subject.records:
         share = said.delta * subject.records
-        tone = Tone.WEAK if share >= 1 else tone
+        if share >= _MUCH:
+            tone = Tone.WEAK if share >= 1 else max(tone, Tone.CARE, key=list(Tone).index)
         meaning.append(
-            f"δ times the number of records is {number(share, 2)}. It has to be below 1: from there on "
-            "publishing one record as it is would be allowed."
+            f"δ times the number of records is {number(share, 2)}. "
+            + ("That is too large: " if share >= 1 else "That is large: " if share >= _MUCH else "")
+            + "from 1 on, publishing one record as it is would be allowed; it should be well below "
+            f"{_MUCH:g}."
         )
     if subject.budget.epsilon > 1.001 * said.epsilon or subject.share < 0.9999:
         meaning.append(
@@ -228,6 +239,39 @@ def _personal(subject: Subject) -> Iterator[str]:
             f"the others as well: {'; '.join(parts)}. A level at 0 never took part. Who has which budget is "
             "taken as public."
         )
+
+
+def _declared(subject: Subject) -> Item:
+    name, declared = "What was taken as public", subject.declared
+    void = "If a bound or a value was read from the records, there is no guarantee."
+    if declared is None:
+        return Item(
+            name,
+            "Not told to this report",
+            (f"Bounds, vocabularies and sizes that the training relied on are not listed here. {void}",),
+            Tone.CARE,
+        )
+    size = "declared" if declared.records_declared else "counted, and taken as public"
+    facts = (
+        f"{len(declared.columns):,} columns, the target and the number of records ({size}), listed below. "
+        f"Schema: {declared.source}."
+    )
+    if not declared.checked_by:
+        return Item(
+            name,
+            "A schema that nobody is named as having checked",
+            (
+                f"{void} Ask who wrote the schema, and from what. Count the guarantee as void until somebody "
+                "who knows the columns vouches for it.",
+                facts,
+            ),
+            Tone.CARE,
+        )
+    return Item(
+        name,
+        f"A schema that was checked by {plain(declared.checked_by)}",
+        (facts, f"Whether it is public is their statement, which no program can check. {void}"),
+    )
 
 
 def _trust(subject: Subject) -> Item:
@@ -377,10 +421,22 @@ def _audit(subject: Subject) -> Item:
             f"{len(own):,} attacks were tried. The strongest shows ε of at least "
             f"{downwards(most.eps_lower)} where {number(most.claim.epsilon)} is claimed, with "
             f"{percent(most.confidence)} confidence. That is no proof; it is what an attack could not do.",
+            _power(own),
             "Attacks were on the method, over and over on small tables made for the purpose, and not on this "
             "run.",
             *filter(None, (apart,)),
         ),
+    )
+
+
+def _power(own: Sequence[tuple[str, "Verdict"]]) -> str:
+    """Return what violation the strongest of some attacks would have caught."""
+    found = [verdict.catches for _, verdict in own if verdict.catches is not None]
+    if not found or not math.isfinite(min(found)):
+        return "The power of these attacks is not known: they may have been too weak to refute anything."
+    return (
+        f"The power of these attacks: had ε really been {upwards(min(found))} or more, one of them would "
+        "have refuted the claim in nine of ten tries."
     )
 
 

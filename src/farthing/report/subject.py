@@ -7,12 +7,6 @@
 A ledger's rows say what was charged. Where a training took its part of a ledger in one charge, its own
 answers are in ``history``, the steps that it returned, and the pictures show those.
 
-The module also formats text for a report: escaped, without invisible characters, with readable numbers.
-
->>> escape('<b>"x"</b>')
-'&lt;b&gt;&quot;x&quot;&lt;/b&gt;'
->>> number(0.0001), number(32561), number(1e-5), number(0.9468), number(math.inf)
-('0.0001', '32,561', '10⁻⁵', '0.9468', 'infinite')
 """
 
 import math
@@ -27,11 +21,11 @@ from farthing.ledger.journal import Journal, Row
 from farthing.ledger.ledger import Ledger
 from farthing.queries.events import Event, decode
 from farthing.queries.query import Step
+from farthing.report.declared import Declared
+from farthing.report.words import number
 
 if TYPE_CHECKING:  # the audit imports much, and few reports have one
     from farthing.audit.auditing import Verdict
-import html
-import unicodedata
 
 from farthing.queries.events import (
     ApproximateEvent,
@@ -158,6 +152,7 @@ class Subject:
     audit: tuple[tuple[str, "Verdict"], ...] = ()
     verified: str = ""  # the finding of an independent check of the ledger
     durable: bool = True  # whether the ledger is a file, not in memory
+    declared: Declared | None = None  # what the run took as public
 
     @property
     def guaranteed(self) -> bool:
@@ -205,6 +200,7 @@ class Subject:
         federated: FederatedRun | None = None,
         audit: Sequence[tuple[str, "Verdict"]] = (),
         verified: str = "",
+        declared: Declared | None = None,
     ) -> "Subject":
         """Return the subject of a run that spent from ``ledger``.
 
@@ -236,6 +232,8 @@ class Subject:
         audit : sequence of (str, Verdict)
         verified : str
             What an independent check of the ledger found.
+        declared : Declared, optional
+            What the run took as public, column by column.
         """
         journal = ledger.journal if isinstance(ledger, Ledger) else ledger
         header, rows = journal.header, tuple(journal.rows())
@@ -276,6 +274,7 @@ class Subject:
             audit=tuple(audit),
             verified=verified,
             durable=journal.path is not None,
+            declared=declared,
         )
 
 
@@ -301,70 +300,6 @@ def _rule_of(said: Guarantee, otherwise: Filter) -> Filter:
     if kind is None or not math.isfinite(said.epsilon):
         return otherwise
     return kind(Budget(said.epsilon, said.delta, said.adjacency, said.unit, said.observer))
-
-
-# control, direction, surrogate and unassigned characters
-_UNSEEN = {"Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp"}
-RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-_MOST = 300
-
-
-def plain(text: object, most: int = _MOST) -> str:
-    """Return a text without invisible characters, cut to a maximal length.
-
-    A mark that changes the direction of text, or a null, is replaced by a replacement character.
-    """
-    said = " ".join(str(text)[: 4 * most].split())
-    said = "".join("\ufffd" if unicodedata.category(letter) in _UNSEEN else letter for letter in said)
-    return said if len(said) <= most else said[: most - 1] + "…"
-
-
-def escape(text: object, most: int = _MOST) -> str:
-    """Return `plain` text, escaped for an element or a quoted attribute."""
-    return html.escape(plain(text, most))
-
-
-def number(value: float, digits: int = 4) -> str:
-    """Return a number with so many significant digits; powers of ten where it is very small or large."""
-    if not math.isfinite(value):
-        return "infinite" if value > 0 else "minus infinity" if value < 0 else "not a number"
-    if value == 0:
-        return "0"
-    power = math.floor(math.log10(abs(value)))
-    if -5 < power < 7:
-        text = f"{value:,.{max(0, digits - 1 - power)}f}"
-        return text.rstrip("0").rstrip(".") if "." in text else text
-    factor = f"{value / 10.0**power:.{digits - 1}f}".rstrip("0").rstrip(".")
-    if factor == "10":
-        factor, power = "1", power + 1
-    raised = f"10{str(power).translate(RAISED)}"
-    return raised if factor == "1" else f"{factor} × {raised}"
-
-
-def exponential(exponent: float, digits: int = 3) -> str:
-    """Return e to some power, by its logarithm where it is too large for a float.
-
-    >>> exponential(1.0), exponential(1000.0)
-    ('2.72', '1.97 × 10⁴³⁴')
-    """
-    if exponent < 700:
-        return number(math.exp(exponent), digits)
-    power, rest = divmod(exponent / math.log(10), 1)
-    factor = f"{10**rest:.{digits - 1}f}"
-    return f"{factor} × 10{str(int(power)).translate(RAISED)}"
-
-
-def percent(value: float) -> str:
-    """Return a share of 1 as a percentage with one decimal; never 100 % for less.
-
-    >>> percent(0.9999), percent(1), percent(0.731)
-    ('99.99 %', '100 %', '73.1 %')
-    """
-    for digits in (1, 2, 3, 4):
-        text = f"{100 * value:.{digits}f}"
-        if value >= 1 or float(text) < 100:
-            break
-    return f"{text.rstrip('0').rstrip('.')} %"
 
 
 def priced(event: Event) -> str:

@@ -1,0 +1,137 @@
+"""Name the files of a training, and collect the public facts that it writes into them.
+
+``privacy.json`` has a ``format`` number: `FORMAT` grows when a field changes its meaning or its place, not
+when one is added.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import farthing
+from farthing.budget import Guarantee
+from farthing.cli.job import Estimator, TrainingJob
+from farthing.data.columns import Unbounded
+from farthing.data.schema import Schema
+from farthing.data.table_files import EMBEDDED
+from farthing.ledger.journal import Journal
+from farthing.ledger.ledger import Ledger
+from farthing.report.declared import Declared
+from farthing.report.document import page
+from farthing.report.subject import Score, Subject
+
+FORMAT = 1
+EARLIER = (
+    "earlier trainings wrote {} beside this ledger: where they are about the same people, what all of them "
+    "cost adds up"
+)
+UNCHECKED = (
+    "nobody is named as having checked the schema: if a bound or a value in it was read from the records, "
+    'the guarantee is void; name who checked it by "checked_by" in the schema, or by --checked-by'
+)
+
+
+def files_of(job: TrainingJob) -> dict[str, Path]:
+    """Return the path of each file: in a folder, or NAME.npz and others that begin with NAME."""
+    folder, model, other = _place(job.out)
+    files = {"model": f"{model}.npz", "privacy": f"{other}privacy.json", "report": f"{other}report.html"}
+    files |= {form: f"{model}.{form}" for form in job.formats}
+    return {kind: folder / name for kind, name in files.items()}
+
+
+def new_ledger(out: Path) -> tuple[Path, list[Path]]:
+    """Return where a training keeps its own ledger, a new file, and those of earlier trainings beside it.
+
+    A ledger is never replaced, also not by ``--force``: it is the only record of what was charged.
+    """
+    folder, name, other = _place(out)
+    name, earlier, turn = name if other else "train", list[Path](), 1
+    path = folder / f"{name}.ledger"
+    while Journal.exists(path):
+        earlier.append(path)
+        turn += 1
+        path = folder / f"{name}-{turn}.ledger"
+    return path, earlier
+
+
+def _place(out: Path) -> tuple[Path, str, str]:
+    """Return the folder, the name of the model, and what the names of other files begin with."""
+    if out.suffix == ".npz":
+        return out.parent, out.stem, f"{out.stem}."
+    return out, "model", ""
+
+
+def sha256(content: bytes) -> str:
+    """Return the hash of a file's content, as ``sha256sum`` prints it."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def public(job: TrainingJob, used: Schema) -> dict[str, Any]:
+    """Return what a training took as public; ``used`` is its schema, with the bounds that were bought."""
+    declared, text = json.loads(used.to_json()), job.schema.to_json()
+    bought = {column.name for column in job.schema.columns if isinstance(column, Unbounded)}
+    for column in declared["columns"]:
+        if column["name"] in bought and "low" in column:
+            column["bought"] = True
+    embedded = (job.schema_file or job.table) == EMBEDDED
+    return {
+        "schema": {
+            "source": "embedded in farthing" if embedded else job.schema_file or "the command line",
+            "sha256": sha256(text.encode()),
+            "checked_by": job.schema.checked_by or None,
+        },
+        "columns": declared["columns"],
+        "target": declared["target"],
+        "records_declared": job.records is not None,
+    }
+
+
+def stamped(guarantee: Guarantee) -> dict[str, Any]:
+    """Return how a ``privacy.json`` begins: its format, the software, the date, and the guarantee."""
+    return {
+        "format": FORMAT,
+        "software": f"farthing {farthing.__version__}",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "guarantee": asdict(guarantee),
+    }
+
+
+def reported(
+    job: TrainingJob,
+    estimator: Estimator,
+    ledger: Ledger,
+    told: dict[str, Any],
+    measured: dict[str, Any] | None,
+) -> str:
+    """Return the page that tells of a training."""
+    scores, released, measure = list[Score](), list[str](), "accuracy"
+    if measured is not None:
+        measure = "rmse" if "rmse" in measured else measure
+        baseline = "guessing" if measure == "accuracy" else "rmse_of_mean"
+        released = [f"{measure} on {measured['table']}, {measured['note']}"]
+        scores = [
+            Score(label=job.method, epsilon=estimator.privacy_.epsilon, value=measured[measure]),
+            Score(label=baseline.replace("_", " "), epsilon=None, value=measured[baseline]),
+        ]
+    if told.get("earlier_ledgers"):
+        said = EARLIER.format(", ".join(told["earlier_ledgers"]))
+        released.append(said[0].upper() + said[1:])
+    subject = Subject.of(
+        ledger,
+        title=f"{job.schema.target.name} of {Path(job.table).name}",
+        method=", ".join((job.method, *job.settings)),
+        steps=told["steps"],
+        guarantee=estimator.privacy_,
+        history=estimator.history_,
+        records=told["records"],
+        features=told["features"],
+        scores=scores,
+        measure=measure,
+        released=released,
+        partial=told["partial"],
+        declared=Declared.of(told["public"], told),
+    )
+    return page(subject)
