@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from farthing import audit, federated, torch
     from farthing.accounting.api import delta, epsilon, noise_for, steps_for
     from farthing.accounting.bands import choose_bands
+    from farthing.accounting.buffers import choose_buffers
     from farthing.accounting.menu import Menu
     from farthing.accounting.personal import PersonalBudgets
     from farthing.audit.auditing import audit_mechanism
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     )
     from farthing.linear.tuning import tune
     from farthing.queries.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
+    from farthing.queries.buffered import BufferedGaussian
     from farthing.queries.correlated import BandedGaussian, Cyclic
     from farthing.queries.mechanisms import Gaussian, Laplace, NoisyMax, SymmetricGaussian
     from farthing.queries.query import PerExample, Query, Rows, Run, Step, run, until_spent
@@ -81,6 +83,7 @@ __all__ = [
     "BandedGaussian",
     "Budget",
     "BudgetSpent",
+    "BufferedGaussian",
     "ClipCoordinates",
     "ClipNorm",
     "ClipOuter",
@@ -137,6 +140,7 @@ __all__ = [
     "best_of",
     "bounds",
     "choose_bands",
+    "choose_buffers",
     "count",
     "delta",
     "epsilon",
@@ -178,6 +182,7 @@ _HOMES = {
     "linear.pca": ("PCA",),
     "linear.preprocessing": ("PrivateBinner", "PrivateScaler"),
     "accounting.bands": ("choose_bands",),
+    "accounting.buffers": ("choose_buffers",),
     "accounting.menu": ("Menu",),
     "accounting.personal": ("PersonalBudgets",),
     "accounting.api": ("delta", "epsilon", "noise_for", "steps_for"),
@@ -186,6 +191,7 @@ _HOMES = {
     "linear.tuning": ("tune",),
     "queries.mechanisms": ("Gaussian", "Laplace", "NoisyMax", "SymmetricGaussian"),
     "queries.query": ("PerExample", "Query", "Rows", "Run", "Step", "run", "until_spent"),
+    "queries.buffered": ("BufferedGaussian",),
     "queries.correlated": ("BandedGaussian", "Cyclic"),
     "statistics": ("Statistic", "bounds", "count", "histogram", "mean", "quantiles"),
     "queries.samplers": ("Everyone", "FixedSize", "OneRecord", "Poisson"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from farthing.audit import correlated
-from farthing.audit.correlated import BandedTarget
+from farthing.audit.correlated import BandedTarget, BufferedTarget
 from farthing.noise.lattice import SeededStream
 from farthing.queries.correlated import BandedGaussian
 
@@ -46,3 +46,16 @@ def test_noise_that_begins_anew_at_every_turn_is_less_correlated_and_not_refuted
 def test_a_canary_moves_the_rows_of_its_chances():
     shifts = SOUND._shifts(1, (1.0, 0.5, 0.25, 0.125), whole=False)
     assert [np.flatnonzero(shift).tolist() for shift in shifts] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11]]
+
+
+PASSES = BufferedTarget(groups=4, steps=12, noise_multiplier=2.0, runs=20_000)
+
+
+def test_noise_by_buffers_is_not_refuted():
+    assert not broken(PASSES)
+
+
+def test_buffers_made_for_fewer_passes_than_are_made_are_refuted():
+    slow = {"weights": (0.5, 0.4), "decays": (0.99, 0.9)}  # whose columns overlap
+    assert not broken(replace(PASSES, groups=2, sampling_rate=0.5, passes=6, **slow))
+    assert broken(replace(PASSES, groups=2, sampling_rate=0.5, passes=1, **slow))

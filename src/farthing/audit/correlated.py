@@ -21,8 +21,11 @@ from farthing.audit import statistics as test_statistics
 from farthing.audit.auditing import Verdict, judge
 from farthing.budget import Budget
 from farthing.noise.lattice import Stream
+from farthing.queries import buffered
 from farthing.queries.bounds import ClipNorm
-from farthing.queries.correlated import BandedGaussian, Cyclic, spread
+from farthing.queries.buffered import BufferedGaussian
+from farthing.queries.correlated import BandedGaussian, Cyclic, coefficients, spread
+from farthing.queries.events import GaussianEvent
 
 Array = NDArray[np.float64]
 
@@ -54,14 +57,14 @@ class BandedTarget:
     def claim(self) -> Budget:
         """Return what the whole plan is charged as."""
         sampler = Cyclic(self.sampling_rate, self.groups)
-        event = sampler.plan(BandedGaussian(self.noise_multiplier, self.bands).unit_event(), self.steps)
+        event = sampler.plan(GaussianEvent(self.noise_multiplier), self.steps)
         budget = Budget(1.0, self.delta)
         return budget.with_(pld.epsilon(event, self.delta, budget.adjacency), self.delta)
 
     def played(self, present: bool, runs: int, stream: Stream) -> Array:
         """Return the log-likelihood ratio of all answers, "with" over "without", of each run."""
         sampler = Cyclic(self.sampling_rate, self.groups).begin()
-        noise = BandedGaussian(self.noise_multiplier, self.bands, self.exponent).begin()
+        noise, column = self.noise().begin(), self.column()
         answers, group = np.empty((self.steps, runs)), np.zeros(runs, np.int64)
         for turn in range(self.steps):
             drawn, totals = sampler.draw(runs, stream, turn), np.zeros(runs)
@@ -69,18 +72,30 @@ class BandedTarget:
             if present:
                 totals[drawn] = 1.0
             answers[turn] = noise.release(totals, _BOUND, stream, turn)
-        return self._losses(self._independent(answers, noise.coefficients), noise.coefficients, group)
+        return self._losses(self._independent(answers, column), column, group)
 
-    def _independent(self, answers: Array, column: tuple[float, ...]) -> Array:
+    def noise(self) -> BandedGaussian | BufferedGaussian:
+        """Return the mechanism that is attacked."""
+        return BandedGaussian(self.noise_multiplier, self.bands, self.exponent)
+
+    def column(self) -> Array:
+        """Return the first column of C."""
+        return np.array(coefficients(self.bands, self.exponent))
+
+    def deviation(self) -> float:
+        """Return the standard deviation of Z, for a noise multiplier of 1."""
+        return spread(self.bands, self.exponent)
+
+    def _independent(self, answers: Array, column: Array) -> Array:
         """Return C times the answers: sums of shifts, with independent noise."""
         found = np.zeros_like(answers)
         for j, factor in enumerate(column):
             found[j:] += factor * answers[: len(answers) - j]
         return found
 
-    def _losses(self, rows: Array, column: tuple[float, ...], group: NDArray[np.int64]) -> Array:
+    def _losses(self, rows: Array, column: Array, group: NDArray[np.int64]) -> Array:
         """Return the log-likelihood ratio of all rows: exact where every chance is taken or none overlap."""
-        variance = (self.noise_multiplier * spread(self.bands, self.exponent)) ** 2
+        variance = (self.noise_multiplier * self.deviation()) ** 2
         rate, losses = self.sampling_rate * self.groups, np.zeros(rows.shape[1])
         for own in range(self.groups):
             mine = group == own
@@ -89,9 +104,31 @@ class BandedTarget:
                 losses[mine] += np.log1p(rate * np.expm1(np.minimum(ratio, 500.0)))
         return losses
 
-    def _shifts(self, own: int, column: tuple[float, ...], whole: bool) -> list[Array]:
+    def _shifts(self, own: int, column: Array, whole: bool) -> list[Array]:
         """Return what each chance of a group adds to the rows, or all of them together."""
         shifts = [np.zeros(self.steps) for _ in range(own, self.steps, self.groups)]
         for turn, shift in zip(range(own, self.steps, self.groups), shifts, strict=True):
-            shift[turn : turn + self.bands] = column[: self.steps - turn]
+            shift[turn : turn + len(column)] = column[: self.steps - turn]
         return [np.sum(shifts, axis=0)] if whole and shifts else shifts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferedTarget(BandedTarget):
+    """A plan of noise by buffers, every canary in each pass. Noise made for fewer passes breaks its claim."""
+
+    bands: int = 0
+    sampling_rate: float = 0.25
+    passes: int = 3
+    weights: tuple[float, ...] = (0.2, 0.4)
+    decays: tuple[float, ...] = (0.95, 0.6)
+
+    def noise(self) -> BufferedGaussian:
+        return BufferedGaussian(
+            self.noise_multiplier, self.weights, self.decays, self.steps, self.steps // self.passes
+        )
+
+    def column(self) -> Array:
+        return buffered.column(self.weights, self.decays, self.steps)
+
+    def deviation(self) -> float:
+        return self.noise().column_norm

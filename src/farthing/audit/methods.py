@@ -17,7 +17,7 @@ from farthing.accounting.menu import Menu
 from farthing.audit import as_published, released, statistics, transcripts
 from farthing.audit.as_published import FarthestMove, WeightMoved
 from farthing.audit.auditing import ATTACKED_AS, Verdict
-from farthing.audit.correlated import BandedTarget
+from farthing.audit.correlated import BandedTarget, BufferedTarget
 from farthing.audit.personal import PersonalTarget
 from farthing.audit.released import ReleasedTarget
 from farthing.audit.statistics import GaussianCurve, Unknown
@@ -269,6 +269,7 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
         ),
         "tuning": TuningGame(Budget(1.0, 0.05)),
         "correlated": BandedTarget(groups=4, bands=4, steps=12),
+        "buffered": BufferedTarget(groups=4, steps=12),
         "fixed-size": AskedTarget(
             Query(FixedSize(1, 5), rows, ClipNorm(1.0), Gaussian(0.7)),
             signs,

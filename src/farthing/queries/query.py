@@ -201,13 +201,17 @@ class Query:
         Noise that is correlated over turns, or draws that are balanced over them, have no price answer by
         answer. Such a mechanism offers ``plan(event, steps)``, such a sampler ``plan(event, steps,
         observer)``; both are told the turn when they release or draw. Noise of a number of ``bands`` is
-        priced by the plan of a sampler that leaves as many turns between two chances of a record.
+        priced by the plan of a sampler that leaves as many turns between two chances of a record; other noise
+        that is priced by its sampler's plan has a method ``suits``, which refuses samplers without a theorem,
+        and ``steps``, the most turns of a plan.
         """
         mechanism, sampler = (getattr(part, "plan", None) for part in (self.mechanism, self.sampler))
         if mechanism is not None and sampler is not None:
             raise Unsupported(
                 f"no theorem prices {self.mechanism!r} on draws of {self.sampler!r}: both depend on the turn"
             )
+        if (most := getattr(self.mechanism, "steps", steps)) < steps:
+            raise InvalidValue(f"{self.mechanism!r} is noise for {most} turns: it has no price for {steps}")
         if sampler is not None:
             one = self.mechanism.event(self.bound, budget.adjacency, True)
             return cast(Event, sampler(one, steps, budget.observer))
@@ -265,6 +269,8 @@ def refuse_overlap(sampler: Sampler, mechanism: Mechanism) -> None:
             f"noise of {bands} bands needs {bands} turns between two chances of a record, and {sampler!r} "
             f"leaves {apart}: draw by Cyclic(sampling_rate, groups={bands})"
         )
+    if hasattr(mechanism, "suits"):
+        mechanism.suits(sampler)
 
 
 @dataclass(frozen=True, slots=True)

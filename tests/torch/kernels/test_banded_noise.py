@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from farthing.errors import InvalidValue
 from farthing.noise import native
 from farthing.noise.lattice import SeededStream
-from farthing.queries import correlated
+from farthing.queries import buffered, correlated
 from farthing.queries.bounds import ClipNorm
+from farthing.queries.buffered import BufferedGaussian
 from farthing.torch.kernels import banded_noise
-from farthing.torch.kernels.banded_noise import BandedTensorGaussian
+from farthing.torch.kernels.banded_noise import BandedTensorGaussian, BufferedTensorGaussian
 from farthing.torch.kernels.totals import SLACK
 
 BOUND = ClipNorm(2.0)
@@ -89,3 +91,37 @@ def test_a_skipped_turn_begins_anew():
     begun, stream = BandedTensorGaussian(1.0, 3).begin(), SeededStream(4)
     first, later = (begun.release(torch.zeros(20_000), BOUND, stream, turn) for turn in (0, 2))
     assert abs(float(first @ later)) / 20_000 < 6 / math.sqrt(20_000) * 4 * correlated.spread(3, 0.5) ** 2
+
+
+BUFFERED = {"weights": (0.2, 0.5), "decays": (0.97, 0.6), "steps": 6, "groups": 3}
+
+
+@pytest.mark.parametrize("size", [1, 5, 70_000])
+def test_tensors_go_through_buffers_as_arrays_do(size):
+    mechanism, bits, units = BufferedTensorGaussian(3.0, **BUFFERED), 22, 2.0**16
+    rng, arrays, tensors = np.random.default_rng(0), [], []
+    for _ in range(6):
+        drawn = rng.integers(-(2**24), 2**24, size=size)
+        own = torch.from_numpy(drawn.copy())
+        tensors = banded_noise._through(own, tensors, mechanism, bits, units)
+        noise = drawn - buffered.correction(arrays, mechanism.weights, units, (size,))
+        arrays = buffered.followed(arrays, mechanism.decays, noise, bits, units)
+        assert np.array_equal(own.numpy(), noise)
+        assert all(np.array_equal(a, b.numpy()) for a, b in zip(arrays, tensors, strict=True))
+
+
+def test_tensors_have_the_noise_of_arrays_and_the_slack():
+    bound, size = ClipNorm(2.0), 40_000
+    arrays, tensors = (kind(3.0, **BUFFERED).begin() for kind in (BufferedGaussian, BufferedTensorGaussian))
+    for turn in range(6):
+        wanted = arrays.release(np.zeros(size), bound, SeededStream(turn), turn).std() * (1 + SLACK)
+        found = tensors.release(torch.zeros(size), bound, SeededStream(turn), turn)
+        assert found.dtype is torch.float32
+        assert float(found.std()) == pytest.approx(wanted, rel=0.04)  # eight standard deviations
+
+
+def test_a_tensor_is_refused_beyond_the_turns_of_its_noise():
+    with pytest.raises(InvalidValue, match="turn 6 was asked for"):
+        BufferedTensorGaussian(3.0, **BUFFERED).begin().release(
+            torch.zeros(3), ClipNorm(1.0), SeededStream(0), 6
+        )

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 import farthing as ft
-from farthing.accounting import bands, pld
+from farthing.accounting import bands, buffers, gaussian, pld
 from farthing.errors import InvalidValue, PromiseBroken, Unsupported
+from farthing.noise.lattice import SeededStream
 from farthing.queries.events import GaussianEvent, PoissonEvent, RepeatedEvent
 from farthing.torch.training.correlated import deviation, walking
 from farthing.torch.training.plan import Plan
@@ -38,17 +39,6 @@ def test_a_run_spends_its_budget_as_one_chance_a_cycle():
     event = RepeatedEvent(PoissonEvent(0.2, GaussianEvent(noise)), 10)
     assert pld.epsilon(event, 1e-5) == pytest.approx(8.0, rel=1e-6)
     assert training.ledger.guarantee.epsilon == pytest.approx(8.0, rel=1e-6)
-
-
-def test_the_best_number_of_bands_is_chosen_from_public_numbers():
-    plan = train(bands="auto").plan
-    best = bands.choose_bands(BUDGET, 0.05, 40)
-    assert (plan.bands, plan.exponent, plan.noise_multiplier(0)) == (
-        best.bands,
-        best.exponent,
-        best.noise_multiplier,
-    )
-    assert plan.bands > 1
 
 
 def test_with_a_noise_multiplier_as_many_batches_as_fit_are_made():
@@ -130,3 +120,37 @@ def test_a_learning_rate_goes_by_the_noise_of_running_sums():
     assert walking(plan).noise_multiplier(0) == pytest.approx(2.0 * gain)
     assert walking(Plan(1000, 0.05, (2.0,), 40)).noise_multiplier(0) == 2.0
     assert deviation(plan) > math.sqrt(1 + 0.7**2)
+
+
+def test_passes_spend_the_budget_as_one_gaussian_answer_each():
+    training = train(bands="pass")
+    assert (training.plan.bands, training.plan.buffers, training.plan.sampling_rate) == (20, 2, 0.05)
+    assert len(list(training)) == 40
+    mu = math.sqrt(2) / training.plan.noise_multiplier(0)
+    assert gaussian.delta(mu, 8.0) == pytest.approx(1e-5, rel=1e-6)
+    assert training.ledger.guarantee.epsilon == pytest.approx(8.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(("rate", "steps"), [(0.05, 40), (0.05, 20), (0.01, 800)])
+def test_the_least_noise_in_running_sums_is_chosen(rate, steps):
+    plan = train(bands="auto", sampling_rate=rate, steps=steps).plan
+    banded = bands.choose_bands(BUDGET, rate, steps)
+    by_bands = banded.noise_multiplier * bands.prefix_noise(banded.bands, banded.exponent, steps)
+    by_passes = buffers.choose_buffers(BUDGET, round(1 / rate), steps).running_noise
+    assert bool(plan.buffers) == (by_passes < by_bands)
+    noise = walking(plan).noise_multiplier(0) * bands.prefix_noise(1, 0.5, steps)
+    assert noise == pytest.approx(min(by_bands, by_passes), rel=1e-3)
+
+
+def test_a_batch_by_buffers_has_the_noise_that_the_optimiser_is_told():
+    plan = train(bands="pass", sampling_rate=0.25, steps=8).plan
+    pairs = buffers.best_pairs(plan.buffers, 8, 4)
+    mechanism = ft.BufferedGaussian(1.0, *pairs, 8, 4).begin()
+    stream, bound = SeededStream(0), ft.ClipNorm(1.0)
+    last = [mechanism.release(np.zeros(50_000), bound, stream, turn) for turn in range(8)][-1]
+    assert float(last.std()) == pytest.approx(deviation(plan), rel=0.03)  # ten standard deviations
+
+
+def test_buffers_find_their_own_noise():
+    with pytest.raises(InvalidValue, match="leave it out"):
+        train(bands="pass", noise_multiplier=2.0)

@@ -1,4 +1,6 @@
-"""Noise that is correlated over turns, on flat tensors: `farthing.queries.correlated` on any device.
+"""Noise that is correlated over turns, on flat tensors: by bands or by buffers, on any device.
+
+The theorems are in `farthing.queries.correlated` and `farthing.queries.buffered`.
 
 The noise of the last turns stays on the tensor's device, 32 bits a coordinate where the grid allows it. What
 it takes from the noise of a turn is added up in float64, a piece at a time, so that a release needs little
@@ -22,7 +24,7 @@ from torch import Tensor
 from farthing import validate
 from farthing.noise import native
 from farthing.noise.lattice import Stream
-from farthing.queries import correlated
+from farthing.queries import buffered, correlated
 from farthing.queries.bounds import Bound
 from farthing.torch.kernels import noise
 from farthing.torch.kernels.totals import SLACK
@@ -100,3 +102,67 @@ def _less(own: Tensor, before: list[Tensor], column: tuple[float, ...], bits: in
         own[part] -= taken.round_().to(torch.int64)
         kept[part] = own[part].clamp(-far, far)
     return kept
+
+
+@dataclass(frozen=True, slots=True)
+class BufferedTensorGaussian(buffered.BufferedGaussian):
+    """Gaussian noise correlated over all turns, by buffers, for flat float32 tensors on any device.
+
+    Parameters
+    ----------
+    noise_multiplier, weights, decays, steps, groups
+        As for `farthing.BufferedGaussian`, whose price it has.
+    slack : float, default `totals.SLACK`
+        How much larger the noise is, relatively, to cover the rounding of float32 sums.
+
+    Examples
+    --------
+    >>> from farthing.noise.lattice import SeededStream
+    >>> from farthing.queries.bounds import ClipNorm
+    >>> noise, stream = BufferedTensorGaussian(1.0, (0.3,), (0.9,), 9, 9).begin(), SeededStream(1)
+    >>> turns = [noise.release(torch.zeros(20_000), ClipNorm(1.0), stream, turn) for turn in range(2)]
+    >>> bool((turns[0] @ turns[1]) / 20_000 < -0.3)
+    True
+    """
+
+    slack: float = SLACK
+
+    def __post_init__(self) -> None:
+        buffered.BufferedGaussian.__post_init__(self)
+        validate.positive(slack=self.slack)
+
+    def release(self, total: Any, bound: Any, stream: Stream, turn: int = 0) -> Any:
+        """Return the noisy sum: a new float32 tensor on the same device."""
+        scale = noise.checked(total, bound)
+        self.refuse_turn(turn)
+        bits, cell, units = self.lattice(bound, total.numel())
+        unit, cell = None if isinstance(scale, float) else scale, cell * (1 + self.slack)
+        each = cell * scale if isinstance(scale, float) else cell
+        if self._memory is None:
+            return noise.release(stream, total, unit, each, bits)
+        kind = total.numel(), bits, total.device
+        with self._memory.lock:
+            kept = self._memory.before(turn, kind)
+            own = noise.drawn(stream, total.numel(), bits, total.device).to(torch.int64)
+            after = _through(own, kept, self, bits, units)
+            released = noise.released(total, own, unit, each)
+            self._memory.keep(turn, kind, after)
+        return released
+
+
+def _through(
+    own: Tensor, kept: list[Tensor], mechanism: BufferedTensorGaussian, bits: int, units: float
+) -> list[Tensor]:
+    """Take from the noise of this turn what the buffers do, in place; return the buffers after it."""
+    after = kept or [torch.zeros(len(own), dtype=torch.float64, device=own.device) for _ in mechanism.weights]
+    far, step = 2 ** (bits + correlated.FAR), _CHUNK.get(own.device.type, 2**20)
+    for start in range(0, len(own), step):
+        part = slice(start, start + step)
+        taken = torch.zeros(len(own[part]), dtype=torch.float64, device=own.device)
+        for weight, buffer in zip(mechanism.weights, after, strict=True):
+            taken.add_(buffer[part], alpha=weight)
+        own[part] -= taken.div_(units).round_().to(torch.int64)
+        entering = own[part].clamp(-far, far).to(torch.float64).mul_(units)
+        for decay, buffer in zip(mechanism.decays, after, strict=True):
+            buffer[part].mul_(decay).round_().add_(entering).clamp_(-(2.0**52), 2.0**52)
+    return after

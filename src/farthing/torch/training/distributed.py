@@ -198,14 +198,15 @@ def agree(together: Ranks, model: nn.Module, plan: Plan | None, place: int) -> t
         with torch.no_grad():
             tensor.copy_(moved)
     own = plan if plan is not None else Plan(0, 0.0, (), 0)
-    length, steps, place, records, promised, bands = together.tell(
-        len(own.noise_multipliers), own.steps or 0, place, own.records, own.promised, own.bands
+    length, steps, place, records, promised, bands, buffers = together.tell(
+        len(own.noise_multipliers), own.steps or 0, place, own.records, own.promised, own.bands, own.buffers
     )
     own_numbers = [own.sampling_rate, own.exponent, *own.noise_multipliers]
     numbers = own_numbers if plan is not None else [0.0] * (2 + length)
     told = together.send(torch.tensor(numbers, dtype=torch.float64, device=together.device))
     rate, exponent, *multipliers = told.tolist()
-    return Plan(records, rate, tuple(multipliers), steps or None, bool(promised), bands, exponent), place
+    correlated = bands, exponent, buffers
+    return Plan(records, rate, tuple(multipliers), steps or None, bool(promised), *correlated), place
 
 
 class Asks(Protocol):

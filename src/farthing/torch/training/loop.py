@@ -194,9 +194,9 @@ def train(
         ``adapt(step)`` returns a `Change` of noise multiplier, sampling rate or clipping norm for the batches
         to come, or None: `Plateau`, `Stages`, `NoiseGate` or any function of the public `Step`. The ledger
         needs a filter for such prices: ``Ledger(budget, filter=ft.Menu(...))``.
-    bands : int or "auto", default 1
-        Over how many batches noise is correlated, so that later noise cancels earlier noise in part
-        (`farthing.BandedGaussian`). "auto" finds it from public numbers. It pays for few epochs and large ε.
+    bands : int, "pass" or "auto", default 1
+        Over how many batches later noise cancels earlier noise in part (`farthing.BandedGaussian`). "pass":
+        over all, each example in one batch a pass (`farthing.BufferedGaussian`). "auto": the best of these.
     budgets : array of float, optional
         An ε for each record, public, with ``delta`` or a ledger of such levels (`ft.PersonalBudgets`); a
         person's is the smallest of the records that count. Each is sampled as often as its ε allows.

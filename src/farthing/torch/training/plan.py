@@ -93,6 +93,9 @@ class Plan:
         Over how many batches noise is correlated; 1 for independent noise.
     exponent : float, default 0.5
         That of `farthing.BandedGaussian`.
+    buffers : int, default 0
+        Where above 0, noise is correlated over all batches by so many buffers, and ``bands`` is the number of
+        batches of a pass, in each of which every example takes part once.
 
     Examples
     --------
@@ -108,6 +111,7 @@ class Plan:
     promised: bool = True
     bands: int = 1
     exponent: float = 0.5
+    buffers: int = 0
 
     @property
     def expected_batch_size(self) -> float:
