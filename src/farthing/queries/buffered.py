@@ -265,10 +265,11 @@ def followed(
     kept: list[Array], decays: tuple[float, ...], noise: NDArray[np.int64], bits: int, units: float
 ) -> list[Array]:
     """Return the buffers after a turn, whole numbers of units."""
-    own = np.clip(noise, -(2 ** (bits + FAR)), 2 ** (bits + FAR)) * units
+    own: Array = np.clip(noise, -(2 ** (bits + FAR)), 2 ** (bits + FAR)) * units
     if not kept:
         return [own.copy() for _ in decays]
-    return [
+    after: list[Array] = [
         np.clip(np.rint(decay * buffer) + own, -(2.0**52), 2.0**52)
         for decay, buffer in zip(decays, kept, strict=True)
     ]
+    return after
