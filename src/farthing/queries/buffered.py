@@ -265,7 +265,7 @@ def followed(
     kept: list[Array], decays: tuple[float, ...], noise: NDArray[np.int64], bits: int, units: float
 ) -> list[Array]:
     """Return the buffers after a turn, whole numbers of units."""
-    own: Array = np.clip(noise, -(2 ** (bits + FAR)), 2 ** (bits + FAR)) * units
+    own = units * np.clip(noise, -(2 ** (bits + FAR)), 2 ** (bits + FAR)).astype(np.float64)
     if not kept:
         return [own.copy() for _ in decays]
     after: list[Array] = [
