@@ -31,6 +31,7 @@ FOLDERS = [
     "report",
     "cli",
 ]
+TORCH_AUDITS = "audit.deep", "audit.torch_inputs", "audit.network_guards", "audit.adapters"
 BESIDE = ["errors", "validate", "budget"]
 MODULES = {
     ".".join(path.relative_to(SOURCE).with_suffix("").parts): path
@@ -88,7 +89,7 @@ def test_torch_and_flower_are_imported_in_their_folders_only():
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for imported in {one.split(".")[0] for one in names} & set(homes):
-                allowed = homes[imported], "audit.deep", "audit.torch_inputs", "audit.adapters"
+                allowed = homes[imported], *TORCH_AUDITS
                 assert name.startswith(allowed), f"{name} imports {imported}"
 
 

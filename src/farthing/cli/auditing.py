@@ -100,7 +100,7 @@ def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[s
     }
     with tempfile.TemporaryDirectory() as folder:
         told["refunds"] = charges.refunds(words, folder) + strategies.blocks(folder)
-        told["guards"] = guards.replies(folder)
+        told["guards"] = guards.replies(folder) + _network_guards(folder)
     return told
 
 
@@ -111,6 +111,15 @@ def _models() -> list[str]:
     from farthing.audit import torch_inputs
 
     return torch_inputs.brought()
+
+
+def _network_guards(folder: str) -> list[str]:
+    """Return the complaints about guards over networks, where torch is installed."""
+    if find_spec("torch") is None:
+        return []
+    from farthing.audit import network_guards
+
+    return network_guards.replies(folder)
 
 
 def law_lines(told: dict[str, list[str]]) -> str:

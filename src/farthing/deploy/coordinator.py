@@ -42,6 +42,7 @@ from farthing.deploy.messages.forms import (
     SignedExchange,
     Transport,
 )
+from farthing.deploy.messages.networks import NetworkAsk
 from farthing.deploy.messages.signed import (
     MessageKind,
     Opened,
@@ -53,7 +54,8 @@ from farthing.deploy.messages.signed import (
     refuse,
     unpack_numbers,
 )
-from farthing.deploy.roster import PAUSE, Party, PartyRoster, PartyStatus, State, Status, longest
+from farthing.deploy.network_uploads import longest_upload, steps_of
+from farthing.deploy.roster import PAUSE, Party, PartyRoster, PartyStatus, State, Status
 from farthing.deploy.secagg.sessions import Session
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.federated.protocol import Answers, enough_came
@@ -242,18 +244,17 @@ class Remote:
         w = np.asarray(w, dtype=np.float64)
         if not np.isfinite(w).all():
             raise InvalidValue("w must be finite, got NaN or infinity; nothing was charged")
-        if not isinstance(contribution, Gradient):
-            raise Unsupported(f"a guard answers gradients only, got {type(contribution).__name__}")
+        asked = forms.asked_of(contribution)
         self._round += 1
-        body, recorded = pack_numbers(w), self._checkpoint.next()
+        body, recorded = self._question(asked, w.shape).pack(w), self._checkpoint.next()
         if recorded is not None:
             answers = self._replayed(*recorded, digest(body), w.shape)
-            self._remember(self._question(contribution, w.shape), body)
+            self._remember(self._question(asked, w.shape), body)
             return answers
         if self._invitation.trust is Trust.DISTRIBUTED:
-            paid, answers = self._summed(contribution, w.shape, body)
+            paid, answers = self._summed(asked, w.shape, body)
         else:
-            question = self._question(contribution, w.shape)
+            question = self._question(asked, w.shape)
             self._remember(question, body)
             paid, answers = self._plain(question, places, weights or self._weights)
         self._roster.admit()
@@ -272,8 +273,8 @@ class Remote:
     def _turn(self) -> RoundId:
         return RoundId(self._run, self._round, self._checkpoint.nonce(self._round))
 
-    def _question(self, contribution: Gradient, shape: tuple[int, ...]) -> Question:
-        return Question(self._turn(), self._dataset, self._invitation, contribution, shape)
+    def _question(self, asked: Gradient | NetworkAsk, shape: tuple[int, ...]) -> Question:
+        return Question(self._turn(), self._dataset, self._invitation, asked, shape)
 
     def _replayed(self, said: dict[str, Any], body: bytes, weights: str, shape: tuple[int, ...]) -> Answers:
         if said.get("round", 0) < self._round or said.get("weights") != weights:
@@ -295,6 +296,7 @@ class Remote:
         """Ask each party for its own upload, which carries all of its noise."""
         values: dict[int, Array] = {}
         rows: dict[int, tuple[int, str]] = {}
+        factors: dict[int, float] = {}  # on the variance of one answer
         where = {self._members[place].name: place for place in places}
         asked = {name: self._asked(self._members[place], question) for name, place in where.items()}
 
@@ -307,11 +309,12 @@ class Remote:
                 refuse(Reason.CONFLICT, "the answer is about other weights")
             if said.hexadecimal("update", 32) != digest(opened.body):
                 refuse(Reason.FORGED, "the update does not match its digest")
-            value = unpack_numbers(opened.body, about.shape)
-            if np.linalg.norm(value) > longest(self._terms[where[name]], party.records, value.size):
+            value = about.answer(opened.body)
+            if np.linalg.norm(value) > longest_upload(about, body, self._terms[where[name]], party.records):
                 refuse(Reason.NORM, "the update is longer than clipped sums with this noise can be")
             left, row = said.whole("left"), forms.row_of(said.take("row"))
             party.told(left, forms.row_of(said.take("head")))
+            factors[where[name]] = steps_of(about, said)
             values[where[name]], rows[where[name]] = value, row or (0, "")
 
         requests: dict[str, Request] = {
@@ -325,7 +328,7 @@ class Remote:
         if not values:
             self._nobody(places)
         came = sorted(values)
-        uploads = [self._upload(place, values[place], late[place]) for place in came]
+        uploads = [self._upload(place, values[place], factors[place], late[place]) for place in came]
         sums = self._averaging.combined(uploads, weights)
         receipts = tuple(self._receipt(place, rows[place]) for place in came)
         return came, Answers(sums.total, sums.divisor, len(came), self.alive, sums.variance, receipts)
@@ -357,13 +360,13 @@ class Remote:
             if passed() < ends:
                 time.sleep(PAUSE)
 
-    def _upload(self, place: int, value: Array, stale: int) -> Upload:
+    def _upload(self, place: int, value: Array, factor: float, stale: int) -> Upload:
         terms, party, cap = self._terms[place], self._members[place], self._averaging.epsilon
         least = 0.0
         if cap is not None and party.budget.epsilon > cap:
             capped = party.budget.with_(cap, party.budget.delta)
             least = self._invitation.terms(capped, party.records).variance
-        return Upload(value, terms.expected, terms.variance, least, stale)
+        return Upload(value, terms.expected, factor * terms.variance, factor * least, stale)
 
     def _remember(self, question: Question, body: bytes) -> None:
         """Keep the questions whose answers may still count."""
@@ -376,7 +379,7 @@ class Remote:
         return self._recent.get(party.owes) or self._recent[question.turn.round]
 
     def _summed(
-        self, contribution: Gradient, shape: tuple[int, ...], body: bytes
+        self, asked: Gradient | NetworkAsk, shape: tuple[int, ...], body: bytes
     ) -> tuple[list[int], Answers]:
         """Return the sum over parties by secure aggregation; repeat in a new round where too many dropped
         out.
@@ -386,7 +389,7 @@ class Remote:
             enough_came(len(places), self._survivors, len(self))
             where = {self._members[place].name: place for place in places}
             session = Session(
-                self._question(contribution, shape),
+                self._question(asked, shape),
                 body,
                 {name: self._terms[place] for name, place in where.items()},
                 sum(self._members[place].records for place in places),

@@ -65,7 +65,7 @@ class Session:
         self._question, self._weights, self._terms = question, weights, terms
         self._records, self._enrolled = records, enrolled
         self._colluding, self._seconds = colluding, seconds
-        self._size = len(weights) // 8
+        self._size = math.prod(question.shape)
         self.charged: dict[str, tuple[int, Row, Row]] = {}  # party -> rounds left, charged row, newest row
         self.arrived: list[str] = []
 
