@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from farthing.linear.estimators import LinearRegression, LinearSVC, LogisticRegression
     from farthing.linear.pca import PCA
     from farthing.linear.preprocessing import PrivateBinner, PrivateScaler
+    from farthing.linear.regressors import HuberRegressor, PoissonRegressor, QuantileRegressor
     from farthing.linear.solvers import (
         DPAGD,
         DPSGD,
@@ -98,6 +99,7 @@ __all__ = [
     "GradientBoostingClassifier",
     "GradientBoostingRegressor",
     "Guarantee",
+    "HuberRegressor",
     "InvalidValue",
     "Laplace",
     "LeastSquares",
@@ -121,10 +123,12 @@ __all__ = [
     "PerExample",
     "PersonalBudgets",
     "Poisson",
+    "PoissonRegressor",
     "PrivGene",
     "PrivateBinner",
     "PrivateScaler",
     "PromiseBroken",
+    "QuantileRegressor",
     "Query",
     "Rows",
     "Run",
@@ -181,6 +185,7 @@ _HOMES = {
     "linear.estimators": ("LinearRegression", "LinearSVC", "LogisticRegression"),
     "linear.pca": ("PCA",),
     "linear.preprocessing": ("PrivateBinner", "PrivateScaler"),
+    "linear.regressors": ("HuberRegressor", "PoissonRegressor", "QuantileRegressor"),
     "accounting.bands": ("choose_bands",),
     "accounting.buffers": ("choose_buffers",),
     "accounting.menu": ("Menu",),

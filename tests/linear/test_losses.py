@@ -20,6 +20,9 @@ CASES = [
     (losses.logistic, BINARY, 0),
     (losses.huber_hinge, BINARY, 0),
     (losses.squared, REAL, 0),
+    (losses.Huber(0.3), REAL, 0),
+    (losses.Pinball(0.8, 0.05), REAL, 0),
+    (losses.LogLinear(), REAL, 0),
     (losses.multinomial, CLASSES, 3),
     (losses.one_against_rest, CLASSES, 3),
 ]

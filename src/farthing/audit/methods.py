@@ -46,7 +46,7 @@ from farthing.federated.methods.sgd2 import sgd2
 from farthing.federated.protocol import Accountant
 from farthing.linear.additive.bins import Binned, codes_of
 from farthing.linear.additive.method import additive
-from farthing.linear.losses import logistic, squared
+from farthing.linear.losses import Pinball, logistic, squared
 from farthing.linear.methods.adassp import adassp
 from farthing.linear.methods.baselines import majority
 from farthing.linear.methods.descent import descent
@@ -54,6 +54,7 @@ from farthing.linear.methods.dpagd import dpagd
 from farthing.linear.methods.dppca import dppca
 from farthing.linear.methods.dpsgd import dpsgd, sgd_adv
 from farthing.linear.methods.functional import functional
+from farthing.linear.methods.generalised import generalised
 from farthing.linear.methods.leastsquares import least_squares
 from farthing.linear.methods.perturbation import objective, output
 from farthing.linear.methods.privgene import privgene
@@ -135,7 +136,7 @@ def _classifier(width: int = 2, intercept: bool = True) -> Problem:
 def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | BandedTarget | ReleasedTarget]:
     """Return everything that can be attacked, by name."""
     claim, pure = Budget(8.0, DELTA), Budget(2.0, 0.0)
-    fit, line = _classifier(), Problem(squared, 8, 2)
+    fit, line, median = _classifier(), Problem(squared, 8, 2), Problem(Pinball(), 8, 2)
     boosted, numbers = Problem(logistic, 8, 2, unit=False), Problem(squared, 8, 2, unit=False)
     pair = linear_pair()
     server = Budget(8.0, DELTA, observer=Observer.SERVER)
@@ -184,6 +185,7 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
             False,
         ),
         "least-squares": TrainedTarget(lambda ledger: least_squares(ledger, line), pair, claim),
+        "quantile": TrainedTarget(lambda ledger: generalised(ledger, median), pair, claim, runs=60),
         "adassp": TrainedTarget(lambda ledger: adassp(ledger, line), pair, claim),
         "sufficient": TrainedTarget(lambda ledger: sufficient(ledger, line), pair, claim),
         "gradient": TrainedTarget(lambda ledger: noisy_gradient(ledger, line), pair, claim, runs=100),

@@ -205,7 +205,83 @@ class LinearSVC(_PrivateClassifier):
         return self._exported(svm.LinearSVC(), self.coef_, self.intercept_)
 
 
-class LinearRegression(RegressorMixin, PrivateLinear):  # type: ignore[misc]
+class PrivateRegressor(RegressorMixin, PrivateLinear):  # type: ignore[misc]
+    """The base of the regressors, whose target is clipped to declared bounds and mapped onto [0, 1]."""
+
+    target_bounds: tuple[float, float] | None
+    max_sample_weight: float | None
+    solvers: ClassVar[dict[str, SolverMethod]] = REGRESSORS
+
+    def _objective(self, low: float, high: float) -> tuple[Loss, float]:
+        """Return the loss of a target mapped onto [0, 1], and the penalty."""
+        raise NotImplementedError
+
+    def _ends(self, bounds: tuple[float, float]) -> tuple[float, float]:
+        """Return the numbers that are mapped onto 0 and 1."""
+        return bounds
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, budgets: Any = None) -> Self:
+        """Check everything, charge the budget, and train until it is spent.
+
+        ``sample_weight`` is private, at most ``max_sample_weight``. ``budgets`` are public and give each row
+        an ε of its own, with ``delta`` or a ledger of such levels.
+        """
+        return self._fit(X, y, sample_weight, budgets)
+
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Charge another part of the ledger, train on these rows, and average with the weights before.
+
+        New weights count by the number of rows. The first call is a `fit`.
+        """
+        if more := hasattr(self, "_released"):
+            self._checked(X, reset=False, training=True)
+        return self._fit(X, y, sample_weight, None, more)
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, budgets: Any, more: bool = False) -> Self:
+        low, high = self._ends(target_bounds(self.target_bounds))
+        method = self._method(self.solvers)
+        loss, penalty = self._objective(low, high)
+        X, y = self._supervised(X, y)
+        numbers = np.asarray(arrays.target(y), dtype=np.float64)
+        scaled = np.where(np.isfinite(numbers), (np.clip(numbers, low, high) - low) / (high - low), np.nan)
+        weights = None
+        if sample_weight is not None:
+            shares, most = weighing.read(sample_weight, self.max_sample_weight, len(scaled))
+            weights = weighing.RecordWeights(shares, most, 0.0 * scaled, 1, np.ones(1))  # NaN stays NaN
+        u, constant = self._train(X, scaled, loss, 0, method, budgets, penalty, weights, more)
+        self._range = low, high
+        self.coef_, self.intercept_ = self._in_units(u, float(constant))
+        return self
+
+    def _in_units(self, u: Array, constant: float) -> tuple[Array, float]:
+        """Return weights and constant in the target's own unit."""
+        low, high = self._range
+        return u * (high - low), constant * (high - low) + low
+
+    def predict(self, X: Any) -> Array:
+        """Return what is predicted of every row, within ``target_bounds``."""
+        return np.asarray(np.clip(self._rows(X) @ self.coef_ + self.intercept_, *self._range))
+
+    def to_sklearn(self) -> Any:
+        """Return the model as scikit-learn's own, ready to predict: a `TransformedTargetRegressor`.
+
+        Its linear model tells where between the target's bounds a row lies, from 0 to 1; two quantiles make a
+        number of that, and of what is beyond them the bound.
+        """
+        check_is_fitted(self)
+        inner, (low, high) = self._inner(), self._range
+        bounds = QuantileTransformer(n_quantiles=2).fit([[low], [high]])
+        model = TransformedTargetRegressor(inner, transformer=bounds, check_inverse=False)
+        model.regressor_, model.transformer_, model._training_dim = inner, bounds, 1
+        return model
+
+    def _inner(self) -> Any:
+        """Return the model of a target mapped onto [0, 1], as scikit-learn's own."""
+        (low, high), model = self._range, linear_model.LinearRegression()
+        return self._exported(model, self.coef_ / (high - low), (self.intercept_ - low) / (high - low))
+
+
+class LinearRegression(PrivateRegressor):
     __doc__ = f"""Least squares, with a ridge penalty if asked for, within a privacy budget.
 
     Parameters
@@ -269,54 +345,5 @@ class LinearRegression(RegressorMixin, PrivateLinear):  # type: ignore[misc]
         self.warm_start = warm_start
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, budgets: Any = None) -> Self:
-        """Check everything, charge the budget, and train until it is spent.
-
-        ``sample_weight`` is private, at most ``max_sample_weight``. ``budgets`` are public and give each row
-        an ε of its own, with ``delta`` or a ledger of such levels.
-        """
-        return self._fit(X, y, sample_weight, budgets)
-
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Charge another part of the ledger, train on these rows, and average with the weights before.
-
-        New weights count by the number of rows. The first call is a `fit`.
-        """
-        if more := hasattr(self, "_released"):
-            self._checked(X, reset=False, training=True)
-        return self._fit(X, y, sample_weight, None, more)
-
-    def _fit(self, X: Any, y: Any, sample_weight: Any, budgets: Any, more: bool = False) -> Self:
-        low, high = target_bounds(self.target_bounds)
-        method, penalty = self._method(REGRESSORS), validate.non_negative(alpha=self.alpha)
-        X, y = self._supervised(X, y)
-        numbers = np.asarray(arrays.target(y), dtype=np.float64)
-        scaled = np.where(np.isfinite(numbers), (np.clip(numbers, low, high) - low) / (high - low), np.nan)
-        weights = None
-        if sample_weight is not None:
-            shares, most = weighing.read(sample_weight, self.max_sample_weight, len(scaled))
-            weights = weighing.RecordWeights(shares, most, 0.0 * scaled, 1, np.ones(1))  # NaN stays NaN
-        u, constant = self._train(X, scaled, squared, 0, method, budgets, penalty, weights, more)
-        self.coef_, self.intercept_ = u * (high - low), float(constant * (high - low) + low)
-        self._range = low, high
-        return self
-
-    def predict(self, X: Any) -> Array:
-        """Return the expected target of every row, within ``target_bounds``."""
-        return np.asarray(np.clip(self._rows(X) @ self.coef_ + self.intercept_, *self._range))
-
-    def to_sklearn(self) -> Any:
-        """Return the model as scikit-learn's own, ready to predict: a `TransformedTargetRegressor`.
-
-        Its linear model tells where between the target's bounds a row lies, from 0 to 1; two quantiles make a
-        number of that, and of what is beyond them the bound.
-        """
-        check_is_fitted(self)
-        low, high = self._range
-        inner = self._exported(
-            linear_model.LinearRegression(), self.coef_ / (high - low), (self.intercept_ - low) / (high - low)
-        )
-        bounds = QuantileTransformer(n_quantiles=2).fit([[low], [high]])
-        model = TransformedTargetRegressor(inner, transformer=bounds, check_inverse=False)
-        model.regressor_, model.transformer_, model._training_dim = inner, bounds, 1
-        return model
+    def _objective(self, low: float, high: float) -> tuple[Loss, float]:
+        return squared, validate.non_negative(alpha=self.alpha)

@@ -138,6 +138,72 @@ class Squared:
 
 
 @dataclass(frozen=True, slots=True)
+class Huber:
+    """The squared loss of m - y within ``threshold``, and its tangents beyond (Huber 1964)."""
+
+    threshold: float = 0.1
+    curvature: ClassVar[float] = 1.0
+
+    @property
+    def slope(self) -> float:
+        return self.threshold
+
+    def value(self, margins: Array, y: Array) -> Array:
+        off = np.abs(margins - _beside(y, margins))
+        return np.where(off > self.threshold, self.threshold * (off - self.threshold / 2), off * off / 2)
+
+    def residual(self, margins: Array, y: Array) -> Array:
+        return np.clip(margins - _beside(y, margins), -self.threshold, self.threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class Pinball:
+    """The loss of a ``quantile``, rounded off within ``width`` of its corner.
+
+    It is the pinball loss of y plus a number drawn evenly from [-width, width] (Fernandes, Guerre & Horta
+    2021, "Smoothing quantile regressions", with a uniform kernel), so its minimiser is a quantile of that.
+    """
+
+    quantile: float = 0.5
+    width: float = 0.02
+
+    @property
+    def slope(self) -> float:
+        return max(self.quantile, 1 - self.quantile)
+
+    @property
+    def curvature(self) -> float:
+        return 1 / (2 * self.width)
+
+    def value(self, margins: Array, y: Array) -> Array:
+        off = margins - _beside(y, margins)
+        within = np.clip(off + self.width, 0.0, 2 * self.width)
+        return within * within / (4 * self.width) + np.maximum(off - self.width, 0.0) - self.quantile * off
+
+    def residual(self, margins: Array, y: Array) -> Array:
+        off = margins - _beside(y, margins)
+        return np.clip(off / (2 * self.width) + 0.5, 0.0, 1.0) - self.quantile
+
+
+@dataclass(frozen=True, slots=True)
+class LogLinear:
+    """e^m - y m of a target from 0 to 1 whose logarithm is modelled; straight beyond m = 0, the upper bound.
+
+    The means that are predicted end at the bound of the target, so nothing is lost there, and the residual,
+    min(e^m, 1) - y, lies in [-1, 1] everywhere.
+    """
+
+    curvature: ClassVar[float] = 1.0
+    slope: ClassVar[float] = 1.0
+
+    def value(self, margins: Array, y: Array) -> Array:
+        return np.exp(np.minimum(margins, 0.0)) + np.maximum(margins, 0.0) - _beside(y, margins) * margins
+
+    def residual(self, margins: Array, y: Array) -> Array:
+        return np.exp(np.minimum(margins, 0.0)) - _beside(y, margins)
+
+
+@dataclass(frozen=True, slots=True)
 class OneAgainstRest:
     """The sum over K classes of a binary loss of "this class" against the rest, one margin a class."""
 

@@ -37,6 +37,7 @@ from farthing.linear.methods.descent import descent
 from farthing.linear.methods.dpagd import dpagd
 from farthing.linear.methods.dpsgd import dpsgd, sgd_adv
 from farthing.linear.methods.functional import functional
+from farthing.linear.methods.generalised import generalised
 from farthing.linear.methods.leastsquares import least_squares
 from farthing.linear.methods.perturbation import objective, output
 from farthing.linear.methods.privgene import privgene
@@ -176,6 +177,10 @@ REGRESSORS: dict[str, SolverMethod] = {
     "sufficient": SolverMethod(sufficient, personal="weights", weighed=True),
     "functional": SolverMethod(functional, BasicFilter),
     "gradient": SolverMethod(noisy_gradient, personal="weights", weighed=True),
+}
+GENERALISED: dict[str, SolverMethod] = {  # losses of numbers other than squares
+    "auto": SolverMethod(generalised, personal="weights", weighed=True, warm=True),
+    "nonprivate": CLASSIFIERS["nonprivate"],
 }
 
 

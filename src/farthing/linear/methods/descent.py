@@ -39,7 +39,7 @@ True
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,8 +86,7 @@ def descent(ledger: Ledger, problem: Problem) -> Iterator[Step]:
     if problem.unit:
         for_gradients, radius = for_gradients + for_norms, 1.0
     else:
-        counts, _ = schedule.mean(for_norms, Norms(d, problem.radius * GRID), ClipNorm(1.0))
-        radius = problem.radius * float(GRID[median(counts)])
+        radius = median_norm(schedule, for_norms, problem)
     probable = isinstance(loss, Logistic | Softmax)
     clear = probable and schedule.deviation(LENGTH / len(FACTORS), MARGIN) < CLEAR
     for_gradients -= LENGTH if clear else 0.0
@@ -95,34 +94,63 @@ def descent(ledger: Ledger, problem: Problem) -> Iterator[Step]:
     mean, scale, variances, directions = standardised(schedule, for_moments, problem, radius)
     height = INTERCEPT * math.sqrt(d) if problem.intercept else 0.0
     features = Features(d, mean * radius, scale / radius, height)
-    typical = math.sqrt(d * (1 + INTERCEPT**2))
     per_weight = 1 / (schedule.deviation(1.0, ClipNorm(1.0)) * d)  # μ n / d
     clip = float(np.clip(per_weight / 150, 0.4, max(2.0, math.sqrt(per_weight / 250))))
-    bound = ClipNorm(clip * min(loss.slope, math.sqrt(2)) * typical)
+    bound = ClipNorm(clip * min(loss.slope, math.sqrt(2)) * typical(d))
+    gradient, w, t = Gradient(loss, features), problem.zeros(features.size), 0
+    pace = DescentPace(for_gradients, loss.curvature, LOGIT_NOISE * min(1.0, per_weight))
+    start = problem.begin(features)
+    for t, w in along(schedule, pace, gradient, bound, start, (variances, directions)):
+        yield Step(t, features.unfold(length * w), schedule.receipts())
+    if clear:
+        w = _calibrated(schedule, gradient, w)
+        yield Step(t + 1, features.unfold(w), schedule.receipts())
+
+
+def typical(width: int) -> float:
+    """The typical norm of standardised z with its constant."""
+    return math.sqrt(width * (1 + INTERCEPT**2))
+
+
+class DescentPace(NamedTuple):
+    """How fast to descend: a part of μ² for all steps, a curvature, the most noise on a typical margin."""
+
+    part: float
+    curvature: float
+    margin_noise: float
+
+
+def along(
+    schedule: BudgetSchedule,
+    pace: DescentPace,
+    gradient: Gradient,
+    bound: ClipNorm,
+    w: Array,
+    spectrum: tuple[Array, Array],
+) -> Iterator[tuple[int, Array]]:
+    """Yield the steps of a descent with momentum, numbered: iterates, then the mean of the later ones."""
+    part, curvature, margin_noise = pace
+    (variances, directions), d = spectrum, gradient.features.width
+    height = gradient.features.intercept
     # a rate of reach would put noise of 1 on every weight in the course of all steps
-    reach = (1 - MOMENTUM) / (schedule.deviation(for_gradients / STEPS, bound) * math.sqrt(STEPS))
-    most = LOGIT_NOISE * min(1.0, per_weight) * reach / typical
-    more = float(np.clip(math.sqrt(most * loss.curvature), 1.0, LONGEST))  # where noise allows longer steps
+    reach = (1 - MOMENTUM) / (schedule.deviation(part / STEPS, bound) * math.sqrt(STEPS))
+    most = margin_noise * reach / typical(d)
+    more = float(np.clip(math.sqrt(most * curvature), 1.0, LONGEST))  # where noise allows longer steps
     steps, most, reach = round(STEPS * more), most / more, reach / more
-    rate = min(1 / loss.curvature, most)
-    longer = np.minimum(most, 1 / (loss.curvature * variances)) / rate - 1
-    rates = np.full(features.size, rate)
+    rate = min(1 / curvature, most)
+    longer = np.minimum(most, 1 / (curvature * variances)) / rate - 1
+    rates = np.full(gradient.features.size, rate)
     if height:
-        rates[-1] = min(1 / (loss.curvature * height**2), 2 * reach / height)
-    w = problem.begin(features)
+        rates[-1] = min(1 / (curvature * height**2), 2 * reach / height)
     velocity, total, count = np.zeros_like(w), np.zeros_like(w), 0
-    gradient = Gradient(loss, features)
     for t in range(1, steps + 1):
-        slope, _ = schedule.mean(for_gradients / steps, gradient, bound, w)
+        slope, _ = schedule.mean(part / steps, gradient, bound, w)
         slope[:d] += directions @ ((directions.T @ slope[:d]).T * longer).T
         velocity = MOMENTUM * velocity - (slope.T * rates).T
         w = w + velocity
         if t > steps * (1 - AVERAGED):
             total, count = total + w, count + 1
-        yield Step(t, features.unfold(length * (total / count if count else w)), schedule.receipts())
-    if clear:
-        w = _calibrated(schedule, gradient, total / count)
-        yield Step(steps + 1, features.unfold(w), schedule.receipts())
+        yield t, total / count if count else w
 
 
 def _drowned(schedule: BudgetSchedule, problem: Problem) -> bool:
@@ -138,6 +166,12 @@ def _calibrated(schedule: BudgetSchedule, gradient: Gradient, w: Array) -> Array
         if abs(slope[0]) > noise:
             w = w * factor ** float(-np.sign(slope[0]))
     return w
+
+
+def median_norm(schedule: BudgetSchedule, part: float, problem: Problem) -> float:
+    """Return the typical norm of a row, from a histogram of norms on a public grid."""
+    counts, _ = schedule.mean(part, Norms(problem.width, problem.radius * GRID), ClipNorm(1.0))
+    return problem.radius * float(GRID[median(counts)])
 
 
 def median(counts: Array) -> int:
