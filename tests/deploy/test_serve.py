@@ -61,7 +61,7 @@ def plan_of(folder, *, edit=lambda text: text, **options):
 def coordinated(plan, transport, board=None):
     plan.folder.mkdir(exist_ok=True)
     signer = Signer.load(plan.keys / "coordinator.key")
-    test = table_files.read("adult", plan.schema, test=True)
+    test = table_files.read("adult", plan.job.schema, test=True)
     return coordinate(plan, transport, signer, test, board or RunProgress(plan))
 
 
@@ -75,7 +75,7 @@ def test_the_model_is_that_of_the_simulation_with_the_same_seed(tmp_path, guards
             table = Table(found["X"], found["y"])
         ledger = Ledger(Budget(4.0, 1e-6, observer="server"), stream=SeededStream(40 + place))
         agents.append(ClientAgent(ledger.over(table), 60))
-    steps = addp(Parties(agents), plan.problem(180), draw=Poisson(0.1), rounds=5)
+    steps = addp(Parties(agents), plan.learner.problem(180), draw=Poisson(0.1), rounds=5)
     u, constant = run(steps, stop=lambda step: step.t >= 6).w
     with np.load(plan.model) as model:
         np.testing.assert_array_equal(model["coef"][0], u)

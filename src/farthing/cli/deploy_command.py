@@ -25,19 +25,38 @@ def guard(
         Path, typer.Argument(metavar="POLICY", help="What the party allows, as TOML.", show_default=False)
     ],
     check: Annotated[bool, typer.Option("--check", help="See that everything is in order, and end.")] = False,
+    hashes: Annotated[
+        bool,
+        typer.Option("--hashes", help="Print the hashes of the models' source, for the policy, and end."),
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Guards a party's records, and answers what its policy allows.
 
     It adds the noise and keeps the ledger. It listens on a Unix socket.
     """
-    if as_json and not check:
-        raise InvalidValue("--json goes with --check: a guard that listens prints nothing else")
+    if as_json and not (check or hashes):
+        raise InvalidValue("--json goes with --check or --hashes: a guard that listens prints nothing else")
+    if hashes:
+        return _hashes(policy, as_json)
     from farthing.deploy.guard.server import guard as keep
 
     key = keep(policy, check=check)
     if as_json:
         emit_json({"policy": str(policy), "ok": True, "public": key})
+    return 0
+
+
+def _hashes(policy: Path, as_json: bool) -> int:
+    """Print the lines of a policy that name the source of its models, as it is installed now."""
+    from farthing.deploy.guard.models import hashes
+    from farthing.deploy.guard.policy import Policy
+
+    found = hashes(Policy.load(policy))
+    if as_json:
+        emit_json(found)
+    else:
+        emit("\n".join(f'{where}\nhash = "{hash_}"' for where, hash_ in found.items()))
     return 0
 
 
@@ -92,11 +111,12 @@ def serve(
         raise InvalidValue(f"--page must be a port, got {page}")
     from farthing.cli import ledger_output
     from farthing.deploy import serve as serving
+    from farthing.deploy.run_file import RunFile
     from farthing.report.live_page import Page
 
     _logged()
     shown = None if page is None else functools.partial(Page, port=page, host=page_host)
-    report = serving.serve(serving.RunFile.load(run), page=shown, say=_say)
+    report = serving.serve(RunFile.load(run), page=shown, say=_say)
     if as_json:
         emit_json(report)
     else:

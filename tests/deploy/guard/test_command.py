@@ -88,3 +88,25 @@ def test_a_check_tells_the_public_key(village, run):
     assert done.json["ok"] is True
     assert len(bytes.fromhex(done.json["public"])) == 32
     assert run("guard", house.policy, "--json").code == 2
+
+
+def test_a_policy_s_hashes_are_printed_as_they_go_into_it(installed, capsys):
+    from farthing.cli.main import main
+
+    asked = installed().settle(1)
+    house = asked.village.houses["p0"]
+    house.policy.write_text(house.policy.read_text().replace(asked.hash, "0" * 64))
+    assert main(["guard", str(house.policy), "--hashes"]) == 0
+    assert capsys.readouterr().out == f'[models.small]\nhash = "{asked.hash}"\n'
+    assert main(["guard", str(house.policy), "--check"]) == 2
+    assert "look at what changed" in capsys.readouterr().err
+    house.policy.write_text(house.policy.read_text().replace("0" * 64, asked.hash))
+    assert main(["guard", str(house.policy), "--check", "--json"]) == 0
+
+
+def test_a_policy_of_a_table_has_no_hashes(village, capsys):
+    from farthing.cli.main import main
+
+    house = village.settle(1).houses["p0"]
+    assert main(["guard", str(house.policy), "--hashes"]) == 2
+    assert "names no model" in capsys.readouterr().err

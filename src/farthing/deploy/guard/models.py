@@ -132,6 +132,16 @@ def _made(where: str, kind: Any, given: dict[str, Any]) -> Any:
         raise InvalidValue(f"{where}: {error}") from None
 
 
+def hashes(policy: Any) -> dict[str, str]:
+    """Return the hash of the source of every model of a policy, and of what loads its records."""
+    tables = {f"[models.{name}]": model.names for name, model in policy.models.items()}
+    if policy.inputs.names:
+        tables["[inputs]"] = policy.inputs.names
+    if not tables:
+        raise InvalidValue("this policy names no model: [models.NAME] with factory and loss")
+    return {where: factories.source_hash(names, policy.modules) for where, names in tables.items()}
+
+
 def checked_source(where: str, names: tuple[str, ...], said: str, folder: Any) -> str:
     """Return the hash of the source that is installed, if it is what the policy says."""
     installed = factories.source_hash(names, folder)
