@@ -17,7 +17,11 @@ settings.register_profile(
 settings.load_profile("house")
 
 _ROOMS = {
-    "torch": ["src/farthing/torch/*.py", "tests/torch/*.py"],
+    "torch": [
+        "src/farthing/torch/*.py",
+        "tests/torch/*.py",
+        "src/farthing/federated/methods/networks.py",  # its examples train one
+    ],
     "triton": [
         "src/farthing/torch/kernels/lattice_noise.py",
         "src/farthing/torch/kernels/clamped_sums.py",

@@ -128,7 +128,15 @@ def test_an_option_has_one_type_everywhere() -> None:
 
 @pytest.mark.parametrize("method", list(METHODS.values()), ids=list(METHODS))
 def test_every_option_reaches_an_argument_of_its_algorithm(method: Method) -> None:
-    values = {"draw": "all", "accountant": "tight", "weights": "plain", "rounds": 2, "published_noise": True}
+    values = {
+        "draw": "all",
+        "accountant": "tight",
+        "weights": "plain",
+        "rounds": 2,
+        "published_noise": True,
+        "server": "yogi",
+        "local_steps": 2,
+    }
     for name in method.names:
         with pytest.raises(
             (AttributeError, InvalidValue)

@@ -15,7 +15,8 @@ from farthing.cli import main as cli
 from farthing.cli.demo_parties import set_up
 from farthing.deploy import serve
 from farthing.errors import InvalidValue
-from farthing.federated import jobs, methods
+from farthing.federated import jobs
+from farthing.federated.methods import addp, sgd1, sgd2
 
 ROWS, USERS = 600, 6
 
@@ -65,9 +66,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return recorded
 
     for module, names in (
-        (methods.addp, ("addp", "sgd_adv", "sgd_maj", "sgd_pass")),
-        (methods.sgd1, ("sgd1",)),
-        (methods.sgd2, ("sgd2",)),
+        (addp, ("addp", "sgd_adv", "sgd_maj", "sgd_pass")),
+        (sgd1, ("sgd1",)),
+        (sgd2, ("sgd2",)),
     ):
         for name in names:
             monkeypatch.setattr(module, name, recorder(getattr(module, name)))
@@ -295,3 +296,18 @@ def test_a_rate_moves_weights_as_the_text_says() -> None:
     step = next(jobs.steps(given, clients, Problem(logistic, 40, 1, unit=False)))
     gradient = np.column_stack([x, np.ones(40)]).T @ (0.5 - y) / 40
     np.testing.assert_allclose(np.append(*step.w), -0.5 * gradient, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("fedsgd", ("--trust", "distributed", "--server", "yogi", "--sampling-rate", 0.5)),
+        ("fedavg", ("--local-steps", 2, "--local-lr", 0.3, "--proximal", 0.1)),
+        ("dp-fedavg", ("--unit", "user", "--local-steps", 2)),
+    ],
+)
+def test_a_small_network_is_trained_on_a_table(told: Any, method: str, more: tuple[Any, ...]) -> None:
+    pytest.importorskip("torch")
+    found = told("--method", method, "--rounds", 3, *more)
+    assert (found["method"], found["rounds"], found["alive"]) == (method, 3, 0)
+    assert found["unit"] == ("user" if method == "dp-fedavg" else "record")

@@ -18,7 +18,6 @@ from farthing.federated.draws import Indicators
 from farthing.federated.simulated import Simulated
 from farthing.federated.terms import ClientNoise
 from farthing.linear.losses import Gradient, Scores, logistic, multinomial
-from farthing.linear.methods.dpagd import Total
 from farthing.noise.lattice import SeededStream
 from farthing.queries.bounds import Kind
 from farthing.queries.events import FixedSizeEvent, GaussianEvent, PoissonEvent
@@ -333,11 +332,28 @@ def test_too_few_survivors_end_a_round_of_shares():
         )
 
 
-def test_other_contributions_need_alike_users_or_the_sum():
-    clients = split(noise="each")
-    clients.invite(Invitation(1.0, rounds=5))
-    with pytest.raises(Unsupported, match="noise='sum'"):
-        clients.ask(Total(Features(2)), np.zeros(3))
+class Hidden:
+    """A gradient that cannot be told from any other contribution."""
+
+    honours, shape = ("ClipNorm(clip)",), None
+
+    def __init__(self, inner):
+        self.bounded_sum = inner.bounded_sum
+
+
+def test_other_contributions_than_gradients_are_summed_client_by_client_or_in_groups():
+    budgets = personal(
+        [1e12, 4e12] * 3, 1e-6
+    )  # two levels: under precision two weights, and hardly any noise
+    expected = []
+    for noise in ("each", "sum"):
+        clients = split(noise=noise, budgets=budgets)
+        clients.invite(Invitation(1.0, rounds=5))
+        by_rows, by_groups = (clients.ask(one, np.zeros(3)) for one in (GRADIENT, Hidden(GRADIENT)))
+        np.testing.assert_allclose(by_rows.mean, by_groups.mean, atol=1e-4)
+        assert by_rows.variance == by_groups.variance
+        expected.append(by_rows.mean)
+    np.testing.assert_allclose(*expected, atol=1e-4)
     with pytest.raises(Unsupported, match=r"honours ClipValue"):
         clients.ask(Scores(logistic, Features(2)), np.zeros((3, 4)))
 

@@ -45,6 +45,7 @@ from farthing.torch.gradients.bookkeeping import Gradient as ModelGradient  # no
 from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers  # noqa: E402
 from farthing.torch.methods import dpagd as torch_dpagd  # noqa: E402
 from farthing.torch.training.distributed import _Parts  # noqa: E402
+from farthing.torch.training.network import Network  # noqa: E402
 from farthing.torch.training.randomness import OwnRandomness  # noqa: E402
 from farthing.torch.training.records import Examples  # noqa: E402
 
@@ -121,7 +122,7 @@ class Case:
 
 def cases():
     linear, layout = model(), ModelGradient(model(), residuals).layout
-    torch_gradient = ModelGradient(linear, residuals)
+    torch_gradient, network = ModelGradient(linear, residuals), Network(model(), residuals)
     ray = torch_dpagd.ModelRay(np.full(layout.size, 0.5), np.array([0.0, 1.0, 5.0]))
     slope = leastsquares.Slope(FEATURES, 0.5, 2.0, 1.0)
     minimiser = perturbation.Minimiser(logistic, UNIT, 0.5, 1e-9)
@@ -178,6 +179,8 @@ def cases():
         Case(describing.ColumnSums((-1.0, -1.0, -1.0), (1.0, 1.0, 2.0)), ROWS_),
         Case(torch_gradient, examples(), slack=slack),
         Case(OwnRandomness(torch_gradient, torch.device("cpu")), examples(), slack=slack),
+        Case(network.gradient, examples(), network.start(), slack=slack),
+        Case(network.update(2, 0.5), examples(), network.start(), slack=slack),
         Case(torch_dpagd.RayLosses(linear, residuals, layout), examples(), ray, slack=slack),
         Case(whitening._Mean(), maps()),
         *(Case(whitening._Moments(np.full((2, 3), 0.1), axis), maps()) for axis in (1, 2)),
@@ -188,6 +191,7 @@ def cases():
 ELSEWHERE = {
     "farthing.queries.query.Contribution",  # the protocol
     "farthing.federated.terms._Nothing",  # only priced; its sum raises
+    "farthing.federated.local_steps.LocalSteps",  # several answers; its sum raises
     "farthing.deploy.flower.mod._Update",  # of one app: tests/deploy/flower/test_mod.py
     "farthing.audit.charges._Counted",
     "farthing.audit.charges._Failing",

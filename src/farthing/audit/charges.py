@@ -16,9 +16,9 @@ from farthing.audit.laws import off_law
 from farthing.budget import Adjacency, Budget, Observer, Unit
 from farthing.data.tables import Features
 from farthing.errors import BudgetSpent, FarthingError
+from farthing.federated.noise import ClientNoise
 from farthing.federated.protocol import Accountant, Exactly, Invitation, Trust
 from farthing.federated.simulated import Simulated
-from farthing.federated.terms import ClientNoise
 from farthing.ledger.ledger import Ledger
 from farthing.linear.losses import Gradient, logistic
 from farthing.noise.lattice import Stream

@@ -38,7 +38,7 @@ from scipy.special import logsumexp
 
 from farthing.audit.steps import Groups
 from farthing.errors import Unsupported
-from farthing.federated.terms import ClientNoise, Share
+from farthing.federated.noise import ClientNoise, Share
 from farthing.linear.methods.perturbation import ObjectiveNoise
 from farthing.linear.methods.privgene import NoisyTop
 from farthing.noise.lattice import Stream

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from farthing.accounting.accountants import Accountant
     from farthing.federated.budgets import personal
     from farthing.federated.draws import Indicators
+    from farthing.federated.local_steps import LocalSteps
+    from farthing.federated.methods.networks import dp_fedavg, fedavg, fedsgd
+    from farthing.federated.methods.server import ServerOptimizer
     from farthing.federated.methods.table import METHODS, Method, Option
     from farthing.federated.protocol import (
         Answers,
@@ -40,15 +43,20 @@ __all__ = [
     "InTurn",
     "Indicators",
     "Invitation",
+    "LocalSteps",
     "Method",
     "Option",
     "Parties",
     "Reply",
     "SequentialClients",
+    "ServerOptimizer",
     "Simulated",
     "Terms",
     "Trust",
     "Weights",
+    "dp_fedavg",
+    "fedavg",
+    "fedsgd",
     "personal",
 ]
 
@@ -56,6 +64,9 @@ __all__ = [
 _HOMES = {
     "budgets": ("personal",),
     "draws": ("Indicators",),
+    "local_steps": ("LocalSteps",),
+    "methods.networks": ("dp_fedavg", "fedavg", "fedsgd"),
+    "methods.server": ("ServerOptimizer",),
     "methods.table": ("METHODS", "Method", "Option"),
     "protocol": (
         "Answers",

@@ -276,6 +276,8 @@ class Round:
     reach: float  # the sensitivity of the weighted sum to one record
     bound: ClipNorm | None  # where all clipping norms and weights are equal
     owned: ClientRows
+    kinds: list[Terms]  # the distinct terms, and which of them each client has
+    which: Integers
     table: Any = None
     who: Integers | None = None
     lattice: tuple[int, int, Array] | None = None

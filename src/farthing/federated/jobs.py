@@ -23,6 +23,7 @@ from farthing.data import table_files
 from farthing.data.schema import Categorical, Schema
 from farthing.data.tables import Features, Table
 from farthing.errors import BudgetSpent, InvalidValue
+from farthing.federated.budgets import dealt
 from farthing.federated.methods.table import METHODS, Method, named
 from farthing.federated.protocol import Clients, Trust
 from farthing.federated.simulated import Simulated, personal
@@ -127,7 +128,7 @@ def checked(job: Job) -> Method:
     return method
 
 
-def steps(job: Job, clients: Any, problem: Problem) -> Iterator[Step]:
+def steps(job: Job, clients: Any, problem: Any) -> Iterator[Step]:
     """Return the method's steps over its clients; omitted options have the algorithm's defaults."""
     method = job.record
     arguments = method.arguments(job.options)
@@ -201,8 +202,9 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
     }
     if method.private:
         fidelity: Literal["sum", "each"] = "each" if job.noise == "each" else "sum"
-        clients = Simulated.split(table, clients=job.clients, budgets=budgets, noise=fidelity)
-        step, interrupted = _taken(steps(job, clients, problem), clients, watch)
+        held, trained = _held(job, table, problem, X[:n], y[:n])
+        clients = Simulated.split(held, clients=job.clients, budgets=budgets, noise=fidelity)
+        step, interrupted = _taken(steps(job, clients, trained), clients, watch)
         each = [budget.epsilon for budget in budgets]
         told |= {**_reached(job, clients, step, int(np.argmax(each))), "smallest_epsilon": min(each)}
         if job.trust == Trust.DISTRIBUTED:
@@ -220,9 +222,27 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
     told |= {"rounds": step.t, "stopped": "interrupted" if interrupted else end}
     if test is None:
         return told
+    if method.networks:
+        from farthing.torch.training.table_network import probabilities
+
+        return {
+            **told,
+            "test": {"table": job.test, **measured(probabilities(trained, step.w, test[0]), test[1])},
+        }
     features = job.features(clients if method.private else None, problem)
     said = problem.probabilities(step.w, test[0], clip_norm=told.get("clip", math.inf), features=features)
     return {**told, "test": {"table": job.test, **measured(said, test[1])}}
+
+
+def _held(job: Job, table: Table, problem: Problem, X: Any, y: Any) -> tuple[Any, Any]:
+    """Return what clients hold and train: examples and a network, or the table and its problem."""
+    if not job.record.networks:
+        return table, problem
+    from farthing.torch.training.table_network import table_examples, table_network
+
+    offsets = dealt(len(y), job.clients, None)
+    owners = np.repeat(np.arange(job.clients), np.diff(offsets)) if job.unit is not Unit.RECORD else None
+    return table_examples(X, y, owners), table_network(job.schema.width, max(2, problem.outputs), most=len(y))
 
 
 def _budgets(job: Job, method: Method) -> Any:

@@ -18,7 +18,7 @@ for gradients: by records (FedAvg's n_k/n), plain, or by precision.
 (array([-6.]), 2)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -57,8 +57,8 @@ class LocalSteps:
 
     Examples
     --------
-    >>> from farthing.federated.local_steps import LocalSteps
-    >>> LocalSteps(None, steps=5, lr=0.1).steps
+    >>> import farthing as ft
+    >>> ft.federated.LocalSteps(None, steps=5, lr=0.1).steps
     5
     """
 
@@ -110,3 +110,11 @@ def rounded(w: Any) -> Array:
     """Return weights as the float32 values that a model and a message hold."""
     found: Array = np.asarray(w, dtype=np.float32).astype(np.float64)
     return found
+
+
+def refuse_shares(terms: Iterable[Terms]) -> None:
+    """Refuse local steps where a client's own noise does not suffice."""
+    if any(term.survivors > 1 for term in terms):
+        raise Unsupported(
+            "local steps need local trust: a client acts on its own answers, so its own noise has to suffice"
+        )

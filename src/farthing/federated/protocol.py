@@ -29,7 +29,7 @@ number of records, and it draws among its own, which is equivalent to drawing a 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,24 +37,25 @@ from numpy.typing import NDArray
 
 from farthing import validate
 from farthing.accounting.accountants import Accountant
-from farthing.budget import Budget
+from farthing.budget import Budget, Unit
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
+from farthing.federated.local_steps import LocalSteps, refuse_shares, rounded
+from farthing.federated.noise import ClientNoise, Share
+from farthing.federated.rounds import Answers, Ask, Reply, combined
 from farthing.federated.terms import (
     NOTHING,
-    ClientNoise,
     Draw,
     Exactly,
     Forecast,
     InTurn,
     Invitation,
-    Share,
     Terms,
     Trust,
     Weights,
     forecast_of,
     least_noise,
     noise_of_round,
-    weight_of,
+    refuse_unit,
     weights_under,
 )
 from farthing.ledger.ledger import Ledger
@@ -87,100 +88,6 @@ __all__ = [
 ]
 
 Array = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ask:
-    """The server's question of one round.
-
-    Attributes
-    ----------
-    round : int
-        Its number, from 1 on.
-    contribution : Contribution
-        What is summed over records: a gradient, above all.
-    w : object
-        The parameters, which are public.
-
-    Examples
-    --------
-    >>> import farthing as ft
-    >>> ft.federated.Ask(round=1, contribution=None, w=[0.0, 0.0]).round
-    1
-    """
-
-    round: int
-    contribution: Contribution
-    w: Any
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reply:
-    """A client's upload.
-
-    Attributes
-    ----------
-    value : ndarray
-        The noisy sum of clipped contributions.
-    expected : float
-        The number of records that it holds on average.
-    variance : float
-        The variance of its noise on each coordinate.
-    receipt : Receipt
-        The charge to the client's own ledger.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import farthing as ft
-    >>> ft.federated.Reply(value=np.zeros(2), expected=10.0, variance=4.0, receipt=None).expected
-    10.0
-    """
-
-    value: Array
-    expected: float
-    variance: float
-    receipt: Receipt
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Answers:
-    """The uploads of one round, added up; all of it is public.
-
-    Attributes
-    ----------
-    total : ndarray
-        Σ weight · upload.
-    divisor : float
-        Σ weight · expected records.
-    count : int
-        The number of clients that took part.
-    alive : int
-        The number of clients that can afford another round.
-    variance : float
-        The variance of the noise on each coordinate of `mean`.
-    receipts : tuple of Receipt
-        The charges, where the clients have ledgers of their own.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import farthing as ft
-    >>> ft.federated.Answers(np.array([3.0, 1.0]), 2.0, count=2, alive=2, variance=0.1).mean
-    array([1.5, 0.5])
-    """
-
-    total: Array
-    divisor: float
-    count: int
-    alive: int
-    variance: float
-    receipts: tuple[Receipt, ...] = ()
-
-    @property
-    def mean(self) -> Array:
-        """Return the noisy mean contribution of a record."""
-        return self.total / self.divisor
 
 
 class ClientAgent:
@@ -220,6 +127,7 @@ class ClientAgent:
             raise Unsupported("an agent releases nothing without noise: a trusted aggregator asks a Ledger")
         if isinstance(invitation.draw, InTurn):
             raise Unsupported("a ledger charges every round, so draws in turn can only be simulated")
+        refuse_unit(unit_of(self._ledger), invitation)
         return invitation.terms(self._ledger.budget, self._records, self._clip)
 
     def join(self, invitation: Invitation) -> Terms:
@@ -251,8 +159,24 @@ class ClientAgent:
             raise InvalidValue("this agent has not joined a run yet: send an Invitation first")
         if not self._terms.rounds:
             raise BudgetSpent(f"not even one round fits {self._ledger.budget}")
+        if isinstance(ask.contribution, LocalSteps):
+            return self._stepped(self._terms, ask.contribution, rounded(ask.w))
         answer = self._ledger.ask(self._terms.query(ask.contribution), ask.w)
         return Reply(answer.value, self._terms.expected, self._terms.variance, answer.receipt)
+
+    def _stepped(self, terms: Terms, local: LocalSteps, w: Array) -> Reply:
+        """Return the upload of several steps, each charged and answered by the ledger."""
+        refuse_shares([terms])
+        query, receipts = terms.query(local.gradient), list[Receipt]()
+
+        def mean(at: Array) -> Array:
+            answer = self._ledger.ask(query, at)
+            receipts.append(answer.receipt)
+            found: Array = answer.value / terms.expected
+            return found
+
+        value, variance = local.upload(terms, *local.run(mean, w, self.left))
+        return Reply(value, terms.expected, variance, receipts[-1], tuple(receipts[:-1]))
 
 
 class Clients(Protocol):
@@ -397,7 +321,7 @@ class Parties:
         reply = agent.handle(Ask(self._round, contribution, w))
         self._standing[party] = agent.left > 0
         variance, alive = reply.variance / reply.expected**2, int(np.count_nonzero(self._standing))
-        return Answers(reply.value, reply.expected, 1, alive, variance, (reply.receipt,))
+        return Answers(reply.value, reply.expected, 1, alive, variance, reply.receipts)
 
     def ask(self, contribution: Contribution, w: Any) -> Answers:
         if not self._terms:
@@ -406,15 +330,13 @@ class Parties:
         enough_came(len(came), self._survivors, len(self._agents))
         self._round += 1
         replies = [agent.handle(Ask(self._round, contribution, w)) for agent in came]
-        expected, variance = (
-            np.array([getattr(r, name) for r in replies]) for name in ("expected", "variance")
-        )
-        weight = weight_of(self._weights, expected, variance)
-        total = np.tensordot(weight, np.array([reply.value for reply in replies]), axes=1)
-        divisor = float(weight @ expected)
-        noise = float(np.square(weight) @ variance) / divisor**2
-        receipts = tuple(reply.receipt for reply in replies)
-        return Answers(total, divisor, len(came), self.alive, noise, receipts)
+        return combined(replies, self._weights, self.alive)
+
+
+def unit_of(ledger: Ledger) -> Unit:
+    """Return what one of a ledger's records stands for; nothing is learnt from any of them."""
+    unit: Unit = getattr(getattr(ledger, "_records", None), "unit", Unit.RECORD)
+    return unit
 
 
 NOT_INVITED = "no client was invited yet: call clients.invite(Invitation(...)) first"

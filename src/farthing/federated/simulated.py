@@ -31,6 +31,7 @@ Nothing is given back here, because nothing is reserved ahead.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -40,19 +41,17 @@ from farthing.accounting import pld
 from farthing.accounting.tuning import TIGHT
 from farthing.budget import Budget, Guarantee, Observer, Unit
 from farthing.data.tables import Table
-from farthing.errors import BudgetSpent, InvalidValue, Unsupported
+from farthing.errors import BudgetSpent, InvalidValue
 from farthing.federated.budgets import Budgets, dealt, per_client, personal, public_sizes
 from farthing.federated.draws import (
     ClientRows,
-    Indicators,
-    PerRow,
     Round,
     distinct,
     exactly,
-    own_noise,
     present,
     ranges,
 )
+from farthing.federated.local_steps import LocalSteps, refuse_shares, rounded
 from farthing.federated.protocol import (
     NOT_INVITED,
     Answers,
@@ -66,11 +65,18 @@ from farthing.federated.protocol import (
     enough_came,
     picked,
 )
-from farthing.federated.terms import Forecast, forecast_of, variance_of_trusted, weight_of, weights_under
+from farthing.federated.rounds import Reply, combined
+from farthing.federated.terms import (
+    Forecast,
+    forecast_of,
+    refuse_unit,
+    variance_of_trusted,
+    weight_of,
+    weights_under,
+)
+from farthing.federated.uploads import noisy_uploads, weighted_sum
 from farthing.ledger import failsafe
 from farthing.ledger.books import SEEDED, taken
-from farthing.linear.losses import Gradient
-from farthing.noise import lattice
 from farthing.noise.lattice import Stream
 from farthing.queries import arrays
 from farthing.queries.bounds import ClipNorm
@@ -84,8 +90,6 @@ __all__ = ["Simulated", "personal"]
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-_ENTRIES = 2**16  # entries of uploads held at once: half a megabyte, which fits the cache
-
 
 class Simulated:
     """Simulated clients, each with records, a budget and, if given, a clipping norm of its own.
@@ -95,7 +99,7 @@ class Simulated:
 
     Parameters
     ----------
-    table : Table or Indicators
+    table : Table, Indicators or farthing.torch.Examples
         The rows of all clients, sorted by client.
     offsets : array_like of int
         Where each client's rows begin, and the number of rows.
@@ -134,7 +138,7 @@ class Simulated:
 
     def __init__(
         self,
-        table: Table | Indicators,
+        table: Any,
         offsets: ArrayLike,
         budgets: Budget | Sequence[Budget],
         *,
@@ -178,7 +182,7 @@ class Simulated:
 
         Parameters
         ----------
-        X : array_like, sparse array, Table or Indicators
+        X : array_like, sparse array, Table, Indicators or farthing.torch.Examples
             The rows of all clients.
         y : array_like, optional
             The targets, where X is not a table.
@@ -193,7 +197,7 @@ class Simulated:
         clip_norm, noise, stream
             As for `Simulated`.
         """
-        if not isinstance(X, Table | Indicators):
+        if hasattr(X, "shape") or not hasattr(X, "take"):
             X = Table(X, y, unit=unit)
         offsets = dealt(len(X), clients, records)
         return cls(X, offsets, budgets, clip_norm=clip_norm, noise=noise, stream=stream)
@@ -266,6 +270,7 @@ class Simulated:
     def invite(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> None:
         if self._terms:
             raise InvalidValue("these clients were already invited: terms are agreed once")
+        refuse_unit(getattr(self._table, "unit", Unit.RECORD), invitation)
         terms, self._which, self._budgets = self._agreed(invitation)
         self._invitation, self._weights = invitation, weights_under(invitation.trust, weights)
         self._survivors = invitation.survivors if invitation.trust is Trust.DISTRIBUTED else 1
@@ -335,6 +340,8 @@ class Simulated:
         )
 
     def ask(self, contribution: Contribution, w: Any) -> Answers:
+        if isinstance(contribution, LocalSteps):
+            return self._stepped(contribution, rounded(w))
         w = self._ready(contribution, w)
         if self._round is None or not self._round.same:
             self._round = self._settle(np.flatnonzero(self.left))
@@ -359,6 +366,21 @@ class Simulated:
         self._round = None  # the clients of the next round may have changed
         return self._answered(contribution, w, self._turns[party], self.alive)
 
+    def _stepped(self, local: LocalSteps, w: Array) -> Answers:
+        """Return the answers of a round in which every client takes several steps of its own."""
+        self._ready(local.gradient, w)
+        refuse_shares(self._terms)
+        replies, came = list[Reply](), np.flatnonzero(self.left).tolist()
+        enough_came(len(came), 1, len(self))
+        for client in came:
+            ask = partial(self._mean_of, client, local.gradient)
+            upload = local.upload(self.terms(client), *local.run(ask, w, int(self.left[client])))
+            replies.append(Reply(upload[0], self.terms(client).expected, upload[1]))
+        return combined(replies, self._weights, self.alive)
+
+    def _mean_of(self, client: int, gradient: Contribution, w: Array) -> Array:
+        return self.ask_one(client, gradient, w).mean
+
     def _ready(self, contribution: Contribution, w: Any) -> Array:
         if not self._terms:
             raise InvalidValue(NOT_INVITED)
@@ -369,9 +391,22 @@ class Simulated:
         if known is None or known[0] is not contribution or known[1] != given.shape:
             # an empty sum: the caller's mistakes raise before anything is charged
             refuse_bound(contribution, self._terms[0].bound)
+            self._refuse_many(contribution)
             failsafe.zero_sum(contribution, self._table, given, self._terms[0].bound)
             self._tried = contribution, given.shape
         return given
+
+    def _refuse_many(self, contribution: Contribution) -> None:
+        """Refuse draws of more records than a contribution's sums are proven for, by 9 deviations."""
+        most = getattr(contribution, "most", math.inf)
+        drawn = float(np.array([term.expected for term in self._terms])[self._which].sum())
+        if drawn + 9 * math.sqrt(drawn) > most and (
+            drawn > most or isinstance(self._invitation.draw, Poisson)
+        ):
+            raise InvalidValue(
+                f"a round draws {drawn:,.0f} records on average, and sums of this network are proven for "
+                f"{most:,}: make it with most={int(drawn + 9 * math.sqrt(drawn)) + 1}"
+            )
 
     def _answered(self, contribution: Contribution, w: Array, now: "Round", alive: int) -> Answers:
         """Return the noisy sum over the clients of a round; called only after the charge."""
@@ -379,10 +414,7 @@ class Simulated:
         table = now.table if now.table is not None else self._table.take(rows)
 
         def sums(places: Any) -> Any:
-            owners, own = who[places], now.bound
-            bound: Any = own if own is not None else PerRow(now.clips[owners], now.weights[owners])
-            found = contribution.bounded_sum(table.take(places), w, bound)
-            return found * (now.weight if own is not None else 1.0)
+            return weighted_sum(contribution, table.take(places), who[places], w, now)
 
         def noisy(total: Any) -> Array:
             if now.noise is None:
@@ -390,13 +422,11 @@ class Simulated:
             mechanism, limit = now.noise
             return mechanism.release(total, limit, self._stream)
 
-        each = self._noise == "each" and self._invitation.trust is not Trust.TRUSTED
-        if each and not isinstance(contribution, Gradient):
-            raise Unsupported(
-                "per-client noise is simulated for gradients; use noise='sum' for anything else"
-            )
         try:
-            total = self._each(contribution, w, table, who, now) if each else noisy(sums(slice(None)))
+            if self._noise == "each" and self._invitation.trust is not Trust.TRUSTED:
+                total = noisy_uploads(contribution, table, who, w, now, self._stream)
+            else:
+                total = noisy(sums(slice(None)))
         except Exception as error:
             if not self._stream.sound or failsafe.refusal(error) is not None:
                 raise
@@ -430,6 +460,8 @@ class Simulated:
             reach=float((clips * weights).max(initial=0.0)),
             bound=ClipNorm(float(clips[0])) if alike else None,
             owned=ClientRows(self._sizes[came], self._counts[came], self._offsets[:-1][came]),
+            kinds=self._terms,
+            which=which,
         )
         whole = not isinstance(self._invitation.draw, Poisson | Exactly | InTurn)
         if whole and len(came):
@@ -443,6 +475,9 @@ class Simulated:
         match self._invitation.draw:
             case Exactly(size):
                 return exactly(size, now.owned, self._stream)
+            case Poisson(rate) if len(now.came) == 1:
+                rows = now.owned.starts[0] + self._stream.poisson_indices(rate, int(now.owned.counts[0]))
+                return rows, np.zeros(len(rows), np.int64)
             case Poisson(rate):
                 rows = self._stream.poisson_indices(rate, len(self._table))
                 owners = np.searchsorted(self._offsets, rows, side="right") - 1
@@ -457,39 +492,3 @@ class Simulated:
                 return present(now.owned, turn % now.owned.sizes)
         assert now.who is not None
         return np.empty(0, np.int64), now.who
-
-    def _each(self, contribution: Contribution, w: Array, table: Any, who: Integers, now: "Round") -> Array:
-        """Return Σ weight · upload, each upload on its own lattice with its own noise."""
-        assert isinstance(contribution, Gradient)
-        bits, cells = self._lattice(w.size, now)
-        features, total = contribution.features, np.zeros(w.size)
-        u, constant = features.unfold(w)
-        step = max(1, _ENTRIES // w.size)
-        for first in range(0, len(now.came), step):
-            last = min(first + step, len(now.came))
-            low, high = np.searchsorted(who, (first, last))
-            uploads = np.zeros((last - first, w.size))  # in cells
-            place = int(low)
-            for block in table.take(slice(place, int(high))).blocks(features):
-                owners = who[place : place + len(block.norm)]
-                clip: Any = now.bound or PerRow(now.clips[owners])
-                factors = (contribution.factors(block, u, constant, clip).T / cells[owners]).T
-                rows = block.rows(features)
-                terms = rows * factors[:, None] if factors.ndim == 1 else rows[:, :, None] * factors[:, None]
-                starts = np.flatnonzero(np.diff(owners, prepend=-1))
-                summed = terms if len(starts) == len(owners) else np.add.reduceat(terms, starts)
-                uploads[owners[starts] - first] += summed.reshape(len(starts), w.size)
-                place += len(owners)
-            np.rint(uploads, out=uploads)  # integers far below 2^53: sums with the noise are exact
-            uploads += lattice.gaussian(self._stream, uploads.size, bits).reshape(uploads.shape)
-            total += (now.weights[first:last] * cells[first:last]) @ uploads
-        return total.reshape(w.shape)
-
-    def _lattice(self, size: int, now: "Round") -> tuple[int, Array]:
-        """Return the bits of the finest lattice that any client needs, and each client's cell width on it."""
-        if now.lattice is None or now.lattice[0] != size:
-            grids = [own_noise(term).grid(term.bound, size) for term in self._terms]
-            bits = max(bits for bits, _ in grids)
-            cells = np.array([cell * 2.0 ** (own - bits) for own, cell in grids])[self._which[now.came]]
-            now.lattice = size, bits, cells
-        return now.lattice[1:]

@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from farthing import validate
 from farthing.accounting import gaussian
@@ -28,12 +28,12 @@ from farthing.accounting.accountants import Accountant
 from farthing.accounting.rounds import shift
 from farthing.budget import Adjacency, Budget, Observer, Unit
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
-from farthing.noise.lattice import Stream
-from farthing.queries.bounds import Bound, ClipNorm, Kind
-from farthing.queries.events import Event, GaussianEvent
+from farthing.federated.noise import ClientNoise, Share, Unhidden
+from farthing.queries.bounds import ClipNorm, Kind
+from farthing.queries.events import Event
 from farthing.queries.mechanisms import Gaussian
 from farthing.queries.query import Contribution, Query
-from farthing.queries.samplers import Everyone, FixedSize, HasEvent, Poisson, Sampler
+from farthing.queries.samplers import Everyone, FixedSize, Poisson, Sampler
 
 Array = NDArray[np.float64]
 
@@ -131,55 +131,6 @@ Draw = Everyone | Poisson | Exactly | InTurn
 
 
 @dataclass(frozen=True, slots=True)
-class Share(Gaussian):
-    """A client's share of Gaussian noise on a sum over clients, of which at least ``survivors`` add theirs.
-
-    The price is that of the whole ``noise_multiplier`` in the sum. On a common lattice the sum of integer
-    shares is, but for a total variation below 1e-300, round(G + V) with G Gaussian of the summed variance and
-    V independent of the records: post-processing of the Gaussian mechanism (sampling a convolution at the
-    integers errs by its Fourier transform beyond 2π, e^(-2π²σ²/2) with σ >= 2²⁰ cells).
-    """
-
-    survivors: int = 1
-
-    def release(self, total: ArrayLike, bound: Bound, stream: Stream, turn: int = 0) -> Array:
-        return Gaussian(self.noise_multiplier / math.sqrt(self.survivors)).release(total, bound, stream)
-
-
-@dataclass(frozen=True, slots=True)
-class ClientNoise(Gaussian):
-    """Noise that covers all of a client's records at once, of which an upload holds ``records``.
-
-    The price is that of ``noise_multiplier`` relative to as many clips. Where a client holds more records
-    than announced, the sum is shrunk to the bound for the announced number. The noise is the client's own, or
-    its share of what ``survivors`` add.
-    """
-
-    records: int = 1
-    survivors: int = 1
-
-    def unit_event(self) -> Event:
-        return GaussianEvent(self.noise_multiplier / self.records)
-
-    def event(self, bound: Bound, adjacency: Adjacency, sampled: bool) -> Event:
-        return Gaussian(self.noise_multiplier / self.records).event(bound, adjacency, sampled)
-
-    def release(self, total: ArrayLike, bound: Bound, stream: Stream, turn: int = 0) -> Array:
-        most, sums = self.records * bound.norm(), np.asarray(total, dtype=np.float64)
-        size = float(np.linalg.norm(sums))
-        within = sums if size <= most else sums * (most / size)
-        return Gaussian(self.noise_multiplier / math.sqrt(self.survivors)).release(within, bound, stream)
-
-
-@dataclass(frozen=True, slots=True)
-class Unhidden(FixedSize):
-    """A draw that amplifies nothing, for records protected together: any drawn record belongs to the unit."""
-
-    def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
-        return step if isinstance(step, Event) else step.unit_event()
-
-
-@dataclass(frozen=True, slots=True)
 class Terms:
     """A client's own part of every query, and the rounds that it affords; all of it is public.
 
@@ -223,10 +174,15 @@ class Terms:
     def variance(self) -> float:
         """Return the variance of the noise on each coordinate of one upload."""
         own = (self.mechanism.noise_multiplier * self.bound.clip) ** 2
+        return own / self.survivors
+
+    @property
+    def survivors(self) -> int:
+        """Return how many clients' noise makes up that of the sum: 1 where its own suffices."""
         match self.mechanism:
             case Share(survivors=survivors) | ClientNoise(survivors=survivors):
-                return own / survivors
-        return own
+                return survivors
+        return 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +211,9 @@ class Invitation:
         The least number of honest clients of a round under distributed trust.
     seen : bool, default False
         Whether the guarantee must hold even before an observer who knows which records were drawn.
+    clipped : Unit, default "record"
+        What is clipped: the contribution of a record, or of a user's or party's records together (a gradient
+        or an update over all of them), which then count as one. Budgets must protect that unit.
 
     Raises
     ------
@@ -280,6 +239,7 @@ class Invitation:
     trust: Trust = Trust.LOCAL
     survivors: int = 1
     seen: bool = False
+    clipped: Unit = Unit.RECORD
 
     def __post_init__(self) -> None:
         validate.positive(clip_norm=self.clip_norm)
@@ -291,6 +251,7 @@ class Invitation:
                 raise InvalidValue(f"{name} must be one of {', '.join(Accountant.of_rounds())}, got {by}")
             object.__setattr__(self, name, by)
         object.__setattr__(self, "trust", validate.choice(Trust, trust=self.trust))
+        object.__setattr__(self, "clipped", validate.choice(Unit, clipped=self.clipped))
         if not isinstance(self.draw, Draw):
             raise InvalidValue(
                 f"draw must be Everyone(), Poisson(rate), Exactly(size) or InTurn(), got {self.draw!r}"
@@ -323,7 +284,7 @@ class Invitation:
 
 @lru_cache(maxsize=2**16)
 def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) -> Terms:
-    _refuse(invitation, budget, clip)
+    _refuse(invitation, budget, records, clip)
     draw, trust = invitation.draw, invitation.trust
     most, sampler = _drawn(invitation, budget, records), sampler_of(draw, records)
     priced = Everyone() if most else sampler
@@ -342,7 +303,7 @@ def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) ->
     return Terms(sampler, ClipNorm(clip), mechanism, expected(draw, records), rounds)
 
 
-def _refuse(invitation: Invitation, budget: Budget, clip: float) -> None:
+def _refuse(invitation: Invitation, budget: Budget, records: int, clip: float) -> None:
     """Refuse what no theorem covers."""
     if budget.observer is not invitation.observer:
         what = f"under {invitation.trust} trust" + " with draws seen" * invitation.seen
@@ -356,6 +317,11 @@ def _refuse(invitation: Invitation, budget: Budget, clip: float) -> None:
             f"distributed trust, got {clip!r}"
         )
     validate.probability(delta=budget.delta)
+    clipped = invitation.clipped
+    if clipped not in (Unit.RECORD, budget.unit):
+        raise Unsupported(f"one clip a {clipped} protects a {clipped}, the budget is for a {budget.unit}")
+    if clipped is Unit.PARTY and records != 1:
+        raise InvalidValue(f"a party that is clipped as a whole counts as one record, got {records}")
     if budget.adjacency is Adjacency.ADD_REMOVE and isinstance(invitation.draw, InTurn):
         raise Unsupported("adding or removing a record shifts all later turns: use zero-out or replace-one")
     if budget.adjacency is Adjacency.ADD_REMOVE and invitation.seen:
@@ -365,9 +331,10 @@ def _refuse(invitation: Invitation, budget: Budget, clip: float) -> None:
 def _drawn(invitation: Invitation, budget: Budget, records: int) -> int:
     """Return the most records in an upload, where all of a client's are protected together; otherwise 0.
 
-    The sensitivity of a sum to the whole client is that many clips, whichever records are drawn.
+    The sensitivity of a sum to the whole client is that many clips, whichever records are drawn: one, where
+    the party is clipped as a whole. Users who are each clipped as a whole are what records are otherwise.
     """
-    if budget.unit is Unit.RECORD:
+    if budget.unit is Unit.RECORD or invitation.clipped is Unit.USER:
         return 0
     match invitation.draw:
         case Everyone():
@@ -402,6 +369,19 @@ def noise_of_round(
     most = _drawn(invitation, budget, records)
     priced = Everyone() if most else sampler_of(invitation.draw, records)
     return shift(priced, budget) * gaussian.noise(epsilon, delta) * (most or 1)
+
+
+def refuse_unit(own: Unit, invitation: Invitation) -> None:
+    """Refuse records that stand for another unit than what is clipped.
+
+    What is clipped once moves a sum by one clipping norm where it comes or goes. A user's records that are
+    clipped one by one move it by as many, and a record of a user who is clipped as a whole by up to two.
+    """
+    if (own is Unit.RECORD) != (invitation.clipped is Unit.RECORD):
+        raise Unsupported(
+            f"these records are clipped by {own}, the invitation is for clips by {invitation.clipped}: "
+            "Examples(users=..., records_per_user=...) goes with clipped='user' or 'party', and nothing else"
+        )
 
 
 def sampler_of(draw: Draw, records: int) -> Sampler:

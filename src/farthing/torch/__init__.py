@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from farthing.torch.training.collating import Padded
     from farthing.torch.training.evaluation import evaluate
     from farthing.torch.training.loop import Training, train
+    from farthing.torch.training.network import Network
     from farthing.torch.training.optim import DPAdam
     from farthing.torch.training.plan import Plan, fitted
     from farthing.torch.training.records import Batch, Examples
@@ -48,6 +49,7 @@ __all__ = [
     "Gaussian",
     "Gradient",
     "Layout",
+    "Network",
     "NoiseGate",
     "Padded",
     "Plan",
@@ -82,6 +84,7 @@ _HOMES = {
     "training.watching": ("to_tensorboard", "to_wandb"),
     "checks.fixing": ("fix",),
     "kernels.noise": ("FloatGaussian", "Gaussian"),
+    "training.network": ("Network",),
     "training.optim": ("DPAdam",),
     "training.plan": ("Plan", "fitted"),
     "training.schedules": ("AdaptiveClip", "Quantile"),

@@ -11,186 +11,17 @@ imported when they run: the command line needs no numpy to print its help.
 0.3
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 from farthing import validate
-from farthing.budget import Adjacency, Guarantee
+from farthing.budget import Adjacency
 from farthing.errors import InvalidValue
+from farthing.federated.methods.record import TRUSTS, Method, Option
 
-LOCAL, DISTRIBUTED, TRUSTED = TRUSTS = ("local", "distributed", "trusted")
-
-
-def _any(**value: Any) -> Any:
-    """Accept every value."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """An option of a federated method, on the command line, in a run's file and in `Job.options`.
-
-    Parameters
-    ----------
-    name : str
-        Its name; ``epsilon_iter`` is ``--epsilon-iter`` on the command line.
-    kind : type
-        One of float, int, str and bool.
-    help : str
-        A sentence on its meaning.
-    symbol : str
-        The symbol of the method's text.
-    argument : str
-        The algorithm's argument, where that has another name.
-    check : callable
-        Refuses a value, given by its name: one of `farthing.validate`.
-    convert : callable
-        Turns a value into that of the argument.
-    choices : mapping of str to mapping
-        The values that there are, each with the arguments that it stands for.
-    needs : str
-        Another option that must be given with it.
-    sets : str
-        The quantity that it sets; at most one option (or two that need each other) may.
-    local : bool
-        Whether it needs noise that is added locally.
-
-    Examples
-    --------
-    >>> import farthing as ft
-    >>> ft.federated.Option(name="shrink_rate", help="The factor by which steps shrink.").flag
-    '--shrink-rate'
-    """
-
-    name: str
-    kind: type[Any] = float
-    help: str
-    symbol: str = ""
-    argument: str = ""
-    check: Callable[..., Any] = _any
-    convert: Callable[[Any], Any] | None = None
-    choices: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    needs: str = ""
-    sets: str = ""
-    local: bool = False
-
-    @property
-    def flag(self) -> str:
-        """Return its name on the command line."""
-        return f"--{self.name.replace('_', '-')}"
-
-    def checked(self, value: Any) -> None:
-        """Refuse a value that it cannot have."""
-        if self.choices and value not in self.choices:
-            raise InvalidValue(f"{self.flag} must be one of {list(self.choices)}, got {value!r}")
-        self.check(**{self.flag: value})
-
-    def arguments(self, value: Any) -> dict[str, Any]:
-        """Return the algorithm's arguments that a value stands for."""
-        if self.choices:
-            return dict(self.choices[value])
-        return {self.argument or self.name: self.convert(value) if self.convert else value}
-
-
-def _plain_rows(clients: Any, problem: Any, *, trust: Any, survivors: int | None) -> Any:
-    """Return the map of rows that leaves them as they are, with a constant beside them."""
-    from farthing.data.tables import Features
-
-    return Features(problem.width)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    """A federated method: everything that a simulation, a deployment, the help and the documents need.
-
-    Parameters
-    ----------
-    name : str
-        The word for ``--method`` and ``method.name``.
-    algorithm : callable
-        ``algorithm(clients, problem, **arguments)`` returns an iterator of `farthing.Step`.
-    summary : str
-        A sentence for the documents.
-    rounds : str
-        How many rounds it takes.
-    options : tuple of Option
-        The options it takes; those that are left out have the algorithm's own defaults.
-    trusts : tuple of str
-        Who may add the noise, the first by default: this decides the observer of the guarantee.
-    adjacency : Adjacency
-        The adjacency of budgets that state none.
-    private : bool
-        False where nothing is promised; the algorithm then gets a table in place of clients.
-    deployed : bool
-        Whether a coordinator may run it over guards.
-    features : callable
-        ``features(clients, problem, trust=, survivors=)`` is the map of rows that its weights belong to.
-    published : callable or None
-        ``published(clients, noise, client, rounds)`` returns the guarantees of its published noise.
-    most_records : int or None
-        The most records in all, where iterations grow with their square.
-
-    Examples
-    --------
-    >>> import farthing as ft
-    >>> ft.federated.METHODS["addp"].trusts
-    ('local', 'distributed', 'trusted')
-    """
-
-    name: str
-    algorithm: Callable[..., Any]
-    summary: str
-    rounds: str
-    options: tuple[Option, ...] = ()
-    trusts: tuple[str, ...] = (LOCAL,)
-    adjacency: Adjacency = Adjacency.ADD_REMOVE
-    private: bool = True
-    deployed: bool = True
-    features: Callable[..., Any] = _plain_rows
-    published: Callable[[Any, float, int, int], Sequence[Guarantee]] | None = None
-    most_records: int | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the names of its options."""
-        return tuple(option.name for option in self.options)
-
-    def check(self, options: Mapping[str, Any], trust: str | None = None) -> None:
-        """Refuse unknown options, invalid values, and two options that set one quantity."""
-        known = {option.name: option for option in self.options}
-        given = {name: value for name, value in options.items() if value is not None and value is not False}
-        for name, value in given.items():
-            if name not in known:
-                raise InvalidValue(
-                    f"--{name.replace('_', '-')} must be left out with --method {self.name}, which does not "
-                    f"have it, got {value!r}"
-                )
-            option = known[name]
-            option.checked(value)
-            if option.needs and option.needs not in given:
-                first, second = sorted((option, known[option.needs]), key=self.options.index)
-                raise InvalidValue(f"{first.flag} and {second.flag} go together: give both or neither")
-            if option.local and trust not in (None, LOCAL):
-                raise InvalidValue(
-                    f"{option.flag} must be left out with --trust {trust}: only plain sums are seen there"
-                )
-        for quantity in {known[name].sets for name in given} - {""}:
-            ways = [option for option in self.options if option.sets == quantity]
-            if sum(option.name in given for option in ways) > 1:
-                flags = [option.flag for option in ways]
-                raise InvalidValue(
-                    f"give one of {', '.join(flags[:-1])} and {flags[-1]}: each sets the {quantity}"
-                )
-
-    def arguments(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the algorithm's arguments for the options given; the others keep their defaults."""
-        found: dict[str, Any] = {}
-        for option in sorted(self.options, key=lambda option: not option.choices):  # a choice gives way
-            value = options.get(option.name)
-            if value is not None or option.kind is bool:
-                found |= option.arguments(bool(value) if option.kind is bool else value)
-        return found
+__all__ = ["METHODS", "Method", "Option", "draw_of", "every_option", "named"]
 
 
 def _late(module: str, name: str) -> Callable[..., Any]:
@@ -330,6 +161,35 @@ PUBLISHED_NOISE = Option(
     convert=lambda wanted: not wanted,
     sets="noise",
 )
+SAMPLING_RATE = Option(
+    name="sampling_rate",
+    help="A record's chance to be in its client's batch; 1: all records.",
+    symbol="q",
+    check=validate.rate,
+)
+SERVER = Option(
+    name="server",
+    kind=str,
+    help="The server's optimiser: sgd, momentum, adam or yogi.",
+    symbol="Reddi et al. 2021, Algorithm 2",
+    choices={rule: {"server": rule} for rule in ("sgd", "momentum", "adam", "yogi")},
+)
+LOCAL_STEPS = Option(
+    name="local_steps",
+    kind=int,
+    help="The steps that a client takes in a round.",
+    symbol="E",
+    check=validate.count,
+)
+LOCAL_LR = Option(
+    name="local_lr", help="The learning rate of a client's own steps.", symbol="η", check=validate.positive
+)
+PROXIMAL = Option(
+    name="proximal",
+    help="Pulls a client's weights back to the server's: FedProx.",
+    symbol="μ",
+    check=validate.non_negative,
+)
 
 
 def _shrunk_rows(clients: Any, problem: Any, *, trust: Any, survivors: int | None) -> Any:
@@ -338,6 +198,10 @@ def _shrunk_rows(clients: Any, problem: Any, *, trust: Any, survivors: int | Non
 
 
 _LIPSCHITZ = replace(CLIP, argument="lipschitz", symbol="L")
+_NETWORK = (
+    *(CLIP, ROUNDS, replace(LR, symbol="η of the server"), replace(WEIGHTS, symbol="n_k/n")),
+    *(NOISE_MULTIPLIER, SERVER),
+)
 
 #: Every federated method by its name.
 METHODS: dict[str, Method] = {
@@ -388,6 +252,35 @@ METHODS: dict[str, Method] = {
             features=_shrunk_rows,
             published=_late("sgd1", "sgd1_published"),
             most_records=1000,  # iterations grow with the square of the records
+        ),
+        Method(
+            name="fedsgd",
+            algorithm=_late("networks", "fedsgd"),
+            summary="a network: one noisy sum of clipped gradients a client and round",
+            rounds="`--rounds`, 200",
+            options=(*_NETWORK, SAMPLING_RATE),
+            trusts=TRUSTS,
+            deployed=False,
+            networks=True,
+        ),
+        Method(
+            name="fedavg",
+            algorithm=_late("networks", "fedavg"),
+            summary="a network: several local steps of DP-SGD a round (FedAvg, FedProx)",
+            rounds="`--rounds`, 50",
+            options=(*_NETWORK, SAMPLING_RATE, LOCAL_STEPS, LOCAL_LR, PROXIMAL),
+            deployed=False,
+            networks=True,
+        ),
+        Method(
+            name="dp-fedavg",
+            algorithm=_late("networks", "dp_fedavg"),
+            summary="a network: whole updates of a user or a party, clipped and noised as one",
+            rounds="`--rounds`, 50",
+            options=(*_NETWORK, LOCAL_STEPS, LOCAL_LR),
+            trusts=TRUSTS,
+            deployed=False,
+            networks=True,
         ),
         Method(
             name="sgd-adv",

@@ -188,6 +188,11 @@ class NetworkGradient:
         return (self.network.size,)
 
     @property
+    def most(self) -> int:
+        """Return the most examples in a sum that its rounding is proven for."""
+        return self.network.most
+
+    @property
     def described(self) -> dict[str, Any]:
         """Return how a coordinator asks for it: words and numbers, no code."""
         return _described(self.network, "gradient")

@@ -259,6 +259,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.indices)
 
+    def take(self, places: Indices) -> "Batch":
+        """Return the examples at these places of the batch."""
+        return Batch(self.examples, self.indices[places])
+
     def part(self, place: int, of: int) -> "Batch":
         """Return one of ``of`` parts of equal size, to within one."""
         return Batch(self.examples, np.array_split(self.indices, of)[place])

@@ -1,0 +1,313 @@
+"""Train networks over clients by FedSGD, FedAvg, FedProx and DP-FedAvg, each client within its own budget.
+
+Three ways for a client to answer; what it clips decides whom the guarantee protects.
+
+`fedsgd`     One noisy sum of clipped per-example gradients a round: A-DDP (Cheng et al. 2020) and SGD2 for
+             any model. Noise may be local, distributed or an aggregator's.
+`fedavg`     Several local steps of DP-SGD a round (McMahan et al. 2017, Algorithm 1; with ``proximal`` Li et
+             al. 2020, Algorithm 2); each is an answer of the client's ledger, the update post-processing.
+             Noise is local.
+`dp_fedavg`  Local training without noise, whose whole update is clipped and noised (McMahan et al. 2018,
+             Algorithm 1, flat clipping): protects a user, or a party, with all records. Clients are not
+             sampled: whoever can afford a round takes part, so that nothing has to be hidden from the server.
+
+The server follows the mean update by any rule of `farthing.federated.methods.server` (Reddi et al. 2021);
+uploads of clients that differ in budget are weighed by their precision.
+
+**Guarantee.** Each client's own (ε, δ) for one record, or with `dp_fedavg` for one user or party, under its
+adjacency, by the plan that its ledger promises: tight accounting of one unchanging query
+(`farthing.accounting.pld`), amplified where records are drawn and nobody sees which. Under local noise it
+holds against the server. Under distributed noise it holds against whoever sees the sums and colludes with all
+but ``survivors`` of the clients that came: the honest ones' shares make up the whole noise, and what others
+add is known to them and changes nothing (`farthing.federated.noise.Share`). A client leaves before the first
+round that does not fit its budget.
+
+>>> from farthing.budget import Budget
+>>> from farthing.federated.simulated import Simulated
+>>> from farthing.linear.losses import Gradient, logistic
+>>> from farthing.data.tables import Features
+>>> from farthing.queries.query import run
+>>> class Linear:  # in place of a farthing.torch.Network
+...     gradient = Gradient(logistic, Features(2))
+...     def start(self):
+...         return np.zeros(3)
+>>> X = np.random.default_rng(0).uniform(size=(4000, 2))
+>>> clients = Simulated.split(X, (X[:, 0] > X[:, 1]) * 1.0, clients=4, budgets=Budget(1.0, 1e-6))
+>>> trained = run(fedsgd(clients, Linear(), rounds=20, sampling_rate=0.2, lr=2.0))
+>>> trained.steps, bool(trained.w[0] > 0 > trained.w[1])
+(20, True)
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing.budget import Unit
+from farthing.errors import Unsupported
+from farthing.federated.local_steps import LocalSteps, rounded
+from farthing.federated.methods.server import ServerOptimizer
+from farthing.federated.protocol import Clients, Invitation, Trust, Weights, under
+from farthing.queries.query import Contribution, Step, until_spent
+from farthing.queries.samplers import Everyone, Poisson
+
+Array = NDArray[np.float64]
+Rate = float | Callable[[int], float]
+
+
+class FlatModel(Protocol):
+    """A model that methods train, by flat weights: `farthing.torch.Network`."""
+
+    @property
+    def gradient(self) -> Contribution:
+        """Return the contribution of its clipped gradients."""
+
+    def start(self) -> Array:
+        """Return the weights to begin with, which are public."""
+
+
+class UpdatedModel(FlatModel, Protocol):
+    """A model that can also be trained at a client, for whole updates."""
+
+    def update(self, steps: int, lr: float) -> Contribution:
+        """Return the contribution of whole updates, by so many local steps."""
+
+
+@until_spent
+def fedsgd(
+    clients: Clients,
+    network: FlatModel,
+    *,
+    rounds: int = 200,
+    clip_norm: float = 1.0,
+    sampling_rate: float = 0.1,
+    lr: Rate = 0.5,
+    server: str = "momentum",
+    weights: Weights = Weights.PRECISION,
+    noise_multiplier: float | None = None,
+    trust: Trust = Trust.LOCAL,
+    survivors: int | None = None,
+) -> Iterator[Step]:
+    """Train a network by one noisy sum of clipped gradients a client and round, while any can afford it.
+
+    Parameters
+    ----------
+    clients : Clients
+        Simulated clients or parties; they are invited here.
+    network : Network
+        The model at flat weights, and its gradient (`farthing.torch.Network`).
+    rounds : int, default 200
+        The rounds that noise is chosen for.
+    clip_norm : float, default 1.0
+        The norm at which one record's gradient is clipped.
+    sampling_rate : float, default 0.1
+        A record's chance to be in its client's batch, drawn by the client; 1.0: everybody.
+    lr : float or callable, default 0.5
+        The server's learning rate, or a function of t = 1, 2, ….
+    server : {"sgd", "momentum", "adam", "yogi"}, default "momentum"
+        The server's optimiser.
+    weights : Weights, default "precision"
+        How uploads are added up under local noise.
+    noise_multiplier : float, optional
+        Noise over the clipping norm, in place of the least for ``rounds``.
+    trust : Trust, default "local"
+        Who adds the noise.
+    survivors : int, optional
+        The least number of honest clients of a round under distributed trust; all by default.
+
+    Returns
+    -------
+    Iterator of Step
+        A step a round, with flat weights.
+
+    Notes
+    -----
+    The module's docstring states the guarantee.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> import torch
+    >>> x = torch.randn(300, 4)
+    >>> network = ft.torch.Network(torch.nn.Linear(4, 2), torch.nn.CrossEntropyLoss(reduction="none"))
+    >>> clients = ft.federated.Simulated.split(
+    ...     ft.torch.Examples((x, (x[:, 0] > 0).long())), clients=3, budgets=ft.Budget(1.0, 1e-5)
+    ... )
+    >>> ft.run(ft.federated.fedsgd(clients, network, rounds=5, trust="distributed")).steps
+    5
+    """
+    draw = Everyone() if sampling_rate == 1.0 else Poisson(sampling_rate)
+    invitation = Invitation(clip_norm, draw, rounds, noise_multiplier)
+    clients.invite(under(clients, invitation, trust, survivors), weights)
+    gradient, w, follow = network.gradient, rounded(network.start()), ServerOptimizer(server, lr)
+    for t in itertools.count(1):
+        got = clients.ask(gradient, w)
+        w = rounded(follow.step(w, -got.mean, got.variance))
+        yield Step(t, w, got.receipts)
+
+
+@until_spent
+def fedavg(
+    clients: Clients,
+    network: FlatModel,
+    *,
+    rounds: int = 50,
+    local_steps: int = 4,
+    local_lr: float = 0.5,
+    proximal: float = 0.0,
+    clip_norm: float = 1.0,
+    sampling_rate: float = 0.1,
+    lr: Rate = 1.0,
+    server: str = "sgd",
+    weights: Weights = Weights.PRECISION,
+    noise_multiplier: float | None = None,
+) -> Iterator[Step]:
+    """Train a network by updates of several local private steps, while any client can afford one.
+
+    Parameters
+    ----------
+    clients : Clients
+        Simulated clients or parties; they are invited here.
+    network : Network
+        The model at flat weights, and its gradient (`farthing.torch.Network`).
+    rounds : int, default 50
+        The rounds that noise is chosen for.
+    local_steps : int, default 4
+        The steps of DP-SGD that a client takes in a round; as many answers are charged.
+    local_lr : float, default 0.5
+        The learning rate of local steps.
+    proximal : float, default 0.0
+        μ of FedProx, which pulls local weights back to the server's; 0 is FedAvg.
+    clip_norm : float, default 1.0
+        The norm at which one record's gradient is clipped.
+    sampling_rate : float, default 0.1
+        A record's chance to be in a local batch; 1.0: everybody.
+    lr : float or callable, default 1.0
+        The server's learning rate, or a function of t = 1, 2, ….
+    server : {"sgd", "momentum", "adam", "yogi"}, default "sgd"
+        The server's optimiser.
+    weights : Weights, default "precision"
+        How updates are averaged: by precision, records (FedAvg's n_k/n), or plain.
+    noise_multiplier : float, optional
+        Noise over the clipping norm, in place of the least for all local steps.
+
+    Returns
+    -------
+    Iterator of Step
+        A step a round, with flat weights.
+
+    Notes
+    -----
+    The module's docstring states the guarantee.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> import torch
+    >>> x = torch.randn(300, 4)
+    >>> network = ft.torch.Network(torch.nn.Linear(4, 2), torch.nn.CrossEntropyLoss(reduction="none"))
+    >>> clients = ft.federated.Simulated.split(
+    ...     ft.torch.Examples((x, (x[:, 0] > 0).long())), clients=3, budgets=ft.Budget(1.0, 1e-5)
+    ... )
+    >>> ft.run(ft.federated.fedavg(clients, network, rounds=5, local_steps=2)).steps, clients.done.tolist()
+    (5, [10, 10, 10])
+    """
+    local = LocalSteps(network.gradient, local_steps, local_lr, proximal)
+    draw = Everyone() if sampling_rate == 1.0 else Poisson(sampling_rate)
+    clients.invite(Invitation(clip_norm, draw, rounds * local_steps, noise_multiplier), weights)
+    w, follow = rounded(network.start()), ServerOptimizer(server, lr)
+    for t in itertools.count(1):
+        got = clients.ask(local, w)
+        w = rounded(follow.step(w, got.mean, got.variance))
+        yield Step(t, w, got.receipts)
+
+
+@until_spent
+def dp_fedavg(
+    clients: Clients,
+    network: UpdatedModel,
+    *,
+    rounds: int = 50,
+    local_steps: int = 4,
+    local_lr: float = 0.5,
+    clip_norm: float = 1.0,
+    lr: Rate = 1.0,
+    server: str = "sgd",
+    weights: Weights = Weights.PRECISION,
+    noise_multiplier: float | None = None,
+    trust: Trust = Trust.LOCAL,
+    survivors: int | None = None,
+) -> Iterator[Step]:
+    """Train a network by whole updates of users or parties, each clipped and noised as one.
+
+    Parameters
+    ----------
+    clients : Clients
+        Simulated clients or parties whose budgets protect a user or a party, and whose records are grouped so
+        (`farthing.torch.Examples` with ``users``); they are invited here.
+    network : Network
+        The model at flat weights, and its updates (`farthing.torch.Network`).
+    rounds : int, default 50
+        The rounds that noise is chosen for.
+    local_steps : int, default 4
+        The steps of plain gradient descent that make an update.
+    local_lr : float, default 0.5
+        The learning rate of local steps.
+    clip_norm : float, default 1.0
+        The norm at which a whole update is clipped.
+    lr : float or callable, default 1.0
+        The server's learning rate, or a function of t = 1, 2, ….
+    server : {"sgd", "momentum", "adam", "yogi"}, default "sgd"
+        The server's optimiser.
+    weights : Weights, default "precision"
+        How uploads are added up under local noise.
+    noise_multiplier : float, optional
+        Noise over the clipping norm, in place of the least for ``rounds``.
+    trust : Trust, default "local"
+        Who adds the noise.
+    survivors : int, optional
+        The least number of honest clients of a round under distributed trust; all by default.
+
+    Returns
+    -------
+    Iterator of Step
+        A step a round, with flat weights.
+
+    Notes
+    -----
+    The module's docstring states the guarantee.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> import torch
+    >>> x = torch.randn(300, 4)
+    >>> network = ft.torch.Network(torch.nn.Linear(4, 2), torch.nn.CrossEntropyLoss(reduction="none"))
+    >>> whose = torch.arange(300) // 100
+    >>> records = ft.torch.Examples((x, (x[:, 0] > 0).long()), users=whose, records_per_user=100)
+    >>> budget = ft.Budget(8.0, 1e-5, unit="party")
+    >>> clients = ft.federated.Simulated.split(records, clients=3, budgets=budget)
+    >>> ft.run(ft.federated.dp_fedavg(clients, network, rounds=5)).steps
+    5
+    """
+    units = {budget.unit for budget in clients.budgets}
+    if len(units) > 1 or Unit.RECORD in units:
+        raise Unsupported(
+            "whole updates protect users or parties: give every budget unit='user', or unit='party', got "
+            + ", ".join(sorted(units))
+        )
+    invitation = Invitation(clip_norm, Everyone(), rounds, noise_multiplier)
+    invitation = under(clients, replace(invitation, clipped=units.pop()), trust, survivors)
+    clients.invite(invitation, weights)
+    update, w, follow = (
+        network.update(local_steps, local_lr),
+        rounded(network.start()),
+        ServerOptimizer(server, lr),
+    )
+    for t in itertools.count(1):
+        got = clients.ask(update, w)
+        w = rounded(follow.step(w, got.mean, got.variance))
+        yield Step(t, w, got.receipts)

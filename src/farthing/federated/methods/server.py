@@ -1,0 +1,110 @@
+"""Update the server's weights by what clients sent: SGD, momentum, FedAdam and FedYogi.
+
+Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2, lines 10 to 14: the mean update of clients
+(here also the negative mean gradient) is a pseudo-gradient Δ that an optimiser of the server follows.
+
+    m = β₁ m + (1 - β₁) Δ
+    v = β₂ v + (1 - β₂) Δ²                        FedAdam
+    v = v - (1 - β₂) Δ² sign(v - Δ²)              FedYogi
+    w = w + η m / (√v + τ)
+
+Where we deviate: Δ² is taken without the variance of the noise in Δ, which is public (`Answers.variance`),
+and not below 0, because noise would hide every coordinate's own size: E Δ² is its square plus that variance.
+All of it is post-processing of what was released.
+
+>>> server = ServerOptimizer("momentum", lr=0.5, beta1=0.9)
+>>> w = server.step(np.zeros(1), np.ones(1))
+>>> server.step(w, np.ones(1)).tolist()
+[1.45]
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing import validate
+from farthing.errors import InvalidValue
+
+Array = NDArray[np.float64]
+
+
+class ServerRule(StrEnum):
+    """A rule by which a server follows the mean update.
+
+    Examples
+    --------
+    >>> ServerRule("yogi")
+    <ServerRule.YOGI: 'yogi'>
+    """
+
+    SGD = "sgd"  # w + η Δ: FedAvg with η = 1
+    MOMENTUM = "momentum"  # FedAvgM: m = β₁ m + Δ
+    ADAM = "adam"
+    YOGI = "yogi"
+
+
+class ServerOptimizer:
+    """A server's optimiser of flat weights.
+
+    Parameters
+    ----------
+    rule : {"sgd", "momentum", "adam", "yogi"}, default "sgd"
+        How it follows the mean update.
+    lr : float or callable, default 1.0
+        η, or a function of t = 1, 2, ….
+    beta1 : float, default 0.9
+        β₁, the decay of the mean of updates.
+    beta2 : float, default 0.99
+        β₂, the decay of the mean of their squares.
+    tau : float, default 1e-3
+        τ, the least size of a coordinate.
+
+    Raises
+    ------
+    InvalidValue
+        For an unknown rule, and for values out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import farthing as ft
+    >>> ft.federated.ServerOptimizer("sgd", lr=0.5).step(np.zeros(2), np.ones(2)).tolist()
+    [0.5, 0.5]
+    """
+
+    def __init__(
+        self,
+        rule: str = "sgd",
+        lr: float | Callable[[int], float] = 1.0,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        tau: float = 1e-3,
+    ) -> None:
+        self.rule = validate.choice(ServerRule, server=rule)
+        self._lr = lr if callable(lr) else validate.positive(lr=lr)
+        self._beta1, self._beta2 = validate.non_negative(beta1=beta1), validate.non_negative(beta2=beta2)
+        if not max(beta1, beta2) < 1:
+            raise InvalidValue(f"beta1 and beta2 must be below 1, got {beta1!r} and {beta2!r}")
+        self._tau, self._t = validate.positive(tau=tau), 0
+        self._mean: Array | float = 0.0
+        self._square: Array | float = 0.0
+
+    def step(self, w: Array, update: Array, variance: float = 0.0) -> Array:
+        """Return the weights after one round, whose mean update has noise of this variance a coordinate."""
+        self._t += 1
+        lr = validate.positive(lr=self._lr(self._t)) if callable(self._lr) else self._lr
+        if self.rule is ServerRule.SGD:
+            return w + lr * update
+        if self.rule is ServerRule.MOMENTUM:
+            self._mean = self._beta1 * self._mean + update
+            return w + lr * self._mean
+        square, share = np.maximum(np.square(update) - variance, 0.0), 1 - self._beta2
+        self._mean = self._beta1 * self._mean + (1 - self._beta1) * update
+        if self.rule is ServerRule.ADAM:
+            self._square = self._beta2 * self._square + share * square
+        else:
+            self._square = self._square - share * square * np.sign(self._square - square)
+        found: Array = w + lr * self._mean / (np.sqrt(self._square) + self._tau)
+        return found
