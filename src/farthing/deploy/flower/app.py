@@ -23,6 +23,7 @@ GUARD = "guard"  # the entry of a node's configuration with the socket of its gu
 _AGAIN, _SOON_AGAIN = 20.0, 1.0  # seconds after which an unanswered or failed request is sent again
 _LASTING = 200.0  # seconds after which Flower drops a message: long enough for a busy machine
 _GUARD_SECONDS = 120.0
+_HELD = 0.2  # seconds: a poll that took longer was held, or the SuperLink is busy
 
 client = ClientApp()
 server = ServerApp()
@@ -68,9 +69,12 @@ class PollSchedule:
     def begin(self) -> None:
         self._began, self._pauses = time.monotonic(), self._planned(min(2.0, self._last))
 
-    def pause(self) -> float:
-        """Return the next pause in seconds."""
-        return next(self._pauses)
+    def pause(self, waited: float = 0.0) -> float:
+        """Return the next pause in seconds, after a poll that took so long.
+
+        A SuperLink of ours holds a poll until there is an answer: there is no need to wait then.
+        """
+        return 0.0 if waited >= _HELD else next(self._pauses)
 
     def _planned(self, last: float) -> Iterator[float]:
         yield max(0.05, last / 2)
@@ -95,14 +99,17 @@ class Carrier:
 
     def exchange(self, requests: Mapping[int, bytes], seconds: float) -> Iterator[tuple[int, bytes] | float]:
         """Yield (node, answer) as they come, and pauses; send unanswered and failed requests again."""
-        until, left = time.monotonic() + seconds, dict(requests)
+        until, left, waited = time.monotonic() + seconds, dict(requests), 0.0
         self._sent = {key: self._sent[key] for key in left.items() if key in self._sent}
         while left and time.monotonic() < until:
             if self._send(left, seconds):
                 self._schedule.begin()
-            yield self._schedule.pause()
+            yield self._schedule.pause(waited)
             numbers = {number: key for key in left.items() for number in self._sent[key][1]}
-            for message in self._grid.pull_messages(list(numbers)):
+            began = time.monotonic()
+            found = list(self._grid.pull_messages(list(numbers)))
+            waited = time.monotonic() - began
+            for message in found:
                 key = numbers.pop(message.metadata.reply_to_message_id, None)
                 if key is None or key[0] not in left:
                     continue

@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from farthing.deploy.flower.messaging import DirectMessaging
 from farthing.deploy.flower.superlink import APP, KEY_FILE, KEY_HEADER
 from farthing.deploy.processes import end_with_parent
 
@@ -164,7 +165,7 @@ def main() -> None:
 
     def guarded(app: Any, **options: Any) -> None:
         # The address of a client comes from a proxy on this machine, if there is one; no other is trusted.
-        controlled = AccessControl(app, key, bundle)
+        controlled = AccessControl(DirectMessaging(app), key, bundle)
         serve(controlled, proxy_headers=True, forwarded_allow_ips="127.0.0.1,::1", **options)
 
     uvicorn.run = guarded

@@ -53,9 +53,10 @@ def attend(address: str, authority: Path, key: Path, socket: str) -> None:
         schedule = PollSchedule()
         schedule.begin()
         while True:
+            asked = time.monotonic()
             found = receive()
             if found is None:
-                time.sleep(schedule.pause())
+                time.sleep(schedule.pause(time.monotonic() - asked))
                 continue
             schedule.end()
             began = time.monotonic()

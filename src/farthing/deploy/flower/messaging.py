@@ -1,0 +1,318 @@
+"""Carry Flower's messages through memory: its protocol and authentication, not its framework and database.
+
+A round takes about sixteen requests a party (a message is announced, its parts are sent one by one, both are
+fetched and confirmed), and nodes and relay poll for more. Flower passes each request through nine layers of
+middleware and keeps messages in a database, which took most of a round. `DirectMessaging` sits before its app
+and answers these requests itself, after Flower's own authentication (a node's signature, a task's token).
+All other requests, and all that it cannot answer, go on to Flower.
+
+Messages are kept in memory until they are fetched or expire. A SuperLink that ends forgets them: the relay
+sends again what was not answered, and a guard that is asked again returns the answer that it kept. A request
+for messages waits until there is one (`HOLD` seconds at most), so that nobody has to ask often. Where the
+inner parts of Flower are not those known (1.41), everything is left to Flower.
+"""
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
+
+FLEET, RUNTIME = "/v1/fleet/", "/v1/runtime/"
+# seconds that a request for messages waits at most: a node's, and the relay's, which has other work as well
+HOLD = {f"{FLEET}pull-messages": 10.0, f"{RUNTIME}pull-messages": 0.25}
+RELAY = 0  # the reader of replies; nodes have numbers of their own
+MOST = 2**31  # bytes of messages in memory; more are refused
+_KNOWN = 5.0  # seconds for which Flower's word on a node or a task is taken
+_LOOK = 2.0  # seconds after which a reader that waits looks again, whether or not it was woken
+
+
+class _Gone(Exception):
+    """The client has disconnected."""
+
+
+class _Unknown(Exception):
+    """Flower must answer this request."""
+
+
+@dataclass(slots=True, eq=False)
+class _Mail:
+    """A message and the tree of its parts; ``missing`` are those that did not come yet."""
+
+    head: Any
+    tree: Any
+    parts: set[str]
+    missing: set[str]
+    reader: int
+    until: float
+
+
+class Mailbox:
+    """Messages for readers, and their parts, until they are fetched or expire."""
+
+    def __init__(self) -> None:
+        self._mail: dict[str, _Mail] = {}  # by the message's number, in the order of arrival
+        self._taken: dict[str, set[str]] = {}  # parts of messages that were fetched and not confirmed yet
+        self._asked: dict[str, tuple[int, float]] = {}  # who fetched a message and may reply, until when
+        self._parts: dict[str, bytes] = {}
+        self._size = 0
+
+    def add(self, head: Any, tree: Any, reader: int, now: float) -> set[str]:
+        """Announce a message; return the parts that are missing."""
+        self._expire(now)
+        parts = set(_numbers(tree))
+        missing = {name for name in parts if name not in self._parts}
+        number, until = head.metadata.message_id, now + min(float(head.metadata.ttl), 3600.0)
+        self._mail[number] = _Mail(head, tree, parts, missing, reader, until)
+        return set(missing)
+
+    def put(self, name: str, content: bytes) -> set[int] | None:
+        """Store a part; return the readers whose messages it completes, None where nobody asked for it."""
+        waiting = [mail for mail in self._mail.values() if name in mail.missing]
+        if not waiting or hashlib.sha256(content).hexdigest() != name or self._size + len(content) > MOST:
+            return None
+        if name not in self._parts:
+            self._parts[name], self._size = content, self._size + len(content)
+        for mail in waiting:
+            mail.missing.discard(name)
+        return {mail.reader for mail in waiting if not mail.missing}
+
+    def part(self, name: str) -> bytes | None:
+        """Return a part."""
+        return self._parts.get(name)
+
+    def fetch(self, reader: int, replies: set[str] | None, now: float, most: int) -> list[_Mail]:
+        """Return and remove the complete messages for a reader; of replies, those to some messages."""
+        self._expire(now)
+        found = [
+            (number, mail)
+            for number, mail in self._mail.items()
+            if mail.reader == reader
+            and not mail.missing
+            and (replies is None or mail.head.metadata.reply_to_message_id in replies)
+        ][:most]
+        for number, mail in found:
+            del self._mail[number]
+            self._taken[number], self._asked[number] = mail.parts, (reader, mail.until)
+        return [mail for _, mail in found]
+
+    def may_reply(self, node: int, number: str) -> bool:
+        """Return whether a node fetched this message, which it replies to."""
+        return self._asked.get(number, (None, 0.0))[0] == node
+
+    def confirm(self, number: str) -> bool:
+        """Forget a message that was fetched; return whether it was known."""
+        known = number in self._taken
+        self._drop(self._taken.pop(number, set()))
+        return known
+
+    def _expire(self, now: float) -> None:
+        for number in [number for number, mail in self._mail.items() if mail.until < now]:
+            self._drop(self._mail.pop(number).parts)
+        self._asked = {number: one for number, one in self._asked.items() if one[1] >= now}
+        while len(self._taken) > 4096:  # fetched and never confirmed
+            self._drop(self._taken.pop(next(iter(self._taken))))
+
+    def _drop(self, parts: set[str]) -> None:
+        """Forget parts that belong to no other message."""
+        held = [mail.parts for mail in self._mail.values()] + list(self._taken.values())
+        for name in parts:
+            if name in self._parts and not any(name in others for others in held):
+                self._size -= len(self._parts.pop(name))
+
+
+def _numbers(tree: Any) -> Iterator[str]:
+    """Yield the numbers of all parts of a tree."""
+    yield tree.object_id
+    for child in tree.children:
+        yield from _numbers(child)
+
+
+class _Known:
+    """Flower's state, asked about the same node or task only every few seconds."""
+
+    def __init__(self, factory: Any) -> None:
+        self._factory, self._found = factory, dict[Any, tuple[float, Any]]()
+
+    def state(self) -> "_Known":
+        return self
+
+    def _asked(self, name: str, key: Any) -> Any:
+        now = time.monotonic()
+        when, value = self._found.get((name, key), (0.0, None))
+        if value is None or now - when > _KNOWN:
+            value = getattr(self._factory.state(), name)(key)
+            self._found[name, key] = now, value
+        return value
+
+    def get_node_id_by_public_key(self, key: bytes) -> Any:
+        return self._asked("get_node_id_by_public_key", key)
+
+    def get_task_by_token(self, token: str) -> Any:
+        return self._asked("get_task_by_token", token)
+
+
+class DirectMessaging:
+    """An ASGI app around Flower's that answers messaging requests itself."""
+
+    def __init__(self, app: Any) -> None:
+        self._app, self._box = app, Mailbox()
+        self._waiting: dict[int, asyncio.Event] = {}  # readers that wait for a message
+        try:
+            from flwr.proto import fleet_pb2, message_pb2, runtime_pb2
+            from flwr.supercore.dependencies.task import TASK_TOKEN_HEADER, authenticate_task
+            from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+            from flwr.superlink.routers.fleet.node_auth import authenticate_node
+
+            known = _Known(app.state.linkstate_factory)
+            self._stub = SimpleNamespace(state=SimpleNamespace(linkstate_factory=known))
+            self._fleet, self._objects, self._runtime = fleet_pb2, message_pb2, runtime_pb2
+            self._of_node = authenticate_node
+            self._of_task = lambda request: authenticate_task(
+                request, request.headers.get(TASK_TOKEN_HEADER), known
+            )
+            paths = [prefix + name for prefix in (FLEET, RUNTIME) for name in _NAMES]
+            self._kinds = {path: PROTOBUF_REQUEST_TYPES["POST", path] for path in paths}
+        except (ImportError, AttributeError, KeyError):
+            self._kinds = {}
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        known = scope["type"] == "http" and scope.get("method") == "POST" and scope["path"] in self._kinds
+        if not known:
+            await self._app(scope, receive, send)
+            return
+        body = b""
+        try:
+            body = await _body(receive)
+            answer = await self._answered(scope, body, receive)
+        except _Gone:
+            return
+        except Exception:  # Flower answers, or says what is wrong
+            await self._app(scope, _replayed(body, receive), send)
+            return
+        headers = [(b"content-type", b"application/protobuf"), (b"content-length", b"%d" % len(answer))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
+
+    async def _answered(self, scope: dict[str, Any], body: bytes, receive: Any) -> bytes:
+        from starlette.requests import Request
+
+        path, asked = scope["path"], self._kinds[scope["path"]].FromString(body)
+        request = Request({**scope, "app": self._stub, "state": {}})
+        request.state.protobuf_request = asked
+        of_node = path.startswith(FLEET)
+        (self._of_node if of_node else self._of_task)(request)
+        if path in HOLD:
+            response = await self._pulled(asked, of_node, HOLD[path], receive)
+        elif path.endswith("/push-messages"):
+            response = self._announced(asked, of_node)
+        elif path.endswith("/push-object"):
+            response = self._stored(asked)
+        elif path.endswith("/pull-object"):
+            response = self._part(asked)
+        else:
+            if not self._box.confirm(asked.message_object_id):
+                raise _Unknown
+            response = self._objects.ConfirmMessageReceivedResponse()
+        content: bytes = response.SerializeToString()
+        return content
+
+    def _announced(self, asked: Any, of_node: bool) -> Any:
+        wanted, numbers, now = dict[str, None](), [], time.monotonic()
+        for head, tree in zip(asked.messages_list, asked.message_object_trees, strict=True):
+            node = asked.node.node_id if of_node else None
+            if node is not None and not self._box.may_reply(node, head.metadata.reply_to_message_id):
+                raise _Unknown
+            reader = RELAY if of_node else head.metadata.dst_node_id
+            missing = self._box.add(head, tree, reader, now)
+            wanted |= dict.fromkeys(sorted(missing))
+            numbers.append(head.metadata.message_id)
+            self._wake(set() if missing else {reader})
+        if not numbers:
+            raise _Unknown
+        session = secrets.token_hex(16)
+        if of_node:
+            results = dict.fromkeys(numbers, 0)
+            return self._fleet.PushMessagesResponse(
+                results=results, objects_to_push=list(wanted), session_id=session
+            )
+        return self._runtime.PushAppMessagesResponse(
+            message_ids=numbers, objects_to_push=list(wanted), session_id=session
+        )
+
+    def _stored(self, asked: Any) -> Any:
+        readers = self._box.put(asked.object_id, asked.object_content)
+        if readers is None:
+            raise _Unknown
+        self._wake(readers)
+        return self._objects.PushObjectResponse(stored=True)
+
+    def _part(self, asked: Any) -> Any:
+        content = self._box.part(asked.object_id)
+        if content is None:
+            raise _Unknown
+        return self._objects.PullObjectResponse(
+            object_found=True, object_available=True, object_content=content
+        )
+
+    async def _pulled(self, asked: Any, of_node: bool, seconds: float, receive: Any) -> Any:
+        """Return messages as soon as there are any, or none when the time is up."""
+        reader = asked.node.node_id if of_node else RELAY
+        replies, most = (None, 1) if of_node else (set(asked.message_ids), 2**20)
+        until, gone = time.monotonic() + seconds, asyncio.ensure_future(receive())
+        try:
+            while True:
+                found = self._box.fetch(reader, replies, time.monotonic(), most)
+                if found or time.monotonic() >= until:
+                    break
+                await self._wait(reader, gone, until - time.monotonic())
+        finally:
+            gone.cancel()
+        heads, trees = [mail.head for mail in found], [mail.tree for mail in found]
+        kind = self._fleet.PullMessagesResponse if of_node else self._runtime.PullAppMessagesResponse
+        return kind(messages_list=heads, message_object_trees=trees)
+
+    async def _wait(self, reader: int, gone: Any, seconds: float) -> None:
+        """Wait for a message; none is fetched for a client that has disconnected."""
+        event = self._waiting.setdefault(reader, asyncio.Event())
+        waiting = asyncio.ensure_future(event.wait())
+        done = asyncio.FIRST_COMPLETED
+        await asyncio.wait({waiting, gone}, timeout=min(seconds, _LOOK), return_when=done)
+        waiting.cancel()
+        if gone.done():
+            raise _Gone
+
+    def _wake(self, readers: set[int]) -> None:
+        for reader in readers:
+            if (event := self._waiting.pop(reader, None)) is not None:
+                event.set()
+
+
+_NAMES = ("pull-messages", "push-messages", "pull-object", "push-object", "confirm-message-received")
+
+
+async def _body(receive: Any) -> bytes:
+    """Return the body of a request."""
+    parts, more = [], True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise _Gone
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+def _replayed(body: bytes, receive: Any) -> Any:
+    """Return a ``receive`` that begins with a body that was read already."""
+    left = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Any:
+        return left.pop() if left else await receive()
+
+    return again

@@ -1,0 +1,289 @@
+"""Flower's protocol through memory: messages go both ways, and nobody gets or sends what is not theirs."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.constant import TIMESTAMP_HEADER
+from flwr.proto import fleet_pb2, message_pb2, runtime_pb2
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.constant import TASK_TOKEN_HEADER
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from farthing.deploy.flower import messaging
+from farthing.deploy.flower.messaging import FLEET, RUNTIME, DirectMessaging
+
+
+@pytest.fixture(autouse=True)
+def identity(monkeypatch):
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+class Flower:
+    """Flower's app: it knows two nodes and a task, and answers 599 to whatever reaches it."""
+
+    def __init__(self):
+        self.keys = {7: ec.generate_private_key(ec.SECP384R1()), 8: ec.generate_private_key(ec.SECP384R1())}
+        known = {public_key_to_bytes(key.public_key()): node for node, key in self.keys.items()}
+        state = SimpleNamespace(
+            get_node_id_by_public_key=known.get, get_task_by_token={"token": "task"}.get, object_store=None
+        )
+        self.state = SimpleNamespace(linkstate_factory=SimpleNamespace(state=lambda: state))
+        self.reached = []
+
+    async def __call__(self, scope, receive, send):
+        self.reached.append((scope["path"], (await receive())["body"]))
+        await send({"type": "http.response.start", "status": 599, "headers": []})
+
+
+class Wire:
+    """Requests of a relay and of nodes."""
+
+    def __init__(self):
+        self.flower = Flower()
+        self.app = DirectMessaging(self.flower)
+
+    def headers(self, node):
+        if node is None:
+            return [(TASK_TOKEN_HEADER.lower().encode(), b"token")]
+        request = SimpleNamespace(headers={})
+        signer = NodeAuthHttpInterceptor(self.flower.keys[node], self.flower.keys[node].public_key())
+        signer.intercept(SimpleNamespace(request=request), lambda context: None)
+        return [(name.lower().encode(), value.encode()) for name, value in request.headers.items()]
+
+    async def post(self, path, message, node=None, headers=None, gone=None):
+        """What was answered: a status, and the bytes."""
+        said, body = [], [{"type": "http.request", "body": message.SerializeToString()}]
+
+        async def receive():
+            if body:
+                return body.pop()
+            await (gone or asyncio.Event()).wait()
+            return {"type": "http.disconnect"}
+
+        async def send(part):
+            said.append(part)
+
+        given = self.headers(node) if headers is None else headers
+        scope = {"type": "http", "method": "POST", "path": path, "headers": given, "query_string": b""}
+        await self.app(scope, receive, send)
+        if not said:
+            return None, b""
+        return said[0]["status"], said[1]["body"] if len(said) > 1 else b""
+
+    async def push(self, message, node=None, skip=0):
+        """Announces a message and sends its parts, but for some."""
+        message.metadata.__dict__["_message_id"] = message.object_id
+        head = messaging_head(message)
+        prefix = RUNTIME if node is None else FLEET
+        if node is None:
+            asked = runtime_pb2.PushAppMessagesRequest(
+                messages_list=[head], message_object_trees=[get_object_tree(message)]
+            )
+        else:
+            asked = fleet_pb2.PushMessagesRequest(
+                node=Node(node_id=node), messages_list=[head], message_object_trees=[get_object_tree(message)]
+            )
+        status, body = await self.post(f"{prefix}push-messages", asked, node)
+        if status != 200:
+            return status
+        kind = runtime_pb2.PushAppMessagesResponse if node is None else fleet_pb2.PushMessagesResponse
+        answer = kind.FromString(body)
+        parts = get_all_nested_objects(message)
+        assert set(answer.objects_to_push) == set(parts)
+        for name in list(parts)[skip:]:
+            await self.put(name, parts[name].deflate(), answer.session_id, node)
+        return status
+
+    async def put(self, name, content, session="", node=None):
+        asked = message_pb2.PushObjectRequest(
+            node=Node(node_id=node or 0), object_id=name, object_content=content, session_id=session
+        )
+        return (await self.post(f"{RUNTIME if node is None else FLEET}push-object", asked, node))[0]
+
+    async def pull(self, node=None, ids=(), **options):
+        if node is None:
+            asked, kind = (
+                runtime_pb2.PullAppMessagesRequest(message_ids=list(ids)),
+                runtime_pb2.PullAppMessagesResponse,
+            )
+        else:
+            asked, kind = (
+                fleet_pb2.PullMessagesRequest(node=Node(node_id=node)),
+                fleet_pb2.PullMessagesResponse,
+            )
+        prefix = RUNTIME if node is None else FLEET
+        status, body = await self.post(f"{prefix}pull-messages", asked, node, **options)
+        return list(kind.FromString(body).messages_list) if status == 200 else status
+
+    async def part(self, name, node=None):
+        asked = message_pb2.PullObjectRequest(node=Node(node_id=node or 0), object_id=name)
+        status, body = await self.post(f"{RUNTIME if node is None else FLEET}pull-object", asked, node)
+        return message_pb2.PullObjectResponse.FromString(body).object_content if status == 200 else status
+
+    async def confirm(self, number, node=None):
+        asked = message_pb2.ConfirmMessageReceivedRequest(
+            node=Node(node_id=node or 0), message_object_id=number
+        )
+        prefix = RUNTIME if node is None else FLEET
+        return (await self.post(f"{prefix}confirm-message-received", asked, node))[0]
+
+
+def messaging_head(message):
+    from flwr.common.serde import message_to_proto
+    from flwr.supercore.inflatable.inflatable_object import no_object_id_recompute
+    from flwr.supernode.fleet_http_connection import remove_content_from_message
+
+    with no_object_id_recompute():
+        return message_to_proto(remove_content_from_message(message))
+
+
+def request(node, content=b"question"):
+    return Message(RecordDict({"farthing": ConfigRecord({"bytes": content})}), node, "query", ttl=100.0)
+
+
+def reply(to, content=b"answer"):
+    return Message(RecordDict({"farthing": ConfigRecord({"bytes": content})}), reply_to=to)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr(messaging, "HOLD", dict.fromkeys(messaging.HOLD, 0.0))
+
+
+def test_a_message_goes_to_its_node_and_the_reply_comes_back(short):
+    async def run():
+        wire, asked = Wire(), request(7)
+        assert await wire.push(asked) == 200
+        assert await wire.pull(8) == []
+        (head,) = await wire.pull(7)
+        number = head.metadata.message_id
+        assert number == asked.object_id
+        for name, part in get_all_nested_objects(asked).items():
+            assert await wire.part(name, 7) == part.deflate()
+        assert await wire.confirm(number, 7) == 200
+        assert await wire.pull(7) == []  # once only
+        said = reply(asked)
+        assert await wire.push(said, 7) == 200
+        assert await wire.pull(ids=["another"]) == []
+        (back,) = await wire.pull(ids=[number, "another"])
+        assert back.metadata.reply_to_message_id == number
+        for name, part in get_all_nested_objects(said).items():
+            assert await wire.part(name) == part.deflate()
+        assert await wire.confirm(back.metadata.message_id) == 200
+        box = wire.app._box
+        assert (box._mail, box._taken, box._parts, box._size) == ({}, {}, {}, 0)
+        assert wire.flower.reached == []
+
+    asyncio.run(run())
+
+
+def test_a_reader_waits_until_a_message_is_complete():
+    async def run():
+        wire, asked = Wire(), request(7)
+        waiting = asyncio.ensure_future(wire.pull(7))
+        assert await wire.push(asked, skip=1) == 200
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        name, part = next(iter(get_all_nested_objects(asked).items()))
+        assert await wire.put(name, part.deflate()) == 200
+        (head,) = await asyncio.wait_for(waiting, 60)
+        assert head.metadata.message_id == asked.object_id
+
+    asyncio.run(run())
+
+
+def test_a_message_is_not_lost_to_a_node_that_has_disconnected():
+    async def run():
+        wire, gone = Wire(), asyncio.Event()
+        waiting = asyncio.ensure_future(wire.pull(7, gone=gone))
+        await asyncio.sleep(0)
+        gone.set()
+        assert await asyncio.wait_for(waiting, 60) is None
+        await wire.push(request(7))
+        assert len(await wire.pull(7)) == 1
+
+    asyncio.run(run())
+
+
+def test_who_is_not_known_is_left_to_flower(short):
+    async def run():
+        wire, asked = Wire(), fleet_pb2.PullMessagesRequest(node=Node(node_id=7))
+        path = f"{FLEET}pull-messages"
+        stale = [
+            (n, b"2020-01-01T00:00:00+00:00" if n == TIMESTAMP_HEADER.lower().encode() else v)
+            for n, v in wire.headers(7)
+        ]
+        for headers in ([], wire.headers(8), wire.headers(None), stale):
+            assert (await wire.post(path, asked, headers=headers))[0] == 599
+        assert (await wire.post(f"{RUNTIME}pull-messages", asked, headers=[]))[0] == 599
+        wrong = [(TASK_TOKEN_HEADER.lower().encode(), b"guess")]
+        assert (await wire.post(f"{RUNTIME}pull-messages", asked, headers=wrong))[0] == 599
+        assert (await wire.post("/v1/fleet/send-node-heartbeat", asked, 7))[0] == 599
+        assert wire.flower.reached[0] == (path, asked.SerializeToString())  # whole, as it came
+        assert len(wire.flower.reached) == 7
+
+    asyncio.run(run())
+
+
+def test_a_node_replies_only_to_what_it_was_sent(short):
+    async def run():
+        wire, asked = Wire(), request(7)
+        await wire.push(asked)
+        await wire.pull(7)
+        assert await wire.push(reply(asked), 8) == 599
+        assert await wire.pull(ids=[asked.object_id]) == []
+        assert await wire.push(reply(asked), 7) == 200
+
+    asyncio.run(run())
+
+
+def test_parts_that_nobody_asked_for_are_left_to_flower(short):
+    async def run():
+        wire, asked = Wire(), request(7)
+        await wire.push(asked, skip=1)
+        name = next(iter(get_all_nested_objects(asked)))
+        assert await wire.put(name, b"something else") == 599  # its number is its hash
+        assert await wire.put("ab" * 32, b"unknown") == 599
+        assert await wire.part("ab" * 32, 7) == 599
+        assert await wire.confirm("ab" * 32, 7) == 599
+        assert await wire.pull(7) == []
+
+    asyncio.run(run())
+
+
+def test_messages_expire_and_shared_parts_stay_as_long_as_one_needs_them(short):
+    async def run():
+        wire = Wire()
+        first, second = request(7), request(8)
+        await wire.push(first)
+        second.metadata.__dict__["_message_id"] = second.object_id
+        shared = get_all_nested_objects(first).keys() & get_all_nested_objects(second).keys()
+        assert shared  # the same bytes to both
+        box = wire.app._box
+        assert box.add(messaging_head(second), get_object_tree(second), 8, 0.0) == {second.object_id}
+        box._mail[second.object_id].until = -1.0
+        box.fetch(9, None, 0.0, 1)
+        assert second.object_id not in box._mail
+        assert shared <= box._parts.keys()
+        box._mail[first.object_id].until = -1.0
+        box.fetch(9, None, 0.0, 1)
+        assert (box._parts, box._size) == ({}, 0)
+
+    asyncio.run(run())
+
+
+def test_an_unknown_flower_is_left_alone():
+    async def run():
+        wire = Wire()
+        wire.app = DirectMessaging(wire.flower.__call__)  # which has no state
+        assert await wire.push(request(7)) == 599
+
+    asyncio.run(run())
