@@ -165,11 +165,12 @@ class DirectMessaging:
         self._waiting: dict[int, asyncio.Event] = {}  # readers that wait for a message
         try:
             from flwr.proto import fleet_pb2, message_pb2, runtime_pb2
-            from flwr.supercore.dependencies.task import TASK_TOKEN_HEADER, authenticate_task
+            from flwr.supercore.constant import TASK_TOKEN_HEADER
+            from flwr.supercore.dependencies.task import authenticate_task
             from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
             from flwr.superlink.routers.fleet.node_auth import authenticate_node
 
-            known = _Known(app.state.linkstate_factory)
+            known: Any = _Known(app.state.linkstate_factory)
             self._stub = SimpleNamespace(state=SimpleNamespace(linkstate_factory=known))
             self._fleet, self._objects, self._runtime = fleet_pb2, message_pb2, runtime_pb2
             self._of_node = authenticate_node
