@@ -18,8 +18,40 @@ def test_diffprivlib():
     assert verdict.eps_lower > 0.5
     # the same mechanism under half of its claim is broken
     assert ft.audit_mechanism(attacked, (0.0, 1.0), ft.Budget(0.4, 0.0), trials=4000).broken
-    with pytest.raises(ft.FarthingError, match="make must return a diffprivlib mechanism"):
+    with pytest.raises(ft.FarthingError, match="must be one of diffprivlib, got int"):
         ft.audit_mechanism(adapters.diffprivlib(lambda: 3), (0, 1), ft.Budget(1.0, 0.0))
+
+
+class Rounded:
+    """A mechanism with the names of diffprivlib's, or of OpenDP's measurements."""
+
+    epsilon = 1.0
+
+    def randomise(self, value):
+        return round(value)
+
+
+class Measurement:
+    def __call__(self, value):
+        return round(value)
+
+    invoke = __call__
+
+    def map(self, distance):
+        return distance
+
+
+@pytest.mark.parametrize("mechanism", [Rounded(), Measurement()])
+def test_objects_of_other_libraries_are_taken_as_they_are(mechanism):
+    claim = adapters.diffprivlib_claim(Rounded())
+    assert (claim.epsilon, claim.delta) == (1.0, 0.0)
+    assert ft.audit_mechanism(mechanism, (0.0, 1.0), claim, trials=100).broken
+    assert not ft.audit_mechanism(mechanism, (0.0, 0.1), claim, trials=100).broken
+    if isinstance(mechanism, Rounded):
+        for given in (mechanism, Rounded):
+            assert ft.audit_mechanism(adapters.diffprivlib(given), (0.0, 1.0), claim, trials=100).broken
+    with pytest.raises(ft.FarthingError, match="must be a function of data, runs and a stream, got float"):
+        ft.audit_mechanism(1.0, (0.0, 1.0), claim)
 
 
 def test_opendp():

@@ -29,10 +29,14 @@ def test_stands_in_a_small_audit(name):
         assert verdict.word == "not refuted"
 
 
+EFFORTS = dict.fromkeys(methods.MODELS, 0.15) | {"fixed-size": 0.2, "dpagd": 0.15, "sgd-adv": 0.6}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in methods.names() if EXPLORE or name not in ALIKE])
 def test_stands(name):
-    found = methods.attack(name, scale=0.6, confidence=0.999, stream=SeededStream(2))
+    """With about as many runs as when whole methods had fewer of them by default."""
+    found = methods.attack(name, scale=EFFORTS.get(name, 0.3), confidence=0.999, stream=SeededStream(2))
     assert found
     for _, verdict in found:
         assert not verdict.broken, verdict
@@ -54,6 +58,19 @@ def test_a_third_of_the_noise_is_noticed_in_a_whole_run(name, monkeypatch):
     monkeypatch.setattr(mechanisms, "_grid", quieter)
     verdicts = [v for _, v in methods.attack(name, scale=0.4, stream=SeededStream(4))]
     assert any(verdict.broken for verdict in verdicts)
+
+
+def test_every_name_of_train_and_simulate_is_known():
+    from farthing.audit.auditing import NOT_ATTACKED, attacks
+    from farthing.federated.methods.table import METHODS
+    from farthing.linear.solvers import CLASSIFIERS, REGRESSORS
+
+    for name in {*CLASSIFIERS, *REGRESSORS, *METHODS}:
+        if name in NOT_ATTACKED:
+            with pytest.raises(ft.Unsupported, match=f"{name} cannot be attacked: it "):
+                methods.attack(name)
+        else:
+            assert set(attacks(name)) <= set(methods.names()), name
 
 
 def test_every_method_is_named_once_and_none_is_unsound():

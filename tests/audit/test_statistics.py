@@ -8,6 +8,8 @@ from scipy import stats
 
 from farthing.accounting import gaussian
 from farthing.audit import canaries, statistics
+from farthing.audit.statistics import GaussianCurve, Unknown, caught
+from farthing.budget import Budget
 
 RNG = np.random.default_rng
 
@@ -103,3 +105,45 @@ def test_one_run_grows_with_right_guesses_and_refuses_nonsense():
     assert 0 < steps[0] < steps[1]
     with pytest.raises(ValueError, match="right <= guesses <= canaries"):
         canaries.epsilon(10, 11, 3, 0.0)
+
+
+@pytest.mark.parametrize("curve", [Unknown(), GaussianCurve()])
+def test_the_power_of_an_attack_is_what_it_catches(curve):
+    """Simulated: at the ε that it is said to catch, the best attack refutes the claim nine times of ten."""
+    claim, trials, rng = Budget(2.0, 1e-3), 1000, np.random.default_rng(0)
+    strength = curve.claimed(claim)
+    hit, false = (np.max(rates) for rates in curve.rates(strength, claim))
+    whole = caught(
+        curve, *(round(trials * rate) for rate in _best(curve, strength, claim)), trials, claim, 0.99
+    )
+    assert claim.epsilon < whole < 2.5 * claim.epsilon
+    assert 0 < false < hit
+    low, high = strength, 20 * strength
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if curve.epsilon(middle, claim) < whole else (low, middle)
+    hit, false = curve.rates(high, claim)
+    refuted = [
+        np.nanmax(
+            curve.strengths(
+                rng.binomial(trials, np.minimum(hit, 1)), rng.binomial(trials, false), trials, claim, 0.99
+            )
+        )
+        > strength
+        for _ in range(300)
+    ]
+    assert np.mean(refuted) > 0.8
+
+
+def _best(curve, strength, claim):
+    """The rates at the threshold that shows most of a mechanism of this strength."""
+    hit, false = curve.rates(strength, claim)
+    place = int(np.nanargmax(curve.strengths(1000 * hit, 1000 * false, 1000, claim, 0.99)))
+    return float(min(hit[place], 1.0)), float(false[place])
+
+
+def test_an_attack_that_sees_nothing_catches_nothing():
+    claim = Budget(2.0, 1e-3)
+    assert caught(GaussianCurve(), 500, 500, 1000, claim, 0.99) == math.inf
+    seen = [caught(GaussianCurve(), 500 + right, 500 - right, 1000, claim, 0.99) for right in (50, 100, 150)]
+    assert seen[0] > seen[1] > seen[2] > 2.0  # the more of the claim an attack sees, the more it catches

@@ -221,7 +221,7 @@ def test_the_strongest_attack_is_told_rounded_down(full):
     assert "at least 3.21 where 8 is claimed" in words
     assert "no proof" in words
     assert "The power of these attacks is not known" in words
-    audit = [(name, replace(verdict, catches=9.87654)) for name, verdict in full.audit]
+    audit = [(name, replace(verdict, caught=9.87654)) for name, verdict in full.audit]
     assert "had ε really been 9.877 or more" in said(replace(full, audit=tuple(audit)), ORDER[10])
     assert "Not run" in said(replace(full, audit=()), ORDER[10])
 

@@ -4,8 +4,10 @@ Each adapter returns a mechanism for `audit_mechanism` and, where the library st
 The libraries use their own randomness, so a seeded stream does not make these audits repeatable. A library is
 imported only when its adapter is used.
 
-    laplace = diffprivlib(lambda: Laplace(epsilon=1, sensitivity=1))
-    ft.audit_mechanism(laplace, (0.0, 1.0), ft.Budget(1.0, 0.0))
+`audit_mechanism` takes mechanisms of diffprivlib and measurements of OpenDP as they are, too:
+
+    laplace = diffprivlib.mechanisms.Laplace(epsilon=1, sensitivity=1)
+    ft.audit_mechanism(laplace, (0.0, 1.0), diffprivlib_claim(laplace))
 """
 
 from collections.abc import Callable
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 
 from farthing import validate
 from farthing.accounting import pld
-from farthing.audit.auditing import Mechanism
+from farthing.audit.auditing import Mechanism, each, repeated
 from farthing.budget import Adjacency, Budget
 from farthing.errors import InvalidValue
 from farthing.noise.lattice import Stream
@@ -27,25 +29,27 @@ from farthing.queries.events import Event, GaussianEvent, PoissonEvent
 Array = NDArray[np.float64]
 
 
-def diffprivlib(make: Callable[[], Any]) -> Mechanism:
-    """Return a diffprivlib mechanism, made once for each world by ``make``; the data is its argument."""
+def diffprivlib(mechanism: Any) -> Mechanism:
+    """Return a diffprivlib mechanism, or one that is made for each world; the data is its argument."""
 
     def many(data: Any, runs: int, stream: Stream) -> Any:
-        mechanism = make()
-        if not callable(getattr(mechanism, "randomise", None)):
-            raise InvalidValue(f"make must return a diffprivlib mechanism, got {type(mechanism).__name__}")
-        return np.array([mechanism.randomise(data) for _ in range(runs)])
+        ready = hasattr(mechanism, "randomise") and not isinstance(mechanism, type)
+        made = mechanism if ready else mechanism()
+        if not callable(getattr(made, "randomise", None)):
+            raise InvalidValue(f"mechanism must be one of diffprivlib, got {type(made).__name__}")
+        return repeated(made)(data, runs, stream)
 
     return many
+
+
+def diffprivlib_claim(mechanism: Any, adjacency: Adjacency = Adjacency.ADD_REMOVE) -> Budget:
+    """Return the claim of a diffprivlib mechanism, for data that differ by its sensitivity."""
+    return Budget(float(mechanism.epsilon), float(getattr(mechanism, "delta", 0.0)), adjacency)
 
 
 def opendp(measurement: Callable[[Any], Any]) -> Mechanism:
     """Return an OpenDP measurement as a mechanism; the data is its argument."""
-
-    def many(data: Any, runs: int, stream: Stream) -> Any:
-        return np.array([measurement(data) for _ in range(runs)])
-
-    return many
+    return each(lambda data, stream: measurement(data))
 
 
 def opendp_claim(

@@ -6,7 +6,8 @@ An audit never proves a guarantee: a verdict is "broken" or "not refuted".
 import html
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,16 @@ from farthing.errors import InvalidValue
 from farthing.noise.lattice import Stream
 
 # attack names: for labels, and for numbers
-ATTACKED_AS = {"auto": ("descent", "least-squares"), "sgd-ma": ("dpsgd",)}
+ATTACKED_AS = {
+    "auto": ("descent", "least-squares"),
+    "sgd-ma": ("dpsgd",),
+    "sgd-adv": ("sgd-adv", "sgd-adv-clients"),
+}
+# names of train and simulate that no attack is for, and why
+NOT_ATTACKED = {
+    "nonprivate": "it claims no privacy, so that there is nothing to refute",
+    "sgd-pass": "it draws records in turn, which can only be simulated: no ledger answers it",
+}
 
 
 def attacks(method: str) -> tuple[str, ...]:
@@ -61,10 +71,8 @@ class Verdict:
         What was taken for granted, if anything.
     trial : str, default "runs a world"
         What a trial is.
-    catches : float, optional
-        The power of the attack: the smallest ε, had the method really had it, that the same attack with as
-        many trials would have refuted the claim for in nine of ten tries. Infinite where it could not have
-        refuted it at all; None where it is not known. It is an estimate (`statistics.caught`).
+    caught : float or callable, optional
+        `catches`, or a function that computes it when it is asked for.
 
     Examples
     --------
@@ -81,7 +89,7 @@ class Verdict:
     attack: str
     assumption: str = ""
     trial: str = "runs a world"
-    catches: float | None = None
+    caught: float | Callable[[], float] | None = field(default=None, repr=False, compare=False)
 
     @property
     def broken(self) -> bool:
@@ -94,11 +102,22 @@ class Verdict:
         return "broken" if self.broken else "not refuted"
 
     @property
+    def catches(self) -> float | None:
+        """Return the power of the attack: the smallest ε that it would have refuted the claim for.
+
+        Had the method really had it, the same attack with as many trials would have refuted the claim in nine
+        of ten tries. Infinite where it could not have refuted it at all; None where it is not known. It is an
+        estimate (`statistics.caught`).
+        """
+        return self.caught() if callable(self.caught) else self.caught
+
+    @property
     def power(self) -> str:
         """Return `catches` in a word."""
-        if self.catches is None:
+        catches = self.catches
+        if catches is None:
             return "not known"
-        return f"{self.catches:.3g}" if math.isfinite(self.catches) else "none"
+        return f"{catches:.3g}" if math.isfinite(catches) else "none"
 
     def __str__(self) -> str:
         given = f", given that {self.assumption}" if self.assumption else ""
@@ -114,7 +133,7 @@ class Verdict:
             "broken": self.broken,
             "eps_lower": self.eps_lower if math.isfinite(self.eps_lower) else None,
             "claim": {name: _value(value) for name, value in asdict(self.claim).items()},
-            "catches": self.catches if self.catches is not None and math.isfinite(self.catches) else None,
+            "catches": None if (catches := self.catches) is None or math.isinf(catches) else catches,
             "attack": self.attack,
             "trials": self.trials,
             "confidence": self.confidence,
@@ -225,7 +244,8 @@ def audit_mechanism(
     ----------
     mechanism : callable
         ``mechanism(data, runs, stream)``, which returns ``runs`` outputs, one a row; `each` makes one of a
-        function that returns a single output.
+        function that returns a single output. Mechanisms of diffprivlib and measurements of OpenDP are taken
+        as they are.
     neighbours : (without, with)
         Two data sets that the claim's adjacency calls neighbours.
     claim : Budget
@@ -339,9 +359,9 @@ def judge(
     false, hit = (int(np.count_nonzero(sign * _seen(scores, part) >= above)) for part in (without, within))
     strength = float(curve.strengths(hit, false, trials, claim, confidence))
     said = f"{attack}: {name}" if attack and name else attack or name
-    catches = caught(curve, hit, false, trials, claim, confidence)
+    power = partial(caught, curve, hit, false, trials, claim, confidence)
     return Verdict(
-        curve.epsilon(strength, claim), claim, trials, confidence, said, curve.assumption, catches=catches
+        curve.epsilon(strength, claim), claim, trials, confidence, said, curve.assumption, caught=power
     )
 
 
@@ -376,8 +396,22 @@ def each(mechanism: Callable[[Any, Stream], Any]) -> Mechanism:
     return many
 
 
+def repeated(mechanism: Any) -> Mechanism:
+    """Return a mechanism of another library as one that returns many outputs; others as they are."""
+    if callable(getattr(mechanism, "randomise", None)):  # diffprivlib
+        return each(lambda data, stream: mechanism.randomise(data))
+    if hasattr(mechanism, "invoke") and hasattr(mechanism, "map"):  # OpenDP
+        return each(lambda data, stream: mechanism(data))
+    if not callable(mechanism):
+        raise InvalidValue(
+            f"the mechanism must be a function of data, runs and a stream, got {type(mechanism).__name__}"
+        )
+    many: Mechanism = mechanism
+    return many
+
+
 def _runs(mechanism: Mechanism, data: Any, trials: int, stream: Stream) -> Any:
-    outputs = np.asarray(mechanism(data, trials, stream))
+    outputs = np.asarray(repeated(mechanism)(data, trials, stream))
     if outputs.ndim == 0 or len(outputs) != trials:
         raise InvalidValue(
             f"the mechanism must return one row a run, {trials} of them, got shape {outputs.shape}; "

@@ -16,7 +16,7 @@ from farthing.accounting.filters import BasicFilter, GdpFilter, RdpFilter, ZcdpF
 from farthing.accounting.menu import Menu
 from farthing.audit import as_published, released, statistics, transcripts
 from farthing.audit.as_published import FarthestMove, WeightMoved
-from farthing.audit.auditing import ATTACKED_AS, Verdict
+from farthing.audit.auditing import ATTACKED_AS, NOT_ATTACKED, Verdict
 from farthing.audit.correlated import BandedTarget, BufferedTarget
 from farthing.audit.personal import PersonalTarget
 from farthing.audit.released import ReleasedTarget
@@ -38,8 +38,9 @@ from farthing.audit.targets import (
 from farthing.audit.tunings import TuningGame
 from farthing.budget import Adjacency, Budget, Observer
 from farthing.data.tables import Features, Table
-from farthing.errors import InvalidValue
-from farthing.federated.methods.addp import addp
+from farthing.errors import InvalidValue, Unsupported
+from farthing.federated.methods.addp import addp, sgd_maj
+from farthing.federated.methods.addp import sgd_adv as sgd_adv_clients
 from farthing.federated.methods.federated_descent import federated_descent
 from farthing.federated.methods.sgd1 import sgd1
 from farthing.federated.methods.sgd2 import sgd2
@@ -100,6 +101,18 @@ def corner_pair(records: int = 8) -> tuple[Table, Table]:
     return Table(x, y), Table(moved, other)
 
 
+def pulled_pair(target: float = 0.0, records: int = 1000) -> tuple[Table, Table]:
+    """Return many short rows along e₁ with one target, and one of norm 1 more with target 1.
+
+    Together the short rows pull the weight far to one side, and add hardly any curvature, so that the last
+    record's residual comes near the loss's slope and moves the minimiser as far as any record can.
+    """
+    x, y = np.zeros((records + 1, 2)), np.full(records + 1, target)
+    x[:, 0] = 0.025
+    x[-1, 0] = y[-1] = 1.0
+    return Table(x[:records], y[:records]), Table(x, y)
+
+
 def outvoted_pair(records: int = 200) -> tuple[Table, Table]:
     """Return many rows e₁ with label 0, and one more with label 1, whose residual is near 1 after a fit."""
     x, y = np.zeros((records + 1, 2)), np.zeros(records + 1)
@@ -137,26 +150,30 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
     """Return everything that can be attacked, by name."""
     claim, pure = Budget(8.0, DELTA), Budget(2.0, 0.0)
     fit, line, median = _classifier(), Problem(squared, 8, 2), Problem(Pinball(), 8, 2)
+    alone = _classifier(intercept=False)
     boosted, numbers = Problem(logistic, 8, 2, unit=False), Problem(squared, 8, 2, unit=False)
-    pair = linear_pair()
+    pair, pulled = linear_pair(), Problem(logistic, 1000, 2, intercept=False)
     server = Budget(8.0, DELTA, observer=Observer.SERVER)
     swapped = replace(server, adjacency=Adjacency.REPLACE_ONE)
     rows = PerExample(lambda part, w: part[0])
     ties = Rows(np.zeros((3, 21))), Rows(np.vstack([np.zeros((3, 21)), np.append(0.0, -np.ones(20))]))
     ones = Rows(np.zeros((3, 2))), Rows(np.vstack([np.zeros((3, 2)), [[3.0, 4.0]]]))
-    signs = Rows(-np.ones((5, 1))), Rows(np.append(-np.ones(4), 1.0)[:, None])
+    signs = Rows(-np.ones((2, 1))), Rows(np.array([[-1.0], [1.0]]))
     one = Features(2, intercept=0.0)
     return {
-        "descent": TrainedTarget(lambda ledger: descent(ledger, fit), pair, claim, runs=100),
+        "descent": TrainedTarget(lambda ledger: descent(ledger, fit), pair, claim, runs=250),
         "additive": TrainedTarget(
-            lambda ledger: _weights(additive(ledger, boosted, trees=4)), binned_pair(), claim, runs=40
+            lambda ledger: _weights(additive(ledger, boosted, trees=4)), binned_pair(), claim, runs=120
         ),
         "additive-regression": TrainedTarget(
-            lambda ledger: _weights(additive(ledger, numbers, trees=4)), binned_pair(), claim, runs=40
+            lambda ledger: _weights(additive(ledger, numbers, trees=4)), binned_pair(), claim, runs=120
         ),
-        "dpagd": TrainedTarget(lambda ledger: dpagd(ledger, fit), pair, claim, ZcdpFilter, runs=60),
+        "dpagd": TrainedTarget(lambda ledger: dpagd(ledger, fit), pulled_pair(), claim, ZcdpFilter, runs=250),
         "dpsgd": TrainedTarget(
-            lambda ledger: dpsgd(ledger, fit, sampling_rate=0.5, noise_multiplier=2.0), pair, claim
+            lambda ledger: dpsgd(ledger, fit, sampling_rate=0.5, noise_multiplier=2.0, clip_norm=0.25),
+            pair,
+            claim,
+            runs=350,
         ),
         "dpsgd-step": SteppedTarget(1.386, 0.1, 100),
         "sgd-adv": TrainedTarget(
@@ -169,9 +186,8 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
             outvoted_pair(),
             claim,
             BasicFilter,
-            runs=100,
         ),
-        "output": TrainedTarget(lambda ledger: output(ledger, fit), pair, claim),
+        "output": TrainedTarget(lambda ledger: output(ledger, pulled), pulled_pair(), claim, runs=400),
         "privgene": TrainedTarget(
             lambda ledger: privgene(ledger, fit, candidates=20), pair, claim, ZcdpFilter, runs=100
         ),
@@ -188,7 +204,9 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
         "quantile": TrainedTarget(lambda ledger: generalised(ledger, median), pair, claim, runs=60),
         "adassp": TrainedTarget(lambda ledger: adassp(ledger, line), pair, claim),
         "sufficient": TrainedTarget(lambda ledger: sufficient(ledger, line), pair, claim),
-        "gradient": TrainedTarget(lambda ledger: noisy_gradient(ledger, line), pair, claim, runs=100),
+        "gradient": TrainedTarget(
+            lambda ledger: noisy_gradient(ledger, line), pulled_pair(-1.0), claim, runs=300
+        ),
         "functional": TrainedTarget(
             lambda ledger: functional(ledger, line),
             corner_pair(),
@@ -213,7 +231,7 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
         "addp-poisson": FederatedTarget(
             lambda clients: addp(
                 clients,
-                _classifier(intercept=False),
+                alone,
                 clip_norm=0.3,
                 draw=Poisson(0.25),
                 rounds=8,
@@ -222,6 +240,12 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
             ),
             pair,
             server,
+        ),
+        "sgd-maj": FederatedTarget(
+            lambda clients: sgd_maj(clients, alone, clip_norm=0.3, draw=Poisson(0.25)), pair, server
+        ),
+        "sgd-adv-clients": FederatedTarget(
+            lambda clients: sgd_adv_clients(clients, alone, clip_norm=0.3, draw=Poisson(0.25)), pair, server
         ),
         "addp-seen": ObservedDrawsTarget(2.0, 4, 8),
         "sgd1": FederatedTarget(
@@ -273,14 +297,15 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
         "correlated": BandedTarget(groups=4, bands=4, steps=12),
         "buffered": BufferedTarget(groups=4, steps=12),
         "fixed-size": AskedTarget(
-            Query(FixedSize(1, 5), rows, ClipNorm(1.0), Gaussian(0.7)),
+            Query(FixedSize(1, 2), rows, ClipNorm(1.0), Gaussian(1.0)),
             signs,
-            Budget(
-                pld.epsilon(FixedSize(1, 5).amplify(GaussianEvent(0.7)), DELTA, Adjacency.REPLACE_ONE),
-                DELTA,
+            Budget(  # at a large δ: at a small one, what tells is too rare for thousands of runs
+                pld.epsilon(FixedSize(1, 2).amplify(GaussianEvent(1.0)), 0.05, Adjacency.REPLACE_ONE),
+                0.05,
                 Adjacency.REPLACE_ONE,
             ),
             RdpFilter,
+            runs=6000,
         ),
     }
 
@@ -344,8 +369,10 @@ def attack(
     target = targets().get(name) or published().get(name)
     if target is None and name in names():
         target = models()[name]
+    if name in NOT_ATTACKED:
+        raise Unsupported(f"{name} cannot be attacked: {NOT_ATTACKED[name]}")
     if target is None:
-        known = [*ATTACKED_AS, *names(), *published()]
+        known = list(dict.fromkeys([*ATTACKED_AS, *names(), *published()]))
         raise InvalidValue(f"METHOD must be one of {known}, got {name!r}")
     validate.positive(effort=scale), validate.probability(confidence=confidence)
     each = 1 - (1 - confidence) / 2

@@ -292,7 +292,7 @@ def caught(curve: Curve, tp: int, fp: int, trials: int, claim: Budget, confidenc
         middle = (low + high) / 2
         found = _refutes(curve, middle, whole, trials, claim, confidence)
         low, high = (low, middle) if found else (middle, high)
-    return curve.epsilon(high / share, claim)
+    return curve.epsilon(high / share, claim) if high < _MOST * share * whole else math.inf
 
 
 _LEAST, _MOST = 0.02, 20.0  # shares of the claim that are seen at least, and looked for at most

@@ -38,7 +38,7 @@ Tick = Callable[[], None]
 RATIO = "likelihood ratio of every answer"
 MODEL = "the model that comes out"
 DELTA = 1e-5
-_AMPLE = 1e4
+_AMPLE = 1e5
 _GAUSSIAN = GaussianCurve()
 
 

@@ -44,7 +44,7 @@ def audited(
 ) -> list[Finding]:
     """The verdicts on one method or on all; ``confidence`` is that of all of them together."""
     if everything == (method is not None):
-        known = ", ".join([*ATTACKED_AS, *methods.names(), LAWS, *methods.published()])
+        known = ", ".join(dict.fromkeys([*ATTACKED_AS, *methods.names(), LAWS, *methods.published()]))
         raise InvalidValue(f"give either METHOD or --all; METHOD is one of {known}")
     validate.positive(**{"--effort": effort})
     validate.probability(**{"--confidence": confidence})

@@ -164,7 +164,7 @@ def verdicts(said: dict[str, Any]) -> "list[tuple[str, Verdict]]":
                 float(one["confidence"]),
                 str(one["attack"]),
                 str(one["assumption"]),
-                catches=None if one.get("catches") is None else _positive(one["catches"]),
+                caught=None if one.get("catches") is None else _positive(one["catches"]),
             ),
         )
         for one in said["verdicts"]

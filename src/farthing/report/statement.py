@@ -431,7 +431,7 @@ def _audit(subject: Subject) -> Item:
 
 def _power(own: Sequence[tuple[str, "Verdict"]]) -> str:
     """Return what violation the strongest of some attacks would have caught."""
-    found = [verdict.catches for _, verdict in own if verdict.catches is not None]
+    found = [catches for _, verdict in own if (catches := verdict.catches) is not None]
     if not found or not math.isfinite(min(found)):
         return "The power of these attacks is not known: they may have been too weak to refute anything."
     return (
