@@ -37,6 +37,7 @@ ATTACKED_AS = {
 # names of train and simulate that no attack is for, and why
 NOT_ATTACKED = {
     "nonprivate": "it claims no privacy, so that there is nothing to refute",
+    "dp-fedavg": "it protects whole parties, and what it releases is one Gaussian answer: attack gaussian",
     "sgd-pass": "it draws records in turn, which can only be simulated: no ledger answers it",
 }
 

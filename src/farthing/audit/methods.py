@@ -9,6 +9,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
+from numpy.typing import NDArray
 
 from farthing import validate
 from farthing.accounting import pld
@@ -42,12 +43,13 @@ from farthing.errors import InvalidValue, Unsupported
 from farthing.federated.methods.addp import addp, sgd_maj
 from farthing.federated.methods.addp import sgd_adv as sgd_adv_clients
 from farthing.federated.methods.federated_descent import federated_descent
+from farthing.federated.methods.networks import fedavg, fedsgd
 from farthing.federated.methods.sgd1 import sgd1
 from farthing.federated.methods.sgd2 import sgd2
 from farthing.federated.protocol import Accountant
 from farthing.linear.additive.bins import Binned, codes_of
 from farthing.linear.additive.method import additive
-from farthing.linear.losses import Pinball, logistic, squared
+from farthing.linear.losses import Gradient, Pinball, logistic, squared
 from farthing.linear.methods.adassp import adassp
 from farthing.linear.methods.baselines import majority
 from farthing.linear.methods.descent import descent
@@ -139,6 +141,15 @@ def _weights(steps: Iterator[Step]) -> Iterator[Step]:
     """Yield the steps of an additive model with its linear weights alone, as many whatever was learnt."""
     for step in steps:
         yield replace(step, w=(step.w.weights, step.w.constant))
+
+
+class _Flat:
+    """A linear model at flat weights, in place of a network: clients answer for it in the same way."""
+
+    gradient = Gradient(logistic, Features(2, intercept=0.0))
+
+    def start(self) -> NDArray[np.float64]:
+        return np.zeros(2)
 
 
 def _classifier(width: int = 2, intercept: bool = True) -> Problem:
@@ -246,6 +257,20 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
         ),
         "sgd-adv-clients": FederatedTarget(
             lambda clients: sgd_adv_clients(clients, alone, clip_norm=0.3, draw=Poisson(0.25)), pair, server
+        ),
+        "fedsgd": FederatedTarget(
+            lambda clients: fedsgd(clients, _Flat(), rounds=8, clip_norm=0.25, sampling_rate=0.5, lr=0.1),
+            pair,
+            server,
+            runs=250,
+        ),
+        "fedavg": FederatedTarget(
+            lambda clients: fedavg(
+                clients, _Flat(), rounds=2, clip_norm=0.25, sampling_rate=0.5, local_lr=0.1
+            ),
+            pair,
+            server,
+            runs=250,
         ),
         "addp-seen": ObservedDrawsTarget(2.0, 4, 8),
         "sgd1": FederatedTarget(
