@@ -131,7 +131,7 @@ def ours(plan: RunFile, transport: Transport, run: str, rounds: int) -> list[flo
     clients = Remote(
         transport, signer, enrolled, run=run, dataset="adult", checkpoint=plan.folder / run, seconds=600.0
     )
-    problem, seconds = plan.problem(int(clients.records.sum())), []
+    problem, seconds = plan.learner.problem(int(clients.records.sum())), []
     steps = addp(clients, problem, draw=Poisson(0.1), rounds=5)
     for _ in range(rounds + 1):
         began = time.monotonic()

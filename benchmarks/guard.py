@@ -24,9 +24,10 @@ import numpy as np
 
 from farthing.budget import Budget
 from farthing.data.tables import Features, Table
-from farthing.deploy.messages.forms import Question, RoundId, call
+from farthing.deploy.messages.forms import Question, RoundId
 from farthing.deploy.messages.signed import MessageKind as Message
 from farthing.deploy.messages.signed import Signer, pack_numbers, seal
+from farthing.deploy.messages.sockets import call
 from farthing.federated.terms import Invitation
 from farthing.ledger.ledger import Ledger
 from farthing.linear.losses import Gradient, logistic

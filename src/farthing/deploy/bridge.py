@@ -23,7 +23,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from farthing.deploy.messages.forms import LARGEST_ANSWER
+from farthing.deploy.messages.sockets import LARGEST_ANSWER
 
 Carry = Callable[[Mapping[int, bytes], float], Iterable[tuple[int, bytes] | float]]
 

@@ -15,7 +15,7 @@ from farthing.deploy.flower import app as flower
 from farthing.deploy.flower import link as flower_link
 from farthing.deploy.flower import node as flower_node
 from farthing.deploy.flower.app import Carrier, PollSchedule, opened, wrapped
-from farthing.deploy.flower.superlink import APP, BRIDGE, Address, environment
+from farthing.deploy.flower.superlink import APP, BRIDGE, ORDER, Address, environment
 from farthing.deploy.messages.signed import MessageKind, Signer, seal
 from farthing.errors import InvalidValue
 
@@ -245,6 +245,9 @@ HERE, THERE = ("127.0.0.1", 1), ("192.0.2.7", 1)
         (flower_link.ACCESS_CHECK, HERE, KEY, 204),
         (flower_link.ACCESS_CHECK, HERE, None, 403),
         (flower_link.ACCESS_CHECK, THERE, KEY, 403),
+        (ORDER, HERE, None, 403),
+        (ORDER, THERE, KEY, 403),
+        (ORDER, HERE, KEY, 403),  # of a SuperLink that takes none
     ],
 )
 def test_access_control(path, peer, key, said):
@@ -267,6 +270,38 @@ def test_only_our_own_app_is_started():
     ]
     for lie in lies:
         assert ask(flower_link.START, HERE, key=KEY, body=lie) == 403
+
+
+def ordered(key, body, orders):
+    """The status and the content of the answer to an order."""
+    sent, incoming = [], [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive():
+        return incoming.pop(0)
+
+    async def send(message):
+        sent.append(message)
+
+    headers = [] if key is None else [(flower_link.KEY_HEADER.encode(), key.encode())]
+    scope = {"type": "http", "path": ORDER, "client": HERE, "server": HERE, "headers": headers}
+    asyncio.run(flower_link.AccessControl(None, KEY, BUNDLE, orders)(scope, receive, send))
+    return sent[0]["status"], sent[1]["body"]
+
+
+def test_orders_need_the_key_and_what_fails_is_left_to_the_command_line():
+    given = []
+
+    def orders(command, arguments):
+        given.append((command, arguments))
+        if command == "fail":
+            raise AttributeError("another Flower")
+        return [{"node-id": 7}]
+
+    assert ordered(KEY, b'["register", "ssh-key"]', orders) == (200, b'[{"node-id": 7}]')
+    assert ordered(KEY, b'["fail"]', orders)[0] == 500
+    assert ordered(KEY, b"not JSON", orders)[0] == 500
+    assert ordered(None, b'["register", "ssh-key"]', orders)[0] == 403
+    assert given == [("register", ["ssh-key"]), ("fail", [])]
 
 
 def test_access_control_has_a_key():

@@ -210,7 +210,7 @@ def test_whoever_is_killed_and_comes_back_the_model_is_the_simulations(town):
     assert [party["state"] for party in report["parties"]] == ["here"] * 3
     assert town.checked() == dict.fromkeys(NAMES, (ROUNDS, ROUNDS))
     agents = [Reseeded(town.folder / name, seed) for seed, name in enumerate(NAMES)]
-    problem = RunFile.load(town.run).problem(len(NAMES) * RECORDS)
+    problem = RunFile.load(town.run).learner.problem(len(NAMES) * RECORDS)
     steps = addp(Parties(agents), problem, draw=Poisson(0.1), rounds=5)
     u, constant = run(steps, stop=lambda step: step.t >= ROUNDS).w
     with np.load(town.folder / "run" / "model.npz") as model:

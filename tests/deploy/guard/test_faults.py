@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import farthing
-from farthing.deploy.messages.forms import call
 from farthing.deploy.messages.signed import Reason
+from farthing.deploy.messages.sockets import call
 from farthing.errors import LedgerLocked
 
 

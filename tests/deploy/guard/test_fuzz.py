@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from farthing.data.tables import Features
-from farthing.deploy.messages.forms import call
 from farthing.deploy.messages.forms import invitation as form
 from farthing.deploy.messages.signed import PREFIX, MessageKind, Reason, Signer, pack_table, seal, unseal
+from farthing.deploy.messages.sockets import call
 from farthing.federated.terms import Exactly, Invitation
 from farthing.linear.losses import Gradient, logistic, multinomial, squared
 from farthing.queries.samplers import Poisson

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from farthing.data.tables import Features
-from farthing.deploy.messages.forms import call
 from farthing.deploy.messages.signed import MessageKind, Reason, Signer
+from farthing.deploy.messages.sockets import call
 from farthing.federated.terms import Invitation
 from farthing.linear.losses import Gradient, logistic
 

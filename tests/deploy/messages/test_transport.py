@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from farthing.deploy.messages.forms import InProcess, UnixSockets, call
+from farthing.deploy.messages.forms import InProcess, UnixSockets
 from farthing.deploy.messages.signed import MessageKind, Refused, Signer, seal
+from farthing.deploy.messages.sockets import call
 
 SIGNER = Signer.new()
 MESSAGE = seal(MessageKind.ANSWER, {"x": 1}, bytes(1000), SIGNER)

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from farthing.deploy.bridge import carry
 from farthing.deploy.flower.superlink import BRIDGE
-from farthing.deploy.messages.forms import call
+from farthing.deploy.messages.sockets import call
 
 GUARD = "guard"  # the entry of a node's configuration with the socket of its guard
 

@@ -6,15 +6,18 @@ other machines. The control interface registers nodes and starts apps, that is: 
 coordinator's account, and Flower asks for no credentials there unless an account system is set up. So
 `AccessControl` does: a request to it must come from this machine and carry the key that the coordinator wrote
 to a file readable by its own account only (`KEY_FILE`), and the only app that can be started is our relay,
-identified by the SHA-256 of its bundle. All other paths are closed.
+identified by the SHA-256 of its bundle. All other paths are closed. The coordinator's own orders (register
+nodes, start the relay) come with the same key and are carried out here, without Flower's command line.
 
 ``python -m farthing.deploy.flower.link ARGUMENTS`` takes flower-superlink's arguments. It ends when its
 standard input closes, that is, with the process that started it.
 """
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
+import json
 import os
 import sys
 import warnings
@@ -23,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from farthing.deploy.flower.messaging import DirectMessaging
-from farthing.deploy.flower.superlink import APP, KEY_FILE, KEY_HEADER
+from farthing.deploy.flower.superlink import APP, KEY_FILE, KEY_HEADER, ORDER
 from farthing.deploy.processes import end_with_parent
 
 NODES = "/v1/fleet/"
@@ -39,12 +42,16 @@ App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 
 
 class AccessControl:
-    """An ASGI wrapper: ``key`` opens the control interface, only ``bundle`` (a SHA-256) can be started."""
+    """An ASGI wrapper: ``key`` opens the control interface, only ``bundle`` (a SHA-256) can be started.
 
-    def __init__(self, app: App, key: str, bundle: str) -> None:
+    ``orders`` carries out what the coordinator asks of its own SuperLink.
+    """
+
+    def __init__(self, app: App, key: str, bundle: str, orders: "Orders | None" = None) -> None:
         if not key:
             raise ValueError("access control needs a key")
         self._app, self._key, self._bundle = app, key.encode("ascii"), bundle
+        self._orders = orders
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -59,6 +66,8 @@ class AccessControl:
             await _refuse(send, "the coordinator's key is missing")
         elif path == ACCESS_CHECK:
             await _answer(send, 204)
+        elif path == ORDER and self._orders is not None:
+            await self._order(self._orders, receive, send)
         elif path == REGISTER:
             await self._app(scope, receive, send)
         elif path == START:
@@ -69,6 +78,18 @@ class AccessControl:
     def _known(self, scope: dict[str, Any]) -> bool:
         given = [value for name, value in scope.get("headers", ()) if name == KEY_HEADER.encode("ascii")]
         return len(given) == 1 and hmac.compare_digest(given[0], self._key)
+
+    async def _order(self, orders: "Orders", receive: Any, send: Any) -> None:
+        """Carry out an order; a status of 500 says that it must be given by Flower's command line."""
+        body = await _whole(receive)
+        try:
+            command, *arguments = json.loads(body or b"")
+            said = await asyncio.to_thread(orders, command, arguments)
+        except Exception as error:  # of Flower's inner parts, which may be others in another version
+            print(f"not carried out: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            await _answer(send, 500)
+            return
+        await _answer(send, 200, json.dumps(said).encode("ascii"))
 
     async def _start(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Forward a request that starts our app; refuse any other app."""
@@ -150,9 +171,53 @@ async def _refuse(send: Any, why: str) -> None:
     await _answer(send, 403)
 
 
-async def _answer(send: Any, status: int) -> None:
-    await send({"type": "http.response.start", "status": status, "headers": [(b"content-length", b"0")]})
-    await send({"type": "http.response.body", "body": b""})
+async def _answer(send: Any, status: int, body: bytes = b"") -> None:
+    length = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": length})
+    await send({"type": "http.response.body", "body": body})
+
+
+class Orders:
+    """The coordinator's orders to its own SuperLink: register nodes, start the relay."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    def __call__(self, command: str, arguments: list[str]) -> list[dict[str, Any]]:
+        """Return a result for each key that is registered, or one for the start, as Flower prints it."""
+        from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+        from flwr.supercore.auth.typing import AccountInfo
+
+        account = AccountInfo(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME)
+        if command == "register":
+            return [{"node-id": self._registered(key, account)} for key in arguments]
+        if command == "run":
+            return [{"success": self._started(account)}]
+        raise ValueError(f"there is no order {command!r}")
+
+    def _registered(self, key: str, account: Any) -> int:
+        from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+        from flwr.superlink.servicer.control import control_handlers
+
+        public: Any = load_ssh_public_key(key.encode("ascii"))
+        request, state = RegisterNodeRequest(public_key=public_key_to_bytes(public)), self._state()
+        return int(control_handlers.register_node(request, account, state).node_id)
+
+    def _started(self, account: Any) -> bool:
+        from flwr.proto.control_pb2 import StartRunRequest
+        from flwr.proto.fab_pb2 import Fab
+        from flwr.superlink.servicer.control import control_handlers
+
+        content = bundled({"pyproject.toml": APP.encode("ascii")})
+        fab = Fab(hash_str=hashlib.sha256(content).hexdigest(), content=content)
+        api = self._app.state.fleet_api_type
+        said = control_handlers.start_run(StartRunRequest(fab=fab), account, self._state(), api)
+        return bool(said.run_id)
+
+    def _state(self) -> Any:
+        return self._app.state.linkstate_factory.state()
 
 
 def main() -> None:
@@ -165,7 +230,7 @@ def main() -> None:
 
     def guarded(app: Any, **options: Any) -> None:
         # The address of a client comes from a proxy on this machine, if there is one; no other is trusted.
-        controlled = AccessControl(DirectMessaging(app), key, bundle)
+        controlled = AccessControl(DirectMessaging(app), key, bundle, Orders(app))
         serve(controlled, proxy_headers=True, forwarded_allow_ips="127.0.0.1,::1", **options)
 
     uvicorn.run = guarded

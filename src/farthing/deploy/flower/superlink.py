@@ -39,6 +39,7 @@ from farthing.errors import FarthingError, InvalidValue, Unsupported
 
 KEY_FILE = "FARTHING_CONTROL_KEY"  # environment variable: the file with the key of the control interface
 KEY_HEADER = "x-farthing-control-key"  # the HTTP header that carries the key
+ORDER = "/farthing-order"  # where our SuperLink takes the coordinator's orders
 
 
 def objects(text: str) -> Iterator[dict[str, Any]]:
@@ -240,6 +241,15 @@ class SuperLink:
             *("--parent-pid", str(os.getpid())),
         ]
 
+    def _ordered(self, *arguments: str) -> list[dict[str, object]] | None:
+        """Return what our SuperLink answers to an order; None where Flower's command line must give it."""
+        try:
+            with self._opener().open(self._request(ORDER, json.dumps(arguments)), timeout=_UP) as said:
+                found: list[dict[str, object]] = json.load(said)
+                return found
+        except (OSError, ValueError):
+            return None
+
     def _control(self, *arguments: str) -> list[dict[str, object]]:
         try:
             said = subprocess.run(
@@ -271,14 +281,8 @@ class SuperLink:
 
     def _answers(self) -> bool:
         """Return whether our access control answers; raise where something else does."""
-        known = ssl.create_default_context(cafile=str(self._keys / "ca.pem"))
-        no_proxy = urllib.request.ProxyHandler({})
-        opener = urllib.request.build_opener(no_proxy, urllib.request.HTTPSHandler(context=known))
-        asked = urllib.request.Request(
-            f"https://{self._place.near}{_ACCESS_CHECK}", headers={KEY_HEADER: self._key}
-        )
         try:
-            with opener.open(asked, timeout=_DOOR) as said:
+            with self._opener().open(self._request(_ACCESS_CHECK), timeout=_DOOR) as said:
                 if said.status == 204:
                     return True
         except urllib.error.HTTPError:
@@ -294,6 +298,16 @@ class SuperLink:
             f"the server at {self._place} is not our SuperLink, or its control interface is open"
         )
 
+    def _opener(self) -> urllib.request.OpenerDirector:
+        known = ssl.create_default_context(cafile=str(self._keys / "ca.pem"))
+        no_proxy = urllib.request.ProxyHandler({})
+        return urllib.request.build_opener(no_proxy, urllib.request.HTTPSHandler(context=known))
+
+    def _request(self, path: str, body: str | None = None) -> urllib.request.Request:
+        content = None if body is None else body.encode("ascii")
+        address = f"https://{self._place.near}{path}"
+        return urllib.request.Request(address, data=content, headers={KEY_HEADER: self._key})
+
     def _registered(self, nodes: Mapping[str, str]) -> dict[str, int]:
         """Return the numbers of the parties' nodes; the SuperLink's database keeps the registration."""
         path = self._folder / "nodes.json"
@@ -304,7 +318,8 @@ class SuperLink:
             for name in fresh:
                 files.append(self._folder / f"{name}.pub")
                 files[-1].write_text(nodes[name] + "\n", encoding="ascii")
-            said = self._control("register", *map(str, files))
+            said = self._ordered("register", *(nodes[name] for name in fresh))
+            said = self._control("register", *map(str, files)) if said is None else said
             for name, found in zip(fresh, said, strict=False):
                 if isinstance(found.get("node-id"), int):
                     known[name] = [nodes[name], found["node-id"]]
@@ -333,7 +348,8 @@ class SuperLink:
                 since = -math.inf
             before = here
             if not here and time.monotonic() - since > _RELAY and self._ready():
-                said = self._control("run", str(self._folder / "app"))
+                said = self._ordered("run")
+                said = self._control("run", str(self._folder / "app")) if said is None else said
                 if said and said[-1].get("success"):
                     since = time.monotonic()
 

@@ -25,14 +25,13 @@ answers until the time is up; a party that does not answer is absent. `InProcess
 import contextlib
 import logging
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from functools import lru_cache
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -50,7 +49,6 @@ from farthing.deploy.messages.networks import (
 from farthing.deploy.messages.signed import (
     LARGEST_HEADER,
     NONCE,
-    PREFIX,
     Fields,
     MessageKind,
     Opened,
@@ -58,7 +56,6 @@ from farthing.deploy.messages.signed import (
     Refused,
     Signer,
     checked_name,
-    expected_size,
     message_digest,
     pack_numbers,
     refuse,
@@ -66,6 +63,7 @@ from farthing.deploy.messages.signed import (
     unpack_numbers,
     unseal,
 )
+from farthing.deploy.messages.sockets import call
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.federated.terms import Draw, Exactly, Invitation
 from farthing.linear.losses import Gradient, Loss, huber_hinge, logistic, multinomial, squared
@@ -308,9 +306,6 @@ def row_of(seen: Any) -> tuple[int, str] | None:
     return given.whole("seq"), given.hexadecimal("hash", 32)
 
 
-LARGEST_ANSWER = 2**30
-
-
 class Transport(Protocol):
     """A way to carry requests to parties, and their answers back."""
 
@@ -367,33 +362,6 @@ class UnixSockets:
                 return
             if answer is not None:
                 yield name, answer
-
-
-def call(
-    path: str | PathLike[str], request: bytes, *, seconds: float, largest: int = LARGEST_ANSWER
-) -> bytes:
-    """Ask the guard at ``path`` one question. `OSError` where it does not answer in time."""
-    until = time.monotonic() + seconds
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as guard:
-        guard.settimeout(seconds)
-        guard.connect(fspath(path))
-        guard.sendall(request)
-        prefix = _read(guard, PREFIX.size, until)
-        return prefix + _read(guard, expected_size(prefix, largest) - len(prefix), until)
-
-
-def _read(guard: socket.socket, size: int, until: float) -> bytes:
-    parts, missing = [], size
-    while missing:
-        guard.settimeout(max(1e-3, until - time.monotonic()))
-        part = guard.recv(min(missing, 2**20))
-        if not part:
-            raise ConnectionError("the guard disconnected in the middle of its answer")
-        parts.append(part)
-        missing -= len(part)
-        if missing and time.monotonic() > until:
-            raise TimeoutError("the guard took too long")
-    return b"".join(parts)
 
 
 log = logging.getLogger("farthing.federated")
