@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         ObjectivePerturbation,
         OutputPerturbation,
         PrivGene,
+        PureObjective,
         SGDAdv,
         SufficientStatistics,
     )
@@ -128,6 +129,7 @@ __all__ = [
     "PrivateBinner",
     "PrivateScaler",
     "PromiseBroken",
+    "PureObjective",
     "QuantileRegressor",
     "Query",
     "Rows",
@@ -213,6 +215,7 @@ _HOMES = {
         "ObjectivePerturbation",
         "OutputPerturbation",
         "PrivGene",
+        "PureObjective",
         "SGDAdv",
         "SufficientStatistics",
     ),

@@ -18,7 +18,7 @@ MIXED = (MIXED - MIXED.min(axis=0)) / np.ptp(MIXED, axis=0)
 NUMBERS = np.clip(0.2 + X @ np.array([0.3, -0.1, 0.2, 0.0, 0.1]) + 0.05 * RNG.normal(size=4000), 0, 1)
 AMPLE = {"epsilon": 1e6, "delta": 1e-3, "bounds": (0, 1)}
 # These answer from a fixed number of candidates, steps or a penalty that no budget removes.
-BOUNDED = {"majority", "privgene", "sgd-adv", "sgd-ma", "dpagd", "output", "objective"}
+BOUNDED = {"majority", "privgene", "sgd-adv", "sgd-ma", "dpagd", "output", "objective", "pure"}
 
 
 def excess(model, loss, rows, y, margins):

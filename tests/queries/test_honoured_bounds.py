@@ -27,6 +27,7 @@ from farthing.linear.methods import (
     leastsquares,
     perturbation,
     privgene,
+    pure,
     sufficient,
 )
 from farthing.linear.selection import Held, _Values
@@ -158,6 +159,10 @@ def cases():
             perturbation.Objective(UNIT, 1e-9),
             own=(perturbation.Convex(logistic, 0.5), perturbation.Convex(logistic, 1.0)),
         ),
+        Case(
+            pure.WideObjective(UNIT, 1e-9),
+            own=tuple(pure.WideConvex(logistic, 1.0, size) for size in (2, 3, 4)),
+        ),
         Case(adassp.Smallest(UNIT), powerful=False),
         Case(leastsquares.Targets(0.5), WILD_TABLE),
         Case(leastsquares.Targets(0.5, 2, 0.1), WILD_TABLE),
@@ -255,6 +260,7 @@ MECHANISMS = [
     NoisyMax(1.0, "laplace"),
     privgene.NoisyTop(1.0, 1),
     perturbation.ObjectiveNoise(2.0, 50.0, 3.0, 1.0),
+    pure.LaplaceObjective(2.0, 50.0, 3.0),
 ]
 SAMPLERS = [Everyone(), Poisson(0.5), FixedSize(2, 30)]
 
@@ -264,6 +270,8 @@ def allowed(query, adjacency):
     sampled = not isinstance(query.sampler, Everyone)
     event = query.mechanism.event(query.bound, adjacency, sampled)
     step = 2 if adjacency is Adjacency.REPLACE_ONE else 1
+    if isinstance(query.mechanism, pure.LaplaceObjective):
+        return 1, query.bound.norm(1) * step
     match event:
         case GaussianEvent(noise):
             return 2, query.mechanism.noise_multiplier * query.bound.norm(2) / noise * step

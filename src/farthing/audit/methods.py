@@ -61,6 +61,7 @@ from farthing.linear.methods.generalised import generalised
 from farthing.linear.methods.leastsquares import least_squares
 from farthing.linear.methods.perturbation import objective, output
 from farthing.linear.methods.privgene import privgene
+from farthing.linear.methods.pure import pure as solve_pure
 from farthing.linear.methods.regression import noisy_gradient
 from farthing.linear.methods.sufficient import sufficient
 from farthing.linear.problem import Problem
@@ -197,6 +198,14 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
             outvoted_pair(),
             claim,
             BasicFilter,
+        ),
+        "pure": TrainedTarget(
+            lambda ledger: solve_pure(ledger, Problem(logistic, 200, 2, intercept=False)),
+            outvoted_pair(),
+            pure,
+            BasicFilter,
+            Unknown(),
+            100,
         ),
         "output": TrainedTarget(lambda ledger: output(ledger, pulled), pulled_pair(), claim, runs=400),
         "privgene": TrainedTarget(

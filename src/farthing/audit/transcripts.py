@@ -41,6 +41,7 @@ from farthing.errors import Unsupported
 from farthing.federated.noise import ClientNoise, Share
 from farthing.linear.methods.perturbation import ObjectiveNoise
 from farthing.linear.methods.privgene import NoisyTop
+from farthing.linear.methods.pure import LaplaceObjective
 from farthing.noise.lattice import Stream
 from farthing.queries.bounds import ClipCoordinates, ClipNorm
 from farthing.queries.mechanisms import Gaussian, Laplace, NoisyMax, SymmetricGaussian
@@ -103,7 +104,7 @@ def _ratio(query: Query, value: Any, without: Any, within: Any) -> float:
     """Return the log-likelihood ratio between two totals, under the noise that the mechanism claims."""
     mechanism: Any = query.mechanism
     match mechanism:
-        case ObjectiveNoise():
+        case ObjectiveNoise() | LaplaceObjective():
             return _objective(query, mechanism, value, without, within)
         case SymmetricGaussian():
             upper = np.triu_indices(len(value))
@@ -141,14 +142,18 @@ def _chosen(places: list[int], without: Any, within: Any, scale: float) -> float
     return loss
 
 
-def _objective(query: Query, mechanism: ObjectiveNoise, w: Array, without: Any, within: Any) -> float:
+def _objective(
+    query: Query, mechanism: ObjectiveNoise | LaplaceObjective, w: Array, without: Any, within: Any
+) -> float:
     """Return the ratio of a minimiser: w gives the noise b = -∇F(w), with the Hessian as Jacobian."""
     bound: Any = query.bound
-    penalty, deviation = mechanism.penalty * bound.radius**2, mechanism.noise_multiplier * bound.radius
+    order = 1 if isinstance(mechanism, LaplaceObjective) else 2
+    penalty, scale = mechanism.penalty * bound.radius**2, mechanism.noise_multiplier * bound.norm(order)
     logs = []
     for behind in (without, within):
         _, gradient, hessian = behind._look(bound.loss, np.zeros(len(w)), penalty, np.asarray(w))
-        logs.append(np.linalg.slogdet(hessian)[1] - float(gradient @ gradient) / (2 * deviation**2))
+        far = float(np.sum(np.abs(gradient / scale) ** order)) / order
+        logs.append(np.linalg.slogdet(hessian)[1] - far)
     return float(logs[1] - logs[0])
 
 

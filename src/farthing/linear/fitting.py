@@ -29,7 +29,7 @@ from farthing.linear.checks import clipped, compact
 from farthing.linear.losses import Loss
 from farthing.linear.personal import over
 from farthing.linear.problem import Problem
-from farthing.linear.solvers import Solver, SolverMethod
+from farthing.linear.solvers import PURE, Solver, SolverMethod
 from farthing.linear.weights import RecordWeights
 from farthing.queries.query import Step
 
@@ -71,7 +71,14 @@ class PrivateLinear(PrivateEstimator):
                 f"solver must be one of {sorted(known)}, an object such as ft.DPAGD() or a function, got "
                 f"{self.solver!r}"
             )
-        return known[self.solver]
+        delta = self.ledger.budget.delta if self.ledger is not None and self.delta is None else self.delta
+        if delta != 0 or self.solver in ("nonprivate", *PURE):
+            return known[self.solver]
+        names = [name for name in PURE if name in known]
+        if self.solver == "auto" and names:
+            return known[names[0]]
+        instead = f"use solver={names[0]!r}" if names else "none here is proven at delta 0"
+        raise Unsupported(f"solver {self.solver!r} needs a delta above 0: {instead}")
 
     def _train(
         self,

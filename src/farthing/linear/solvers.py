@@ -41,6 +41,7 @@ from farthing.linear.methods.generalised import generalised
 from farthing.linear.methods.leastsquares import least_squares
 from farthing.linear.methods.perturbation import objective, output
 from farthing.linear.methods.privgene import privgene
+from farthing.linear.methods.pure import pure
 from farthing.linear.methods.regression import noisy_gradient
 from farthing.linear.methods.sufficient import sufficient
 
@@ -167,6 +168,7 @@ CLASSIFIERS: dict[str, SolverMethod] = {
     "sgd-adv": SolverMethod(sgd_adv, None, aliases=_SGD_ADV),
     "objective": SolverMethod(objective, BasicFilter),
     "output": SolverMethod(output, None),
+    "pure": SolverMethod(pure, BasicFilter),
     "privgene": SolverMethod(privgene, ZcdpFilter),
     "majority": SolverMethod(majority),
     "nonprivate": SolverMethod(nonprivate, None, private=False),
@@ -178,6 +180,7 @@ REGRESSORS: dict[str, SolverMethod] = {
     "functional": SolverMethod(functional, BasicFilter),
     "gradient": SolverMethod(noisy_gradient, personal="weights", weighed=True),
 }
+PURE = "pure", "functional"  # what "auto" stands for where delta is 0
 GENERALISED: dict[str, SolverMethod] = {  # losses of numbers other than squares
     "auto": SolverMethod(generalised, personal="weights", weighed=True, warm=True),
     "nonprivate": CLASSIFIERS["nonprivate"],
@@ -354,6 +357,21 @@ class OutputPerturbation(Solver, known=CLASSIFIERS["output"]):
     >>> import farthing as ft
     >>> ft.LogisticRegression(1.0, 1e-6, solver=ft.OutputPerturbation(penalty=10.0)).solver
     OutputPerturbation(penalty=10.0)
+    """
+
+
+class PureObjective(Solver, known=CLASSIFIERS["pure"]):
+    """Objective perturbation of Chaudhuri et al. 2011 with Laplace noise, ``"pure"``: ε-DP without a δ.
+
+    Notes
+    -----
+    `farthing.linear.methods.pure`; one answer, under a basic filter. ``"auto"`` where delta is 0.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.LogisticRegression(1.0, 0.0, solver=ft.PureObjective(penalty=10.0)).solver
+    PureObjective(penalty=10.0)
     """
 
 
