@@ -239,8 +239,7 @@ class _Audit:
         return _split(np.exp(mass), loss, step)
 
     def _composed(self, pair: tuple[Array, Array], count: int) -> tuple[Array, Array]:
-        logs = [count * _moments(pair, sign * TILTS) for sign in (-1, 1)]
-        low, high = (min((log + 25 - math.log(self.delta)) / TILTS) for log in logs)
+        low, high = (_end([(pair, count)], sign, 25 - math.log(self.delta)) for sign in (-1, 1))
         cells, width = 2 * CELLS, (low + high) / (2 * CELLS - 16)
         first, masses = _split(np.exp(pair[0]), pair[1], width)
         grid = np.bincount((first + np.arange(len(masses))) % cells, masses, cells)
@@ -431,8 +430,7 @@ class _Audit:
             _must([n for _, n in flat] == [1], "a best run was promised beside something else")
             return (epsilon := self._best(flat[0][0], self.delta, side)) * (1 - TUNED), epsilon
         pairs = [(self._pair(part, side, 1.0), n) for part, n in flat]
-        logs = [sum(n * _moments(pair, sign * TILTS) for pair, n in pairs) for sign in (-1, 1)]
-        low, high = (min((log + 20 - math.log(self.delta)) / TILTS) for log in logs)  # but for e^-20 δ
+        low, high = (_end(pairs, sign, 20 - math.log(self.delta)) for sign in (-1, 1))  # but for e^-20 δ
         *odd, (edge, _) = sorted([(0.0, 0), *((self._sampled(part)[1], n) for part, n in flat)])
         step = max((low + high) / (CELLS - 16), 1e-7 * high)
         step = edge / (edge // step) if edge >= step else step  # an atom on the grid is not rounded
@@ -448,7 +446,7 @@ class _Audit:
                 spectrum *= np.fft.rfft(np.bincount(place, split, cells)) ** count
             density = np.roll(np.fft.irfft(spectrum, cells), int(low // width) + 8)
             losses = width * (np.arange(cells) - int(low // width) - 8)
-            return _first(lambda epsilon: density @ -np.expm1(np.minimum(epsilon - losses, 0)) <= delta, high)
+            return _smallest(density[losses > 0], losses[losses > 0], delta)
 
         # Halving the cells takes away 3/4 of the error of smooth losses: the lower end extrapolates by twice
         # what was taken away, six times the usual rest. Atoms off the grid move a cell at most (Hoeffding).
@@ -511,6 +509,19 @@ def _first(holds: Callable[[float], bool], high: float) -> float:
     return bisect_left(range(2**50), True, key=lambda k: holds(high * k / 2**50)) * high / 2**50
 
 
+def _smallest(density: Array, losses: Array, delta: float) -> float:
+    """Return the ε from 0 on at which δ(ε) = Σ density (1 - e^(ε - loss)), over larger losses, is δ."""
+
+    def fits(place: int) -> bool:
+        return bool(density[place:] @ -np.expm1(losses[place] - losses[place:]) <= delta)
+
+    place = bisect_left(
+        range(len(losses) - 1), True, key=fits
+    )  # between two losses ε is where a - b e^ε is δ
+    above, near = density[place:].sum(), density[place:] @ np.exp(losses[place] - losses[place:])
+    return max(0.0, float(losses[place] + math.log((above - delta) / near))) if above > delta else 0.0
+
+
 def _converted(spent: Array, orders: Array, delta: float) -> Array:
     """ε at δ of Rényi DP at orders (Canonne, Kamath & Steinke 2020, Prop. 12)."""
     logs = (orders - 1) * np.log1p(-1 / orders) - np.log(orders) - math.log(delta)
@@ -525,6 +536,16 @@ def _gaussian_delta(mu: float, epsilon: float) -> float:
 def _moments(pair: tuple[Array, Array], tilts: Array) -> Array:
     terms = (pair[0] + tilt * pair[1] for tilt in tilts)
     return np.array([each.max() + np.log(np.exp(each - each.max()).sum()) for each in terms])
+
+
+def _end(pairs: list[tuple[tuple[Array, Array], int]], sign: int, room: float) -> float:
+    """Return the least (log moment + room) / tilt, which falls and then rises."""
+
+    def bound(place: int) -> float:
+        tilts = sign * TILTS[place : place + 1]
+        return float(sum(n * _moments(pair, tilts)[0] for pair, n in pairs) + room) / TILTS[place]
+
+    return bound(bisect_left(range(len(TILTS) - 1), True, key=lambda k: bound(k) <= bound(k + 1)))
 
 
 if __name__ == "__main__":
