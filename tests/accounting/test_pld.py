@@ -137,7 +137,13 @@ def test_between_dp_accounting(rate, noise, steps, at_5, at_8):
 
 
 @pytest.mark.parametrize("kind", ["add", "remove", "replace", "symmetric"])
-@pytest.mark.parametrize(("rate", "noise", "steps"), [(0.05, 1.0, 200), (0.2, 3.0, 60), (0.01, 0.6, 500)])
+@pytest.mark.parametrize(
+    ("rate", "noise", "steps"),
+    [
+        (0.05, 1.0, 200),
+        *(pytest.param(*plan, marks=pytest.mark.slow) for plan in [(0.2, 3.0, 60), (0.01, 0.6, 500)]),
+    ],
+)
 def test_convolution_agrees(kind, rate, noise, steps):
     shift = 2 / noise if kind == "symmetric" else 1 / noise
     adjacency = ADD if kind in ("add", "remove") else ONE
@@ -156,6 +162,7 @@ def test_convolution_agrees(kind, rate, noise, steps):
             assert found == pytest.approx(expected, rel=5e-4 if expected < 0.5 else 2e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["add", "remove", "replace", "symmetric"])
 @given(st.floats(0.02, 0.9), st.floats(0.7, 5), st.integers(2, 12), st.floats(1e-9, 0.1))
 @settings(max_examples=12, deadline=None)

@@ -32,7 +32,7 @@ from farthing.torch.checks.leftovers import Wall
 from farthing.torch.checks.probe import Calm, Range, Ranges, Source
 from farthing.torch.gradients.layers import leaves
 from farthing.torch.gradients.layout import coordinates, real
-from farthing.torch.gradients.tape import Loss, call, mapped, one
+from farthing.torch.gradients.tape import Loss, call, mapped, one, reseed
 
 Rows = Callable[[Any, Any], Tensor]
 
@@ -169,7 +169,7 @@ class Company:
 
     def _seen(self, batch: tuple[Any, ...], size: int, seed: int) -> Tensor:
         """Return what is compared: gradients, or of large models and batches the losses."""
-        torch.manual_seed(seed)
+        reseed(seed)
         with self.wall:
             if size <= self.effort.rows:
                 return self.rows(*batch)
@@ -359,7 +359,7 @@ def _outputs(model: nn.Module, inputs: Any) -> list[tuple[nn.Module, Tensor]]:
     handles = [module.register_forward_hook(note) for module in model.modules()]
     try:
         with torch.no_grad():
-            torch.manual_seed(0)
+            reseed(0)
             call(model, inputs)
     finally:
         for handle in handles:

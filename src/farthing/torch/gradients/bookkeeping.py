@@ -34,7 +34,7 @@ from farthing.torch.gradients.layers import rules_of
 from farthing.torch.gradients.layout import Layout
 from farthing.torch.gradients.mlp import Stack
 from farthing.torch.gradients.plain import Plain, bare
-from farthing.torch.gradients.tape import Passes, one_thread, record_losses, ungrouped
+from farthing.torch.gradients.tape import Passes, one_thread, record_losses, reseed, ungrouped
 from farthing.torch.gradients.terms import Route, RowTerms, Term
 from farthing.torch.kernels import totals
 from farthing.torch.kernels.positions import fused
@@ -318,12 +318,12 @@ class Gradient:
             return None
         one, other, live = torch.empty(size), torch.zeros(size), Live.of(rule, size, self._first.device)
         with torch.random.fork_rng([]):
-            torch.manual_seed(0)
+            reseed(0)
             try:
                 fits = stack.add(inputs, targets, self._losses, rule, one, True)
             except RuntimeError:  # a loss that writes into the outputs, say
                 return None
-            torch.manual_seed(0)
+            reseed(0)
             self._add(inputs, targets, None, rule, live, other)
         return stack if fits and (one - other).norm() <= 1e-4 * other.norm() else None
 

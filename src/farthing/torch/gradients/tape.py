@@ -359,3 +359,10 @@ def first_tensor(value: Any) -> Tensor:
 def ungrouped(value: Any) -> Any:
     """Return users and their records as one batch of records."""
     return mapped(value, lambda t: t.flatten(0, 1))
+
+
+def reseed(seed: int) -> None:
+    """Seed the generators that are in use; `torch.manual_seed` leaves a note for every other backend too."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
