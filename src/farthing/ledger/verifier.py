@@ -245,7 +245,7 @@ class _Audit:
         grid = np.bincount((first + np.arange(len(masses))) % cells, masses, cells)
         back = int(low // width) + 8
         density = np.roll(np.fft.irfft(np.fft.rfft(grid) ** count, cells), back)
-        return np.log(np.maximum(density, 1e-300)), width * (np.arange(cells) - back)
+        return np.log(np.maximum(density, 1e-300)), width * np.arange(-back, cells - back, dtype=float)
 
     def _entry(self, event: Event) -> Array:
         """Return 1 at the cheapest entry of the menu with no more noise and no smaller a rate."""
@@ -445,7 +445,7 @@ class _Audit:
                 place = np.append(place, place + 1).astype(np.int64) % cells
                 spectrum *= np.fft.rfft(np.bincount(place, split, cells)) ** count
             density = np.roll(np.fft.irfft(spectrum, cells), int(low // width) + 8)
-            losses = width * (np.arange(cells) - int(low // width) - 8)
+            losses = width * (np.arange(cells, dtype=float) - int(low // width) - 8)
             return _smallest(density[losses > 0], losses[losses > 0], delta)
 
         # Halving the cells takes away 3/4 of the error of smooth losses: the lower end extrapolates by twice
@@ -543,7 +543,7 @@ def _end(pairs: list[tuple[tuple[Array, Array], int]], sign: int, room: float) -
 
     def bound(place: int) -> float:
         tilts = sign * TILTS[place : place + 1]
-        return float(sum(n * _moments(pair, tilts)[0] for pair, n in pairs) + room) / TILTS[place]
+        return float(sum(n * _moments(pair, tilts)[0] for pair, n in pairs) + room) / float(TILTS[place])
 
     return bound(bisect_left(range(len(TILTS) - 1), True, key=lambda k: bound(k) <= bound(k + 1)))
 
