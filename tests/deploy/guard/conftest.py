@@ -124,11 +124,11 @@ for line in sys.stdin:
 class Nursery:
     """Starts guards."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: str = "") -> None:
         source = Path(farthing.__file__).parents[1]
         environment = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", NURSERY],
+            [sys.executable, "-c", f"{first}\n{NURSERY}"],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -181,6 +181,15 @@ def nursery():
     if not hasattr(os, "pidfd_open"):
         pytest.skip("processes are waited for by their file descriptors, which only Linux has")
     found = Nursery()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="session")
+def torch_nursery():
+    """One whose guards find torch imported."""
+    pytest.importorskip("torch")
+    found = Nursery("import farthing.torch.training.network")
     yield found
     found.close()
 

@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 
 from farthing.audit import guards
+from farthing.deploy.guard.answerable import Networks
+from farthing.deploy.messages.networks import NetworkKind
 from farthing.deploy.messages.signed import (
     MessageKind,
     Reason,
@@ -31,6 +33,11 @@ from farthing.deploy.messages.signed import (
 from farthing.deploy.secagg.protocol import ADVERT, SEALED, Member, session_of
 from farthing.federated.terms import Exactly, Trust
 from farthing.queries.samplers import Everyone, Poisson
+
+try:
+    from farthing.audit import network_guards
+except ModuleNotFoundError:  # without torch
+    network_guards = None
 
 KEYS = {name: Signer.new() for name in ("coordinator", "p0", "p1", "p2", "stranger")}
 ENROLLED = {name: KEYS[name].public for name in ("p0", "p1", "p2")}
@@ -67,6 +74,17 @@ ASKED = {
 }
 
 
+NETWORK = {
+    "network": ["tiny", "other", "os:system", ""],
+    "hash": ["0" * 64, "f" * 63, None],
+    "kind": ["gradient", "steps", "update", "code"],
+    "steps": [1, 3, 4, 5, 0, 2**30],
+    "lr": [0.5, 1e-3, 0, 1e9, -1.0],
+    "proximal": [0.0, 0.5, -1.0, 1e9],
+    "batch": [0, 2, -1],
+}
+
+
 @dataclass
 class State:
     """What a coordinator knows of its conversation with one guard."""
@@ -100,6 +118,26 @@ def local(rng, state, draw):
         number, kind, draw, weights(rng, shape), radius=rng.choice([None, None, 1.0])
     )
     if what < 0.12:
+        return MessageKind.PROPOSAL, start | {"invitation": header["invitation"]}, b""
+    state.rounds = max(state.rounds, number)
+    return MessageKind.QUESTION, header, body
+
+
+def networks(rng, state, draw):
+    """A valid message about a network: a gradient, local steps or an update; the next or an earlier one."""
+    asked = network_guards.asked(
+        "0" * 64 if rng.random() < 0.05 else state.talk.guard.policy.models["tiny"].hash,
+        NetworkKind(rng.choice(["gradient", "gradient", "steps", "update"])),
+        steps=rng.randint(1, 4),
+        lr=rng.choice([0.01, 0.5]),
+    )
+    number = state.rounds + 1 if rng.random() > 0.25 else rng.randint(0, state.rounds + 2)
+    size = rng.choice([0.0, 1.0, 100.0, 100.0, 1e7, 3e38, math.nan, math.inf]) if rng.random() < 0.4 else 1.0
+    count = rng.choice([1, 5, 7, 600]) if rng.random() < 0.05 else network_guards.SIZE
+    w = [rng.uniform(-1, 1) * size for _ in range(count)]
+    header, body = network_guards.question(number, asked, w, draw)
+    if rng.random() < 0.08:
+        start = {"run": "run", "round": 0, "nonce": "0" * 32, "dataset": "d"}
         return MessageKind.PROPOSAL, start | {"invitation": header["invitation"]}, b""
     state.rounds = max(state.rounds, number)
     return MessageKind.QUESTION, header, body
@@ -173,8 +211,9 @@ def bent(rng, kind, header, body):
             name = rng.choice(sorted(TERMS))
             header["invitation"][name] = rng.choice(TERMS[name])
         elif way < 0.7 and isinstance(header.get("contribution"), dict):
-            name = rng.choice(sorted(ASKED))
-            header["contribution"][name] = rng.choice(ASKED[name])
+            bends = NETWORK if "network" in header["contribution"] else ASKED
+            name = rng.choice(sorted(bends))
+            header["contribution"][name] = rng.choice(bends[name])
         elif way < 0.8:
             body = body[: rng.randint(0, len(body))] + rng.randbytes(rng.choice([0, 0, 1, 8, ADVERT]))
         elif way < 0.9 and body:
@@ -207,7 +246,7 @@ def message(seed, state, valid, draw):
     """One message for one guard: the same decisions for the same seed."""
     rng = random.Random(seed)
     kind, header, body = valid(rng, state, draw)
-    if rng.random() < (0.55 if valid is local else 0.35):
+    if rng.random() < (0.35 if valid is masked else 0.55):
         kind, header, body = bent(rng, kind, header, body)
     signer = KEYS["stranger" if rng.random() < 0.02 else "coordinator"]
     sealed = seal(kind, header, body, signer)
@@ -223,13 +262,16 @@ class Books:
         return Path(f"{self.ledger}.answers")
 
 
-def episode(folder, seed, count, other, valid, draw, trust, books, verify):
+def episode(folder, seed, count, other, valid, draw, trust, books, verify, kept=None):
     """Messages to two guards; what was replied, and how many answers were charged."""
-    first, found = next(guards.neighbours()), Counter()
+    first, found = next(guards.neighbours() if kept is None else network_guards.neighbours()), Counter()
     opened, states = [], []
     for name, records in (("one", first), ("other", other)):
         (folder / name).mkdir(parents=True)
-        opened.append(guards.kept(folder / name, records, trust, KEYS))
+        if kept is None:
+            opened.append(guards.kept(folder / name, records, trust, KEYS))
+        else:
+            opened.append(kept(folder / name, records))
         states.append(State(guards.Conversation(opened[-1], KEYS["coordinator"])))
     try:
         for number in range(count):
@@ -250,7 +292,8 @@ def episode(folder, seed, count, other, valid, draw, trust, books, verify):
     )
     assert answered[0] == answered[1]
     assert charged[0] == charged[1]
-    assert found["ANSWER"] + found["MASKED_ANSWER"] >= answered[0]
+    if kept is None:  # local steps are several answers
+        assert found["ANSWER"] + found["MASKED_ANSWER"] >= answered[0]
     return found, charged[0]
 
 
@@ -295,3 +338,42 @@ def test_hundreds_of_messages_at_neighbouring_guards(village, books):
 @pytest.mark.slow
 def test_thousands_of_messages_at_neighbouring_guards(village, books):
     fuzzed(village, books, 20_000 if os.environ.get("FARTHING_EXPLORE") else 5_000, 40, 4)
+
+
+def fuzzed_networks(village, books, messages, episodes):
+    """The same for guards over a network, whose model is made and checked once."""
+    from farthing.torch.training.records import Examples
+
+    first, *others = network_guards.neighbours()
+    checked = Networks(network_guards.policy_of(village.folder, KEYS), Examples(first[1]))
+    found, charged = Counter(), 0
+    for seed in range(episodes):
+        told, paid = episode(
+            village.folder / f"n{seed}",
+            f"networks {seed}",
+            messages // episodes,
+            others[seed % len(others)],
+            networks,
+            network_guards.DRAWS[seed % 2],
+            Trust.LOCAL,
+            books,
+            seed == 0,
+            lambda folder, records: network_guards.kept(folder, records, KEYS, checked),
+        )
+        found, charged = found + told, charged + paid
+    assert found.total() == messages
+    assert charged > found["ANSWER"] / 2
+    reasons = "malformed forged stranger shape stale conflict model nonfinite weights oversized"
+    assert not [what for what in f"ANSWER AGREEMENT {reasons}".split() if not found[what]], found
+    return found, charged
+
+
+@pytest.mark.skipif(network_guards is None, reason="without torch")
+def test_hundreds_of_messages_about_a_network_at_neighbouring_guards(village, books):
+    fuzzed_networks(village, books, 200, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(network_guards is None, reason="without torch")
+def test_thousands_of_messages_about_a_network_at_neighbouring_guards(village, books):
+    fuzzed_networks(village, books, 20_000 if os.environ.get("FARTHING_EXPLORE") else 2_000, 20)
