@@ -18,7 +18,7 @@ import io
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,8 @@ PublicData = tuple[Any, NDArray[Any]]
 
 class Learner(Protocol):
     """What a run trains."""
+
+    networks: ClassVar[bool]  # whether it is for methods that train networks
 
     @property
     def size(self) -> dict[str, int]:
@@ -69,6 +71,7 @@ class TableLearner:
     """A linear model of the rows of a table with a public schema."""
 
     schema: Schema
+    networks: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.schema.target, Categorical):
@@ -110,6 +113,7 @@ class NetworkLearner:
     """A network, made by a factory that coordinator and parties have installed."""
 
     network: "Network"
+    networks: ClassVar[bool] = True
 
     @classmethod
     def of(cls, given: Settings) -> "NetworkLearner":

@@ -91,7 +91,9 @@ class RunFile:
         parties = {checked_name(party=name): PublicKeys.load(places.path(name)) for name in places.names}
         learner = _learner(given)
         test = given.text("test", None)
-        deployed = [one for one in table.METHODS.values() if one.deployed]
+        deployed = [
+            one for one in table.METHODS.values() if one.deployed and one.networks is learner.networks
+        ]
         job = Job(
             table="",
             schema=getattr(learner, "schema", NO_SCHEMA),

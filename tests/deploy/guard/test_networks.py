@@ -194,6 +194,30 @@ def test_other_weights_under_an_old_nonce_are_a_conflict_also_for_steps(installe
     assert books(house) == (4, 4)
 
 
+UPDATE = {"kind": "update", "steps": 2, "lr": 0.5, "batch": 0}
+
+
+@pytest.mark.parametrize("unit", ["user", "party"])
+def test_whole_updates_of_users_and_parties_are_clipped_and_charged_once(unit, installed, told, books):
+    asked = installed().settle(1, unit=unit)
+    house = asked.village.houses["p0"]
+    guard = house.open()
+    terms = Invitation(1.0, rounds=20, clipped=unit)
+    reply = told(guard.answer(asked.question(lies=UPDATE, invitation=terms)), house)
+    assert (len(values(reply)), reply["left"]) == (23, 19)
+    record = asked.question(2, lies=UPDATE, invitation=TERMS)
+    assert told(guard.answer(record), house) is Reason.MALFORMED  # a record's terms for more than a record
+    assert books(house, verify=True) == (1, 1)
+
+
+def test_a_record_s_budget_does_not_pay_for_updates_of_users(installed, told, books):
+    asked = installed().settle(1)
+    house = asked.village.houses["p0"]
+    terms = Invitation(1.0, rounds=20, clipped="user")
+    assert told(house.open().answer(asked.question(lies=UPDATE, invitation=terms)), house) is Reason.MALFORMED
+    assert books(house) == (0, 0)
+
+
 # --- what a party installs
 
 

@@ -260,7 +260,6 @@ METHODS: dict[str, Method] = {
             rounds="`--rounds`, 200",
             options=(*_NETWORK, SAMPLING_RATE),
             trusts=TRUSTS,
-            deployed=False,
             networks=True,
         ),
         Method(
@@ -269,7 +268,6 @@ METHODS: dict[str, Method] = {
             summary="a network: several local steps of DP-SGD a round (FedAvg, FedProx)",
             rounds="`--rounds`, 50",
             options=(*_NETWORK, SAMPLING_RATE, LOCAL_STEPS, LOCAL_LR, PROXIMAL),
-            deployed=False,
             networks=True,
         ),
         Method(
@@ -279,7 +277,6 @@ METHODS: dict[str, Method] = {
             rounds="`--rounds`, 50",
             options=(*_NETWORK, LOCAL_STEPS, LOCAL_LR),
             trusts=TRUSTS,
-            deployed=False,
             networks=True,
         ),
         Method(
