@@ -52,18 +52,23 @@ def test_whatever_is_torn_off_the_rest_is_whole(tmp_path):
 
 def test_a_folder_belongs_to_one_run_and_one_coordinator(tmp_path):
     filled(tmp_path / "run")
-    for run, enrolled in (
-        ("run-2", ENROLLED),
-        ("run-1", {"a": bytes(32)}),
-        ("run-1", ENROLLED | {"b": bytes(32)}),
-    ):
-        with pytest.raises(InvalidValue, match="another run"):
-            Checkpoint(tmp_path / "run", run, enrolled)
+    with pytest.raises(InvalidValue, match="another run"):
+        Checkpoint(tmp_path / "run", "run-2", ENROLLED)
     with Checkpoint(tmp_path / "run", "run-1", ENROLLED), pytest.raises(InvalidValue, match="at work"):
         Checkpoint(tmp_path / "run", "run-1", ENROLLED)
     (tmp_path / "run" / "run.json").write_text("{}")
     with pytest.raises(InvalidValue, match="not the file of a run"):
         Checkpoint(tmp_path / "run", "run-1", ENROLLED)
+
+
+def test_keys_may_be_renewed_and_revoked_in_a_run(tmp_path):
+    nonce = filled(tmp_path / "run")
+    for enrolled in ({"a": bytes(32)}, ENROLLED | {"b": bytes(32)}, ENROLLED):
+        with Checkpoint(tmp_path / "run", "run-1", enrolled) as again:
+            assert rest(again) == [0, 1, 2]
+            assert again.nonce(5) == nonce
+        found = json.loads((tmp_path / "run" / "run.json").read_text())
+        assert found["parties"] == {name: key.hex() for name, key in enrolled.items()}
 
 
 def test_a_draft_left_by_a_crash_is_no_run(tmp_path):

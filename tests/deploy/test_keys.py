@@ -128,3 +128,44 @@ def test_the_command(tmp_path, capsys):
     assert main(["keys", folder, "--parties", "a"]) == 2
     assert "never overwritten" in capsys.readouterr().err
     assert main(["keys", folder]) == 2
+
+
+def test_a_party_gets_new_keys_and_the_old_ones_are_kept(folder, capsys):
+    before = PublicKeys.load(folder / "a" / "public.toml")
+    assert main(["keys", str(folder), "--renew", "a"]) == 0
+    assert capsys.readouterr().out.strip() == str(folder / "a")
+    after = PublicKeys.load(folder / "a" / "public.toml")
+    assert after.key == Signer.load(folder / "a" / "guard.key").public
+    assert {before.key, before.node}.isdisjoint({after.key, after.node})
+    assert PublicKeys.load(folder / "a.retired-1" / "public.toml") == before
+    keyring.renew(folder, ["a"])
+    assert PublicKeys.load(folder / "a.retired-2" / "public.toml") == after
+    for path in folder.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600)
+
+
+def test_a_coordinator_keeps_its_authority_and_its_names(folder):
+    authority = (folder / "coordinator/ca.pem").read_bytes()
+    old, certificate = (folder / "coordinator" / name for name in ("coordinator.key", "server.pem"))
+    before = Signer.load(old).public, certificate.read_bytes()
+    keyring.renew(folder, ["coordinator"])
+    assert (folder / "coordinator/ca.pem").read_bytes() == authority
+    assert Signer.load(old).public != before[0]
+    assert certificate.read_bytes() != before[1]
+    assert all(greeted(folder, name) for name in ("wards.example", "192.0.2.7", "localhost"))
+    assert not greeted(folder, "other.example")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["--renew", "nobody"], "no keys to renew"),
+        (["--renew", "../x"], "party must be"),
+        (["--renew", "a", "--parties", "c"], "goes without"),
+    ],
+)
+def test_what_cannot_be_renewed(arguments, what, folder, capsys):
+    before = sorted(path.name for path in folder.iterdir())
+    assert main(["keys", str(folder), *arguments]) == 2
+    assert what in capsys.readouterr().err
+    assert sorted(path.name for path in folder.iterdir()) == before

@@ -16,6 +16,10 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",")]
+
+
 def _logged() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
 
@@ -73,18 +77,29 @@ def keys(
             metavar="NAMES", help="For a coordinator that is reached under these names, with commas."
         ),
     ] = None,
+    renew: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="New keys for these parties, or the coordinator; with commas."),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
     """Makes keys and certificates for parties; never overwrites any.
 
     A private key belongs where it was made: let each party make its own with --parties NAME, and the
-    coordinator with --host. Both in one go are for trying it out on one machine.
+    coordinator with --host. Both in one go are for trying it out on one machine. --renew keeps the old keys
+    beside the new ones, whose public half is to be handed out again.
     """
     from farthing.deploy import keys as keyring
 
-    names = [] if parties is None else [name.strip() for name in parties.split(",")]
-    hosts = [] if host is None else [name.strip() for name in host.split(",")]
-    places = [str(place) for place in keyring.make(folder, names, hosts, coordinator=host is not None)]
+    names, hosts, old = ([] if text is None else _split(text) for text in (parties, host, renew))
+    if renew is not None and (parties is not None or host is not None):
+        raise InvalidValue("--renew goes without --parties and --host: it is for keys that exist")
+    made = (
+        keyring.renew(folder, old)
+        if old
+        else keyring.make(folder, names, hosts, coordinator=host is not None)
+    )
+    places = [str(place) for place in made]
     if as_json:
         emit_json({"made": places})
     else:

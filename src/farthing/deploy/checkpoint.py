@@ -1,7 +1,7 @@
 """Record a run on disk, its seed and the result of every round, so that a killed coordinator resumes it.
 
 ``run.json`` holds the name of the run, the enrolled parties and the seed from which nonces and picks are
-derived; it is written once, atomically. ``rounds.log`` gets one record a round, flushed before the algorithm
+derived; it is written atomically. ``rounds.log`` gets one record a round, flushed before the algorithm
 goes on. A coordinator that was killed runs its algorithm again from the start: recorded rounds are read here
 and no party is asked; the interrupted round is asked again under the same nonce, so that guards return the
 answers they kept. Everything but the seed is public.
@@ -63,23 +63,20 @@ class Checkpoint:
             raise
 
     def _begun(self, path: Path, about: dict[str, Any]) -> bytes:
+        """Return the seed of the run, which begins here or did before; its parties' keys may have changed."""
         if not path.exists():
             seed = os.urandom(32)
-            draft = path.with_suffix(".draft")
-            draft.unlink(missing_ok=True)
-            with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                json.dump(about | {"seed": seed.hex()}, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
+            _replace(path, about | {"seed": seed.hex()})
             return seed
         try:
             found = json.loads(path.read_text(encoding="ascii"))
-            seed = bytes.fromhex(found.pop("seed"))
+            seed, run = bytes.fromhex(found.pop("seed")), found["run"]
         except (ValueError, LookupError, TypeError, AttributeError):
             raise InvalidValue(f"{str(path)!r} is not the file of a run") from None
-        if found != about:
-            raise InvalidValue(f"{str(path)!r} belongs to another run or other parties: use another folder")
+        if run != about["run"]:
+            raise InvalidValue(f"{str(path)!r} belongs to another run, {run!r}: use another folder")
+        if found != about:  # keys were renewed or revoked, or parties were added
+            _replace(path, about | {"seed": seed.hex()})
         return seed
 
     def _read(self) -> None:
@@ -142,3 +139,14 @@ class Checkpoint:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _replace(path: Path, content: dict[str, Any]) -> None:
+    """Write a file that only its owner reads, at once or not at all."""
+    draft = path.with_suffix(".draft")
+    draft.unlink(missing_ok=True)
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(content, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)

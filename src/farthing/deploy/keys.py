@@ -10,10 +10,17 @@
 
 A private key stays on the machine where it was made. Existing files are never overwritten; only their owner
 can read the new ones.
+
+`renew` replaces the keys of a party, or the coordinator's signing key and certificate (its authority stays,
+so that parties need no other ca.pem). The old folder is kept as ``NAME.retired-1``. To revoke a key, renew it
+and hand out the new public half: a coordinator that is started again with it takes no answer under the old
+key, a guard whose policy no longer lists a coordinator's key takes no question under it. Ledgers stay as they
+are.
 """
 
 import datetime
 import ipaddress
+import itertools
 import os
 import shutil
 from collections.abc import Sequence
@@ -87,6 +94,48 @@ def make(folder: Path, parties: Sequence[str], hosts: Sequence[str], coordinator
     return made
 
 
+def renew(folder: Path, names: Sequence[str]) -> list[Path]:
+    """Give parties, or the coordinator, new keys; returns their folders. The old ones are kept."""
+    places = [folder / checked_name(party=name) for name in names]
+    if not places:
+        raise InvalidValue("give the names of those whose keys are renewed")
+    for place in places:
+        if not (place / "public.toml").is_file():
+            raise InvalidValue(f"there are no keys to renew in {str(place)!r}")
+    for place in places:
+        fresh = place.with_name(f"{place.name}.renewing")
+        shutil.rmtree(fresh, ignore_errors=True)  # left by a crash
+        try:
+            fresh.mkdir(mode=0o700)
+            if (place / "coordinator.key").exists():
+                _renewed_coordinator(place, fresh)
+            else:
+                _party(fresh)
+            place.rename(_retired(place))
+            fresh.rename(place)
+        except OSError as error:
+            raise InvalidValue(f"keys cannot be written to {str(folder)!r}: {error.strerror}") from None
+    return places
+
+
+def _retired(place: Path) -> Path:
+    """Return a name for the old keys."""
+    numbers = itertools.count(1)
+    return next(path for n in numbers if not (path := place.with_name(f"{place.name}.retired-{n}")).exists())
+
+
+def _renewed_coordinator(place: Path, fresh: Path) -> None:
+    """Make a new signing key, and a new certificate by the same authority for the same names."""
+    for name in ("ca.pem", "ca.key"):
+        _write(fresh / name, (place / name).read_bytes())
+    loaded = serialization.load_pem_private_key((place / "ca.key").read_bytes(), None)
+    assert isinstance(loaded, ec.EllipticCurvePrivateKey)
+    old = x509.load_pem_x509_certificate((place / "server.pem").read_bytes())
+    names = old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    _signing(fresh)
+    _certificate(fresh, loaded, old.issuer, list(names))
+
+
 def _party(place: Path) -> None:
     guard, node = Signer.new(), ec.generate_private_key(ec.SECP384R1())
     guard.save(place / "guard.key")
@@ -98,18 +147,36 @@ def _party(place: Path) -> None:
 
 
 def _coordinator(place: Path, alternatives: list[x509.GeneralName]) -> None:
-    signer = Signer.new()
-    signer.save(place / "coordinator.key")
-    _write(place / "public.toml", f'key = "{signer.public.hex()}"\n'.encode())
-    authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    _signing(place)
+    authority = ec.generate_private_key(ec.SECP384R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "farthing's own authority")])
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "farthing coordinator")])
     root = (
         _begun(issuer, issuer, authority.public_key(), authority.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs_certificates=True), critical=True)
         .sign(authority, hashes.SHA384())
     )
+    _write(place / "ca.pem", root.public_bytes(serialization.Encoding.PEM))
+    _write(place / "ca.key", _pem(authority, serialization.PrivateFormat.PKCS8))
+    _certificate(place, authority, issuer, alternatives)
+
+
+def _signing(place: Path) -> None:
+    """Make the key that signs questions."""
+    signer = Signer.new()
+    signer.save(place / "coordinator.key")
+    _write(place / "public.toml", f'key = "{signer.public.hex()}"\n'.encode())
+
+
+def _certificate(
+    place: Path,
+    authority: ec.EllipticCurvePrivateKey,
+    issuer: x509.Name,
+    alternatives: list[x509.GeneralName],
+) -> None:
+    """Make the certificate that the coordinator's machine shows."""
+    server = ec.generate_private_key(ec.SECP384R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "farthing coordinator")])
     leaf = (
         _begun(subject, issuer, server.public_key(), authority.public_key())
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -118,9 +185,8 @@ def _coordinator(place: Path, alternatives: list[x509.GeneralName]) -> None:
         .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .sign(authority, hashes.SHA384())
     )
-    for name, certificate, key in (("ca", root, authority), ("server", leaf, server)):
-        _write(place / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM))
-        _write(place / f"{name}.key", _pem(key, serialization.PrivateFormat.PKCS8))
+    _write(place / "server.pem", leaf.public_bytes(serialization.Encoding.PEM))
+    _write(place / "server.key", _pem(server, serialization.PrivateFormat.PKCS8))
 
 
 def _begun(

@@ -38,6 +38,7 @@ class State(StrEnum):
     MISSING = "missing"  # did not answer the last round
     SPENT = "spent"  # cannot afford another round
     REFUSED = "refused"  # refused the terms, or its answer was refused
+    REVOKED = "revoked"  # its key is enrolled no more
     AWAY = "away"  # missed too many rounds: not waited for, and asked again once it replies to a greeting
 
 
@@ -213,6 +214,13 @@ class PartyRoster:
     def begin(self, said: Mapping[str, dict[str, Any]]) -> None:
         """Begin with the parties that announced this."""
         self.members = [Party.announced(name, Fields(told), self._greeting) for name, told in said.items()]
+        self._revoke()
+
+    def _revoke(self) -> None:
+        """Exclude the members of a resumed run whose keys are enrolled no more."""
+        for party in self.members:
+            if party.name not in self._enrolled:
+                party.left, party.broke, party.state = 0, True, State.REVOKED
 
     def _greetings(self) -> dict[str, Request]:
         header = self._greeting.header() | {"dataset": self._dataset}
@@ -352,3 +360,4 @@ class PartyRoster:
     def restore(self, said: list[list[Any]]) -> None:
         for party, values in zip(self.members, said, strict=True):
             party.restore(values)
+        self._revoke()

@@ -83,7 +83,7 @@ def body(view: View) -> str:
     )
 
 
-_STATES = ("here", "missing", "spent", "refused", "away", "awaited", "")
+_STATES = ("here", "missing", "spent", "refused", "revoked", "away", "awaited", "")
 
 
 def _row(party: PartyView) -> str:
@@ -142,7 +142,7 @@ thead th{color:var(--soft);font-size:.8rem}tbody th{font-weight:600;overflow-wra
 td{white-space:nowrap}td small{white-space:normal;overflow-wrap:anywhere}
 .n{text-align:right;font-variant-numeric:tabular-nums}
 .state{border:1px solid;border-radius:1rem;padding:.05rem .6rem;font-size:.85rem;color:var(--soft)}
-.here{color:var(--good)}.missing,.spent,.away{color:var(--care)}.refused{color:var(--bad)}
+.here{color:var(--good)}.missing,.spent,.away{color:var(--care)}.refused,.revoked{color:var(--bad)}
 meter{width:5rem;vertical-align:middle}
 footer{color:var(--soft);font-size:.8rem;margin-top:1rem}
 @media(max-width:36rem){table,tbody,tr,td,tbody th{display:block}thead{display:none}

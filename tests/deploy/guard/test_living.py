@@ -6,7 +6,7 @@ import pytest
 from farthing.data.tables import Features
 from farthing.deploy import coordinator, roster
 from farthing.deploy.averages import Averaging
-from farthing.deploy.messages.signed import MessageKind, unseal
+from farthing.deploy.messages.signed import MessageKind, Signer, unseal
 from farthing.deploy.roster import State
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.federated import Invitation
@@ -146,6 +146,26 @@ def test_a_party_of_another_observer_does_not_join(village, clock):
     assert counts(clients, 3) == [2, 2, 2]
     assert clients.names == ["p0", "p1"]
     assert village.check()["p2"] == (0, 0)
+
+
+def test_a_key_is_renewed_and_another_revoked_in_a_run_that_goes_on(village, clock, tmp_path):
+    links, clients = crowd(village, clock, checkpoint=tmp_path / "c")
+    assert counts(clients, 2) == [3, 3]
+    clients.close()
+    house = village.houses["p0"]  # whose ledger stays what it is
+    house.stop()
+    house.signer = Signer.new()
+    (house.folder / "key").unlink()
+    house.signer.save(house.folder / "key")
+    links._guards["p0"] = house.open()
+    enrolled = {name: key for name, key in village.enrolled.items() if name != "p1"}
+    options = {"run": "run-1", "dataset": "d", "seconds": 10.0, "checkpoint": tmp_path / "c"}
+    again = coordinator.Remote(links, village.coordinator, enrolled, **options)
+    village.remotes.append(again)
+    again.invite(Invitation(1.0, rounds=20))
+    assert counts(again, 4) == [3, 3, 2, 2]  # two from the checkpoint
+    assert states(again) == ["here", "revoked", "here"]
+    assert village.check(verify="p0") == {"p0": (4, 4), "p1": (2, 2), "p2": (4, 4)}
 
 
 # --- the pace
