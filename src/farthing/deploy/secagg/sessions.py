@@ -135,10 +135,15 @@ class Session:
             self.charged[name] = left, forms.row_of(said.take("row")), forms.row_of(said.take("head"))
 
     def _reach(self) -> float:
-        """Return the largest sum in cells: every record clipped (twice as many as announced), and noise."""
+        """Return the largest sum in cells: all drawn records clipped (twice as many as announced), and noise.
+
+        A sum that is larger wraps around and is wrong; no party loses anything by it.
+        """
         terms = next(iter(self._terms.values()))  # clipping norm and noise are equal for all
         noise = _TAIL * math.sqrt(terms.variance) * len(self._terms)
-        return (2 * self._records * terms.bound.clip + noise) / own_cell(terms, self._size)
+        drawn = sum(term.expected for term in self._terms.values())
+        most = min(self._records, drawn + _TAIL * math.sqrt(drawn))
+        return (2 * most * terms.bound.clip + noise) / own_cell(terms, self._size)
 
 
 def _tables(came: Mapping[str, Opened], most: int, length: int) -> dict[str, dict[str, bytes]]:
