@@ -258,6 +258,9 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):  # type: ignore[misc]
         low, high = self._range
         return u * (high - low), constant * (high - low) + low
 
+    def _unit_of_coefficients(self) -> Array:
+        return super()._unit_of_coefficients() * (self._range[1] - self._range[0])
+
     def predict(self, X: Any) -> Array:
         """Return what is predicted of every row, within ``target_bounds``."""
         return np.asarray(np.clip(self._rows(X) @ self.coef_ + self.intercept_, *self._range))

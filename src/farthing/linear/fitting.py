@@ -26,6 +26,7 @@ from farthing.ledger.ledger import Ledger
 from farthing.linear import private_bounds
 from farthing.linear.base import PUBLIC_SIZE, PrivateEstimator
 from farthing.linear.checks import clipped, compact
+from farthing.linear.intervals import EstimatedStep, Of
 from farthing.linear.losses import Loss
 from farthing.linear.personal import over
 from farthing.linear.problem import Problem
@@ -147,6 +148,7 @@ class PrivateLinear(PrivateEstimator):
             part = size / (self._seen + size)
             u, constant = ((1 - part) * old + part * new for old, new in zip(before, found, strict=True))
             found = u, constant
+        self._averaged = more and before is not None
         self._seen, self._released = size + (self._seen if more and before is not None else 0), found
         return found
 
@@ -216,6 +218,46 @@ class PrivateLinear(PrivateEstimator):
         if self._limits is not None:
             return clipped(X, *self._limits)
         return normalize(X) if X.shape[0] else X
+
+    def coef_interval(self, level: float = 0.95, of: Of = "population") -> tuple[Array, Array]:
+        """Return the ends of an interval for each coefficient that accounts for the noise.
+
+        Parameters
+        ----------
+        level : float, default 0.95
+            The probability with which an interval holds, for each coefficient by itself.
+        of : {"population", "records"}, default "population"
+            What it is an interval for: the coefficients of the population that the records are a sample of,
+            with errors of one variance (``solver="sufficient"``), or those that the same fit would give on
+            these records without noise (that, and ``"output"``).
+
+        Returns
+        -------
+        (ndarray, ndarray)
+            The lower and the upper ends, shaped like ``coef_``. It costs nothing.
+        """
+        check_is_fitted(self)
+        step = self.history_[-1]
+        if not isinstance(step, EstimatedStep) or self._averaged:
+            raise Unsupported(
+                "the law of the noise on these coefficients is not known: fit with solver='sufficient' "
+                "(regression, alpha=0) or 'output' (two classes), and not in parts"
+            )
+        if step.estimate is None:
+            raise Unsupported(
+                "the noise is too large beside the second moments of the features for an interval (or alpha "
+                "is not 0): take a larger budget, more records or fewer features"
+            )
+        low, high = step.estimate.interval(level, of)
+        unit = self._unit_of_coefficients()
+        return np.reshape(low * unit, self.coef_.shape), np.reshape(high * unit, self.coef_.shape)
+
+    def _unit_of_coefficients(self) -> Array:
+        """Return what weights on mapped rows are multiplied by to be coefficients."""
+        if self._limits is None:
+            return np.ones(self.n_features_in_)
+        low, high = self._limits
+        return np.asarray(1 / (high - low))
 
     def _exported(self, model: Any, coef: Array, intercept: Any) -> Pipeline:
         """Return ``model`` with weights on rows as `fit` sees them, behind a step that makes such rows.

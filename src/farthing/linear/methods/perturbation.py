@@ -58,6 +58,7 @@ from farthing.budget import Adjacency, Budget
 from farthing.data.tables import Features, Table
 from farthing.errors import FarthingError, Unsupported
 from farthing.ledger.ledger import Ledger
+from farthing.linear.intervals import EstimatedStep, LinearEstimate
 from farthing.linear.losses import HuberHinge, Logistic, Loss
 from farthing.linear.problem import Problem
 from farthing.noise import lattice
@@ -126,7 +127,11 @@ def output(ledger: Ledger, problem: Problem, *, penalty: float | None = None) ->
     query = Query(Everyone(), contribution, bound, Gaussian(noise))
     ledger.promise(query, times=1)
     answer = ledger.ask(query)
-    yield Step(1, features.unfold(answer.value), (answer.receipt,))
+    spread = (noise * bound.norm() * _FLOAT_SLACK) ** 2 * np.eye(features.size)
+    exact = LinearEstimate(
+        features, answer.value, spread, None, 1 + 2.0**-10
+    )  # and what rounding adds to the noise
+    yield EstimatedStep(1, features.unfold(answer.value), (answer.receipt,), exact)
 
 
 def _features(problem: Problem) -> Features:

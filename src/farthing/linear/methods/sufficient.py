@@ -30,6 +30,7 @@ from farthing.data.tables import Features, Table
 from farthing.data.weighted import root, weighed
 from farthing.ledger.ledger import Ledger
 from farthing.linear.budget_schedule import BudgetSchedule
+from farthing.linear.intervals import EstimatedStep, of_moments
 from farthing.linear.methods.regression import Space, ridge
 from farthing.linear.problem import Problem
 from farthing.noise.summing import Sum
@@ -50,11 +51,12 @@ def sufficient(ledger: Ledger, problem: Problem) -> Iterator[Step]:
     bound = ClipOuter(math.sqrt(space.radius**2 + 1))
     contribution = Statistics(features, 1 - space.most, 1 / space.most)
     moments, deviation = schedule.mean(1.0, contribution, bound, mechanism=SymmetricGaussian)
+    exact = None if problem.penalty else of_moments(features, moments, deviation, space.most, problem.records)
     moments[:size, :size] += ridge(features, problem.penalty / problem.records)
     values, vectors = np.linalg.eigh(moments[:size, :size])
     raised = np.maximum(values, 0.0) + _RAISED * deviation * math.sqrt(2 * size)
     w = space.start + vectors @ ((moments[:size, size] * space.most @ vectors) / raised)
-    yield Step(1, features.unfold(w), schedule.receipts())
+    yield EstimatedStep(1, features.unfold(w), schedule.receipts(), exact)
 
 
 @dataclass(frozen=True, slots=True)
