@@ -73,12 +73,14 @@ def test_imports_point_down(name):
     for imported in imports(MODULES[name]):
         if name == "budget" and imported.startswith("accounting."):
             continue  # `Budget.rho` and `Budget.mu`, looked up when they are asked for
+        if name == "budget" and imported == "report.notebook":
+            continue  # what a notebook shows, looked up there
         assert rank(imported) <= rank(name), f"{name} must not import {imported}"
 
 
 def test_no_modules_import_each_other_in_a_circle():
     graph = {name: {one for one in imports(path) if one in MODULES} for name, path in MODULES.items()}
-    graph["budget"] = {one for one in graph["budget"] if not one.startswith("accounting.")}
+    graph["budget"] = {one for one in graph["budget"] if not one.startswith(("accounting.", "report."))}
     TopologicalSorter(graph).prepare()
 
 

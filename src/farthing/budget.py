@@ -13,7 +13,7 @@ and travel with every number farthing prints.
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
 from farthing import validate
 
@@ -173,8 +173,38 @@ class Budget:
         )
 
 
+class Shown:
+    """The base of what notebooks show as a table (`farthing.report.notebook`)."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        from farthing.report import notebook
+
+        return notebook.html(self)
+
+
+class Drawn(Shown):
+    """The base of what notebooks can also draw."""
+
+    __slots__ = ()
+
+    def plot(self) -> Any:
+        """Return a picture: a notebook shows it, and its ``save(path)`` writes an SVG file.
+
+        Of a ledger it shows ε after each answer and the limit, of a run the noise of each answer.
+
+        Returns
+        -------
+        Plot
+        """
+        from farthing.report import notebook
+
+        return notebook.plot(self)
+
+
 @dataclass(frozen=True, slots=True)
-class Guarantee:
+class Guarantee(Shown):
     """A statement about what was released: (ε, δ), for whom, against whom, and by which theorem.
 
     Attributes

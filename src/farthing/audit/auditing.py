@@ -24,7 +24,7 @@ from farthing.audit.statistics import (
     caught,
     value,
 )
-from farthing.budget import Budget
+from farthing.budget import Budget, Shown
 from farthing.errors import InvalidValue
 from farthing.noise.lattice import Stream
 
@@ -52,7 +52,7 @@ def attacks(method: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Shown):
     """A lower bound on ε at the claim's δ, beside the claim.
 
     Parameters

@@ -24,6 +24,7 @@ from farthing.cli import (
     doctor_command,
     ledger_command,
     report_command,
+    sample_command,
     simulate_command,
     train_command,
 )
@@ -46,6 +47,7 @@ for _command in (
     train_command.train,
     train_command.schema,
     train_command.predict,
+    sample_command.sample,
     describe_command.describe,
     simulate_command.simulate,
     deploy_command.guard,

@@ -4,7 +4,9 @@ Data goes to standard output, prose and errors to standard error.
 """
 
 import json
+import os
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +15,7 @@ import typer
 
 from farthing.budget import Adjacency
 from farthing.errors import InvalidValue
+from farthing.validate import did_you_mean
 
 if TYPE_CHECKING:  # it opens numpy
     from farthing.data.csv_files import Csv
@@ -20,7 +23,7 @@ if TYPE_CHECKING:  # it opens numpy
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 FAILED, WRONG, SPENT, INTERRUPTED = 1, 2, 3, 130
@@ -78,12 +81,70 @@ def option(parser: Callable[[str], float], text: str, *names: str) -> Any:
 Relation = Annotated[Adjacency, typer.Option(help="When two data sets are neighbours.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def present(path: str | None) -> str | None:
+    """A table that is there, or the word for an embedded one: told before anything heavy is imported."""
+    if path is not None and path != "adult" and not os.path.exists(path):
+        raise InvalidValue(f"{path!r} cannot be read: there is no such file{_near(path)}")
+    return path
+
+
+def _near(path: str) -> str:
+    folder = os.path.dirname(path) or "."
+    with suppress(OSError):
+        return did_you_mean(os.path.basename(path), os.listdir(folder))
+    return ""
+
+
+def from_config(ctx: typer.Context, path: Path | None) -> Path | None:
+    """Options from a TOML file, by their long names; those on the command line come first."""
+    if path is None:
+        return None
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidValue(f"--config must be a readable file, {str(path)!r}: {error.strerror}") from None
+    except ValueError as error:
+        raise InvalidValue(f"--config must be TOML, {str(path)!r} is not: {error}") from None
+    names = {_long(one): one.name for one in ctx.command.params if one.name not in ("config", "help")}
+    for name in found:
+        if name not in names:
+            raise InvalidValue(f"--config {path}: there is no option {name!r}{did_you_mean(name, names)}")
+        if isinstance(found[name], dict):
+            raise InvalidValue(f"--config {path}: {name!r} must be a value or a list, not a table")
+    ctx.default_map = {str(names[name]): value for name, value in found.items()}
+    return path
+
+
+def _long(parameter: Any) -> str:
+    """The name of a parameter in a file: its longest flag without dashes in front."""
+    return str(max(parameter.opts, key=len)).lstrip("-")
+
+
 TableName = Annotated[
     str,
-    typer.Argument(metavar="TABLE", help="A CSV or Parquet file, or the word adult.", show_default=False),
+    typer.Argument(
+        metavar="TABLE",
+        help="A CSV or Parquet file, or the word adult.",
+        show_default=False,
+        callback=present,
+    ),
 ]
 TestTable = Annotated[
-    str | None, typer.Option(metavar="TABLE2", help="Measure the model on another table, without privacy.")
+    str | None,
+    typer.Option(
+        metavar="TABLE2", help="Measure the model on another table, without privacy.", callback=present
+    ),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Read options from a TOML file, by their long names.",
+        is_eager=True,
+        callback=from_config,
+    ),
 ]
 NewFile = Annotated[Path | None, typer.Option("-o", "--out", help="A new file; standard output if left out.")]
 Target = Annotated[str | None, typer.Option(metavar="COLUMN", help="What to predict: the schema's target.")]

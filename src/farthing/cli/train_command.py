@@ -1,6 +1,7 @@
 """The commands about tables: ``farthing train``, ``schema`` and ``predict``."""
 
 import json
+import logging
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from farthing.cli.options import (
     WRONG,
     AsJson,
     Bounds,
+    Config,
     Decimal,
     Delimiter,
     Drop,
@@ -128,6 +130,10 @@ def train(
         typer.Option("--format", metavar="NAME", help="The model as skops or onnx as well. Repeatable."),
     ] = None,
     test: TestTable = None,
+    config: Config = None,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Say on standard error what is done, and when.")
+    ] = False,
     force: Force = False,
     as_json: AsJson = False,
 ) -> int:
@@ -136,6 +142,8 @@ def train(
     Exactly what the budget allows is spent. Bounds and vocabularies are declared or paid for, never learnt on
     the side. Ctrl-C ends it with the model of the last step.
     """
+    if verbose:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     if (epsilon is None) == (budget_column is None):
         raise InvalidValue(
             "give --epsilon, or --budget-column with the epsilon of each record: one of the two"

@@ -7,6 +7,7 @@ declared, or without a number where one is, counts as nothing. With ``strict`` i
 """
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -38,6 +39,8 @@ from farthing.linear.estimators import LinearRegression, LinearSVC, LogisticRegr
 from farthing.linear.solvers import CLASSIFIERS, REGRESSORS, Settings, SolverMethod
 from farthing.queries.query import Step
 
+log = logging.getLogger(__name__)
+
 STRICT = "that every value lies within the schema was checked without paying for it (--strict)"
 REHEARSED = "as on made-up rows: a method that adapts to its answers may choose otherwise"
 
@@ -64,6 +67,7 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
     with nullcontext(job.csv) if reading is None else reading(job.csv) as csv:
         split = Split(job.user, job.rows, job.holdout)
         X, y, held = table_files.training_rows(job.table, job.schema, split, strict=job.strict, csv=csv)
+    log.info("the table %s is read; nothing is charged yet", job.table)
     people = _people(job)
     kept = len(y) + (0 if held is None else len(held[1]))
     if job.records is None:
@@ -75,10 +79,12 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
         _refuse_undivided(asked, method, ledger)
         recorder.watch = _first_step_only
         _rehearse(job, estimator, method, len(X), ledger, people)
+        log.info("%s is rehearsed on made-up rows: its budget and its settings are in order", job.method)
         if ledger is None:
             if asked.ledger is None:
                 own.parent.mkdir(exist_ok=True)
             ledger = resources.enter_context(_created(job, _filter(asked, method), people))
+        log.info("charges go to %s", job.ledger)
         recorder.watch = resources.enter_context(follow())
         _paying(job, estimator, method, ledger).fit(X, y, budgets=people)
         assert recorder.ledger is not None
@@ -118,13 +124,16 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
         if measured is not None:
             told["test"] = measured | measuring.verdict(measured)
         contents["privacy"] = (json.dumps(told, allow_nan=False, indent=1) + "\n").encode()
+        log.info("%d steps are taken; %s", estimator.n_iter_, estimator.privacy_)
         for kind, content in contents.items():
             write(files[kind], content)
+            log.info("%s is written", files[kind])
         try:
             report = outputs.reported(job, estimator, ledger, told, measured)
         except FarthingError as error:  # nothing is wrong with what was asked for, and it is paid
             raise FarthingError(f"the model is written, but its report could not be: {error}") from None
         write(files["report"], report.encode())
+        log.info("%s is written", files["report"])
     return told
 
 

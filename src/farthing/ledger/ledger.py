@@ -31,7 +31,7 @@ import numpy as np
 from farthing import validate
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter
 from farthing.accounting.tolerance import DEPTH
-from farthing.budget import Budget, Guarantee
+from farthing.budget import Budget, Drawn, Guarantee
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.ledger import failsafe, levels
 from farthing.ledger.answers import (
@@ -64,7 +64,7 @@ class _Ready(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Ledger:
+class Ledger(Drawn):
     """A budget, the books of what was spent of it, and (after `over`) the only way to its records.
 
     Parameters

@@ -5,7 +5,7 @@ A fit reads its declared bounds, buys what is not declared (`private_bounds`, `w
 here as well.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from farthing.linear.personal import over
 from farthing.linear.problem import Problem
 from farthing.linear.solvers import PURE, Solver, SolverMethod
 from farthing.linear.weights import RecordWeights
-from farthing.queries.query import Step
+from farthing.queries.query import Step, until_spent
 
 Array = NDArray[np.float64]
 Algorithm = Callable[[Ledger, Problem], Iterator[Step]]
@@ -46,6 +46,32 @@ _NO_PRIVACY = Guarantee(
     "nothing",
     note="fitted on the records themselves: no privacy at all",
 )
+
+
+def steps_of(method: SolverMethod, ledger: Ledger, problem: Problem) -> Iterator[Step]:
+    """Yield the steps of a method, each checked, until its budget is spent."""
+    found: Any = method.algorithm(ledger, problem)
+    if not isinstance(found, Iterable):
+        raise InvalidValue(f"a solver must be a generator of ft.Step, it returned {type(found).__name__}")
+    for step in until_spent(lambda: iter(found))():
+        yield checked_step(step, problem)
+
+
+def checked_step(step: Any, problem: Problem) -> Step:
+    """Return a solver's step; `InvalidValue` where it is none, or its weights are not the problem's."""
+    sizes = f"{problem.width} weights and a constant" + f" for each of {problem.outputs}" * (
+        problem.outputs > 0
+    )
+    wanted = f"a solver must yield ft.Step(t, (weights, constant), receipts) with {sizes}"
+    if not isinstance(step, Step):
+        raise InvalidValue(f"{wanted}; it yielded {type(step).__name__}")
+    if not isinstance(step.w, tuple) or len(step.w) != 2:
+        raise InvalidValue(f"{wanted}; w of its step {step.t} is {type(step.w).__name__}, not a pair")
+    outputs = (problem.outputs,) if problem.outputs else ()
+    shapes = np.shape(step.w[0]), np.shape(step.w[1])
+    if shapes[0] != (problem.width, *outputs) or shapes[1] not in (outputs, (1,)):
+        raise InvalidValue(f"{wanted}; w of its step {step.t} has the shapes {shapes[0]} and {shapes[1]}")
+    return step
 
 
 class PrivateLinear(PrivateEstimator):
@@ -190,7 +216,7 @@ class PrivateLinear(PrivateEstimator):
         blank = Table(np.zeros((2, problem.width)), np.zeros(2), unit=problem.unit)
         made_up = self._own_ledger(self.ledger.rehearsal(), method.filter, people)
         weighed = method.personal == "weights"
-        next(iter(method.algorithm(*over(made_up, blank, problem, people, weighed))), None)
+        next(steps_of(method, *over(made_up, blank, problem, people, weighed)), None)
 
     def _spend(
         self,
@@ -206,7 +232,7 @@ class PrivateLinear(PrivateEstimator):
             ledger = self._own_ledger(self.ledger, method.filter, people)
         if self.records is None:
             ledger.note(PUBLIC_SIZE)
-        self.history_ = tuple(method.algorithm(*over(ledger, table, problem, people, weighed)))
+        self.history_ = tuple(steps_of(method, *over(ledger, table, problem, people, weighed)))
         if not self.history_:
             raise BudgetSpent(f"{ledger.budget} does not allow a single step of {self.solver!r}")
         self.privacy_, self.guarantees_ = ledger.guarantee, ledger.guarantees

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, ParamSpec, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from farthing.budget import Budget
+from farthing.budget import Budget, Drawn
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.noise.lattice import Stream
 from farthing.noise.summing import checked, summed
@@ -392,7 +392,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class Run(Drawn):
     """A finished training: the last parameters, every receipt, and why it stopped.
 
     Parameters

@@ -1,0 +1,87 @@
+"""The first hour at the command line: a sample, options from a file, what is said, and missing files."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import farthing as ft
+from farthing.linear.solvers import SolverMethod
+
+SPEND = ("--epsilon", "1", "--delta", "1e-5")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_sample_and_options_from_a_file(run: Any) -> None:
+    assert run("sample").out == "people.csv\npeople.json\n"
+    assert run("sample").code == 2  # they exist
+    Path("run.toml").write_text(
+        'table = "people.csv"\nschema = "people.json"\nepsilon = 9\ndelta = 1e-5\nout = "fit"\n'
+        'method = "dpagd"\nset = ["splits=5"]\nholdout = 0.2\n'
+    )
+    done = run("train", "--config", "run.toml", "--epsilon", "3", "--verbose", "--json")
+    assert done.code == 0, done.err
+    told = done.json
+    assert (told["guarantee"]["epsilon"], told["method"]) == (3.0, "dpagd")  # what is typed comes first
+    assert told["settings"] == {"splits": 5}
+    assert told["public"]["schema"]["checked_by"] == "farthing: the data are made up"
+    assert told["model"] == "fit/model.npz"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("epsilom = 1", "no option 'epsilom' (did you mean 'epsilon'?)"),
+        ("epsilon = ", "must be TOML"),
+        ("[epsilon]\na = 1", "'epsilon' must be a value or a list"),
+        ('epsilon = "much"', "must be a number, got 'much'"),
+        (None, "--config must be a readable file"),
+    ],
+)
+def test_a_wrong_file_of_options_is_one_sentence(run: Any, text: str | None, said: str) -> None:
+    if text is not None:
+        Path("run.toml").write_text(text)
+    done = run("train", "adult", "--delta", "1e-5", "--config", "run.toml")
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+
+
+def test_a_missing_table_is_told_before_anything_heavy_is_imported() -> None:
+    code = (
+        "import sys; from farthing.cli.main import main; "
+        "code = main(['train', 'people.csv', '--epsilon', '1', '--delta', '1e-5']); "
+        "assert not {'numpy', 'scipy', 'sklearn'} & {*sys.modules}; sys.exit(code)"
+    )
+    Path("peoples.csv").touch()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "there is no such file (did you mean 'peoples.csv'?)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([3], "it yielded int"),
+        ([ft.Step(1, np.zeros(2))], "w of its step 1 is ndarray, not a pair"),
+        ([ft.Step(1, (np.zeros(5), 0.0))], r"has the shapes \(5,\) and \(\)"),
+        (None, "it returned NoneType"),
+    ],
+)
+def test_a_solver_of_ones_own_is_told_what_it_has_to_yield(steps: Any, said: str) -> None:
+    model = ft.LogisticRegression(
+        1.0,
+        1e-5,
+        solver=SolverMethod(lambda ledger, problem: steps if steps is None else iter(steps)),
+        bounds=(0, 1),
+        classes=(0, 1),
+    )
+    with pytest.raises(ft.InvalidValue, match=f"a solver must .*{said}"):
+        model.fit(np.zeros((4, 2)), [0, 1, 0, 1])
