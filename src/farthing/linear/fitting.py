@@ -162,7 +162,8 @@ class PrivateLinear(PrivateEstimator):
                 "'sgd-ma' for batches"
             )
         if not method.private:
-            self.history_, self.privacy_ = (method.algorithm(table, problem),), _NO_PRIVACY
+            self.history_: tuple[Any, ...] = (method.algorithm(table, problem),)
+            self.privacy_ = _NO_PRIVACY
             self.guarantees_: dict[float, Guarantee] = {}
         else:
             self._spend(table, problem, method, people, ledger)
