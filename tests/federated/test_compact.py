@@ -42,6 +42,17 @@ def test_materialised_rows_agree():
     np.testing.assert_allclose(np.concatenate(ours), np.concatenate(theirs))
 
 
+@pytest.mark.parametrize("intercept", [0.0, 2.0])
+@pytest.mark.parametrize("unit", [False, True])
+def test_sums_of_clients_are_those_of_their_rows(unit, intercept):
+    features = Features(11, intercept=intercept, radius=1.0 if unit else None)
+    owners, factors = np.repeat(np.arange(3), [100, 0, 200]), RNG.normal(size=300)
+    (block,) = Indicators.of(X, y, unit=unit).blocks(features)
+    rows = block.rows(features)
+    expected = np.array([factors[owners == n] @ rows[owners == n] for n in range(3)])
+    np.testing.assert_allclose(block.sums(features, factors, owners, 3), expected, atol=1e-12)
+
+
 def test_a_place_takes_a_byte():
     assert Indicators.of(X).places.dtype == np.uint8
     assert Indicators.of(np.eye(300)).places.dtype == np.uint16

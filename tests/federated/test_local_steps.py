@@ -120,3 +120,6 @@ def test_a_client_that_others_spend_from_keeps_the_steps_it_took():
     assert (update.tolist(), taken) == ([-1.0], 2)
     with pytest.raises(BudgetSpent):
         LocalSteps(GRADIENT, 5, 0.5).run(ask, np.zeros(1), left=5)
+    asked.clear()
+    assert LocalSteps(GRADIENT, 5, 0.5).run(ask, np.zeros(1), left=1)[1] == 1
+    assert len(asked) == 1  # no more is even asked for than is left

@@ -124,6 +124,17 @@ class PlacesBlock(NamedTuple):
         total = np.stack(sums, axis=-1, dtype=np.float64)[: self.width]
         return [(total.reshape(self.width, *v.shape[1:]), v.sum(axis=0))]
 
+    def sums(self, features: Features, factors: Array, owners: Integers, clients: int) -> Array:
+        """Return Σ factor · z of each client, for a map that leaves features as they are; no row is made."""
+        factors, width = factors * self.shrink, self.width + 1
+        at = owners[:, None] * width + self.places  # rows with fewer ones fill the constant's place, in vain
+        values = np.repeat(factors * self.unit, self.places.shape[1])
+        found: Array = np.bincount(at.ravel(), values, clients * width).reshape(clients, width)  # type: ignore[assignment]
+        if not features.intercept:
+            return found[:, : self.width]
+        found[:, self.width] = features.intercept * np.bincount(owners, factors, clients)
+        return found
+
     def rows(self, features: Features) -> Array:
         """Return the mapped rows z."""
         x = np.zeros((len(self.places), self.width + 1))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from farthing.federated.draws import PerRow, Round, own_noise
+from farthing.federated.draws import PerRow, PlacesBlock, Round, own_noise
 from farthing.linear.losses import Gradient
 from farthing.noise import lattice
 from farthing.noise.lattice import Stream
@@ -72,16 +72,22 @@ def _noisy_gradients(
             owners = who[place : place + len(block.norm)]
             clip: Any = now.bound or PerRow(now.clips[owners])
             factors = (contribution.factors(block, u, constant, clip).T / cells[owners]).T
-            rows = block.rows(features)
-            terms = rows * factors[:, None] if factors.ndim == 1 else rows[:, :, None] * factors[:, None]
-            starts = np.flatnonzero(np.diff(owners, prepend=-1))
-            summed = terms if len(starts) == len(owners) else np.add.reduceat(terms, starts)
-            uploads[owners[starts] - first] += summed.reshape(len(starts), w.size)
+            if isinstance(block, PlacesBlock) and features.plain and factors.ndim == 1:
+                uploads += block.sums(features, factors, owners - first, last - first)
+            else:
+                _add_rows(uploads, block.rows(features), factors, owners - first)
             place += len(owners)
-        np.rint(uploads, out=uploads)  # integers far below 2^53: sums with the noise are exact
-        uploads += lattice.gaussian(stream, uploads.size, bits).reshape(uploads.shape)
+        uploads = lattice.noisy(stream, uploads, 1.0, 1.0, bits)  # whole cells, so that sums are exact
         total += (now.weights[first:last] * cells[first:last]) @ uploads
     return total.reshape(w.shape)
+
+
+def _add_rows(uploads: Array, rows: Array, factors: Array, owners: Integers) -> None:
+    """Add factor · row to each row's upload; owners are sorted."""
+    terms = rows * factors[:, None] if factors.ndim == 1 else rows[:, :, None] * factors[:, None]
+    starts = np.flatnonzero(np.diff(owners, prepend=-1))
+    summed = terms if len(starts) == len(owners) else np.add.reduceat(terms, starts)
+    uploads[owners[starts]] += summed.reshape(len(starts), uploads.shape[1])
 
 
 def _lattice(size: int, now: Round) -> tuple[int, Array]:
