@@ -3,8 +3,11 @@
 import json
 import os
 import signal
+import socket
 import sys
+import threading
 import time
+import urllib.request
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from farthing.cli.main import main
 from farthing.data import table_files
 from farthing.data.tables import Table
 from farthing.deploy import serve
+from farthing.deploy.bridge import carry
 from farthing.deploy.guard import server
 from farthing.deploy.guard.policy import Policy
 from farthing.deploy.messages.forms import InProcess
@@ -172,6 +176,47 @@ def test_the_mean_and_the_pace_of_a_run_are_settings_of_its_file(tmp_path, guard
     assert report["rounds"] == 6
 
 
+def external(text):
+    nodes = "\n".join(f"{name} = {2**63 + place}" for place, name in enumerate(NAMES))
+    return text.replace("[parties]", f'[external]\nbridge = "relay.sock"\n{nodes}\n\n[parties]')
+
+
+def test_a_run_over_a_superlink_of_others_waits_for_the_relay_and_shows_its_health(tmp_path, guards):
+    """The relay is a thread here, which reaches guards by the numbers of their nodes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{probe.getsockname()[1]}"
+    plan = plan_of(tmp_path, edit=external, settings=f'metrics = "{place}"')
+    transport, seen = guards(tmp_path), []
+
+    def look(path):
+        with urllib.request.urlopen(f"http://{place}{path}", timeout=60) as said:
+            return said.read().decode()
+
+    def exchange(requests, seconds):
+        seen.append((look("/healthz"), look("/metrics")))
+        names = {2**63 + place: name for place, name in enumerate(NAMES)}
+        for name, answer in transport.exchange({names[n]: r for n, r in requests.items()}, seconds):
+            yield 2**63 + NAMES.index(name), answer
+
+    def relay():
+        while not plan.external.bridge.exists():
+            time.sleep(0.01)
+        carry(plan.external.bridge, exchange)
+
+    thread = threading.Thread(target=relay, daemon=True)
+    thread.start()
+    said = []
+    report = serve.serve(plan, say=said.append)
+    thread.join(300)
+    assert report["rounds"] == 6
+    assert any(str(plan.external.bridge) in line for line in said)
+    assert seen[0][0] == "waiting for parties\n"
+    assert 'farthing_party_state{party="a",state="awaited"} 1' in seen[0][1]
+    assert "farthing_round 5\n" in seen[-1][1]
+    assert 'farthing_party_rounds_left{party="b"}' in seen[-1][1]
+
+
 def test_a_mean_of_single_uploads_needs_local_trust(tmp_path):
     with pytest.raises(InvalidValue, match="only sums are seen"):
         plan_of(
@@ -228,6 +273,9 @@ def test_who_does_not_come_is_waited_for(tmp_path, guards):
         ("[parties]", "[averaging]\ntrim = 0.6\n[parties]", "trim must lie between 0 and 0.5"),
         ("[parties]", "[averaging]\nkeep = 1\n[parties]", "no setting averaging.keep"),
         ('test = "adult"', "quorum = 1.5", "quorum must be a share"),
+        ('test = "adult"', 'metrics = "9100"', "HOST:PORT"),
+        ("[parties]", '[external]\nbridge = "b"\na = 1\n[parties]', "each of the [parties]"),
+        ("[parties]", '[external]\nbridge = "b"\na = 1\nb = 1\nc = 2\n[parties]', "a node of its own"),
         ("[method]", "[method", "TOML"),
     ],
 )
@@ -291,6 +339,9 @@ def test_a_child_ends_with_its_group_and_is_started_again(tmp_path):
     assert child.running
     child.stop()
     assert not child.running
+    until = time.monotonic() + 300
+    while alive(grandchild) and time.monotonic() < until:  # killed, which takes a moment on a busy machine
+        time.sleep(0.01)
     assert not alive(grandchild)
 
 

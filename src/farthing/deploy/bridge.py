@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from farthing.deploy.messages.sockets import LARGEST_ANSWER
+from farthing.errors import InvalidValue
 
 Carry = Callable[[Mapping[int, bytes], float], Iterable[tuple[int, bytes] | float]]
 
@@ -33,12 +34,13 @@ _LARGEST_LINE = 2**20
 class Bridge:
     """A transport that reaches each party's node, by number, over the carrier that connected last."""
 
-    def __init__(self, nodes: Mapping[str, int]) -> None:
+    def __init__(self, nodes: Mapping[str, int], path: Path | None = None) -> None:
         self._nodes = dict(nodes)
         self._names = {node: name for name, node in nodes.items()}
         self._folder = tempfile.TemporaryDirectory(prefix="farthing-")  # readable by its owner only
-        self.path = Path(self._folder.name) / "bridge"  # short, because paths of sockets are limited
-        self._listener = Listener(str(self.path), "AF_UNIX")
+        # short, because paths of sockets are limited
+        self.path = Path(self._folder.name) / "bridge" if path is None else path
+        self._listener = self._listening()
         self._changed = threading.Condition()
         self._carrier: Connection | None = None
         self._number, self._closed = 0, False
@@ -46,6 +48,19 @@ class Bridge:
         self._late: dict[int, bytes] = {}  # answers that came after their exchange had ended
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
+
+    def _listening(self) -> Listener:
+        """Return the listener on a socket that only its owner opens; an old socket is replaced."""
+        before = os.umask(0o177)
+        try:
+            if self.path.is_socket():
+                self.path.unlink()
+            return Listener(str(self.path), "AF_UNIX")
+        except OSError as error:
+            self._folder.cleanup()
+            raise InvalidValue(f"the bridge cannot be opened, {str(self.path)!r}: {error.strerror}") from None
+        finally:
+            os.umask(before)
 
     @property
     def parties(self) -> Sequence[str]:

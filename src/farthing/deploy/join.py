@@ -5,6 +5,7 @@
     node = "keys/ward-7/node.key"
     policy = "policy.toml"            # of the guard; or, for a guard under an account of its own,
     # socket = "/run/ward-7/guard.sock"
+    # metrics = "127.0.0.1:9101"      # /metrics and /healthz: whether guard and node run
     # apps = true                     # Flower's own SuperNode, which runs apps that the coordinator sends
 
 Both are restarted when they end, until SIGTERM or Ctrl-C.
@@ -15,12 +16,13 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from farthing.deploy.flower.superlink import Address, environment, needs_flower
 from farthing.deploy.guard.policy import Policy
+from farthing.deploy.metrics import Health, Metric, MetricsServer, of_processes
 from farthing.deploy.processes import Child
 from farthing.deploy.toml_settings import Settings
 from farthing.errors import FarthingError, InvalidValue
@@ -39,6 +41,7 @@ class PartyFile:
     socket: Path
     folder: Path  # holds logs and Flower's files
     apps: bool = False
+    metrics: Address | None = None
 
     @classmethod
     def load(cls, path: Path) -> "PartyFile":
@@ -55,6 +58,7 @@ class PartyFile:
                 socket=Policy.load(policy).socket if policy is not None else given.path("socket"),
                 folder=given.beside(given.text("folder", path.stem)),
                 apps=given.flag("apps"),
+                metrics=Address.of(given.text("metrics")) if "metrics" in given.names else None,
             )
             given.done()
             for file in (party.authority, party.node):
@@ -89,6 +93,8 @@ def join(party: PartyFile, say: Callable[[str], None] = lambda _: None) -> None:
     command += [str(party.authority.resolve()), str(party.node.resolve()), str(party.socket)]
     command += ["--apps"] if party.apps else []
     node = Child(command, party.folder / "node.log", environment(party.folder / "flower"))
+    children = {"node": node} if guard is None else {"guard": guard, "node": node}
+    counted = None if party.metrics is None else MetricsServer(lambda: _seen(children), party.metrics)
     try:
         with _until_signal(over):
             if guard is not None:
@@ -104,9 +110,16 @@ def join(party: PartyFile, say: Callable[[str], None] = lambda _: None) -> None:
                 if node.revive():
                     say("node        had ended, started again")
     finally:
+        if counted is not None:
+            counted.close()
         node.stop()
         if guard is not None:
             guard.stop()
+
+
+def _seen(children: Mapping[str, Child]) -> tuple[Health, list[Metric]]:
+    running = {name: child.running for name, child in children.items()}
+    return of_processes(running, {name: child.starts for name, child in children.items()})
 
 
 # The guard ends when its standard input closes with this process. An error is the last line of its log.

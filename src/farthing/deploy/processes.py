@@ -29,6 +29,7 @@ class Child:
         self._environment = None if environment is None else dict(environment)
         self._process: subprocess.Popen[bytes] | None = None
         self._started, self._failures = 0.0, 0
+        self.starts = 0  # how often it was started
 
     @property
     def pid(self) -> int | None:
@@ -51,7 +52,7 @@ class Child:
                 start_new_session=True,
                 umask=0o077,  # files that it writes are readable by its owner only
             )
-        self._started = time.monotonic()
+        self._started, self.starts = time.monotonic(), self.starts + 1
 
     def revive(self) -> bool:
         """Restart the program if it has ended, with growing delays; return whether it was started."""

@@ -14,6 +14,7 @@
     least = 3                         # parties that a run needs to begin: by default all; others may join
     deadline = 10                     # optional: seconds after which a round ends with
     quorum = 0.8                      # this share of the answers
+    metrics = "127.0.0.1:9100"        # optional: /metrics and /healthz, see `farthing.deploy.metrics`
 
     [method]
     name = "addp"                     # or federated-descent, sgd2, sgd1
@@ -24,6 +25,10 @@
     mean = "trimmed"                  # or "weighted" (the default), "median": one liar moves it little
     records = 20000                   # no statement of more records, or of a larger epsilon, counts more
     staleness = 2                     # rounds by which an answer may be late and still count
+
+    [external]                        # optional: a SuperLink of others, in place of listen
+    bridge = "bridge.sock"            # where the relay that `flwr run` starts there connects to
+    ward-7 = 1036209964657236677      # the number of each party's node, as `flwr supernode list` shows it
 
     [parties]
     ward-7 = "keys/ward-7/public.toml"
@@ -55,6 +60,24 @@ from farthing.federated.terms import Trust
 NO_SCHEMA = Schema((Numeric("none", 0.0, 1.0),), Categorical("label", ("0", "1")))
 
 
+@dataclass(frozen=True, slots=True)
+class External:
+    """A SuperLink that others run: where its relay connects to, and the numbers of nodes there."""
+
+    bridge: Path
+    nodes: dict[str, int]
+
+    @classmethod
+    def of(cls, given: Settings) -> "External":
+        """Return the [external] table of a run's file."""
+        bridge = given.path("bridge")
+        nodes = {checked_name(party=name): given.whole(name, 0) for name in given.names}
+        given.done()
+        if len(set(nodes.values())) != len(nodes):
+            raise InvalidValue("[external] must give each party a node of its own")
+        return cls(bridge, nodes)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFile:
     """A run's file: the method, the parties, and all paths."""
@@ -76,6 +99,8 @@ class RunFile:
     quorum: float = 1.0
     deadline: float | None = None
     averaging: Averaging = field(default_factory=Averaging)
+    metrics: Address | None = None
+    external: External | None = None
 
     @classmethod
     def load(cls, path: Path) -> "RunFile":
@@ -121,6 +146,8 @@ class RunFile:
             quorum=given.number("quorum", 1.0),
             deadline=given.number("deadline", None),
             averaging=_averaging(given.table("averaging")) if "averaging" in given.names else Averaging(),
+            metrics=Address.of(given.text("metrics")) if "metrics" in given.names else None,
+            external=External.of(given.table("external")) if "external" in given.names else None,
         )
         given.done()
         method.done()
@@ -137,6 +164,8 @@ class RunFile:
             raise InvalidValue(f"quorum must be a share of the parties, at most 1, got {self.quorum:g}")
         if not self.parties:
             raise InvalidValue("[parties] must name at least one, with its public.toml")
+        if self.external is not None and set(self.external.nodes) != set(self.parties):
+            raise InvalidValue("[external] must give the number of the node of each of the [parties]")
         if len({card.key for card in self.parties.values()}) != len(self.parties):
             raise InvalidValue("[parties] must each have a key of their own")
         if self.least is not None and self.least > len(self.parties):

@@ -21,11 +21,13 @@ from numpy.typing import NDArray
 
 from farthing.budget import Budget
 from farthing.data import model_file
+from farthing.deploy.bridge import Bridge
 from farthing.deploy.coordinator import Remote, State
 from farthing.deploy.flower.superlink import SuperLink, needs_flower
 from farthing.deploy.learners import PublicData
 from farthing.deploy.messages.forms import Transport
 from farthing.deploy.messages.signed import Signer
+from farthing.deploy.metrics import MetricsServer, of_run
 from farthing.deploy.run_file import RunFile
 from farthing.deploy.view import PartyView, View
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue
@@ -75,13 +77,27 @@ def serve(
             shown = page(board.view)
             open_.callback(shown.close)
             say(f"page        {shown.address}")
-        link = SuperLink(
-            plan.listen, plan.keys, {name: card.node for name, card in plan.parties.items()}, plan.folder
-        )
-        open_.callback(link.close)
-        say(f"listening   {plan.listen}, for {', '.join(plan.parties)}")
-        assert link.bridge is not None
-        return coordinate(plan, link.bridge, signer, test, board, say)
+        if plan.metrics is not None:
+            counted = MetricsServer(lambda: of_run(board.view()), plan.metrics)
+            open_.callback(counted.close)
+            say(f"metrics     http://{plan.metrics}/metrics")
+        transport = _transport(plan, open_, say)
+        return coordinate(plan, transport, signer, test, board, say)
+
+
+def _transport(plan: RunFile, open_: contextlib.ExitStack, say: Callable[[str], None]) -> Transport:
+    """Return the way to the parties: over a SuperLink of our own, or over a relay on one of others."""
+    if plan.external is not None:
+        bridge = Bridge(plan.external.nodes, plan.external.bridge)
+        open_.callback(bridge.close)
+        say(f"waiting     for the relay, at {bridge.path}")
+        return bridge
+    nodes = {name: card.node for name, card in plan.parties.items()}
+    link = SuperLink(plan.listen, plan.keys, nodes, plan.folder)
+    open_.callback(link.close)
+    say(f"listening   {plan.listen}, for {', '.join(plan.parties)}")
+    assert link.bridge is not None
+    return link.bridge
 
 
 def coordinate(

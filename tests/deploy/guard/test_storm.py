@@ -1,6 +1,7 @@
 """Random faults, one after the other, against one guard: every answer that anybody ever got was charged."""
 
 import contextlib
+import os
 import random
 import resource
 import shutil
@@ -19,6 +20,7 @@ from farthing.federated.terms import Invitation
 from farthing.linear.losses import Gradient, logistic
 
 TERMS = Invitation(1.0, rounds=20_000)
+GRADIENT = Gradient(logistic, Features(2))
 PLACES = [
     f"{when}-{what}"
     for when, what in [
@@ -199,3 +201,32 @@ def test_a_thousand_faults_in_four_storms(seed, village, told, books):
     storm.house.stop()
     logged, charged = books(storm.house, True)
     assert 100 < len(storm.got) <= logged <= charged
+
+
+@pytest.mark.slow
+def test_ten_parties_go_on_while_one_after_the_other_is_killed(village):
+    """A guard is killed in every third round, at any moment of it, and started again: nothing is lost.
+
+    Who loses an answer is missing from that round only; what was released was charged, once.
+    """
+    dice, rounds, counts = random.Random(7), 160, []
+    village.settle(10, epsilon=50.0).start()
+    clients = village.clients(village.sockets(), seconds=120.0)
+    clients.invite(Invitation(1.0, rounds=1000))
+
+    def kill(house):
+        with contextlib.suppress(ProcessLookupError, AttributeError):  # it is being started again
+            os.kill(house.process.pid, signal.SIGKILL)
+
+    with contextlib.ExitStack() as alive:
+        for house in village.houses.values():
+            alive.enter_context(house.kept_alive())
+        for number in range(rounds):
+            if number % 3 == 2:
+                victim = dice.choice(list(village.houses.values()))
+                threading.Timer(dice.uniform(0.0, 0.03), kill, (victim,)).start()
+            counts.append(clients.ask(GRADIENT, np.zeros(3)).count)
+    assert sum(counts) >= 10 * rounds - rounds // 3  # at most one answer a kill is lost
+    books = village.check(verify="p3")
+    assert {charged for _, charged in books.values()} == {rounds}  # once, also where the answer was lost
+    assert sum(logged for logged, _ in books.values()) >= sum(counts)

@@ -39,9 +39,12 @@ def relay(message: Message, context: Context) -> Message:
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    """Carry messages for the coordinator until it disconnects."""
+    """Carry messages for the coordinator until it disconnects.
+
+    Its bridge is named by our own SuperLink, or by ``flwr run --run-config 'bridge="PATH"'`` on another.
+    """
     shorten_backoff()
-    carry(os.environ[BRIDGE], Carrier(grid).exchange)
+    carry(str(context.run_config.get("bridge") or os.environ[BRIDGE]), Carrier(grid).exchange)
 
 
 def shorten_backoff() -> None:
