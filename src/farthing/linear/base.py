@@ -52,7 +52,9 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             raise InvalidValue("rows to predict must hold finite numbers only, without NaN or infinity")
         refused: FarthingError
         try:
-            validate_data(self, X, reset=reset, skip_check_array=True)  # width and names of columns
+            # width and names of columns; those of a list are not read from its first row
+            named = table if isinstance(X, list | tuple) else X
+            validate_data(self, named, reset=reset, skip_check_array=True)
             return table
         except ValueError as error:
             refused = InvalidValue(str(error))
@@ -66,10 +68,19 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         if y is None:
             raise InvalidValue(f"{type(self).__name__} requires y to be passed, but the target y is None")
         said = "targets must be one number or label a row"
-        values = arrays.attempt(lambda: column_or_1d(y, warn=True), said=said)
+        if isinstance(y, list | tuple):  # without a type: none may follow from a record
+            values = arrays.column(y, "targets")
+        else:
+            values = arrays.attempt(lambda: column_or_1d(y, warn=True), said=said)
         if len(values) != table.shape[0]:
             raise InvalidValue(said)  # how many there are is no one's business
         return table, np.asarray(values)
+
+    def _numbers(self, X: Any, y: Any) -> tuple[Any, NDArray[np.float64]]:
+        """A table and one number a row."""
+        table, values = self._supervised(X, y)
+        given = y if isinstance(y, list | tuple) else values
+        return table, np.asarray(arrays.target(given), dtype=np.float64)
 
     def _people(self, budgets: Any, records: int) -> PersonalBudgets:
         """Everybody's level of budget, in the ledger's levels if there is one."""

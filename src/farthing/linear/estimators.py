@@ -39,7 +39,6 @@ from farthing.linear.checks import target_bounds
 from farthing.linear.fitting import ATTRIBUTES, BOUNDS, BUDGET, PARAMETERS, Algorithm, PrivateLinear
 from farthing.linear.losses import Loss, huber_hinge, logistic, multinomial, one_against_rest, squared
 from farthing.linear.solvers import CLASSIFIERS, REGRESSORS, Solver, SolverMethod
-from farthing.queries import arrays
 
 Array = NDArray[np.float64]
 
@@ -241,8 +240,7 @@ class PrivateRegressor(RegressorMixin, PrivateLinear):  # type: ignore[misc]
         low, high = self._ends(target_bounds(self.target_bounds))
         method = self._method(self.solvers)
         loss, penalty = self._objective(low, high)
-        X, y = self._supervised(X, y)
-        numbers = np.asarray(arrays.target(y), dtype=np.float64)
+        X, numbers = self._numbers(X, y)
         scaled = np.where(np.isfinite(numbers), (np.clip(numbers, low, high) - low) / (high - low), np.nan)
         weights = None
         if sample_weight is not None:

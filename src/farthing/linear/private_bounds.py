@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from farthing.accounting.filters import GdpFilter, ZcdpFilter
+from farthing.accounting.filters import BasicFilter, GdpFilter, ZcdpFilter
 from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
 from farthing.linear.solvers import SolverMethod
@@ -36,8 +36,10 @@ def unknown(bounds: Any, width: int) -> NDArray[np.bool_] | None:
     return missing if missing.any() else None
 
 
-def refuse(X: Any, method: SolverMethod, people: Any) -> None:
+def refuse(X: Any, method: SolverMethod, people: Any, ledger: Ledger | None = None) -> None:
     """Refuse to buy bounds where that cannot be done, before anything is charged."""
+    if ledger is not None and not isinstance(ledger.filter, GdpFilter | ZcdpFilter | BasicFilter):
+        raise Unsupported("bounds='private' needs a ledger with a GDP, zCDP or basic filter")
     if hasattr(X, "tocsr"):
         raise InvalidValue("bounds='private' needs a dense table: declare (0, high) of a sparse one")
     if people is not None:

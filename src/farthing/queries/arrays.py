@@ -49,10 +49,17 @@ def attempt(
 def features(X: Any) -> Any:
     """A table of real numbers, dense or sparse by rows, as it lies in memory; an array of objects as floats.
 
-    An array of objects has no type: every cell is converted, and one that cannot be is refused.
+    An array of objects has no type: every cell is converted, and one that cannot be is refused. A list has
+    none either, and numpy would take one that fits all of its cells: its rows become floats one by one, a
+    cell that is no number becomes NaN, and a row that is not as wide as most is NaN, whatever the others are.
+
+    >>> features([[1, 2.5], [True, "x"], [3]]).tolist()
+    [[1.0, 2.5], [1.0, nan], [nan, nan]]
     """
     if hasattr(X, "tocsr"):  # scipy's, which is slow to import
         X = attempt(X.tocsr, said="features must be a sparse table of real numbers")
+    elif isinstance(X, list | tuple):
+        X = _listed(X)
     else:
         X = attempt(np.asanyarray, X, said="features must be a table with rows of equal width")
         X = np.asarray(X) if isinstance(X, np.matrix) else X
@@ -65,7 +72,9 @@ def features(X: Any) -> Any:
 
 
 def target(y: Any) -> NDArray[Any]:
-    """Return one real number a row."""
+    """Return one real number a row; of a list, NaN for a cell that is no number."""
+    if isinstance(y, list | tuple):
+        return np.array([_number(cell) for cell in y], dtype=np.float64)
     values = attempt(np.asanyarray, y, said="targets must be one number a row")
     if values.ndim != 1:
         raise InvalidValue(f"targets must be one number a row, got {values.ndim} dimensions")
@@ -107,6 +116,37 @@ def _objects(values: Any) -> NDArray[Any]:
         raise TypeError("one value is no column")
     cells = next((getattr(values, way)() for way in _LISTED if hasattr(values, way)), values)
     return np.fromiter(cells, dtype=object, count=len(cells))
+
+
+def _listed(rows: list[Any] | tuple[Any, ...]) -> NDArray[np.float64]:
+    """Return rows of numbers, as wide as most of them."""
+    cells = [_cells(row) for row in rows]
+    widths = sorted(len(row) for row in cells if row is not None)
+    if rows and not widths:  # one number a row, as most: what is no table
+        return np.zeros(len(rows))
+    width = widths[len(widths) // 2] if widths else 0
+    found = np.full((len(rows), width), np.nan)
+    for place, row in enumerate(cells):
+        if row is not None and len(row) == width:
+            found[place] = [_number(cell) for cell in row]
+    return found
+
+
+def _cells(row: Any) -> list[Any] | None:
+    """Return the cells of a row; None of what has none."""
+    if isinstance(row, str | bytes | Mapping):
+        return None
+    try:
+        return list(row)
+    except Exception:
+        return None
+
+
+def _number(cell: Any) -> float:
+    try:
+        return float(cell)
+    except Exception:  # whatever a cell is, it is one record's
+        return float("nan")
 
 
 def rows(values: Any) -> NDArray[Any]:

@@ -12,6 +12,7 @@ from sklearn.model_selection import cross_val_score
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import farthing as ft
+from farthing.accounting.filters import RdpFilter
 from farthing.errors import BudgetSpent, InvalidValue
 
 RNG = np.random.default_rng(0)
@@ -137,3 +138,28 @@ def test_what_is_wrong_is_said_before_anything_is_charged(changed, said):
     with pytest.raises(InvalidValue, match=said):
         model.set_params(**changed).fit(X, Y)
     assert ledger.share == 0
+
+
+@pytest.mark.parametrize("kind", [ft.AdditiveClassifier, ft.GradientBoostingClassifier])
+def test_bounds_are_bought_from_the_same_budget(kind):
+    X = 100 * np.random.default_rng(0).uniform(size=(3000, 2)) + 1900
+    y = (np.abs(X[:, 0] - 1950) > 25).astype(int)
+    ledger = ft.Ledger(ft.Budget(2.0, 1e-6))
+    model = kind(bounds="private", ledger=ledger).fit(X, y)
+    assert ledger.share <= 1
+    assert model.privacy_.epsilon == 2.0
+    seeded = kind(2.0, 1e-6, bounds="private", random_state=0).fit(X, y)
+    low, high = seeded.bounds_
+    assert (low > 1800).all()
+    assert (high < 2100).all()
+    assert seeded.score(X, y) > 0.8
+    assert not hasattr(kind(2.0, 1e-6, bounds=(1900, 2000)).fit(X, y), "bounds_")
+
+
+def test_bounds_that_cannot_be_bought_are_refused_before_anything_is_charged():
+    ledger = ft.Ledger(ft.Budget(2.0, 1e-6), filter=RdpFilter)
+    with pytest.raises(ft.Unsupported, match="GDP, zCDP or basic"):
+        ft.AdditiveClassifier(bounds="private", ledger=ledger).fit(np.ones((9, 2)), np.zeros(9, int))
+    assert ledger.share == 0
+    with pytest.raises(ft.InvalidValue, match="dense table"):
+        ft.AdditiveClassifier(1.0, 1e-6, bounds="private").fit(sparse.eye_array(9).tocsr(), np.zeros(9, int))

@@ -23,21 +23,22 @@ from farthing.data.columns import limits
 from farthing.data.tables import Table
 from farthing.errors import BudgetSpent, InvalidValue
 from farthing.ledger.ledger import Ledger
-from farthing.linear import labels
+from farthing.linear import labels, private_bounds
 from farthing.linear.additive.bins import CELLS, VALUES, Binned, codes_of, mapped
 from farthing.linear.additive.method import AdditiveModel, additive
 from farthing.linear.base import PUBLIC_SIZE, PrivateEstimator
 from farthing.linear.checks import target_bounds
 from farthing.linear.losses import Loss, logistic, multinomial, squared
 from farthing.linear.problem import Problem
-from farthing.queries import arrays
+from farthing.linear.solvers import SolverMethod
 
 Array = NDArray[np.float64]
 
 _PARAMETERS = """
-    bounds : (low, high)
-        The public bounds of the features, numbers or one a feature, which must be declared; values beyond are
-        clipped. Cells follow from them.
+    bounds : (low, high) or "private"
+        The public bounds of the features, numbers or one a feature; values beyond are clipped, and cells
+        follow from them. "private" buys bounds with a tenth of μ² of the budget (``bounds_``), NaN buys those
+        of one feature.
     ledger : Ledger, optional
         The ledger to spend from, shared with whatever else asks it. None makes one in memory for this fit.
     adjacency : {"add-remove", "replace-one", "zero-out"}, optional
@@ -94,13 +95,23 @@ class _Shapes(PrivateEstimator):
 
     def _train(self, X: Any, y: Array, loss: Loss, outputs: int = 0) -> None:
         if self.bounds is None:
-            raise InvalidValue("declare bounds=(low, high) of the features: cells follow from them")
-        table = Table(X, y, bounds=self.bounds)
-        size = len(table) if self.records is None else validate.count(records=self.records)
-        low, high = limits(self.bounds, X)
+            raise InvalidValue(
+                "declare bounds=(low, high) of the features, or buy them by bounds='private': cells follow "
+                "from them"
+            )
+        size = int(X.shape[0]) if self.records is None else validate.count(records=self.records)
+        bounds, missing = self.bounds, private_bounds.unknown(self.bounds, X.shape[1])
         if self.trees:
             validate.count(trees=self.trees)
+        if missing is None:
+            limits(bounds, X)  # refuses wrong ones before anything is charged
+        else:
+            private_bounds.refuse(X, SolverMethod(additive), None, self.ledger)
         ledger = self._own_ledger(self.ledger)
+        self.__dict__.pop("bounds_", None)
+        if missing is not None:
+            bounds = self.bounds_ = private_bounds.bought(ledger, X, bounds, missing)
+        table, (low, high) = Table(X, y, bounds=bounds), limits(bounds, X)
         if self.records is None:
             ledger.note(PUBLIC_SIZE)
         problem = Problem(loss, size, X.shape[1], outputs, unit=False)
@@ -192,8 +203,7 @@ class _ShapeRegressor(RegressorMixin, _Shapes):  # type: ignore[misc]
     def fit(self, X: Any, y: Any) -> Self:
         """Check everything, charge the budget, and train until it is spent."""
         low, high = target_bounds(self.target_bounds)
-        X, y = self._supervised(X, y)
-        numbers = np.asarray(arrays.target(y), dtype=np.float64)
+        X, numbers = self._numbers(X, y)
         scaled = np.where(np.isfinite(numbers), (np.clip(numbers, low, high) - low) / (high - low), np.nan)
         self._train(X, scaled, squared)
         self._range = low, high

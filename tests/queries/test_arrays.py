@@ -1,0 +1,53 @@
+"""Private arrays as lists: no cell decides the type, the width or the values of other records."""
+
+import numpy as np
+import pytest
+
+import farthing as ft
+from farthing.errors import InvalidValue
+from farthing.queries import arrays
+
+ROWS = [[1, 2.5], [3, 4], [True, 0]]
+
+
+@pytest.mark.parametrize("odd", [["x", 1], [1], [1, 2, 3], "ab", None, {}, [None, 2j], [[1], 2], 7])
+def test_an_odd_row_changes_no_other(odd):
+    found = arrays.features([*ROWS, odd])
+    np.testing.assert_array_equal(found[:3], arrays.features(ROWS))
+    assert found.dtype == arrays.features(ROWS).dtype == np.float64
+    assert np.isnan(found[3]).any()
+    np.testing.assert_array_equal(arrays.target([1, 2.5, odd])[:2], [1, 2.5])
+
+
+def test_numbers_beyond_floats_are_one_records_matter():
+    assert np.isnan(arrays.features([[10**400], [1]])[0, 0])
+    assert arrays.features([[10**30], [1]]).dtype == arrays.features([[2], [1]]).dtype
+
+
+def test_a_list_of_numbers_is_no_table():
+    with pytest.raises(InvalidValue, match="1 dimensions"):
+        arrays.features([1.0, 2.0])
+
+
+@pytest.mark.parametrize("kind", [ft.LogisticRegression, ft.AdditiveClassifier])
+def test_text_in_a_list_counts_as_nothing_and_raises_for_nobody(kind):
+    rng = np.random.default_rng(0)
+    X, y = rng.uniform(size=(300, 2)), rng.integers(0, 2, 300)
+    rows, labels = X.tolist(), y.tolist()
+    rows[0], rows[5], labels[7] = ["a", 1.0], [0.5], "x"
+    X[[0, 5]] = np.nan
+    given, others = y.astype(object), {"bounds": (0, 1), "random_state": 0}
+    given[7] = 9
+    lists, typed = (kind(1.0, 1e-6, **others).fit(*each) for each in ((rows, labels), (X, given)))
+    np.testing.assert_array_equal(lists.predict_proba(X[10:]), typed.predict_proba(X[10:]))
+    assert lists.n_features_in_ == 2
+
+
+def test_text_among_the_targets_of_a_list_counts_as_nothing():
+    X = np.random.default_rng(0).uniform(size=(300, 2))
+    y = X[:, 0].copy()
+    words = [*y.tolist()[:-1], "word"]
+    y[-1] = np.nan
+    options = {"bounds": (0, 1), "target_bounds": (0, 1), "random_state": 0}
+    lists, typed = (ft.LinearRegression(1.0, 1e-6, **options).fit(X, each) for each in (words, y))
+    np.testing.assert_array_equal(lists.coef_, typed.coef_)
