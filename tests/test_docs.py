@@ -60,7 +60,10 @@ def blocks_of(path):
         yield Block(found["language"].strip(), found["text"], mark.strip(), said.strip(), line + 1)
 
 
-HEAVY = {"quickstart.md", "cli.md", "deep-learning.md", "budgets.md", "accounting.md"}  # seconds each
+HEAVY = {  # seconds each
+    *("quickstart.md", "cli.md", "deep-learning.md", "budgets.md", "accounting.md"),
+    "parties-networks.md",
+}
 SLOW = [
     path for path in DOCUMENTS if path.name in HEAVY or any(block.mark == "slow" for block in blocks_of(path))
 ]

@@ -24,7 +24,8 @@ from farthing.deploy.factories import source_hash
 from farthing.deploy.processes import Child
 
 PARTIES = ("north", "east", "west")
-NETWORK = 'name = "fedsgd"\nrounds = 30\nsampling_rate = 0.1\nlr = 0.5'
+TABLE = 'name = "sgd2"\nrounds = 25'
+NETWORK = 'name = "fedsgd"\nrounds = 20\nsampling_rate = 0.1\nlr = 0.5'
 MODELS = '''"""A model that coordinator and parties install: only its name, its hash and weights are sent."""
 
 import torch
@@ -110,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=9092)
     options = parser.parse_args(arguments)
     folder, began = Path(tempfile.mkdtemp(prefix="farthing-demo-")), time.monotonic()
-    code = _trained(folder / "table", options, {})
+    code = _trained(folder / "table", options, {"method": TABLE})
     if find_spec("torch") is None:
         print("\nno network was trained: that needs PyTorch, pip install 'farthing[torch]'", flush=True)
     else:
