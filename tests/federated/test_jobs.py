@@ -129,7 +129,8 @@ def test_epsilon_iter_and_delta_iter_choose_the_noise_of_a_round(told: Any, draw
     flags = ("--epsilon-iter", 0.2, "--delta-iter", 1e-6, "--draw", draw)
     found = told("--method", "addp", *flags, epsilon=1)
     assert found["sigma"] == pytest.approx(moved * analytic(0.2, 1e-6), rel=1e-9)
-    assert (found["epsilon"], found["accountant"]) == (1.0, "sampling")  # the budget is what holds
+    holds = found["guarantee"]
+    assert (holds["epsilon"], holds["accountant"]) == (1.0, "sampling")  # the budget is what holds
 
 
 def test_a_weaker_round_buys_more_rounds(told: Any) -> None:
@@ -310,4 +311,11 @@ def test_a_small_network_is_trained_on_a_table(told: Any, method: str, more: tup
     pytest.importorskip("torch")
     found = told("--method", method, "--rounds", 3, *more)
     assert (found["method"], found["rounds"], found["alive"]) == (method, 3, 0)
-    assert found["unit"] == ("user" if method == "dp-fedavg" else "record")
+    assert found["guarantee"]["unit"] == ("user" if method == "dp-fedavg" else "record")
+
+
+def test_without_pytorch_a_network_is_refused_by_name(simulate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "find_spec", lambda name: None)
+    code, out, err = simulate("--method", "fedsgd")
+    assert (code, out) == (2, "")
+    assert "--method fedsgd needs PyTorch: pip install 'farthing[torch]'" in err

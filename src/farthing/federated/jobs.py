@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +23,7 @@ from farthing.budget import Adjacency, Guarantee, Unit
 from farthing.data import table_files
 from farthing.data.schema import Categorical, Schema
 from farthing.data.tables import Features, Table
-from farthing.errors import BudgetSpent, InvalidValue
+from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.federated.budgets import dealt
 from farthing.federated.methods.table import METHODS, Method, named
 from farthing.federated.protocol import Clients, Trust
@@ -110,6 +111,8 @@ def checked(job: Job) -> Method:
             f"--trust must be one of {list(method.trusts)} with --method {method.name}, got {job.trust!r}"
         )
     method.check(job.options, job.trust)
+    if method.networks and find_spec("torch") is None:
+        raise Unsupported(f"--method {method.name} needs PyTorch: pip install 'farthing[torch]'")
     for option, budget in (("epsilon", job.epsilon), ("delta", job.delta)):
         if budget is not None and not method.private:
             raise InvalidValue(
