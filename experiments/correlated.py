@@ -23,7 +23,7 @@ from experiments.pictures import Images, clothes, digits, kept
 DELTA, EPSILONS, EPOCHS, LONG = 1e-5, (1.0, 3.0, 8.0), (1, 4, 8), 40
 RATES, STEPS = (0.01, 0.04), (0.25, 0.5, 1.0, 2.0)
 RUNS, MOMENTUM, CLIP, UNITS = 3, 0.9, 1.0, 64
-KINDS: dict[str, Any] = {"independent": 1, "correlated": "auto"}
+KINDS = "independent", "correlated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +42,14 @@ def trained(data: Images, way: Way, run: int) -> tuple[float, int]:
     torch.manual_seed(seed("correlated", data.name, run))
     model = nn.Sequential(nn.Linear(data.x.shape[1], UNITS), nn.ReLU(), nn.Linear(UNITS, 10))
     noise = stream("correlated", data.name, way.kind, way.epsilon, way.epochs, way.rate, way.step, run)
-    ledger = ft.Ledger(ft.Budget(way.epsilon, DELTA), stream=noise)
+    budget, steps = ft.Budget(way.epsilon, DELTA), round(way.epochs / way.rate)
+    ledger = ft.Ledger(budget, stream=noise)
     optimizer = torch.optim.SGD(model.parameters(), way.step, momentum=MOMENTUM)
-    steps = round(way.epochs / way.rate)
+    bands = 1 if way.kind == "independent" else ft.choose_bands(budget, way.rate, steps).bands
     falling = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 - t / steps)
     training = ft.torch.train(
         model, LOSS, (data.x, data.labels), ledger, optimizer=optimizer, scheduler=falling,
-        sampling_rate=way.rate, steps=steps, clip_norm=CLIP, bands=KINDS[way.kind], physical_batch_size=2400,
+        sampling_rate=way.rate, steps=steps, clip_norm=CLIP, bands=bands, physical_batch_size=2400,
     )  # fmt: skip
     for _ in training:
         pass
