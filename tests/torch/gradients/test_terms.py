@@ -1,9 +1,12 @@
-"""Norms from Gram matrices, where float32 ends."""
+"""Norms from Gram matrices and of rows, where float32 ends."""
 
 import pytest
 import torch
+from torch import nn
 
-from farthing.torch.gradients.terms import Factor, Outer, Route, contracted
+from farthing.torch.gradients.convolution import Windows
+from farthing.torch.gradients.joint_terms import SumTerm
+from farthing.torch.gradients.terms import Factor, Lookup, Outer, Route, contracted
 
 
 def gram(side):
@@ -43,3 +46,42 @@ def test_norms_of_positions_that_cancel_are_never_too_small(positions):
         term = Outer(Factor(factors * u), Factor(v))
         term.route = Route.GRAM
         assert (term.norms().double() / factors >= true * (1 - 2.0**-10)).all()
+
+
+HUGE = 2.0**27
+TAKEN_BACK = torch.tensor([HUGE, 3.0, -HUGE])  # their sum is 3; added in float32 it is 0
+
+
+def outer():
+    return Outer(Factor(torch.ones(1, 3, 40)), Factor(TAKEN_BACK.view(1, 3, 1).expand(1, 3, 30).clone()))
+
+
+def windows():
+    delta, x = torch.ones(1, 1, 4, 3), TAKEN_BACK.view(1, 1, 1, 3).expand(1, 1, 5, 3).clone()
+    return Windows(nn.Conv1d(5, 4, 1), delta, x)
+
+
+def tied():
+    """A matrix that is multiplied by and looked up in: one use takes back what the other gives."""
+    given = Outer(Factor(torch.ones(1, 1, 2)), Factor(torch.full((1, 1, 30), HUGE)))
+    taken = torch.full((1, 2, 30), -HUGE)
+    wide = Lookup(torch.tensor([[0, 1]]), Factor(taken), 2)
+    return SumTerm([given, wide, Lookup(torch.tensor([[0]]), Factor(torch.full((1, 1, 30), 3.0)), 2)])
+
+
+@pytest.mark.parametrize("make", [outer, windows, tied])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_no_example_gets_past_its_clip_where_its_rows_are_rounded_away(make, scaled):
+    """Rows are measured and dropped, and what float32 lost of them is in the sum."""
+    term = make()
+    term.route = Route.AGAIN
+    norm = term.scaled_norms(torch.ones(term.size)) if scaled else term.norms()
+    out = torch.zeros(term.size)
+    term.add((1.0 / norm).clamp(max=1.0), out)
+    assert float(out.double().norm()) <= 1 + 2.0**-9
+
+
+def test_what_one_use_of_a_matrix_takes_back_does_not_round_the_others():
+    term, out = tied(), torch.full((60,), 2.0**-10)
+    term.product(torch.ones(1), out)
+    assert torch.equal(out, 2.0**-10 + torch.tensor([3.0, 0.0]).repeat_interleave(30))

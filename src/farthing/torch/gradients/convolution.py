@@ -129,18 +129,19 @@ class Windows(Term):
         out.view(m.groups, -1, found.shape[1]).add_(found.transpose(1, 2))
 
     def largest(self) -> Tensor:
-        return norms(self.delta) * norms(self.x)
+        return norms(self.delta) * norms(self.x) * math.sqrt(math.prod(self.module.kernel_size))
 
     def product(self, factors: Tensor, out: Tensor) -> None:
         m = self.module
-        delta = weighted(self.delta.float(), factors).flatten(0, 1)
-        x = self.x.float().flatten(0, 1)
+        kind = torch.float64 if self.device.type == "cpu" else torch.float32  # terms of an example may cancel
+        delta = weighted(self.delta.float(), factors).flatten(0, 1).to(kind)
+        x = self.x.flatten(0, 1).to(kind)
         none = [0] * len(m.kernel_size)
         with exact(self.device):
             found = torch.ops.aten.convolution_backward(
                 delta,
                 x,
-                m.weight.detach().float(),
+                m.weight.detach().to(kind),
                 None,
                 m.stride,
                 none,

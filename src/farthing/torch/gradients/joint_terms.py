@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from farthing.torch.gradients.terms import Lookup, Outer, Term, norms, part_of, rooted
+from farthing.torch.gradients.terms import Lookup, Outer, Term, norms, part_of, rooted, rounded_up
 from farthing.torch.kernels.totals import exact
 
 
@@ -22,6 +22,7 @@ class SumTerm(Term):
         if lookups:
             self.terms.append(Lookup.joined(lookups))
         self.examples, self.size, self.device = terms[0].examples, terms[0].size, terms[0].device
+        self.positions = sum(term.positions for term in self.terms)
 
     @staticmethod
     def of(terms: list[Term]) -> Term:
@@ -46,15 +47,17 @@ class SumTerm(Term):
         if pair := self._pair():
             return _crossed(*pair)
         with exact(self.device):  # as the sum is
-            return torch.cat([norms(self.rows(part)) for part in self.parts()])
+            return rounded_up(torch.cat([norms(self.rows(part)) for part in self.parts()]), self)
 
     def largest(self) -> Tensor:
         return torch.stack([term.largest() for term in self.terms]).sum(0)
 
     def product(self, factors: Tensor, out: Tensor) -> None:
+        wide = torch.zeros_like(out, dtype=torch.float64)  # one use may take back what another gives
         with nullcontext() if self._pair() else exact(self.device):
             for term in self.terms:
-                term.product(factors, out)
+                term.product(factors, wide)
+        out += wide
 
     def only(self, good: Tensor) -> None:
         for term in self.terms:
@@ -70,12 +73,16 @@ class Blocks(Term):
     def __init__(self, terms: list[Term]) -> None:
         self.terms, self.device = terms, terms[0].device
         self.examples, self.size = terms[0].examples, sum(term.size for term in terms)
+        self.positions = max(term.positions for term in terms)
 
     def rows(self, part: slice) -> Tensor:
         return torch.cat([term.rows(part) for term in self.terms], 1)
 
     def norms(self) -> Tensor:
         return norms(torch.stack([term.norms() for term in self.terms], 1))
+
+    def largest(self) -> Tensor:
+        return torch.stack([term.largest() for term in self.terms]).sum(0)
 
     def product(self, factors: Tensor, out: Tensor) -> None:
         for term, part in zip(self.terms, torch.split(out, [term.size for term in self.terms]), strict=True):

@@ -6,7 +6,8 @@ weighted sum; `rows` makes the gradients themselves where nothing cheaper will d
 
 * one position: |u|² |v|²;
 * rows: the gradients are made, measured, kept, and summed by one product with the weights;
-* again: the same in parts that are dropped; the sum is then the layer's own product with weighted u;
+* again: the same in parts that are dropped; the sum is then the layer's own product with weighted u. What
+  rounding hid of rows whose positions cancel is in that sum, so norms are rounded up by it (`rounded_up`);
 * gram: Σ_ts (u_t · u_s)(v_t · v_s) (Goodfellow 2015; Li et al. 2022), for few positions and wide layers.
 """
 
@@ -30,6 +31,7 @@ _PART = 2**20  # entries of the gradients made at once: they stay in the cache
 _WIDE = 2**26  # on a GPU: few launches, and a quarter of a gigabyte
 _ROUNDED = 2.0**-20  # rounding of a Gram sum, relative to the sum of absolute values
 _TENSOR_ROUNDED = 2.0**-9  # of a product of two factors of ten bits, relative to the product of their norms
+_ROW_ROUNDED = 2.0**-23  # of a row, for each position, relative to the sum of absolute values: twice 2⁻²⁴
 _LOST = 1e-32  # what an inner product of up to 800,000 entries may lose where squares vanish
 _SMALLEST = 1e-18  # squares of entries below may have lost digits: a norm is rounded up by as much
 
@@ -103,6 +105,7 @@ class Term(ABC):
     device: torch.device
     examples: int
     size: int
+    positions = 1
 
     def fresh(self, count: int | None = None) -> Self:
         """Return a copy, or that of the first ``count`` examples, with nothing computed yet."""
@@ -139,7 +142,7 @@ class Term(ABC):
         """Return the norm of each example's gradient."""
         if self.route is Route.ROWS:
             return self._keep()
-        return torch.cat([norms(self.rows(part)) for part in self.parts()])
+        return rounded_up(torch.cat([norms(self.rows(part)) for part in self.parts()]), self)
 
     def _keep(self, inverse: Tensor | None = None) -> Tensor:
         """The rows, made in parts that are measured, as they are or over a scale, while in the cache."""
@@ -163,10 +166,11 @@ class Term(ABC):
 
     def scaled_norms(self, inverse: Tensor) -> Tensor:
         """Return the norms of gradient / scale, where ``inverse`` is 1 / scale, one a coordinate."""
-        return torch.cat([norms(self.rows(part) * inverse) for part in self.parts()])
+        found = torch.cat([norms(self.rows(part) * inverse) for part in self.parts()])
+        return rounded_up(found, self, inverse.max())
 
     def largest(self) -> Tensor:
-        """Return a bound on the norm, not tight: finite where the gradient is for certain."""
+        """Return a bound on the norm, even if no position cancels another; not tight."""
         return torch.cat([norms(self.rows(part)) for part in self.parts()])
 
     def add(self, factors: Tensor, out: Tensor) -> None:
@@ -180,6 +184,23 @@ class Term(ABC):
         """out += Σ gradient clamped to ± limit."""
         for part in self.parts():
             clamped_rows(self.rows(part), limit, out)
+
+
+def rounded_up(found: Tensor, term: Term, scale: Tensor | float = 1.0) -> Tensor:
+    """Return norms of rows that the sum is not made of, plus how far rounding may have moved these rows.
+
+    A row of T positions in float32 is off by at most T 2⁻²⁴ Σ_t |u_t| |v_t| (Higham 2002, Section 4.2). Where
+    that is below 2⁻¹¹ of the norm, the slack of the noise covers it.
+
+    >>> u, v = torch.ones(1, 3, 1), torch.tensor([[[1e8], [3.0], [-1e8]]])  # 3, in float32 0
+    >>> term = Outer(Factor(u), Factor(v))
+    >>> bool(rounded_up(torch.zeros(1), term) >= 3.0)
+    True
+    """
+    if term.positions == 1:
+        return found
+    moved = term.largest() * (scale * (term.positions + 2) * _ROW_ROUNDED)
+    return torch.where(moved > found * 2.0**-11, found + moved, found)
 
 
 class RowTerms(Term):

@@ -18,8 +18,8 @@ norm, measured in float32 in blocks (and rounded up where positions cancel), its
   tree, which takes log2 of their number more roundings, up to 1,024 examples, and beyond in float64;
 * rows (biases, norms, convolutions, whatever is kept): by a C kernel that adds in float64, else pieces of h
   examples in float32, and pieces in float64;
-* products over several positions (tokens) and embeddings: in float64, since the terms of one example may
-  cancel, and positions times examples is many;
+* products over several positions (tokens, on a CPU also windows) and embeddings: in float64, since the terms
+  of one example may cancel, and positions times examples is many;
 * clamped gradients, coordinate by coordinate: in float64, or in pieces of h examples;
 * parts of a batch and ranks: in float64.
 
@@ -27,8 +27,8 @@ norm, measured in float32 in blocks (and rounded up where positions cancel), its
 rows) must not depend on who is beside it; libraries choose other kernels for other sizes, and such last bits
 count for every example. Not covered are, because float64 would cost much there: any product where TF32 is
 switched on; products over several positions under autocast on a GPU, and on GPUs without full-rate float64
-(`exact64`); and convolutions that are not kept as rows. Their h is the number of examples times that of
-positions, and the slack covers it for small batches only.
+(`exact64`); and convolutions on a GPU that are not kept as rows. Their h is the number of examples times that
+of positions, and the slack covers it for small batches only.
 
 >>> with among(500):
 ...     chain()
