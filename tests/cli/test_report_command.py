@@ -140,14 +140,14 @@ def test_a_changed_ledger_is_red(ledger: Path, run: Any) -> None:
     assert "row 5 was changed" in done.err
     assert done.json["ok"] is False
     said = _said()
-    assert "This ledger is not in order" in said
+    assert "This ledger is damaged" in said
     assert "differential privacy" not in said
 
 
 def test_a_ledger_without_its_head_is_red(ledger: Path, run: Any) -> None:
     Path(f"{ledger}.head").unlink()
     assert run("report", str(ledger)).code == 1
-    assert "not in order" in _said()
+    assert "is damaged" in _said()
 
 
 @pytest.mark.usefixtures("ledger")
@@ -164,7 +164,7 @@ def test_a_ledger_that_spent_too_much_is_red(run: Any) -> None:
     done = run("report", "forged.ledger")
     assert done.code == 1
     assert "overspent" in done.err
-    assert "not in order" in _said()
+    assert "is damaged" in _said()
 
 
 @pytest.mark.usefixtures("ledger")

@@ -403,7 +403,7 @@ def test_a_method_that_cannot_make_its_first_step_says_so():
 
     ledger = ft.Ledger(BUDGET)
     ledger.allot()
-    with pytest.raises(ft.BudgetSpent, match="does not fit"):
+    with pytest.raises(ft.BudgetSpent, match="budget exhausted"):
         list(twice(ledger.over(ROWS)))
     almost = ft.Ledger(BUDGET)
     while almost.affords(full(), 2):

@@ -162,7 +162,7 @@ def test_what_is_shown(looked, full, seeded):
     for text in ("(1, 10⁻⁵)-differential privacy", "2.72", "73.1 %", "Smith & Thakurta 2022", "163 clients"):
         assert text in found["said"], text
     assert "NO PRIVACY GUARANTEE" in looked(full, seeded, False)["void-390"]["said"]
-    assert "not in order" in looked(full, seeded, False)["broken-390"]["said"]
+    assert "is damaged" in looked(full, seeded, False)["broken-390"]["said"]
 
 
 @pytest.mark.parametrize("wide", WIDTHS)

@@ -44,7 +44,7 @@ from farthing.budget import Budget
 from farthing.queries.events import ComposedEvent, Event, RepeatedEvent
 
 THEOREM = "a ladder of filters, farthing.accounting.odometer"
-STOPPING = "holds if when to stop did not depend on the answers; the ledger's guarantee holds in any case"
+STOPPING = "valid only if the stopping time was fixed in advance; the ledger's guarantee holds in any case"
 _LEVELS = tuple(2.0 ** (-k / 6) for k in range(30, 0, -1))  # of ε: from a thirty-second to nine tenths
 _FEW = tuple(2.0 ** (-k / 3) for k in range(9, 0, -1))  # of menus, which take longer to price
 
@@ -121,8 +121,10 @@ def _composed(plan: Sequence[tuple[Event, int]]) -> Event:
 def said(rule: Filter, plan: Sequence[tuple[Event, int]], counts: Sequence[int], total: Totals) -> str:
     """Return, in words, what holds where the answers decided when to stop."""
     if not plan and isinstance(rule, BasicFilter):
-        return f"holds also where the answers decided when to stop ({rule.theorem})"
+        return f"valid also if the stopping time depended on the answers ({rule.theorem})"
     found = planned(plan, counts, rule.budget) if plan else epsilon(rule, total)
     if found is None:
         return STOPPING
-    return f"{STOPPING.partition(';')[0]}; where it did, epsilon {found:.6g} holds ({THEOREM})"
+    return (
+        f"{STOPPING.partition(';')[0]}; if it depended on the answers, epsilon {found:.6g} holds ({THEOREM})"
+    )

@@ -288,7 +288,11 @@ def verification(file: Path) -> dict[str, Any]:
     try:
         from farthing.ledger import verifier
     except ImportError:
-        return {**fields, "verdict": "chain, head and answers are in order", "note": "spend not recomputed"}
+        return {
+            **fields,
+            "verdict": "OK: hash chain, head and answers are consistent",
+            "note": "spend not recomputed",
+        }
     found = verifier.verify(lines, last.hash)
     return {
         **fields,

@@ -39,7 +39,7 @@ def report(
 ) -> int:
     """Writes what a ledger says as one HTML page: a privacy statement, pictures, every row.
 
-    The ledger is read, never changed. One that is not in order gets a page that says so, and exit code 1.
+    The ledger is read, never changed. A damaged ledger gets a page that says so, and exit code 1.
     """
     from farthing.data.model_file import check_writable, write
     from farthing.report.document import broken, page

@@ -366,7 +366,7 @@ class Books:
                 left = max(0.0, 1 - self.rule.share(self._totals(state)))
                 price = self.rule.share(self.rule.add(self.rule.start(), event, least))
                 raise BudgetSpent(
-                    f"{event} does not fit: it costs {price:.3%} of {self.rule.budget} by the "
+                    f"budget exhausted: {event} costs {price:.3%} of {self.rule.budget} by the "
                     f"{self.rule.name} filter, and {left:.3%} is left"
                 )
             if most > least and isinstance(self.rule, MenuFilter):  # a block that is begun is paid for

@@ -418,8 +418,8 @@ class Ledger(Drawn):
         try:
             self._books.take(whole)
         except BudgetSpent:
-            wanted, left = f"({budget.epsilon:g}, {budget.delta:g})", max(0.0, 1 - self.share)
-            raise BudgetSpent(f"a part {wanted} does not fit: {left:.3%} is left of {self.budget}") from None
+            wanted = f"epsilon {budget.epsilon:g}, delta {budget.delta:g}, but {1 - self.share:.3%}"
+            raise BudgetSpent(f"budget exhausted: requested {wanted} is left of {self.budget}") from None
         part._books.plans, part._books.parent = isinstance(whole, ApproximateEvent), self._books
         part._records, part._depth = self._records, self._depth + 1
         return part

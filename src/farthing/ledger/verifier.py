@@ -47,7 +47,7 @@ class Findings:
     """
 
     code: int = 0
-    reason: str = "in order: all of it follows from its rows"
+    reason: str = "OK: recomputed from the ledger, and consistent"
     budget: str = "unknown"
     rule: str = "unknown"
     charged: dict[str, int] = field(default_factory=dict)  # by event, less what was given back

@@ -97,11 +97,11 @@ def broken(title: str, reason: str) -> str:
 
     Examples
     --------
-    >>> "This ledger is not in order" in broken("a.ledger", "row 3 was changed")
+    >>> "This ledger is damaged" in broken("a.ledger", "row 3 was changed")
     True
     """
     said = (
-        "<section class='banner alarm' role='alert'><strong>This ledger is not in order</strong>"
+        "<section class='banner alarm' role='alert'><strong>This ledger is damaged</strong>"
         f"<p>{escape(reason, 1000)}</p></section>"
         "<p>Nothing that it says can be relied on, so that this report says nothing of what was spent. Keep "
         "its files for inquiry, and count its whole budget as spent.</p>"

@@ -88,10 +88,10 @@ def verified(said: dict[str, Any]) -> str:
         return f"The independent verifier did not recompute the spend: {verdict}"
     low, high = said.get("plan_between") or said.get("spent_between") or (None, None)
     if low is None or high is None:
-        return "Chain, head and answers are in order."
+        return "Hash chain, head and answers are consistent."
     return (
-        f"Chain, head and answers are in order, and an independent verifier recomputed the cost: ε from "
-        f"{low:.5g} to {high:.5g}."
+        "Hash chain, head and answers are consistent, and an independent verifier recomputed the cost: ε "
+        f"from {low:.5g} to {high:.5g}."
     )
 
 
