@@ -95,7 +95,7 @@ def test_basic_composition_is_an_odometer_as_it_stands():
     rule = BasicFilter(Budget(1.0, 1e-5))
     total = rule.add(rule.start(), ApproximateEvent(0.3, 1e-6), 2)
     assert odometer.epsilon(rule, total) == pytest.approx(0.6)
-    assert "also where the answers decided" in odometer.said(rule, [], [], total)
+    assert "also if the stopping time depended" in odometer.said(rule, [], [], total)
 
 
 def test_where_nothing_is_known_nothing_is_printed():
@@ -126,7 +126,7 @@ def test_a_ledger_says_it_beside_what_was_spent():
     ledger.over(rows).ask(query)
     shown = odometer.epsilon(ledger.filter, [1 / 400])
     assert ledger.spent.epsilon < shown
-    assert f"where it did, epsilon {shown:.6g} holds" in ledger.spent.note
+    assert f"if it depended on the answers, epsilon {shown:.6g} holds" in ledger.spent.note
     promised = ft.Ledger(Budget(1.0, 1e-5))
     promised.promise(query, 20)
     promised.over(rows).ask(query)
