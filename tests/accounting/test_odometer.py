@@ -130,7 +130,7 @@ def test_a_ledger_says_it_beside_what_was_spent():
     promised = ft.Ledger(Budget(1.0, 1e-5))
     promised.promise(query, 20)
     promised.over(rows).ask(query)
-    assert "where it did, epsilon" in promised.spent.note
+    assert "if it depended on the answers, epsilon" in promised.spent.note
 
 
 def test_a_level_of_a_menu_allows_no_more_events_than_a_plan_of_that_level():
