@@ -108,18 +108,22 @@ def test_missing_cells_and_undeclared_values_are_declared(run: Any) -> None:
 
 
 def test_a_person_with_several_rows_is_protected_whole(run: Any) -> None:
-    command = (*TRAIN, "--user", "id", "--rows", "2", "--ledger", "my.ledger")
+    train = (*TRAIN, "--records", "390")
+    command = (*train, "--user", "id", "--rows", "2", "--ledger", "my.ledger")
     done = run(*command, "--json")
     told = done.json
-    assert (told["guarantee"]["epsilon"], told["guarantee"]["unit"], told["records"]) == (4.0, "user", 400)
+    assert (told["guarantee"]["epsilon"], told["guarantee"]["unit"], told["records"]) == (4.0, "user", 390)
     assert "at most 2 records of a person" in told["guarantee"]["note"]
-    assert "records that are kept, at most 2 of a person, is taken as public" in told["guarantee"]["note"]
+    assert "public" not in told["guarantee"]["note"]
+    assert "400" not in done.out  # how many were kept is private
     assert told["spent"]["epsilon"] == pytest.approx(4.0, rel=0.01)  # of a person, not of a record
     assert "group privacy" in told["guarantee"]["theorem"]
     record = run("ledger", "show", "my.ledger", "--json").json["guarantee"]
     assert record["unit"] == "record"
     assert gaussian.delta(2 * gaussian.mu(record["epsilon"], 1e-5), 4.0) <= 1e-5
-    assert "user" in run(*TRAIN, "--user", "id", "--dry-run").out
+    assert "user" in run(*train, "--user", "id", "--dry-run").out
+    refused = run(*TRAIN, "--user", "id")
+    assert (refused.code, "--user needs --records" in refused.err) == (2, True), refused.err
     for wrong, code, message in (
         (("--user", "age"), 2, "must not be in the schema"),
         (("--user", "nobody"), 2, "no column 'nobody'"),
@@ -128,7 +132,7 @@ def test_a_person_with_several_rows_is_protected_whole(run: Any) -> None:
         (("--user", "id", "--method", "dpagd"), 2, "accounted by GDP"),
         (("--user", "id", "--adjacency", "replace-one"), 2, "add-remove only"),
     ):
-        refused = run(*TRAIN, *wrong)
+        refused = run(*train, *wrong)
         assert (refused.code, message in refused.err) == (code, True), refused.err
 
 

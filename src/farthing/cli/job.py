@@ -59,8 +59,7 @@ class TrainingJob:
 
     def notes(self) -> tuple[str, ...]:
         """Return what the guarantee has to say where some rows are not learnt from."""
-        of = "of the table" if self.user is None else f"that are kept, at most {self.rows} of a person,"
-        size = f"the number of records {of} is taken as public" * (self.split and self.records is None)
+        size = "the number of records of the table is taken as public" * (self.split and self.records is None)
         return tuple(text for text in (size, HELD.format(self.holdout) * (self.holdout > 0)) if text)
 
     def sized(self, kept: int) -> "TrainingJob":

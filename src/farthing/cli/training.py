@@ -36,7 +36,7 @@ from farthing.ledger.journal import Journal
 from farthing.ledger.ledger import Ledger
 from farthing.linear.base import PUBLIC_SIZE
 from farthing.linear.estimators import LinearRegression, LinearSVC, LogisticRegression
-from farthing.linear.solvers import CLASSIFIERS, REGRESSORS, Settings, SolverMethod
+from farthing.linear.solvers import CLASSIFIERS, PURE, REGRESSORS, Settings, SolverMethod
 from farthing.queries.query import Step
 
 log = logging.getLogger(__name__)
@@ -248,7 +248,11 @@ def _prepared(job: TrainingJob) -> tuple[Estimator, SolverMethod, StepRecorder, 
     if job.method not in private:  # a fit without privacy is a baseline, and for Python only
         raise InvalidValue(f"--method must be one of {private}, got {job.method!r}")
     if job.delta == 0 and known[job.method].filter is not BasicFilter:
-        raise InvalidValue(f"--delta must be above 0 with --method {job.method}, got {job.delta:g}")
+        pure = next(name for name in PURE if name in known)
+        raise InvalidValue(
+            f"--delta must be above 0 with --method {job.method}, got {job.delta:g}: only --method {pure} "
+            "needs none"
+        )
     if job.budget_column is not None and known[job.method].personal is None:
         able = sorted(name for name, method in known.items() if method.personal)
         raise InvalidValue(f"--budget-column needs a --method of {able}, got {job.method!r}")
@@ -286,6 +290,11 @@ def _refuse_splits(job: TrainingJob, method: SolverMethod) -> None:
     if job.user is not None and method.filter is not GdpFilter:
         raise Unsupported(
             f"--user needs a --method that is accounted by GDP, such as auto, got {job.method!r}"
+        )
+    if job.user is not None and job.records is None:
+        raise InvalidValue(
+            "--user needs --records, a public number of records to learn from: how many are kept is private, "
+            f"because one person has up to {job.rows} of them"
         )
     if job.holdout:
         if job.test is not None:
