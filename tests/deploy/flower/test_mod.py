@@ -197,3 +197,57 @@ def test_an_app_that_fails_is_run_once_and_its_words_are_not_logged(path, caplog
     assert len(calls) == 1
     assert error.__name__ in caplog.text
     assert "record 17" not in caplog.text
+
+
+def evaluated(mod, fails=False, **metrics):
+    made = ClientApp(mods=[mod])
+
+    def evaluate(message, context):
+        if fails:
+            raise ValueError("record 17 is ill")
+        return Message(RecordDict({"mine": MetricRecord({"examples": 17, **metrics})}), reply_to=message)
+
+    made.evaluate()(evaluate)
+    return made(message(kind="evaluate"), CONTEXT)
+
+
+EVALUATION = {"accuracy": (0.0, 1.0), "loss": (0.0, 10.0)}
+
+
+def test_an_evaluation_is_charged_and_its_metrics_are_moved_into_their_bounds_and_noised(path):
+    """One evaluation at 1e-3 times half a width of 1 and 10, over √2: noise below 0.02 and 0.2 (20 sigma)."""
+    options = {"noise_multiplier": 1.0, "epsilon": 1e9, "delta": 1e-5, "clip_norm": 1.0}
+    mod = BudgetMod(path, evaluation=EVALUATION, evaluation_noise=1e-3, **options)
+    said = dict(evaluated(mod, accuracy=0.75, loss=1e9).content.metric_records["metrics"])
+    assert set(said) == {"accuracy", "loss", "num-examples"}  # and nothing that nobody paid for
+    assert (said["accuracy"], said["loss"]) == (pytest.approx(0.75, abs=0.02), pytest.approx(10.0, abs=0.2))
+    failed = dict(evaluated(mod, fails=True).content.metric_records["metrics"])
+    assert (failed["accuracy"], failed["loss"]) == (pytest.approx(0.5, abs=0.02), pytest.approx(5.0, abs=0.2))
+    odd = dict(evaluated(mod, accuracy=float("nan"), loss=1.0).content.metric_records["metrics"])
+    assert odd["accuracy"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_updates_and_evaluations_share_one_budget(path):
+    mod = BudgetMod(path, rounds=3, evaluation=EVALUATION, **LIMITS)
+    assert not app(mod)(message(), CONTEXT).has_error()
+    assert spent(path) == pytest.approx(1 / 3)
+    for _ in range(2):
+        assert not evaluated(mod, accuracy=0.5, loss=1.0).has_error()
+    assert spent(path) == pytest.approx(1.0)
+    refused = evaluated(mod, accuracy=0.5, loss=1.0)
+    assert "spent" in refused.error.reason
+    assert app(mod)(message(), CONTEXT).has_error()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"evaluation": {"accuracy": (1.0, 0.0)}},
+        {"evaluation": {"accuracy": (0.0, float("inf"))}},
+        {"evaluation": EVALUATION, "public_evaluation": True},
+        {"evaluation": EVALUATION, "evaluation_noise": 0.0},
+    ],
+)
+def test_what_an_evaluation_must_be(options, path):
+    with pytest.raises(InvalidValue):
+        BudgetMod(path, rounds=3, **LIMITS, **options)

@@ -18,11 +18,14 @@ read), or how long it takes, is not covered.
 
 What else an app replies (losses, accuracies, numbers of examples) depends on the records and is not paid
 for: it is left out, and ``metrics`` says what stands in its place. An app that fails after the charge is
-answered for as if it had not moved the weights, so that a failure says nothing. Messages for evaluation and
-queries are refused unless ``public_evaluation`` says that they do not read private records.
+answered for as if it had not moved the weights, so that a failure says nothing. An evaluation is paid for
+from the same budget where ``evaluation`` names its metrics and their public bounds: each value is moved into
+its bounds and noised. Otherwise messages for evaluation, and all queries, are refused unless
+``public_evaluation`` says that they do not read private records.
 """
 
 import logging
+import math
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -72,6 +75,11 @@ class BudgetMod:
         What is compared: other records in place of the node's, or an update of nothing.
     public_evaluation : bool, default False
         Whether messages other than for training are handed to the app: only if they read no private record.
+    evaluation : mapping of str to (low, high), optional
+        The metrics that evaluations are answered with, and their public bounds. Each evaluation is charged.
+    evaluation_noise : float, optional
+        The noise multiplier of evaluations: the standard deviation of the noise on a metric is this times
+        half the width of its bounds times the square root of their number. ``noise_multiplier`` by default.
 
     Raises
     ------
@@ -99,6 +107,8 @@ class BudgetMod:
         metrics: Mapping[str, float] | None = None,
         adjacency: Adjacency | str = Adjacency.REPLACE_ONE,
         public_evaluation: bool = False,
+        evaluation: Mapping[str, tuple[float, float]] | None = None,
+        evaluation_noise: float | None = None,
     ) -> None:
         self.journal, self.public_evaluation = os.fspath(journal), public_evaluation
         self.budget = Budget(epsilon, delta, adjacency=Adjacency(adjacency), unit=Unit.PARTY)
@@ -111,15 +121,22 @@ class BudgetMod:
         assert noise_multiplier is not None
         self.noise_multiplier = validate.positive(noise_multiplier=noise_multiplier)
         self._bound, self._noise = ClipNorm(clip_norm), Gaussian(self.noise_multiplier)
+        self.evaluation = {name: _bounds(name, pair) for name, pair in (evaluation or {}).items()}
+        if self.evaluation and public_evaluation:
+            raise InvalidValue("give evaluation, which is charged, or public_evaluation, not both")
+        given = self.noise_multiplier if evaluation_noise is None else evaluation_noise
+        self._coarse = Gaussian(validate.positive(evaluation_noise=given))
 
     def __call__(self, message: Message, context: Context, call_next: App) -> Message:
         """Answer a message: charge, let the app train, clip, add noise; or say why not."""
         kind = message.metadata.message_type.split(".")[0]
-        if kind != "train":
+        if kind != "train" and not (kind == "evaluate" and self.evaluation):
             if self.public_evaluation:
                 return call_next(message, context)
             return _refused(message, f"messages for {kind} are not answered here: nothing pays for them")
         try:
+            if kind == "evaluate":
+                return self._evaluated(message, context, call_next)
             return self._trained(message, context, call_next)
         except BudgetSpent:
             return _refused(message, "the privacy budget of this node is spent")
@@ -137,6 +154,22 @@ class BudgetMod:
             answer = party.ask(query, given.flat)
         return Message(self._reply(name, given.shaped(given.flat + answer.value)), reply_to=message)
 
+    def _evaluated(self, message: Message, context: Context, call_next: App) -> Message:
+        """Charge, evaluate, and answer with the noisy metrics: each is scaled to [-1, 1] by its bounds."""
+        low, high = np.array(list(self.evaluation.values()), dtype=np.float64).T
+        middle, half = (low + high) / 2, (high - low) / 2
+        size = len(half)
+        query = Query(Everyone(), _Update(size), ClipNorm(math.sqrt(size)), self._coarse)
+
+        def scaled() -> Floats:
+            values = _metrics(call_next(message, context), list(self.evaluation))
+            return np.clip(np.nan_to_num((values - middle) / half), -1.0, 1.0)
+
+        with Ledger(self.budget, journal=self.journal, block=1) as ledger:
+            answer = ledger.over(_Party(scaled)).ask(query, np.zeros(size))
+        found = dict(zip(self.evaluation, (middle + half * answer.value).tolist(), strict=True))
+        return Message(RecordDict({"metrics": MetricRecord(found | dict(self.metrics))}), reply_to=message)
+
     def _reply(self, name: str, arrays: ArrayRecord) -> RecordDict:
         """Return a reply made of public values alone, in the form of the message that it answers."""
         if name != _OLD:
@@ -150,6 +183,24 @@ class BudgetMod:
                 f"{_OLD_REPLY}.status": ConfigRecord({"code": 0, "message": ""}),
             }
         )
+
+
+def _bounds(name: str, pair: tuple[float, float]) -> tuple[float, float]:
+    """Return the public bounds of a metric."""
+    low, high = (validate.finite(**{name: value}) for value in pair)
+    if not low < high:
+        raise InvalidValue(f"the bounds of {name} must be two numbers, the lower one first, got {pair!r}")
+    return low, high
+
+
+def _metrics(reply: Message, names: list[str]) -> Floats:
+    """Return the metrics of an app's reply; raises where one is missing."""
+    if reply.has_error():
+        raise InvalidValue("the app replied with an error")
+    found: dict[str, Any] = {}
+    for record in reply.content.metric_records.values():
+        found |= dict(record)
+    return np.array([float(found[name]) for name in names])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
