@@ -33,7 +33,7 @@ from farthing.accounting.filters import Filter, RdpFilter, Totals
 from farthing.budget import Budget, Guarantee
 from farthing.data.tables import Features
 from farthing.errors import InvalidValue, Unsupported
-from farthing.federated.protocol import Answers, InTurn, Invitation, Trust, Weights
+from farthing.federated.protocol import Answers, Clients, InTurn, Invitation, Trust, Weights
 from farthing.federated.simulated import Simulated
 from farthing.linear.losses import Gradient
 from farthing.linear.problem import Problem
@@ -140,7 +140,7 @@ def _noted(history: list[tuple[Event, int]], price: Event) -> list[tuple[Event, 
 
 @until_spent
 def descend_changing(
-    clients: Renegotiated,
+    clients: Clients,
     problem: Problem,
     following: Following,
     *,
@@ -151,8 +151,8 @@ def descend_changing(
 
     Parameters
     ----------
-    clients : Renegotiated
-        The clients; they are invited here, again where terms change.
+    clients : Renegotiated or farthing.deploy.coordinator.Remote
+        The clients, simulated or deployed; they are invited here, again where terms change.
     problem : Problem
         The loss and the public numbers of the table.
     following : callable

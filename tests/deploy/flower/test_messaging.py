@@ -270,10 +270,12 @@ def test_messages_expire_and_shared_parts_stay_as_long_as_one_needs_them(short):
         box = wire.app._box
         assert box.add(messaging_head(second), get_object_tree(second), 8, 0.0) == {second.object_id}
         box._mail[second.object_id].until = -1.0
+        box._looked = -1e9
         box.fetch(9, None, 0.0, 1)
         assert second.object_id not in box._mail
         assert shared <= box._parts.keys()
         box._mail[first.object_id].until = -1.0
+        box._looked = -1e9
         box.fetch(9, None, 0.0, 1)
         assert (box._parts, box._size) == ({}, 0)
 

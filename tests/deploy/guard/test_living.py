@@ -10,7 +10,9 @@ from farthing.deploy.messages.signed import MessageKind, Signer, unseal
 from farthing.deploy.roster import State
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.federated import Invitation
+from farthing.federated.renegotiated import descend_changing
 from farthing.linear.losses import Gradient, logistic
+from farthing.linear.problem import Problem
 from farthing.queries.samplers import Poisson
 
 GRADIENT = Gradient(logistic, Features(2))
@@ -276,6 +278,21 @@ def test_terms_change_on_the_way_and_every_guard_prices_them_under_one_ledger(vi
     with pytest.raises(BudgetSpent, match="no party agreed"):
         clients.invite(Invitation(1.0, Poisson(0.5), 4))  # which no filter of theirs prices
     assert village.check(verify="p0") == dict.fromkeys(village.houses, (8, 8))
+
+
+def test_terms_that_follow_from_the_rounds_train_over_guards(village, clock):
+    """Rough rounds first, then exact ones until the budget is spent: by each guard's own ledger."""
+    links = Links(village.settle(2), clock)
+    clients = village.clients(links, seconds=10.0)
+
+    def rough_then_exact(t, w):
+        return Invitation(1.0, noise_multiplier=40.0 if t <= 3 else 10.0)
+
+    steps = list(descend_changing(clients, Problem(logistic, 41, 2, unit=False), rough_then_exact))
+    assert states(clients) == ["spent", "spent"]
+    # μ² of the budget is 0.0560 (ε = 1, δ = 1e-6): 3/40² of it, then as often as 1/10² fits
+    assert len(steps) == 3 + 5
+    assert village.check(verify="p0") == {"p0": (8, 8), "p1": (8, 8)}
 
 
 def test_a_party_that_refused_may_accept_other_terms(village, clock):

@@ -14,6 +14,7 @@ inner parts of Flower are not those known (1.41), everything is left to Flower.
 
 import asyncio
 import hashlib
+import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -28,6 +29,7 @@ FLEET, RUNTIME = "/v1/fleet/", "/v1/runtime/"
 HOLD = {f"{FLEET}pull-messages": 10.0, f"{RUNTIME}pull-messages": 0.25}
 RELAY = 0  # the reader of replies; nodes have numbers of their own
 MOST = 2**31  # bytes of messages in memory; more are refused
+_SWEEP = 1.0  # seconds between two looks for messages that have expired
 _KNOWN = 5.0  # seconds for which Flower's word on a node or a task is taken
 _LOOK = 2.0  # seconds after which a reader that waits looks again, whether or not it was woken
 
@@ -60,7 +62,7 @@ class Mailbox:
         self._taken: dict[str, set[str]] = {}  # parts of messages that were fetched and not confirmed yet
         self._asked: dict[str, tuple[int, float]] = {}  # who fetched a message and may reply, until when
         self._parts: dict[str, bytes] = {}
-        self._size = 0
+        self._size, self._looked = 0, -math.inf
 
     def add(self, head: Any, tree: Any, reader: int, now: float) -> set[str]:
         """Announce a message; return the parts that are missing."""
@@ -112,6 +114,9 @@ class Mailbox:
         return known
 
     def _expire(self, now: float) -> None:
+        if now - self._looked < _SWEEP:
+            return
+        self._looked = now
         for number in [number for number, mail in self._mail.items() if mail.until < now]:
             self._drop(self._mail.pop(number).parts)
         self._asked = {number: one for number, one in self._asked.items() if one[1] >= now}
