@@ -163,12 +163,13 @@ class BudgetMod:
 
         def scaled() -> Floats:
             values = _metrics(call_next(message, context), list(self.evaluation))
-            return np.clip(np.nan_to_num((values - middle) / half), -1.0, 1.0)
+            found: Floats = np.clip(np.nan_to_num((values - middle) / half), -1.0, 1.0)
+            return found
 
         with Ledger(self.budget, journal=self.journal, block=1) as ledger:
             answer = ledger.over(_Party(scaled)).ask(query, np.zeros(size))
-        found = dict(zip(self.evaluation, (middle + half * answer.value).tolist(), strict=True))
-        return Message(RecordDict({"metrics": MetricRecord(found | dict(self.metrics))}), reply_to=message)
+        said = dict(zip(self.evaluation, (middle + half * answer.value).tolist(), strict=True))
+        return Message(RecordDict({"metrics": MetricRecord(said | dict(self.metrics))}), reply_to=message)
 
     def _reply(self, name: str, arrays: ArrayRecord) -> RecordDict:
         """Return a reply made of public values alone, in the form of the message that it answers."""
