@@ -150,3 +150,18 @@ def test_a_part_that_does_not_fit_leaves_the_model_as_it_was():
         model.partial_fit(X, Y)
     np.testing.assert_array_equal(model.coef_, weights_before)
     assert ledger.share == share
+
+
+def test_going_on_from_weights_that_another_ledger_or_nobody_paid_for_is_refused():
+    """The guarantee of the ledger would say less than what the model tells."""
+    ledger = ft.Ledger(ft.Budget(1.0, 1e-6))
+    model = ft.LogisticRegression(0.1, 1e-7, bounds=(0, 1), ledger=ledger, solver="nonprivate")
+    model.partial_fit(X, Y)
+    for parameters in ({}, {"solver": "auto"}):
+        with pytest.raises(InvalidValue, match="not paid for by this ledger"):
+            model.set_params(**parameters).partial_fit(X, Y)
+    assert model.privacy_.epsilon == np.inf
+    model = ft.LogisticRegression(**SMALL, warm_start=True).fit(X, Y)
+    with pytest.raises(InvalidValue, match="not paid for by this ledger"):
+        model.set_params(ledger=ledger, epsilon=None, delta=None).fit(X, Y)
+    assert ledger.share == 0.0

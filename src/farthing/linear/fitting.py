@@ -83,6 +83,7 @@ class PrivateLinear(PrivateEstimator):
     records: int | None
     warm_start: bool = False
     _seen: int
+    _payer: Ledger | None  # who paid for the weights that were released last; None: nobody
 
     def _method(self, known: dict[str, SolverMethod]) -> SolverMethod:
         if isinstance(self.solver, SolverMethod):
@@ -177,6 +178,7 @@ class PrivateLinear(PrivateEstimator):
             found = u, constant
         self._averaged = more and before is not None
         self._seen, self._released = size + (self._seen if more and before is not None else 0), found
+        self._payer = self.ledger if method.private else None
         return found
 
     def _before(self, X: Any, outputs: int, method: SolverMethod, more: bool) -> tuple[Array, Array] | None:
@@ -190,6 +192,11 @@ class PrivateLinear(PrivateEstimator):
             raise InvalidValue(
                 "give a ledger: what a model learns in several fits must be paid from one budget, and "
                 "without one each fit has a budget of its own"
+            )
+        if not method.private or self._payer is not self.ledger:
+            raise InvalidValue(
+                "the weights to go on from were not paid for by this ledger, so it cannot say what holds of "
+                "both fits: make a new estimator, and fit all of its parts by one ledger"
             )
         if before[0].shape != ((X.shape[1], outputs) if outputs else (X.shape[1],)):
             raise InvalidValue("features and classes must be those of the fit before: make a new estimator")

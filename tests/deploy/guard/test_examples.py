@@ -198,7 +198,14 @@ def test_a_dataset_that_the_party_installs(written, loaded):
     assert (len(found), first(found)[0].shape) == (6, (1, 3))
     with pytest.raises(InvalidValue, match=r"shape \[4\]"):
         loaded(Inputs(shape=(4,), classes=2, dataset=f"{name}:make_dataset", hash=source))
-    assert len(loaded(Inputs(dataset=f"{name}:make_dataset", hash=source), unit="party")) == 1
+    with pytest.raises(InvalidValue, match="kind int64"):
+        loaded(Inputs(shape=(3,), kind="int64", classes=2, dataset=f"{name}:make_dataset", hash=source))
+    with pytest.raises(InvalidValue, match="single numbers of kind float32"):
+        loaded(Inputs(shape=(3,), dataset=f"{name}:make_dataset", hash=source))
+    with pytest.raises(InvalidValue, match=r"shape \[\]"):  # the first record would decide for all
+        loaded(Inputs(classes=2, dataset=f"{name}:make_dataset", hash=source))
+    party = Inputs(shape=(3,), classes=2, dataset=f"{name}:make_dataset", hash=source)
+    assert len(loaded(party, unit="party")) == 1
 
 
 def test_a_record_of_a_dataset_that_cannot_be_read_or_has_no_class_counts_as_zero(written, loaded):

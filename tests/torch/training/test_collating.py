@@ -207,3 +207,13 @@ def test_an_example_that_makes_a_pass_fail_counts_as_zero_and_the_others_do_not(
     answer = ft.Ledger(budget).over(whole).ask(query)
     assert torch.allclose(answer.value, others, atol=0.01)
     assert float(others.norm()) > 0.1
+
+
+@pytest.mark.parametrize("first", [1, np.int64(1), torch.tensor(1)])
+def test_the_type_of_the_first_label_does_not_decide_who_counts(first):
+    """A neighbour whose first record says numpy's 1 would lose all others."""
+    records = [(torch.ones(2), first), (torch.ones(2), 0), (torch.ones(2), np.int64(1))]
+    (inputs, targets), there = Reader(records).read([0, 1, 2])
+    assert there.tolist() == [True, True, True]
+    assert targets.tolist() == [1, 0, 1]
+    assert inputs.shape == (3, 2)

@@ -66,10 +66,23 @@ def _dataset(policy: "Policy", inputs: Inputs) -> "Examples":
     count = len(data) if hasattr(data, "__len__") else 0
     users, most = _users(policy, None, count)
     found = Examples(data, users=users, records_per_user=most)
-    shape = found.form[0][0] if isinstance(found.form[0], tuple) else None
-    if inputs.shape and (shape is None or tuple(shape)[1:] != inputs.shape):
-        raise InvalidValue(f"records of the dataset must have the shape {list(inputs.shape)} of [inputs]")
+    _refuse_form(found.form, inputs)
     return found.within(inputs.classes) if inputs.classes else found
+
+
+def _refuse_form(form: Any, inputs: Inputs) -> None:
+    """Refuse records that are not of the policy's form: the first alone must not decide who counts."""
+    label = "int64" if inputs.classes else "float32"
+    if len(form) != 2 or not all(isinstance(part, tuple) for part in form):
+        raise InvalidValue("records of the dataset must be pairs of inputs and a label")
+    (shape, kind), (target, labelled) = ((tuple(shape)[1:], str(kind)[6:]) for shape, kind in form)
+    if (shape, kind) != (inputs.shape, inputs.kind):
+        raise InvalidValue(
+            f"inputs in the dataset must have the shape {list(inputs.shape)} and the kind {inputs.kind} of "
+            "[inputs]"
+        )
+    if (target, labelled) != ((), label):
+        raise InvalidValue(f"labels in the dataset must be single numbers of kind {label}")
 
 
 def _called(name: str, folder: Path | None) -> Any:

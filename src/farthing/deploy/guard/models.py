@@ -15,7 +15,7 @@
     # kind = "int64"                  # tokens; vocabulary = 30000 says which, length = 64 how many of each
     # records_per_user = 20           # with an array ``users``: the most records of one that count
     # transform = "ward_models:prepare"    # from one record's inputs to an array
-    # dataset = "ward_models:make_dataset" # a torch Dataset, in place of the file of records
+    # dataset = "ward_models:make_dataset" # a torch Dataset of pairs, in place of the file of records
     # hash = "51aa..."                # of the source of transform and dataset
 
 Records are a ``.npz`` file with arrays X and y (and users), a folder with X.npy and y.npy, or a table with a

@@ -128,9 +128,8 @@ class Reader:
         """The records that have the form, as columns (inputs…, targets), and which of ``places`` they are."""
         form, kind = self._first()
         records = [self._record(place) for place in places]
-        if self._plain and kind is not None:
-            there = np.array([_kind(record) == kind for record in records], dtype=bool)
-            return self._together([r for r, good in zip(records, there, strict=True) if good]), there
+        if self._plain and kind is not None and all(_kind(record) == kind for record in records):
+            return self._together(records), np.ones(len(records), dtype=bool)
         rows = [self._row(record, form) for record in records]
         there = np.array([row is not None for row in rows], dtype=bool)
         return _joined([row for row in rows if row is not None]), there
@@ -197,7 +196,10 @@ def _made_up(record: Any, times: int) -> Any:
 
 
 def _kind(record: Any) -> Any:
-    """Return the types and shapes that torch's collate function goes by; None where they are not known."""
+    """Return the types and shapes that torch's collate function goes by; None where they are not known.
+
+    Records that differ in it may still have one form (1 and numpy's 1): only forms decide who counts.
+    """
     kind = type(record)  # by type, which is quick: this is asked of every record
     if kind is Tensor:
         return record.shape, record.dtype, record.device, record.layout
