@@ -23,7 +23,7 @@ def some(monkeypatch):
 
 
 def test_no_reply_of_a_guard_over_networks_tells_of_these_records(tmp_path, some):
-    some(0, 1, 3, 5, -1)
+    some(0, 1, 3, -1)
     assert network_guards.replies(str(tmp_path)) == []
 
 
@@ -66,6 +66,7 @@ BUGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=["refusal", "steps", "length", "failure"])
 def test_planted_bugs_are_caught(bug, tmp_path, monkeypatch, some):
     owner, name, changed = bug

@@ -25,7 +25,7 @@ from farthing.deploy.processes import Child
 
 PARTIES = ("north", "east", "west")
 TABLE = 'name = "sgd2"\nrounds = 25'
-NETWORK = 'name = "fedsgd"\nrounds = 20\nsampling_rate = 0.1\nlr = 0.5'
+NETWORK = 'name = "fedsgd"\nrounds = 20\nsampling_rate = 0.1\nlr = 2.0'
 MODELS = '''"""A model that coordinator and parties install: only its name, its hash and weights are sent."""
 
 import torch
