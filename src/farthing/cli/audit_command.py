@@ -10,21 +10,23 @@ from farthing.cli.options import FAILED, AsJson, emit, emit_json, number, option
 
 def audit(
     method: Annotated[
-        str | None, typer.Argument(metavar="METHOD", help="What to attack; a wrong name lists them.")
+        str | None,
+        typer.Argument(metavar="METHOD", help="The method to attack; a wrong name lists all names."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Attack every method of the library.")] = False,
     effort: Annotated[
-        float, option(number, "Runs, relative to the usual number; 10 shows more and takes longer.")
+        float, option(number, "The number of runs, relative to the default; 10 shows more and takes longer.")
     ] = 1.0,
-    confidence: Annotated[float, option(number, "Of all verdicts together.")] = 0.99,
+    confidence: Annotated[float, option(number, "The confidence of all verdicts jointly.")] = 0.99,
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the table as a section of HTML as well.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Attacks a method on neighbouring data, beside what it claims.
+    """Attacks a method on neighbouring data, and compares the result with its claim.
 
-    Ends with 1 where a claim is broken. "Not refuted" is no proof.
+    The exit code is 1 if a claim is broken. "Not refuted" is no proof; the power of an attack says what it
+    would have caught.
     """
     from farthing.audit.auditing import section
     from farthing.cli import auditing

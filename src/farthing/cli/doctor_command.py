@@ -38,7 +38,7 @@ def doctor(
     ] = Path(),
     as_json: AsJson = False,
 ) -> int:
-    """Looks whether this machine has what farthing needs, and says what optional parts are missing.
+    """Checks whether this machine has what farthing needs, and lists missing optional parts.
 
     Nothing is changed: a few bytes are written to a temporary file in DIR, to time a durable commit. The exit
     code is 1 where something that farthing needs does not work.

@@ -1,7 +1,7 @@
 """The command line: ``farthing train``, ``schema``, ``predict``, ``audit``, ``ledger``, ...
 
-Data goes to standard output, prose and errors to standard error. Exit codes: 0, in order; 1, a check failed
-or what is printed is no guarantee; 2, wrong usage or an invalid value; 3, it does not fit the budget; 130,
+Data goes to standard output, prose and errors to standard error. Exit codes: 0, success; 1, a check failed
+or what is printed is no guarantee; 2, wrong usage or an invalid value; 3, the budget is exhausted; 130,
 interrupted.
 
 Everything heavy is imported inside the commands, so that ``farthing --help`` answers at once.
@@ -35,12 +35,12 @@ from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupporte
 _WrongUsage: type[Exception] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
-    help="Differentially private training with adaptive budgets: trains, accounts, reads ledgers.",
+    help="Differentially private training with adaptive budgets.",
     add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-books = typer.Typer(help="Begins a ledger, or reads one; never changes it.", rich_markup_mode=None)
+books = typer.Typer(help="Creates and reads ledgers; never changes one.", rich_markup_mode=None)
 app.add_typer(books, name="ledger")
 
 for _command in (

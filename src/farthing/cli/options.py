@@ -54,7 +54,7 @@ def emit(text: str) -> None:
 
 
 def emit_json(fields: dict[str, Any]) -> None:
-    """One JSON object on one line."""
+    """Print one JSON object on one line."""
     emit(json.dumps(fields, allow_nan=False))
 
 
@@ -78,7 +78,7 @@ def option(parser: Callable[[str], float], text: str, *names: str) -> Any:
     return typer.Option(*names, parser=parser, metavar=metavar, help=text)
 
 
-Relation = Annotated[Adjacency, typer.Option(help="When two data sets are neighbours.")]
+Relation = Annotated[Adjacency, typer.Option(help="Which data sets are neighbours.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -134,7 +134,7 @@ TableName = Annotated[
 TestTable = Annotated[
     str | None,
     typer.Option(
-        metavar="TABLE2", help="Measure the model on another table, without privacy.", callback=present
+        metavar="TABLE2", help="Measure the model on another table, without noise.", callback=present
     ),
 ]
 Config = Annotated[
@@ -146,8 +146,10 @@ Config = Annotated[
         callback=from_config,
     ),
 ]
-NewFile = Annotated[Path | None, typer.Option("-o", "--out", help="A new file; standard output if left out.")]
-Target = Annotated[str | None, typer.Option(metavar="COLUMN", help="What to predict: the schema's target.")]
+NewFile = Annotated[Path | None, typer.Option("-o", "--out", help="A new file; by default standard output.")]
+Target = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="The column to predict: the schema's target.")
+]
 SchemaFile = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Public bounds and vocabularies as JSON, or the word adult."),
@@ -156,26 +158,24 @@ Bounds = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=LOW:HIGH",
-        help="Instead of a schema: a column of numbers; NAME=private buys its bounds. Repeatable.",
+        help="Instead of a schema: bounds of a column; NAME=private buys them. Repeatable.",
     ),
 ]
 Values = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME=A,B", help="Instead of a schema: a column of these values. Repeatable."),
+    typer.Option(metavar="NAME=A,B", help="Instead of a schema: the vocabulary of a column. Repeatable."),
 ]
 
 
 Delimiter = Annotated[
     str | None,
     typer.Option(
-        metavar="CHAR", help="What separates cells of a CSV file, or tab; by default its header decides."
+        metavar="CHAR", help="The character between cells of a CSV file, or tab; by default from its header."
     ),
 ]
 Decimal = Annotated[
     str | None,
-    typer.Option(
-        metavar="CHAR", help="A comma, where numbers have one; by default where semicolons separate."
-    ),
+    typer.Option(metavar="CHAR", help="The decimal mark; by default a comma if semicolons separate cells."),
 ]
 Drop = Annotated[
     list[str] | None, typer.Option(metavar="COLUMN", help="Leave a column out of the features. Repeatable.")
@@ -184,7 +184,7 @@ Missing = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=VALUE",
-        help="A public value for missing cells, with an indicator; middle: that of all bounds. Repeatable.",
+        help="A public value for missing cells, or middle: the middle of all bounds. Repeatable.",
     ),
 ]
 

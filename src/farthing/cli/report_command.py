@@ -18,7 +18,7 @@ def report(
     ],
     out: Annotated[Path, typer.Option("-o", "--out", help="The page, a new file.")] = Path("report.html"),
     title: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="What it is about; the ledger's name if left out.")
+        str | None, typer.Option(metavar="TEXT", help="The title; by default the ledger's name.")
     ] = None,
     privacy: Annotated[
         Path | None,
@@ -26,18 +26,24 @@ def report(
     ] = None,
     simulated: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What simulate --json printed: what each client has left."),
+        typer.Option(
+            metavar="FILE", help="The output of simulate --json: the budget that each client has left."
+        ),
     ] = None,
     audit: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What audit --json printed: attacks beside the claim.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The output of audit --json: attacks beside the claim."),
     ] = None,
     tuning: Annotated[
-        str, typer.Option(metavar="TEXT", help="Whether settings were tried on the records, and who paid.")
+        str,
+        typer.Option(
+            metavar="TEXT", help="Whether settings were tuned on the records, and what paid for it."
+        ),
     ] = "",
     force: Force = False,
     as_json: AsJson = False,
 ) -> int:
-    """Writes what a ledger says as one HTML page: a privacy statement, pictures, every row.
+    """Writes the report of a ledger: a privacy statement, pictures and every row, as one HTML page.
 
     The ledger is read, never changed. A damaged ledger gets a page that says so, and exit code 1.
     """

@@ -58,11 +58,13 @@ _SHOWN = 0.1  # seconds between two looks at the progress
 
 def train(
     table: TableName,
-    delta: Annotated[float, option(number, "The most that may be spent: its delta.")],
-    epsilon: Annotated[float | None, option(number, "The most that may be spent: its epsilon.")] = None,
+    delta: Annotated[float, option(number, "The budget's delta.")],
+    epsilon: Annotated[float | None, option(number, "The budget's epsilon.")] = None,
     budget_column: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="In place of --epsilon: a column with each record's own, public."),
+        typer.Option(
+            metavar="NAME", help="Instead of --epsilon: a public column with each record's own epsilon."
+        ),
     ] = None,
     target: Target = None,
     schema: SchemaFile = None,
@@ -75,25 +77,28 @@ def train(
     user: Annotated[
         str | None,
         typer.Option(
-            metavar="COLUMN", help="Whose record it is: all records of a person are protected together."
+            metavar="COLUMN",
+            help="The column that identifies a person, whose records are protected together.",
         ),
     ] = None,
-    rows: Annotated[int, option(whole, "With --user: how many records of a person are kept.", "--rows")] = 1,
+    rows: Annotated[
+        int, option(whole, "With --user: the number of records kept of each person.", "--rows")
+    ] = 1,
     holdout: Annotated[
-        float, option(number, "Hold out this share of the records, and measure the model on them with noise.")
+        float, option(number, "Hold out this share of the records, and measure the model on it with noise.")
     ] = 0.0,
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="logistic or svm for labels, linear for numbers.")
     ] = None,
     method: Annotated[
-        str, typer.Option(metavar="NAME", help="The solver; a wrong name lists those there are.")
+        str, typer.Option(metavar="NAME", help="The training method; a wrong name lists all names.")
     ] = "auto",
     settings: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="A setting of the method; a wrong name lists those there are. Repeatable.",
+            help="A setting of the method; a wrong name lists all names. Repeatable.",
         ),
     ] = None,
     book: Annotated[
@@ -101,46 +106,55 @@ def train(
         typer.Option(
             "--ledger",
             metavar="FILE",
-            help="Spend from this ledger; a new one holds this budget. By default a new one in --out.",
+            help="Spend from this ledger, or create it with this budget. By default a new one in --out.",
         ),
     ] = None,
     checked_by: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Who checked that the schema is public, and when, for the report."),
+        typer.Option(
+            metavar="TEXT", help="Who checked that the schema is public, and when; the report states it."
+        ),
     ] = None,
     adjacency: Annotated[
         Adjacency | None,
-        typer.Option(help="When two tables are neighbours; by default the ledger's, or add-remove."),
+        typer.Option(help="Which tables are neighbours; by default the ledger's adjacency, or add-remove."),
     ] = None,
     records: Annotated[
         int | None,
-        option(whole, "The public number of records; by default the table's own, taken as public."),
+        option(
+            whole, "The public number of records; by default the table's number, which then counts as public."
+        ),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Refuse values outside the schema, instead of clipping them.")
+        bool,
+        typer.Option(
+            "--strict", help="Refuse a table with values outside the schema, instead of clipping them."
+        ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print price and noise; spend, write and learn nothing.")
+        bool, typer.Option("--dry-run", help="Print the price and the noise, and do nothing else.")
     ] = False,
     out: Annotated[
-        Path, typer.Option("-o", "--out", help="A folder for model.npz, privacy.json, ..., or NAME.npz.")
+        Path, typer.Option("-o", "--out", help="The folder for model, ledger and report; or NAME.npz.")
     ] = Path(),
     formats: Annotated[
         list[str] | None,
-        typer.Option("--format", metavar="NAME", help="The model as skops or onnx as well. Repeatable."),
+        typer.Option(
+            "--format", metavar="NAME", help="Write the model as skops or onnx as well. Repeatable."
+        ),
     ] = None,
     test: TestTable = None,
     config: Config = None,
     verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Say on standard error what is done, and when.")
+        bool, typer.Option("-v", "--verbose", help="Print each stage, with the time, to standard error.")
     ] = False,
     force: Force = False,
     as_json: AsJson = False,
 ) -> int:
     """Trains a linear model on a table within a budget.
 
-    Exactly what the budget allows is spent. Bounds and vocabularies are declared or paid for, never learnt on
-    the side. Ctrl-C ends it with the model of the last step.
+    The training spends the whole budget. Bounds and vocabularies must be declared, or bought from the budget.
+    Ctrl-C stops it after the current step, and the model of that step is written.
     """
     if verbose:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
@@ -274,8 +288,8 @@ def schema(
 ) -> int:
     """Drafts a schema by reading a table, for a person to check.
 
-    What it prints was read from private records, and no guarantee covers it: train refuses a draft until the
-    line that says so is deleted.
+    A draft is read from private records, and no guarantee covers it. train refuses it until a person replaces
+    the line that says so by "checked_by".
     """
     from farthing.data import model_file, schema_draft
     from farthing.data import schema as data
@@ -315,7 +329,7 @@ def predict(
     ] = False,
     threshold: Annotated[
         float | None,
-        option(number, "Answer the second of two labels from this probability on, in place of 0.5."),
+        option(number, "Predict the second of two labels from this probability on, instead of 0.5."),
     ] = None,
     identity: Annotated[
         str | None, typer.Option("--id", metavar="COLUMN", help="Print this column beside, as CSV.")
@@ -326,7 +340,7 @@ def predict(
     force: Force = False,
     as_json: AsJson = False,
 ) -> int:
-    """One label or number a row of a table, in its order."""
+    """Predicts a label or a number for every row of a table."""
     from farthing.data import model_file
 
     trained = model_file.Model.load(model)
