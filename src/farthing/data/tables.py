@@ -69,6 +69,7 @@ class Features:
     intercept: float = 1.0
     radius: float | None = None
     plain: bool = field(init=False, repr=False)  # neither centred nor scaled
+    across: float = field(init=False, repr=False)  # the largest stretch of a matrix A
     spread: float = field(init=False, repr=False)  # for `farthing.noise.summing`: see `at_least`
 
     def __post_init__(self) -> None:
@@ -82,9 +83,10 @@ class Features:
                 raise InvalidValue(f"{name} must be finite, of a shape in {shapes}, got shape {value.shape}")
             object.__setattr__(self, name, value if value.ndim == 2 else np.broadcast_to(value, d))
         diagonal = np.ndim(self.scale) == 1
-        object.__setattr__(
-            self, "plain", diagonal and not np.any(self.centre) and bool(np.all(self.scale == 1))
-        )
+        plain = diagonal and not np.any(self.centre) and bool(np.all(self.scale == 1))
+        object.__setattr__(self, "plain", plain)
+        across = 1.0 if diagonal else float(np.linalg.norm(np.asarray(self.scale), 2))
+        object.__setattr__(self, "across", across)  # once: blocks ask for it again and again
         spread = _SPREAD if diagonal else 2 * _SPREAD  # half of the roundings are for products with A
         object.__setattr__(self, "spread", 1.0 if diagonal and not np.any(self.centre) else spread)
 
@@ -158,11 +160,10 @@ class Features:
         """
         if self.spread == 1:
             return norm
-        scale: Any = self.scale
-        across, scale = (float(np.linalg.norm(scale, 2)), 1.0) if np.ndim(scale) == 2 else (1.0, scale)
+        scale: Any = 1.0 if np.ndim(self.scale) == 2 else self.scale
         inner = np.sqrt(_squares(x, scale))
         length = (inner if unit is None else unit * inner) + np.linalg.norm(np.asarray(self.centre) * scale)
-        return np.maximum(norm, length * (across / _SPREAD))
+        return np.maximum(norm, length * (self.across / _SPREAD))
 
     def _mapped(self, columns: Array, records: int) -> Array:
         """Return A times sums over so many records; a matrix A in parts with few roundings."""
