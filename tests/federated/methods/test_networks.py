@@ -172,6 +172,15 @@ def test_more_records_than_sums_are_proven_for_are_refused_before_a_charge():
     clients.ask(model.gradient, model.start())
 
 
+@pytest.mark.parametrize("noise", ["each", "sum"])
+def test_a_round_is_hidden_by_its_noise(noise):
+    clients, model = simulated(1.0, 1.0, 1.0, noise=noise), network()
+    clients.invite(Invitation(1.0, rounds=2, noise_multiplier=500.0))
+    total = clients.ask(model.gradient, model.start()).total
+    # the sum is at most 60 long; 23 normal numbers of deviation 866 are shorter than 320 once in 1e21 runs
+    assert np.linalg.norm(total) > 260
+
+
 @pytest.mark.slow
 def test_shares_add_up_to_the_noise_of_one_aggregator():
     model, found = network(), []
