@@ -209,10 +209,9 @@ def draw(rows: list[Row]) -> Any:
     for place, name in enumerate(reversed(names)):
         one = [row["accuracy"] for row in rows if (row["shards"], row["noise"], row["ε"]) == name]
         colour = COLOURS[1 if str(name[1]).startswith("local") else 0]
-        axes.barh(place, fmean(one), xerr=pstdev(one), color=colour, height=0.7)
-        axes.text(fmean(one) + 1, place, f"{fmean(one):.1f}", va="center", color=INK)
-    axes.set(
-        xlabel="test accuracy, %", xlim=(0, 112), title=f"{rows[0]['data']}, parties with their own budgets"
-    )
+        axes.errorbar(fmean(one), place, xerr=pstdev(one), marker="o", color=colour)
+        axes.text(fmean(one), place + 0.2, f"{fmean(one):.1f}", ha="center", color=INK)
+    axes.set(xlabel="test accuracy, %", title=f"{rows[0]['data']}, parties with their own budgets")
+    axes.set_ylim(-0.5, len(names) - 0.2)
     axes.set_yticks(range(len(names)), [f"{a}, {b}, ε {c}" for a, b, c in reversed(names)])
     return figure
