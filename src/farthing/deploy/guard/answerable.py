@@ -134,7 +134,7 @@ def _installed(name: str, model: InstalledModel, policy: "Policy") -> "Network":
     source = checked_source(where, model.names, model.hash, policy.modules)
     make, loss = (factories.found(one, policy.modules) for one in model.names)
     try:
-        made = Network(make(), loss, name=name, source=source, most=2 * policy.size)
+        made = Network(make(), loss, name=name, source=source, most=2 * policy.size, placed=True)
     except FarthingError as error:
         raise InvalidValue(f"{where}: {error}") from None
     except Exception as error:  # of the factory, which sees no record

@@ -211,14 +211,14 @@ class Gradient:
 
     def _evenly(self, examples: int) -> int | None:
         """Return the rows of a part, so that all parts are about as long: each has a cost of its own."""
-        most = self._rows()
+        most = self.most_rows()
         if most is None or self.isolation is not None or self._first.device.type != "cpu":
             return most
         rows = -(-examples // max(1, round(examples / most)))
         return max(1, rows if self.physical_batch_size is None else min(rows, self.physical_batch_size))
 
-    def _rows(self) -> int | None:
-        """How many rows go through the model at once: on a CPU as many as it can hold without much memory."""
+    def most_rows(self) -> int | None:
+        """Return how many rows may go through the model at once, a public number; None for any number."""
         if self.isolation is not None:
             most = max(1, _KEPT // self.layout.size)
             return most if self.physical_batch_size is None else min(most, self.physical_batch_size)
@@ -268,7 +268,7 @@ class Gradient:
                 self._checked_by(source, alike=True)
             except FarthingError:
                 continue
-            rows = self._rows() or 1
+            rows = self.most_rows() or 1
             log.warning(isolation.told(how, error, rows, self.layout.size))
             return
         self.isolation = None

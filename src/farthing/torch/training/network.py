@@ -43,8 +43,10 @@ from farthing.queries.bounds import ClipNorm, Kind
 from farthing.torch.checks.admission import refuse_other_kinds
 from farthing.torch.checks.leftovers import Wall
 from farthing.torch.gradients.bookkeeping import Gradient
+from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.tape import call, mapped, record_losses
 from farthing.torch.kernels.totals import SLACK
+from farthing.torch.training.placing import PlacedBatch
 from farthing.torch.training.plan import checked
 from farthing.torch.training.randomness import apart
 from farthing.torch.training.records import Examples
@@ -53,6 +55,7 @@ Array = NDArray[np.float64]
 
 COVERED = 2**15  # examples of a sum that the slack of float32 sums covers
 _BEYOND = 2.0**-22  # more slack for each, where there are more
+_PLACES = 64  # rows of a batch whose examples are placed
 
 
 class Network:
@@ -74,6 +77,9 @@ class Network:
         Rows that go through the model at once.
     route : str, default "auto"
         How each example's gradient is made, as in `farthing.torch.train`.
+    placed : bool, default False
+        Whether others choose the weights, so that no last bit of an example may depend on who is beside it
+        (`farthing.torch.training.placing`). Guards ask so.
 
     Raises
     ------
@@ -97,6 +103,7 @@ class Network:
         most: int = COVERED,
         physical_batch_size: int = 512,
         route: str = "auto",
+        placed: bool = False,
     ) -> None:
         refuse_other_kinds(model)
         self.sums = Gradient(model, loss, physical_batch_size=physical_batch_size, route=route)
@@ -107,7 +114,7 @@ class Network:
             raise Unsupported(f"weights must be float32, {name} has some in {', '.join(sorted(other))}")
         self.most = max(COVERED, validate.count(most=most))
         self.slack = SLACK + (self.most * _BEYOND if self.most > COVERED else 0.0)
-        self.device = self.parameters[0].device
+        self.device, self._placed = self.parameters[0].device, placed
 
     @property
     def size(self) -> int:
@@ -149,6 +156,15 @@ class Network:
             )
         with apart(self.device):
             return checked(self.sums, examples.on(self.device))
+
+    def arranged(self, batch: Any) -> Any:
+        """Return a batch as it goes through the model: placed, where others choose the weights."""
+        if not self._placed:
+            return batch
+        if self.sums.isolation is Isolation.LOOP:  # each by itself in any case
+            return PlacedBatch(batch, 1)
+        rows = min(_PLACES, self.sums.most_rows() or _PLACES)
+        return PlacedBatch(batch, max(1, rows // batch.examples.width))
 
     def outputs(self, inputs: Any, w: ArrayLike) -> Any:
         """Return the model's outputs on public inputs at these weights, as an array."""
@@ -202,7 +218,7 @@ class NetworkGradient:
         network = self.network
         network.put(w)
         with apart(network.device):
-            total = network.sums.bounded_sum(batch, None, _inner(bound, network.slack))
+            total = network.sums.bounded_sum(network.arranged(batch), None, _inner(bound, network.slack))
         return total.detach().cpu().numpy().astype(np.float64)
 
     def zero(self, records: Any, w: Any, bound: Any) -> Array:
