@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from farthing.audit import methods
 from farthing.budget import Adjacency, Budget, Guarantee, Unit
+from farthing.cli import outputs
 from farthing.data.adult import Dataset, load_adult
 from farthing.data.model_file import Model, write
 from farthing.data.tables import Features, Table
@@ -34,6 +35,7 @@ from farthing.linear.problem import Problem
 from farthing.linear.solvers import CLASSIFIERS
 from farthing.queries.query import Step
 from farthing.queries.samplers import Poisson
+from farthing.report.declared import Declared
 from farthing.report.document import page
 from farthing.report.statement import downwards
 from farthing.report.subject import ClientGroup, FederatedRun, Score, Subject
@@ -42,7 +44,7 @@ FOLDER = "farthing-demo"
 EPSILON, DELTA = 1.0, 1e-5
 METHODS = {"auto": "auto, the default", "dpagd": "DP-AGD", "sgd-ma": "DP-SGD"}
 EPSILONS = (0.1, 0.3, EPSILON, 3.0)  # at which methods are compared
-ATTACKED, EFFORT = ("descent", "dpagd", "dpsgd"), 1.0  # the same methods, as the audit calls them
+ATTACKED, EFFORT = ("descent", "dpagd", "dpsgd"), 0.3  # the same methods, as the audit calls them
 CLIENTS, RECORDS = 488, 66  # of each
 THEIRS, ROUNDS, NOISE, RATE = (0.25, 0.5, 1.0), 1500, 16.0, 0.1  # budgets in turn; noise over the clip
 
@@ -106,6 +108,7 @@ def main() -> None:
             federated=federated,
             audit=found,
             verified=checked(ledger),
+            declared=Declared.of(outputs.declared(adult.schema, adult.schema)),
         )
         files = written(folder, adult, subject, first)
     print(f"\nIn {time.perf_counter() - began:.0f} seconds. Open the report in a browser:")
@@ -217,7 +220,14 @@ def told(scores: Sequence[Score]) -> None:
 
 def written(folder: Path, adult: Dataset, subject: Subject, first: Trained) -> list[Path]:
     """The report, the model and its guarantee, as `farthing train` writes them."""
-    told = {**asdict(first.guarantee), "method": "auto", "steps": first.history[-1].t, "records": adult.split}
+    told = {
+        **outputs.stamped(first.guarantee),
+        "method": "auto",
+        "steps": first.history[-1].t,
+        "records": adult.split,
+        "features": adult.X.shape[1],
+        "public": outputs.declared(adult.schema, adult.schema),
+    }
     privacy = json.dumps(told, allow_nan=False, indent=1)
     model = Model(adult.schema, *first.weights)
     files = [folder / name for name in ("report.html", "model.npz", "privacy.json")]

@@ -24,6 +24,7 @@ from farthing.report.document import page
 from farthing.report.subject import Score, Subject
 
 FORMAT = 1
+_BESIDE = "embedded in farthing"
 EARLIER = (
     "earlier trainings wrote {} beside this ledger: where they are about the same people, what all of them "
     "cost adds up"
@@ -71,21 +72,26 @@ def sha256(content: bytes) -> str:
 
 def public(job: TrainingJob, used: Schema) -> dict[str, Any]:
     """Return what a training took as public; ``used`` is its schema, with the bounds that were bought."""
-    declared, text = json.loads(used.to_json()), job.schema.to_json()
-    bought = {column.name for column in job.schema.columns if isinstance(column, Unbounded)}
-    for column in declared["columns"]:
+    source = _BESIDE if (job.schema_file or job.table) == EMBEDDED else job.schema_file or "the command line"
+    told = declared(job.schema, used, source)
+    return {**told, "records_declared": job.records is not None}
+
+
+def declared(schema: Schema, used: Schema, source: str = _BESIDE) -> dict[str, Any]:
+    """Return what a schema declares, who checked it, and its hash."""
+    told = json.loads(used.to_json())
+    bought = {column.name for column in schema.columns if isinstance(column, Unbounded)}
+    for column in told["columns"]:
         if column["name"] in bought and "low" in column:
             column["bought"] = True
-    embedded = (job.schema_file or job.table) == EMBEDDED
     return {
         "schema": {
-            "source": "embedded in farthing" if embedded else job.schema_file or "the command line",
-            "sha256": sha256(text.encode()),
-            "checked_by": job.schema.checked_by or None,
+            "source": source,
+            "sha256": sha256(schema.to_json().encode()),
+            "checked_by": schema.checked_by or None,
         },
-        "columns": declared["columns"],
-        "target": declared["target"],
-        "records_declared": job.records is not None,
+        "columns": told["columns"],
+        "target": told["target"],
     }
 
 
