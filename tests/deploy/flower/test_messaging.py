@@ -15,7 +15,9 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from farthing.deploy.flower import messaging
+from farthing.deploy.flower.app import opened
 from farthing.deploy.flower.messaging import FLEET, RUNTIME, DirectMessaging
+from farthing.deploy.flower.parts import BulkGrid, unpack
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +185,73 @@ def test_a_message_goes_to_its_node_and_the_reply_comes_back(short):
         assert wire.flower.reached == []
 
     asyncio.run(run())
+
+
+def test_all_parts_of_many_messages_in_one_request(short):
+    """The relay's grid in bulk, over this app: what it sends and fetches are whole messages."""
+    loop = asyncio.new_event_loop()
+    wire = Wire()
+
+    class Client:
+        _base_url = ""
+        _client = SimpleNamespace(
+            build_request=lambda method, url, content: SimpleNamespace(url=url, content=content)
+        )
+
+        def _send(self, context):
+            asked = SimpleNamespace(SerializeToString=lambda: context.request.content)
+            status, content = loop.run_until_complete(
+                wire.post(context.request.url, asked, headers=self.given)
+            )
+            assert status == 200
+            return SimpleNamespace(content=content, raise_for_status=lambda: None)
+
+        def PushMessages(self, asked):
+            _, content = loop.run_until_complete(wire.post(f"{RUNTIME}push-messages", asked))
+            return runtime_pb2.PushAppMessagesResponse.FromString(content)
+
+        def PullMessages(self, asked):
+            _, content = loop.run_until_complete(wire.post(f"{RUNTIME}pull-messages", asked))
+            return runtime_pb2.PullAppMessagesResponse.FromString(content)
+
+    client = Client()
+    client.given = wire.headers(None)
+    invoker = SimpleNamespace(invoke=lambda call: call())
+    grid = BulkGrid(SimpleNamespace(_runtime_client=client, _retry_invoker=invoker))
+    first, second = request(7, b"one"), request(8, b"two")
+    numbers = grid.push_messages([first, second])
+    assert list(numbers) == [first.object_id, second.object_id]
+    for node, asked in ((7, first), (8, second)):
+        (head,) = loop.run_until_complete(wire.pull(node))
+        assert head.metadata.message_id == asked.object_id
+        assert loop.run_until_complete(wire.push(reply(asked, b"from %d" % node), node)) == 200
+    came = {message.metadata.reply_to_message_id: opened(message) for message in grid.pull_messages(numbers)}
+    assert came == {first.object_id: b"from 7", second.object_id: b"from 8"}
+    assert list(grid.pull_messages(numbers)) == []
+    for node, asked in ((7, first), (8, second)):
+        loop.run_until_complete(wire.confirm(asked.object_id, node))
+    assert (wire.app._box._parts, wire.app._box._taken) == ({}, {})
+    client.given = []  # without the task's token
+    with pytest.raises(AssertionError):
+        grid._exchange({"ab" * 32: b""})
+    loop.close()
+
+
+def test_a_superlink_of_others_gets_parts_one_by_one():
+    plain = SimpleNamespace(
+        push_messages=lambda messages: ["number"],
+        pull_messages=lambda numbers: ["message"],
+        _retry_invoker=None,
+    )
+    grid = BulkGrid(plain)
+    assert list(grid.push_messages([])) == ["number"]
+    assert list(grid.pull_messages([])) == ["message"]
+
+
+@pytest.mark.parametrize("bad", [b"", b"x\n", b'{"parts": [["a", 9]], "confirmed": []}\nfew', b"{}\n"])
+def test_parts_that_are_none(bad):
+    with pytest.raises((ValueError, LookupError)):
+        unpack(bad)
 
 
 def test_a_reader_waits_until_a_message_is_complete():

@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from farthing.deploy.bridge import carry
+from farthing.deploy.flower.parts import BulkGrid
 from farthing.deploy.flower.superlink import BRIDGE
 from farthing.deploy.messages.sockets import call
 
@@ -23,6 +24,7 @@ GUARD = "guard"  # the entry of a node's configuration with the socket of its gu
 _AGAIN, _SOON_AGAIN = 20.0, 1.0  # seconds after which an unanswered or failed request is sent again
 _LASTING = 200.0  # seconds after which Flower drops a message: long enough for a busy machine
 _GUARD_SECONDS = 120.0
+_MOMENT = 0.01  # seconds between two polls that are held: answers that come together are fetched together
 _HELD = 0.2  # seconds: a poll that took longer was held, or the SuperLink is busy
 
 client = ClientApp()
@@ -44,7 +46,7 @@ def main(grid: Grid, context: Context) -> None:
     Its bridge is named by our own SuperLink, or by ``flwr run --run-config 'bridge="PATH"'`` on another.
     """
     shorten_backoff()
-    carry(str(context.run_config.get("bridge") or os.environ[BRIDGE]), Carrier(grid).exchange)
+    carry(str(context.run_config.get("bridge") or os.environ[BRIDGE]), Carrier(BulkGrid(grid)).exchange)
 
 
 def shorten_backoff() -> None:
@@ -96,7 +98,7 @@ class Carrier:
     A request that was sent in an earlier exchange is not sent again at once: its answer may be under way.
     """
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: Grid | BulkGrid) -> None:
         self._grid, self._schedule = grid, PollSchedule()
         self._sent: dict[tuple[int, bytes], tuple[float, set[str]]] = {}  # time last sent, message ids
 
@@ -107,7 +109,8 @@ class Carrier:
         while left and time.monotonic() < until:
             if self._send(left, seconds):
                 self._schedule.begin()
-            yield self._schedule.pause(waited)
+            held = getattr(self._grid, "holds", False)
+            yield _MOMENT if held else self._schedule.pause(waited)
             numbers = {number: key for key in left.items() for number in self._sent[key][1]}
             began = time.monotonic()
             found = list(self._grid.pull_messages(list(numbers)))

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+from farthing.deploy.flower.parts import PARTS, pack, unpack
+
 App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 
 FLEET, RUNTIME = "/v1/fleet/", "/v1/runtime/"
@@ -188,8 +190,8 @@ class DirectMessaging:
             self._kinds = {}
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        known = scope["type"] == "http" and scope.get("method") == "POST" and scope["path"] in self._kinds
-        if not known:
+        known = scope["type"] == "http" and scope.get("method") == "POST" and bool(self._kinds)
+        if not known or (scope["path"] not in self._kinds and scope["path"] != PARTS):
             await self._app(scope, receive, send)
             return
         body = b""
@@ -208,9 +210,12 @@ class DirectMessaging:
     async def _answered(self, scope: dict[str, Any], body: bytes, receive: Any) -> bytes:
         from starlette.requests import Request
 
-        path, asked = scope["path"], self._kinds[scope["path"]].FromString(body)
+        path = scope["path"]
         request = Request({**scope, "app": self._stub, "state": {}})
-        request.state.protobuf_request = asked
+        if path == PARTS:
+            self._of_task(request)
+            return self._exchanged(*unpack(body))
+        request.state.protobuf_request = asked = self._kinds[path].FromString(body)
         of_node = path.startswith(FLEET)
         (self._of_node if of_node else self._of_task)(request)
         if path in HOLD:
@@ -250,6 +255,17 @@ class DirectMessaging:
         return self._runtime.PushAppMessagesResponse(
             message_ids=numbers, objects_to_push=list(wanted), session_id=session
         )
+
+    def _exchanged(self, parts: dict[str, bytes], confirmed: list[str]) -> bytes:
+        """Store the parts that came, return those that are asked for, forget messages that were fetched."""
+        for name, content in parts.items():
+            if content:
+                self._wake(self._box.put(name, content) or set())
+        wanted = {name: self._box.part(name) for name, content in parts.items() if not content}
+        found = {name: content for name, content in wanted.items() if content is not None}
+        for number in confirmed:
+            self._box.confirm(number)
+        return pack(list(found), list(found.values()))
 
     def _stored(self, asked: Any) -> Any:
         readers = self._box.put(asked.object_id, asked.object_content)
