@@ -181,7 +181,7 @@ class DirectMessaging:
             self._stub = SimpleNamespace(state=SimpleNamespace(linkstate_factory=known))
             self._fleet, self._objects, self._runtime = fleet_pb2, message_pb2, runtime_pb2
             self._of_node = authenticate_node
-            self._of_task = lambda request: authenticate_task(
+            self._of_task: Callable[[Any], Any] = lambda request: authenticate_task(
                 request, request.headers.get(TASK_TOKEN_HEADER), known
             )
             paths = [prefix + name for prefix in (FLEET, RUNTIME) for name in _NAMES]

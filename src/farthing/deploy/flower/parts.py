@@ -51,10 +51,10 @@ class BulkGrid:
         if not self._known():
             found: Iterable[str] = self._grid.push_messages(messages)
             return found
+        from flwr.app.message import remove_content_from_message
         from flwr.common.serde import message_to_proto
         from flwr.proto.runtime_pb2 import PushAppMessagesRequest
         from flwr.supercore.inflatable import inflatable_object as inflatable
-        from flwr.superlink.grid.http_grid import remove_content_from_message
 
         heads, trees, parts = [], [], dict[str, Any]()
         with inflatable.no_object_id_recompute():
