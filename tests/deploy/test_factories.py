@@ -25,7 +25,7 @@ def test_a_hash_follows_every_source_file_of_the_package_and_nothing_else(tmp_pa
     assert factories.source_hash(["ward_a:other"], tmp_path) == first
     (home / "helper.py").write_text("X = 2\n")  # what the module imports counts as well
     second = factories.source_hash(["ward_a.models:make"], tmp_path)
-    (home / "helper.py").rename(home / "renamed.py")
+    (home / "helper.py").rename(home / "helped.py")
     assert len({first, second, factories.source_hash(["ward_a.models:make"], tmp_path)}) == 3
     assert "ward_a" not in sys.modules
 

@@ -58,20 +58,13 @@ class Books:
 class Town:
     """Three parties, and coordinators that come and go."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, first: str = "", **more) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        self.folder, self.nursery = folder, houses.Nursery()
-        self.run = set_up(
-            folder,
-            NAMES,
-            port=self.port,
-            method=METHOD,
-            records=RECORDS,
-            epsilon=4.0,
-            settings="seconds = 120\nwait = 240",
-        )
+        self.folder, self.nursery = folder, houses.Nursery(first)
+        settings = {"method": METHOD, "records": RECORDS, "epsilon": 4.0} | more
+        self.run = set_up(folder, NAMES, port=self.port, settings="seconds = 120\nwait = 240", **settings)
         self.guards, self.processes = {}, {}
 
     def guard(self, name):
@@ -176,6 +169,21 @@ def town(tmp_path_factory):
         found.close()
 
 
+@pytest.fixture
+def network_town(tmp_path):
+    """The same parties with a network that they have installed."""
+    pytest.importorskip("torch")
+    method = 'name = "fedavg"\nrounds = 6\nlocal_steps = 2\nlocal_lr = 0.2\nmost = 6'
+    found = Town(tmp_path, "import farthing.torch.training.network", method=method, network=True)
+    try:
+        for name in NAMES:
+            found.guard(name)
+            found.join(name)
+        yield found
+    finally:
+        found.close()
+
+
 class Reseeded(ClientAgent):
     """An agent of one process whose noise follows from its seed and the round."""
 
@@ -242,3 +250,25 @@ def test_a_straggler_is_waited_for_and_one_that_never_comes_back_is_not(town):
     assert all(answers <= charges for answers, charges in after.values())
     assert after["a"][1] <= before["a"][1] + 6
     assert after["c"][1] < before["c"][1] + 6
+
+
+def test_a_network_is_trained_by_local_steps_whoever_is_killed(network_town):
+    """SuperLink, coordinator and a guard are killed; a round costs two charges, and none is paid twice."""
+    town = network_town
+    town.serve()
+    town.reached(1)
+    os.kill(town.child("flower.link", of="serve"), signal.SIGKILL)
+    town.reached(2)
+    town.kill("serve")
+    town.serve()
+    town.reached(3)
+    town.guards["b"].end(signal.SIGKILL)
+    town.guard("b")
+    town.over()
+    report = json.loads((town.folder / "run" / "report.json").read_text())
+    assert (report["method"], report["rounds"]) == ("fedavg", 6)
+    books = town.checked()
+    assert (books["a"], books["c"]) == ((12, 12), (12, 12))
+    assert books["b"][0] <= books["b"][1] <= 12  # killed between a charge and its answer, it loses that round
+    with np.load(town.folder / "run" / "model.npz", allow_pickle=False) as model:
+        assert np.isfinite(model["0.weight"]).all()

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 
-def halved(x):
-    return np.asarray(x, dtype=np.float32) / 2
+def centred(x):
+    return x - x.mean()
 
 
 def broken(x):
@@ -178,18 +178,18 @@ def written(tmp_path):
     name = f"examples_{tmp_path.name.replace('-', '_')}"
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / f"{name}.py").write_text(SOURCE)
-    return name, factories.source_hash([f"{name}:halved"], tmp_path / "m")
+    return name, factories.source_hash([f"{name}:centred"], tmp_path / "m")
 
 
 def test_a_transform_sees_one_record_at_a_time(written, loaded):
     name, source = written
-    found = loaded(Inputs(shape=(2,), classes=2, transform=f"{name}:halved", hash=source), X=X, y=Y)
-    np.testing.assert_array_equal(found.plain(np.arange(4))[0], X / 2)
+    found = loaded(Inputs(shape=(2,), classes=2, transform=f"{name}:centred", hash=source), X=X, y=Y)
+    np.testing.assert_array_equal(found.plain(np.arange(4))[0], [[-0.5, 0.5]] * 4)
     with pytest.raises(InvalidValue, match=r"the transform failed \(ValueError\)") as refused:
         loaded(Inputs(shape=(2,), classes=2, transform=f"{name}:broken", hash=source), X=X, y=Y)
     assert "record" not in str(refused.value).partition("(")[0]
     with pytest.raises(InvalidValue, match="look at what changed"):
-        loaded(Inputs(shape=(2,), transform=f"{name}:halved", hash="0" * 64), X=X, y=Y)
+        loaded(Inputs(shape=(2,), transform=f"{name}:centred", hash="0" * 64), X=X, y=Y)
 
 
 def test_a_dataset_that_the_party_installs(written, loaded):

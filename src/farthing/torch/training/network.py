@@ -150,7 +150,7 @@ class Network:
 
         Once, before anything is charged: no refusal of the model depends on a record.
         """
-        if examples.records > self.most:
+        if len(examples) > self.most:
             raise InvalidValue(
                 f"there are more records than most={self.most}, the public number that sums are proven for"
             )
