@@ -156,6 +156,9 @@ def test_a_plan_that_is_measured_on_held_out_records_is_in_a_ledger_too(
 ) -> None:
     told = train(replace(job, epsilon=1.0, method=method, holdout=0.5, schema=SCHEMA))
     assert "accuracy" in told["test"]
+    report = (job.out / "report.html").read_text()
+    assert "Measured within the guarantee" in report
+    assert "Nothing else, as far as this report knows" in report
     with ft.Ledger.open(told["ledger"]) as ledger:
         assert ledger.share == 1
 

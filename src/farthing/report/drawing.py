@@ -336,6 +336,7 @@ h2{margin-top:1.6rem;break-after:avoid}h3{break-after:avoid}
 figure,.statement>li,.tile,.banner,tr{break-inside:avoid}
 .figures{columns:2;column-gap:.6rem}figure{margin-bottom:.6rem}
 details::details-content{content-visibility:visible;height:auto;display:block}summary{list-style:none}
+.facts,.signoff dl{grid-template-columns:15rem minmax(0,1fr)}
 .signoff{break-inside:avoid}.signoff dd{padding-bottom:.8rem}
 .statement>li{display:block;padding:.5rem .8rem}.statement h3{float:left;width:11rem}
 .statement>li>div{margin-left:12rem}.scroll{overflow:visible}

@@ -154,10 +154,8 @@ def scored(subject: Subject) -> Picture | None:
         )
         dotted.append((_swatch(drawing.mark(14, 7, place)), plain(label, 60) + alone))
     title = f"{plain(subject.measure, 30).capitalize()} against ε"
-    caption = (
-        "Measured on records that the guarantee does not cover. To the left privacy is stronger; lines "
-        "across need no ε."
-    )
+    where = "on records that the guarantee does not cover" if subject.released else "within the guarantee"
+    caption = f"Measured {where}. To the left privacy is stronger; lines across need no ε."
     return Picture(
         title,
         caption,

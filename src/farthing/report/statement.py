@@ -207,8 +207,8 @@ def _size(subject: Subject) -> Item:
             tone = Tone.WEAK if share >= 1 else max(tone, Tone.CARE, key=list(Tone).index)
         meaning.append(
             f"δ times the number of records is {number(share, 2)}. "
-            + ("That is too large: " if share >= 1 else "That is large: " if share >= _MUCH else "")
-            + "from 1 on, publishing one record as it is would be allowed; it should be well below "
+            + ("That is too large. " if share >= 1 else "That is large. " if share >= _MUCH else "")
+            + "From 1 on, publishing one record as it is would be allowed; it should be well below "
             f"{_MUCH:g}."
         )
     if subject.budget.epsilon > 1.001 * said.epsilon or subject.share < 0.9999:
