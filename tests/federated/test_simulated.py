@@ -451,3 +451,13 @@ def test_who_clips_lower_adds_as_much_noise_where_all_share_it():
     own, lower = (invitation.terms(ft.Budget(1.0, 1e-6), 10, clip) for clip in (3.0, 1.5))
     assert (lower.mechanism.noise_multiplier, own.mechanism.noise_multiplier) == (400.0, 200.0)
     assert lower.variance == pytest.approx(own.variance) == pytest.approx(600.0**2)
+
+
+@pytest.mark.parametrize("unit", ["user", "party"])
+def test_a_client_protected_as_a_whole_adds_noise_for_each_of_its_records(unit):
+    invitation = Invitation(2.0, rounds=5)
+    whole, record = (
+        invitation.terms(ft.Budget(1.0, 1e-6, unit=one, observer="server"), 7) for one in (unit, "record")
+    )
+    assert whole.mechanism == ClientNoise(whole.mechanism.noise_multiplier, records=7)
+    assert whole.mechanism.noise_multiplier == pytest.approx(7 * record.mechanism.noise_multiplier)
