@@ -250,6 +250,12 @@ def test_ensembles_that_draw_or_weigh_records_are_refused_or_say_that_nothing_is
         assert ledger.share == 0
     with pytest.raises(ValueError, match="sample_weight"):
         AdaBoostClassifier(ft.LogisticRegression(0.1, 1e-6), n_estimators=2).fit(X, Y)
-    bagged = BaggingClassifier(ft.LogisticRegression(0.1, 1e-6), n_estimators=2).fit(X, Y)
+    model = ft.LogisticRegression(0.1, 1e-6, max_sample_weight=10.0)
+    bagged = BaggingClassifier(model, n_estimators=2).fit(X, Y)
     assert all(math.isinf(one.privacy_.epsilon) for one in bagged.estimators_)
     assert all("seeded noise" in one.privacy_.note for one in bagged.estimators_)
+    for kind in (BaggingClassifier, AdaBoostClassifier):
+        paid = ft.LogisticRegression(0.1, 1e-6, ledger=ledger, max_sample_weight=10.0)
+        with pytest.raises(ValueError, match="random_state"):
+            kind(paid, n_estimators=2).fit(X, Y)
+        assert ledger.share == 0
