@@ -85,6 +85,13 @@ class PrivateLinear(PrivateEstimator):
     _seen: int
     _payer: Ledger | None  # who paid for the weights that were released last; None: nobody
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a pickle, which takes no ledger along but the estimator's own."""
+        state: dict[str, Any] = dict(super().__getstate__())
+        if "_payer" in state and state["_payer"] is not self.ledger:
+            state["_payer"] = None
+        return state
+
     def _method(self, known: dict[str, SolverMethod]) -> SolverMethod:
         if isinstance(self.solver, SolverMethod):
             return self.solver
