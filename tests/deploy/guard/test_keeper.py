@@ -9,11 +9,14 @@ import pytest
 
 from farthing.data.tables import Features
 from farthing.deploy.guard import keeper
+from farthing.deploy.guard.answerable import Tables
+from farthing.deploy.guard.policy import Limits
 from farthing.deploy.messages import forms
 from farthing.deploy.messages.signed import MessageKind, Reason, Signer, pack_numbers, seal
 from farthing.errors import InvalidValue, LedgerLocked
 from farthing.federated.terms import Exactly, Invitation
 from farthing.linear.losses import Gradient, logistic, multinomial, squared
+from farthing.linear.placed_gradient import PlacedGradient
 from farthing.queries.samplers import Everyone, Poisson
 
 PLAIN = Invitation(1.0, rounds=5)
@@ -377,3 +380,10 @@ def test_draws_that_are_allowed(draw, village, house, told):
     paper = Invitation(1.0, draw, 5, calibration="advanced", accountant="sampling")
     assert told(house.open().answer(village.question(invitation=paper)), house)["left"] > 4
     assert village.check() == {"p0": (1, 1)}
+
+
+def test_rows_are_summed_at_places_of_their_own():
+    """A coordinator chooses the weights: last bits that follow from who is there would tell."""
+    tables = Tables(Limits(noise=1.0, clip=1.0, rounds=5, width=2))
+    asked = Gradient(logistic, Features(2, intercept=0.3, radius=1.5))
+    assert tables.contribution(asked) == PlacedGradient(asked.loss, asked.features)

@@ -17,6 +17,7 @@ from farthing.errors import FarthingError, InvalidValue
 from farthing.federated.local_steps import LocalSteps
 from farthing.federated.terms import Trust
 from farthing.linear.losses import Gradient
+from farthing.linear.placed_gradient import PlacedGradient
 from farthing.queries.query import Contribution
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Tables:
 
     def contribution(self, asked: Gradient | NetworkAsk) -> Contribution:
         assert isinstance(asked, Gradient)
-        return asked
+        return PlacedGradient(asked.loss, asked.features)
 
     def local_steps(self, asked: Gradient | NetworkAsk) -> LocalSteps | None:
         return None

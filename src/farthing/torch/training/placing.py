@@ -1,20 +1,8 @@
 """Place examples in batches of one public shape, so that nobody's last bits depend on who else is there.
 
-A library multiplies matrices of other sizes, and other rows of one matrix, by other kernels: the last bits of
-an example's activations depend on how many examples there are and on its place among them. For weights that
-training has found that is rounding. For weights that somebody has chosen against the records it is not: a
-sign may hang on a last bit, and one example more turns the clipped gradients of others around (2.3 clipping
-norms in all were seen, where one is declared).
-
-A `PlacedBatch` puts every example at a place of its own in a batch of so many places, drawn evenly and
-independently of all else, and kept secret; other places are blank, of weight 0. As many such batches as it
-takes go through the model.
-
-**Theorem.** Let the gradient of an example follow from its record, its place and the public number of places
-(rows of a product have nothing to do with each other's values). Then the noisy sum of the examples' clipped
-gradients has the price of its mechanism. Proof: given the places, neighbours have the same terms but for the
-example that comes, goes or is replaced, and sums within the bound of each other. Places are independent of
-the records, and divergences are jointly convex, so that the mixture over places costs no more. ∎
+The theorem is in `farthing.data.placed`; here a record's term is the clipped gradient of an example. A
+`PlacedBatch` puts every example at a secret place in a batch of so many places; other places are blank, of
+weight 0.
 
 >>> from farthing.torch.training.records import Examples
 >>> batch = Examples((torch.ones(3, 2), torch.zeros(3))).take(slice(None))
@@ -32,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from farthing.budget import Unit
+from farthing.data.placed import rounds
 from farthing.torch.training.records import Batch, PhysicalBatch
 
 Integers = NDArray[np.int64]
@@ -51,7 +40,7 @@ class PlacedBatch:
     def physical_batches(self, physical_batch_size: int | None = None) -> Iterator[PhysicalBatch]:
         """Yield parts of one shape, whatever size is asked for."""
         at = drawn_places(len(self), self._places)
-        for members in _rounds(at):
+        for members in rounds(at):
             found = self._block(self._indices[members], torch.from_numpy(at[members]))
             if found is not None:
                 yield found
@@ -72,14 +61,6 @@ class PlacedBatch:
 def drawn_places(count: int, places: int) -> Integers:
     """Return a place for each example, from torch's generator, which is secret here (`randomness.apart`)."""
     return torch.randint(places, (count,)).numpy()
-
-
-def _rounds(at: Integers) -> Iterator[Integers]:
-    """Yield the first example of every place, then the second, and so on."""
-    order = np.argsort(at, kind="stable")
-    ranks = np.arange(len(at)) - np.searchsorted(at[order], at[order])
-    for rank in range(int(ranks.max(initial=-1)) + 1):
-        yield order[ranks == rank]
 
 
 def _put(found: Any, value: Any, where: Tensor, places: int) -> Any:

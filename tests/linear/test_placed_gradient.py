@@ -1,0 +1,46 @@
+"""Gradients at weights that were chosen against the records."""
+
+import numpy as np
+import pytest
+
+from farthing.data import placed
+from farthing.data.tables import Features, Table
+from farthing.linear.losses import Gradient, huber_hinge, logistic, multinomial, squared
+from farthing.linear.placed_gradient import PlacedGradient
+from farthing.queries.bounds import ClipNorm
+
+CLIP = 1e-3
+
+
+@pytest.mark.parametrize("loss", [squared, huber_hinge])
+@pytest.mark.parametrize("radius", [None, 0.5])
+@pytest.mark.parametrize("kind", [np.float64, np.float32])
+def test_one_record_moves_the_sum_by_one_clip_at_weights_chosen_against_the_others(
+    monkeypatch, loss, radius, kind
+):
+    """The sign of a residual is that of a rounding error, which must not follow from who is there."""
+    rng = np.random.default_rng(0)
+    gradient = PlacedGradient(loss, Features(20, intercept=1.0, radius=radius))
+    for count in (2, 8, 9, 130):
+        X, y = rng.uniform(-1, 1, size=(count, 20)).astype(kind), np.zeros(count)
+        places = rng.integers(placed.PLACES, size=count)
+        for other in (1, count // 2, count - 1):
+            u = rng.normal(size=20) * 1e16
+            w, sums = np.append(u, -X[other].astype(np.float64) @ u), []
+            for members in (np.arange(count), np.arange(1, count)):
+                monkeypatch.setattr(placed, "drawn_places", lambda _, m=members, p=places: p[m])
+                sums.append(gradient.bounded_sum(Table(X[members], y[members]), w, ClipNorm(CLIP)))
+            assert np.linalg.norm(sums[0] - sums[1]) <= CLIP * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("loss", "outputs"), [(logistic, 0), (squared, 2), (multinomial, 3)])
+def test_the_sum_is_that_of_the_gradient(loss, outputs):
+    rng = np.random.default_rng(1)
+    features = Features(4, radius=1.5)
+    table = Table(rng.normal(size=(300, 4)), rng.integers(2, size=300))
+    w = rng.normal(size=(5, outputs) if outputs else 5)
+    for some in (table, table.take(np.arange(7)), table.take(np.arange(0))):
+        sums = [
+            made(loss, features).bounded_sum(some, w, ClipNorm(0.7)) for made in (Gradient, PlacedGradient)
+        ]
+        np.testing.assert_allclose(*sums, rtol=1e-12, atol=1e-12)
