@@ -30,6 +30,7 @@ from farthing.linear.methods import (
     pure,
     sufficient,
 )
+from farthing.linear.placed_gradient import PlacedGradient
 from farthing.linear.selection import Held, _Values
 from farthing.noise.lattice import SeededStream
 from farthing.queries.bounds import ROWS, ClipCoordinates, ClipNorm, ClipOuter, ClipValue, Kind
@@ -134,6 +135,8 @@ def cases():
         Case(PerExample(lambda rows, w: rows[0][:, :1]), ROWS_),
         Case(Gradient(logistic, FEATURES), w=W),
         Case(Gradient(squared, FEATURES), WILD_TABLE, W),
+        Case(PlacedGradient(logistic, FEATURES), w=W),
+        Case(PlacedGradient(squared, FEATURES), WILD_TABLE, W),
         Case(Scores(logistic, FEATURES), w=CANDIDATES),
         Case(Moments(FEATURES)),
         Case(Gram(FEATURES)),
