@@ -303,7 +303,7 @@ def test_settings_reach_the_method_and_what_is_written(run: Any) -> None:
 
 
 WRONG_TABLES: list[tuple[bytes | None, str]] = [
-    (None, "people.csv' cannot be read: No such file"),
+    (None, "people.csv' cannot be read: there is no such file"),
     (b"", "is empty"),
     (b"\n", "is empty"),
     (b"age,sex,rich\n", "has no records"),
