@@ -69,7 +69,7 @@ def command(job: Job, tmp_path: Path) -> tuple[str, ...]:
 # --- what is simulated
 
 
-@pytest.mark.parametrize("method", PRIVATE)
+@pytest.mark.parametrize("method", [name for name in PRIVATE if name != "dp-fedavg"])  # which takes users
 def test_every_method_spends_its_budgets_and_says_what_holds(job: Job, method: str) -> None:
     told = simulate(replace(job, method=method, clients=60))  # A-DDP's rounds grow with records a user
     assert nested(told).keys() == KEYS
