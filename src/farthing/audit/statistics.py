@@ -277,8 +277,8 @@ def caught(curve: Curve, tp: int, fp: int, trials: int, claim: Budget, confidenc
     the strength only (its neighbours may not be the worst, its statistic not the best). That part is taken to
     be what its counts show of the claim, by the same curve without confidence, and to stay as it is.
 
-    >>> round(caught(GaussianCurve(), 9000, 1000, 10_000, Budget(10.0, 1e-5), 0.99), 1)  # μ 2.56 of 2.26
-    10.4
+    >>> round(caught(GaussianCurve(), 9000, 1000, 10_000, Budget(10.0, 1e-5), 0.99), 1)  # μ 2.56 of 2.00
+    10.6
     >>> caught(Unknown(), 10, 0, 10, Budget(8.0, 1e-5), 0.99)  # ten runs refute no ε of 8
     inf
     """
