@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from farthing.accounting import gaussian, groups
+from farthing.accounting import composition, gaussian
 from farthing.budget import Adjacency, Budget, Unit
 from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
@@ -17,7 +17,7 @@ def test_so_many_records_together_never_exceed_the_persons_budget(
 ) -> None:
     person = Budget(eps, delta, unit=Unit.USER)
     try:
-        record = groups.per_record(person, rows)
+        record = composition.per_record(person, rows)
     except Unsupported:
         assert gaussian.delta(person.mu / rows, 0.0) <= delta
         return
@@ -30,21 +30,21 @@ def test_so_many_records_together_never_exceed_the_persons_budget(
 
 
 def test_one_row_a_person_costs_nothing_more() -> None:
-    assert groups.per_record(Budget(1.0, 1e-5, unit="user"), 1).epsilon == pytest.approx(1.0, rel=1e-6)
+    assert composition.per_record(Budget(1.0, 1e-5, unit="user"), 1).epsilon == pytest.approx(1.0, rel=1e-6)
 
 
 def test_what_has_no_theorem_is_refused() -> None:
     with pytest.raises(Unsupported, match="add-remove only"):
-        groups.per_record(Budget(1.0, 1e-5, adjacency=Adjacency.REPLACE_ONE), 2)
+        composition.per_record(Budget(1.0, 1e-5, adjacency=Adjacency.REPLACE_ONE), 2)
     with pytest.raises(InvalidValue, match="rows"):
-        groups.per_record(Budget(1.0, 1e-5), 0)
+        composition.per_record(Budget(1.0, 1e-5), 0)
     with pytest.raises(Unsupported, match="fewer records"):
-        groups.per_record(Budget(0.01, 1e-3), 50)
+        composition.per_record(Budget(0.01, 1e-3), 50)
 
 
 def test_the_guarantee_of_a_person_says_how_many_rows_are_kept() -> None:
     person = Budget(1.0, 1e-5, unit=Unit.USER)
-    said = groups.per_person(Ledger(groups.per_record(person, 3)).guarantee, person, 3)
+    said = composition.per_person(Ledger(composition.per_record(person, 3)).guarantee, person, 3)
     assert (said.epsilon, said.unit) == (1.0, Unit.USER)
     assert "at most 3 records" in said.note
-    assert groups.THEOREM in said.theorem
+    assert composition.THEOREM in said.theorem

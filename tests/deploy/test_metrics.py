@@ -11,8 +11,16 @@ import pytest
 
 from farthing.cli.main import main
 from farthing.deploy.flower.superlink import APP, Address
-from farthing.deploy.metrics import Health, Metric, MetricsServer, exposition, of_processes, of_run
-from farthing.deploy.view import PartyView, View
+from farthing.deploy.metrics import (
+    Health,
+    Metric,
+    MetricsServer,
+    PartyView,
+    View,
+    exposition,
+    of_processes,
+    of_run,
+)
 from farthing.errors import InvalidValue
 
 PARTIES = (

@@ -13,8 +13,8 @@ from farthing.data.tables import Table
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.ledger import levels, verifier
 from farthing.linear.losses import logistic
-from farthing.linear.personal import over
 from farthing.linear.problem import Problem
+from farthing.linear.weights import over
 
 RNG = np.random.default_rng(0)
 X = RNG.uniform(size=(3000, 3))

@@ -5,8 +5,7 @@ import pytest
 
 from farthing.data import placed
 from farthing.data.tables import Features, Table
-from farthing.linear.losses import Gradient, huber_hinge, logistic, multinomial, squared
-from farthing.linear.placed_gradient import PlacedGradient
+from farthing.linear.losses import Gradient, PlacedGradient, huber_hinge, logistic, multinomial, squared
 from farthing.queries.bounds import ClipNorm
 
 CLIP = 1e-3

@@ -15,7 +15,7 @@ from farthing.data.tables import Features, Table
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.ledger import failsafe
 from farthing.linear.additive import bins, sums
-from farthing.linear.losses import Gradient, Gram, Moments, Scores, logistic, squared
+from farthing.linear.losses import Gradient, Gram, Moments, PlacedGradient, Scores, logistic, squared
 from farthing.linear.methods import (
     adassp,
     baselines,
@@ -30,7 +30,6 @@ from farthing.linear.methods import (
     pure,
     sufficient,
 )
-from farthing.linear.placed_gradient import PlacedGradient
 from farthing.linear.selection import Held, _Values
 from farthing.noise.lattice import SeededStream
 from farthing.queries.bounds import ROWS, ClipCoordinates, ClipNorm, ClipOuter, ClipValue, Kind

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from farthing.deploy.view import PartyView, View
+from farthing.deploy.metrics import PartyView, View
 from farthing.ledger.journal import Journal
 from farthing.report import Subject, broken, live_page, page
 

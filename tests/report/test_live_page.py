@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from farthing.deploy.view import PartyView, View
+from farthing.deploy.metrics import PartyView, View
 from farthing.errors import InvalidValue
 from farthing.report.live_page import Page, body, document
 

@@ -35,10 +35,9 @@ from farthing.linear.problem import Problem
 from farthing.linear.solvers import CLASSIFIERS
 from farthing.queries.query import Step
 from farthing.queries.samplers import Poisson
-from farthing.report.declared import Declared
 from farthing.report.document import page
 from farthing.report.statement import downwards
-from farthing.report.subject import ClientGroup, FederatedRun, Score, Subject
+from farthing.report.subject import ClientGroup, Declared, FederatedRun, Score, Subject
 
 FOLDER = "farthing-demo"
 EPSILON, DELTA = 1.0, 1e-5

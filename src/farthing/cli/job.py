@@ -3,7 +3,7 @@
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 
-from farthing.accounting import groups
+from farthing.accounting import composition
 from farthing.budget import Adjacency, Budget, Unit
 from farthing.data import table_files
 from farthing.data.csv_files import Csv
@@ -75,4 +75,4 @@ class TrainingJob:
         """Return the job with the budget that each record may take, where whole people are protected."""
         if self.user is None:
             return self
-        return replace(self, epsilon=groups.per_record(self.budget, self.rows).epsilon)
+        return replace(self, epsilon=composition.per_record(self.budget, self.rows).epsilon)

@@ -18,7 +18,6 @@ import farthing
 from farthing.cli import (
     account_command,
     audit_command,
-    card_command,
     deploy_command,
     describe_command,
     doctor_command,
@@ -56,7 +55,7 @@ for _command in (
     deploy_command.join,
     audit_command.audit,
     report_command.report,
-    card_command.card,
+    report_command.card,
     account_command.account,
     account_command.calibrate,
     doctor_command.doctor,

@@ -20,9 +20,8 @@ from farthing.data.schema import Schema
 from farthing.data.table_files import EMBEDDED
 from farthing.ledger.journal import Journal
 from farthing.ledger.ledger import Ledger
-from farthing.report.declared import Declared
 from farthing.report.document import page
-from farthing.report.subject import Score, Subject
+from farthing.report.subject import Declared, Score, Subject
 
 FORMAT = 1
 _BESIDE = "embedded in farthing"

@@ -1,4 +1,4 @@
-"""The command ``farthing report``: the page of a ledger that is there."""
+"""The commands ``farthing report``, the page of a ledger, and ``farthing card``, a model card."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +10,7 @@ from farthing.errors import LedgerLocked
 
 if TYPE_CHECKING:
     from farthing.report.subject import Subject
+from farthing.cli.options import NewFile, emit
 
 
 def report(
@@ -99,3 +100,31 @@ def _subject(
             verified=verified,
             declared=told.declared,
         )
+
+
+def card(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER", help="The folder that train wrote, or its privacy.json."),
+    ],
+    out: NewFile = None,
+    mlflow: Annotated[
+        bool, typer.Option("--mlflow", help="Log files and facts to MLflow's tracking server as well.")
+    ] = False,
+    force: Force = False,
+) -> int:
+    """Writes the model card of a training, in Markdown with Hugging Face's fields."""
+    from farthing.data.model_file import check_writable, write
+    from farthing.report import card as cards
+
+    told = cards.read(folder)
+    if out is not None:
+        check_writable(out, force, kept=(folder,))
+    text = cards.card(told)
+    if mlflow:
+        say(f"logged to MLflow as run {cards.logged(folder, told)}")
+    if out is None:
+        emit(text)
+    else:
+        write(out, text.encode())
+    return 0

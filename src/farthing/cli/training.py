@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_matrix
 
 from farthing import validate
-from farthing.accounting import gaussian, groups
+from farthing.accounting import composition, gaussian
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, RdpFilter
 from farthing.accounting.personal import PersonalBudgets
 from farthing.budget import Adjacency, Budget, Guarantee, Unit
@@ -96,7 +96,7 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
         if job.strict:
             estimator.privacy_ = estimator.privacy_.noted(STRICT)
         if asked.user is not None:
-            estimator.privacy_ = groups.per_person(estimator.privacy_, asked.budget, asked.rows)
+            estimator.privacy_ = composition.per_person(estimator.privacy_, asked.budget, asked.rows)
         spent = _spent(asked, recorder.ledger)
         kind = "logistic" if isinstance(estimator, LogisticRegression) else "scores"
         model = _model(job.schema, estimator, kind)
@@ -148,7 +148,7 @@ def rehearse(job: TrainingJob, records: int) -> dict[str, Any]:
         paid = _rehearse(job, estimator, method, records, ledger, _people(job))
     assert recorder.ledger is not None
     if asked.user is not None:
-        estimator.privacy_ = groups.per_person(estimator.privacy_, asked.budget, asked.rows)
+        estimator.privacy_ = composition.per_person(estimator.privacy_, asked.budget, asked.rows)
     return {
         "dry_run": True,
         "guarantee": {

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from farthing import validate
 from farthing.budget import Budget
-from farthing.deploy.averages import Averaging, Upload
+from farthing.deploy.averages import Averaging, Upload, longest_upload, steps_of
 from farthing.deploy.checkpoint import Checkpoint
 from farthing.deploy.messages import forms
 from farthing.deploy.messages.forms import (
@@ -54,7 +54,6 @@ from farthing.deploy.messages.signed import (
     refuse,
     unpack_numbers,
 )
-from farthing.deploy.network_uploads import longest_upload, steps_of
 from farthing.deploy.roster import PAUSE, Party, PartyRoster, PartyStatus, State, Status
 from farthing.deploy.secagg.sessions import Session
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported

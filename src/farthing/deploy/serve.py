@@ -27,9 +27,8 @@ from farthing.deploy.flower.superlink import SuperLink, needs_flower
 from farthing.deploy.learners import PublicData
 from farthing.deploy.messages.forms import Transport
 from farthing.deploy.messages.signed import Signer
-from farthing.deploy.metrics import MetricsServer, of_run
+from farthing.deploy.metrics import MetricsServer, PartyView, View, of_run
 from farthing.deploy.run_file import RunFile
-from farthing.deploy.view import PartyView, View
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue
 from farthing.federated.jobs import holds, measured, steps
 from farthing.queries.query import Step

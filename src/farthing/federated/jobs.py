@@ -226,7 +226,7 @@ def simulate(job: Job, watch: Watch | None = None) -> dict[str, Any]:
     if test is None:
         return told
     if method.networks:
-        from farthing.torch.training.table_network import probabilities
+        from farthing.torch.training.network import probabilities
 
         return {
             **told,
@@ -241,7 +241,7 @@ def _held(job: Job, table: Table, problem: Problem, X: Any, y: Any) -> tuple[Any
     """Return what clients hold and train: examples and a network, or the table and its problem."""
     if not job.record.networks:
         return table, problem
-    from farthing.torch.training.table_network import table_examples, table_network
+    from farthing.torch.training.network import table_examples, table_network
 
     offsets = dealt(len(y), job.clients, None)
     owners = np.repeat(np.arange(job.clients), np.diff(offsets)) if job.unit is not Unit.RECORD else None

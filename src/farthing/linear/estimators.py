@@ -33,7 +33,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from farthing import validate
 from farthing.ledger.ledger import Ledger
-from farthing.linear import labels
+from farthing.linear import checks
 from farthing.linear import weights as weighing
 from farthing.linear.checks import target_bounds
 from farthing.linear.fitting import ATTRIBUTES, BOUNDS, BUDGET, PARAMETERS, Algorithm, PrivateLinear
@@ -134,10 +134,10 @@ class _PrivateClassifier(ClassifierMixin, PrivateLinear):  # type: ignore[misc]
     def _fit(
         self, X: Any, y: Any, declared: Any, sample_weight: Any, budgets: Any, more: bool = False
     ) -> Self:
-        classes = labels.declared(declared)
+        classes = checks.declared(declared)
         method = self._method(CLASSIFIERS)
         X, y = self._supervised(X, y)
-        codes, weights = labels.codes(y, classes), None
+        codes, weights = checks.codes(y, classes), None
         if sample_weight is not None or self.class_weight is not None:
             by_class = weighing.of_classes(self.class_weight, classes)
             shares, most = weighing.read(sample_weight, self.max_sample_weight, len(codes))

@@ -1,8 +1,12 @@
 """Fit linear models: the base of the estimators, from rows and a public problem to weights on raw rows.
 
-A fit reads its declared bounds, buys what is not declared (`private_bounds`, `weights`), and lets a method of
+A fit reads its declared bounds, buys what is not declared (bounds, totals of weights), and lets a method of
 `farthing.linear.solvers` spend the rest of its ledger. The texts of parameters that estimators share stand
 here as well.
+
+``bounds="private"`` buys the bounds of features where nobody can declare them. The fit's own ledger pays: a
+share of its μ² (or ρ) goes to `farthing.statistics.ranges`, and the method spends what is left, so that the
+whole fit is within its budget by the ledger's filter. The bounds are released with the model.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +20,7 @@ from sklearn.preprocessing import MinMaxScaler, Normalizer, normalize
 from sklearn.utils.validation import check_is_fitted
 
 from farthing import validate
+from farthing.accounting.filters import BasicFilter, GdpFilter, ZcdpFilter
 from farthing.accounting.personal import PersonalBudgets
 from farthing.budget import Adjacency, Guarantee, Observer, Unit
 from farthing.data.columns import limits
@@ -23,16 +28,16 @@ from farthing.data.tables import Table
 from farthing.data.weighted import WeightedTable
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
-from farthing.linear import private_bounds
 from farthing.linear.base import PUBLIC_SIZE, PrivateEstimator
 from farthing.linear.checks import clipped, compact
 from farthing.linear.intervals import EstimatedStep, Of
 from farthing.linear.losses import Loss
-from farthing.linear.personal import over
 from farthing.linear.problem import Problem
 from farthing.linear.solvers import PURE, Solver, SolverMethod
-from farthing.linear.weights import RecordWeights
+from farthing.linear.weights import RecordWeights, over
 from farthing.queries.query import Step, until_spent
+from farthing.statistics import ranges
+from farthing.statistics.spending import Allowance
 
 Array = NDArray[np.float64]
 Algorithm = Callable[[Ledger, Problem], Iterator[Step]]
@@ -140,9 +145,9 @@ class PrivateLinear(PrivateEstimator):
         people = None if budgets is None else self._people(budgets, rows)
         problem = Problem(loss, size, X.shape[1], outputs, bool(self.fit_intercept), unit, penalty)
         problem = replace(problem, sparse=hasattr(X, "indptr"))
-        missing = private_bounds.unknown(bounds, X.shape[1])
+        missing = unknown(bounds, X.shape[1])
         if missing is not None:
-            private_bounds.refuse(X, method, people)
+            refuse(X, method, people)
         if weights is not None:
             weights.refuse(method, people)
         if missing is not None or weights is not None:
@@ -152,7 +157,7 @@ class PrivateLinear(PrivateEstimator):
             self.__dict__.pop("bounds_", None)
         if missing is not None:
             assert ledger is not None
-            bounds = self.bounds_ = private_bounds.bought(ledger, X, bounds, missing)
+            bounds = self.bounds_ = bought(ledger, X, bounds, missing)
         X, mapped = (X, None) if unit else compact(X, bounds, size)
         plain = Table(X, y, bounds=mapped, unit=unit)
         table: Table | WeightedTable = plain
@@ -367,3 +372,42 @@ ATTRIBUTES = """
     BudgetSpent
         Where the part does not fit what is left of the ledger. Nothing is charged then.
 """
+
+
+SHARE = 0.1  # of μ²
+
+
+def unknown(bounds: Any, width: int) -> NDArray[np.bool_] | None:
+    """Return which features have no bounds, "private" or NaN; None where all have, or none is needed."""
+    if isinstance(bounds, str):
+        if bounds != "private":
+            raise InvalidValue(f"bounds must be (low, high), 'private' or None, got {bounds!r}")
+        return np.ones(width, np.bool_)
+    try:
+        low, high = (np.broadcast_to(np.asarray(end, np.float64), width) for end in bounds)
+    except (TypeError, ValueError):
+        return None  # which the table refuses, if it is wrong
+    missing = np.isnan(low) | np.isnan(high)
+    return missing if missing.any() else None
+
+
+def refuse(X: Any, method: SolverMethod, people: Any, ledger: Ledger | None = None) -> None:
+    """Refuse to buy bounds where that cannot be done, before anything is charged."""
+    if ledger is not None and not isinstance(ledger.filter, GdpFilter | ZcdpFilter | BasicFilter):
+        raise Unsupported("bounds='private' needs a ledger with a GDP, zCDP or basic filter")
+    if hasattr(X, "tocsr"):
+        raise InvalidValue("bounds='private' needs a dense table: declare (0, high) of a sparse one")
+    if people is not None:
+        raise Unsupported("bounds='private' gives all records the same budget: declare bounds with budgets")
+    if method.filter not in (GdpFilter, ZcdpFilter):
+        raise Unsupported("bounds='private' needs a solver with a GDP or zCDP filter, such as 'auto'")
+
+
+def bought(ledger: Ledger, X: Any, bounds: Any, missing: NDArray[np.bool_]) -> tuple[Array, Array]:
+    """Return bounds of every feature, those that are missing paid by a share of a ledger not spent yet."""
+    low, high = ranges.of_table(ranges.Chosen(X, missing), Allowance(ledger), SHARE)
+    if missing.all():
+        return low, high
+    ends = [np.array(np.broadcast_to(np.asarray(end, np.float64), len(missing))) for end in bounds]
+    ends[0][missing], ends[1][missing] = low, high
+    return ends[0], ends[1]

@@ -10,6 +10,14 @@ two products with the table, and never holds a gradient of a single record.
 >>> gradient = Gradient(logistic, Features(1, intercept=0.0))
 >>> gradient.bounded_sum(table, np.zeros(1), ft.ClipNorm(5.0))
 array([-4.5])
+
+`PlacedGradient` is for weights that others choose: each row is computed at a place of its own. The theorem is
+in `farthing.data.placed`.
+
+>>> table, bound = Table(np.ones((3, 1)), np.ones(3)), ClipNorm(1.0)
+>>> gradient = PlacedGradient(logistic, Features(1))
+>>> np.round(gradient.bounded_sum(table, np.zeros(2), bound), 6).tolist()
+[-1.5, -1.5]
 """
 
 from dataclasses import dataclass
@@ -19,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logsumexp, softmax
 
+from farthing.data.placed import PLACES, placed
 from farthing.data.tables import Block, Features, Table, Weighted
 from farthing.data.weighted import weighed
 from farthing.errors import InvalidValue, Unsupported
@@ -355,4 +364,18 @@ class Gram:
             z = block.rows(self.features)
             rows = bound.rows.apply(np.column_stack([z, self.target * block.y]) if self.target else z)
             total.add(rows.T @ rows, len(rows))
+        return total.value
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedGradient(Gradient):
+    """A `Gradient` whose terms do not depend on who is beside them, not even in their last bits."""
+
+    def bounded_sum(self, records: Table, w: Array, bound: ClipNorm) -> Array:
+        if len(records) == 0:
+            return Gradient.bounded_sum(self, records, w, bound)
+        total = Sum(len(records), np.shape(w))
+        for block in placed(records):
+            some = Gradient.bounded_sum(self, block, w, bound)  # type: ignore[arg-type]
+            total.add(some, min(PLACES, len(block)))
         return total.value

@@ -9,10 +9,18 @@ multiplied by its share of the largest weight that may occur, which moves no sum
 Methods divide sums by the number of records, and with weights that is their total, which is private: a share
 of μ² (or ρ) buys the totals of all classes in one answer, one cell a record, of norm 1. A method that
 promises a plan cannot buy them, and divides by the number of records.
+
+*Budgets of their own.* Records with personal budgets are weighted, too, or drawn, by the solver. In *batches*
+(``"sgd-ma"``) each record is drawn at the rate that spends its own ε by tight accounting; sums are divided by
+the expected size of a batch. Where a solver asks *everybody* by Gaussian answers (``"auto"`` and all that
+divide a budget by `farthing.linear.budget_schedule`), each record counts with a weight μ(ε, δ) / μ of the
+largest; to the solver's rules n records then are the sum of their weights. Both are rules of public numbers:
+the levels of budget, and how many records are on each. The guarantees are those of
+`farthing.queries.personal`, a level each, under every adjacency.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +28,15 @@ from numpy.typing import NDArray
 
 from farthing import validate
 from farthing.accounting.filters import GdpFilter, ZcdpFilter
+from farthing.accounting.personal import PersonalBudgets, everyone
+from farthing.data.tables import Table
+from farthing.data.weighted import WeightedTable
 from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
+from farthing.linear.problem import Problem
 from farthing.linear.solvers import SolverMethod
 from farthing.queries import arrays
+from farthing.queries.personal import Leveled, Personal
 from farthing.queries.query import PerExample, Rows
 from farthing.statistics.spending import Allowance
 
@@ -123,3 +136,25 @@ def of_classes(class_weight: Any, classes: NDArray[Any]) -> Array | None:
     if not weights.any():
         raise InvalidValue("class_weight must leave a class with a weight above 0")
     return weights
+
+
+def over(
+    ledger: Ledger,
+    rows: Table | WeightedTable,
+    problem: Problem,
+    people: PersonalBudgets | None,
+    weighed: bool,
+) -> tuple[Ledger, Problem]:
+    """Return the way to rows with everybody's level of budget, and the problem in their numbers.
+
+    Rows of another number than ``people``, which are made up, are on the smallest level.
+    """
+    if people is None:
+        return ledger.over(rows), problem
+    made_up = len(rows) != len(people)
+    levels = np.zeros(len(rows), dtype=np.int64) if made_up else people.levels
+    records, all_ = problem.records, everyone(ledger.filter)
+    if weighed and isinstance(all_, Personal):
+        records = max(1, round(all_.expected(people.sizes)))
+    own = replace(problem, records=records, sizes=people.sizes)
+    return ledger.over(Leveled(rows, levels, people.epsilons)), own

@@ -4,8 +4,7 @@ subject = Subject.of(ledger, title=..., method=..., steps=..., guarantee=..., hi
 html = page(subject)
 """
 
-from farthing.report.declared import Declared
 from farthing.report.document import broken, page
-from farthing.report.subject import ClientGroup, FederatedRun, Score, Subject
+from farthing.report.subject import ClientGroup, Declared, FederatedRun, Score, Subject
 
 __all__ = ["ClientGroup", "Declared", "FederatedRun", "Score", "Subject", "broken", "page"]

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from farthing.errors import InvalidValue, Unsupported
-from farthing.report.declared import Declared
 from farthing.report.reading import guarantee
 from farthing.report.statement import band, upwards
+from farthing.report.subject import Declared
 from farthing.report.words import number, percent, plain
 
 TO_FILL = "*To be filled in.*"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from farthing.deploy.view import PartyView, View
+from farthing.deploy.metrics import PartyView, View
 from farthing.errors import InvalidValue
 from farthing.report import drawing
 

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from farthing.budget import Adjacency, Budget, Guarantee, Observer, Unit
 from farthing.errors import InvalidValue, LedgerLocked
 from farthing.ledger.books import FLOATS, SEEDED
-from farthing.report.declared import Declared
-from farthing.report.subject import ClientGroup, FederatedRun, Score
+from farthing.report.subject import ClientGroup, Declared, FederatedRun, Score
 
 if TYPE_CHECKING:
     from farthing.audit.auditing import Verdict

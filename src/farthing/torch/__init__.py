@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from farthing.torch.training.adapting import Change, NoiseGate, Plateau, Stages, menu
     from farthing.torch.training.checkpoint import restore, save
     from farthing.torch.training.collating import Padded
-    from farthing.torch.training.evaluation import evaluate
     from farthing.torch.training.loop import Training, train
     from farthing.torch.training.network import Network
     from farthing.torch.training.optim import DPAdam
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from farthing.torch.training.records import Batch, Examples
     from farthing.torch.training.schedules import AdaptiveClip, Quantile
     from farthing.torch.training.step import Step
-    from farthing.torch.training.watching import to_tensorboard, to_wandb
+    from farthing.torch.training.watching import evaluate, to_tensorboard, to_wandb
 
 __all__ = [
     "AdaDP",
@@ -80,8 +79,7 @@ _HOMES = {
     "gradients.layers": ("layer_rule",),
     "training.collating": ("Padded",),
     "methods.dpopt": ("DpOpt",),
-    "training.evaluation": ("evaluate",),
-    "training.watching": ("to_tensorboard", "to_wandb"),
+    "training.watching": ("evaluate", "to_tensorboard", "to_wandb"),
     "checks.fixing": ("fix",),
     "kernels.noise": ("FloatGaussian", "Gaussian"),
     "training.network": ("Network",),

@@ -16,8 +16,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from farthing.deploy.flower import messaging
 from farthing.deploy.flower.app import opened
-from farthing.deploy.flower.messaging import FLEET, RUNTIME, DirectMessaging
-from farthing.deploy.flower.parts import BulkGrid, unpack
+from farthing.deploy.flower.messaging import FLEET, RUNTIME, BulkGrid, DirectMessaging, unpack
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,7 @@ from farthing.deploy.messages import forms
 from farthing.deploy.messages.signed import MessageKind, Reason, Signer, pack_numbers, seal
 from farthing.errors import InvalidValue, LedgerLocked
 from farthing.federated.terms import Exactly, Invitation
-from farthing.linear.losses import Gradient, logistic, multinomial, squared
-from farthing.linear.placed_gradient import PlacedGradient
+from farthing.linear.losses import Gradient, PlacedGradient, logistic, multinomial, squared
 from farthing.queries.samplers import Everyone, Poisson
 
 PLAIN = Invitation(1.0, rounds=5)

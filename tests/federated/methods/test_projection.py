@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from farthing.errors import InvalidValue
-from farthing.federated.methods.projection import L2Projection, lipschitz_of
+from farthing.federated.methods.server import L2Projection, lipschitz_of
 from farthing.linear.losses import logistic, multinomial, squared
 from farthing.linear.problem import Problem
 

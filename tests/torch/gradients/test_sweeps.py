@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from farthing.torch.gradients import sweeps
+from farthing.torch.gradients import recurrent
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -19,12 +19,12 @@ def test_a_sweep_is_the_layer_and_its_gradient(kind, bias):
     hidden = layer.weight_hh_l0.detach(), layer.bias_hh_l0.detach() if bias else None
     weights = torch.randn(2, 5, 4, dtype=torch.double)
     if kind is nn.LSTM:
-        out, last = sweeps.lstm(gates, *start, *hidden)
+        out, last = recurrent.lstm(gates, *start, *hidden)
         wanted, (_, cell) = layer(x, tuple(part[None] for part in start))
         assert torch.allclose(last, cell[0])
         extra, extra_wanted = last.sum(), cell.sum()
     else:
-        out, _ = sweeps.gru(gates, start[0], *hidden)
+        out, _ = recurrent.gru(gates, start[0], *hidden)
         wanted, _ = layer(x, start[0][None])
         extra, extra_wanted = 0.0, 0.0
     assert torch.allclose(out, wanted)

@@ -8,9 +8,9 @@ from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from farthing.errors import NotPrivate
-from farthing.torch.training.evaluation import evaluate
 from farthing.torch.training.loop import train
 from farthing.torch.training.records import Examples
+from farthing.torch.training.watching import evaluate
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

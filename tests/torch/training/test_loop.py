@@ -19,12 +19,12 @@ from farthing.noise.lattice import SeededStream
 from farthing.queries.events import GaussianEvent, PoissonEvent
 from farthing.torch.gradients.clipping import Automatic, ClipLayers
 from farthing.torch.kernels.noise import Gaussian
-from farthing.torch.training.evaluation import evaluate
 from farthing.torch.training.loop import train
 from farthing.torch.training.optim import DPAdam
 from farthing.torch.training.plan import planned
 from farthing.torch.training.records import Examples
 from farthing.torch.training.schedules import Quantile
+from farthing.torch.training.watching import evaluate
 
 BUDGET = ft.Budget(2.0, 1e-5)
 LOSS = nn.CrossEntropyLoss(reduction="none")

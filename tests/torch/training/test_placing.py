@@ -6,10 +6,9 @@ import torch
 from torch import nn
 
 from farthing.queries.bounds import ClipNorm
-from farthing.torch.training import placing
+from farthing.torch.training import records as batches
 from farthing.torch.training.network import Network
-from farthing.torch.training.placing import PlacedBatch
-from farthing.torch.training.records import Examples
+from farthing.torch.training.records import Examples, PlacedBatch
 
 WIDE = 300
 
@@ -40,7 +39,7 @@ def test_one_record_moves_the_sum_by_one_clip_at_weights_chosen_against_the_othe
         for other in range(1, count):
             w, sums = hostile(x[other], 8, rng), []
             for members in (np.arange(count), np.arange(1, count)):
-                monkeypatch.setattr(placing, "drawn_places", lambda _, n, m=members: places[m] % n)
+                monkeypatch.setattr(batches, "drawn_places", lambda _, n, m=members: places[m] % n)
                 sums.append(network.gradient.bounded_sum(records.take(members), w, ClipNorm(1e-3)))
             assert np.linalg.norm(sums[0] - sums[1]) <= 1e-3
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from farthing.torch.training.table_network import probabilities, table_examples, table_network
+from farthing.torch.training.network import probabilities, table_examples, table_network
 
 X, Y = np.eye(6, 4), np.array([0, 1, 2, 0, 1, 2])
 

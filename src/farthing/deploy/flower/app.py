@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from farthing.deploy.bridge import carry
-from farthing.deploy.flower.parts import BulkGrid
+from farthing.deploy.flower.messaging import BulkGrid
 from farthing.deploy.flower.superlink import BRIDGE
 from farthing.deploy.messages.sockets import call
 

@@ -16,8 +16,7 @@ from farthing.deploy.messages.signed import Reason, refuse
 from farthing.errors import FarthingError, InvalidValue
 from farthing.federated.local_steps import LocalSteps
 from farthing.federated.terms import Trust
-from farthing.linear.losses import Gradient
-from farthing.linear.placed_gradient import PlacedGradient
+from farthing.linear.losses import Gradient, PlacedGradient
 from farthing.queries.query import Contribution
 
 if TYPE_CHECKING:

@@ -69,7 +69,7 @@ from farthing.accounting import pld
 from farthing.accounting.inversion import smallest
 from farthing.budget import Adjacency, Guarantee, Observer, Unit
 from farthing.errors import BudgetSpent, InvalidValue
-from farthing.federated.methods.projection import L2Projection, lipschitz_of
+from farthing.federated.methods.server import L2Projection, lipschitz_of
 from farthing.federated.protocol import Clients, Exactly, Invitation, SequentialClients, least_noise
 from farthing.linear.losses import Gradient
 from farthing.linear.problem import Problem

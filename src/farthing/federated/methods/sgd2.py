@@ -55,7 +55,7 @@ from farthing import validate
 from farthing.accounting import gaussian
 from farthing.budget import Budget, Guarantee, Unit
 from farthing.errors import InvalidValue
-from farthing.federated.methods.projection import L2Projection, lipschitz_of
+from farthing.federated.methods.server import L2Projection, lipschitz_of
 from farthing.federated.protocol import Clients, Invitation, Trust, Weights, under
 from farthing.federated.terms import weights_under
 from farthing.linear.losses import Gradient

@@ -23,7 +23,7 @@ from farthing.data.columns import limits
 from farthing.data.tables import Table
 from farthing.errors import BudgetSpent, InvalidValue
 from farthing.ledger.ledger import Ledger
-from farthing.linear import labels, private_bounds
+from farthing.linear import checks, fitting
 from farthing.linear.additive.bins import CELLS, VALUES, Binned, codes_of, mapped
 from farthing.linear.additive.method import AdditiveModel, additive
 from farthing.linear.base import PUBLIC_SIZE, PrivateEstimator
@@ -100,17 +100,17 @@ class _Shapes(PrivateEstimator):
                 "from them"
             )
         size = int(X.shape[0]) if self.records is None else validate.count(records=self.records)
-        bounds, missing = self.bounds, private_bounds.unknown(self.bounds, X.shape[1])
+        bounds, missing = self.bounds, fitting.unknown(self.bounds, X.shape[1])
         if self.trees:
             validate.count(trees=self.trees)
         if missing is None:
             limits(bounds, X)  # refuses wrong ones before anything is charged
         else:
-            private_bounds.refuse(X, SolverMethod(additive), None, self.ledger)
+            fitting.refuse(X, SolverMethod(additive), None, self.ledger)
         ledger = self._own_ledger(self.ledger)
         self.__dict__.pop("bounds_", None)
         if missing is not None:
-            bounds = self.bounds_ = private_bounds.bought(ledger, X, bounds, missing)
+            bounds = self.bounds_ = fitting.bought(ledger, X, bounds, missing)
         table, (low, high) = Table(X, y, bounds=bounds), limits(bounds, X)
         if self.records is None:
             ledger.note(PUBLIC_SIZE)
@@ -165,11 +165,11 @@ class _ShapeClassifier(ClassifierMixin, _Shapes):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> Self:
         """Check everything, charge the budget, and train until it is spent."""
-        classes = labels.declared(self.classes)
+        classes = checks.declared(self.classes)
         X, y = self._supervised(X, y)
         several = len(classes) > 2
         loss: Loss = multinomial if several else logistic
-        self._train(X, labels.codes(y, classes), loss, len(classes) if several else 0)
+        self._train(X, checks.codes(y, classes), loss, len(classes) if several else 0)
         self.classes_ = classes
         return self
 

@@ -8,6 +8,8 @@ The check runs on made-up examples (`farthing.torch.checks.probe`), never on pri
 depends on the model and on public shapes only, so a refusal tells nothing about the records and costs no
 budget. Examples are exchanged and batches made larger and smaller (`farthing.torch.checks.independence`).
 That is a check and no proof; `farthing.torch.gradients.isolation` needs none.
+
+What needs no gradient comes first: is it a model, and are its weights there yet?
 """
 
 import warnings
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
 
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.torch.checks.fixing import described, replacement
@@ -186,3 +189,38 @@ _MIXES = (
     "on a batch this model, or its loss, mixes examples; in isolation each is a batch of its own, so that "
     "what it computes from others (batch statistics, negatives, mixup) is missing"
 )
+
+
+def refuse_other_kinds(model: Any) -> None:
+    """Refuses what is no model with weights: several models are one module that holds them."""
+    if isinstance(model, list | tuple | dict):
+        raise InvalidValue(
+            f"model must be an nn.Module, got a {type(model).__name__} of {len(model)}: of several models "
+            "put those that see private records into one module, whose forward returns what the loss needs; "
+            "the others (a generator, say) are trained between the steps, for nothing"
+        )
+    if not isinstance(model, nn.Module):
+        raise InvalidValue(f"model must be an nn.Module, got a {type(model).__name__}")
+    if next(model.parameters(), None) is None:
+        raise InvalidValue(f"the model ({type(model).__name__}) has no parameters: there is nothing to train")
+
+
+@torch.no_grad()
+def materialise(model: nn.Module, inputs: Any) -> None:
+    """Give lazy layers their weights, by made-up inputs of the records' shape.
+
+    >>> model = nn.Sequential(nn.LazyLinear(3), nn.LazyLinear(2))
+    >>> materialise(model, torch.zeros(1, 5))
+    >>> [tuple(p.shape) for p in model.parameters()]
+    [(3, 5), (3,), (2, 3), (2,)]
+    """
+    if not any(map(is_lazy, model.parameters())):
+        return
+    made = Source(inputs, None).batch(2)[0]
+    try:
+        call(model, made)
+    except Exception as error:
+        raise Unsupported(
+            f"a lazy layer could not be given its weights by made-up inputs, {form_of(made)} each "
+            f"({type(error).__name__}: {error}); call the model once on public inputs before training"
+        ) from error

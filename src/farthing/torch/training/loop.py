@@ -49,7 +49,7 @@ from farthing.ledger.ledger import Ledger
 from farthing.queries.bounds import Bound
 from farthing.queries.query import Query
 from farthing.torch.checks import overlap
-from farthing.torch.checks.admission import materialise, refuse_other_kinds
+from farthing.torch.checks.selfcheck import materialise, refuse_other_kinds
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.plain import Plain, settle
 from farthing.torch.kernels.noise import Gaussian

@@ -23,6 +23,14 @@ noise, and masked ones) and its price hold as they are. ``most`` is public: it m
 >>> total = network.gradient.bounded_sum(records.take(slice(None)), network.start(), ClipNorm(1.0))
 >>> total.dtype, bool(3.96 < np.linalg.norm(total) <= 4.0)
 (dtype('float64'), True)
+
+`table_network` is a small one for the rows of a table: one hidden layer, with public weights to begin with.
+
+>>> network = table_network(width=3, labels=2, hidden=4)
+>>> network.size, bool((network.start() == table_network(3, 2, 4).start()).all())
+(26, True)
+>>> probabilities(network, network.start(), np.zeros((5, 3))).shape
+(5, 2)
 """
 
 from collections.abc import Callable, Collection
@@ -40,16 +48,15 @@ from farthing.budget import Unit
 from farthing.errors import InvalidValue, Unsupported
 from farthing.noise.summing import Sum
 from farthing.queries.bounds import ClipNorm, Kind
-from farthing.torch.checks.admission import refuse_other_kinds
 from farthing.torch.checks.leftovers import Wall
+from farthing.torch.checks.selfcheck import refuse_other_kinds
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.tape import call, mapped, record_losses
 from farthing.torch.kernels.totals import SLACK
-from farthing.torch.training.placing import PlacedBatch
 from farthing.torch.training.plan import checked
 from farthing.torch.training.randomness import apart
-from farthing.torch.training.records import Examples
+from farthing.torch.training.records import Examples, PlacedBatch
 
 Array = NDArray[np.float64]
 
@@ -79,7 +86,7 @@ class Network:
         How each example's gradient is made, as in `farthing.torch.train`.
     placed : bool, default False
         Whether others choose the weights, so that no last bit of an example may depend on who is beside it
-        (`farthing.torch.training.placing`). Guards ask so.
+        (`farthing.torch.training.records`). Guards ask so.
 
     Raises
     ------
@@ -345,3 +352,30 @@ def _first(value: Any) -> Tensor:
 
 def _described(network: Network, kind: str, **told: Any) -> dict[str, Any]:
     return {"network": network.name, "hash": network.source, "kind": kind, **told}
+
+
+HIDDEN = 32
+
+
+def table_network(width: int, labels: int, hidden: int = HIDDEN, most: int = 1) -> Network:
+    """Return a network of rows of ``width`` numbers, whose first weights are the same every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(width, hidden), nn.Tanh(), nn.Linear(hidden, labels))
+    return Network(model, nn.CrossEntropyLoss(reduction="none"), name="table", most=most)
+
+
+def table_examples(X: Any, y: NDArray[Any], owners: NDArray[np.int64] | None = None) -> Examples:
+    """Return the rows of a table; with ``owners`` all rows of one are an example together."""
+    rows = np.asarray(X.toarray() if hasattr(X, "toarray") else X, dtype=np.float32)
+    data = torch.from_numpy(rows), torch.from_numpy(np.asarray(y, dtype=np.int64))
+    if owners is None:
+        return Examples(data)
+    return Examples(data, users=owners, records_per_user=int(np.bincount(owners).max()))
+
+
+def probabilities(network: Network, w: NDArray[np.float64], X: Any) -> NDArray[np.float64]:
+    """Return each label's probability for public rows."""
+    rows = np.asarray(X.toarray() if hasattr(X, "toarray") else X, dtype=np.float32)
+    found: NDArray[np.float64] = torch.from_numpy(network.outputs(rows, w)).double().softmax(1).numpy()
+    return found
