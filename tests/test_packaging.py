@@ -137,6 +137,9 @@ def test_its_command_works_in_an_empty_folder(installed, tmp_path):
 def test_a_users_project_sees_the_types(installed, tmp_path):
     pytest.importorskip("mypy", reason="mypy is not installed: pip install mypy")
     (tmp_path / "user.py").write_text(USER)
+    (tmp_path / "mypy.ini").write_text(
+        "[mypy]\n[mypy-torch.*,flwr.*]\nfollow_imports = skip\n"
+    )  # as if not there
     command = ["-m", "mypy", "--python-executable", str(installed), "--strict", "user.py"]
     found = run(sys.executable, *command, cwd=tmp_path).stdout
     assert 'Revealed type is "float"' in found.replace("builtins.", ""), found
