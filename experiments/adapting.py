@@ -149,7 +149,7 @@ def pooled(images: Images) -> Images:
 
 def measure(size: Size) -> list[Row]:
     size.only("repeats")
-    rates, counts, steps = (RATES[1:], (200,), STEPS[:1]) if size.small else (RATES, COUNTS, STEPS)
+    rates, counts, steps = (RATES[1:], (40,), STEPS[:1]) if size.small else (RATES, COUNTS, STEPS)
     plans = [Way(PLAN, rate, count, step) for rate in rates for count in counts for step in steps]
     tuning, reporting = (pooled(images(size.small)) for images in (clothes, digits))
     rows = _runs(tuning, plans, 1)
