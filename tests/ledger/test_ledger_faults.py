@@ -278,7 +278,7 @@ def test_killed_spenders_have_charged_what_they_released(kills, kind, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kills", "kind"), [(200, "plan"), (100, "filter")] if EXPLORE else [(60, "plan"), (30, "filter")]
+    ("kills", "kind"), [(200, "plan"), (100, "filter")] if EXPLORE else [(30, "plan"), (15, "filter")]
 )
 def test_killed_spenders_many_times(kills, kind, tmp_path):
     kill_again_and_again(tmp_path, kills, kind)

@@ -194,8 +194,8 @@ def test_a_short_storm(village, told, books):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 6))
-def test_a_thousand_faults_in_four_storms(seed, village, told, books):
+@pytest.mark.parametrize("seed", range(2, 6 if os.environ.get("FARTHING_EXPLORE") else 4))
+def test_hundreds_of_faults_in_every_storm(seed, village, told, books):
     storm = Storm(village, told, seed)
     storm.rage(250, books)
     storm.house.stop()
