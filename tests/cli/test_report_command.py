@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import farthing as ft
+from farthing.ledger.journal import Journal
 from farthing.noise.lattice import SeededStream
 
 QUERY = ft.Query(
@@ -129,6 +130,16 @@ def test_the_guarantee_is_the_ledgers_whatever_a_file_says(run: Any) -> None:
     assert run("report", "a.ledger", "--privacy", "privacy.json").code == 0
     assert "ε = 0.001" not in _said()
     assert "(1, 10⁻⁵)-differential privacy" in _said()
+
+
+def test_facts_about_another_ledger_are_refused(ledger: Path, run: Any) -> None:
+    with Journal(ledger) as journal:
+        heads = [row.hash for row in journal.rows()]
+    for head, code in ((heads[0], 0), (heads[-1], 0), ("00" * 32, 2)):
+        Path("privacy.json").write_text(json.dumps({**PRIVACY, "ledger_head": head}))
+        done = run("report", "a.ledger", "--privacy", "privacy.json", "--force")
+        assert done.code == code
+    assert "tells of another ledger" in done.err
 
 
 def test_a_changed_ledger_is_red(ledger: Path, run: Any) -> None:

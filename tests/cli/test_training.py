@@ -110,7 +110,16 @@ def test_what_is_told(job: TrainingJob) -> None:
     told = train(job)
     assert list(told) == [
         *("format", "software", "date", "guarantee", "method", "settings", "steps", "records"),
-        *("rows_per_person", "features", "partial", "spent", "public", "ledger", "earlier_ledgers"),
+        *(
+            "rows_per_person",
+            "features",
+            "partial",
+            "spent",
+            "public",
+            "ledger",
+            "ledger_head",
+            "earlier_ledgers",
+        ),
         *("model", "report", "sha256"),
     ]
     stated = ["epsilon", "delta", "adjacency", "unit", "observer", "accountant", "theorem", "note"]

@@ -46,6 +46,27 @@ def test_decimal_commas_and_semicolons(tmp_path: Path) -> None:
     assert found["columns"] == [{"name": "pay", "low": 1.4, "high": 2.6}]
 
 
+def test_words_for_no_value_and_other_ways_to_write_dates(tmp_path: Path) -> None:
+    rows = "".join(
+        f"{row}.5,n/a,03.0{row}.2001,0{row}/02/1999,yes\nNA,1,,01/02/2000,no\n" for row in range(1, 7)
+    )
+    found, said = draft(tmp_path / "a.csv", f"pay,few,since,seen,rich\n{rows}", "rich")
+    assert found["columns"] == [
+        {"name": "pay", "low": 1, "high": 7, "missing": 4},
+        {
+            "name": "since",
+            "first": "2001-01-01",
+            "last": "2001-12-31",
+            "format": "%d.%m.%Y",
+            "missing": "2001-07-01",
+        },
+        {"name": "seen", "first": "1999-01-01", "last": "2000-12-31", "format": "%d/%m/%Y"},
+    ]
+    assert "'missing' replaces them" in said["pay"]
+    assert "check 'format', %d/%m/%Y or %m/%d/%Y" in said["seen"]
+    assert Schema.from_json(json.dumps(found)).width == 5
+
+
 @given(st.floats(-1e5, 1e5), st.floats(1e-3, 1e9))
 def test_bounds_are_round_and_beyond_the_extremes(low: float, width: float) -> None:
     high = low + width

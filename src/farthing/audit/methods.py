@@ -182,10 +182,13 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
         ),
         "dpagd": TrainedTarget(lambda ledger: dpagd(ledger, fit), pulled_pair(), claim, ZcdpFilter, runs=250),
         "dpsgd": TrainedTarget(
-            lambda ledger: dpsgd(ledger, fit, sampling_rate=0.5, noise_multiplier=2.0, clip_norm=0.25),
+            # without an intercept, which all records move, and in steps that leave every gradient clipped
+            lambda ledger: dpsgd(
+                ledger, alone, sampling_rate=0.8, noise_multiplier=2.0, clip_norm=0.25, step=0.01
+            ),
             pair,
             claim,
-            runs=350,
+            runs=600,
         ),
         "dpsgd-step": SteppedTarget(1.386, 0.1, 100),
         "sgd-adv": TrainedTarget(
@@ -406,8 +409,9 @@ def attack(
     if name in NOT_ATTACKED:
         raise Unsupported(f"{name} cannot be attacked: {NOT_ATTACKED[name]}")
     if target is None:
-        known = list(dict.fromkeys([*ATTACKED_AS, *names(), *published()]))
-        raise InvalidValue(f"METHOD must be one of {known}, got {name!r}")
+        known = [*dict.fromkeys([*ATTACKED_AS, *names(), *published()])]
+        hint = validate.did_you_mean(name, known)
+        raise InvalidValue(f"METHOD must be one of {', '.join(known)}; got {name!r}{hint}")
     validate.positive(effort=scale), validate.probability(confidence=confidence)
     each = 1 - (1 - confidence) / 2
     found = target.verdicts(scale, each, Stream() if stream is None else stream, tick)

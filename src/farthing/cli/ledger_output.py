@@ -59,7 +59,7 @@ def open_journal(file: Path) -> Journal:
                 if opened.read(len(_SQLITE)) != _SQLITE:
                     raise InvalidValue(f"FILE must be a ledger, {str(file)!r} is not one")
             raise LedgerLocked(
-                f"{str(file)!r} has no {head.name} beside it: no ledger, or one without its head"
+                f"{str(file)!r} has no {head.name} beside it: a ledger is two files that belong together"
             )
     except OSError as error:
         raise InvalidValue(f"FILE must be a readable ledger, got {str(file)!r}: {error}") from None
@@ -203,7 +203,7 @@ def rehearsed_lines(fields: dict[str, Any]) -> dict[str, Any]:
         "records": f"{fields['records']:,}, of {fields['features']:,} features",
         "ledger": f"{fields['ledger']}: {before:.2%} spent before, {after:.2%} after",
         "noise": [*map(_noise_words, fields["answers"]), f"({fields['expected']})"],
-        "nothing": "spent, written or learnt: only the header and the number of records were looked at"
+        "note": "nothing was spent or written; only the header and the number of records were read"
         + (", and the budgets" if "levels" in fields else ""),
     }
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from farthing.cli.options import FAILED, AsJson, Force, emit_json, say
-from farthing.errors import LedgerLocked
+from farthing.errors import InvalidValue, LedgerLocked
 
 if TYPE_CHECKING:
     from farthing.report.subject import Subject
@@ -84,6 +84,11 @@ def _subject(
     verdicts = [] if audit is None else reading.read("--audit", audit, reading.verdicts)
     verified = reading.verified(verification(ledger))
     with open_journal(ledger) as journal:
+        if told.head is not None and all(row.hash != told.head for row in journal.rows()):
+            raise InvalidValue(
+                f"--privacy {str(privacy)!r} tells of another ledger than {str(ledger)!r}, of which no row has "
+                "the hash that stands under ledger_head"
+            )
         return Subject.of(
             journal,
             title=name,

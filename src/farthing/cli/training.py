@@ -114,6 +114,7 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
             "spent": asdict(spent),
             "public": outputs.public(asked, model.schema),
             "ledger": str(job.ledger),
+            "ledger_head": ledger.journal.last().hash,
             "earlier_ledgers": [str(path) for path in earlier] if asked.ledger is None else [],
             **{kind: str(path) for kind, path in files.items() if kind != "privacy"},
         }

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import date
+from datetime import date, datetime
 from itertools import pairwise
 from typing import Any
 
@@ -28,6 +28,8 @@ MOST_VALUES = 100  # a column with more distinct texts, rare ones aside, is free
 _COUNTED = 10_000  # distinct texts that are counted; a column with more is free text
 _BLANK: dict[str, Any] = {"low": None, "high": None, "values": []}  # values that a person must fill in
 _MOST_LABELS = 10  # a target with at most so many distinct whole numbers is taken for labels
+_NO_VALUE = {"", "nan", "none", "na", "n/a", "null", "-", "?", "."}  # cells of numbers and dates
+_DATES = ("", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")  # "" is YYYY-MM-DD
 _ID = re.compile(r"(^|[_\W])(id|uuid|guid|key|index|nr|number)$|[a-z]I[dD]$", re.IGNORECASE)
 
 
@@ -38,7 +40,10 @@ class _Seen:
     low: float = math.inf
     high: float = -math.inf
     numeric: bool = True
-    dates: bool = True
+    # first and last day by each way to write dates that fits all cells so far
+    days: dict[str, tuple[float, float]] = field(
+        default_factory=lambda: dict.fromkeys(_DATES, (math.inf, -math.inf))
+    )
     missing: bool = False
     rising: bool = True  # whole numbers, each larger than the one before: row numbers
     records: int = 0
@@ -55,16 +60,26 @@ class _Seen:
         self.records += len(cells)
         if len(self.texts) <= _COUNTED:
             self.texts.update(cells)
-        distinct = set(cells) - {"", "nan", "None"}
-        self.dates = self.dates and all(_day(cell) is not None for cell in distinct)
+        distinct = {cell for cell in set(cells) if cell.lower() not in _NO_VALUE}
+        self._add_days(distinct)
         found = [_number(cell.replace(",", ".") if commas else cell) for cell in distinct]
         self.numeric = self.numeric and None not in found
         numbers = [number for number in found if number is not None and math.isfinite(number)]
-        if self.dates and distinct:
-            numbers = [float(day) for cell in distinct if (day := _day(cell)) is not None]
-        self.missing = self.missing or len(numbers) < len(set(cells))
+        dates = len(distinct) if self.days else 0
+        self.missing = self.missing or max(len(numbers), dates) < len(set(cells))
         self.rising = self.rising and self.numeric and _rising(cells, self.high)
         self.low, self.high = min([self.low, *numbers]), max([self.high, *numbers])
+
+    def _add_days(self, distinct: set[str]) -> None:
+        for way, (low, high) in [*self.days.items()]:
+            found = []
+            for cell in distinct:
+                if (day := _day(cell, way)) is None:
+                    del self.days[way]
+                    break
+                found.append(day)
+            else:
+                self.days[way] = min([low, *found]), max([high, *found])
 
     def described(self, name: str, target: bool) -> tuple[dict[str, Any] | None, str]:
         """Return the column of a schema, None to leave it out, and a remark for the person who checks it."""
@@ -79,7 +94,7 @@ class _Seen:
             and (_ID.search(name) or self.high - self.low + 1 == self.records)
         ):
             return None, "holds row numbers or identifiers: left out"
-        if self.dates and self.low < math.inf:
+        if self.days and max(high for _, high in self.days.values()) > -math.inf:
             return self._range(column)
         if self.numeric:
             return self._bounds(column, target, whole)
@@ -103,12 +118,18 @@ class _Seen:
         return column, "; ".join(said)
 
     def _range(self, column: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        first, last = (date.fromordinal(int(day)).year for day in (self.low, self.high))
+        way, days = next(iter(self.days.items()))
+        first, last = (date.fromordinal(int(day)).year for day in days)
         column |= {"first": f"{first:04}-01-01", "last": f"{last:04}-12-31"}
+        said = []
+        if way:
+            column["format"] = way
+        if len(self.days) > 1:
+            said.append(f"may have day and month in either order: check 'format', {' or '.join(self.days)}")
         if self.missing:
             column["missing"] = f"{(first + last) // 2:04}-07-01"
-            return column, "has cells without a date: 'missing' replaces them, with an indicator"
-        return column, ""
+            said.append("has cells without a date: 'missing' replaces them, with an indicator")
+        return column, "; ".join(said)
 
     def _listed(self, column: dict[str, Any], target: bool) -> tuple[dict[str, Any] | None, str]:
         common = sorted(text for text, n in self.texts.items() if n >= FEWEST and (text or not target))
@@ -184,12 +205,12 @@ def _rising(cells: list[str], before: float) -> bool:
     return all(a < b for a, b in pairwise(numbers))
 
 
-def _day(cell: str) -> int | None:
-    """Return the ordinal of a date that is written as YYYY-MM-DD, with or without a time."""
-    if len(cell) < 10 or cell[4] != "-":
+def _day(cell: str, way: str) -> int | None:
+    """Return the ordinal of a date, written in this way or as YYYY-MM-DD, with or without a time."""
+    if not way and (len(cell) < 10 or cell[4] != "-"):
         return None
     try:
-        return date.fromisoformat(cell[:10]).toordinal()
+        return (datetime.strptime(cell, way) if way else date.fromisoformat(cell[:10])).toordinal()
     except ValueError:
         return None
 

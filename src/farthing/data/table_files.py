@@ -62,7 +62,7 @@ def schema_of(name: str, target: str | None) -> Schema:
         schema = ADULT
     else:
         try:
-            schema = Schema.from_json(Path(name).read_text(encoding="utf-8"))
+            schema = Schema.from_json(Path(name).read_text(encoding="utf-8-sig"))
         except OSError as error:
             raise InvalidValue(f"--schema must be a JSON file, {name!r}: {error.strerror or error}") from None
         except UnicodeDecodeError:

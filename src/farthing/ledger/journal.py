@@ -26,7 +26,15 @@ from pathlib import Path
 from typing import Any, Self, TextIO, TypeAlias
 
 from farthing.errors import InvalidValue, LedgerLocked, NotReleased, Unsupported
-from farthing.ledger.journal_head import FAILED, Head, create_private, failing_closed, narrow
+from farthing.ledger.journal_head import (
+    DAMAGED,
+    FAILED,
+    Head,
+    create_private,
+    failing_closed,
+    locked,
+    narrow,
+)
 
 KINDS = ("promise", "charge", "refund", "release", "close", "note")  # row 0 alone is of kind "open"
 
@@ -40,7 +48,6 @@ _SCHEMA = (
 _FROM = "SELECT seq, time, kind, body, state, previous, hash FROM chain WHERE seq >= ? ORDER BY seq"
 _ROW = _FROM.replace(">=", "=")
 _ANSWERS = "SELECT key, seq, request, released, sha256(value) FROM answers"
-_DAMAGED = "Nothing more is charged or released: keep both files for inquiry, count what is left as spent"
 _COPIED = "a copy would spend the same budget again, so give the ledger a file (journal='my.ledger')"
 
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode
@@ -288,13 +295,13 @@ class Journal:
         try:
             return self._connection.execute(sql, values).fetchall()
         except sqlite3.Error as error:
-            raise LedgerLocked(f"journal {self.path}: {error}. {FAILED}") from error
+            raise locked(self.path, error) from error
 
     # --- checking
 
     def _damaged(self, what: str) -> LedgerLocked:
         self._verified = False  # locked until the whole of it is found in order
-        return LedgerLocked(f"journal {self.path}: {what}. {_DAMAGED}")
+        return LedgerLocked(f"journal {self.path}: {what}. {DAMAGED}")
 
     def _check(self, record: _Record, before: _Record | None = None) -> Row:
         """Return the row, if its hash is right and it follows ``before`` (where given)."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from farthing.errors import LedgerLocked
 
 FAILED = "Nothing is released: see that the files are writable, with room on their disk, and try again"
+DAMAGED = "Nothing more is charged or released: keep both files for inquiry, count what is left as spent"
 
 log = logging.getLogger("farthing.ledger.ledger")
 
@@ -23,12 +24,19 @@ _OWNER_ONLY = 0o600
 _sync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 
 
+def locked(path: str | None, error: Exception) -> LedgerLocked:
+    """Return the error to raise: SQLite's own DatabaseError is a damaged file, the others are of the disk."""
+    return LedgerLocked(
+        f"journal {path}: {error}. {DAMAGED if type(error) is sqlite3.DatabaseError else FAILED}"
+    )
+
+
 @contextlib.contextmanager
 def failing_closed(path: str | None) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, OSError) as error:
-        raise LedgerLocked(f"journal {path}: {error}. {FAILED}") from error
+        raise locked(path, error) from error
 
 
 def narrow(path: str) -> None:

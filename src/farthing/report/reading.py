@@ -45,6 +45,7 @@ class Told:
     scores: tuple[Score, ...] = ()
     released: tuple[str, ...] = ()
     declared: Declared | None = None
+    head: str | None = None  # the newest row of its ledger when it was written
 
 
 def read(option: str, file: Path, take: Callable[[dict[str, Any]], T]) -> T:
@@ -55,7 +56,7 @@ def read(option: str, file: Path, take: Callable[[dict[str, Any]], T]) -> T:
     except OSError as error:
         raise InvalidValue(f"{option} must be a readable file, {str(file)!r}: {error.strerror}") from None
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}"[:200]
+        reason = f"it has no {error}" if isinstance(error, KeyError) else f"{error}"[:200]
         raise InvalidValue(
             f"{option} must be the JSON object that farthing printed, {str(file)!r} is not one ({reason})"
         ) from None
@@ -74,6 +75,7 @@ def told(said: dict[str, Any]) -> Told:
         tuple(scored(said, method)[1]),
         () if not test else (f"Figures on the test table {test['table']}: {test['note']}.",),
         Declared.of(said["public"], said) if "public" in said else None,
+        said.get("ledger_head"),
     )
 
 
