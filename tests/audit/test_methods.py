@@ -35,7 +35,7 @@ EFFORTS = dict.fromkeys(methods.MODELS, 0.15) | {"fixed-size": 0.2, "dpagd": 0.1
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in methods.names() if EXPLORE or name not in ALIKE])
 def test_stands(name):
-    """With about as many runs as when whole methods had fewer of them by default."""
+    """No attack refutes a sound method, at a part of the default number of runs."""
     found = methods.attack(name, scale=EFFORTS.get(name, 0.3), confidence=0.999, stream=SeededStream(2))
     assert found
     for _, verdict in found:

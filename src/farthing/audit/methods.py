@@ -180,7 +180,9 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
         "additive-regression": TrainedTarget(
             lambda ledger: _weights(additive(ledger, numbers, trees=4)), binned_pair(), claim, runs=120
         ),
-        "dpagd": TrainedTarget(lambda ledger: dpagd(ledger, fit), pulled_pair(), claim, ZcdpFilter, runs=250),
+        "dpagd": TrainedTarget(
+            lambda ledger: dpagd(ledger, fit, splits=8), pulled_pair(), claim, ZcdpFilter, runs=500
+        ),
         "dpsgd": TrainedTarget(
             # without an intercept, which all records move, and in steps that leave every gradient clipped
             lambda ledger: dpsgd(
@@ -228,7 +230,7 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
         "adassp": TrainedTarget(lambda ledger: adassp(ledger, line), pair, claim),
         "sufficient": TrainedTarget(lambda ledger: sufficient(ledger, line), pair, claim),
         "gradient": TrainedTarget(
-            lambda ledger: noisy_gradient(ledger, line), pulled_pair(-1.0), claim, runs=300
+            lambda ledger: noisy_gradient(ledger, line), pulled_pair(-1.0), claim, runs=450
         ),
         "functional": TrainedTarget(
             lambda ledger: functional(ledger, line),
