@@ -97,6 +97,21 @@ def test_one_run_with_abstentions_is_covered(mu, guesses):
     assert np.mean([by_pairs[k] > epsilon for k in right]) <= 1 - confidence
 
 
+@pytest.mark.parametrize(("m", "guesses"), [(60, 60), (60, 12), (400, 40)])
+@pytest.mark.parametrize("delta", [1e-3, 0.05])
+def test_one_run_never_exceeds_what_is_exactly_epsilon_delta_private(m, guesses, delta):
+    """A coin is told with probability δ, and by randomised response otherwise: the count is known exactly."""
+    for epsilon in (0.3, 1.5):
+        told = np.minimum(np.arange(m + 1), guesses)
+        chances = stats.binom.pmf(np.arange(m + 1), m, delta)
+        for right in range(guesses + 1):
+            left = stats.binom.sf(right - told - 1, guesses - told, 1 / (1 + math.exp(-epsilon)))
+            failure = float(chances @ left)  # of as many right guesses or more
+            if 1e-12 < failure < 1:
+                assert canaries.epsilon(m, guesses, right, delta, 1 - failure) <= epsilon + 1e-6
+    assert canaries.epsilon(1000, 100, 95, 1e-3, 0.95) > 2  # 0.59 by the theorem for pairs
+
+
 def test_one_run_grows_with_right_guesses_and_refuses_nonsense():
     found = [canaries.gaussian_mu(1000, 200, right) for right in (110, 140, 170, 200)]
     assert found == sorted(found)

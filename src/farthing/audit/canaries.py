@@ -5,12 +5,17 @@ abstains from the others; ``right`` of the guesses are correct. The probability 
 
 * `epsilon`: Steinke, Nasr & Jagielski 2023, "Privacy auditing with one (1) training run", Theorem 5.2. Under
   ε-DP the number of right guesses is at most (stochastically) binomial with rate e^ε/(e^ε + 1); δ adds
-  2 δ canaries times the steepest mean density of that binomial just below the number seen.
+  2 δ canaries times the steepest mean density of that binomial just below the number seen. Where δ canaries
+  is above `_FEW` (public numbers decide, ahead) that term is large, and the next theorem is used, with the
+  curve of (ε, δ)-DP itself: F(x) = max(0, e^-ε (x - δ), 1 - δ - e^ε (1 - x)). It assumes no more.
 * `gaussian_mu`: Mahloujifar, Melis & Chaudhuri 2024, "Auditing f-differential privacy in one run", Theorem 9
   and Algorithm 3, for the curve of N(0, 1) against N(μ, 1). Let p_i be the probability of i right guesses,
   R_i = Σ_{j >= i} p_j j/m and H_i = Σ_{j >= i} p_j (g - j)/m. The theorem ties them, H_i >= F(R_{i+1}) with
   F(x) = Φ(Φ⁻¹(x) - μ), and R_i - R_{i+1} = (H_i - H_{i+1}) i/(g - i) as both are made of p_i. If the tail at
   the number seen were as likely as 1 - confidence, R_0 + H_0 would follow from below; it cannot be above g/m.
+  The proof in brief: fix one canary and the coins of the others. "Right about it, and right about i others or
+  more" has at most the probability 1 - f("wrong about it, and right about i others or more") by f-DP of its
+  coin. 1 - f is concave, so the mean over coins and canaries keeps the inequality: R_{i+1} <= 1 - f(H_i).
 * `sampled_epsilon`: the same for the curve of T steps of DP-SGD, of which only the noise is left open.
 
 Canaries must take part independently of each other, each with probability 1/2, and the guesses must not
@@ -48,6 +53,7 @@ _MOST_EPSILON, _MOST_MU = 50.0, 20.0
 _LEAST_NOISE, _MOST_NOISE, _NEAR = 0.25, 64.0, 0.01
 _LEVELS = np.linspace(0.0, 1.0, 24) ** 1.5  # ε at δ = _FAR: the range of the envelope
 _FAR = 1e-4
+_FEW = 0.02  # δ canaries, up to which the theorem for pairs (ε, δ) is the better one
 _HALVINGS = 40
 
 
@@ -69,7 +75,20 @@ def epsilon(canaries: int, guesses: int, right: int, delta: float, confidence: f
     """Return the lower bound on ε at ``delta``."""
     _checked(canaries, guesses, right)
     failure = 1 - confidence
-    return _last(lambda value: tail(canaries, guesses, right, value, delta) <= failure, _MOST_EPSILON)
+
+    def refuted(value: float) -> bool:
+        if delta * canaries <= _FEW:
+            return tail(canaries, guesses, right, value, delta) <= failure
+        grow = math.exp(value)
+        return _impossible(
+            canaries,
+            guesses,
+            right,
+            failure,
+            lambda x: max(0.0, (x - delta) / grow, 1 - delta - grow * (1 - x)),
+        )
+
+    return _last(refuted, _MOST_EPSILON)
 
 
 def gaussian_mu(canaries: int, guesses: int, right: int, confidence: float = 0.99) -> float:
@@ -285,7 +304,8 @@ def one_run(
 
     Notes
     -----
-    Without a curve by Steinke, Nasr & Jagielski 2023, with one by Mahloujifar, Melis & Chaudhuri 2024.
+    Without a curve by Steinke, Nasr & Jagielski 2023; with one, or where δ times the number of canaries is
+    above 0.02, by Mahloujifar, Melis & Chaudhuri 2024.
 
     Examples
     --------

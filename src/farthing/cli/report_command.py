@@ -86,7 +86,7 @@ def _subject(
     with open_journal(ledger) as journal:
         if told.head is not None and all(row.hash != told.head for row in journal.rows()):
             raise InvalidValue(
-                f"--privacy {str(privacy)!r} tells of another ledger than {str(ledger)!r}, of which no row has "
+                f"--privacy {str(privacy)!r} tells of another ledger than {str(ledger)!r}: no row of it has "
                 "the hash that stands under ledger_head"
             )
         return Subject.of(
