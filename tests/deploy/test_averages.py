@@ -60,6 +60,21 @@ def test_statements_beyond_the_caps_weigh_no_more():
         assert capped.mean[0] == pytest.approx(0.1)
 
 
+def test_one_liar_moves_the_stated_variance_of_a_robust_mean_no_further_than_the_honest():
+    honest = uploads([0.0] * 4, variance=4.0)
+    for variance, expected in ((1e300, 1.0), (1e-300, 1e15)):
+        for mean in (MeanRule.TRIMMED, MeanRule.MEDIAN):
+            liar = Upload(np.array([0.0]), expected, variance)
+            got = Averaging(mean=mean).combined([*honest, liar], Weights.PRECISION)
+            assert got.variance <= 4.0 / 100
+
+
+def test_as_many_votes_are_left_out_as_the_share_says():
+    """0.29 of 100 is 28.999999999999996 in binary."""
+    some = uploads([10.0 * value for value in [*range(71), *[900] * 29]])
+    assert Averaging(mean="trimmed", trim=0.29).combined(some, Weights.PLAIN).mean[0] == 49.5
+
+
 def test_late_answers_count_less():
     late = Upload(np.array([10.0]), 10.0, 4.0, stale=3)
     got = Averaging(staleness=3).combined([*uploads([0.0]), late], Weights.PLAIN)

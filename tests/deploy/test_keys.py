@@ -4,6 +4,7 @@ import socket
 import ssl
 import stat
 import threading
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -156,9 +157,39 @@ def test_a_coordinator_keeps_its_authority_and_its_names(folder):
     assert not greeted(folder, "other.example")
 
 
+def test_renewing_touches_no_keys_of_others_whatever_their_names(folder):
+    keyring.make(folder, ["a.renewing", "a.retired-1"], [], coordinator=False)
+    before = {name: (folder / name / "guard.key").read_bytes() for name in ("a.renewing", "a.retired-1", "b")}
+    keyring.renew(folder, ["a"])
+    assert {name: (folder / name / "guard.key").read_bytes() for name in before} == before
+    assert (folder / "a.retired-2" / "guard.key").exists()
+
+
+@pytest.mark.parametrize("crash", range(1, 4))
+def test_a_crash_while_keys_are_renewed_leaves_a_party_that_has_keys(crash, folder, monkeypatch):
+    """Killed before the nth renaming: renewing again ends with new keys, and the old ones are kept."""
+    before, rename = PublicKeys.load(folder / "a" / "public.toml"), Path.rename
+    count = iter(range(1, 100))
+
+    def dying(self, target):
+        if next(count) == crash + 1:  # the first looks for what an earlier crash left
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", dying)
+    with pytest.raises(KeyboardInterrupt):
+        keyring.renew(folder, ["a"])
+    monkeypatch.undo()
+    keyring.renew(folder, ["a"])
+    assert PublicKeys.load(folder / "a" / "public.toml") != before
+    assert PublicKeys.load(folder / "a.retired-1" / "public.toml") == before
+    assert not [path for path in folder.iterdir() if "~" in path.name]
+
+
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
+        (["--renew", ".."], "must not consist of dots"),
         (["--renew", "nobody"], "no keys to renew"),
         (["--renew", "../x"], "party must be"),
         (["--renew", "a", "--parties", "c"], "goes without"),

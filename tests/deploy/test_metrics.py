@@ -87,6 +87,11 @@ def test_a_server_of_both_on_the_loopback_address():
             assert 'farthing_process_starts_total{process="node"} 3' in said.read().decode()
         with urllib.request.urlopen(f"{address}/healthz", timeout=60) as said:
             assert said.read() == b"running\n"
+        for host in ("rebound.example", "127.0.0.1"):  # another name, and another port
+            with pytest.raises(urllib.error.HTTPError) as error:
+                urllib.request.urlopen(urllib.request.Request(f"{address}/metrics", headers={"Host": host}))
+            assert error.value.code == 421
+            error.value.close()
         running["guard"] = False
         for path, status in (("/healthz", 503), ("/", 404), ("/../etc/passwd", 404)):
             with pytest.raises(urllib.error.HTTPError) as error:

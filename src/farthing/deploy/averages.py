@@ -130,11 +130,11 @@ class Averaging:
     def _voted(self, votes: list[Array], counted: Array, expected: Array, variance: Array) -> Combined:
         """Return the trimmed mean or the median of votes, as a sum over all counted records.
 
-        The variance is what equal noise of the votes' average variance has at most: that of the mean of as
-        many votes as are kept, and π/2 that of all, the median's.
+        The variance is what equal noise of the votes' median variance has at most: that of the mean of as
+        many votes as are kept, and π/2 that of all, the median's. (One liar cannot move a median far.)
         """
-        n, out = len(votes), max(1, math.floor(self.trim * len(votes)))
-        each, divisor = float(np.mean(variance / expected**2)), float(counted.sum())
+        n, out = len(votes), max(1, math.floor(self.trim * len(votes) + 1e-9))
+        each, divisor = float(np.median(variance / expected**2)), float(counted.sum())
         if self.mean is MeanRule.MEDIAN or n <= 2 * out:
             return Combined(np.median(votes, axis=0) * divisor, divisor, each * min(1.0, math.pi / 2 / n))
         kept = np.sort(votes, axis=0)[out : n - out]

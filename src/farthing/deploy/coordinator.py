@@ -55,6 +55,7 @@ from farthing.deploy.messages.signed import (
     unpack_numbers,
 )
 from farthing.deploy.roster import PAUSE, Party, PartyRoster, PartyStatus, State, Status
+from farthing.deploy.secagg.protocol import least_threshold
 from farthing.deploy.secagg.sessions import Session
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.federated.protocol import Answers, enough_came
@@ -75,6 +76,10 @@ __all__ = ["PartyStatus", "Remote", "State", "Status"]
 log = logging.getLogger("farthing.federated")
 
 Array = NDArray[np.float64]
+
+
+class _NoAnswerError(FarthingError):
+    """Nobody answered a round in time."""
 
 
 class Remote:
@@ -217,22 +222,45 @@ class Remote:
     def pick(self) -> int:
         """Pick a party in proportion to its records; unchanged after a crash. The result must not be
         published.
+
+        A party counts no more records than [averaging] lets it, whatever it states.
         """
-        ends = np.cumsum(self.records)
+        most = self._averaging.records
+        ends = np.cumsum(self.records if most is None else np.minimum(self.records, most))
         place = self._checkpoint.turn(self._round + 1, int(ends[-1]))
         return int(np.searchsorted(ends, place, side="right"))
 
-    def ask_one(self, party: int, contribution: Contribution, w: Any) -> Answers:
-        """Run a round with this party alone."""
+    def ask_one(self, party: int, contribution: Contribution, w: Any) -> Answers | None:
+        """Run a round with this party alone; None where it is away: its turn passes.
+
+        Nobody else is asked in its place: others would be drawn more often than was planned and priced.
+        """
         if self._terms and self._invitation.trust is not Trust.LOCAL:
             raise Unsupported("only sums over parties are seen under distributed trust")
         if not 0 <= party < len(self):
             raise InvalidValue(f"party must lie between 0 and {len(self) - 1}, got {party}")
-        if self._terms and not self._members[party].asked:
-            raise BudgetSpent(
-                f"{self._members[party].name} can afford no further answer, or has left the run"
-            )
-        return self._taken([party], contribution, w, Weights.RECORDS)
+        if (recorded := self._checkpoint.passed()) is not None:
+            self._round = recorded["round"]
+            self._roster.admit(recorded["joined"])
+            self._roster.restore(recorded["parties"])
+            return None
+        if self._terms and not self._checkpoint.replaying:
+            self._roster.await_enough(1, self._seconds)
+            if self._members[party].state is State.SPENT:
+                raise BudgetSpent(f"{self._members[party].name} can afford no further answer")
+            if not self._members[party].asked:
+                return self._passed()
+        try:
+            return self._taken([party], contribution, w, Weights.RECORDS)
+        except _NoAnswerError:
+            return self._passed()
+
+    def _passed(self) -> None:
+        """Record a turn that passes."""
+        self._roster.admit()
+        self._round += 1
+        said = {"parties": self._roster.snapshot(), "joined": self._roster.joined()}
+        self._checkpoint.add({"passed": True, "round": self._round, **said})
 
     def _taken(
         self, places: list[int], contribution: Contribution, w: Any, weights: Weights | None = None
@@ -341,7 +369,7 @@ class Remote:
         Returns who did not.
         """
         began, unheard = time.monotonic(), set(requests)
-        needed = math.ceil(self._quorum * len(requests))
+        needed = math.ceil(self._quorum * len(requests) - 1e-9)  # 0.07 of 100 are 7, not 8
 
         def passed() -> float:
             return time.monotonic() - began
@@ -362,8 +390,9 @@ class Remote:
     def _upload(self, place: int, value: Array, factor: float, stale: int) -> Upload:
         terms, party, cap = self._terms[place], self._members[place], self._averaging.epsilon
         least = 0.0
-        if cap is not None and party.budget.epsilon > cap:
-            capped = party.budget.with_(cap, party.budget.delta)
+        if cap is not None:  # a large delta buys as little noise as a large epsilon
+            delta = float(np.median([other.budget.delta for other in self._members]))
+            capped = party.budget.with_(min(cap, party.budget.epsilon), min(delta, party.budget.delta))
             least = self._invitation.terms(capped, party.records).variance
         return Upload(value, terms.expected, factor * terms.variance, factor * least, stale)
 
@@ -384,7 +413,7 @@ class Remote:
         out.
         """
         for _ in range(self._patience):
-            places = [place for place, party in enumerate(self._members) if party.asked]
+            places = self._agreeing([place for place, party in enumerate(self._members) if party.asked])
             enough_came(len(places), self._survivors, len(self))
             where = {self._members[place].name: place for place in places}
             session = Session(
@@ -414,10 +443,20 @@ class Remote:
             f"{self._patience} rounds in a row lost too many parties: resume when they are back"
         )
 
+    def _agreeing(self, places: list[int]) -> list[int]:
+        """Leave out parties that want safety against more others than there are: they must not stop all."""
+        left = places
+        while left:
+            most = max(self._members[place].colluding for place in left)
+            if least_threshold(len(left), most, self._survivors) <= len(left):
+                return left
+            left = [place for place in left if self._members[place].colluding < most]
+        return places
+
     def _nobody(self, places: list[int]) -> None:
         """Raise for a round without answers: `BudgetSpent` where no party can afford one."""
         if all(self._members[place].state in (State.SPENT, State.REFUSED) for place in places):
             raise BudgetSpent(f"none of {len(self)} parties is still in the run and can afford another round")
-        raise FarthingError(
+        raise _NoAnswerError(
             f"no party answered round {self._round} in {self._seconds:g} s: resume when they do"
         )

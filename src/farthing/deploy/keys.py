@@ -18,6 +18,7 @@ key, a guard whose policy no longer lists a coordinator's key takes no question 
 are.
 """
 
+import contextlib
 import datetime
 import ipaddress
 import itertools
@@ -100,22 +101,31 @@ def renew(folder: Path, names: Sequence[str]) -> list[Path]:
     if not places:
         raise InvalidValue("give the names of those whose keys are renewed")
     for place in places:
+        with contextlib.suppress(OSError):  # a crash left the old keys aside, and the new ones not yet there
+            _fresh(place, whole=True).rename(place)
         if not (place / "public.toml").is_file():
             raise InvalidValue(f"there are no keys to renew in {str(place)!r}")
     for place in places:
-        fresh = place.with_name(f"{place.name}.renewing")
-        shutil.rmtree(fresh, ignore_errors=True)  # left by a crash
+        fresh = _fresh(place)
         try:
+            for left in (fresh, _fresh(place, whole=True)):  # by a crash
+                shutil.rmtree(left, ignore_errors=True)
             fresh.mkdir(mode=0o700)
             if (place / "coordinator.key").exists():
                 _renewed_coordinator(place, fresh)
             else:
                 _party(fresh)
+            fresh.rename(_fresh(place, whole=True))
             place.rename(_retired(place))
-            fresh.rename(place)
+            _fresh(place, whole=True).rename(place)
         except OSError as error:
             raise InvalidValue(f"keys cannot be written to {str(folder)!r}: {error.strerror}") from None
     return places
+
+
+def _fresh(place: Path, whole: bool = False) -> Path:
+    """Return where new keys are made, and where they lie once all are; no party has such a name."""
+    return place.with_name(f"{place.name}~{'whole' if whole else 'new'}")
 
 
 def _retired(place: Path) -> Path:

@@ -124,10 +124,11 @@ class NetworkLearner:
         given.done()
         from farthing.torch.training.network import Network
 
-        source = factories.source_hash(names, folder)
+        source = factories.SourceFiles.read(names, folder)
+        source.seal()
         make, loss = (factories.found(one, folder) for one in names)
         try:
-            return cls(Network(make(), loss, name=name, source=source))
+            return cls(Network(make(), loss, name=name, source=source.hash))
         except FarthingError:
             raise
         except Exception as error:

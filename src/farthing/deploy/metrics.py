@@ -13,6 +13,7 @@ A `View` shows a run in public figures, as its live page, its ``status.json`` an
 """
 
 import http.server
+import ipaddress
 import math
 import socket
 import threading
@@ -54,6 +55,44 @@ class View:
     clip: float | None = None
     seconds: float | None = None  # of one round, on average
     end: float | None = None  # estimated seconds until the end
+
+
+class HostNames:
+    """The names under which a server answers: a web page elsewhere can have its own name lead here.
+
+    On the loopback address they are its own; where all addresses are served, any address but no name.
+
+    >>> names = HostNames("127.0.0.1", 9100)
+    >>> names.ours(["localhost:9100"]), names.ours(["rebound.example:9100"]), names.ours([])
+    (True, False, False)
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self.loopback, self._anywhere, self._port = _loopback(host), host in ("0.0.0.0", "::"), port
+        shown = f"[{host}]" if ":" in host else host
+        names = {shown.lower()} | ({"localhost", "127.0.0.1", "[::1]"} if self.loopback else set())
+        self._names = {f"{name}:{port}" for name in names} | (names if port == 80 else set())
+
+    def ours(self, asked: Sequence[str] | None) -> bool:
+        """Return whether the Host headers of a request are one, of ours."""
+        if not asked or len(asked) != 1:
+            return False
+        if asked[0].lower() in self._names:
+            return True
+        host = asked[0].removesuffix(f":{self._port}")
+        return self._anywhere and _address(host.strip("[]")) is not None
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def _loopback(host: str) -> bool:
+    found = _address(host)
+    return host == "localhost" if found is None else found.is_loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,15 +185,24 @@ def of_processes(running: Mapping[str, bool], starts: Mapping[str, int]) -> tupl
 
 
 class MetricsServer:
-    """A server of ``/metrics`` and ``/healthz`` until closed."""
+    """A server of ``/metrics`` and ``/healthz`` until closed.
+
+    On the loopback address it answers under its own names only; elsewhere under any, as scrapers use them.
+    """
 
     def __init__(self, look: Look, place: Address) -> None:
+        def reply(path: str, asked: Sequence[str] | None) -> tuple[int, str]:
+            names = HostNames(place.host, int(self._server.server_address[1]))
+            if names.loopback and not names.ours(asked):
+                return 421, "metrics are not served under that name\n"
+            return _reply(path, look)
+
         class Handler(http.server.BaseHTTPRequestHandler):
             server_version, sys_version = "farthing", ""
             timeout = 10.0
 
             def do_GET(self) -> None:
-                status, text = _reply(self.path.partition("?")[0], look)
+                status, text = reply(self.path.partition("?")[0], self.headers.get_all("Host"))
                 content = text.encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")

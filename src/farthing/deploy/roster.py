@@ -24,6 +24,7 @@ from farthing.federated.terms import Invitation, Terms
 log = logging.getLogger("farthing.federated")
 
 PAUSE = 0.25  # seconds between two attempts to reach a party
+MOST_EPSILON, MOST_DELTA = 1e3, 0.1  # of budgets that parties may announce
 _HELLO = 5.0  # seconds of one attempt to greet the parties
 
 
@@ -88,6 +89,8 @@ class Party:
             refuse(Reason.STALE, "the announcement is for another run")
         said.take("about")
         budget = forms.budget_of(said.inner("budget"))
+        if budget.epsilon > MOST_EPSILON or budget.delta > MOST_DELTA:
+            refuse(Reason.MALFORMED, "the budget protects nobody, and pricing it takes minutes")
         records, colluding = said.whole("records", 1), said.whole("colluding")
         row = forms.row_of(said.take("row"))
         said.done()
@@ -247,10 +250,8 @@ class PartyRoster:
 
     def _add(self, party: Party) -> None:
         assert self._invitation is not None
-        try:
-            terms = self._invitation.terms(party.budget, party.records)
-        except FarthingError as error:
-            log.warning("%s cannot join: %s", party.name, error)
+        terms = self._terms_of(party, self._invitation)
+        if isinstance(terms, Exception):
             return
         party.proposed(terms.rounds)
         self.members.append(party)
@@ -278,11 +279,34 @@ class PartyRoster:
     # --- terms
 
     def invite(self, invitation: Invitation) -> None:
-        """Set the terms of all parties."""
-        self._invitation = invitation
-        self.terms = [invitation.terms(party.budget, party.records) for party in self.members]
-        for party, terms in zip(self.members, self.terms, strict=True):
-            party.proposed(terms.rounds)
+        """Set the terms of all parties.
+
+        One whose statements allow none is left out, or excluded where it had terms: one party's statements
+        must not stop all. Where no party has terms the invitation is wrong, and its error is raised.
+        """
+        found = [self._terms_of(party, invitation) for party in self.members]
+        errors = [error for error in found if isinstance(error, Exception)]
+        if errors and len(errors) == len(found):
+            raise errors[0]
+        before = self.terms or [None] * len(found)
+        self._invitation, members, self.terms = invitation, self.members, []
+        self.members = []
+        for party, terms, old in zip(members, found, before, strict=True):
+            if not isinstance(terms, Exception):
+                party.proposed(terms.rounds)
+            elif old is not None:
+                party.excluded(Reason.MALFORMED)
+            if (held := old if isinstance(terms, Exception) else terms) is not None:
+                self.members.append(party)
+                self.terms.append(held)
+
+    def _terms_of(self, party: Party, invitation: Invitation) -> Terms | Exception:
+        """Return a party's terms, or why its statements allow none."""
+        try:
+            return invitation.terms(party.budget, party.records)
+        except (FarthingError, ArithmeticError) as error:
+            log.warning("%s cannot take part: %s", party.name, error)
+            return error
 
     def propose(self, turn: RoundId, form: dict[str, Any], seconds: float) -> None:
         """Ask the parties whether they agree to the terms; `BudgetSpent` where none does."""

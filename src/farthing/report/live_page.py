@@ -9,7 +9,6 @@ import base64
 import hashlib
 import html
 import http.server
-import ipaddress
 import json
 import math
 import socket
@@ -18,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from farthing.deploy.metrics import PartyView, View
+from farthing.deploy.metrics import HostNames, PartyView, View
 from farthing.errors import InvalidValue
 from farthing.report import drawing
 
@@ -226,7 +225,7 @@ class Page:
         self.host, self.port = host, int(self._server.server_address[1])
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{self.port}/"
-        self._names = _names(host, self.port)
+        self._names = HostNames(host, self.port)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), daemon=True)
         self._thread.start()
 
@@ -238,8 +237,7 @@ class Page:
     def _reply(
         self, handler: http.server.BaseHTTPRequestHandler, look: Callable[[], View], whole: bool
     ) -> None:
-        asked = handler.headers.get_all("Host") or []
-        if len(asked) != 1 or not self._ours(asked[0]):
+        if not self._names.ours(handler.headers.get_all("Host")):
             status, kind, text = 421, "text/plain", "this page is not served under that name\n"
         else:
             match handler.path.partition("?")[0]:
@@ -266,29 +264,3 @@ class Page:
         handler.end_headers()
         if whole:
             handler.wfile.write(content)
-
-    def _ours(self, asked: str) -> bool:
-        """Return whether a host name is ours; where all addresses are served, any address but no name."""
-        if asked.lower() in self._names:
-            return True
-        if self.host not in ("0.0.0.0", "::"):
-            return False
-        host = asked.rpartition(":")[0] if asked.endswith(f":{self.port}") else asked
-        try:
-            ipaddress.ip_address(host.strip("[]"))
-        except ValueError:
-            return False
-        return True
-
-
-def _names(host: str, port: int) -> frozenset[str]:
-    shown = f"[{host}]" if ":" in host else host
-    names = {shown.lower()} | ({"localhost", "127.0.0.1", "[::1]"} if _loopback(host) else set())
-    return frozenset({f"{name}:{port}" for name in names} | (names if port == 80 else set()))
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -158,9 +158,24 @@ def test_the_relay_hands_bytes_to_the_guard(tmp_path):
 
 
 def test_content_of_others_is_nothing():
-    message = Message(RecordDict(), 5, "query")
-    with pytest.raises(KeyError):
-        opened(message)
+    assert opened(Message(RecordDict(), 5, "query")) == b""
+
+
+def test_a_reply_without_an_answer_is_an_error_and_the_relay_goes_on(clock, monkeypatch):
+    """A node of somebody else may reply with anything: the others are heard, and it is asked again."""
+    grid = Grid(clock, lambda node, times: 0.1)
+    whole = grid.pull_messages
+
+    def pulled(numbers):
+        for message in whole(numbers):
+            if opened(message) == b"b!" and len(grid.pushed) < 3:
+                message.content.clear()
+            yield message
+
+    monkeypatch.setattr(grid, "pull_messages", pulled)
+    found = came(clock, Carrier(grid).exchange({1: b"a", 2: b"b"}, 60.0))
+    assert found == [(1, b"a!"), (2, b"b!")]
+    assert [node for node, _ in grid.pushed] == [1, 2, 2]
 
 
 def test_the_app_names_what_is_there():

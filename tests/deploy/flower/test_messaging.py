@@ -14,7 +14,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from farthing.deploy.flower import messaging
+from farthing.deploy.flower import mailbox, messaging
 from farthing.deploy.flower.app import opened
 from farthing.deploy.flower.messaging import FLEET, RUNTIME, BulkGrid, DirectMessaging, unpack
 
@@ -313,6 +313,119 @@ def test_a_node_replies_only_to_what_it_was_sent(short):
     asyncio.run(run())
 
 
+def test_a_node_gets_and_confirms_nothing_of_other_nodes(short):
+    """It may know a message's number, and the numbers of its parts: the same question went to all."""
+
+    async def run():
+        wire, asked = Wire(), request(7)
+        await wire.push(asked)
+        parts = get_all_nested_objects(asked)
+        assert [await wire.part(name, 8) for name in parts] == [599] * len(parts)
+        assert [await wire.part(name, 7) for name in parts] == [599] * len(parts)  # it must fetch it first
+        await wire.pull(7)
+        assert [await wire.part(name, 8) for name in parts] == [599] * len(parts)
+        assert await wire.confirm(asked.object_id, 8) == 599
+        assert [await wire.part(name, 7) for name in parts] == [part.deflate() for part in parts.values()]
+
+    asyncio.run(run())
+
+
+def test_a_node_cannot_replace_the_message_of_another(short):
+    async def run():
+        wire, mine, other = Wire(), request(8, b"mine"), request(7, b"theirs")
+        for message in (mine, other):
+            await wire.push(message)
+        await wire.pull(8)
+        head, tree = messaging_head(reply(mine)), get_object_tree(reply(mine))
+        head.metadata.message_id = other.object_id
+        for claimed in (tree, get_object_tree(other)):
+            asked = fleet_pb2.PushMessagesRequest(
+                node=Node(node_id=8), messages_list=[head], message_object_trees=[claimed]
+            )
+            assert (await wire.post(f"{FLEET}push-messages", asked, 8))[0] == 599
+        (head,) = await wire.pull(7)
+        assert head.metadata.message_id == other.object_id
+
+    asyncio.run(run())
+
+
+def test_replies_of_a_node_take_up_so_much_memory_at_most(short, monkeypatch):
+    """One to each question, a second replaces the first; of so many bytes; none lasts for ever."""
+    monkeypatch.setattr(mailbox, "MOST_OF_NODE", 2000)
+
+    async def run():
+        wire, asked = Wire(), request(7)
+        await wire.push(asked)
+        await wire.pull(7)
+        await wire.confirm(asked.object_id, 7)
+        for number in range(5):
+            assert await wire.push(reply(asked, b"answer %d" % number), 7) == 200
+            assert len(wire.app._box._mail) == 1
+        assert wire.app._box._size < 1000
+        large = reply(asked, bytes(3000))
+        assert await wire.push(large, 7, skip=99) == 200
+        parts = get_all_nested_objects(large)
+        kept = [await wire.put(name, part.deflate(), node=7) for name, part in parts.items()]
+        assert sorted(kept) == [200] * (len(parts) - 1) + [599]
+        small = reply(asked, b"small")
+        small.metadata.__dict__["_message_id"] = small.object_id
+        head = messaging_head(small)
+        head.metadata.ttl = float("nan")
+        assert wire.app._box.add(head, get_object_tree(small), 7, 0, 0.0) is None
+
+    asyncio.run(run())
+
+
+def test_who_has_not_proved_to_be_a_node_sends_a_few_kilobytes(short):
+    """They are not kept, and neither are strangers' keys."""
+
+    async def run():
+        wire = Wire()
+        for path in (f"{FLEET}push-object", f"{RUNTIME}push-object", messaging.PARTS):
+            asked = message_pb2.PushObjectRequest(node=Node(node_id=7), object_content=bytes(2**17))
+            assert (await wire.post(path, asked, headers=[]))[0] == 413
+        assert (await wire.post(f"{FLEET}push-object", asked, 7))[0] == 599  # nobody waits for that part
+        assert (await wire.post(f"{RUNTIME}push-object", asked))[0] == 599
+        for _ in range(3):
+            wire.flower.keys[9] = ec.generate_private_key(ec.SECP384R1())  # not registered
+            assert await wire.pull(9) == 599
+        assert len(wire.app._known._found) == 2  # node 7 and the task
+
+    asyncio.run(run())
+
+
+def test_a_reply_that_is_none_does_not_end_the_relay(short):
+    """A node replies with what is no message, or names another message in it than the SuperLink saw."""
+    from flwr.proto.message_pb2 import ObjectTree
+
+    class Client:
+        def __init__(self, heads, trees):
+            self.said = runtime_pb2.PullAppMessagesResponse(messages_list=heads, message_object_trees=trees)
+
+        def PullMessages(self, asked):
+            return self.said
+
+    good, liar = reply(request(7), b"good"), reply(request(8), b"liar")
+    for message in (good, liar):
+        message.metadata.__dict__["_message_id"] = message.object_id
+    heads = [messaging_head(good), messaging_head(liar), messaging_head(good)]
+    heads[1].metadata.reply_to_message_id = "what the SuperLink checked"
+    heads[2].metadata.message_id = "ab" * 32
+    parts = get_all_nested_objects(good) | get_all_nested_objects(liar)
+    contents = {name: part.deflate() for name, part in parts.items()} | {"ab" * 32: b"no message"}
+    trees = [get_object_tree(good), get_object_tree(liar), ObjectTree(object_id="ab" * 32)]
+    grid = BulkGrid(SimpleNamespace(_runtime_client=Client(heads, trees)))
+    grid._bulk, grid._exchange = True, lambda names, confirmed=(): dict(contents)
+    came = {message.metadata.reply_to_message_id: opened(message) for message in grid.pull_messages([])}
+    assert came == {good.metadata.reply_to_message_id: b"good", "what the SuperLink checked": b"liar"}
+    for content in (
+        RecordDict(),
+        RecordDict({"farthing": ConfigRecord()}),
+        RecordDict({"farthing": ConfigRecord({"bytes": 1})}),
+    ):
+        assert opened(Message(content, reply_to=request(7))) == b""
+
+
 def test_parts_that_nobody_asked_for_are_left_to_flower(short):
     async def run():
         wire, asked = Wire(), request(7)
@@ -336,7 +449,7 @@ def test_messages_expire_and_shared_parts_stay_as_long_as_one_needs_them(short):
         shared = get_all_nested_objects(first).keys() & get_all_nested_objects(second).keys()
         assert shared  # the same bytes to both
         box = wire.app._box
-        assert box.add(messaging_head(second), get_object_tree(second), 8, 0.0) == {second.object_id}
+        assert box.add(messaging_head(second), get_object_tree(second), 0, 8, 0.0) == {second.object_id}
         box._mail[second.object_id].until = -1.0
         box._looked = -1e9
         box.fetch(9, None, 0.0, 1)

@@ -3,13 +3,17 @@
 import numpy as np
 import pytest
 
+from farthing.budget import Budget
 from farthing.data.tables import Features
 from farthing.deploy import coordinator, roster
 from farthing.deploy.averages import Averaging
+from farthing.deploy.guard import keeper
+from farthing.deploy.messages import forms
 from farthing.deploy.messages.signed import MessageKind, Signer, unseal
 from farthing.deploy.roster import State
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.federated import Invitation
+from farthing.federated.methods.sgd1 import sgd1
 from farthing.federated.renegotiated import descend_changing
 from farthing.linear.losses import Gradient, logistic
 from farthing.linear.problem import Problem
@@ -170,6 +174,94 @@ def test_a_key_is_renewed_and_another_revoked_in_a_run_that_goes_on(village, clo
     assert village.check(verify="p0") == {"p0": (4, 4), "p1": (2, 2), "p2": (4, 4)}
 
 
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"budget": {"epsilon": 1e-9, "delta": 1e-12}},
+        {"budget": {"epsilon": 1e300, "delta": 0.999}},
+        {"budget": {"delta": 0.5}},
+        {"budget": {"unit": "party"}},
+        {"records": 0},
+        {"colluding": -1},
+    ],
+)
+def test_what_one_party_states_does_not_stop_the_others(lie, village, clock, monkeypatch):
+    """A budget without terms, or one that takes minutes to price, whether it comes first or later."""
+    house, seal = village.settle(3).houses["p2"], keeper.seal
+
+    def lying(kind, header, body, signer):
+        if kind is MessageKind.ANNOUNCEMENT and signer.public == house.signer.public:
+            header = header | lie
+            if "budget" in lie:
+                header["budget"] = forms.budget(Budget(1.0, 1e-6, observer="server")) | lie["budget"]
+        return seal(kind, header, body, signer)
+
+    monkeypatch.setattr(keeper, "seal", lying)
+    for late in (False, True):
+        links = Links(village, clock, **({"p2": None} if late else {}))
+        clients = village.clients(links, seconds=10.0, least=2, run=f"run-{late}")
+        clients.invite(Invitation(1.0, Poisson(0.5), rounds=20))
+        links.delays["p2"] = 0.05
+        assert counts(clients, 2) == [2, 2]
+        assert clients.names == ["p0", "p1"]
+        village.stop()
+    assert village.check() == {"p0": (4, 4), "p1": (4, 4), "p2": (0, 0)}
+
+
+def test_a_party_that_wants_safety_against_more_others_than_there_are_does_not_stop_them(village, clock):
+    limits = 'trust = "distributed"\ncolluding = 0\n'
+    house = village.settle(4, limits=limits).houses["p3"]
+    house.policy.write_text(house.policy.read_text().replace("colluding = 0", "colluding = 9"))
+    clients = village.clients(Links(village, clock), seconds=10.0)
+    clients.invite(Invitation(1.0, rounds=5, noise_multiplier=20.0, trust="distributed", survivors=3))
+    assert counts(clients, 2) == [3, 3]
+
+
+def test_replies_that_come_twice_out_of_order_or_from_other_rounds_count_once(village, clock):
+    """Every reply of every exchange so far comes again with each exchange, the newest first."""
+    links, clients = crowd(village, clock)
+    plain, old = links.exchange, []
+
+    def exchange(requests, seconds):
+        came = list(plain(requests, seconds))
+        others = [("p1", answer) for name, answer in came if name == "p0"]
+        old.extend(came)
+        yield from [*others, *reversed(old), *came]
+
+    links.exchange = exchange
+    totals = [clients.ask(GRADIENT, W) for _ in range(4)]
+    assert [got.count for got in totals] == [3] * 4
+    assert len({got.total[0] for got in totals}) == 4
+    assert states(clients) == ["here"] * 3
+    assert set(village.check().values()) == {(4, 4)}
+
+
+def test_a_turn_passes_where_its_party_is_away_and_a_resumed_run_passes_it_again(village, clock, tmp_path):
+    """Nobody else is asked in its place: nobody's budget pays for more turns than were planned."""
+    village.settle(3, records=3, budget='adjacency = "replace-one"')
+    problem = Problem(logistic, 12, 2, unit=False)
+    links = Links(village, clock)
+    clients = village.clients(links, seconds=10.0, patience=1, checkpoint=tmp_path / "c")
+    turns, taken = [], clients.ask_one
+    clients.ask_one = lambda party, *rest: turns.append((party, taken(party, *rest))) or turns[-1][1]
+    steps = sgd1(clients, problem, exact=True)
+    next(steps)
+    links.delays["p0"] = None
+    while not any(got is None for _, got in turns):  # each turn is its with a chance of 1/4; there are 144
+        next(steps)
+    links.delays["p0"] = 0.1
+    last = [next(steps) for _ in range(2)][-1]
+    passed = [party for party, got in turns if got is None]
+    assert set(passed) == {0}
+    assert states(clients) == ["here"] * 3
+    assert sum(logged for logged, _ in village.check().values()) == last.t - len(passed)
+    clients.close()
+    links.delays = dict.fromkeys(links.delays)
+    again = village.clients(links, seconds=10.0, patience=1, checkpoint=tmp_path / "c")
+    steps = sgd1(again, problem, exact=True)
+    np.testing.assert_array_equal([next(steps) for _ in range(last.t // 12)][-1].w[0], last.w[0])
+
+
 # --- the pace
 
 
@@ -257,7 +349,7 @@ def test_what_a_pace_must_be(options, village, clock):
 
 
 def test_distributed_noise_shows_no_single_upload_to_average(village, clock):
-    village.settle(3, limits='trust = "distributed"\ncolluding = 1', epsilon=1e6)
+    village.settle(3, limits='trust = "distributed"\ncolluding = 1', epsilon=1e3)
     clients = village.clients(Links(village, clock), averaging=Averaging(mean="median"))
     with pytest.raises(Unsupported, match="local trust"):
         clients.invite(Invitation(1.0, rounds=5, noise_multiplier=0.5, trust="distributed", survivors=2))

@@ -12,7 +12,7 @@ from farthing.federated.protocol import ClientAgent, Parties
 from farthing.federated.terms import Invitation
 from farthing.queries.bounds import ClipCoordinates, ClipNorm
 from farthing.torch.kernels.totals import SLACK
-from farthing.torch.training.network import COVERED, Network
+from farthing.torch.training.network import COVERED, Network, WholeUpdate
 from farthing.torch.training.records import Examples
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -198,3 +198,34 @@ def test_agents_with_ledgers_of_their_own_answer_for_a_network():
     assert clients.alive == 0
     with pytest.raises(ft.BudgetSpent):
         clients.ask(asked.gradient, w)
+
+
+class Remembers(nn.Linear):
+    """A layer that keeps something of long inputs only, which no check on made-up examples meets."""
+
+    def __init__(self):
+        super().__init__(1, 1)
+        self.register_buffer("seen", torch.zeros(1))
+        self.calls = 0
+
+    def forward(self, x):
+        if (x > 50).any():
+            self.seen += x.mean()
+            self.calls += 1
+        return super().forward(x) + self.seen + self.calls
+
+
+def test_what_one_user_leaves_in_a_model_no_other_user_meets():
+    """The sum of three users is that of the two others and its own, whoever comes first."""
+    found = Network(Remembers(), lambda out, y: (out.squeeze(1) - y).square())
+    x = torch.tensor([[100.0], [90.0], [1.0], [2.0], [3.0], [0.5]])
+    people = Examples((x, torch.ones(6)), users=[0, 0, 1, 1, 2, 2], records_per_user=2)
+    update, w = WholeUpdate(found, steps=2, lr=0.01), found.start()
+
+    def total(*users):
+        return update.bounded_sum(people.take(np.array(users)), w, ClipNorm(0.5))
+
+    alone = [total(user) for user in range(3)]
+    np.testing.assert_allclose(total(0, 1, 2), sum(alone), rtol=1e-12)
+    np.testing.assert_allclose(total(1, 2), alone[1] + alone[2], rtol=1e-12)
+    assert (float(found.model.seen), found.model.calls) == (0.0, 0)

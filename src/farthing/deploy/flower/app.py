@@ -119,11 +119,11 @@ class Carrier:
                 key = numbers.pop(message.metadata.reply_to_message_id, None)
                 if key is None or key[0] not in left:
                     continue
-                if message.has_content():
+                if message.has_content() and (answer := opened(message)):
                     del left[key[0]], self._sent[key]
                     self._schedule.end()
-                    yield key[0], opened(message)
-                else:  # the node or its guard is not running
+                    yield key[0], answer
+                else:  # the node or its guard is not running, or sends what is no answer
                     when, others = self._sent[key]
                     others.discard(message.metadata.reply_to_message_id)
                     self._sent[key] = (min(when, time.monotonic() - _AGAIN + _SOON_AGAIN), others)
@@ -146,6 +146,7 @@ def wrapped(content: bytes) -> RecordDict:
 
 
 def opened(message: Message) -> bytes:
-    content = message.content["farthing"]
-    value = content["bytes"] if isinstance(content, ConfigRecord) else b""
+    """Return the bytes that a message carries; none where it is not one of ours."""
+    content = message.content.get("farthing")
+    value = content.get("bytes") if isinstance(content, ConfigRecord) else b""
     return value if isinstance(value, bytes) else b""

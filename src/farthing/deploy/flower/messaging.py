@@ -11,6 +11,10 @@ sends again what was not answered, and a guard that is asked again returns the a
 for messages waits until there is one (`HOLD` seconds at most), so that nobody has to ask often. Where the
 inner parts of Flower are not those known (1.41), everything is left to Flower.
 
+A node may be anybody's: it gets the parts of messages that it fetched and no others, replies once to each of
+them, confirms only them, and holds so much memory at most. Who has not proved to be a node or the relay can
+send a few kilobytes.
+
 Flower's grid sends and fetches every part of a message by itself, one after the other, and confirms each
 message: seven requests a party and round, each of which waits for the SuperLink. `BulkGrid` announces and
 asks for messages as Flower's grid does, and exchanges all parts at once (`PARTS`, answered by
@@ -18,25 +22,24 @@ asks for messages as Flower's grid does, and exchanges all parts at once (`PARTS
 """
 
 import asyncio
-import hashlib
+import base64
 import json
 import logging
-import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
+
+from farthing.deploy.flower.mailbox import MOST, RELAY, Mailbox
 
 App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 
 FLEET, RUNTIME = "/v1/fleet/", "/v1/runtime/"
 # seconds that a request for messages waits at most: a node's, and the relay's, which has other work as well
 HOLD = {f"{FLEET}pull-messages": 10.0, f"{RUNTIME}pull-messages": 0.25}
-RELAY = 0  # the reader of replies; nodes have numbers of their own
-MOST = 2**31  # bytes of messages in memory; more are refused
-_SWEEP = 1.0  # seconds between two looks for messages that have expired
+LARGEST_HEAD = 2**22  # bytes of a request that carries no part
+LARGEST_UNKNOWN = 2**16  # bytes of a request before its sender is known
 _KNOWN = 5.0  # seconds for which Flower's word on a node or a task is taken
 _LOOK = 2.0  # seconds after which a reader that waits looks again, whether or not it was woken
 
@@ -45,104 +48,12 @@ class _Gone(Exception):
     """The client has disconnected."""
 
 
+class _TooLarge(Exception):
+    """The body of a request is longer than its sender may send."""
+
+
 class _Unknown(Exception):
     """Flower must answer this request."""
-
-
-@dataclass(slots=True, eq=False)
-class _Mail:
-    """A message and the tree of its parts; ``missing`` are those that did not come yet."""
-
-    head: Any
-    tree: Any
-    parts: set[str]
-    missing: set[str]
-    reader: int
-    until: float
-
-
-class Mailbox:
-    """Messages for readers, and their parts, until they are fetched or expire."""
-
-    def __init__(self) -> None:
-        self._mail: dict[str, _Mail] = {}  # by the message's number, in the order of arrival
-        self._taken: dict[str, set[str]] = {}  # parts of messages that were fetched and not confirmed yet
-        self._asked: dict[str, tuple[int, float]] = {}  # who fetched a message and may reply, until when
-        self._parts: dict[str, bytes] = {}
-        self._size, self._looked = 0, -math.inf
-
-    def add(self, head: Any, tree: Any, reader: int, now: float) -> set[str]:
-        """Announce a message; return the parts that are missing."""
-        self._expire(now)
-        parts = set(_numbers(tree))
-        missing = {name for name in parts if name not in self._parts}
-        number, until = head.metadata.message_id, now + min(float(head.metadata.ttl), 3600.0)
-        self._mail[number] = _Mail(head, tree, parts, missing, reader, until)
-        return set(missing)
-
-    def put(self, name: str, content: bytes) -> set[int] | None:
-        """Store a part; return the readers whose messages it completes, None where nobody asked for it."""
-        waiting = [mail for mail in self._mail.values() if name in mail.missing]
-        if not waiting or hashlib.sha256(content).hexdigest() != name or self._size + len(content) > MOST:
-            return None
-        if name not in self._parts:
-            self._parts[name], self._size = content, self._size + len(content)
-        for mail in waiting:
-            mail.missing.discard(name)
-        return {mail.reader for mail in waiting if not mail.missing}
-
-    def part(self, name: str) -> bytes | None:
-        """Return a part."""
-        return self._parts.get(name)
-
-    def fetch(self, reader: int, replies: set[str] | None, now: float, most: int) -> list[_Mail]:
-        """Return and remove the complete messages for a reader; of replies, those to some messages."""
-        self._expire(now)
-        found = [
-            (number, mail)
-            for number, mail in self._mail.items()
-            if mail.reader == reader
-            and not mail.missing
-            and (replies is None or mail.head.metadata.reply_to_message_id in replies)
-        ][:most]
-        for number, mail in found:
-            del self._mail[number]
-            self._taken[number], self._asked[number] = mail.parts, (reader, mail.until)
-        return [mail for _, mail in found]
-
-    def may_reply(self, node: int, number: str) -> bool:
-        """Return whether a node fetched this message, which it replies to."""
-        return self._asked.get(number, (None, 0.0))[0] == node
-
-    def confirm(self, number: str) -> bool:
-        """Forget a message that was fetched; return whether it was known."""
-        known = number in self._taken
-        self._drop(self._taken.pop(number, set()))
-        return known
-
-    def _expire(self, now: float) -> None:
-        if now - self._looked < _SWEEP:
-            return
-        self._looked = now
-        for number in [number for number, mail in self._mail.items() if mail.until < now]:
-            self._drop(self._mail.pop(number).parts)
-        self._asked = {number: one for number, one in self._asked.items() if one[1] >= now}
-        while len(self._taken) > 4096:  # fetched and never confirmed
-            self._drop(self._taken.pop(next(iter(self._taken))))
-
-    def _drop(self, parts: set[str]) -> None:
-        """Forget parts that belong to no other message."""
-        held = [mail.parts for mail in self._mail.values()] + list(self._taken.values())
-        for name in parts:
-            if name in self._parts and not any(name in others for others in held):
-                self._size -= len(self._parts.pop(name))
-
-
-def _numbers(tree: Any) -> Iterator[str]:
-    """Yield the numbers of all parts of a tree."""
-    yield tree.object_id
-    for child in tree.children:
-        yield from _numbers(child)
 
 
 class _Known:
@@ -159,7 +70,9 @@ class _Known:
         when, value = self._found.get((name, key), (0.0, None))
         if value is None or now - when > _KNOWN:
             value = getattr(self._factory.state(), name)(key)
-            self._found[name, key] = now, value
+            self._found = {known: one for known, one in self._found.items() if now - one[0] <= _KNOWN}
+            if value is not None:  # strangers are not remembered: there may be any number of them
+                self._found[name, key] = now, value
         return value
 
     def get_node_id_by_public_key(self, key: bytes) -> Any:
@@ -177,7 +90,7 @@ class DirectMessaging:
         self._waiting: dict[int, asyncio.Event] = {}  # readers that wait for a message
         try:
             from flwr.proto import fleet_pb2, message_pb2, runtime_pb2
-            from flwr.supercore.constant import TASK_TOKEN_HEADER
+            from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, TASK_TOKEN_HEADER
             from flwr.supercore.dependencies.task import authenticate_task
             from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
             from flwr.superlink.routers.fleet.node_auth import authenticate_node
@@ -185,7 +98,8 @@ class DirectMessaging:
             known: Any = _Known(app.state.linkstate_factory)
             self._stub = SimpleNamespace(state=SimpleNamespace(linkstate_factory=known))
             self._fleet, self._objects, self._runtime = fleet_pb2, message_pb2, runtime_pb2
-            self._of_node = authenticate_node
+            self._of_node, self._key_header = authenticate_node, FLEET_HTTP_PUBLIC_KEY_HEADER
+            self._known = known
             self._of_task: Callable[[Any], Any] = lambda request: authenticate_task(
                 request, request.headers.get(TASK_TOKEN_HEADER), known
             )
@@ -201,9 +115,13 @@ class DirectMessaging:
             return
         body = b""
         try:
-            body = await _body(receive)
+            body = await _body(receive, lambda: self._largest(scope))
             answer = await self._answered(scope, body, receive)
         except _Gone:
+            return
+        except _TooLarge:
+            await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
             return
         except Exception:  # Flower answers, or says what is wrong
             await self._app(scope, _replayed(body, receive), send)
@@ -211,6 +129,25 @@ class DirectMessaging:
         headers = [(b"content-type", b"application/protobuf"), (b"content-length", b"%d" % len(answer))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": answer})
+
+    def _largest(self, scope: dict[str, Any]) -> int:
+        """Return the most bytes that a request may have: few, unless its headers prove who sent it."""
+        from starlette.requests import Request
+
+        request = Request({**scope, "app": self._stub, "state": {}})
+        try:
+            if scope["path"].startswith(FLEET):
+                key = base64.b64decode(request.headers[self._key_header], validate=True)
+                node = self._known.get_node_id_by_public_key(key)
+                if node is None:
+                    return LARGEST_UNKNOWN
+                request.state.protobuf_request = SimpleNamespace(node_id=node)
+                self._of_node(request)
+            else:
+                self._of_task(request)
+        except Exception:  # Flower says what is wrong
+            return LARGEST_UNKNOWN
+        return MOST if scope["path"] == PARTS or scope["path"].endswith("/push-object") else LARGEST_HEAD
 
     async def _answered(self, scope: dict[str, Any], body: bytes, receive: Any) -> bytes:
         from starlette.requests import Request
@@ -228,11 +165,11 @@ class DirectMessaging:
         elif path.endswith("/push-messages"):
             response = self._announced(asked, of_node)
         elif path.endswith("/push-object"):
-            response = self._stored(asked)
+            response = self._stored(asked, asked.node.node_id if of_node else RELAY)
         elif path.endswith("/pull-object"):
-            response = self._part(asked)
+            response = self._part(asked, asked.node.node_id if of_node else RELAY)
         else:
-            if not self._box.confirm(asked.message_object_id):
+            if not self._box.confirm(asked.message_object_id, asked.node.node_id if of_node else RELAY):
                 raise _Unknown
             response = self._objects.ConfirmMessageReceivedResponse()
         content: bytes = response.SerializeToString()
@@ -245,7 +182,9 @@ class DirectMessaging:
             if node is not None and not self._box.may_reply(node, head.metadata.reply_to_message_id):
                 raise _Unknown
             reader = RELAY if of_node else head.metadata.dst_node_id
-            missing = self._box.add(head, tree, reader, now)
+            missing = self._box.add(head, tree, RELAY if node is None else node, reader, now)
+            if missing is None:
+                raise _Unknown
             wanted |= dict.fromkeys(sorted(missing))
             numbers.append(head.metadata.message_id)
             self._wake(set() if missing else {reader})
@@ -265,22 +204,22 @@ class DirectMessaging:
         """Store the parts that came, return those that are asked for, forget messages that were fetched."""
         for name, content in parts.items():
             if content:
-                self._wake(self._box.put(name, content) or set())
-        wanted = {name: self._box.part(name) for name, content in parts.items() if not content}
+                self._wake(self._box.put(name, content, RELAY) or set())
+        wanted = {name: self._box.part(name, RELAY) for name, content in parts.items() if not content}
         found = {name: content for name, content in wanted.items() if content is not None}
         for number in confirmed:
-            self._box.confirm(number)
+            self._box.confirm(number, RELAY)
         return pack(list(found), list(found.values()))
 
-    def _stored(self, asked: Any) -> Any:
-        readers = self._box.put(asked.object_id, asked.object_content)
+    def _stored(self, asked: Any, sender: int) -> Any:
+        readers = self._box.put(asked.object_id, asked.object_content, sender)
         if readers is None:
             raise _Unknown
         self._wake(readers)
         return self._objects.PushObjectResponse(stored=True)
 
-    def _part(self, asked: Any) -> Any:
-        content = self._box.part(asked.object_id)
+    def _part(self, asked: Any, reader: int) -> Any:
+        content = self._box.part(asked.object_id, reader)
         if content is None:
             raise _Unknown
         return self._objects.PullObjectResponse(
@@ -323,15 +262,17 @@ class DirectMessaging:
 _NAMES = ("pull-messages", "push-messages", "pull-object", "push-object", "confirm-message-received")
 
 
-async def _body(receive: Any) -> bytes:
-    """Return the body of a request."""
-    parts, more = [], True
+async def _body(receive: Any, largest: Callable[[], int]) -> bytes:
+    """Return the body of a request; ``largest`` is asked where it is not a short one."""
+    parts, more, size, most = [], True, 0, LARGEST_UNKNOWN
     while more:
         message = await receive()
         if message["type"] != "http.request":
             raise _Gone
         parts.append(message.get("body", b""))
-        more = message.get("more_body", False)
+        more, size = message.get("more_body", False), size + len(parts[-1])
+        if size > most and size > (most := largest()):
+            raise _TooLarge
     return b"".join(parts)
 
 
@@ -417,11 +358,16 @@ class BulkGrid:
         if not came:
             return []
         parts, messages = self._exchange(dict.fromkeys(names, b""), came), []
-        for number, tree in zip(came, said.message_object_trees, strict=True):
-            if all(part.object_id in parts for part in iterate_object_tree(tree)):  # else it is sent again
+        for head in said.messages_list:
+            number, answers = head.metadata.message_id, head.metadata.reply_to_message_id
+            try:
                 message: Any = inflate_object_from_contents(number, dict(parts))
-                message.metadata.__dict__["_message_id"] = number
-                messages.append(message)
+                # what the SuperLink checked, whatever the node wrote into the message itself
+                message.metadata.__dict__ |= {"_message_id": number, "_reply_to_message_id": answers}
+            except Exception as error:  # a part is missing, or a node sent what is no message
+                log.warning("a reply cannot be read (%s): it is asked for again", type(error).__name__)
+                continue
+            messages.append(message)
         return messages
 
     @property

@@ -143,12 +143,17 @@ def hashes(policy: Any) -> dict[str, str]:
 
 
 def checked_source(where: str, names: tuple[str, ...], said: str, folder: Any) -> str:
-    """Return the hash of the source that is installed, if it is what the policy says."""
-    installed = factories.source_hash(names, folder)
+    """Return the hash of the source that is installed, if it is what the policy says.
+
+    What is imported of it afterwards is what was hashed.
+    """
+    source = factories.SourceFiles.read(names, folder)
+    installed = source.hash
     _hash(f"{where} hash", said)
     if installed != said:
         raise InvalidValue(
             f"{where}: the installed source of {' and '.join(names)} has the hash {installed}, the policy "
             f"says {said}: look at what changed, and write the new hash if you agree to it"
         )
+    source.seal()
     return installed

@@ -322,6 +322,8 @@ def checked_name(**value: Any) -> str:
         raise InvalidValue(
             f"{name} must be up to 64 letters, digits, dots, dashes or underscores, got {text!r}"
         )
+    if not text.strip("."):
+        raise InvalidValue(f"{name} must not consist of dots, which are folders, got {text!r}")
     return text
 
 

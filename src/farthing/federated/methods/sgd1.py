@@ -28,7 +28,9 @@ replaced:
 Each party's own ledger charges every answer before it is released, against a server (or a coordinator, with
 ``seen``): one record of n_i, drawn by itself. So its (ε, δ) holds whichever parties B asks, how often and in
 which order, and it stops by itself; only the last of the three assumes that B draws fairly and does not
-reveal the order. A party is asked T times; before the first question all must afford an upper bound on T,
+reveal the order. Where a party is away its turn passes: nobody is drawn in its place, so that nobody is drawn
+more often than was planned; who sees which turns passed knows as much as that party (``held``). A party is
+asked T times; before the first question all must afford an upper bound on T,
 which fails with a thousandth of the least δ; `anyone` pays for it (a run that ends early reveals whose budget
 ended). Steps carry no receipts, which would reveal the party that was asked.
 
@@ -150,8 +152,9 @@ def sgd1(
         for t in range(1, n * n + 1):
             length = validate.positive(lr=lr(t)) if lr else projection.length(t, square, convexity * n)
             got = clients.ask_one(clients.pick(), gradient, theta)
-            moved = n * (got.mean + convexity * theta)
-            theta = projection.project(theta - length * moved)
+            if got is not None:  # else its party is away, and its turn passes
+                moved = n * (got.mean + convexity * theta)
+                theta = projection.project(theta - length * moved)
             if t % n == 0:
                 yield Step(t, features.unfold(theta))
 

@@ -30,7 +30,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from farthing.errors import BudgetSpent, InvalidValue, NotReleased
 from farthing.ledger.failsafe import refusal, zero_sum
@@ -40,6 +39,7 @@ from farthing.torch.kernels import totals
 from farthing.torch.training.plan import Plan
 from farthing.torch.training.randomness import apart
 from farthing.torch.training.records import Batch, Examples
+from farthing.torch.training.sharding import is_shard
 
 _BYTES = 2**28  # of tensors that are compared: all, or evenly spread rows
 _RECORDS = 64  # of a dataset that are read and compared
@@ -192,7 +192,7 @@ def same_records(together: Ranks, examples: Examples) -> None:
 
 def agree(together: Ranks, model: nn.Module, plan: Plan | None, place: int) -> tuple[Plan, int]:
     """Return rank 0's weights, plan and place in it, at every rank."""
-    whole = [p for p in model.parameters() if not isinstance(p, DTensor)]  # a shard is on one rank only
+    whole = [p for p in model.parameters() if not is_shard(p)]  # a shard is on one rank only
     for tensor in (*whole, *model.buffers()):
         moved = together.send(tensor.detach().to(together.device).contiguous())
         with torch.no_grad():

@@ -246,8 +246,9 @@ def _inner(bound: Any, slack: float) -> ClipNorm:
 class WholeUpdate:
     """A contribution: each user's update by local training without noise, clipped as a whole.
 
-    A user's records train alone, from the same public weights: no other user's record has a part in it. An
-    update that is not finite counts as zero.
+    A user's records train alone, from the same public weights: no other user's record has a part in it, not
+    even by what a module keeps, which is put back after every user. An update that is not finite counts as
+    zero.
 
     Parameters
     ----------
@@ -297,11 +298,12 @@ class WholeUpdate:
     def bounded_sum(self, batch: Any, w: Any, bound: Any) -> Array:
         """Return the sum of the clipped updates of the users in a batch."""
         network, total = self.network, Sum(max(1, len(batch)), self.shape)
-        w = np.asarray(w, dtype=np.float64)
+        w, wall = np.asarray(w, dtype=np.float64), Wall(network.model, network.loss)
         try:
-            with apart(network.device), network.sums.plain.running(), Wall(network.model, network.loss):
+            with apart(network.device), network.sums.plain.running():
                 for inputs, targets, weights in batch.physical_batches(1):
-                    update = self._trained(w, *_own(inputs, targets, weights))
+                    with wall:  # around each: what one user's records leave in the model, no other meets
+                        update = self._trained(w, *_own(inputs, targets, weights))
                     total.add(bound.apply(update[None, :])[0], 1)
         finally:
             network.put(w)  # the model keeps nothing of the last user's training

@@ -14,6 +14,7 @@ therefore costs the checkpoint at hand and not the one before it.
 import contextlib
 import os
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from farthing.errors import InvalidValue, NotReleased, Unsupported
 
@@ -29,16 +29,25 @@ _MARK = "a shard"
 _KEPT = 2  # whole checkpoints that are kept
 
 
+def is_shard(value: Any) -> bool:
+    """Return whether a value is a shard: none is where nobody imported their module, which takes a second."""
+    shards = sys.modules.get("torch.distributed.tensor")
+    return shards is not None and isinstance(value, shards.DTensor)
+
+
 def sharded(model: nn.Module) -> bool:
     """Return whether weights of a model lie in shards."""
-    return any(isinstance(p, DTensor) for p in model.parameters())
+    return any(map(is_shard, model.parameters()))
 
 
 def like(parameter: Tensor, whole: Tensor) -> Tensor:
     """Return a tensor as its parameter is held: whole, or this rank's shard of it."""
-    if not isinstance(parameter, DTensor):
+    if not is_shard(parameter):
         return whole
-    found: Tensor = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+    from torch.distributed.tensor import distribute_tensor
+
+    held: Any = parameter
+    found: Tensor = distribute_tensor(whole, held.device_mesh, held.placements, src_data_rank=None)
     return found
 
 
@@ -46,7 +55,8 @@ def refuse_shards(model: nn.Module, optimizers: Sequence[Any], average: float | 
     """Refuses, before anything is charged, what cannot be done with shards."""
     if not sharded(model):
         return
-    if any(isinstance(p, DTensor) and p.device_mesh.size() != ranks for p in model.parameters()):
+    held: list[Any] = [p for p in model.parameters() if is_shard(p)]
+    if any(p.device_mesh.size() != ranks for p in held):
         raise Unsupported(
             f"the model is sharded over other ranks than the {ranks} that train together: call train on "
             "every rank of the mesh, after init_process_group, with group= for a part of them"
@@ -64,7 +74,8 @@ def refuse_shards(model: nn.Module, optimizers: Sequence[Any], average: float | 
 
 def finite(model: nn.Module) -> bool:
     """Return whether all shards of all ranks are finite: the same answer on every rank."""
-    held = [p.to_local() if isinstance(p, DTensor) else p for p in model.parameters()]
+    weights: list[Any] = list(model.parameters())
+    held = [p.to_local() if is_shard(p) else p for p in weights]
     return bool(_least(mesh_of(model), int(all(bool(torch.isfinite(one).all()) for one in held))))
 
 
@@ -81,7 +92,9 @@ def _least(mesh: Any, number: int) -> int:
 
 def packed(value: Any) -> Any:
     """Return a state with a plain tensor, and its place in the whole, for each shard."""
-    if isinstance(value, DTensor):
+    if is_shard(value):
+        from torch.distributed.tensor import Shard
+
         dims = [place.dim if isinstance(place, Shard) else -1 for place in value.placements]
         shape, stride = list(value.shape), list(value.stride())
         return {_MARK: value.to_local().detach(), "dims": dims, "shape": shape, "stride": stride}
@@ -93,6 +106,8 @@ def packed(value: Any) -> Any:
 def unpacked(value: Any, mesh: Any) -> Any:
     """Return the state that was packed, with its shards on ``mesh``."""
     if isinstance(value, dict) and _MARK in value:
+        from torch.distributed.tensor import DTensor, Replicate, Shard
+
         places = [Replicate() if dim < 0 else Shard(dim) for dim in value["dims"]]
         local = value[_MARK].to(mesh.device_type)
         shape, stride = torch.Size(value["shape"]), tuple(value["stride"])
@@ -104,7 +119,8 @@ def unpacked(value: Any, mesh: Any) -> Any:
 
 def mesh_of(model: nn.Module) -> Any:
     """Return the mesh of ranks that a model's shards lie on."""
-    return next(p.device_mesh for p in model.parameters() if isinstance(p, DTensor))
+    held: list[Any] = list(model.parameters())
+    return next(p.device_mesh for p in held if is_shard(p))
 
 
 def save_shards(
