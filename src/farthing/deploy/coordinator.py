@@ -249,11 +249,13 @@ class Remote:
             if self._members[party].state is State.SPENT:
                 raise BudgetSpent(f"{self._members[party].name} can afford no further answer")
             if not self._members[party].asked:
-                return self._passed()
+                self._passed()
+                return None
         try:
             return self._taken([party], contribution, w, Weights.RECORDS)
         except _NoAnswerError:
-            return self._passed()
+            self._passed()
+            return None
 
     def _passed(self) -> None:
         """Record a turn that passes."""

@@ -8,7 +8,7 @@ exchange of every round, at no charge; who replies takes part from the next roun
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -288,7 +288,7 @@ class PartyRoster:
         errors = [error for error in found if isinstance(error, Exception)]
         if errors and len(errors) == len(found):
             raise errors[0]
-        before = self.terms or [None] * len(found)
+        before: Sequence[Terms | None] = self.terms or [None] * len(found)
         self._invitation, members, self.terms = invitation, self.members, []
         self.members = []
         for party, terms, old in zip(members, found, before, strict=True):
