@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import sparse
 from scipy.optimize import approx_fprime
 
 import farthing as ft
@@ -207,6 +208,32 @@ class TestKernels:
             table = Table(rows, BINARY[: len(rows)])
             quick, plain = self.both(monkeypatch, losses.logistic, features, table, w, 1.0)
             np.testing.assert_allclose(quick, plain, rtol=1e-12)
+
+    @pytest.mark.parametrize("loss", [losses.logistic, losses.HuberHinge(0.1), losses.squared])
+    def test_sums_of_sparse_rows(self, monkeypatch, loss):
+        rng = np.random.default_rng(5)
+        rows = sparse.random_array((500, 40), density=0.1, format="csr", rng=rng)
+        y = (rng.random(500) < 0.4).astype(float)
+        y[3] = np.nan
+        shuffled = rows.copy()
+        shuffled.indices[:2] = shuffled.indices[1::-1]  # which no kernel reads
+        for table in (
+            Table(rows, y),
+            Table(rows, y, unit=True),
+            Table(shuffled, y),
+            Table(rows * 3, y, bounds=(0, 2)),
+        ):
+            for features in (Features(40), Features(40, centre=0.1, scale=rng.random(40) + 0.5, radius=1.0)):
+                w = rng.normal(size=features.size)
+                quick, plain = self.both(monkeypatch, loss, features, table, w, 0.3)
+                np.testing.assert_allclose(quick, plain, rtol=1e-11, atol=1e-11)
+
+    def test_sparse_rows_are_read_where_they_lie(self, monkeypatch):
+        rows = sparse.random_array((50, 9), density=0.3, format="csr", rng=np.random.default_rng(1))
+        table, features = Table(rows, np.ones(50)), Features(9)
+        list(table.blocks(features))  # measures norms
+        monkeypatch.setattr(Table, "blocks", None)
+        assert Gradient(losses.logistic, features).bounded_sum(table, np.zeros(10), ft.ClipNorm(1.0)).any()
 
     def test_a_target_that_is_not_finite_counts_as_nothing(self, monkeypatch):
         some, features, w = BINARY > 0, Features(4), RNG.normal(size=5)

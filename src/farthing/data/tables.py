@@ -22,6 +22,7 @@ from scipy import sparse
 
 from farthing import validate
 from farthing.data.columns import limits
+from farthing.data.raw import Factors, Raw, Stored, stored
 from farthing.errors import InvalidValue
 from farthing.noise import summing
 from farthing.queries import arrays
@@ -29,11 +30,9 @@ from farthing.queries.samplers import Indices
 
 Array = NDArray[np.float64]
 Parts = list[tuple[Array, Array]]  # sums of v x and of v
-Factors = tuple[Array | None, Array | None, Array]  # for each row: g and h (None where all are 1), and |z|
 
 _BLOCK = 2**17  # entries of a block: one megabyte of float64, so that both products find it in the cache
 _SPARSE_BLOCK = 2**25  # entries of a sparse block, zeros included
-_KERNELS = {"d": "f8", "f": "f4", "B": "u1", "?": "u1"}  # numpy's type codes
 _FEWEST_ROWS = 64
 _REMEMBERED = 2**22  # rows whose factors are kept between passes; for more, memory would grow with the file
 _SPREAD = 2.0**8  # the factor by which terms of Σ v x may exceed those of Σ v z
@@ -162,7 +161,14 @@ class Features:
             return norm
         scale: Any = 1.0 if np.ndim(self.scale) == 2 else self.scale
         inner = np.sqrt(_squares(x, scale))
-        length = (inner if unit is None else unit * inner) + np.linalg.norm(np.asarray(self.centre) * scale)
+        return self.raised(norm, inner if unit is None else unit * inner)
+
+    def raised(self, norm: Array, length: Array) -> Array:
+        """Return `at_least` for rows of this length |A x| (|x|, where A is a matrix)."""
+        if self.spread == 1:
+            return norm
+        scale: Any = 1.0 if np.ndim(self.scale) == 2 else self.scale
+        length = length + np.linalg.norm(np.asarray(self.centre) * scale)
         return np.maximum(norm, length * (self.across / _SPREAD))
 
     def _mapped(self, columns: Array, records: int) -> Array:
@@ -181,22 +187,6 @@ def _apply(scale: Any, columns: Array) -> Array:
     if np.ndim(scale) == 2:
         return np.asarray(scale @ columns)
     return np.asarray(columns * (scale if columns.ndim == 1 else scale[:, None]))
-
-
-class Raw(NamedTuple):
-    """A view of a table's rows in memory, all or at some positions, for a kernel.
-
-    ``y`` and ``factors`` are those of all rows; ``stride`` is counted in numbers.
-    """
-
-    kind: str
-    address: int
-    rows: int
-    stride: int
-    places: NDArray[np.int64] | None
-    number: int
-    y: Array
-    factors: Factors
 
 
 class Block(NamedTuple):
@@ -316,7 +306,7 @@ class Table:
         self._blank: NDArray[np.bool_] | None = None
         self._map: tuple[Array, Array] | None = None
         self._factors: dict[Features, Factors] = {}
-        self._lie: tuple[Any, ...] | None = None  # its place in memory; empty where kernels cannot read it
+        self._lie: Stored | bool | None = False  # where rows lie, once looked up; None: no kernel reads them
         self._whole: tuple[Table, Indices] | None = None  # the table that this one is a batch of
         ends = None if bounds is None else limits(bounds, X)
         broken = np.zeros(self._length, np.bool_)
@@ -350,11 +340,13 @@ class Table:
         for place in self._places():
             x = self.X[place]
             values = x.data if sparse.issparse(x) else x
-            if values.size and not (np.isfinite(values.min()) and np.isfinite(values.max())):
+            least, most = (values.min(), values.max()) if values.size else (np.inf, -np.inf)
+            if values.size and not (np.isfinite(least) and np.isfinite(most)):
                 broken[place] = _broken(x)
-            if limits is not None and not outside:
-                low, high = (limit[x.indices] for limit in limits) if sparse.issparse(x) else limits
-                outside = bool((values < low).any() or (values > high).any())
+            if limits is None or outside or (least >= limits[0].max() and most <= limits[1].min()):
+                continue
+            low, high = (limit[x.indices] for limit in limits) if sparse.issparse(x) else limits
+            outside = bool((values < low).any() or (values > high).any())
         return outside
 
     def _places(self) -> Iterator[slice]:
@@ -369,13 +361,15 @@ class Table:
         whole, places = (self, None) if self._whole is None or self._X is not None else self._whole
         if isinstance(places, slice) or whole._X is None or self._map is not None or not self._sound:
             return None
-        if whole._lie is None:
-            whole._lie = _lie(whole._X, whole.y)
-        known = whole._known(features) if whole._lie else None
-        if known is None:
-            return None
-        kind, address, stride, y = whole._lie
-        return Raw(kind, address, whole._length, stride, places, self._length, y, known)
+        rows = whole._stored()
+        known = whole._known(features) if rows else None
+        return None if rows is None or known is None else Raw(rows, places, self._length, known)
+
+    def _stored(self) -> Stored | None:
+        """Return where the rows lie, looked up once."""
+        if isinstance(self._lie, bool):
+            self._lie = stored(self._X, self.y)
+        return self._lie
 
     def _read(self, place: slice) -> Any:
         """Return some rows in float64, clipped and mapped by the bounds; blank ones are zeros."""
@@ -403,7 +397,7 @@ class Table:
         table._length = len(cast(Any, indices)) if lazy else int(table._X.shape[0])
         table._map, table._unit = self._map, self._unit
         table._blank, table._sound = None if self._blank is None else self._blank[indices], self._sound
-        table._factors, table._lie, table._whole = {}, None, (self, indices)
+        table._factors, table._lie, table._whole = {}, False, (self, indices)
         if table._length == 0:  # separate: an empty batch must not measure the other rows
             table._X, table._y = self.X[:0], None if self.y is None else self.y[:0]
             table._whole = None
@@ -424,30 +418,46 @@ class Table:
             known = whole._known(features)
             return None if known is None else _at(known, indices)
         if features not in self._factors and len(self) <= _REMEMBERED:
-            parts = [self._measure(self._read(place), features, place) for place in self._places()]
-            norms = [norm for _, _, norm in parts]
-            unit = _joined([part[0] for part in parts], norms)
-            shrink = _joined([part[1] for part in parts], norms)
-            self._factors = {features: (unit, shrink, np.concatenate([np.empty(0), *norms]))}
+            self._factors = {features: self._measured(features) or self._measured_in_blocks(features)}
         return self._factors.get(features)
 
+    def _measured(self, features: Features) -> Factors | None:
+        """Return g, h and |z| of all rows by a kernel; None where there is none for them."""
+        if self._map is not None or self._unit or not self._sound or np.ndim(features.scale) == 2:
+            return None
+        rows = self._stored()
+        found = rows.squares(np.asarray(features.centre), np.asarray(features.scale)) if rows else None
+        if found is None:
+            return None
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            size = np.sqrt(found[0] + features.intercept**2)
+            return None, *self._shrunk(size, features.raised(size, np.sqrt(found[1])), features, slice(None))
+
+    def _measured_in_blocks(self, features: Features) -> Factors:
+        """Return g, h and |z| of all rows."""
+        parts = [self._measure(self._read(place), features, place) for place in self._places()]
+        norms = [norm for _, _, norm in parts]
+        unit, shrink = (_joined([part[k] for part in parts], norms) for k in (0, 1))
+        return unit, shrink, np.concatenate([np.empty(0), *norms])
+
     def _measure(self, x: Any, features: Features, place: slice) -> Factors:
-        """Return g, h and |z| of some rows. A blank row, or one whose norm is not finite, has h = 0."""
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             unit = None
             if self._unit:
                 unit = 1 / np.sqrt(_squares(x, 1.0))
                 unit[~np.isfinite(unit)] = 0.0
             size = np.sqrt(features.squared_norms(x, unit))
-            norm = features.at_least(size, x, unit)
-            if self._blank is not None:
-                norm[self._blank[place]] = np.inf
-            if features.radius is None and np.isfinite(norm).all():
-                return unit, None, norm
-            radius = np.inf if features.radius is None else features.radius
-            shrink = np.where(np.isfinite(norm), np.minimum(1.0, radius / size), 0.0)
-            norm = np.where(shrink > 0, norm * shrink, 0.0)
-        return unit, shrink, norm
+            return unit, *self._shrunk(size, features.at_least(size, x, unit), features, place)
+
+    def _shrunk(self, size: Array, norm: Array, features: Features, place: slice) -> Any:
+        """Return h and |z|. A blank row, or one whose norm is not finite, has h = 0."""
+        if self._blank is not None:
+            norm[self._blank[place]] = np.inf
+        if features.radius is None and np.isfinite(norm).all():
+            return None, norm
+        radius = np.inf if features.radius is None else features.radius
+        shrink = np.where(np.isfinite(norm), np.minimum(1.0, radius / size), 0.0)
+        return shrink, np.where(shrink > 0, norm * shrink, 0.0)
 
 
 def _broken(x: Any) -> NDArray[np.bool_]:
@@ -467,16 +477,6 @@ def _without(x: Any, blank: NDArray[np.bool_]) -> Any:
 def _stored(x: Any) -> NDArray[np.intp]:
     """Return the row of every stored entry."""
     return np.repeat(np.arange(x.shape[0]), np.diff(x.indptr))
-
-
-def _lie(X: Any, y: Any) -> tuple[Any, ...]:
-    """Return kind, address, stride and float64 targets of a table that kernels can read, or nothing."""
-    kind = _KERNELS.get(X.dtype.char) if isinstance(X, np.ndarray) else None
-    y = np.nan_to_num(np.ascontiguousarray(y, dtype=np.float64)) if y is not None else None
-    if kind is None or y is None or y.ndim != 1 or not X.dtype.isnative or not X.flags.aligned:
-        return ()
-    stride, odd = divmod(X.strides[0], X.itemsize)
-    return () if odd or X.strides[1] != X.itemsize else (kind, X.ctypes.data, stride, y)
 
 
 def _joined(parts: list[Array | None], norms: list[Array]) -> Array | None:

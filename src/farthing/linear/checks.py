@@ -45,14 +45,16 @@ def compact(X: Any, bounds: Any, records: int) -> tuple[Any, Any]:
     if stays or (unmapped and X.dtype.char in "fB?"):
         return X, bounds
     found, step = np.empty(X.shape, np.float32), max(1, _BLOCK // X.shape[1])
-    scale = 1 / (high - low)
+    scale, mapped = 1 / (high - low), np.empty((min(step, len(X)), X.shape[1]))
     for start in range(0, len(X), step):
         rows = np.asarray(X[start : start + step], dtype=np.float64)
-        part, broken = found[start : start + step], ~np.isfinite(rows)
+        part, share = found[start : start + step], mapped[: len(rows)]
         with np.errstate(over="ignore", invalid="ignore"):
-            np.clip((rows - low) * scale, 0.0, 1.0, out=part, casting="same_kind")
-        if broken.any():
-            part[broken] = np.nan
+            np.multiply(np.subtract(rows, low, out=share), scale, out=share)
+            np.minimum(np.maximum(share, 0.0, out=share), 1.0, out=share)
+        part[...] = share
+        if not (np.isfinite(rows.min()) and np.isfinite(rows.max())):
+            part[~np.isfinite(rows)] = np.nan
     return found, (0.0, 1.0)
 
 

@@ -27,11 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logsumexp, softmax
 
+from farthing.data import raw
 from farthing.data.placed import PLACES, placed
 from farthing.data.tables import Block, Features, Table, Weighted
 from farthing.data.weighted import weighed
 from farthing.errors import InvalidValue, Unsupported
-from farthing.noise import native, summing
 from farthing.noise.summing import Sum
 from farthing.queries.bounds import ROWS, ClipNorm, ClipOuter, Kind
 
@@ -259,36 +259,26 @@ class Gradient:
                 "the gradient of a linear model is clipped by its plain L2 norm: ClipNorm(clip)"
             )
         u, constant = self.features.unfold(w)
-        if (quick := self._quick(records, u, constant, bound)) is not None:
-            return self.features.gather(*quick, len(records))
+        if (quick := self.quick_sum(records, u, constant, bound)) is not None:
+            return self.features.gather(quick[:-2], quick[-2], len(records))
         total = Weighted(len(records), self.features, u.shape[1:])
         for block in records.blocks(self.features):
             factors = self.factors(block, u, constant, bound)
             total.add(block, weighed(factors, getattr(block, "weight", None)))
         return total.value
 
-    def _quick(self, records: Any, u: Array, constant: Any, bound: ClipNorm) -> tuple[Array, Array] | None:
-        """Σ v x and Σ v by a kernel that reads every row once; None where there is none for them."""
-        kind, rows = (
-            _KINDS.get(type(self.loss)),
-            records.raw(self.features) if type(records) is Table else None,
-        )
-        found = native.kernels(len(records) * u.size)
-        if kind is None or rows is None or found is None or u.ndim != 1 or u.dtype != np.float64:
+    def quick_sum(
+        self, records: Any, u: Array, constant: Any, bound: ClipNorm, rms: float = 0.0
+    ) -> Array | None:
+        """Return what `Raw.gradient` sums, reading every row once; None where there is no kernel for it."""
+        kind = _KINDS.get(type(self.loss))
+        rows = records.raw(self.features) if type(records) is Table else None
+        # clients with unlike bounds are clipped row by row
+        if kind is None or rows is None or type(bound) is not ClipNorm:
             return None
-        if type(bound) is not ClipNorm:  # clients with unlike bounds are clipped row by row
-            return None
-        u, total, (unit, shrink, norm) = np.ascontiguousarray(u), np.empty((3, len(u) + 1)), rows.factors
-        chain = summing.Sum(len(records), spread=self.features.spread).rows
+        chain = Sum(len(records), spread=self.features.spread).rows
         width = self.loss.width if isinstance(self.loss, HuberHinge) else 0.0
-        done = found["gradient_" + rows.kind](
-            *(rows.address, rows.rows, rows.stride, native.pointer(rows.places), rows.number, len(u)),
-            *(native.pointer(u), constant, native.pointer(rows.y), native.pointer(norm)),
-            *(native.pointer(unit), native.pointer(shrink), kind, width, bound.clip, chain),
-            native.pointer(total),
-        )
-        summed = total[0] + total[1]
-        return None if done else (summed[:-1], summed[-1])
+        return rows.gradient(u, constant, raw.KernelLoss(kind, width, bound.clip, rms), chain)
 
     def factors(self, block: Block, u: Array, constant: Array, bound: ClipNorm) -> Array:
         """Return the clipped residuals that the z of a block's rows are multiplied by."""

@@ -284,10 +284,11 @@ static inline double across(wide sums)
 
 enum { LOGISTIC, HUBER_HINGE, SQUARED };
 
-/* The terms of residuals, one number per row of the table; `unit` and `shrink` may be NULL for ones. */
+/* The terms of residuals, one number per row of the table; `unit` and `shrink` may be NULL for ones. Where `rms`
+   is positive, min(|residual| norm / 2 rms, 1)^2 - 1/2 is summed as well. */
 struct terms {
     const double *y, *norm, *unit, *shrink;
-    double constant, clip, width;
+    double constant, clip, width, rms;
     i64 loss;
 };
 
@@ -302,15 +303,19 @@ static inline double residual_of(const struct terms *with, double margin, double
     return -sign * (below > 1 ? 1 : below);
 }
 
-/* The factor of row p, given x[p] . u: its residual, clipped; 0 where that is not a number. Adds to the sum of
-   the factors of z. */
+/* The factor of row p, given x[p] . u: its residual, clipped; 0 where that is not a number. Adds to weight[0], the
+   sum of the factors of z, and to weight[1], that of squares; a row that counts for nothing (shrink 0) does not. */
 static inline double multiple(const struct terms *with, i64 p, double product, double *weight)
 {
     double unit = with->unit ? with->unit[p] : 1, shrink = with->shrink ? with->shrink[p] : 1;
     double residual = residual_of(with, (product * unit + with->constant) * shrink, with->y[p]);
     double size = fabs(residual) * with->norm[p], factor = with->clip / (size < with->clip ? with->clip : size);
     double v = factor > 1e-290 ? residual * factor * shrink : 0;
-    *weight += v;
+    weight[0] += v;
+    if (with->rms > 0 && factor > 1e-290 && shrink > 0) {
+        double share = size / (2 * with->rms);
+        weight[1] += (share < 1 ? share * share : 1) - 0.5;
+    }
     return v * unit;
 }
 
@@ -334,8 +339,8 @@ static void move(double *restrict high, double *restrict low, double *restrict p
     }
 }
 
-/* total[0 .. d-1] + total[d+1 .. 2d] = sum v x, and of total[d] and total[2d+1] that of v before `unit`, over the
-   rows at `places` (NULL: the first n); total has room for 3 (d + 1). At most `chain` rows are added up before
+/* total[0 .. d+1] + total[d+2 .. 2d+3] = sum v x, that of v before `unit`, and that of squares, over the
+   rows at `places` (NULL: the first n); total has room for 3 (d + 2). At most `chain` rows are added up before
    they go into the two sums, and no term takes part in more roundings than that: see summing.py. Returns -1,
    and does nothing, where a place is no row. */
 #define GRADIENT(NAME, TYPE)                                                                                  \
@@ -400,19 +405,60 @@ static void move(double *restrict high, double *restrict low, double *restrict p
             for (int r = 0; r < TOGETHER; r++)                                                                \
                 part[j] += v[r] * (double)row[r][j];                                                          \
     }                                                                                                         \
+    /* out[i] = x[i] . u of the first n rows */                                                               \
+    i64 products_##NAME(const TYPE *restrict x, i64 stride, i64 n, i64 d, const double *restrict u,           \
+                        double *restrict out)                                                                 \
+    {                                                                                                         \
+        i64 i = 0;                                                                                            \
+        for (; i + TOGETHER <= n; i += TOGETHER) {                                                            \
+            const TYPE *row[TOGETHER];                                                                        \
+            for (int r = 0; r < TOGETHER; r++)                                                                \
+                row[r] = x + (i + r) * stride;                                                                \
+            dots_##NAME(row, u, d, out + i);                                                                  \
+        }                                                                                                     \
+        for (; i < n; i++)                                                                                    \
+            out[i] = dot_##NAME(x + i * stride, u, d);                                                        \
+        return 0;                                                                                             \
+    }                                                                                                         \
+    /* near[i] = |scale (x[i] - centre)|^2 and far[i] = |scale x[i]|^2 of the first n rows */                 \
+    i64 squares_##NAME(const TYPE *restrict x, i64 stride, i64 n, i64 d, const double *restrict centre,       \
+                       const double *restrict scale, double *restrict near, double *restrict far)             \
+    {                                                                                                         \
+        for (i64 i = 0; i < n; i++) {                                                                         \
+            const TYPE *row = x + i * stride;                                                                 \
+            wide first = {0}, second = {0};                                                                   \
+            double inner = 0, outer = 0;                                                                      \
+            i64 j = 0;                                                                                        \
+            for (; j + WIDTH <= d; j += WIDTH) {                                                              \
+                wide value = load_##NAME(row + j), by = load_f8(scale + j);                                   \
+                wide off = (value - load_f8(centre + j)) * by;                                                \
+                value *= by;                                                                                  \
+                first += off * off;                                                                           \
+                second += value * value;                                                                      \
+            }                                                                                                 \
+            for (; j < d; j++) {                                                                              \
+                double value = (double)row[j] * scale[j], off = ((double)row[j] - centre[j]) * scale[j];      \
+                inner += off * off;                                                                           \
+                outer += value * value;                                                                       \
+            }                                                                                                 \
+            near[i] = inner + across(first);                                                                  \
+            far[i] = outer + across(second);                                                                  \
+        }                                                                                                     \
+        return 0;                                                                                             \
+    }                                                                                                         \
     i64 gradient_##NAME(const TYPE *restrict x, i64 rows, i64 stride, const i64 *restrict places, i64 n,      \
                         i64 d, const double *restrict u, double constant, const double *y,                    \
                         const double *norm, const double *unit, const double *shrink, i64 loss, double width, \
-                        double clip, i64 chain, double *restrict total)                                       \
+                        double clip, double rms, i64 chain, double *restrict total)                           \
     {                                                                                                         \
-        const struct terms with = {y, norm, unit, shrink, constant, clip, width, loss};                       \
-        double *high = total, *low = total + d + 1, *part = total + 2 * (d + 1);                              \
+        const struct terms with = {y, norm, unit, shrink, constant, clip, width, rms, loss};                  \
+        double *high = total, *low = total + d + 2, *part = total + 2 * (d + 2);                              \
         i64 bad = places ? 0 : n > rows, since = 0;                                                           \
         for (i64 i = 0; places && i < n; i++)                                                                 \
             bad |= (u64)places[i] >= (u64)rows;                                                               \
         if (bad || chain < 2 * TOGETHER)                                                                      \
             return -1;                                                                                        \
-        memset(total, 0, 3 * (d + 1) * sizeof *total);                                                        \
+        memset(total, 0, 3 * (d + 2) * sizeof *total);                                                        \
         for (i64 i = 0; i < n; i += TOGETHER) {                                                               \
             i64 count = n - i < TOGETHER ? n - i : TOGETHER, p[TOGETHER], r = 0;                              \
             const TYPE *row[TOGETHER];                                                                        \
@@ -437,15 +483,51 @@ static void move(double *restrict high, double *restrict low, double *restrict p
                     add_one_##NAME(row[r], v[r], d, part);                                                    \
             since += count;                                                                                   \
             if (since + TOGETHER > chain)                                                                     \
-                move(high, low, part, d + 1), since = 0;                                                      \
+                move(high, low, part, d + 2), since = 0;                                                      \
         }                                                                                                     \
-        move(high, low, part, d + 1);                                                                         \
+        move(high, low, part, d + 2);                                                                         \
         return 0;                                                                                             \
     }
 
 GRADIENT(f8, double)
 GRADIENT(f4, float)
 GRADIENT(u1, uint8_t)
+
+/* The same of sparse rows (CSR, columns below d, none twice in a row): the first n. */
+i64 gradient_csr(const double *restrict data, const int32_t *restrict columns, const int32_t *restrict starts, i64 n,
+                 i64 d, const double *restrict u, double constant, const double *y, const double *norm,
+                 const double *unit, const double *shrink, i64 loss, double width, double clip, double rms, i64 chain,
+                 double *restrict total)
+{
+    const struct terms with = {y, norm, unit, shrink, constant, clip, width, rms, loss};
+    double *high = total, *low = total + d + 2, *part = total + 2 * (d + 2);
+    if (chain < 2 * TOGETHER)
+        return -1;
+    memset(total, 0, 3 * (d + 2) * sizeof *total);
+    for (i64 i = 0, since = 0; i < n; i += TOGETHER) {
+        i64 count = n - i < TOGETHER ? n - i : TOGETHER;
+        double v[TOGETHER];
+        for (i64 r = 0; r < count; r++) {
+            double even = 0, odd = 0;
+            i64 k = starts[i + r], end = starts[i + r + 1];
+            for (; k + 2 <= end; k += 2) {
+                even += data[k] * u[columns[k]];
+                odd += data[k + 1] * u[columns[k + 1]];
+            }
+            v[r] = even + odd + (k < end ? data[k] * u[columns[k]] : 0);
+        }
+        for (i64 r = 0; r < count; r++)
+            v[r] = multiple(&with, i + r, v[r], part + d);
+        for (i64 r = 0; r < count; r++)
+            for (i64 k = starts[i + r]; k < starts[i + r + 1]; k++)
+                part[columns[k]] += v[r] * data[k];
+        since += count;
+        if (since + TOGETHER > chain)
+            move(high, low, part, d + 2), since = 0;
+    }
+    move(high, low, part, d + 2);
+    return 0;
+}
 
 /* ---- Norms of a linear layer's per-example gradients, and the factors that follow ---- */
 

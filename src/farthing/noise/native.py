@@ -64,7 +64,8 @@ _ENOUGH = 2**14  # items of work from which a build pays
 _SECONDS = 60  # seconds for one build
 
 _P, _I, _D = "pointer", "integer", "number"
-_GRADIENT = (_P, _I, _I, _P, _I, _I, _P, _D, _P, _P, _P, _P, _I, _D, _D, _I, _P)
+_TERMS = (_P, _D, _P, _P, _P, _P, _I, _D, _D, _D, _I, _P)
+_DENSE = "f8", "f4", "u1"
 _OUTER = (_P, _P, _P, _P, _I, _I, _I, _I, _I, _I)
 _SIGNATURES = {
     "gaussian": (_P, _I, _D, _P, _P),
@@ -74,7 +75,10 @@ _SIGNATURES = {
     "heads": (_P, _I, _I, _I, _P, _I, _P),
     "leaps": (_P, _I, _P, _I, _I, _P, _P),
     "settle": (_P, _I, _P, _I),
-    **{f"gradient_{kind}": _GRADIENT for kind in ("f8", "f4", "u1")},
+    **{f"gradient_{kind}": (_P, _I, _I, _P, _I, _I, *_TERMS) for kind in _DENSE},
+    "gradient_csr": (_P, _P, _P, _I, _I, *_TERMS),
+    **{f"products_{kind}": (_P, _I, _I, _I, _P, _P) for kind in _DENSE},
+    **{f"squares_{kind}": (_P, _I, _I, _I, _P, _P, _P, _P) for kind in _DENSE},
     "add_squares": (_P, _P, _P, _I, _I, _I, _D, _D, _P),
     "factors": (_P, _I, _D, _D, _P),
     "weighted_rows": (_P, _P, _I, _I, _P),

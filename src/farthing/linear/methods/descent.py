@@ -11,7 +11,8 @@ All releases are Gaussian and full-batch, so that the budget divides exactly: sh
    (`MOST_GRAM`), only its diagonal is asked for;
 3. `STEPS` gradients of z = [(x - mean) · scale; b], clipped at C √E|z|², with momentum; the answer is the
    mean of the later iterates. Where noise is small there are up to `LONGEST` times as many and C grows, so
-   that a growing budget leads to the optimum without privacy;
+   that a growing budget leads to the optimum without privacy. Steps end early there: as soon as a released
+   gradient is mostly noise, the rest of its part buys `LAST` answers, each with less of it;
 4. the derivative of the loss in the length of the weights, three times (`LENGTH` of 3.): clipping and noise
    make weights too long or too short, and probabilities with them. A record's part is residual · margin,
    clamped. Where the noise on it is large (`CLEAR`), it is left out and weights are shortened by `SHORTER`.
@@ -65,6 +66,7 @@ STEPS, MOMENTUM, AVERAGED = 40, 0.5, 0.5
 MEAN_WEIGHT = 0.7  # α: means are asked for so much louder than second moments
 INTERCEPT = 0.15  # b over the typical |z|
 LONGEST = 10.0  # times `STEPS` at most, where noise is small
+AMPLE, SETTLED, LAST = 1.5, 1.3, 6  # from so many times on, steps end early: `along`
 LENGTH, CLEAR = 0.03, 0.1  # of μ², for the length of the weights; the most noise at which it is asked for
 FACTORS, SHORTER = (1.5, 1.25, 1.12), 0.6  # by which weights grow or shrink; where nothing is asked
 MARGIN = ClipValue(-4.0, 4.0)
@@ -137,18 +139,24 @@ def along(
     most = margin_noise * reach / typical(d)
     more = float(np.clip(math.sqrt(most * curvature), 1.0, LONGEST))  # where noise allows longer steps
     steps, most, reach = round(STEPS * more), most / more, reach / more
+    ample = more > AMPLE
     rate = min(1 / curvature, most)
     longer = np.minimum(most, 1 / (curvature * variances)) / rate - 1
     rates = np.full(gradient.features.size, rate)
     if height:
         rates[-1] = min(1 / (curvature * height**2), 2 * reach / height)
     velocity, total, count = np.zeros_like(w), np.zeros_like(w), 0
-    for t in range(1, steps + 1):
-        slope, _ = schedule.mean(part / steps, gradient, bound, w)
+    t, left, first = 0, part, steps * (1 - AVERAGED)
+    while t < steps:
+        t, each = t + 1, left / (steps - t)
+        slope, noise = schedule.mean(each, gradient, bound, w)
+        left -= each
+        if ample and steps - t > LAST and np.square(slope).sum() < SETTLED * slope.size * noise**2:
+            steps, first = t + LAST, t  # what is left buys a few answers with little noise
         slope[:d] += directions @ ((directions.T @ slope[:d]).T * longer).T
         velocity = MOMENTUM * velocity - (slope.T * rates).T
         w = w + velocity
-        if t > steps * (1 - AVERAGED):
+        if t > first:
             total, count = total + w, count + 1
         yield t, total / count if count else w
 
@@ -219,13 +227,27 @@ class Stretch:
         features, loss = self.gradient.features, self.gradient.loss
         u, constant = features.unfold(w)
         total = Sum(len(records), (1,))
-        for block in records.blocks(features):
-            with np.errstate(over="ignore", invalid="ignore"):
-                margins = block.margins(u, constant)
-                moved = loss.residual(margins, block.y) * margins
+        with np.errstate(over="ignore", invalid="ignore"):
+            for margins, y, weight in _margins(records, features, u, constant, total.rows):
+                moved = loss.residual(margins, y) * margins
                 each = bound.apply(moved[:, None] if moved.ndim == 1 else moved.sum(axis=1, keepdims=True))
-            total.add(weighed(each, block.weight, bound).sum(axis=0), len(each))
+                total.add(weighed(each, weight, bound).sum(axis=0), len(each))
         return total.value
+
+
+def _margins(
+    records: Any, features: Features, u: Array, constant: Any, rows: int
+) -> Iterator[tuple[Array, Array, Array | None]]:
+    """Yield margins, targets and weights of at most so many records at a time."""
+    raw = records.raw(features) if type(records) is Table else None
+    margins = None if raw is None else raw.margins(u, constant)
+    if margins is None:
+        for block in records.blocks(features):
+            yield block.margins(u, constant), block.y, block.weight
+        return
+    for start in range(0, len(margins), rows):
+        y = np.asarray(records.y[start : start + rows], dtype=np.float64)
+        yield margins[start : start + rows], y, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,11 +263,16 @@ class Norms:
         return (len(self.grid),)
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
-        counts = np.zeros(len(self.grid))
-        for block in records.blocks(Features(self.width, intercept=0.0)):
-            cells = np.searchsorted(-self.grid, -block.norm, side="right") - 1
+        counts, features = np.zeros(len(self.grid)), Features(self.width, intercept=0.0)
+        raw = records.raw(features) if type(records) is Table else None
+        if raw is not None and raw.places is None:
+            parts = [(raw.factors[2], None)]
+        else:
+            parts = [(block.norm, block.weight) for block in records.blocks(features)]
+        for norms, weight in parts:
+            cells = np.searchsorted(-self.grid, -norms, side="right") - 1
             cells = np.clip(cells, 0, len(self.grid) - 1)
-            counts += np.bincount(cells, weights=block.weight, minlength=len(self.grid))
+            counts += np.bincount(cells, weights=weight, minlength=len(self.grid))
         return counts * min(1.0, bound.clip)
 
 

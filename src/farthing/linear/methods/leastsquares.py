@@ -50,6 +50,7 @@ from farthing.data.weighted import root, weighed
 from farthing.errors import InvalidValue
 from farthing.ledger.ledger import Ledger
 from farthing.linear.budget_schedule import BudgetSchedule
+from farthing.linear.losses import Gradient, squared
 from farthing.linear.methods.regression import Space, ridge
 from farthing.linear.problem import Problem
 from farthing.noise.summing import Sum, summed
@@ -269,8 +270,9 @@ def _clipped(rows: Array, clip: float) -> Array:
     """Clip rows in place, like `ClipNorm.apply`; a row whose squares overflow counts as zero."""
     with np.errstate(over="ignore", invalid="ignore"):
         factors = ClipNorm(clip).factors(np.sqrt(np.einsum("ij,ij->i", rows, rows)))
-    rows[factors == 0] = 0.0
-    rows *= factors[:, None]
+    if not (factors == 1).all():
+        rows[factors == 0] = 0.0
+        rows *= factors[:, None]
     return rows
 
 
@@ -312,6 +314,10 @@ class Slope:
         if not np.array_equal(bound.scale, self.bound.scale):
             raise InvalidValue("the bound must have the scale of Slope.bound")
         u, constant = self.features.unfold(w)
+        gradient = Gradient(squared, self.features)
+        quick = gradient.quick_sum(records, u, constant + self.origin, ClipNorm(self.clip), self.rms)
+        if quick is not None:
+            return np.append(-self.features.gather(quick[:-2], quick[-2], len(records)), quick[-1])
         total, squares = Weighted(len(records), self.features), Sum(len(records))
         for block in records.blocks(self.features):
             with np.errstate(over="ignore", invalid="ignore"):
