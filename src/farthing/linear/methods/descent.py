@@ -11,8 +11,8 @@ All releases are Gaussian and full-batch, so that the budget divides exactly: sh
    (`MOST_GRAM`), only its diagonal is asked for;
 3. `STEPS` gradients of z = [(x - mean) · scale; b], clipped at C √E|z|², with momentum; the answer is the
    mean of the later iterates. Where noise is small there are up to `LONGEST` times as many and C grows, so
-   that a growing budget leads to the optimum without privacy. Steps end early there: as soon as a released
-   gradient is mostly noise, the rest of its part buys `LAST` answers, each with less of it;
+   that a growing budget leads to the optimum without privacy. Steps end early there: whenever a released
+   gradient is mostly noise, the rest of its part buys half as many, with less of it, down to `LAST`;
 4. the derivative of the loss in the length of the weights, three times (`LENGTH` of 3.): clipping and noise
    make weights too long or too short, and probabilities with them. A record's part is residual · margin,
    clamped. Where the noise on it is large (`CLEAR`), it is left out and weights are shortened by `SHORTER`.
@@ -152,7 +152,7 @@ def along(
         slope, noise = schedule.mean(each, gradient, bound, w)
         left -= each
         if ample and steps - t > LAST and np.square(slope).sum() < SETTLED * slope.size * noise**2:
-            steps, first = t + LAST, t  # what is left buys a few answers with little noise
+            steps, first = t + max(LAST, (steps - t) // 2), t  # what is left buys fewer, with less noise
         slope[:d] += directions @ ((directions.T @ slope[:d]).T * longer).T
         velocity = MOMENTUM * velocity - (slope.T * rates).T
         w = w + velocity
@@ -265,6 +265,7 @@ class Norms:
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
         counts, features = np.zeros(len(self.grid)), Features(self.width, intercept=0.0)
         raw = records.raw(features) if type(records) is Table else None
+        parts: list[tuple[Array, Array | None]]
         if raw is not None and raw.places is None:
             parts = [(raw.factors[2], None)]
         else:
