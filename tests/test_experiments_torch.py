@@ -70,6 +70,7 @@ def test_every_experiment_runs_in_small_mode_and_without_data_says_so(tmp_path):
             assert len(svg) < 100_000
 
 
+@pytest.mark.slow
 @needs_torch
 def test_lots_by_theorem_1_as_arbitrary_precision_has_them():
     import mpmath
@@ -103,6 +104,7 @@ def test_lots_by_theorem_1_as_arbitrary_precision_has_them():
     assert best(8.0, 0.01, lots, 1e-5, (46, 47, 48)) <= 0.5 < best(8.0, 0.01, lots + 1, 1e-5, (46, 47, 48))
 
 
+@pytest.mark.slow
 @needs_torch
 def test_the_published_algorithm_without_noise_is_rmsprop_on_clipped_means():
     code = """
@@ -140,6 +142,7 @@ print(json.dumps(worst))
     assert max(worst.values()) < 1e-5, worst
 
 
+@pytest.mark.slow
 @needs_torch
 def test_clips_by_layer_are_those_of_single_examples_at_the_price_of_the_noise():
     code = """

@@ -68,6 +68,7 @@ def test_losses_on_a_grid_are_never_below_the_tight_profile_and_hardly_above(
 
 @given(st.floats(1e-3, 1.0), st.floats(0.6, 8.0), st.floats(-1.0, 2.0), st.sampled_from([0, 1]))
 @settings(max_examples=40, deadline=None)
+@pytest.mark.slow
 def test_one_sampled_gaussian_is_dominated_at_every_epsilon(rate, noise, epsilon, direction):
     event = PoissonEvent(rate, GaussianEvent(noise))
     ways = pairs.of_event(event, Adjacency.ADD_REMOVE)

@@ -23,11 +23,13 @@ def test_the_library_as_it_is_gives_no_cause_for_complaint():
     assert tunings.runs(Stream()) == []
 
 
+@pytest.mark.slow
 def test_a_fixed_number_of_runs_is_noticed(monkeypatch):
     monkeypatch.setattr(RunCount, "draw", lambda self, stream: 10)
     assert "another distribution" in tunings.runs(SeededStream(0))[0]
 
 
+@pytest.mark.slow
 def test_the_price_of_one_run_is_noticed(monkeypatch):
     real = prices.largest_mu
     monkeypatch.setattr(prices, "largest_mu", lambda budget, runs: budget.mu)
@@ -36,6 +38,7 @@ def test_the_price_of_one_run_is_noticed(monkeypatch):
     assert real is not prices.largest_mu
 
 
+@pytest.mark.slow
 def test_a_run_with_more_than_was_paid_for_is_noticed(monkeypatch):
     real = ledgers._rule
     monkeypatch.setattr(
@@ -44,6 +47,7 @@ def test_a_run_with_more_than_was_paid_for_is_noticed(monkeypatch):
     assert any("1.5" in told for told in tunings.runs(SeededStream(0)))
 
 
+@pytest.mark.slow
 def test_a_price_that_forgets_how_scores_move_is_noticed(monkeypatch):
     real = prices.Selection.of.__func__
 
@@ -56,12 +60,14 @@ def test_a_price_that_forgets_how_scores_move_is_noticed(monkeypatch):
     assert tunings.selections()
 
 
+@pytest.mark.slow
 def test_a_price_that_forgets_the_number_of_runs_is_noticed(monkeypatch):
     real = prices.Selection.delta
     monkeypatch.setattr(prices.Selection, "delta", lambda self, epsilon: real(self, epsilon) / 2.5)
     assert tunings.selections()
 
 
+@pytest.mark.slow
 def test_another_distribution_than_the_one_that_is_priced_is_noticed(monkeypatch):
     fixed = np.append(np.zeros(10), 1.0)
     monkeypatch.setattr(tunings, "distribution", lambda runs: fixed)
