@@ -15,7 +15,7 @@ import pytest
 import farthing as ft
 from farthing.accounting import gaussian
 from farthing.accounting.filters import BasicFilter, ZcdpFilter
-from farthing.cli import measuring
+from farthing.cli import measuring, outputs
 from farthing.cli.job import TrainingJob
 from farthing.cli.training import train
 from farthing.data import model_file, table_files
@@ -88,6 +88,68 @@ def test_a_regression_predicts_in_its_own_unit(job: TrainingJob, tmp_path: Path)
     assert np.sqrt(np.mean(np.square(found - truth))) == pytest.approx(told["test"]["rmse"])
 
 
+@pytest.mark.parametrize(
+    ("kind", "schema"),
+    [("additive", SCHEMA), ("boosted", COLOURS), ("boosted", HOURS), ("poisson", HOURS), ("huber", HOURS)],
+)
+def test_the_file_of_any_model_predicts_what_the_model_does(
+    job: TrainingJob, tmp_path: Path, kind: str, schema: Schema
+) -> None:
+    test = write_table(tmp_path / "test.csv", 300)
+    told = train(replace(job, schema=schema, model=kind, test=test))
+    assert told["trained"] == kind
+    found, age = np.array(list(outputs.loaded(job.out).predictions(test))), 100 * np.arange(300) / 300
+    if schema is HOURS:
+        rmse = np.sqrt(np.mean(np.square(found - 0.6 * age)))
+        assert rmse == pytest.approx(told["test"]["rmse"])
+        return
+    colours = np.array(["red", "green", "blue"])[(age // 34).astype(int)]
+    truth = np.where(age <= 50, "no", "yes") if schema is SCHEMA else colours
+    assert np.mean(found == truth) == told["test"]["accuracy"]
+    assert "log_loss" in told["test"]
+
+
+def test_the_report_says_which_model_was_chosen_and_why(job: TrainingJob) -> None:
+    told = train(replace(job, model="boosted", epsilon=0.1))
+    assert told["choice"] == "linear: the budget is worth 20 records, shapes and trees need 250"
+    assert told["choice"] in (job.out / "report.html").read_text()
+    assert json.loads((job.out / "privacy.json").read_text())["choice"] == told["choice"]
+
+
+def test_settings_of_a_model_reach_it(job: TrainingJob) -> None:
+    told = train(replace(job, schema=HOURS, model="quantile", settings=("quantile=0.9",)))
+    assert told["settings"] == {"quantile": 0.9}
+    for settings in (("quantile=2",), ("quantile=x",), ("quantile=0.1", "quantile=0.2"), ("threshold=1",)):
+        with pytest.raises(InvalidValue, match=r"quantile|threshold"):
+            train(replace(job, schema=HOURS, model="quantile", settings=settings, force=True))
+
+
+@pytest.mark.parametrize("kind", ["additive", "boosted"])
+def test_models_with_shapes_refuse_what_only_linear_ones_have(job: TrainingJob, kind: str) -> None:
+    with pytest.raises(Unsupported, match=f"--model {kind} is none: leave --format out"):
+        train(replace(job, model=kind, formats=("skops",)))
+    with pytest.raises(Unsupported, match="--budget-column needs a linear model"):
+        train(replace(job, model=kind, epsilon=None, budget_column="age"))
+    with pytest.raises(InvalidValue, match="--method must be one of"):
+        train(replace(job, model=kind, method="dpagd"))
+    with pytest.raises(InvalidValue, match="--delta must be above 0"):
+        train(replace(job, model=kind, delta=0.0))
+    assert not job.out.exists()
+
+
+@pytest.mark.parametrize("name", ["tables", "questions", "leaves", "scale"])
+def test_a_file_with_other_shapes_than_its_schema_is_refused(job: TrainingJob, name: str) -> None:
+    train(replace(job, model="boosted"))
+    with np.load(job.out / "model.npz", allow_pickle=False) as file:
+        arrays = dict(file)
+    arrays[name] = arrays[name][1:] if name != "questions" else arrays[name] + 300
+    np.savez(job.out / "model.npz", **arrays)
+    with pytest.raises(InvalidValue, match="is not one"):
+        outputs.loaded(job.out)
+    with pytest.raises(InvalidValue, match="is not one"):
+        Model.load(job.out)  # which reads linear ones
+
+
 def test_the_model_file_holds_numbers_and_texts_only(job: TrainingJob) -> None:
     train(job)
     with np.load(job.out / "model.npz", allow_pickle=False) as file:
@@ -109,7 +171,7 @@ def test_the_model_file_holds_numbers_and_texts_only(job: TrainingJob) -> None:
 def test_what_is_told(job: TrainingJob) -> None:
     told = train(job)
     assert list(told) == [
-        *("format", "software", "date", "guarantee", "method", "settings", "steps", "records"),
+        *("format", "software", "date", "guarantee", "trained", "method", "settings", "steps", "records"),
         *(
             "rows_per_person",
             "features",

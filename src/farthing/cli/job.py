@@ -1,21 +1,75 @@
 """Describe a training that is asked for: what to train on which table, and where to put it."""
 
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from farthing.accounting import composition
 from farthing.budget import Adjacency, Budget, Unit
 from farthing.data import table_files
+from farthing.data.columns import Categorical
 from farthing.data.csv_files import Csv
 from farthing.data.schema import Schema
+from farthing.errors import InvalidValue
+from farthing.ledger.ledger import Ledger
+from farthing.linear import regressors
+from farthing.linear.additive import estimators as shapes
+from farthing.linear.additive.method import additive
 from farthing.linear.estimators import LinearRegression, LinearSVC, LogisticRegression
+from farthing.linear.problem import Problem
+from farthing.linear.solvers import CLASSIFIERS, GENERALISED, REGRESSORS, SolverMethod
+from farthing.queries.query import Step
 
-Estimator = LogisticRegression | LinearSVC | LinearRegression
+Estimator = Any  # of `ModelKind`: all of them fit, predict and say what holds
 
 HELD = (
     "a share of {:g} of the records, by hash, is held out, and figures on those cost each no more than the "
     "training costs the others (parallel composition)"
 )
+
+
+def shapes_only(ledger: Ledger, problem: Problem) -> Iterator[Step]:
+    """Train shapes of single features, without trees."""
+    return additive(ledger, problem, trees=0)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelKind:
+    """A model that ``--model`` names: its estimator, its methods, and what else is known of it.
+
+    ``own`` are settings that belong to the model rather than to a method. ``linear`` models can be written
+    in other formats. ``kind`` says what the scores in a model's file are (`farthing.data.model_file.Model`).
+    """
+
+    estimator: type
+    methods: dict[str, SolverMethod]
+    own: tuple[str, ...] = ()
+    linear: bool = True
+    kind: str = "scores"
+
+    def made(self, target: Any) -> Estimator:
+        """Return the estimator for the target of a schema."""
+        if isinstance(target, Categorical):
+            return self.estimator(classes=range(len(target.values)))
+        return self.estimator(target_bounds=(target.low, target.high))
+
+
+_SHAPES, _TREES = {"auto": SolverMethod(shapes_only)}, {"auto": SolverMethod(additive)}
+LABELS = {
+    "logistic": ModelKind(LogisticRegression, CLASSIFIERS, kind="logistic"),
+    "svm": ModelKind(LinearSVC, CLASSIFIERS),
+    "additive": ModelKind(shapes.AdditiveClassifier, _SHAPES, linear=False, kind="logistic"),
+    "boosted": ModelKind(shapes.GradientBoostingClassifier, _TREES, linear=False, kind="logistic"),
+}
+NUMBERS = {
+    "linear": ModelKind(LinearRegression, REGRESSORS),
+    "huber": ModelKind(regressors.HuberRegressor, GENERALISED, own=("threshold",)),
+    "quantile": ModelKind(regressors.QuantileRegressor, GENERALISED, own=("quantile",)),
+    "poisson": ModelKind(regressors.PoissonRegressor, GENERALISED, linear=False, kind="counts"),
+    "additive": ModelKind(shapes.AdditiveRegressor, _SHAPES, linear=False),
+    "boosted": ModelKind(shapes.GradientBoostingRegressor, _TREES, linear=False),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +84,7 @@ class TrainingJob:
     delta: float
     budget_column: str | None = None
     adjacency: Adjacency | None = None  # that of the ledger, or add-remove
-    model: str | None = None  # "logistic", "svm" or "linear"; the first that suits the target
+    model: str | None = None  # a name of `LABELS` or `NUMBERS`; the first that suits the target
     method: str = "auto"
     records: int | None = None
     ledger: Path | None = None  # a new one beside the model
@@ -51,6 +105,17 @@ class TrainingJob:
         assert self.epsilon is not None
         unit = Unit.RECORD if self.user is None else Unit.USER
         return Budget(self.epsilon, self.delta, self.adjacency or Adjacency.ADD_REMOVE, unit)
+
+    @property
+    def kind(self) -> tuple[str, ModelKind]:
+        """Return the name of the model that is asked for, and what is known of it."""
+        made = LABELS if isinstance(self.schema.target, Categorical) else NUMBERS
+        name = next(iter(made)) if self.model is None else self.model
+        if name not in made:
+            raise InvalidValue(
+                f"--model must be one of {list(made)} for target {self.schema.target.name!r}, got {name!r}"
+            )
+        return name, made[name]
 
     @property
     def split(self) -> bool:

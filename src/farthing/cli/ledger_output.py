@@ -210,7 +210,8 @@ def rehearsed_lines(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _method(fields: dict[str, Any]) -> str:
     """A method with what was set of it."""
-    return ", ".join((fields["method"], *(f"{name}={value}" for name, value in fields["settings"].items())))
+    words = ", ".join((fields["method"], *(f"{name}={value}" for name, value in fields["settings"].items())))
+    return f"{fields['trained']}, {words}" + (f" ({fields['choice']})" if "choice" in fields else "")
 
 
 def _noise_words(part: dict[str, Any]) -> str:

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.base import is_regressor
 from sklearn.metrics import roc_auc_score
 
 from farthing.accounting import gaussian
 from farthing.accounting.filters import GdpFilter, RdpFilter, ZcdpFilter
 from farthing.data import table_files
 from farthing.ledger.ledger import Ledger
-from farthing.linear.estimators import LinearRegression, LogisticRegression
 from farthing.queries.bounds import ClipNorm
 from farthing.queries.events import GaussianEvent
 from farthing.queries.mechanisms import Gaussian
@@ -41,7 +41,7 @@ def measured(estimator: Any, X: Array, y: NDArray[Any]) -> dict[str, Any]:
     """Return figures of a model on another table, which are not private and say so."""
     told: dict[str, Any] = {"records": len(y), "note": table_files.WITHOUT_PRIVACY}
     found = estimator.predict(X)
-    if isinstance(estimator, LinearRegression):
+    if is_regressor(estimator):
         told["rmse"] = float(np.sqrt(np.mean(np.square(found - y))))
         return {**told, "rmse_of_mean": float(np.std(y))}
     told["accuracy"] = float(np.mean(found == y))
@@ -49,7 +49,7 @@ def measured(estimator: Any, X: Array, y: NDArray[Any]) -> dict[str, Any]:
     scores = estimator.decision_function(X)
     if scores.ndim == 1 and 0 < y.sum() < len(y):
         told["auc"] = float(roc_auc_score(y, scores))
-    if isinstance(estimator, LogisticRegression):
+    if hasattr(estimator, "predict_log_proba"):
         told["log_loss"] = -float(np.mean(estimator.predict_log_proba(X)[np.arange(len(y)), y]))
     return told
 
@@ -78,7 +78,7 @@ def held_out(estimator: Any, X: Array, y: Array, paid: Ledger) -> dict[str, Any]
     mu = min(paid_mu(paid), paid.budget.mu)
     if mu <= _LEAST:
         return None
-    regression = isinstance(estimator, LinearRegression)
+    regression = is_regressor(estimator)
     terms, norm = (_errors, 2.0) if regression else (_hits, math.sqrt(2))
     ledger = Ledger(paid.budget, filter=GdpFilter)
     noise = _FARTHER / mu

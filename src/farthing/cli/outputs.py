@@ -6,22 +6,32 @@ when one is added.
 
 import hashlib
 import json
-from dataclasses import asdict
+import zipfile
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 import farthing
 from farthing.budget import Guarantee
 from farthing.cli.job import Estimator, TrainingJob
 from farthing.cli.measuring import HELD_OUT
-from farthing.data.columns import Unbounded
+from farthing.data.columns import Numeric, Unbounded
+from farthing.data.model_file import Model
 from farthing.data.schema import Schema
 from farthing.data.table_files import EMBEDDED
 from farthing.ledger.journal import Journal
 from farthing.ledger.ledger import Ledger
+from farthing.linear.additive.basis import DEPTH, ObliviousTree
+from farthing.linear.additive.bins import CELLS, codes_of
+from farthing.linear.additive.method import AdditiveModel
 from farthing.report.document import page
 from farthing.report.subject import Declared, Score, Subject
+
+Array = NDArray[np.float64]
 
 FORMAT = 1
 _BESIDE = "embedded in farthing"
@@ -63,6 +73,74 @@ def _place(out: Path) -> tuple[Path, str, str]:
     if out.suffix == ".npz":
         return out.parent, out.stem, f"{out.stem}."
     return out, "model", ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShapeModel(Model):
+    """An additive or boosted model: linear weights, a table of each feature's cells, and trees."""
+
+    shapes: AdditiveModel | None = None
+
+    def scores(self, X: Array) -> Array:
+        """Return the scores of every row of features: one, or one a label."""
+        assert self.shapes is not None
+        rows = np.clip(X, 0.0, 1.0)
+        found = self.shapes.margins(rows, codes_of(X, np.zeros(X.shape[1]), np.ones(X.shape[1])))
+        if isinstance(self.schema.target, Numeric):
+            low, high = float(self.schema.target.low), float(self.schema.target.high)
+            found = low + (high - low) * found
+        return found[:, None] if found.ndim == 1 else found
+
+    def weights(self) -> dict[str, Any]:
+        """Return the arrays of the file that hold what was learnt."""
+        assert self.shapes is not None
+        found, own = self.shapes, {"coef": self.coef, "intercept": self.intercept}
+        questions = np.array([(tree.asked, tree.above) for tree in found.trees], np.int64)
+        leaves = np.array(found.leaves, np.float64)
+        scale = np.array([found.origin, found.scale])
+        return own | {"tables": found.tables, "questions": questions, "leaves": leaves, "scale": scale}
+
+    @classmethod
+    def _more(cls, found: Any, width: int) -> tuple[Any, ...]:
+        """Return the shapes of a file; raise ValueError where they are none of so many features."""
+        names = ("coef", "intercept", "tables", "leaves", "scale")
+        coef, constant, tables, leaves, (origin, scale) = (np.asarray(found[n], np.float64) for n in names)
+        outputs = (len(coef),) if len(coef) > 1 else ()
+        questions = np.asarray(found["questions"], np.int64).reshape(-1, 2, DEPTH)
+        leaves = leaves.reshape(len(questions), 1 + 2**DEPTH, *outputs)
+        asked, above = questions[:, 0], questions[:, 1]
+        within = ((asked >= 0) & (asked < width)).all() and ((above >= 0) & (above < CELLS)).all()
+        if tables.shape != (width, CELLS, *outputs) or not within:
+            raise ValueError
+        trees = tuple(ObliviousTree(tuple(a), tuple(b), np.empty(0)) for a, b in questions.tolist())
+        weights, first = (coef.T, constant) if outputs else (coef[0], constant[0])
+        effects = np.zeros(width)
+        return (AdditiveModel(weights, first, tables, trees, tuple(leaves), effects, origin, scale),)
+
+
+def model_of(schema: Schema, estimator: Estimator, kind: str) -> Model:
+    """Return what an estimator learnt as a model on features in [0, 1], with the bounds that were bought."""
+    bounds = getattr(estimator, "bounds_", None)
+    used = schema if bounds is None else schema.with_bounds(*bounds)
+    if hasattr(estimator, "model_"):
+        found = estimator.model_
+        return ShapeModel(used, np.atleast_2d(found.weights.T), np.atleast_1d(found.constant), kind, found)
+    coef, intercept = np.atleast_2d(estimator.coef_), np.atleast_1d(estimator.intercept_)
+    if bounds is None:
+        return Model(schema, coef, intercept, kind)
+    low, high = bounds
+    return Model(used, coef * (high - low), intercept + coef @ low, kind)
+
+
+def loaded(path: Path) -> Model:
+    """Read a model that `train` wrote, linear or with shapes."""
+    whole = path / "model.npz" if path.is_dir() else path
+    try:
+        with whole.open("rb") as file, np.load(file, allow_pickle=False) as found:
+            shaped = "tables" in found
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError):
+        shaped = False  # which `Model` says in words
+    return (ShapeModel if shaped else Model).load(path)
 
 
 def sha256(content: bytes) -> str:
@@ -126,10 +204,11 @@ def reported(
     if told.get("earlier_ledgers"):
         said = EARLIER.format(", ".join(told["earlier_ledgers"]))
         released.append(said[0].upper() + said[1:])
+    choice = told.get("choice") or (told["trained"] if job.model else "")
     subject = Subject.of(
         ledger,
         title=f"{job.schema.target.name} of {Path(job.table).name}",
-        method=", ".join((job.method, *job.settings)),
+        method=", ".join((job.method, *job.settings)) + f" ({choice})" * bool(choice),
         steps=told["steps"],
         guarantee=estimator.privacy_,
         history=estimator.history_,

@@ -88,7 +88,12 @@ def train(
         float, option(number, "Hold out this share of the records, and measure the model on it with noise.")
     ] = 0.0,
     model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="logistic or svm for labels, linear for numbers.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Of labels: logistic, svm, additive or boosted. Of numbers: linear, huber, quantile, "
+            "poisson, additive or boosted.",
+        ),
     ] = None,
     method: Annotated[
         str, typer.Option(metavar="NAME", help="The training method; a wrong name lists all names.")
@@ -151,7 +156,7 @@ def train(
     force: Force = False,
     as_json: AsJson = False,
 ) -> int:
-    """Trains a linear model on a table within a budget.
+    """Trains a model on a table within a budget.
 
     The training spends the whole budget. Bounds and vocabularies must be declared, or bought from the budget.
     Ctrl-C stops it after the current step, and the model of that step is written.
@@ -341,9 +346,10 @@ def predict(
     as_json: AsJson = False,
 ) -> int:
     """Predicts a label or a number for every row of a table."""
+    from farthing.cli import outputs
     from farthing.data import model_file
 
-    trained = model_file.Model.load(model)
+    trained = outputs.loaded(model)
     if out is not None:
         model_file.check_writable(out, force, kept=[table, model])
     if proba or threshold is not None:

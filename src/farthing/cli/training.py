@@ -28,15 +28,14 @@ from farthing.cli.step_recorder import StepRecorder, Watch
 from farthing.data import table_files
 from farthing.data.columns import Categorical
 from farthing.data.csv_files import Csv
-from farthing.data.model_file import Model, check_writable, write
+from farthing.data.model_file import check_writable, write
 from farthing.data.schema import Schema
 from farthing.data.splitting import Split
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.ledger.journal import Journal
 from farthing.ledger.ledger import Ledger
 from farthing.linear.base import PUBLIC_SIZE
-from farthing.linear.estimators import LinearRegression, LinearSVC, LogisticRegression
-from farthing.linear.solvers import CLASSIFIERS, PURE, REGRESSORS, Settings, SolverMethod
+from farthing.linear.solvers import PURE, Settings, SolverMethod
 from farthing.queries.query import Step
 
 log = logging.getLogger(__name__)
@@ -86,7 +85,7 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
             ledger = resources.enter_context(_created(job, _filter(asked, method), people))
         log.info("charges go to %s", job.ledger)
         recorder.watch = resources.enter_context(follow())
-        _paying(job, estimator, method, ledger).fit(X, y, budgets=people)
+        _fitted(_paying(job, estimator, method, ledger), X, y, people)
         assert recorder.ledger is not None
         recorder.ledger.refund()
         measured = None if test is None else {"table": job.test, **measuring.measured(estimator, *test)}
@@ -98,11 +97,13 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
         if asked.user is not None:
             estimator.privacy_ = composition.per_person(estimator.privacy_, asked.budget, asked.rows)
         spent = _spent(asked, recorder.ledger)
-        kind = "logistic" if isinstance(estimator, LogisticRegression) else "scores"
-        model = _model(job.schema, estimator, kind)
+        name, trained = job.kind
+        model = outputs.model_of(job.schema, estimator, trained.kind)
         told = {
             **outputs.stamped(estimator.privacy_),
             **_levels(estimator),
+            "trained": name,
+            **_choice(estimator),
             "method": job.method,
             "settings": settings,
             "steps": estimator.n_iter_,
@@ -157,6 +158,8 @@ def rehearse(job: TrainingJob, records: int) -> dict[str, Any]:
             **({"note": PUBLIC_SIZE} if job.records is None else {}),  # nothing says it at a rehearsal
         },
         **_levels(estimator),
+        "trained": job.kind[0],
+        **_choice(estimator),
         "method": job.method,
         "settings": settings,
         "steps": estimator.n_iter_,
@@ -191,7 +194,8 @@ def _people(job: TrainingJob) -> Array | None:
 
 def _levels(estimator: Estimator) -> dict[str, Any]:
     """What holds for each level of budget, where there are several."""
-    each = [{"budget": level, "epsilon": said.epsilon} for level, said in estimator.guarantees_.items()]
+    said = getattr(estimator, "guarantees_", {})
+    each = [{"budget": level, "epsilon": holds.epsilon} for level, holds in said.items()]
     return {"levels": each} if len(each) > 1 else {}
 
 
@@ -211,20 +215,21 @@ def _rehearse(
     copy = None if ledger is None else ledger.rehearsal()
     estimator.set_params(records=job.records or records if people is None else job.records)
     rows = None if people is None else len(people)
-    _paying(job, estimator, method, copy).fit(*_made_up(job.schema, rows), budgets=people)
+    _fitted(_paying(job, estimator, method, copy), *_made_up(job.schema, rows), people)
     estimator.set_params(records=job.records)
     for form in job.formats:
         export.exported(form, job.schema, estimator.to_sklearn())
     return copy
 
 
-def _model(schema: Schema, estimator: Estimator, kind: str) -> Model:
-    """Return the model on features in [0, 1], with the bounds that were bought."""
-    coef, intercept = np.atleast_2d(estimator.coef_), np.atleast_1d(estimator.intercept_)
-    if not hasattr(estimator, "bounds_"):
-        return Model(schema, coef, intercept, kind)
-    low, high = estimator.bounds_
-    return Model(schema.with_bounds(low, high), coef * (high - low), intercept + coef @ low, kind)
+def _fitted(estimator: Estimator, X: Any, y: Any, people: Array | None) -> None:
+    """Fit an estimator, with budgets of records where they have some."""
+    estimator.fit(X, y, **({} if people is None else {"budgets": people}))
+
+
+def _choice(estimator: Estimator) -> dict[str, str]:
+    """Return which model was trained and why, where public numbers chose."""
+    return {"choice": estimator.choice_} if hasattr(estimator, "choice_") else {}
 
 
 def _first_step_only(step: Step, ledger: Ledger) -> bool:
@@ -233,53 +238,72 @@ def _first_step_only(step: Step, ledger: Ledger) -> bool:
 
 def _prepared(job: TrainingJob) -> tuple[Estimator, SolverMethod, StepRecorder, Settings]:
     """Return the estimator that a job asks for, its method, the recorder of its steps, and its settings."""
-    target = job.schema.target
-    made: dict[str, Callable[[], Estimator]] = {}
-    if isinstance(target, Categorical):
-        known, classes = CLASSIFIERS, range(len(target.values))
-        made["logistic"] = lambda: LogisticRegression(classes=classes)
-        made["svm"] = lambda: LinearSVC(classes=classes)
-    else:
-        known, bounds = REGRESSORS, (target.low, target.high)
-        made["linear"] = lambda: LinearRegression(target_bounds=bounds)
-    kind = next(iter(made)) if job.model is None else job.model
-    if kind not in made:
-        raise InvalidValue(f"--model must be one of {list(made)} for target {target.name!r}, got {kind!r}")
+    name, kind = job.kind
+    known = kind.methods
     private = sorted(name for name, method in known.items() if method.private)
     if job.method not in private:  # a fit without privacy is a baseline, and for Python only
         raise InvalidValue(f"--method must be one of {private}, got {job.method!r}")
     if job.delta == 0 and known[job.method].filter is not BasicFilter:
-        pure = next(name for name in PURE if name in known)
+        pure = [f": only --method {name} needs none" for name in PURE if name in known]
         raise InvalidValue(
-            f"--delta must be above 0 with --method {job.method}, got {job.delta:g}: only --method {pure} "
-            "needs none"
+            f"--delta must be above 0 with --method {job.method}, got {job.delta:g}{''.join(pure)}"
         )
     if job.budget_column is not None and known[job.method].personal is None:
         able = sorted(name for name, method in known.items() if method.personal)
+        if not able:
+            raise Unsupported(
+                f"--budget-column needs a linear model: --model {name} treats all records alike"
+            )
         raise InvalidValue(f"--budget-column needs a --method of {able}, got {job.method!r}")
     if job.records is not None:
         validate.count(**{"--records": job.records})
     _refuse_splits(job, known[job.method])
+    if job.formats and not kind.linear:
+        raise Unsupported(
+            f"--format writes linear models, and --model {name} is none: leave --format out, and predict "
+            "with model.npz"
+        )
     if job.formats and np.isnan(job.schema.bounds[0]).any():
         raise Unsupported("--format cannot write bounds that are bought: predict with model.npz")
     for form in job.formats:
         if form not in export.FORMATS:
             raise InvalidValue(f"--format must be one of {list(export.FORMATS)}, got {form!r}")
     plain = known[job.method]
-    settings = plain.parsed(job.settings, job.method)
+    own = [text for text in job.settings if text.partition("=")[0] in kind.own]
+    settings = plain.parsed([text for text in job.settings if text not in own], job.method)
     chosen = plain.with_(settings)
     recorder = StepRecorder(job.method, chosen.algorithm)
     recorder.notes = job.notes()
     method = replace(chosen, algorithm=recorder, rehearsed=True)
-    estimator = made[kind]().set_params(
+    belongs = _of_the_model(own)
+    estimator = kind.made(job.schema.target).set_params(
         epsilon=job.epsilon,
         delta=job.delta,
         bounds=job.schema.bounds,  # what it encodes into
-        solver=method,
         adjacency=job.adjacency,
         records=job.records,
+        **belongs,
     )
+    settings = belongs | settings
+    if "solver" in estimator.get_params():
+        estimator.set_params(solver=method)
+    else:
+        estimator.follow(recorder)
     return estimator, method, recorder, settings
+
+
+def _of_the_model(texts: list[str]) -> Settings:
+    """Read settings that belong to the model: numbers, as NAME=VALUE."""
+    found: Settings = {}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name in found:
+            raise InvalidValue(f"--set {text}: {name!r} was set before")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise InvalidValue(f"--set {name} must be a number, got {value!r}") from None
+    return found
 
 
 def _refuse_splits(job: TrainingJob, method: SolverMethod) -> None:

@@ -1,4 +1,4 @@
-"""Store a linear model on the features of a schema in a file, and write files atomically."""
+"""Store a model on the features of a schema in a file, and write files atomically."""
 
 import io
 import os
@@ -30,16 +30,21 @@ class Model:
     schema: Schema
     coef: Array
     intercept: Array
-    kind: str = "scores"  # "logistic" where scores are log-odds
+    kind: str = "scores"  # "logistic" where scores are log-odds, "counts" where they are logarithms of means
+
+    def scores(self, X: Array) -> Array:
+        """Return the scores of every row of features: one, or one a label."""
+        return np.asarray(X @ self.coef.T + self.intercept)
 
     def predict(self, X: Array, threshold: float | None = None) -> list[str] | list[float]:
         """Return a label, or a number, for every row of features.
 
         ``threshold`` is the probability from which on the second of two labels is answered.
         """
-        scores = X @ self.coef.T + self.intercept
+        scores = self.scores(X)
         if isinstance(self.schema.target, Numeric):
-            within = np.clip(scores[:, 0], float(self.schema.target.low), float(self.schema.target.high))
+            found = np.exp(np.minimum(scores[:, 0], 700.0)) if self.kind == "counts" else scores[:, 0]
+            within = np.clip(found, float(self.schema.target.low), float(self.schema.target.high))
             return [float(score) for score in within]
         if threshold is not None:
             places = (self.probabilities(X)[:, 1] >= threshold).astype(int)
@@ -50,8 +55,8 @@ class Model:
     def probabilities(self, X: Array) -> Array:
         """Return the probability of every label, in the schema's order."""
         if self.kind != "logistic":
-            raise Unsupported("this model gives no probabilities: train with --model logistic on labels")
-        scores = X @ self.coef.T + self.intercept
+            raise Unsupported("this model gives no probabilities: train on labels, and not with --model svm")
+        scores = self.scores(X)
         if scores.shape[1] == 1:
             return np.asarray(np.exp(np.column_stack([log_expit(-scores), log_expit(scores)])))
         return np.asarray(softmax(scores, axis=1))
@@ -104,8 +109,7 @@ class Model:
         buffer = io.BytesIO()
         np.savez(
             buffer,
-            coef=self.coef,
-            intercept=self.intercept,
+            **self.weights(),
             classes=np.array(target.values if isinstance(target, Categorical) else (), dtype=np.str_),
             feature_names=np.array(self.schema.feature_names),
             schema=np.array(self.schema.to_json()),
@@ -113,6 +117,10 @@ class Model:
             kind=np.array(self.kind),
         )
         return buffer.getvalue()
+
+    def weights(self) -> dict[str, Any]:
+        """Return the arrays of the file that hold what was learnt."""
+        return {"coef": self.coef, "intercept": self.intercept}
 
     @classmethod
     def load(cls, path: Path) -> "Model":
@@ -123,6 +131,7 @@ class Model:
                 schema = Schema.from_json(str(found["schema"]))
                 coef, intercept = (np.asarray(found[name], np.float64) for name in ("coef", "intercept"))
                 kind = str(found["kind"]) if "kind" in found else "scores"
+                more = cls._more(found, schema.width)
         except FileNotFoundError:
             raise InvalidValue(f"MODEL must be a file that train wrote, there is no {str(path)!r}") from None
         except (OSError, ValueError, LookupError, TypeError, AttributeError, zipfile.BadZipFile, EOFError):
@@ -131,7 +140,14 @@ class Model:
         outputs = labels if labels > 2 else 1
         if coef.shape != (outputs, schema.width) or intercept.shape != (outputs,):
             raise InvalidValue(f"{str(path)!r} holds weights of shape {coef.shape}, not its schema's")
-        return cls(schema, coef, intercept, kind)
+        return cls(schema, coef, intercept, kind, *more)
+
+    @classmethod
+    def _more(cls, found: Any, width: int) -> tuple[Any, ...]:
+        """Return what else of a file the model is made of; a file with shapes is none of a linear model."""
+        if "tables" in found:
+            raise ValueError
+        return ()
 
 
 def check_writable(

@@ -10,6 +10,7 @@
 (True, True)
 """
 
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -92,6 +93,11 @@ class _Shapes(PrivateEstimator):
     bounds: Any
     records: int | None
     trees: int | None = 0
+    _followed: fitting.Algorithm | None = None
+
+    def follow(self, algorithm: fitting.Algorithm) -> None:
+        """Train by this generator of steps from now on: one that calls `additive` and shows what it does."""
+        self._followed = algorithm
 
     def _train(self, X: Any, y: Array, loss: Loss, outputs: int = 0) -> None:
         if self.bounds is None:
@@ -116,7 +122,8 @@ class _Shapes(PrivateEstimator):
             ledger.note(PUBLIC_SIZE)
         problem = Problem(loss, size, X.shape[1], outputs, unit=False)
         attached = ledger.over(Binned(table, codes_of(X, low, high)))
-        self.history_ = tuple(additive(attached, problem, trees=self.trees))
+        steps = self._followed or partial(additive, trees=self.trees)
+        self.history_ = tuple(steps(attached, problem))
         if not self.history_:
             raise BudgetSpent(f"{ledger.budget} does not allow a single step")
         self.model_: AdditiveModel = self.history_[-1].w

@@ -58,9 +58,9 @@ class GroupedSpace:
             place += width
         return *self.features.unfold(w[: self.features.size]), tables
 
-    def shifts(self, records: Binned, tables: list[Array]) -> Array:
-        """Return what the groups add to the margins of all records."""
-        shifts: Array = np.zeros((len(records), *tables[0].shape[1:])) if tables else np.zeros(len(records))
+    def shifts(self, records: Binned, tables: list[Array], outputs: tuple[int, ...]) -> Array:
+        """Return what the groups add to the margins of all records, one column an output."""
+        shifts: Array = np.zeros((len(records), *outputs))
         for group, table in zip(self.groups, tables, strict=True):
             shifts += table[records.codes(group)]
         return shifts
@@ -69,7 +69,7 @@ class GroupedSpace:
         """Return z·w of all records."""
         u, constant, tables = self.unfold(w)
         blocks = [block.margins(u, constant) for block in records.table.blocks(self.features)]
-        return np.asarray(np.concatenate(blocks) + self.shifts(records, tables).reshape(-1, *w.shape[1:]))
+        return np.asarray(np.concatenate(blocks) + self.shifts(records, tables, w.shape[1:]))
 
     def squares(self, records: Binned) -> Array:
         """Return what the groups add to |z|² of all records."""
@@ -104,7 +104,7 @@ class GroupGradient:
     def bounded_sum(self, records: Binned, w: Array, bound: ClipNorm) -> Array:
         space, features = self.space, self.space.features
         u, constant, tables = space.unfold(w)
-        shifts, squares = space.shifts(records, tables), records.measured(space)
+        shifts, squares = space.shifts(records, tables, w.shape[1:]), records.measured(space)
         linear, start = Weighted(len(records), features, w.shape[1:]), 0
         v: Array = np.empty((len(records), *w.shape[1:]))
         for block in records.table.blocks(features):
