@@ -161,6 +161,27 @@ def test_a_run_goes_on_where_it_was(tmp_path, guards, monkeypatch):
         np.testing.assert_array_equal(one["coef"], two["coef"])
 
 
+def test_a_run_evaluates_at_its_parties_and_the_page_and_the_report_show_it(tmp_path, guards):
+    """Four rounds fit the budgets; two of them are evaluations, after the first and the second step."""
+    limits = 'noise = 0.01\nclip = 3.0\nrounds = 1000\nevaluation = true'
+    plan = plan_of(tmp_path, method='name = "sgd2"\nrounds = 4', settings="evaluate = 1", limits=limits)
+    board = RunProgress(plan)
+    report = coordinated(plan, guards(tmp_path), board)
+    assert report["rounds"] == 2
+    assert [one["round"] for one in report["evaluations"]] == [1, 2]
+    assert board.view().evaluated == tuple(
+        (one["round"], one["accuracy"], one["deviation"]) for one in report["evaluations"]
+    )
+    assert "charged to the parties' budgets" in serve.lines(report)["at the parties"]
+    assert main(["ledger", "verify", str(tmp_path / "b" / "b.ledger")]) == 0
+
+
+def test_a_run_whose_parties_allow_no_evaluation_trains_all_the_same(tmp_path, guards):
+    plan = plan_of(tmp_path, method='name = "sgd2"\nrounds = 3', settings="evaluate = 1")
+    report = coordinated(plan, guards(tmp_path))
+    assert (report["rounds"], "evaluations" in report) == (3, False)
+
+
 AVERAGING = '[averaging]\nmean = "median"\nstaleness = 1\n\n[parties]'
 
 

@@ -13,6 +13,7 @@ import farthing as ft
 from farthing.budget import Adjacency
 from farthing.data.tables import Features, Table
 from farthing.errors import FarthingError, InvalidValue, Unsupported
+from farthing.federated.evaluation import Evaluation
 from farthing.ledger import failsafe
 from farthing.linear.additive import bins, sums
 from farthing.linear.losses import Gradient, Gram, Moments, PlacedGradient, Scores, logistic, squared
@@ -188,6 +189,9 @@ def cases():
         Case(OwnRandomness(torch_gradient, torch.device("cpu")), examples(), slack=slack),
         Case(network.gradient, examples(), network.start(), slack=slack),
         Case(network.update(2, 0.5), examples(), network.start(), slack=slack),
+        Case(Evaluation(network.gradient, 0.5, 9.0), examples(), network.start(), slack=slack),
+        Case(Evaluation(Gradient(logistic, FEATURES), 1e-3, 9.0), w=W),
+        Case(Evaluation(PlacedGradient(squared, FEATURES), 2.0, 9.0), WILD_TABLE, W),
         Case(torch_dpagd.RayLosses(linear, residuals, layout), examples(), ray, slack=slack),
         Case(whitening._Mean(), maps()),
         *(Case(whitening._Moments(np.full((2, 3), 0.1), axis), maps()) for axis in (1, 2)),

@@ -198,6 +198,7 @@ def kept(folder: Path, records: Neighbour, trust: Trust, keys: dict[str, Signer]
             width=_WIDTH,
             outputs=_CLASSES,
             trust=trust,
+            evaluation=True,
         ),
         parties={name: key.public for name, key in keys.items() if name != "coordinator"},
     )

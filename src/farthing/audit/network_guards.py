@@ -87,6 +87,7 @@ def talk_of(hash_: str, draw: Draw) -> Script:
     gradient = asked(hash_)
     steps = asked(hash_, NetworkKind.STEPS, steps=3, lr=0.5, proximal=0.1)
     update = asked(hash_, NetworkKind.UPDATE, steps=2, lr=0.5)
+    evaluation = asked(hash_, NetworkKind.EVALUATION, cap=0.5, clip=1.0)
 
     def talk(to: Conversation) -> None:
         start = {"run": "run", "round": 0, "nonce": "0" * 32, "dataset": "d"}
@@ -94,7 +95,7 @@ def talk_of(hash_: str, draw: Draw) -> Script:
         terms = forms.invitation(Invitation(1.0, draw, 1000, noise_multiplier=NOISE))
         to.ask("a proposal", MessageKind.PROPOSAL, start | {"invitation": terms})
         number = 0
-        for about in (gradient, steps, update):
+        for about in (gradient, steps, update, evaluation):
             for size in (0.0, 1e5, 3e38, float("nan")):
                 number += 1
                 what = f"{about.kind} at {size:g}"
@@ -128,7 +129,7 @@ def policy_of(folder: Path, keys: dict[str, Signer]) -> Policy:
         key=folder / "key",
         coordinators=(keys["coordinator"].public,),
         budget=Budget(1.0, 1e-6, observer="server"),  # type: ignore[arg-type]
-        limits=Limits(noise=0.5, clip=3.0, rounds=1000, draws=DRAWS),
+        limits=Limits(noise=0.5, clip=3.0, rounds=1000, draws=DRAWS, evaluation=True),
         models={"tiny": model},
         inputs=Inputs(shape=(2,), classes=2),
     )

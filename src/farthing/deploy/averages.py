@@ -158,7 +158,7 @@ def steps_of(question: Question, said: Fields) -> float:
 
 def longest_upload(question: Question, body: bytes, terms: Terms, records: int) -> float:
     """Return the norm that no honest upload exceeds but with a probability of 1e-12 for each answer."""
-    asked, size = question.contribution, math.prod(question.shape)
+    asked, size = question.contribution, math.prod(question.answered)
     one = longest(terms, records, size)
     if not isinstance(asked, NetworkAsk) or asked.kind is not NetworkKind.STEPS:
         return one

@@ -34,6 +34,7 @@ from farthing.deploy.averages import Averaging, Upload, longest_upload, steps_of
 from farthing.deploy.checkpoint import Checkpoint
 from farthing.deploy.messages import forms
 from farthing.deploy.messages.forms import (
+    Asked,
     Check,
     Question,
     Replies,
@@ -42,7 +43,6 @@ from farthing.deploy.messages.forms import (
     SignedExchange,
     Transport,
 )
-from farthing.deploy.messages.networks import NetworkAsk
 from farthing.deploy.messages.signed import (
     MessageKind,
     Opened,
@@ -58,6 +58,7 @@ from farthing.deploy.roster import PAUSE, Party, PartyRoster, PartyStatus, State
 from farthing.deploy.secagg.protocol import least_threshold
 from farthing.deploy.secagg.sessions import Session
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
+from farthing.federated.evaluation import Evaluation
 from farthing.federated.protocol import Answers, enough_came
 from farthing.federated.terms import (
     Forecast,
@@ -68,7 +69,6 @@ from farthing.federated.terms import (
     forecast_of,
     weights_under,
 )
-from farthing.linear.losses import Gradient
 from farthing.queries.query import Contribution, Receipt
 
 __all__ = ["PartyStatus", "Remote", "State", "Status"]
@@ -214,10 +214,29 @@ class Remote:
     # --- rounds
 
     def ask(self, contribution: Contribution, w: Any) -> Answers:
+        if isinstance(contribution, Evaluation):
+            return self._evaluated(contribution, w)
         if self._terms and not self._checkpoint.replaying:
             self._roster.await_enough(self._survivors, self._seconds)
         came = [place for place, party in enumerate(self._members) if party.asked]
         return self._taken(came, contribution, w)
+
+    def _evaluated(self, evaluation: Evaluation, w: Any) -> Answers:
+        """Ask those whose policies may allow it; `Unsupported` where nobody answers.
+
+        That is recorded, too, so that a resumed run comes to the same.
+        """
+        if not self._skipped():
+            came = [place for place, party in enumerate(self._members) if party.asked and party.judges]
+            try:
+                if came or self._checkpoint.replaying:
+                    return self._taken(came, evaluation, w)
+            except InvalidValue:
+                raise
+            except FarthingError as error:
+                log.warning("no evaluation: %s", error)
+            self._passed()
+        raise Unsupported("no party answered the evaluation: policies must allow it, evaluation = true")
 
     def pick(self) -> int:
         """Pick a party in proportion to its records; unchanged after a crash. The result must not be
@@ -239,10 +258,7 @@ class Remote:
             raise Unsupported("only sums over parties are seen under distributed trust")
         if not 0 <= party < len(self):
             raise InvalidValue(f"party must lie between 0 and {len(self) - 1}, got {party}")
-        if (recorded := self._checkpoint.passed()) is not None:
-            self._round = recorded["round"]
-            self._roster.admit(recorded["joined"])
-            self._roster.restore(recorded["parties"])
+        if self._skipped():
             return None
         if self._terms and not self._checkpoint.replaying:
             self._roster.await_enough(1, self._seconds)
@@ -256,6 +272,15 @@ class Remote:
         except _NoAnswerError:
             self._passed()
             return None
+
+    def _skipped(self) -> bool:
+        """Return whether the recorded run passed here; take over what it noted."""
+        recorded = self._checkpoint.passed()
+        if recorded is not None:
+            self._round = recorded["round"]
+            self._roster.admit(recorded["joined"])
+            self._roster.restore(recorded["parties"])
+        return recorded is not None
 
     def _passed(self) -> None:
         """Record a turn that passes."""
@@ -277,7 +302,7 @@ class Remote:
         self._round += 1
         body, recorded = self._question(asked, w.shape).pack(w), self._checkpoint.next()
         if recorded is not None:
-            answers = self._replayed(*recorded, digest(body), w.shape)
+            answers = self._replayed(*recorded, digest(body), self._question(asked, w.shape))
             self._remember(self._question(asked, w.shape), body)
             return answers
         if self._invitation.trust is Trust.DISTRIBUTED:
@@ -291,6 +316,7 @@ class Remote:
         said = {
             "round": self._round,
             "weights": digest(body),
+            "evaluation": self._question(asked, w.shape).evaluates,
             "figures": [answers.divisor, answers.count, answers.alive, answers.variance],
             "receipts": [[p, r.seq, r.hash] for p, r in zip(paid, answers.receipts, strict=True)],
             "parties": self._roster.snapshot(),
@@ -302,11 +328,12 @@ class Remote:
     def _turn(self) -> RoundId:
         return RoundId(self._run, self._round, self._checkpoint.nonce(self._round))
 
-    def _question(self, asked: Gradient | NetworkAsk, shape: tuple[int, ...]) -> Question:
+    def _question(self, asked: Asked, shape: tuple[int, ...]) -> Question:
         return Question(self._turn(), self._dataset, self._invitation, asked, shape)
 
-    def _replayed(self, said: dict[str, Any], body: bytes, weights: str, shape: tuple[int, ...]) -> Answers:
-        if said.get("round", 0) < self._round or said.get("weights") != weights:
+    def _replayed(self, said: dict[str, Any], body: bytes, weights: str, question: Question) -> Answers:
+        same = said.get("weights") == weights and said.get("evaluation", False) is question.evaluates
+        if said.get("round", 0) < self._round or not same:
             raise InvalidValue(
                 f"round {self._round} of the checkpoint belongs to another algorithm or other options: "
                 "resume with the same, or use another folder"
@@ -316,7 +343,7 @@ class Remote:
         self._roster.restore(said["parties"])
         divisor, count, alive, variance = said["figures"]
         receipts = tuple(self._receipt(place, (seq, text)) for place, seq, text in said["receipts"])
-        return Answers(unpack_numbers(body, shape), divisor, count, alive, variance, receipts)
+        return Answers(unpack_numbers(body, question.answered), divisor, count, alive, variance, receipts)
 
     def _receipt(self, place: int, row: tuple[int, str]) -> Receipt:
         return Receipt(*row, self._terms[place].price(self._members[place].budget))
@@ -408,9 +435,7 @@ class Remote:
         """Return the question that a party is asked: this round's, or an earlier one that it still owes."""
         return self._recent.get(party.owes) or self._recent[question.turn.round]
 
-    def _summed(
-        self, asked: Gradient | NetworkAsk, shape: tuple[int, ...], body: bytes
-    ) -> tuple[list[int], Answers]:
+    def _summed(self, asked: Asked, shape: tuple[int, ...], body: bytes) -> tuple[list[int], Answers]:
         """Return the sum over parties by secure aggregation; repeat in a new round where too many dropped
         out.
         """

@@ -2,7 +2,8 @@
 
 ``/metrics`` has the figures of a coordinator's live page, or whether a party's guard and node run and how
 often they were started; ``/healthz`` answers 200 where all is well and 503 where not, with one line that says
-why. Everything is public: what parties announced, rounds, states. No record, weight, update or loss is shown.
+why. Everything is public: what parties announced, rounds, states, accuracy that was released. No record,
+weight or update is shown.
 
 >>> print(exposition([Metric("farthing_round", "The last round.", "gauge", [({}, 3.0)])]), end="")
 # HELP farthing_round The last round.
@@ -51,6 +52,8 @@ class View:
     round: int = 0
     parties: tuple[PartyView, ...] = ()
     accuracy: tuple[tuple[int, float], ...] = ()  # (round, accuracy on public test data)
+    # (round, accuracy on the parties' records, deviation of its noise): noisy, and charged to their budgets
+    evaluated: tuple[tuple[int, float, float], ...] = ()
     noise: float | None = None  # noise multiplier, the least over the parties
     clip: float | None = None
     seconds: float | None = None  # of one round, on average
@@ -163,6 +166,9 @@ def of_run(view: View) -> tuple[Health, list[Metric]]:
     if view.accuracy:
         last = view.accuracy[-1][1]
         metrics.append(Metric("farthing_accuracy", "Accuracy on public test data.", "gauge", [({}, last)]))
+    if view.evaluated:
+        said = "Accuracy on the parties' records, noisy and charged."
+        metrics.append(Metric("farthing_party_accuracy", said, "gauge", [({}, view.evaluated[-1][1])]))
     well = over or waiting or here > 0
     return Health(well, view.phase if well else "no party answered the last round"), metrics
 

@@ -81,6 +81,7 @@ class Party:
     owes: int = 0  # the earlier round that it is still asked for, if any
     stale: int = 0
     broke: bool = False  # it signed an answer that breaks the rules
+    judges: bool = True  # it has not refused evaluations
 
     @classmethod
     def announced(cls, name: str, said: Fields, turn: RoundId) -> "Party":
@@ -139,6 +140,8 @@ class Party:
                 self.left, self.state = 0, State.SPENT
             case Reason.LOST | Reason.LOCKED | Reason.INTERNAL | Reason.MEMBERS | Reason.STALE:
                 pass  # it may answer the next round
+            case Reason.EVALUATION:
+                self.judges = False  # it answers rounds of training
             case _:
                 self.excluded(reason)
         self.reason = str(reason)
@@ -373,6 +376,9 @@ class PartyRoster:
             party = self.members[place]
             if place in came:
                 party.answered(came[place])
+                continue
+            if party.reason == Reason.EVALUATION:  # it is here, and will not be asked for another
+                party.reason = ""
                 continue
             party.absent(self._patience)
             party.owes = owed.get(place, 0)

@@ -14,6 +14,8 @@
     least = 3                         # parties that a run needs to begin: by default all; others may join
     deadline = 10                     # optional: seconds after which a round ends with
     quorum = 0.8                      # this share of the answers
+    evaluate = 10                     # optional: loss and accuracy at the parties every so many rounds, each
+                                      # charged like a round, where their policies say evaluation = true
     metrics = "127.0.0.1:9100"        # optional: /metrics and /healthz, see `farthing.deploy.metrics`
 
     [method]
@@ -99,6 +101,7 @@ class RunFile:
     quorum: float = 1.0
     deadline: float | None = None
     averaging: Averaging = field(default_factory=Averaging)
+    evaluate: int | None = None
     metrics: Address | None = None
     external: External | None = None
 
@@ -146,6 +149,7 @@ class RunFile:
             quorum=given.number("quorum", 1.0),
             deadline=given.number("deadline", None),
             averaging=_averaging(given.table("averaging")) if "averaging" in given.names else Averaging(),
+            evaluate=given.whole("evaluate", None),
             metrics=Address.of(given.text("metrics")) if "metrics" in given.names else None,
             external=External.of(given.table("external")) if "external" in given.names else None,
         )

@@ -29,7 +29,8 @@ from farthing.deploy.messages.forms import Transport
 from farthing.deploy.messages.signed import Signer
 from farthing.deploy.metrics import MetricsServer, PartyView, View, of_run
 from farthing.deploy.run_file import RunFile
-from farthing.errors import BudgetSpent, FarthingError, InvalidValue
+from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
+from farthing.federated.evaluation import Evaluated, evaluate_clients
 from farthing.federated.jobs import holds, measured, steps
 from farthing.queries.query import Step
 
@@ -115,7 +116,7 @@ def coordinate(
             step, end = _trained(plan, clients, test, board)
         finally:
             clients.close()
-        report = _written(plan, clients, step, end, test)
+        report = _written(plan, clients, step, end, test, board.evaluations)
         board.over(end)
         return report
     except KeyboardInterrupt:
@@ -159,6 +160,9 @@ def _trained(
     board.begun(clients)
     for step in steps(plan.job, clients, problem):
         board.stepped(step, None if test is None else plan.learner.accuracy(step.w, *test))
+        if plan.evaluate is not None and step.t % plan.evaluate == 0:
+            with contextlib.suppress(Unsupported, BudgetSpent):  # nobody allows it, or can pay: train on
+                board.evaluated(step, evaluate_clients(clients, problem, step.w))
         if plan.most is not None and step.t >= plan.most:
             end = f"{plan.most} rounds were taken, as the run's file says"
             break
@@ -170,7 +174,14 @@ def _trained(
     return step, end
 
 
-def _written(plan: RunFile, clients: Remote, step: Step, end: str, test: PublicData | None) -> dict[str, Any]:
+def _written(
+    plan: RunFile,
+    clients: Remote,
+    step: Step,
+    end: str,
+    test: PublicData | None,
+    evaluations: list[tuple[int, Evaluated]],
+) -> dict[str, Any]:
     """Write the model and the report, and return the report."""
     widest = int(np.argmax([budget.epsilon for budget in clients.budgets]))
     noise = clients.terms(widest).mechanism.noise_multiplier
@@ -189,6 +200,10 @@ def _written(plan: RunFile, clients: Remote, step: Step, end: str, test: PublicD
         "note": "budgets as announced; each is kept by the party's own ledger, whatever a coordinator does",
         "model": str(plan.model),
     }
+    if evaluations:
+        names = ("loss", "accuracy", "deviation", "clients")
+        told = [{"round": t, **{name: getattr(one, name) for name in names}} for t, one in evaluations]
+        report["evaluations"] = told
     if test is not None:
         said = plan.learner.probabilities(plan.job, clients, step.w, test[0])
         report["test"] = {"table": plan.test, **measured(said, test[1])}
@@ -239,6 +254,7 @@ class RunProgress:
     clients: Remote | None = None
     round: int = 0
     accuracy: list[tuple[int, float]] = field(default_factory=list)
+    evaluations: list[tuple[int, Evaluated]] = field(default_factory=list)
     most: dict[str, int] = field(default_factory=dict)
     ends: deque[float] = field(default_factory=lambda: deque(maxlen=_LATELY + 1))
 
@@ -255,6 +271,10 @@ class RunProgress:
             if len(self.accuracy) >= _POINTS:  # keep every second point
                 self.accuracy = self.accuracy[::2]
             self.accuracy = [*self.accuracy, (step.t, accuracy)]
+
+    def evaluated(self, step: Step, found: Evaluated) -> None:
+        self.evaluations = [*self.evaluations, (step.t, found)]
+        log.info("after round %d, at the parties: %s", step.t, found)
 
     def over(self, end: str) -> None:
         self.phase = f"over: {end}"
@@ -295,6 +315,7 @@ class RunProgress:
             round=self.round,
             parties=parties,
             accuracy=tuple(self.accuracy),
+            evaluated=tuple((t, one.accuracy, one.deviation) for t, one in self.evaluations[-_POINTS:]),
             noise=min((terms.mechanism.noise_multiplier for terms in asked), default=None),
             clip=min((terms.bound.clip for terms in asked), default=None),
             seconds=seconds,
@@ -318,6 +339,12 @@ def lines(report: dict[str, Any]) -> dict[str, Any]:
         words["published noise"] = [
             f"epsilon {one['epsilon']:.4g} against {one['observer']}" for one in report["holds"]
         ]
+    if "evaluations" in report:
+        last = report["evaluations"][-1]
+        words["at the parties"] = (
+            f"accuracy {last['accuracy']:.4f} (noise {last['deviation']:.4f}), loss {last['loss']:.3g}, "
+            f"after round {last['round']}; charged to the parties' budgets"
+        )
     if "test" in report:
         test = report["test"]
         words["test"] = [

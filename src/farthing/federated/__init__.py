@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from farthing.accounting.accountants import Accountant
     from farthing.federated.budgets import personal
     from farthing.federated.draws import Indicators
+    from farthing.federated.evaluation import Evaluated, Evaluation, evaluate_clients
     from farthing.federated.local_steps import LocalSteps
     from farthing.federated.methods.networks import dp_fedavg, fedavg, fedsgd
     from farthing.federated.methods.server import ServerOptimizer
@@ -38,6 +39,8 @@ __all__ = [
     "Ask",
     "ClientAgent",
     "Clients",
+    "Evaluated",
+    "Evaluation",
     "Exactly",
     "Forecast",
     "InTurn",
@@ -55,6 +58,7 @@ __all__ = [
     "Trust",
     "Weights",
     "dp_fedavg",
+    "evaluate_clients",
     "fedavg",
     "fedsgd",
     "personal",
@@ -64,6 +68,7 @@ __all__ = [
 _HOMES = {
     "budgets": ("personal",),
     "draws": ("Indicators",),
+    "evaluation": ("Evaluated", "Evaluation", "evaluate_clients"),
     "local_steps": ("LocalSteps",),
     "methods.networks": ("dp_fedavg", "fedavg", "fedsgd"),
     "methods.server": ("ServerOptimizer",),

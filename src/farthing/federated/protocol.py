@@ -215,6 +215,9 @@ class Clients(Protocol):
     def left(self) -> NDArray[np.int64]:
         """Return the rounds that each can still afford."""
 
+    def terms(self, client: int) -> Terms:
+        """Return the terms that a client was invited on."""
+
     def forecast(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> Forecast:
         """Return the outlook of an invitation, at no cost and without commitment."""
 
@@ -295,6 +298,11 @@ class Parties:
     @property
     def alive(self) -> int:
         return int(np.count_nonzero(self.left))
+
+    def terms(self, client: int) -> Terms:
+        if not self._terms:
+            raise InvalidValue(NOT_INVITED)
+        return self._terms[client]
 
     def forecast(self, invitation: Invitation, weights: Weights = Weights.PRECISION) -> Forecast:
         terms = [agent.terms(invitation) for agent in self._agents]

@@ -46,7 +46,7 @@ def noisy_uploads(
     """Return Σ weight · upload, each upload with its client's own noise."""
     if isinstance(contribution, Gradient):
         return _noisy_gradients(contribution, table, who, w, now, stream)
-    total = np.zeros(w.shape)
+    total = np.zeros(w.shape if contribution.shape is None else contribution.shape)
     starts = np.searchsorted(who, np.arange(len(now.came) + 1))
     for client, which in enumerate(now.which.tolist()):
         term, rows = now.kinds[which], np.arange(starts[client], starts[client + 1])

@@ -20,6 +20,7 @@ in `farthing.data.placed`.
 [-1.5, -1.5]
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -280,6 +281,21 @@ class Gradient:
         width = self.loss.width if isinstance(self.loss, HuberHinge) else 0.0
         return rows.gradient(u, constant, raw.KernelLoss(kind, width, bound.clip, rms), chain)
 
+    def judged(self, records: Any, w: Array) -> Iterator[tuple[Array, Array, Array]]:
+        """Yield losses, whether labels are found (0 where there are none) and weights of rows, by blocks."""
+        u, constant = self.features.unfold(np.asarray(w))
+        for block in records.blocks(self.features):
+            with np.errstate(over="ignore", invalid="ignore"):
+                margins = block.margins(u, constant)
+                losses = self.loss.value(margins, block.y)
+            weight = getattr(block, "weight", None)
+            there = np.ones(len(losses)) if weight is None else weight
+            yield losses, _found(self.loss, margins, block.y), there
+
+    def judge_nobody(self, w: Any) -> None:
+        """Refuse weights that do not fit."""
+        self.features.unfold(np.asarray(w))
+
     def factors(self, block: Block, u: Array, constant: Array, bound: ClipNorm) -> Array:
         """Return the clipped residuals that the z of a block's rows are multiplied by."""
         if block.y is None:
@@ -292,6 +308,14 @@ class Gradient:
         if not factors.all():  # NaN and infinity count as zero
             clipped[factors == 0] = 0.0
         return clipped
+
+
+def _found(loss: Loss, margins: Array, y: Array) -> Array:
+    """Return 1 for every row whose label has the largest margin, or the margin its sign; 0 for numbers."""
+    if isinstance(loss, Squared | Huber | Pinball | LogLinear):
+        return np.zeros(len(margins))
+    labels = margins.argmax(axis=1) if margins.ndim == 2 else margins > 0
+    return np.asarray(labels == y, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,3 +393,7 @@ class PlacedGradient(Gradient):
             some = Gradient.bounded_sum(self, block, w, bound)  # type: ignore[arg-type]
             total.add(some, min(PLACES, len(block)))
         return total.value
+
+    def judged(self, records: Any, w: Array) -> Iterator[tuple[Array, Array, Array]]:
+        for block in placed(records):
+            yield from Gradient.judged(self, block, w)

@@ -1,8 +1,9 @@
 """Serve the live page of a run: one document without external scripts, and its figures as JSON.
 
 It shows public figures only: the parties' announcements, the progress of the run, accuracy on public test
-data. By default it is served on the loopback address; it rejects requests under another host name (so that no
-other web page can read it through the browser), and it accepts no input.
+data or, with noise and charged, on the parties' own records. By default it is served on the loopback address;
+it rejects requests under another host name (so that no other web page can read it through the browser), and
+it accepts no input.
 """
 
 import base64
@@ -64,6 +65,7 @@ def body(view: View) -> str:
         ("Round", f"{view.round:,}"),
         ("Parties here", f"{counts['here']} of {len(view.parties)}"),
         ("Accuracy", f"{view.accuracy[-1][1]:.1%}" if view.accuracy else "not measured"),
+        ("At the parties", _at_parties(view)),
         ("Noise over clip", "" if view.noise is None else f"{view.noise:.3g}"),
         ("A round takes", "" if view.seconds is None else f"{view.seconds:.1f} s"),
         ("Ends in about", "over" if view.phase.startswith("over") else duration(view.end) or "not known yet"),
@@ -76,7 +78,8 @@ def body(view: View) -> str:
     rows = "".join(map(_row, view.parties))
     return (
         f"<p class=phase>{html.escape(' · '.join(filter(None, (view.phase, there))))}</p>"
-        f"<dl class=cards>{cards}</dl>{_chart(view.accuracy)}"
+        f"<dl class=cards>{cards}</dl>{_chart(view.accuracy, _PUBLIC)}"
+        f"{_chart([(t, accuracy) for t, accuracy, _ in view.evaluated], _CHARGED)}"
         "<table><thead><tr><th>Party</th><th>State</th><th class=n>Records</th><th>Budget</th>"
         f"<th>Rounds left</th></tr></thead><tbody>{rows}</tbody></table>"
     )
@@ -103,8 +106,21 @@ def _row(party: PartyView) -> str:
     )
 
 
-def _chart(points: Sequence[tuple[int, float]]) -> str:
-    """Return accuracy over rounds, as a line."""
+_PUBLIC = "Accuracy on the coordinator's public test data"
+_CHARGED = "Accuracy on the parties' own records, with noise, charged to their budgets"
+
+
+def _at_parties(view: View) -> str:
+    """Return the last accuracy on the parties' records and how noisy it is; empty without one."""
+    if not view.evaluated:
+        return ""
+    _, accuracy, deviation = view.evaluated[-1]
+    return f"{accuracy:.1%} ± {deviation:.1%}"
+
+
+def _chart(given: Sequence[tuple[int, float]], caption: str) -> str:
+    """Return accuracy over rounds, as a line; where noise carries it past 0 or 1 it is at the edge."""
+    points = [(t, min(1.0, max(0.0, y))) for t, y in given]
     if len(points) < 2:
         return ""
     low = max(0.0, math.floor(min(y for _, y in points) * 20) / 20)
@@ -114,7 +130,7 @@ def _chart(points: Sequence[tuple[int, float]]) -> str:
     axes.curve(points, "line c0")
     said = f"{points[-1][1]:.1%} after round {points[-1][0]:,}"
     return (
-        "<figure><figcaption>Accuracy on the coordinator's public test data</figcaption>"
+        f"<figure><figcaption>{caption}</figcaption>"
         f"{drawing.svg('Accuracy over rounds', said, axes.parts, 'accuracy')}</figure>"
     )
 

@@ -119,12 +119,14 @@ def local(rng, state, draw):
     )
     if what < 0.12:
         return MessageKind.PROPOSAL, start | {"invitation": header["invitation"]}, b""
+    if number % 7 == 3:  # an evaluation
+        header["contribution"] |= {"cap": 1e-3 * number, "clip": 900.0}
     state.rounds = max(state.rounds, number)
     return MessageKind.QUESTION, header, body
 
 
 def networks(rng, state, draw):
-    """A valid message about a network: a gradient, local steps or an update; the next or an earlier one."""
+    """A valid message about a network: any question; the next, or an earlier one."""
     asked = network_guards.asked(
         "0" * 64 if rng.random() < 0.05 else state.talk.guard.policy.models["tiny"].hash,
         NetworkKind(rng.choice(["gradient", "gradient", "steps", "update"])),
@@ -132,6 +134,8 @@ def networks(rng, state, draw):
         lr=rng.choice([0.01, 0.5]),
     )
     number = state.rounds + 1 if rng.random() > 0.25 else rng.randint(0, state.rounds + 2)
+    if number % 7 == 3:
+        asked = network_guards.asked(asked.source, NetworkKind.EVALUATION, cap=1e-3 * number, clip=900.0)
     size = rng.choice([0.0, 1.0, 100.0, 100.0, 1e7, 3e38, math.nan, math.inf]) if rng.random() < 0.4 else 1.0
     count = rng.choice([1, 5, 7, 600]) if rng.random() < 0.05 else network_guards.SIZE
     w = [rng.uniform(-1, 1) * size for _ in range(count)]

@@ -5,15 +5,17 @@ of the ledger. The models of a policy are made and checked once, when the guard 
 source before it is imported, then the model itself on made-up examples of the records' shape.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from farthing.deploy import factories
 from farthing.deploy.guard.models import InstalledModel, checked_source
 from farthing.deploy.messages import forms
-from farthing.deploy.messages.forms import Question
+from farthing.deploy.messages.forms import Asked, Question
 from farthing.deploy.messages.networks import EACH, NetworkAsk, NetworkKind
 from farthing.deploy.messages.signed import Reason, refuse
 from farthing.errors import FarthingError, InvalidValue
+from farthing.federated.evaluation import Evaluation
 from farthing.federated.local_steps import LocalSteps
 from farthing.federated.terms import Trust
 from farthing.linear.losses import Gradient, PlacedGradient
@@ -37,10 +39,10 @@ class Answerable(Protocol):
     def refuse(self, question: Question) -> None:
         """Refuse a question that is not answered; nothing is charged for it."""
 
-    def contribution(self, asked: Gradient | NetworkAsk) -> Contribution:
+    def contribution(self, asked: Asked) -> Contribution:
         """Return what is asked of the ledger."""
 
-    def local_steps(self, asked: Gradient | NetworkAsk) -> LocalSteps | None:
+    def local_steps(self, asked: Asked) -> LocalSteps | None:
         """Return the plan of local steps that is asked for; None where one answer is."""
 
 
@@ -58,6 +60,9 @@ class Tables:
         limits, asked = self._limits, question.contribution
         if isinstance(asked, NetworkAsk):
             refuse(Reason.MODEL, "this guard holds a table, and no networks")
+        if isinstance(asked, Evaluation):
+            _refuse_evaluation(limits)
+            asked = asked.gradient
         features = asked.features
         if forms.loss_name(asked) not in limits.losses:
             refuse(Reason.LOSS, f"allowed losses: {', '.join(limits.losses)}")
@@ -72,11 +77,13 @@ class Tables:
                 f"weights must have {features.size} rows and the {limits.outputs} columns allowed",
             )
 
-    def contribution(self, asked: Gradient | NetworkAsk) -> Contribution:
+    def contribution(self, asked: Asked) -> Contribution:
+        if isinstance(asked, Evaluation):
+            return replace(asked, gradient=self.contribution(asked.gradient))
         assert isinstance(asked, Gradient)
         return PlacedGradient(asked.loss, asked.features)
 
-    def local_steps(self, asked: Gradient | NetworkAsk) -> LocalSteps | None:
+    def local_steps(self, asked: Asked) -> LocalSteps | None:
         return None
 
 
@@ -84,7 +91,7 @@ class Networks:
     """The models that a party has installed, checked on made-up examples of its records' shape."""
 
     def __init__(self, policy: "Policy", records: "Examples") -> None:
-        self._models, self._trust = policy.models, policy.limits.trust
+        self._models, self._limits = policy.models, policy.limits
         self._networks: dict[str, Network] = {}
         self.records = records
         for name, model in policy.models.items():
@@ -108,22 +115,31 @@ class Networks:
             refuse(Reason.SHAPE, f"this model has {size[0]} weights")
         if asked.steps > model.steps:
             refuse(Reason.ROUNDS, f"at most {model.steps} local steps a round are allowed")
-        if asked.kind is NetworkKind.STEPS and self._trust is not Trust.LOCAL:
+        if asked.kind is NetworkKind.EVALUATION:
+            _refuse_evaluation(self._limits)
+        if asked.kind is NetworkKind.STEPS and self._limits.trust is not Trust.LOCAL:
             refuse(Reason.TRUST, "local steps need all of their noise: only under local trust")
 
-    def contribution(self, asked: Gradient | NetworkAsk) -> Contribution:
+    def contribution(self, asked: Asked) -> Contribution:
         assert isinstance(asked, NetworkAsk)
         network = self._networks[asked.network]
         if asked.kind is NetworkKind.UPDATE:
             return network.update(asked.steps, asked.lr, asked.batch)
+        if asked.kind is NetworkKind.EVALUATION:
+            return Evaluation(network.gradient, asked.cap, asked.clip)
         return network.gradient
 
-    def local_steps(self, asked: Gradient | NetworkAsk) -> LocalSteps | None:
+    def local_steps(self, asked: Asked) -> LocalSteps | None:
         assert isinstance(asked, NetworkAsk)
         if asked.kind is not NetworkKind.STEPS:
             return None
         gradient = self._networks[asked.network].gradient
         return LocalSteps(gradient, asked.steps, asked.lr, asked.proximal)
+
+
+def _refuse_evaluation(limits: "Limits") -> None:
+    if not limits.evaluation:
+        refuse(Reason.EVALUATION, "the policy allows no evaluation on these records")
 
 
 def _installed(name: str, model: InstalledModel, policy: "Policy") -> "Network":

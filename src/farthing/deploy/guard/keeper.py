@@ -248,7 +248,7 @@ class Guard:
         key = f"{question.turn.key(self.policy.dataset)}/{_about(question)}"
         try:
             # refuse before charging where the noise has no lattice
-            own_cell(terms, math.prod(question.shape))
+            own_cell(terms, math.prod(question.answered))
         except (FarthingError, ArithmeticError):
             refuse(Reason.NOISE, "there is no lattice for so much noise on so many coordinates")
         new = self._past.is_new(question.turn, key)

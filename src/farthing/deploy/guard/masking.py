@@ -7,6 +7,7 @@ guard that was restarted has dropped out of the session, and the others recover 
 A round that was charged is not masked again.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -146,9 +147,10 @@ class Masking:
         if digest(opened.body[length:]) != session.weights:
             refuse(Reason.CONFLICT, "these are not the weights that the session was opened for")
         w = question.weights(opened.body[length:])
-        mask = session.member.mask(sealed, w.size)
+        size = math.prod(question.answered)
+        mask = session.member.mask(sealed, size)
         inner = terms.mechanism
-        masked = Masked(inner.noise_multiplier, inner, own_cell(terms, w.size), mask)
+        masked = Masked(inner.noise_multiplier, inner, own_cell(terms, size), mask)
         hidden = Terms(terms.sampler, terms.bound, masked, terms.expected, terms.rounds)
         answer = self._keeper.ask(question, hidden, w, session.key)
         body = pack_words(np.asarray(answer.value, dtype=np.uint64), each)

@@ -20,6 +20,7 @@
     losses = ["logistic"]
     width = 108                       # features of a record
     outputs = 0                       # columns of a weight matrix (multinomial: all classes); 0: a vector
+    evaluation = true                 # loss and accuracy here may be asked for, as a charged round
     trust = "local"                   # or "distributed", with colluding = 1 and [parties] name = "public key"
 
     [[menu]]                          # optional: sampled rounds of these terms are charged one by one
@@ -80,6 +81,7 @@ class Limits:
     outputs: int = 0
     trust: Trust = Trust.LOCAL
     colluding: int = 0  # parties that may collude with the coordinator; distributed noise only
+    evaluation: bool = False  # of weights on these records; charged like a round
 
     def __post_init__(self) -> None:
         validate.positive(noise=self.noise)
@@ -90,6 +92,8 @@ class Limits:
             if getattr(self, name) != 0:
                 validate.count(**{name: getattr(self, name)})
         object.__setattr__(self, "trust", validate.choice(Trust, trust=self.trust))
+        if not isinstance(self.evaluation, bool):
+            raise InvalidValue(f"evaluation must be true or false, got {self.evaluation!r}")
         if self.trust is Trust.TRUSTED:
             raise InvalidValue(
                 "trust must be 'local' or 'distributed': a guard releases nothing without noise"

@@ -1,8 +1,8 @@
 """Convert the content of messages to JSON values and back: invitations, contributions, budgets, draws.
 
-Only what this module defines can be asked over the network: gradients of four losses on public features, and
-questions about networks that a party has installed (`NetworkAsk`). Anything else that a message names is
-refused.
+Only what this module defines can be asked over the network: gradients of four losses on public features, loss
+and accuracy by them (`Evaluation`), and questions about networks that a party has installed (`NetworkAsk`).
+Anything else that a message names is refused.
 
 >>> from farthing.linear.losses import logistic
 >>> asked = Gradient(logistic, Features(3, intercept=0.3, radius=1.5))
@@ -40,8 +40,10 @@ from numpy.typing import NDArray
 from farthing.budget import Budget
 from farthing.data.tables import Features
 from farthing.deploy.messages.networks import (
+    LARGEST_RATE,
     MOST_WEIGHTS,
     NetworkAsk,
+    NetworkKind,
     pack_weights,
     unpack_update,
     unpack_weights,
@@ -65,12 +67,14 @@ from farthing.deploy.messages.signed import (
 )
 from farthing.deploy.messages.sockets import call
 from farthing.errors import FarthingError, InvalidValue, Unsupported
+from farthing.federated.evaluation import Evaluation
 from farthing.federated.terms import Draw, Exactly, Invitation
 from farthing.linear.losses import Gradient, Loss, huber_hinge, logistic, multinomial, squared
 from farthing.queries.query import Contribution
 from farthing.queries.samplers import Everyone, Poisson
 
 Array = NDArray[np.float64]
+Asked = Gradient | Evaluation | NetworkAsk
 
 LOSSES: dict[str, Loss] = {
     "logistic": logistic,
@@ -150,6 +154,8 @@ def contribution(of: "Contribution | NetworkAsk") -> dict[str, Any]:
     """Return a gradient, or a question about a network, as JSON values; a guard answers nothing else."""
     if isinstance(of, NetworkAsk):
         return of.header()
+    if isinstance(of, Evaluation):
+        return contribution(of.gradient) | {"cap": of.cap, "clip": of.clip}
     name = next((name for name, loss in LOSSES.items() if getattr(of, "loss", None) == loss), None)
     if not isinstance(of, Gradient) or name is None:
         raise Unsupported(f"a guard answers gradients of {', '.join(LOSSES)}, got {type(of).__name__}")
@@ -160,12 +166,12 @@ def contribution(of: "Contribution | NetworkAsk") -> dict[str, Any]:
     return {"loss": name, **plain}
 
 
-def asked_of(of: Contribution) -> "Gradient | NetworkAsk":
+def asked_of(of: Contribution) -> Asked:
     """Return what a coordinator asks for a contribution: questions about networks describe themselves."""
     described = getattr(of, "described", None)
     if described is None:
         contribution(of)  # refuses what no guard answers
-        return cast(Gradient, of)
+        return cast(Gradient | Evaluation, of)
     try:
         return NetworkAsk.of(Fields(described))
     except Refused as refusal:
@@ -174,10 +180,13 @@ def asked_of(of: Contribution) -> "Gradient | NetworkAsk":
         ) from None
 
 
-def contribution_of(given: Fields) -> "Gradient | NetworkAsk":
-    """Return the gradient or the question about a network that `contribution` wrote."""
+def contribution_of(given: Fields) -> Asked:
+    """Return the gradient, the evaluation or the question about a network that `contribution` wrote."""
     if "network" in given.plain():
         return NetworkAsk.of(given)
+    judged = [given.number(name) for name in ("cap", "clip")] if "cap" in given.plain() else []
+    if not all(0 < value <= LARGEST_RATE for value in judged):
+        refuse(Reason.MALFORMED, f"cap and clip must lie between 0 and {LARGEST_RATE:g}")
     name, width = given.text("loss"), given.whole("width", 1, _WIDEST)
     intercept, radius = given.number("intercept"), given.take("radius")
     given.done()
@@ -186,7 +195,8 @@ def contribution_of(given: Fields) -> "Gradient | NetworkAsk":
     if radius is not None and type(radius) not in (int, float):
         refuse(Reason.MALFORMED, "radius must be a number, or nothing")
     try:
-        return _gradient(name, width, intercept, radius)
+        gradient = _gradient(name, width, intercept, radius)
+        return Evaluation(gradient, *judged) if judged else gradient
     except FarthingError:
         refuse(Reason.MALFORMED, "the features are invalid")
 
@@ -248,7 +258,7 @@ class Question:
     turn: RoundId
     dataset: str
     invitation: Invitation
-    contribution: Gradient | NetworkAsk
+    contribution: Asked
     shape: tuple[int, ...]
     seen: tuple[int, str] | None = None
 
@@ -290,10 +300,23 @@ class Question:
         network = isinstance(self.contribution, NetworkAsk)
         return unpack_weights(body, self.shape) if network else unpack_numbers(body, self.shape)
 
+    @property
+    def evaluates(self) -> bool:
+        """Return whether it asks for loss and accuracy."""
+        asked = self.contribution
+        if isinstance(asked, NetworkAsk):
+            return asked.kind is NetworkKind.EVALUATION
+        return isinstance(asked, Evaluation)
+
+    @property
+    def answered(self) -> tuple[int, ...]:
+        """Return the shape of an answer: that of the weights, or two numbers."""
+        return Evaluation.shape if self.evaluates else self.shape
+
     def answer(self, body: bytes) -> Array:
         """Return the numbers of an answer's body."""
         network = isinstance(self.contribution, NetworkAsk)
-        return unpack_update(body, self.shape) if network else unpack_numbers(body, self.shape)
+        return unpack_update(body, self.answered) if network else unpack_numbers(body, self.answered)
 
 
 def row_of(seen: Any) -> tuple[int, str] | None:

@@ -1,8 +1,9 @@
 """Convert questions about networks to JSON values and back: a name, a hash, and numbers, never code.
 
 A coordinator names a model that the party has installed, the hash of the source that it expects, and one of
-three questions: the clipped gradients at the weights of the message (``gradient``), so many local private
-steps from there (``steps``), or the clipped update of a user's or the party's local training (``update``).
+four questions: the clipped gradients at the weights of the message (``gradient``), so many local private
+steps from there (``steps``), the clipped update of a user's or the party's local training (``update``), or
+loss and accuracy on the party's own records (``evaluation``).
 Weights and answers are bodies of float32; a weight that is not finite, or beyond `LARGEST_WEIGHT`, is
 refused.
 
@@ -39,12 +40,14 @@ class NetworkKind(StrEnum):
     GRADIENT = "gradient"
     STEPS = "steps"
     UPDATE = "update"
+    EVALUATION = "evaluation"
 
 
 _NUMBERS = {
     NetworkKind.GRADIENT: (),
     NetworkKind.STEPS: ("steps", "lr", "proximal"),
     NetworkKind.UPDATE: ("steps", "lr", "batch"),
+    NetworkKind.EVALUATION: ("cap", "clip"),
 }
 
 
@@ -59,6 +62,8 @@ class NetworkAsk:
     lr: float = 0.0
     proximal: float = 0.0
     batch: int = 0
+    cap: float = 0.0
+    clip: float = 0.0
 
     def header(self) -> dict[str, Any]:
         """Return the question as JSON values."""
@@ -74,8 +79,9 @@ class NetworkAsk:
         kind = NetworkKind(word)
         found = {name: _READ[name](given, name) for name in _NUMBERS[kind]}
         given.done()
-        if found.get("lr") == 0.0:
-            refuse(Reason.MALFORMED, "lr must be above 0")
+        for name in ("lr", "cap", "clip"):
+            if found.get(name) == 0.0:
+                refuse(Reason.MALFORMED, f"{name} must be above 0")
         return cls(network, source, kind, **found)
 
 
@@ -90,7 +96,8 @@ def _steps(given: Fields, name: str) -> int:
     return given.whole(name, 1, MOST_STEPS)
 
 
-_READ: dict[str, Any] = {"steps": _steps, "lr": _rate, "proximal": _rate, "batch": Fields.whole}
+_READ: dict[str, Any] = {"steps": _steps, "batch": Fields.whole}
+_READ |= dict.fromkeys(("lr", "proximal", "cap", "clip"), _rate)
 
 
 def pack_weights(values: ArrayLike) -> bytes:

@@ -92,6 +92,7 @@ class Reason(StrEnum):
     SAMPLER = "sampler"
     LOSS = "loss"
     MODEL = "model"  # the party has no such model, or its source differs
+    EVALUATION = "evaluation"  # the policy allows none
     WEIGHTS = "weights"  # a weight that is too large to compute with
     TRUST = "trust"
     SPENT = "spent"  # the next round does not fit the budget

@@ -65,7 +65,7 @@ class Session:
         self._question, self._weights, self._terms = question, weights, terms
         self._records, self._enrolled = records, enrolled
         self._colluding, self._seconds = colluding, seconds
-        self._size = math.prod(question.shape)
+        self._size = math.prod(question.answered)
         self.charged: dict[str, tuple[int, Row, Row]] = {}  # party -> rounds left, charged row, newest row
         self.arrived: list[str] = []
 
@@ -120,7 +120,7 @@ class Session:
             return None
         self.arrived = aggregator.arrived
         cell = own_cell(next(iter(self._terms.values())), self._size)
-        return (signed_words(words, each).astype(np.float64) * cell).reshape(self._question.shape)
+        return (signed_words(words, each).astype(np.float64) * cell).reshape(self._question.answered)
 
     def _check(self, name: str, opened: Opened) -> None:
         said = opened.fields()

@@ -52,7 +52,7 @@ from farthing.torch.checks.leftovers import Wall
 from farthing.torch.checks.selfcheck import refuse_other_kinds
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.isolation import Isolation
-from farthing.torch.gradients.tape import call, mapped, record_losses
+from farthing.torch.gradients.tape import call, mapped, record_losses, ungrouped
 from farthing.torch.kernels.totals import SLACK
 from farthing.torch.training.plan import checked
 from farthing.torch.training.randomness import apart
@@ -227,6 +227,45 @@ class NetworkGradient:
         with apart(network.device):
             total = network.sums.bounded_sum(network.arranged(batch), None, _inner(bound, network.slack))
         return total.detach().cpu().numpy().astype(np.float64)
+
+    def judged(self, batch: Any, w: Any) -> list[tuple[Array, Array, Array]]:
+        """Return losses, whether labels are found and weights of examples: of users, the means of theirs.
+
+        The model stays in the mode in which it was checked. Where examples could meet in it, each goes alone.
+        """
+        network, found = self.network, list[tuple[Array, Array, Array]]()
+        network.put(w)
+        apart_each = network.sums.isolation is not None
+        arranged = PlacedBatch(batch, 1) if apart_each else network.arranged(batch)
+        wall = Wall(network.model, network.loss)
+        with apart(network.device), network.sums.plain.running(), torch.no_grad():
+            for physical in arranged.physical_batches(network.sums.physical_batch_size):
+                with wall:
+                    found.append(self._judged(*physical))
+        return found
+
+    def _judged(self, inputs: Any, targets: Any, weights: Tensor | None) -> tuple[Array, Array, Array]:
+        """Return losses, hits and weights of the examples of a physical batch."""
+        grouped = weights is not None and weights.ndim == 2
+        x, y = (ungrouped(part) if grouped else part for part in (inputs, targets))
+        outputs = call(self.network.model, x)
+        losses = record_losses(self.network.loss, outputs, y, len(_first(y)))
+        hits = torch.zeros_like(losses)
+        if isinstance(outputs, Tensor) and outputs.ndim == 2 and isinstance(y, Tensor) and y.ndim == 1:
+            hits = (outputs.argmax(dim=1) == y).float()
+        found = [values.double().cpu().numpy() for values in (losses, hits)]
+        if weights is None:
+            return found[0], found[1], np.ones(len(found[0]))
+        share = weights.double().cpu().numpy()
+        if not grouped:
+            return found[0], found[1], share
+        there, counts = share.sum(axis=1) > 0, np.maximum(share.sum(axis=1), 1e-300)
+        means = [(np.where(share > 0, one.reshape(share.shape), 0.0) * share).sum(axis=1) for one in found]
+        return means[0] / counts, means[1] / counts, there.astype(np.float64)
+
+    def judge_nobody(self, w: Any) -> None:
+        """Refuse weights that do not fit."""
+        self.network.put(w)
 
     def zero(self, records: Any, w: Any, bound: Any) -> Array:
         """Return the sum over nobody; refuses weights and bounds that do not fit."""
