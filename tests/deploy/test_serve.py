@@ -163,7 +163,7 @@ def test_a_run_goes_on_where_it_was(tmp_path, guards, monkeypatch):
 
 def test_a_run_evaluates_at_its_parties_and_the_page_and_the_report_show_it(tmp_path, guards):
     """Four rounds fit the budgets; two of them are evaluations, after the first and the second step."""
-    limits = 'noise = 0.01\nclip = 3.0\nrounds = 1000\nevaluation = true'
+    limits = "noise = 0.01\nclip = 3.0\nrounds = 1000\nevaluation = true"
     plan = plan_of(tmp_path, method='name = "sgd2"\nrounds = 4', settings="evaluate = 1", limits=limits)
     board = RunProgress(plan)
     report = coordinated(plan, guards(tmp_path), board)
