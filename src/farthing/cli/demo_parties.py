@@ -40,7 +40,14 @@ def make_model():
 def loss(outputs, targets):
     return nn.functional.cross_entropy(outputs, targets, reduction="none")
 '''
-_RUN = "import sys; from farthing.cli.main import main; sys.exit(main())"
+# Ends when its standard input closes, that is, with the demonstration, however that ends.
+_RUN = """
+import sys
+from farthing.deploy.processes import end_with_parent
+end_with_parent()
+from farthing.cli.main import main
+sys.exit(main())
+"""
 
 
 def set_up(
@@ -134,7 +141,8 @@ def _trained(folder: Path, options: argparse.Namespace, settings: dict[str, Any]
         for child in joined:
             child.start()
         command = [sys.executable, "-c", _RUN, "serve", str(run), "--page", str(options.page)]
-        code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
+        with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as serving:
+            code = serving.wait()
     finally:
         for child in joined:
             child.stop()

@@ -30,7 +30,7 @@ HASH = "ab" * 32
     st.integers(0, 9),
 )
 def test_a_question_is_read_as_it_was_written(kind, steps, lr, proximal, batch):
-    more = {"steps": steps, "lr": lr, "proximal": proximal, "batch": batch}
+    more = {"steps": steps, "lr": lr, "proximal": proximal, "batch": batch, "cap": lr, "clip": lr}
     header = NetworkAsk("small", HASH, kind, **more).header()
     found = forms.contribution_of(Fields(header))
     assert found.header() == header == forms.contribution(found)
