@@ -24,7 +24,7 @@ def test_neighbours_differ_in_the_canary():
 
 @pytest.mark.parametrize("name", ["torch-dpsgd", "torch-adadp-box"])
 def test_stands_in_a_small_audit(name):
-    for _, verdict in methods.attack(name, scale=0.05, confidence=0.999, stream=SeededStream(1)):
+    for _, verdict in methods.attack(name, scale=0.025, confidence=0.999, stream=SeededStream(1)):
         assert not verdict.broken, verdict
 
 
@@ -37,5 +37,5 @@ def test_noise_that_is_too_small_is_noticed(monkeypatch):
         return exact + (real(self, total, bound, stream) - exact) / 4
 
     monkeypatch.setattr(noise.Gaussian, "release", quieter)
-    verdicts = [v for _, v in methods.attack("torch-dpsgd", scale=0.2, stream=SeededStream(4))]
+    verdicts = [v for _, v in methods.attack("torch-dpsgd", scale=0.1, stream=SeededStream(4))]
     assert any(verdict.broken for verdict in verdicts)

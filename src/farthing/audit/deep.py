@@ -98,7 +98,7 @@ def _trained(noise: float, made: Callable[[nn.Module], AdaDP | None]) -> Trained
         )
         return _steps(model, batches)
 
-    return TrainedTarget(checked_once(run), pair(), _CLAIM, runs=200)
+    return TrainedTarget(checked_once(run), pair(), _CLAIM, runs=400)
 
 
 def _agd(ledger: Ledger) -> Iterator[Step]:
@@ -124,5 +124,5 @@ def targets() -> dict[str, TrainedTarget]:
         "torch-adal": _trained(noise, lambda model: AdaL(model, clip_norm=_CLIP)),
         "torch-adan": _trained(noise, lambda model: AdaN(model, clip_norm=_CLIP)),
         "torch-dpopt": _trained(noise, lambda model: DpOpt(model, clip_norm=_CLIP, period=1, memory=0.5)),
-        "torch-dpagd": TrainedTarget(checked_once(_agd), pair(), _CLAIM, ZcdpFilter, runs=200),
+        "torch-dpagd": TrainedTarget(checked_once(_agd), pair(), _CLAIM, ZcdpFilter, runs=400),
     }

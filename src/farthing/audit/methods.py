@@ -153,6 +153,11 @@ class _Flat:
         return np.zeros(2)
 
 
+def _short(t: int) -> float:
+    """Return a learning rate that leaves every gradient longer than its clipping norm."""
+    return 0.001
+
+
 def _classifier(width: int = 2, intercept: bool = True) -> Problem:
     return Problem(logistic, 8, width, intercept=intercept)
 
@@ -173,12 +178,12 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
     signs = Rows(-np.ones((2, 1))), Rows(np.array([[-1.0], [1.0]]))
     one = Features(2, intercept=0.0)
     return {
-        "descent": TrainedTarget(lambda ledger: descent(ledger, fit), pair, claim, runs=250),
+        "descent": TrainedTarget(lambda ledger: descent(ledger, fit), outvoted_pair(), claim, runs=400),
         "additive": TrainedTarget(
-            lambda ledger: _weights(additive(ledger, boosted, trees=4)), binned_pair(), claim, runs=120
+            lambda ledger: _weights(additive(ledger, boosted, trees=4)), binned_pair(), claim, runs=300
         ),
         "additive-regression": TrainedTarget(
-            lambda ledger: _weights(additive(ledger, numbers, trees=4)), binned_pair(), claim, runs=120
+            lambda ledger: _weights(additive(ledger, numbers, trees=4)), binned_pair(), claim, runs=300
         ),
         "dpagd": TrainedTarget(
             lambda ledger: dpagd(ledger, fit, splits=8), pulled_pair(), claim, ZcdpFilter, runs=500
@@ -203,6 +208,7 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
             outvoted_pair(),
             claim,
             BasicFilter,
+            runs=300,
         ),
         "pure": TrainedTarget(
             lambda ledger: solve_pure(ledger, Problem(logistic, 200, 2, intercept=False)),
@@ -210,7 +216,7 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
             pure,
             BasicFilter,
             Unknown(),
-            100,
+            5000,
         ),
         "output": TrainedTarget(lambda ledger: output(ledger, pulled), pulled_pair(), claim, runs=400),
         "privgene": TrainedTarget(
@@ -225,10 +231,10 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
             400,
             False,
         ),
-        "least-squares": TrainedTarget(lambda ledger: least_squares(ledger, line), pair, claim),
-        "quantile": TrainedTarget(lambda ledger: generalised(ledger, median), pair, claim, runs=60),
-        "adassp": TrainedTarget(lambda ledger: adassp(ledger, line), pair, claim),
-        "sufficient": TrainedTarget(lambda ledger: sufficient(ledger, line), pair, claim),
+        "least-squares": TrainedTarget(lambda ledger: least_squares(ledger, line), pair, claim, runs=300),
+        "quantile": TrainedTarget(lambda ledger: generalised(ledger, median), pair, claim, runs=240),
+        "adassp": TrainedTarget(lambda ledger: adassp(ledger, line), pair, claim, runs=500),
+        "sufficient": TrainedTarget(lambda ledger: sufficient(ledger, line), pair, claim, runs=500),
         "gradient": TrainedTarget(
             lambda ledger: noisy_gradient(ledger, line), pulled_pair(-1.0), claim, runs=450
         ),
@@ -244,27 +250,29 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
         "addp": FederatedTarget(
             lambda clients: addp(
                 clients,
-                fit,
-                clip_norm=0.5,
+                alone,
+                clip_norm=0.25,
                 rounds=8,
                 calibration=Accountant.TIGHT,
                 accountant=Accountant.TIGHT,
             ),
-            opposite_pair(),
+            opposite_pair(2),
             swapped,
+            runs=600,
         ),
         "addp-poisson": FederatedTarget(
             lambda clients: addp(
                 clients,
                 alone,
-                clip_norm=0.3,
-                draw=Poisson(0.25),
+                clip_norm=0.25,
+                draw=Poisson(0.8),
                 rounds=8,
                 calibration=Accountant.TIGHT,
                 accountant=Accountant.TIGHT,
             ),
             pair,
             server,
+            runs=600,
         ),
         "sgd-maj": FederatedTarget(
             lambda clients: sgd_maj(clients, alone, clip_norm=0.3, draw=Poisson(0.25)), pair, server
@@ -273,28 +281,36 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
             lambda clients: sgd_adv_clients(clients, alone, clip_norm=0.3, draw=Poisson(0.25)), pair, server
         ),
         "fedsgd": FederatedTarget(
-            lambda clients: fedsgd(clients, _Flat(), rounds=8, clip_norm=0.25, sampling_rate=0.5, lr=0.1),
+            lambda clients: fedsgd(clients, _Flat(), rounds=8, clip_norm=0.25, sampling_rate=0.8, lr=0.1),
             pair,
             server,
-            runs=250,
+            runs=400,
         ),
         "fedavg": FederatedTarget(
             lambda clients: fedavg(
-                clients, _Flat(), rounds=2, clip_norm=0.25, sampling_rate=0.5, local_lr=0.1
+                clients, _Flat(), rounds=2, clip_norm=0.25, sampling_rate=0.8, local_lr=0.1
             ),
             pair,
             server,
-            runs=250,
+            runs=400,
         ),
         "addp-seen": ObservedDrawsTarget(2.0, 4, 8),
         "sgd1": FederatedTarget(
-            lambda clients: sgd1(clients, Problem(logistic, 4, 2), exact=True),
-            opposite_pair(),
+            lambda clients: sgd1(
+                clients, Problem(logistic, 2, 2, intercept=False), lipschitz=0.25, lr=_short, exact=True
+            ),
+            opposite_pair(2),
             replace(swapped, delta=1e-3),
+            runs=500,
         ),
-        "sgd2": FederatedTarget(lambda clients: sgd2(clients, fit, rounds=10), pair, server),
+        "sgd2": FederatedTarget(
+            lambda clients: sgd2(clients, alone, rounds=10, lipschitz=0.25, lr=_short),
+            pair,
+            server,
+            runs=400,
+        ),
         "federated-descent": FederatedTarget(
-            lambda clients: federated_descent(clients, fit), pair, server, runs=60
+            lambda clients: federated_descent(clients, fit), outvoted_pair(), server, runs=200, size=8
         ),
         "gaussian": AskedTarget(
             Query(Everyone(), rows, ClipNorm(1.0), Gaussian(1.0)),
@@ -344,7 +360,7 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
                 Adjacency.REPLACE_ONE,
             ),
             RdpFilter,
-            runs=6000,
+            runs=12_000,
         ),
     }
 
