@@ -605,6 +605,34 @@ i64 weighted_rows(const float *restrict rows, const float *restrict factor, i64 
     return 0;
 }
 
+/* The sum of `count` parts [count, n] and, unless it is the first of them, of total, added in float64: written
+   to out in float32 if it is given, else to total. */
+i64 add_parts(const float *restrict parts, i64 count, i64 n, i64 first, double *restrict total,
+              float *restrict out)
+{
+    i64 j = 0;
+    for (; j + WIDTH <= n; j += WIDTH) {
+        wide sum = first ? (wide){0} : load_f8(total + j);
+        for (i64 k = 0; k < count; k++)
+            sum += load_f4(parts + k * n + j);
+        if (!out)
+            memcpy(total + j, &sum, sizeof sum);
+        else
+            for (int k = 0; k < WIDTH; k++)
+                out[j + k] = (float)sum[k];
+    }
+    for (; j < n; j++) {
+        double sum = first ? 0 : total[j];
+        for (i64 k = 0; k < count; k++)
+            sum += parts[k * n + j];
+        if (out)
+            out[j] = (float)sum;
+        else
+            total[j] = sum;
+    }
+    return 0;
+}
+
 /* ---- Per-coordinate clipping of a layer's per-example gradients ---- */
 
 #define TILE 64
@@ -724,14 +752,16 @@ i64 clamped_outer_f8(const float *delta, const float *a, const float *s, double 
 
 /* ---- Per-example gradients of a convolution, or of a linear layer at several positions ---- */
 
-typedef float lane __attribute__((vector_size(64)));
-#if defined(__AVX512F__)
-#define TAPS 8 /* weights of a filter at a time, over two lanes of filters: their sums stay in registers */
+/* Weights of a filter at a time, over two lanes of filters: their sums stay in registers. */
 #define LANES 2
+#if defined(__AVX512F__)
+#define LANE 16
+#define TAPS 8
 #else
-#define TAPS 4
-#define LANES 1
+#define LANE 8
+#define TAPS 6
 #endif
+typedef float lane __attribute__((vector_size(4 * LANE)));
 
 static inline __attribute__((always_inline)) void taps(const float *restrict x, const float *restrict delta,
                                                        const i64 *restrict base, const i64 *restrict off,
@@ -749,7 +779,7 @@ static inline __attribute__((always_inline)) void taps(const float *restrict x, 
     for (i64 t = 0; t < spots; t++) {
         lane d[LANES];
         for (int k = 0; k < lanes; k++)
-            memcpy(&d[k], delta + t * pitch + 16 * k, sizeof(lane));
+            memcpy(&d[k], delta + t * pitch + LANE * k, sizeof(lane));
         for (int j = 0; j < count; j++) {
             float value = at[j][base[t]];
             for (int k = 0; k < lanes; k++)
@@ -758,12 +788,12 @@ static inline __attribute__((always_inline)) void taps(const float *restrict x, 
     }
     for (int j = 0; j < count; j++)
         for (int k = 0; k < lanes; k++) {
-            i64 left = filters - 16 * k;
+            i64 left = filters - LANE * k;
             *square += sum[j][k] * sum[j][k];
-            if (left >= 16)
-                memcpy(row + j * height + 16 * k, &sum[j][k], sizeof(lane));
+            if (left >= LANE)
+                memcpy(row + j * height + LANE * k, &sum[j][k], sizeof(lane));
             else if (left > 0)
-                memcpy(row + j * height + 16 * k, &sum[j][k], 4 * left);
+                memcpy(row + j * height + LANE * k, &sum[j][k], 4 * left);
         }
 }
 
@@ -775,7 +805,7 @@ i64 windows(const float *restrict x, const float *restrict delta, const i64 *res
             i64 height, i64 width, i64 apart, float *restrict room, float *restrict rows,
             float *restrict squares)
 {
-    const i64 pitch = height > 16 ? 16 * LANES : 16;
+    const i64 pitch = height > LANE ? LANE * LANES : LANE;
     memset(room, 0, spots * ((height + pitch - 1) / pitch) * pitch * sizeof(float));
     for (i64 b = first; b < last; b++) {
         lane square = {0};
@@ -800,18 +830,21 @@ i64 windows(const float *restrict x, const float *restrict delta, const i64 *res
 #define ALL(COUNT, N)                                                                                         \
     for (; q + COUNT <= width; q += COUNT)                                                                    \
         taps(in, block, base, off + q, spots, pitch, filters, out + q * height + p, height, &square, COUNT, N)
-                if (LANES == 1 || filters <= 16) {
+                if (pitch == LANE) {
                     ALL(TAPS, 1);
+                    ALL(2, 1);
                     ALL(1, 1);
                 } else {
                     ALL(TAPS, LANES);
+                    ALL(4, LANES);
+                    ALL(2, LANES);
                     ALL(1, LANES);
                 }
 #undef ALL
             }
         }
         float sum = 0;
-        for (int k = 0; k < 16; k++)
+        for (int k = 0; k < LANE; k++)
             sum += square[k];
         squares[b] = sum;
     }

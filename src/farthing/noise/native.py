@@ -82,6 +82,7 @@ _SIGNATURES = {
     "add_squares": (_P, _P, _P, _I, _I, _I, _D, _D, _P),
     "factors": (_P, _I, _D, _D, _P),
     "weighted_rows": (_P, _P, _I, _I, _P),
+    "add_parts": (_P, _I, _I, _I, _P, _P),
     **{f"clamped_outer_{kind}": _OUTER for kind in ("f8", "f4")},
     "windows": (_P, _P, _P, _P, _I, _I, _I, _I, _I, _I, _I, _I, _I, _P, _P, _P),
 }

@@ -20,7 +20,7 @@ from farthing.torch.kernels.totals import SLACK, among, chain
 from farthing.torch.training.records import Examples
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-SIZES = [64, 512, 1000, 8192]
+SIZES = [64, 512, 8192]
 
 
 def loss(outputs, targets):
@@ -73,6 +73,131 @@ def test_clamped_sums_are_within_the_slack(examples, device):
     bound = ClipCoordinates(torch.ones(16, device=device))
     gradient = Gradient(nn.Sequential(nn.Linear(4, 4, bias=False)).to(device), loss)
     assert excess(gradient, (4,), bound, badly_rounded(examples, bits=23), device) <= SLACK * 3 / 4
+
+
+@pytest.fixture
+def same_blocks(monkeypatch):
+    """Blocks that do not change from sum to sum: between neighbours only one differs."""
+
+    def drawn(count, blocks):
+        at = np.random.default_rng(0).integers(blocks, size=count)
+        return [np.flatnonzero(at == block) for block in range(blocks)]
+
+    monkeypatch.setattr(totals, "drawn_blocks", drawn)
+
+
+IN_BLOCKS = {
+    "linear": (lambda: nn.Sequential(nn.Linear(16, 16, bias=False)), (16,), {}),
+    "residual": (lambda: Residual(), (16,), {"physical_batch_size": 512}),
+    "tokens": (lambda: nn.Linear(64, 600, bias=False), (16, 64), {"route": "gram"}),
+}
+
+
+class Residual(nn.Module):
+    """A linear layer that is no stack, so that a tape notes its terms."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 16, bias=False)
+
+    def forward(self, x):
+        return self.layer(x) + 0.0
+
+
+@pytest.mark.parametrize("examples", [700, 4096])
+@pytest.mark.parametrize("case", IN_BLOCKS)
+def test_sums_in_blocks_are_within_the_slack(case, examples, same_blocks):
+    """The sum of neighbours, given the blocks: bounded by the length of one block, and not of the batch."""
+    if case == "tokens":
+        examples //= 16
+    model, shape, options = IN_BLOCKS[case]
+    gradient = Gradient(model(), loss, expected_batch_size=examples, **options)
+    for apart in (1, 8):
+        terms = badly_rounded(examples, apart, bits=23)
+        assert excess(gradient, shape, ClipNorm(1.0), terms, "cpu") <= SLACK * 3 / 4
+    batch = Examples((torch.zeros(examples, *shape), torch.zeros(examples))).take(slice(None))
+    assert gradient._blocks(batch) > 1
+
+
+def test_blocks_as_long_as_a_batch_are_noticed(same_blocks, monkeypatch):
+    """A planted bug: a sum that is added up in one float32 product, in the worst order."""
+    monkeypatch.setattr(totals, "_ROUNDINGS", 2**40)
+
+    def mm(a, b, out=None):
+        found = torch.from_numpy(
+            (a[:1] * b[:, :1].t()).numpy().cumsum(axis=1, dtype=np.float32)[:, -1:].copy()
+        )
+        return found.expand(len(a), b.shape[1]).clone() if out is None else out.copy_(found)
+
+    gradient = Gradient(nn.Sequential(nn.Linear(16, 16, bias=False)), loss, expected_batch_size=4096)
+    excess(gradient, (16,), ClipNorm(1.0), badly_rounded(64, bits=23), "cpu")
+    monkeypatch.setattr(torch, "mm", mm)
+    terms = badly_rounded(4096, bits=23)
+    assert excess(gradient, (16,), ClipNorm(1.0), terms, "cpu") > 4 * SLACK
+
+
+@pytest.mark.parametrize("each", [1, 16])
+def test_sums_in_blocks_are_those_of_float64(each):
+    torch.manual_seed(0)
+    sizes = (180, 0, 3, 400, 201) if each == 1 else (11, 0, 1, 60, 12)
+    rows = sum(sizes) * each
+    u, v = torch.randn(rows, 5), torch.randn(rows, 70)
+    exact = u.double().t() @ v.double()
+    cancels = torch.zeros(sum(sizes), dtype=torch.bool)
+    cancels[-1] = True
+    for kernels in (True, False):
+        with totals.blocked(sizes, expected=784, count=5), pytest.MonkeyPatch.context() as patch:
+            if not kernels:
+                patch.setattr(native, "kernels", lambda work=0: None)
+            for wide in (None, cancels) if each == 1 else (cancels, ~cancels, None):
+                found = totals.product(u, v, sum(sizes), wide=wide).double()
+                torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-4)
+            weights = torch.rand(rows)
+            torch.testing.assert_close(totals.weighted(v, weights).double(), weights.double() @ v.double())
+
+
+@pytest.mark.parametrize("each", [1, 16])
+def test_pieces_of_a_block_are_as_short_as_the_theorem_asks(each, monkeypatch):
+    pieces, mm = [], torch.mm
+    monkeypatch.setattr(torch, "mm", lambda a, b, out=None: pieces.append(len(b)) or mm(a, b, out=out))
+    expected, roundings = 1000, 3 * 2**14
+    for size in (8, 60) if each > 1 else (150, 260, 500):
+        pieces.clear()
+        some = torch.ones(size * each, 2)
+        with totals.blocked((size, 1), expected, count=2):
+            totals.product(some[:-each], some[:-each], size - 1, wide=None if each == 1 else torch.zeros(1))
+            totals.product(
+                torch.ones((size + 1) * each, 2),
+                torch.ones((size + 1) * each, 2),
+                size + 1,
+                wide=None if each == 1 else torch.zeros(size + 1, dtype=torch.bool),
+            )
+        most = (roundings - 2 * 1.25 * expected) / (2 * each**0.5 if each > 1 else 1)
+        assert len(pieces) >= 3
+        assert max(pieces[1:]) * size < most
+        assert pieces[0] == (size - 1) * each  # not these blocks: all at once, in float64
+
+
+def test_a_block_with_an_example_that_cancels_is_summed_in_float64():
+    u, v = torch.ones(64, 1), torch.ones(64, 1)
+    v[0], v[1], v[2] = 2.0**30, -(2.0**30), 0.125
+    with totals.blocked((2,), expected=2, count=1):
+        found = totals.product(u, v, 2, wide=torch.tensor([True, False]))
+    assert float(found) == 61.125
+
+
+def test_every_example_is_in_one_block_and_the_number_of_blocks_is_public():
+    blocks = totals.drawn_blocks(1000, 7)
+    assert len(blocks) == 7
+    assert sorted(np.concatenate(blocks)) == list(range(1000))
+    assert not np.array_equal(np.concatenate(blocks), np.concatenate(totals.drawn_blocks(1000, 7)))
+    gradient = Gradient(IN_BLOCKS["linear"][0](), loss, expected_batch_size=1000)
+    examples = Examples((torch.zeros(2000, 16), torch.zeros(2000)))
+    gradient.bounded_sum(examples.take(slice(4)), None, ClipNorm(1.0))
+    counts = {gradient._blocks(examples.take(slice(n))) for n in (0, 1, 64, 65, 999, 1001, 2000)}
+    assert len(counts) == 1
+    with among(4000):  # a part of a batch that other ranks have the rest of
+        assert gradient._blocks(examples.take(slice(64))) == 0
 
 
 @pytest.mark.parametrize("examples", [512, 4096])

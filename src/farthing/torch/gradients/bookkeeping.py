@@ -6,15 +6,13 @@ says which parameter lies where.
 """
 
 import logging
-import math
-import time
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from enum import StrEnum
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,23 +26,21 @@ from farthing.torch.checks.selfcheck import refuse_known, verify, verify_isolate
 from farthing.torch.gradients import clipping, isolation, tape
 from farthing.torch.gradients.clipping import Automatic, ClipRule, Live
 from farthing.torch.gradients.convolution import Windows
-from farthing.torch.gradients.graphs import Graphs
+from farthing.torch.gradients.graphs import Graphs, weakly
 from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.layers import rules_of
 from farthing.torch.gradients.layout import Layout
 from farthing.torch.gradients.mlp import Stack
 from farthing.torch.gradients.plain import Plain, bare
 from farthing.torch.gradients.tape import Passes, one_thread, record_losses, reseed, ungrouped
-from farthing.torch.gradients.terms import Route, RowTerms, Term
+from farthing.torch.gradients.terms import Outer, Route, RowTerms, Term, fastest
 from farthing.torch.kernels import totals
 from farthing.torch.kernels.positions import fused
 from farthing.torch.kernels.totals import exact, without_cudnn
 
-_SOME = 16  # examples on which ways are timed: what all of them take would be the most memory of the run
-_HELD = 3 * 2**19  # numbers that layers take and give, for all rows of a batch on a CPU
+_HELD = 3 * 2**23  # numbers that layers take and give, for all rows of a batch on a CPU
 _KEPT = 2**26  # numbers in the rows that isolation keeps at once: a quarter of a gigabyte
 _FEW = 32  # rows that a batch may have in any case
-_NAP = 2_000_000  # cycles, about a millisecond: a GPU waits while what is to be timed is launched
 
 ROUTES = ("auto", "fast", *Route, *Isolation)
 log = logging.getLogger("farthing.torch")
@@ -86,6 +82,9 @@ class Gradient:
         How much memory a GPU may give for time: per-example gradients are kept where that is quicker and they
         take little ("balanced": of convolutions also where they take more), much, or no more memory than
         what they are made of.
+    expected_batch_size : float, optional
+        The public number of examples to expect in a batch. On a CPU batches of tensors are then summed in
+        secret blocks, in float32 (`farthing.torch.kernels.totals`), which is quicker than float64.
 
     Raises
     ------
@@ -115,6 +114,7 @@ class Gradient:
         route: str = "fast",
         example: tuple[Any, Any] | None = None,
         memory: str = "balanced",
+        expected_batch_size: float | None = None,
     ) -> None:
         model = bare(model)
         self.model, self.loss, self.autocast = model, loss, autocast
@@ -129,9 +129,13 @@ class Gradient:
         self._route = Route(route) if route in tuple(Route) else None
         self._falls_back = route == "auto"
         self._memory = validate.choice(Memory, memory=memory)
+        if expected_batch_size is not None:
+            validate.positive(expected_batch_size=expected_batch_size)
+        self.expected_batch_size = expected_batch_size
+        self._positions = 0  # of the longest product that is not made of rows
         self._routes: dict[Any, Route] = {}
         self._spaces: dict[int, Tensor] = {}
-        self._graphs = Graphs(model, _weakly(self._add), self.layout.size)
+        self._graphs = Graphs(model, weakly(self._add), self.layout.size)
         self._graphs.wanted &= not self.plain.sharded  # gathered weights lie elsewhere every time
         if example is not None:
             refuse_equal(example)
@@ -184,21 +188,45 @@ class Gradient:
             for inputs, targets, weights in batch.physical_batches(1):
                 self._checked_publicly(inputs, targets, weights)
                 break
-        for inputs, targets, weights in batch.physical_batches(self._evenly(len(batch))):
+        for (inputs, targets, weights), blocks in self._parts(batch):
             if not empty:
                 parts.put(total)
             empty = False
-            if self._quick(inputs, targets, weights, rule, total):
-                continue
-            total.zero_()
-            if self.isolation is not None:
-                rows = self.rows(inputs, targets, weights)
-                present = None if weights is None or weights.ndim == 2 else weights > 0
-                total += clipping.plain_sum(rows, rule, present)
-                continue
-            live = Live.of(rule, self.layout.size, total.device) if live is None else live
-            self._add(inputs, targets, weights, rule, live, total)
+            with blocks:
+                if self._quick(inputs, targets, weights, rule, total):
+                    continue
+                total.zero_()
+                if self.isolation is not None:
+                    rows = self.rows(inputs, targets, weights)
+                    present = None if weights is None or weights.ndim == 2 else weights > 0
+                    total += clipping.plain_sum(rows, rule, present)
+                    continue
+                live = Live.of(rule, self.layout.size, total.device) if live is None else live
+                self._add(inputs, targets, weights, rule, live, total)
         return total.zero_() if empty else parts.whole(total)
+
+    def _parts(self, batch: Any) -> Iterator[tuple[Any, Any]]:
+        """Yield the parts of a batch, each with the context in which its sums are made."""
+        count = self._blocks(batch)
+        if not count:
+            for part in batch.physical_batches(self._evenly(len(batch))):
+                yield part, nullcontext()
+            return
+        assert self.expected_batch_size is not None
+        most = (self._evenly(len(batch)) or len(batch)) // batch.examples.width
+        for members in totals.together(totals.drawn_blocks(len(batch), count), most):
+            context = totals.blocked(tuple(map(len, members)), self.expected_batch_size, count)
+            for part in batch.take(np.concatenate(members)).physical_batches():
+                yield part, context
+
+    def _blocks(self, batch: Any) -> int:
+        """Return the number of blocks; 0 where sums are not made in blocks: no record decides."""
+        tensors = getattr(getattr(batch, "examples", None), "tensors", None)
+        if self.expected_batch_size is None or tensors is None or totals.shared(len(batch)):
+            return 0
+        if self._first.device.type != "cpu" or self._positions == 0 or self.autocast is not None:
+            return 0
+        return totals.block_count(self.expected_batch_size, self._positions, self.most_rows())
 
     def _quick(
         self, inputs: Any, targets: Any, weights: Tensor | None, rule: ClipRule, total: Tensor
@@ -288,6 +316,7 @@ class Gradient:
                     verify_isolated(self.isolation, self.model, self.loss, source, self.rows, kept, alike)
             self._passes, self._checked = passes, self.model.training
             self._stack = self._stacked(source)
+            self._positions = 0 if passes is None else _most_positions(passes, source)
             wall.accept()
         self._wall = Wall(self.model, self.loss)
 
@@ -436,45 +465,17 @@ class Gradient:
             return self._route if self._route in options else options[0]
         key = slot, options
         if key not in self._routes:
-            self._routes[key] = _fastest(term, options)
+            self._routes[key] = fastest(term, options)
         return self._routes[key]
 
 
-def _fastest(term: Term, options: tuple[Route, ...]) -> Route:
-    """Return the first option, unless another takes clearly less time; each three times, by turns."""
-    best = dict.fromkeys(options, math.inf)
-    for _ in range(3):
-        for option in options:
-            best[option] = min(best[option], _seconds(term, option))
-    others = [option for option in options if best[option] < 0.9 * best[options[0]]]
-    return min(others, key=best.__getitem__, default=options[0])
+def _most_positions(passes: Passes, source: Source) -> int:
+    """Return over how many positions the longest product goes that is not made of rows; 0: there is none."""
+    found: dict[int, tuple[int, int]] = {}
 
+    def put(slot: int, term: Term) -> None:
+        if isinstance(term, Outer) and (term.positions == 1 or not term.keeps(_FEW)):
+            found[slot] = term.positions * term.size, term.positions
 
-def _seconds(term: Term, route: Route) -> float:
-    """Return how long a term takes by a route: on a CPU for some examples, on a GPU without launches."""
-    again = term.fresh(None if term.device.type == "cuda" else _SOME)
-    again.route = route
-    out = torch.zeros(term.size, device=term.device)
-    if term.device.type != "cuda":
-        start = time.perf_counter()
-        again.add(again.norms(), out)
-        return time.perf_counter() - start
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(_NAP)
-    first.record()
-    again.add(again.norms(), out)
-    last.record()
-    last.synchronize()
-    return float(first.elapsed_time(last))
-
-
-def _weakly(method: Callable[..., None]) -> Callable[..., None]:
-    """A method that does not keep its object alive: what graphs hold of memory is to go with their owner."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*given: Any) -> None:
-        found = reference()
-        assert found is not None
-        found(*given)
-
-    return call
+    passes.run(*source.batch(2), None, put)
+    return max(found.values(), default=(0, 0))[1]

@@ -10,6 +10,7 @@ captured (one that waits for the GPU in its forward, say), or not in the memory 
 """
 
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -243,3 +244,15 @@ def tensors(value: Any) -> list[Tensor]:
     if isinstance(value, list | tuple):
         return [tensor for part in value for tensor in tensors(part)]
     return [value] if isinstance(value, Tensor) else []
+
+
+def weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """A method that does not keep its object alive: what graphs hold of memory is to go with their owner."""
+    reference = weakref.WeakMethod(method)
+
+    def call(*given: Any) -> None:
+        found = reference()
+        assert found is not None
+        found(*given)
+
+    return call

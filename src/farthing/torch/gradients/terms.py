@@ -13,6 +13,7 @@ weighted sum; `rows` makes the gradients themselves where nothing cheaper will d
 
 import copy
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from enum import StrEnum
@@ -27,6 +28,8 @@ from farthing.torch.kernels.clamping import clamped_rows, clamped_sum
 from farthing.torch.kernels.positions import blanked, fused, where
 from farthing.torch.kernels.totals import add_product, coarse, scaled_squares
 
+_SOME = 16  # examples on which ways are timed: what all of them take would be the most memory of the run
+_NAP = 2_000_000  # cycles, about a millisecond: a GPU waits while what is to be timed is launched
 _PART = 2**20  # entries of the gradients made at once: they stay in the cache
 _WIDE = 2**26  # on a GPU: few launches, and a quarter of a gigabyte
 _ROUNDED = 2.0**-20  # rounding of a Gram sum, relative to the sum of absolute values
@@ -243,6 +246,7 @@ class Outer(Term):
         if u.values.dtype is not v.values.dtype or self.positions == 1:
             u, v = u.wide(), v.wide()
         self.u, self.v, self.device, self.turned = u, v, u.values.device, False
+        self.found: Tensor | None = None  # norms, to tell which examples' positions cancel
         self.width = v.values.shape[2]
         self.size = self.height * self.width
 
@@ -262,14 +266,17 @@ class Outer(Term):
     def routes(self) -> tuple[Route, ...]:
         if self.positions == 1:
             return (Route.GRAM,)
-        held = self.positions * (self.height + self.width)
-        most = held * self.u.values.element_size() // 4  # what they are made of takes as much memory
-        if self.lavish:
-            most = max(2 * held, part_of(self.device) // self.examples)
-        rows = Route.ROWS if self.size <= most else Route.AGAIN
+        rows = Route.ROWS if self.keeps(self.examples) else Route.AGAIN
         if self.positions**2 > 4 * self.size:
             return (rows,)
         return rows, Route.GRAM
+
+    def keeps(self, examples: int) -> bool:
+        """Return whether the rows of so many examples take little enough memory to be kept."""
+        held = self.positions * (self.height + self.width)
+        if self.lavish:
+            return self.size <= max(2 * held, part_of(self.device) // examples)
+        return self.size <= held * self.u.values.element_size() // 4  # as much as what they are made of
 
     def rows(self, part: slice) -> Tensor:
         u, v = self.u.values[part], self.v.values[part]
@@ -289,11 +296,10 @@ class Outer(Term):
         if self.positions == 1:
             found = self.u.norms * self.v.norms
             return found * (1 + _TENSOR_ROUNDED) if coarse(self.device) else found
-        if self.route is Route.GRAM:
-            return self.gram_norms()
         if self.route is Route.ROWS:
-            return self._compiled() if compiled.available(self.device) else super().norms()
-        return super().norms() + self.rounding() if self.rounds() else super().norms()
+            return self._compiled() if compiled.available(self.device, outer=True) else super().norms()
+        self.found = self.gram_norms() if self.route is Route.GRAM else super().norms()
+        return self.found + self.rounding() if self.route is Route.AGAIN and self.rounds() else self.found
 
     def rounds(self) -> bool:
         """Return whether the weighted sum is a product of few bits: of TF32, or of bfloat16 factors."""
@@ -358,7 +364,14 @@ class Outer(Term):
             u, v = u.squeeze(1), v.squeeze(1)
         else:
             u, v = u.flatten(0, 1), v.flatten(0, 1)
-        add_product(u, v, out.view(self.height, self.width), examples=self.examples)
+        out = out.view(self.height, self.width)
+        add_product(u, v, out, examples=self.examples, wide=self._cancels())
+
+    def _cancels(self) -> Tensor | None:
+        """Return which examples' positions cancel so much that blocks of them are summed in float64."""
+        if self.found is None:
+            return None
+        return ~(self.largest() <= self.found * totals.cancelling(self.positions))
 
     def only(self, good: Tensor) -> None:
         if self.kept is not None:
@@ -450,3 +463,32 @@ def rooted(square: Tensor, most: Tensor) -> Tensor:
     if coarse(square.device):
         return (square.clamp_min(0.0) + least * (2 * _TENSOR_ROUNDED)).sqrt() + most * _TENSOR_ROUNDED
     return torch.where(square < least * 2.0**-10, square.clamp_min(0.0) + least * _ROUNDED, square).sqrt()
+
+
+def fastest(term: Term, options: tuple[Route, ...]) -> Route:
+    """Return the first option, unless another takes clearly less time; each three times, by turns."""
+    best = dict.fromkeys(options, math.inf)
+    for _ in range(3):
+        for option in options:
+            best[option] = min(best[option], _seconds(term, option))
+    others = [option for option in options if best[option] < 0.9 * best[options[0]]]
+    return min(others, key=best.__getitem__, default=options[0])
+
+
+def _seconds(term: Term, route: Route) -> float:
+    """Return how long a term takes by a route: on a CPU for some examples, on a GPU without launches."""
+    again = term.fresh(None if term.device.type == "cuda" else _SOME)
+    again.route = route
+    out = torch.zeros(term.size, device=term.device)
+    if term.device.type != "cuda":
+        start = time.perf_counter()
+        with totals.some_blocks(again.examples):
+            again.add(again.norms(), out)
+        return time.perf_counter() - start
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(_NAP)
+    first.record()
+    again.add(again.norms(), out)
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last))

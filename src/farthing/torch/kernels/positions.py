@@ -23,10 +23,14 @@ class PositionShape(NamedTuple):
     apart: int
 
 
-def available(device: torch.device) -> bool:
-    """Return whether there is a kernel for tensors on a device."""
-    if device.type != "cpu" or torch.backends.cpu.get_cpu_capability() != "AVX512":
-        return False  # written for registers of 64 bytes: with others a library's products are quicker
+def available(device: torch.device, outer: bool = False) -> bool:
+    """Return whether there is a quick kernel for tensors on a device: of windows, or of ``outer`` products.
+
+    With registers of 32 bytes a library's outer products are quicker.
+    """
+    registers = ("AVX512",) if outer else ("AVX512", "AVX2")
+    if device.type != "cpu" or torch.backends.cpu.get_cpu_capability() not in registers:
+        return False
     return native.kernels() is not None
 
 

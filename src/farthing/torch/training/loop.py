@@ -294,6 +294,8 @@ def train(
         plan = planned_on(ledger, count, sampling_rate, noise_multiplier, steps)
         plan, place = promised_on(door, kind, bounds, plan)
     asks: distributed.Asks = distributed.Alone(door)
+    if people is None and adapt is None:  # batches are all alike
+        gradient.expected_batch_size = plan.expected_batch_size
     if together is not None:
         distributed.agree(together, model, plan, place)
         asks = distributed.Leader(door, together)
