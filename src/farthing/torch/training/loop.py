@@ -236,7 +236,6 @@ def train(
     2 1 400.0
     3 0 400.0
     """
-    rows = PHYSICAL if physical_batch_size is None else physical_batch_size
     refuse_other_kinds(model)
     settle(model.modules())
     device = next(model.parameters()).device
@@ -244,6 +243,7 @@ def train(
     with apart(device):
         materialise(model, examples.plain(FIRST)[0])
     how = {"autocast": autocast, "example": example, "route": route, "memory": memory}
+    rows = PHYSICAL if physical_batch_size is None else physical_batch_size
     gradient = Gradient(model, loss, physical_batch_size=rows, **how)  # type: ignore[arg-type]
     count = validate.count(records=records) if records is not None else len(examples)
     values = values_of(budgets, examples, records, adapt)
@@ -277,8 +277,8 @@ def train(
         distributed.same_records(together, examples)
     if together is not None and together.rank > 0:
         plan, place = distributed.agree(together, model, None, 0)
-        follower = distributed.Follower(examples, together)
-        return Training(model, kind, follower, plan, place, bounds, parts, None, None)
+        ask = distributed.Follower(examples, together)
+        return Training(model, kind, ask, plan, place, bounds, parts, None, None)
     ledger, people = opened(values, ledger, epsilon, delta, examples.unit)
     door, place = ledger.over(examples if people is None else people.over(examples)), 0
     if people is not None:
@@ -294,8 +294,7 @@ def train(
         plan = planned_on(ledger, count, sampling_rate, noise_multiplier, steps)
         plan, place = promised_on(door, kind, bounds, plan)
     asks: distributed.Asks = distributed.Alone(door)
-    if people is None and adapt is None:  # batches are all alike
-        gradient.expected_batch_size = plan.expected_batch_size
+    gradient.expected_batch_size = plan.expected_batch_size if people is None and adapt is None else None
     if together is not None:
         distributed.agree(together, model, plan, place)
         asks = distributed.Leader(door, together)
@@ -477,12 +476,12 @@ class Training:
 
     def state_dict(self) -> dict[str, Any]:
         """Return weights, optimiser, schedule, averages, clip and step number: all but the spend."""
-        parts = self._parts
+        scheduler = self._parts.scheduler
         return {
             "t": self.t,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "scheduler": parts.scheduler.state_dict() if parts.scheduler is not None else None,
+            "scheduler": None if scheduler is None else scheduler.state_dict(),
             "averaged": self._average.model.state_dict() if self._average is not None else None,
             "clip": self._bounds.state_dict(),
             "terms": self._course.state_dict(),
