@@ -489,11 +489,10 @@ class Training:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint, with what the ledger has left."""
-        parts = self._parts
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if parts.scheduler is not None and state["scheduler"] is not None:
-            parts.scheduler.load_state_dict(state["scheduler"])
+        if self._parts.scheduler is not None and state["scheduler"] is not None:
+            self._parts.scheduler.load_state_dict(state["scheduler"])
         if self._average is not None:
             self._average.model.load_state_dict(state["averaged"] or state["model"])
         self._bounds = self._course.load_state_dict(state.get("terms"), self._bounds)
