@@ -1,6 +1,7 @@
 """Health and metrics: public figures in Prometheus' format, and nothing else."""
 
 import re
+import runpy
 import tomllib
 import urllib.error
 import urllib.request
@@ -118,6 +119,21 @@ def test_the_units_and_services_run_commands_that_there_are(capsys):
     for command in {*starts, *served}:
         assert main([command, "--help"]) == 0
         assert "Usage" in capsys.readouterr().out
+
+
+def test_the_folders_of_the_compose_file_are_complete(tmp_path, capsys):
+    """Each holds what its machine needs, nothing of another's, and a party's policy is in order."""
+    runpy.run_path(str(EXAMPLES / "deploy" / "prepare.py"))["main"](tmp_path)
+    compose = (EXAMPLES / "deploy" / "compose.yaml").read_text()
+    mounted = re.findall(r'volumes: \["\./(\w+):/data"\]', compose)
+    assert sorted(mounted) == sorted(path.name for path in tmp_path.iterdir())
+    run = tomllib.loads((tmp_path / "coordinator" / "run.toml").read_text())
+    assert all((tmp_path / "coordinator" / card).exists() for card in run["parties"].values())
+    for name in run["parties"]:
+        assert [path.name for path in (tmp_path / name / "keys").iterdir()] == [name]
+        assert ".." not in (tmp_path / name / "party.toml").read_text()
+    assert main(["guard", str(tmp_path / "north" / "policy.toml"), "--check"]) == 0
+    assert "is in order" in capsys.readouterr().err
 
 
 def test_the_relay_is_a_flower_app():

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from farthing.cli.options import AsJson, emit, emit_json
+from farthing.cli.options import AsJson, emit, emit_json, say
 from farthing.errors import InvalidValue
 
 
@@ -48,6 +48,8 @@ def guard(
     key = keep(policy, check=check)
     if as_json:
         emit_json({"policy": str(policy), "ok": True, "public": key})
+    elif check:
+        say(f"{policy} is in order: policy, records, key and ledger can be read, and fit each other")
     return 0
 
 

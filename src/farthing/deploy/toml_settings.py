@@ -106,4 +106,6 @@ class Settings:
     def done(self) -> None:
         """Refuse entries that were not read."""
         if self._values:
-            raise InvalidValue(f"there is no setting {self._prefix}{min(self._values)!s}")
+            raise InvalidValue(
+                f"there is no setting {self._prefix}{min(self._values)!s}: see docs/parties.md"
+            )

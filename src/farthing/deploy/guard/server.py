@@ -210,7 +210,7 @@ def opened(policy: Policy, *, stream: Stream | None = None) -> Guard:
 
 
 def guard(path: Path, *, check: bool = False, stream: Stream | None = None) -> str:
-    """Listen until SIGTERM or SIGINT; with ``check`` only check that policy and records are in order.
+    """Listen until SIGTERM or SIGINT; with ``check`` only check policy, records, key and ledger.
 
     Returns the guard's public key, in hexadecimal.
     """
