@@ -7,7 +7,7 @@ from scipy import sparse
 import farthing as ft
 from farthing.data import raw
 from farthing.data.tables import Features, Table
-from farthing.linear.losses import Gradient, logistic
+from farthing.linear.losses import Gradient, logistic, squared
 from farthing.linear.methods.descent import MARGIN, Norms, Stretch
 from farthing.linear.methods.leastsquares import Slope
 from farthing.noise import native
@@ -16,6 +16,7 @@ RNG = np.random.default_rng(3)
 ROWS = RNG.uniform(size=(400, 9)) * 2
 Y = RNG.uniform(size=400)
 Y[7] = np.nan  # a blank row
+CLIP = ft.ClipNorm(1.0)
 kernels = pytest.mark.skipif(native.kernels() is None, reason="no kernels here")
 
 
@@ -91,3 +92,49 @@ def test_one_record_moves_a_step_by_its_bound_at_most():
     for gone in range(0, 400, 40):
         less = slope.bounded_sum(Table(np.delete(ROWS, gone, 0), np.delete(Y, gone)), w, slope.bound)
         assert np.linalg.norm((whole - less) / slope.bound.scale) <= slope.bound.clip * (1 + 1e-9)
+
+
+def test_sparse_rows_with_fewer_values_than_columns_are_not_handed_to_a_kernel():
+    rows = sparse.csr_array(np.eye(3))
+    rows.data = rows.data[:2]
+    assert raw.stored(rows, np.ones(3)) is None
+    rows.data = np.ones(3).astype(">f8")
+    assert raw.stored(rows, np.ones(3)) is None
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize("width", [5, 12])
+def test_features_of_another_width_than_the_table_are_refused(kind, width):
+    table = Table(ROWS if kind == "dense" else sparse.csr_array(ROWS), Y)
+    for some in (table, table.take(np.arange(3)), table.take(np.arange(0))):
+        with pytest.raises(ft.errors.InvalidValue, match="the table has 9"):
+            Gradient(logistic, Features(width)).bounded_sum(some, np.zeros(width + 1), ft.ClipNorm(1.0))
+
+
+def test_a_table_keeps_the_sparse_rows_that_it_was_given():
+    """Another array in the caller's matrix must not free the memory that a kernel reads."""
+    rows, w = sparse.csr_array(ROWS), np.zeros(10)
+    table, gradient = Table(rows, Y), Gradient(logistic, Features(9))
+    before = gradient.bounded_sum(table, w, ft.ClipNorm(1.0))
+    rows.data = np.full(rows.nnz, 1e9)
+    others = [np.full(rows.nnz, 1e9) for _ in range(4)]
+    np.testing.assert_array_equal(gradient.bounded_sum(table, w, ft.ClipNorm(1.0)), before)
+    assert len(others) == 4
+
+
+@pytest.mark.parametrize("rows", [1, 3000])
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_a_row_whose_squares_vanish_is_clipped_as_any_other(rows, kind):
+    X, y = np.zeros((rows, 20)), np.zeros(rows)
+    X[0], y[0] = 1e-170, 1e308
+    y[1:3] = 1.7e308  # rows of zeros: their factors must not add up to infinity
+    gradient = Gradient(squared, Features(20, intercept=0.0, scale=2.0))
+    total = gradient.bounded_sum(Table(X if kind == "dense" else sparse.csr_array(X), y), np.zeros(20), CLIP)
+    assert np.linalg.norm(total) <= 1 + 1e-9
+
+
+def test_a_value_beyond_float64_makes_its_own_row_blank():
+    X = np.ones((5, 2), np.longdouble)
+    X[0, 0] = np.longdouble("1e400")
+    total = Gradient(logistic, Features(2)).bounded_sum(Table(X, np.ones(5)), np.zeros(3), CLIP)
+    np.testing.assert_allclose(total, np.full(3, -2.0))

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 from farthing.data import placed
 from farthing.data.tables import Features, Table
 from farthing.linear.losses import Gradient, PlacedGradient, huber_hinge, logistic, multinomial, squared
+from farthing.noise import native
 from farthing.queries.bounds import ClipNorm
 
 CLIP = 1e-3
@@ -43,3 +45,15 @@ def test_the_sum_is_that_of_the_gradient(loss, outputs):
             made(loss, features).bounded_sum(some, w, ClipNorm(0.7)) for made in (Gradient, PlacedGradient)
         ]
         np.testing.assert_allclose(*sums, rtol=1e-12, atol=1e-12)
+
+
+def test_a_record_that_no_kernel_reads_moves_a_sparse_sum_by_one_clip():
+    """A row that is not finite turns kernels off for all others, whose last bits must not notice."""
+    native.kernels()
+    rows, w = np.tile([1.0, 1.0, 1.0, 1.0], (4000, 1)), np.array([1e20, 100.0, -1e20, 0.0, 0.0])
+    gradient = PlacedGradient(logistic, Features(4))
+    tables = [rows, np.vstack([rows, [[np.nan, 1.0, 1.0, 1.0]]])]
+    sums = [
+        gradient.bounded_sum(Table(sparse.csr_array(X), np.ones(len(X))), w, ClipNorm(CLIP)) for X in tables
+    ]
+    assert np.linalg.norm(sums[0] - sums[1]) <= CLIP * (1 + 1e-9)

@@ -130,11 +130,15 @@ def _compressed(X: Any, y: Array | None) -> Stored | None:
     if X.format != "csr" or not X.nnz:
         return None
     arrays = X.data, X.indices, X.indptr
-    kinds = [array.dtype.char for array in arrays]
-    if kinds != ["d", "i", "i"] or not all(array.flags.c_contiguous for array in arrays):
+    kinds = [array.dtype.str for array in arrays]
+    if kinds != ["<f8", "<i4", "<i4"] or not all(
+        array.flags.c_contiguous and array.flags.aligned for array in arrays
+    ):
         return None
     lengths = np.diff(X.indptr)
     if X.indptr[0] != 0 or X.indptr[-1] != len(X.indices) or (lengths < 0).any():
+        return None
+    if len(X.data) != len(X.indices) or len(X.indptr) != X.shape[0] + 1:
         return None
     ascends = np.diff(X.indices) > 0
     ends = X.indptr[1:-1]

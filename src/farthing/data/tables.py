@@ -34,6 +34,7 @@ Parts = list[tuple[Array, Array]]  # sums of v x and of v
 _BLOCK = 2**17  # entries of a block: one megabyte of float64, so that both products find it in the cache
 _SPARSE_BLOCK = 2**25  # entries of a sparse block, zeros included
 _FEWEST_ROWS = 64
+_LEAST = 2.0**-400  # of a norm: squares of less vanish, and residuals of numbers may be as large as 2¹⁰²⁴
 _REMEMBERED = 2**22  # rows whose factors are kept between passes; for more, memory would grow with the file
 _SPREAD = 2.0**8  # the factor by which terms of Σ v x may exceed those of Σ v z
 _SHORTEST = 2**7  # roundings that a sum of such terms needs; where there are fewer, z is materialised
@@ -323,8 +324,7 @@ class Table:
         """Return the features; those of a batch are gathered on first use."""
         if self._X is None:
             assert self._whole is not None
-            whole, indices = self._whole
-            self._X = whole.X[indices]
+            self._X = self._whole[0].X[self._whole[1]]
         return self._X
 
     @property
@@ -399,8 +399,7 @@ class Table:
         table._blank, table._sound = None if self._blank is None else self._blank[indices], self._sound
         table._factors, table._lie, table._whole = {}, False, (self, indices)
         if table._length == 0:  # separate: an empty batch must not measure the other rows
-            table._X, table._y = self.X[:0], None if self.y is None else self.y[:0]
-            table._whole = None
+            table._X, table._y, table._whole = self.X[:0], None if self.y is None else self.y[:0], None
         return table
 
     def blocks(self, features: Features) -> Iterator[Block]:
@@ -414,9 +413,10 @@ class Table:
     def _known(self, features: Features) -> Factors | None:
         """Return g, h and |z| of all rows, measured once; None where the table is too long to keep them."""
         if self._whole is not None:
-            whole, indices = self._whole
-            known = whole._known(features)
-            return None if known is None else _at(known, indices)
+            known = self._whole[0]._known(features)
+            return None if known is None else _at(known, self._whole[1])
+        if features.width != self._X.shape[1]:  # a kernel would read beside the rows
+            raise InvalidValue(f"features are of {features.width} columns, the table has {self._X.shape[1]}")
         if features not in self._factors and len(self) <= _REMEMBERED:
             self._factors = {features: self._measured(features) or self._measured_in_blocks(features)}
         return self._factors.get(features)
@@ -450,7 +450,8 @@ class Table:
             return unit, *self._shrunk(size, features.at_least(size, x, unit), features, place)
 
     def _shrunk(self, size: Array, norm: Array, features: Features, place: slice) -> Any:
-        """Return h and |z|. A blank row, or one whose norm is not finite, has h = 0."""
+        """Return h and |z|, at least `_LEAST`. A blank row, or one whose norm is not finite, has h = 0."""
+        norm = np.maximum(norm, _LEAST)
         if self._blank is not None:
             norm[self._blank[place]] = np.inf
         if features.radius is None and np.isfinite(norm).all():
@@ -495,6 +496,4 @@ def _at(factors: Factors, place: Indices) -> Factors:
 def _squares(x: Any, scale: Any) -> Array:
     """Return Σ (scale x)² of every row."""
     scaled = np.broadcast_to(np.square(scale), x.shape[1])
-    if sparse.issparse(x):
-        return np.asarray(x.multiply(x) @ scaled)
-    return np.asarray(np.square(x) @ scaled)
+    return np.asarray((x.multiply(x) if sparse.issparse(x) else np.square(x)) @ scaled)

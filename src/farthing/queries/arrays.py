@@ -57,7 +57,7 @@ def features(X: Any) -> Any:
     [[1.0, 2.5], [1.0, nan], [nan, nan]]
     """
     if hasattr(X, "tocsr"):  # scipy's, which is slow to import
-        X = attempt(X.tocsr, said="features must be a sparse table of real numbers")
+        X = attempt(_compressed, X, said="features must be a sparse table of real numbers")
     elif isinstance(X, list | tuple):
         X = _listed(X)
     else:
@@ -116,6 +116,12 @@ def _objects(values: Any) -> NDArray[Any]:
         raise TypeError("one value is no column")
     cells = next((getattr(values, way)() for way in _LISTED if hasattr(values, way)), values)
     return np.fromiter(cells, dtype=object, count=len(cells))
+
+
+def _compressed(X: Any) -> Any:
+    """Return sparse rows in an object of our own: arrays that others put into theirs are not ours."""
+    X = X.tocsr()
+    return type(X)((X.data, X.indices, X.indptr), shape=X.shape)
 
 
 def _listed(rows: list[Any] | tuple[Any, ...]) -> NDArray[np.float64]:
@@ -181,4 +187,7 @@ def _real(values: Any, name: str) -> Any:
     if values.dtype.kind not in _REAL:
         what = "Complex data not supported: " if values.dtype.kind == "c" else ""
         raise InvalidValue(f"{what}{name} must be real numbers, got {values.dtype.type.__name__}")
+    if values.dtype.char == "g":  # what is finite there may be infinite in float64, where it is computed
+        with np.errstate(over="ignore"):
+            return values.astype(np.float64)
     return values
