@@ -29,7 +29,12 @@ def test_stands_in_a_small_audit(name):
         assert verdict.word == "not refuted"
 
 
-EFFORTS = dict.fromkeys(methods.MODELS, 0.07) | {"sgd-adv": 0.6, "federated-descent": 0.1, "pure": 0.01}
+EFFORTS = dict.fromkeys(methods.MODELS, 0.07) | {
+    "sgd-adv": 0.6,
+    "federated-descent": 0.1,
+    "pure": 0.01,
+    "majority": 0.05,
+}
 EFFORTS |= dict.fromkeys(["fixed-size", "quantile", "sgd1", "sgd2", "dpagd"], 0.08)
 EFFORTS |= dict.fromkeys(["additive", "additive-regression", "descent", "gradient", "addp"], 0.12)
 

@@ -22,7 +22,7 @@ TITLES = [
     "Accuracy against ε",
     "What each client has left",
     "Noise, answer by answer",
-    "Clip, answer by answer",
+    "Clipping norm, answer by answer",
     "Attacks beside the claim",
 ]
 HOSTILE = [

@@ -29,7 +29,7 @@ from farthing.torch.methods.dpopt import DpOpt
 from farthing.torch.training.loop import train
 from farthing.torch.training.records import Examples
 
-_RATE, _STEPS, _CLIP = 0.8, 4, 0.5
+_RATE, _STEPS, _CLIP = 0.9, 4, 0.1
 _CLAIM = Budget(8.0, DELTA)
 _LOSS = nn.CrossEntropyLoss(reduction="none")
 

@@ -228,12 +228,12 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
             pure,
             BasicFilter,
             Unknown(),
-            400,
+            2000,
             False,
         ),
         "least-squares": TrainedTarget(lambda ledger: least_squares(ledger, line), pair, claim, runs=300),
         "quantile": TrainedTarget(lambda ledger: generalised(ledger, median), pair, claim, runs=240),
-        "adassp": TrainedTarget(lambda ledger: adassp(ledger, line), pair, claim, runs=500),
+        "adassp": TrainedTarget(lambda ledger: adassp(ledger, line), pair, claim, runs=900),
         "sufficient": TrainedTarget(lambda ledger: sufficient(ledger, line), pair, claim, runs=500),
         "gradient": TrainedTarget(
             lambda ledger: noisy_gradient(ledger, line), pulled_pair(-1.0), claim, runs=450

@@ -40,7 +40,7 @@ def create(
     delta: Annotated[float, option(number, "The budget's delta.")],
     adjacency: Relation = Adjacency.ADD_REMOVE,
     filter: Annotated[
-        Spending | None, typer.Option(help="How what is asked adds up; gdp, or basic if delta is 0.")
+        Spending | None, typer.Option(help="How charges add up; by default gdp, or basic if delta is 0.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
@@ -63,7 +63,7 @@ def create(
 
 
 def show(file: File, as_json: AsJson = False) -> int:
-    """Budget, filter or plan, spend and guarantee of a ledger."""
+    """Shows budget, filter or plan, spend and guarantee of a ledger."""
     fields = ledger(file)
     if as_json:
         emit_json(fields)

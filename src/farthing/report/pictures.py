@@ -91,9 +91,7 @@ def profile(subject: Subject) -> Picture | None:
     drawn.parts.append(_guides(drawn, said.epsilon, said.delta))
     drawn.mark(said.epsilon, said.delta, 1)
     title = "One guarantee, every ε and δ"
-    caption = (
-        "The claim is one point of this curve, and all of them hold at once: where δ is smaller, ε is larger."
-    )
+    caption = "The claim is one point of this curve. All points hold jointly: a smaller δ has a larger ε."
     return Picture(
         title,
         caption,
@@ -155,7 +153,7 @@ def scored(subject: Subject) -> Picture | None:
         dotted.append((_swatch(drawing.mark(14, 7, place)), plain(label, 60) + alone))
     title = f"{plain(subject.measure, 30).capitalize()} against ε"
     where = "on records that the guarantee does not cover" if subject.released else "within the guarantee"
-    caption = f"Measured {where}. To the left privacy is stronger; lines across need no ε."
+    caption = f"Measured {where}. Privacy is stronger to the left; horizontal lines do not depend on ε."
     return Picture(
         title,
         caption,
@@ -252,7 +250,7 @@ def noised(subject: Subject) -> Picture | None:
     if not trace:
         return None
     title = "Noise, answer by answer"
-    caption = "Standard deviation (or scale) of the noise over the most that one contribution may be."
+    caption = "Standard deviation (or scale) of the noise, divided by the bound of one contribution."
     return _traced(subject, trace, title, caption, "noise / bound", "noised")
 
 
@@ -272,8 +270,8 @@ def clipped(subject: Subject) -> Picture | None:
     if not subject.clips:
         return None
     trace = [(answer + 1.0, clip) for answer, clip in enumerate(subject.clips)]
-    title = "Clip, answer by answer"
-    caption = "The most that one contribution may be: public, or following from what was released before."
+    title = "Clipping norm, answer by answer"
+    caption = "The bound of one contribution: fixed in advance, or computed from released values."
     return _traced(subject, trace, title, caption, "bound", "clipped")
 
 

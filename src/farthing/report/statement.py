@@ -122,7 +122,7 @@ _NEIGHBOURS = {
     Adjacency.ADD_REMOVE: (
         "Added or removed",
         "The result is compared with what it would have been had one {unit} not been there at all. "
-        "Whether it was there is what stays uncertain.",
+        "So its presence stays uncertain.",
     ),
     Adjacency.REPLACE_ONE: (
         "Replaced by another",
@@ -148,7 +148,7 @@ _OBSERVERS = {
         "and however they combine it, but not which records were drawn in a step.",
     ),
     Observer.COORDINATOR: (
-        "Also against who sees the draws",
+        "Also against an observer of the draws",
         "The guarantee holds even against a coordinator who sees every answer and which records were drawn.",
     ),
     Observer.SERVER: (
@@ -158,8 +158,8 @@ _OBSERVERS = {
     ),
     Observer.AGGREGATE: (
         "Only sums may be seen",
-        "Each party adds a share of the noise. The guarantee holds against who sees sums over parties and no "
-        "single message: it needs secure aggregation, and enough honest parties.",
+        "Each party adds a share of the noise. The guarantee holds against anybody who sees sums over parties "
+        "but no single message: it needs secure aggregation, and enough honest parties.",
     ),
 }
 _ACCOUNTANTS = {
@@ -195,8 +195,8 @@ def _size(subject: Subject) -> Item:
     meaning = [
         f"Whatever is released is at most e^ε = {factor} times as likely with one {unit} as {other}"
         + (f", but for a chance of δ = {number(said.delta)}." if said.delta else ".")
-        + f" Who guesses at even odds {question.format(unit=unit)} is right at most "
-        f"{percent(guess(said))} of the time, however clever the guess."
+        + f" Somebody who guesses at even odds {question.format(unit=unit)} is right at most "
+        f"{percent(guess(said))} of the time, whatever the method."
     ]
     tone, reason = band(said.epsilon)
     meaning.append(reason)
@@ -330,7 +330,7 @@ def _randomness(subject: Subject) -> Item:
             name,
             "SEEDED NOISE: no privacy at all",
             (
-                "The noise came from a seed, for a test. Who knows the seed takes the noise away again. What "
+                "The noise came from a seed, for a test. Anybody who knows the seed can remove it. What "
                 "this run released must not be passed on if the records are private.",
             ),
             Tone.ALARM,
@@ -340,8 +340,8 @@ def _randomness(subject: Subject) -> Item:
             name,
             "A cryptographic stream, but noise in floats",
             (
-                "The guarantee is true of real numbers. The low bits of floating-point noise tell more than "
-                "that (Mironov 2012), so this is not a guarantee against who looks at every bit.",
+                "The guarantee holds for real numbers. The low bits of floating-point noise reveal more "
+                "(Mironov 2012), so it does not hold against somebody who examines every bit.",
             ),
             Tone.CARE,
         )
@@ -350,7 +350,7 @@ def _randomness(subject: Subject) -> Item:
         "Lattice noise from a cryptographic stream",
         (
             "Noise is drawn from a cryptographic generator that nobody can replay, and added to whole "
-            "numbers on a lattice, so that no low bits of floats give anything away.",
+            "numbers on a lattice, so the low bits of floats reveal nothing.",
         ),
     )
 
@@ -420,7 +420,7 @@ def _audit(subject: Subject) -> Item:
         (
             f"{len(own):,} attacks were tried. The strongest shows ε of at least "
             f"{downwards(most.eps_lower)} where {number(most.claim.epsilon)} is claimed, with "
-            f"{percent(most.confidence)} confidence. That is no proof; it is what an attack could not do.",
+            f"{percent(most.confidence)} confidence. That is no proof that the claim is true.",
             _power(own),
             "Attacks were on the method, over and over on small tables made for the purpose, and not on this "
             "run.",

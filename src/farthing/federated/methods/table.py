@@ -79,12 +79,16 @@ def _constant(rate: float) -> Callable[[int], float]:
 CLIP = Option(
     name="clip",
     argument="clip_norm",
-    help="Where a record's gradient is clipped.",
+    help="The clipping norm of a record's gradient.",
     symbol="C",
     check=validate.positive,
 )
 ROUNDS = Option(
-    name="rounds", kind=int, help="The rounds that noise is chosen for.", symbol="T", check=validate.count
+    name="rounds",
+    kind=int,
+    help="The number of rounds that the noise is calibrated for.",
+    symbol="T",
+    check=validate.count,
 )
 LR = Option(
     name="lr",
@@ -138,7 +142,7 @@ DELTA_ITER = Option(
 )
 NOISE_MULTIPLIER = Option(
     name="noise_multiplier",
-    help="Noise over the clip, in place of the budget's.",
+    help="The noise over the clipping norm, instead of the budget's.",
     symbol="σ/C",
     check=validate.positive,
     sets="noise",
@@ -150,12 +154,15 @@ RADIUS = Option(
     check=validate.positive,
 )
 CONVEXITY = Option(
-    name="convexity", help="Makes every loss so strongly convex.", symbol="Δ", check=validate.positive
+    name="convexity",
+    help="Add a term that makes every loss this strongly convex.",
+    symbol="Δ",
+    check=validate.positive,
 )
 PUBLISHED_NOISE = Option(
     name="published_noise",
     kind=bool,
-    help="The noise of the text; says what that really gives.",
+    help="Use the published noise, and print the guarantee that it gives.",
     symbol="σ of (3)",
     argument="exact",
     convert=lambda wanted: not wanted,
