@@ -158,8 +158,8 @@ _OBSERVERS = {
     ),
     Observer.AGGREGATE: (
         "Only sums may be seen",
-        "Each party adds a share of the noise. The guarantee holds against anybody who sees sums over parties "
-        "but no single message: it needs secure aggregation, and enough honest parties.",
+        "Each party adds a share of the noise. The guarantee holds against anybody who sees sums over "
+        "parties but no single message: it needs secure aggregation, and enough honest parties.",
     ),
 }
 _ACCOUNTANTS = {
