@@ -146,6 +146,8 @@ def cases():
         Case(descent.Stretch(Gradient(logistic, FEATURES)), w=W),
         Case(centroids.ClassSums(UNIT)),
         Case(centroids.ClassSums(UNIT), WILD_TABLE),
+        Case(centroids.Projected(UNIT, np.full(UNIT.width, 3.0), 0.5)),
+        Case(centroids.Projected(UNIT, np.full(UNIT.width, 3.0), 0.5), WILD_TABLE),
         Case(sums.GroupGradient(logistic, SPACE), binned(TABLE), w=np.linspace(-1.0, 1.0, 7)),
         Case(sums.GroupGradient(squared, SPACE), binned(WILD_TABLE), w=np.linspace(-1.0, 1.0, 7)),
         Case(sums.Length(logistic, SPACE), binned(TABLE), w=np.linspace(-1.0, 1.0, 7)),

@@ -1,13 +1,20 @@
-"""Classify by the nearer of two class means, bought in one answer, where a budget is worth little.
+"""Classify by the difference of two class means, bought in two answers, where a budget is worth little.
 
-Where μ n is below the number of features, forty gradients and a standardisation drown in noise, and `descent`
-predicts the majority. Here the whole budget goes into one Gaussian answer, Σ [t; s t; s R] with t = x - c
-shrunk to norm R (c = 1/2 for features in [0, 1], 0 for unit rows) and s = ±1 the class. It gives both class
-means and the share of the classes. The weights are the difference of the means, the border is half-way
-between them; their length is that of features with a variance of `VARIANCE`, shortened by the share of it
-that noise explains.
+Where μ n is small beside the number of features, forty gradients and a standardisation drown in noise, and
+`descent` predicts the majority. Here the budget goes into two Gaussian answers:
 
-The guarantee is that of the Gaussian mechanism: a term has norm √3 R at most, under every adjacency; μ-GDP.
+1. Σ [α t; s t; β s R] with t = x - c shrunk to norm R (c = 1/2 for features in [0, 1], 0 for unit rows) and
+   s = ±1 the class. It gives the difference of the class means, the direction of the weights.
+2. Σ [p; γ s], p being the projection of a row onto that direction, clipped: one number and the share of the
+   classes, with the noise of one. Its mean is where the border goes, moved by the classes' shares.
+
+Weights have the length of features with a variance of `VARIANCE`, less what noise explains. The constants
+were chosen on made-up tables of 300 to 900 rows, on scikit-learn's wine table and on its digits 0 and 1, 3
+and 8.
+
+The guarantee is that of the Gaussian mechanism, twice, under every adjacency: terms have norms of at most
+√(α² + 1 + β²) R and √(1 + γ²), and the parts of μ² add up to 1 (adaptive composition: the direction is
+released).
 
 >>> import farthing as ft
 >>> from farthing.data.tables import Table
@@ -38,7 +45,10 @@ Array = NDArray[np.float64]
 
 RADIUS = 0.35  # of √features: about the length of a row about the middle of its bounds
 VARIANCE = 0.08
-_WORST = 0.95  # the largest |share difference| of the classes that is believed
+MEAN, LEAD = 0.4, 0.3  # α, β: how loud the mean of all rows and the shares of the classes are asked for
+BORDER, REACH, SIGN = 0.4, 0.5, 0.5  # of μ², for the border; where projections end; γ
+PRIOR = 20.0  # the precision with which classes are taken to be equally frequent
+_WORST = 0.9  # the largest |share difference| of the classes that is believed
 
 
 def class_means(schedule: BudgetSchedule, problem: Problem) -> tuple[Array, Array]:
@@ -46,19 +56,62 @@ def class_means(schedule: BudgetSchedule, problem: Problem) -> tuple[Array, Arra
     d = problem.width
     middle, radius = (0.0, 1.0) if problem.unit else (0.5, RADIUS * math.sqrt(d))
     sums = ClassSums(Features(d, middle, intercept=0.0, radius=radius))
-    answer, noise = schedule.mean(1.0, sums, ClipNorm(math.sqrt(3) * radius))
-    mean, apart, lead = answer[:d], answer[d:-1], float(np.clip(answer[-1] / radius, -_WORST, _WORST))
-    between = 2 * (apart - lead * mean) / (1 - lead**2)
-    half = ((mean + apart) / (1 + lead) + (mean - apart) / (1 - lead)) / 2
-    explained = 4 * noise**2 * d * (1 + lead**2) / (1 - lead**2) ** 2
-    known = max(0.1, 1 - explained / max(float(between @ between), 1e-300))
-    u = between * (known / VARIANCE)
-    return u, np.asarray(-u @ (middle + half))
+    answer, noise = schedule.mean(1 - BORDER, sums, ClipNorm(sums.norm))
+    first = float(answer[-1]) / (LEAD * radius), noise / (LEAD * radius)
+    mean, lead = answer[:d] / MEAN, _lead(first)
+    apart = answer[d:-1] - lead * mean
+    length = float(np.linalg.norm(apart)) or 1.0
+    noise *= math.hypot(1.0, lead / MEAN)
+    towards, sure = apart / length, max(length - d * noise**2 / length, 0.1 * noise)
+    about = mean * max(0.0, 1 - d * (noise / MEAN) ** 2 / max(float(mean @ mean), 1e-300))
+    reach = REACH * (2 / math.sqrt(d) if problem.unit else 1.0)
+    border = Projected(sums.features, towards / reach, -float(towards @ about) / reach)
+    (p, sign), noise = schedule.mean(BORDER, border, ClipNorm(math.hypot(1.0, SIGN)))
+    lead = _lead(first, (float(sign) / SIGN, noise / SIGN))
+    between = 2 * sure / (1 - lead**2) / reach
+    variance = VARIANCE * (1 / d if problem.unit else 1.0) / reach**2 + noise**2
+    steep = between / variance
+    u = towards * (steep / reach)
+    constant = -steep * (p - lead * between / 2) + math.log((1 + lead) / (1 - lead))
+    return u, np.asarray(constant - u @ (middle + about))
+
+
+def _lead(*found: tuple[float, float]) -> float:
+    """Return the difference of the classes' shares from noisy ones; nearer to 0 for more noise."""
+    precise = sum(noise**-2 for _, noise in found)
+    value = sum(value / noise**2 for value, noise in found)
+    return float(np.clip(value / (precise + PRIOR), -_WORST, _WORST))
+
+
+@dataclass(frozen=True, slots=True)
+class Projected:
+    """Σ [p; γ s] of p = t·towards + offset, clipped to [-1, 1], and s = ±1 the class."""
+
+    features: Features
+    towards: Array
+    offset: float
+    honours: ClassVar[tuple[str, ...]] = (Kind.NORM,)
+    shape: ClassVar[tuple[int, ...]] = (2,)
+
+    def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
+        total = Sum(len(records), self.shape)
+        for block in records.blocks(self.features):
+            known, sign = _signs(block.y)
+            p = np.clip(block.rows(self.features) @ self.towards + self.offset, -1.0, 1.0) * known
+            terms = bound.apply(np.stack([p, SIGN * sign], axis=1))
+            total.add(weighed(terms, block.weight).sum(axis=0), len(terms))
+        return total.value
+
+
+def _signs(y: Array) -> tuple[NDArray[np.bool_], Array]:
+    """Return which targets are 0 or 1, and ±1 for those; 0 for others."""
+    known = np.isin(y, (0.0, 1.0))
+    return known, np.where(known, 2 * np.nan_to_num(y) - 1, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class ClassSums:
-    """Σ [t; s t; s R] of rows t within the radius R: a term has norm √3 R at most. Targets are 0 and 1."""
+    """Σ [α t; s t; β s R] of rows t within the radius R: a term has norm √(α² + 1 + β²) R at most."""
 
     features: Features
     honours: ClassVar[tuple[str, ...]] = (Kind.NORM,)
@@ -67,13 +120,18 @@ class ClassSums:
     def shape(self) -> tuple[int, ...]:
         return (2 * self.features.width + 1,)
 
+    @property
+    def norm(self) -> float:
+        """Return the largest norm of a term."""
+        return math.sqrt(MEAN**2 + 1 + LEAD**2) * float(self.features.radius or 1.0)
+
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
         radius = float(self.features.radius or 1.0)
         total = Sum(len(records), self.shape)
         for block in records.blocks(self.features):
-            known = np.isin(block.y, (0.0, 1.0))
-            sign = np.where(known, 2 * np.nan_to_num(block.y) - 1, 0.0)[:, None]
+            known, sign = _signs(block.y)
             rows = block.rows(self.features) * known[:, None]
-            terms = bound.apply(np.hstack([rows, sign * rows, sign * radius]))
+            parts = [MEAN * rows, sign[:, None] * rows, (LEAD * radius * sign)[:, None]]
+            terms = bound.apply(np.hstack(parts))
             total.add(weighed(terms, block.weight).sum(axis=0), len(rows))
         return total.value

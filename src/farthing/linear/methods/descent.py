@@ -18,8 +18,8 @@ All releases are Gaussian and full-batch, so that the budget divides exactly: sh
    clamped. Where the noise on it is large (`CLEAR`), it is left out and weights are shortened by `SHORTER`.
    The predicted class does not depend on it, so a support vector machine goes without.
 
-Two classes on a budget worth fewer than `FEWEST` records a feature are told apart by their means alone
-(`centroids`).
+Two classes on a budget worth fewer than `FEWEST` records a feature, or `FEW` where it is worth few records
+at all, are told apart by their means alone (`centroids`).
 
 The guarantee is that of Gaussian DP: adaptively chosen Gaussian answers with Σμᵢ² <= μ² are μ-GDP (Smith &
 Thakurta 2022), under the ledger's adjacency. Nobody names a number of steps: under exact Gaussian accounting
@@ -72,6 +72,7 @@ FACTORS, SHORTER = (1.5, 1.25, 1.12), 0.6  # by which weights grow or shrink; wh
 MARGIN = ClipValue(-4.0, 4.0)
 LOGIT_NOISE = 2.5  # the most noise that steps may put on a typical margin
 FEWEST = 0.75  # μ n a feature, below which two classes are told apart by their means alone
+FEW, LITTLE = 3.0, 50.0  # the same where μ n is below `LITTLE`
 MOST_GRAM, MOST_SPARSE = 1000, 300  # features of tables whose matrix is asked for, dense and sparse ones
 GRID = 2.0 ** (-np.arange(25) / 4)  # row norms, relative to the largest
 
@@ -164,7 +165,8 @@ def along(
 def _drowned(schedule: BudgetSchedule, problem: Problem) -> bool:
     """Return whether a budget is worth too few records a feature for more than the class means."""
     plain = problem.intercept and not problem.outputs and not problem.sizes
-    return plain and schedule.deviation(1.0, ClipNorm(1.0)) * problem.width * FEWEST > 1
+    worth, d = 1 / schedule.deviation(1.0, ClipNorm(1.0)), problem.width
+    return plain and worth < max(FEWEST * d, min(FEW * d, LITTLE))
 
 
 def _calibrated(schedule: BudgetSchedule, gradient: Gradient, w: Array) -> Array:
