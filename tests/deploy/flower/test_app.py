@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 
+import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.proto.control_pb2 import StartRunRequest
@@ -100,7 +101,7 @@ def test_answers_come_as_they_arrive(clock):
 def test_what_nobody_answers_is_sent_again_and_given_up(clock):
     grid = Grid(clock, lambda node, times: None if times == 0 or node == 2 else 0.1)
     assert came(clock, Carrier(grid).exchange({1: b"a", 2: b"b"}, 50.0)) == [(1, b"a!")]
-    assert [node for node, _ in grid.pushed] == [1, 2, 1, 2, 2]
+    assert [node for node, _ in grid.pushed] == [1, 2, 1, 2, 2, 2]
     assert 1050.0 <= clock.now < 1052.0
 
 
@@ -109,6 +110,21 @@ def test_after_an_error_it_is_sent_again_soon(clock):
     assert came(clock, Carrier(grid).exchange({1: b"a"}, 60.0)) == [(1, b"a!")]
     (_, first), (_, second) = grid.pushed
     assert 0.5 < second - first < 3.0
+
+
+def test_what_is_lost_among_quick_answers_is_sent_again_after_seconds(clock):
+    """A SuperLink or a node that was killed forgets a message; nobody waits 20 s for it."""
+    grid = Grid(clock, lambda node, times: 0.1 if (node, times) != (1, 1) else None)
+    carrier = Carrier(grid)
+    assert came(clock, carrier.exchange({1: b"a"}, 60.0)) == [(1, b"a!")]
+    began = clock.now
+    assert came(clock, carrier.exchange({1: b"b"}, 60.0)) == [(1, b"b!")]
+    assert 3.0 <= clock.now - began < 5.0
+    grid.plan = lambda node, times: None
+    assert came(clock, carrier.exchange({1: b"c"}, 60.0)) == []
+    gaps = np.diff([when for _, when in grid.pushed][3:])
+    assert [round(gap) for gap in gaps[:3]] == sorted(round(gap) for gap in gaps[:3])
+    assert gaps.max() < 23
 
 
 def test_an_answer_to_an_earlier_exchange_is_waited_for(clock):

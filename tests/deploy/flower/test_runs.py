@@ -229,7 +229,7 @@ def test_whoever_is_killed_and_comes_back_the_model_is_the_simulations(town):
 def test_a_straggler_is_waited_for_and_one_that_never_comes_back_is_not(town):
     before = town.checked()
     text = town.run.read_text().replace('run = "demo"', 'run = "second"').replace('folder = "run"', "F")
-    text = text.replace("F", 'folder = "run2"').replace("seconds = 120", "seconds = 10\npatience = 2")
+    text = text.replace("F", 'folder = "run2"').replace("seconds = 120", "seconds = 6\npatience = 2")
     path = town.folder / "second.toml"
     path.write_text(text.replace(f"most = {ROUNDS}", "most = 6"))
     town.serve(path)

@@ -21,7 +21,10 @@ from farthing.deploy.messages.sockets import call
 
 GUARD = "guard"  # the entry of a node's configuration with the socket of its guard
 
-_AGAIN, _SOON_AGAIN = 20.0, 1.0  # seconds after which an unanswered or failed request is sent again
+# seconds after which an unanswered request is sent again: ten times what the last answer took, within these,
+# and twice as long every time
+_SOONEST, _AGAIN = 3.0, 20.0
+_SOON_AGAIN = 1.0  # seconds after which a failed request is
 _LASTING = 200.0  # seconds after which Flower drops a message: long enough for a busy machine
 _GUARD_SECONDS = 120.0
 _MOMENT = 0.01  # seconds between two polls that are held: answers that come together are fetched together
@@ -70,6 +73,7 @@ class PollSchedule:
 
     def __init__(self) -> None:
         self._last, self._began, self._pauses = 0.2, 0.0, iter([0.0])
+        self._took = _AGAIN  # nobody has answered yet
 
     def begin(self) -> None:
         self._began, self._pauses = time.monotonic(), self._planned(min(2.0, self._last))
@@ -88,8 +92,16 @@ class PollSchedule:
             yield pause
             pause = min(1.0, 1.15 * pause)
 
+    def again(self, times: int) -> float:
+        """Return the seconds after which a request that was sent so many times is sent again.
+
+        It may be lost, with a SuperLink or a node that was killed. What is large in it is not sent twice, and
+        a guard that is asked again returns the answer that it kept.
+        """
+        return min(_AGAIN, max(_SOONEST, 10 * self._took) * 2 ** max(0, times - 1))
+
     def end(self) -> None:
-        self._last = time.monotonic() - self._began
+        self._took = self._last = time.monotonic() - self._began
 
 
 class Carrier:
@@ -126,11 +138,15 @@ class Carrier:
                 else:  # the node or its guard is not running, or sends what is no answer
                     when, others = self._sent[key]
                     others.discard(message.metadata.reply_to_message_id)
-                    self._sent[key] = (min(when, time.monotonic() - _AGAIN + _SOON_AGAIN), others)
+                    soon = time.monotonic() - self._schedule.again(len(others)) + _SOON_AGAIN
+                    self._sent[key] = (min(when, soon), others)
 
     def _send(self, left: Mapping[int, bytes], seconds: float) -> bool:
-        now = time.monotonic()
-        due = [key for key in left.items() if now - self._sent.get(key, (-math.inf, set()))[0] >= _AGAIN]
+        now, due = time.monotonic(), []
+        for key in left.items():
+            when, numbers = self._sent.get(key, (-math.inf, set()))
+            if now - when >= self._schedule.again(len(numbers)):
+                due.append(key)
         if not due:
             return False
         lasting = max(_LASTING, seconds)

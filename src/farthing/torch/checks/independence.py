@@ -16,6 +16,7 @@ much is tried follows from the model's size, never from a clock, so that an answ
 import copy
 import functools
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.torch.checks.leftovers import Wall
@@ -65,11 +67,8 @@ class Effort:
     @classmethod
     def of(cls, model: nn.Module, inputs: Any) -> "Effort":
         """Return the effort that a model of this size allows."""
-        with torch.no_grad(), warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
-            warnings.simplefilter("ignore")  # torch's own, of counting in a model with compiled parts
-            call(model, inputs)
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        work = counter.get_total_flops() / len(leaves((inputs,))[0]) / 2 + trained
+        work = _operations(model, inputs) / len(leaves((inputs,))[0]) / 2 + trained
         rows = min(_LARGEST, max(2, _ROWS // trained))
         return cls(_WORK, _CALLS, rows, 3 * work, 1 + sum(1 for _ in model.modules()))
 
@@ -80,6 +79,41 @@ class Effort:
             return False
         self.work, self.calls = self.work - work, self.calls - calls
         return True
+
+
+def _operations(model: nn.Module, inputs: Any) -> int:
+    """Return the floating-point operations of a forward pass.
+
+    Torch's own counter imports its compiler, which takes seconds. Where nobody has imported that, no part of
+    the model is compiled, and counting is simple.
+    """
+    ours = "torch._dynamo" not in sys.modules
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of counting in a model with compiled parts
+        with _Counted() if ours else FlopCounterMode(display=False) as counter:  # type: ignore[no-untyped-call]
+            call(model, inputs)
+    return int(counter.total if ours else counter.get_total_flops())
+
+
+class _Counted(TorchDispatchMode):
+    """A mode that counts by torch's own table of operations."""
+
+    total = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping it means to import it
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given, count = kwargs or {}, flop_registry.get(func._overloadpacket)
+        if count is None:
+            with self:
+                made = func.decompose(*args, **given)
+            if made is not NotImplemented:
+                return made
+        made = func(*args, **given)
+        self.total += 0 if count is None else count(*args, **given, out_val=made)
+        return made
 
 
 @dataclass(eq=False)
