@@ -98,7 +98,7 @@ class PollSchedule:
         It may be lost, with a SuperLink or a node that was killed. What is large in it is not sent twice, and
         a guard that is asked again returns the answer that it kept.
         """
-        return min(_AGAIN, max(_SOONEST, 10 * self._took) * 2 ** max(0, times - 1))
+        return min(_AGAIN, max(_SOONEST, 10 * self._took) * 2.0 ** max(0, times - 1))
 
     def end(self) -> None:
         self._took = self._last = time.monotonic() - self._began
