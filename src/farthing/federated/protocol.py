@@ -127,7 +127,8 @@ class ClientAgent:
             raise Unsupported("an agent releases nothing without noise: a trusted aggregator asks a Ledger")
         if isinstance(invitation.draw, InTurn):
             raise Unsupported("a ledger charges every round, so draws in turn can only be simulated")
-        refuse_unit(unit_of(self._ledger), invitation)
+        records = getattr(self._ledger, "_records", None)
+        refuse_unit(unit_of(self._ledger), invitation, 0 if records is None else len(records))
         return invitation.terms(self._ledger.budget, self._records, self._clip)
 
     def join(self, invitation: Invitation) -> Terms:

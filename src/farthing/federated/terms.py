@@ -286,8 +286,8 @@ class Invitation:
 def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) -> Terms:
     _refuse(invitation, budget, records, clip)
     draw, trust = invitation.draw, invitation.trust
-    most, sampler = _drawn(invitation, budget, records), sampler_of(draw, records)
-    priced = Everyone() if most else sampler
+    sampler = sampler_of(draw, records)
+    most, priced = _protected(invitation, budget, records)
     noise = invitation.noise_multiplier
     if noise is None:
         noise = least_noise(invitation, budget, records)
@@ -341,6 +341,8 @@ def _drawn(invitation: Invitation, budget: Budget, records: int) -> int:
             return records
         case Exactly(size):
             return min(size, records)
+        case Poisson() if invitation.clipped is Unit.PARTY:
+            return 1
         case InTurn():
             raise Unsupported(
                 f"draws in turn protect a record, not a {budget.unit}: use Everyone() or Exactly(size)"
@@ -351,10 +353,21 @@ def _drawn(invitation: Invitation, budget: Budget, records: int) -> int:
     )
 
 
+def _protected(invitation: Invitation, budget: Budget, records: int) -> tuple[int, Sampler]:
+    """Return the most records of a unit in an upload (0: one each), and the draw that amplifies its price.
+
+    Where all of a client's records are protected together, drawing among them hides nothing. A party that is
+    clipped as a whole is one example: whether it is in its own upload, it draws itself, and uploads noise
+    alone where it is not. That is a Poisson sample of the protected unit, secret from everybody else.
+    """
+    most, sampler = _drawn(invitation, budget, records), sampler_of(invitation.draw, records)
+    whole = invitation.clipped is Unit.PARTY and isinstance(invitation.draw, Poisson)
+    return most, sampler if whole or not most else Everyone()
+
+
 def least_noise(invitation: Invitation, budget: Budget, records: int) -> float:
     """Return the least noise multiplier with which the invitation's rounds fit a client's budget."""
-    most = _drawn(invitation, budget, records)
-    priced = Everyone() if most else sampler_of(invitation.draw, records)
+    most, priced = _protected(invitation, budget, records)
     return invitation.calibration.noise(invitation.rounds, budget, priced) * (most or 1)
 
 
@@ -366,12 +379,11 @@ def noise_of_round(
     This is the analytic Gaussian mechanism (Balle & Wang 2018, Thm. 8) for the sensitivity of an upload to
     one record, or to the whole client where that is protected.
     """
-    most = _drawn(invitation, budget, records)
-    priced = Everyone() if most else sampler_of(invitation.draw, records)
+    most, priced = _protected(invitation, budget, records)
     return shift(priced, budget) * gaussian.noise(epsilon, delta) * (most or 1)
 
 
-def refuse_unit(own: Unit, invitation: Invitation) -> None:
+def refuse_unit(own: Unit, invitation: Invitation, units: int = 1) -> None:
     """Refuse records that stand for another unit than what is clipped.
 
     What is clipped once moves a sum by one clipping norm where it comes or goes. A user's records that are
@@ -381,6 +393,10 @@ def refuse_unit(own: Unit, invitation: Invitation) -> None:
         raise Unsupported(
             f"these records are clipped by {own}, the invitation is for clips by {invitation.clipped}: "
             "Examples(users=..., records_per_user=...) goes with clipped='user' or 'party', and nothing else"
+        )
+    if units > 1 and invitation.clipped is Unit.PARTY and isinstance(invitation.draw, Poisson):
+        raise Unsupported(
+            "a party that draws whether it takes part must be one example: give all its records one user"
         )
 
 

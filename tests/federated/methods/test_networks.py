@@ -4,10 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import farthing as ft
 from farthing.errors import InvalidValue, Unsupported
-from farthing.federated import ClientAgent, Invitation, Parties, Simulated, dp_fedavg, fedavg, fedsgd
+from farthing.federated import Ask, ClientAgent, Invitation, Parties, Simulated, dp_fedavg, fedavg, fedsgd
 from farthing.federated.terms import ClientNoise
 from farthing.noise.lattice import SeededStream
 from farthing.queries.mechanisms import Gaussian
@@ -140,6 +141,62 @@ def test_users_of_a_party_are_priced_as_records_are_when_each_is_clipped_as_a_wh
     same = Invitation(1.0, ft.Poisson(0.1), rounds=50).terms(ft.Budget(1.0, 1e-6, observer="server"), 40)
     assert (terms.mechanism, terms.rounds) == (same.mechanism, same.rounds)
     assert isinstance(terms.mechanism, Gaussian)
+
+
+def test_a_party_that_draws_whether_it_takes_part_pays_the_price_of_a_sampled_gaussian():
+    """One round, against the hockey-stick divergences of both directions by numerical integration."""
+    epsilon, delta, rate = 1.0, 1e-5, 0.2
+    budget = ft.Budget(epsilon, delta, unit="party", observer="server")
+    terms = Invitation(1.0, ft.Poisson(rate), rounds=1, clipped="party").terms(budget, 1)
+    noise = terms.mechanism.noise_multiplier
+    x = np.linspace(-30 * noise, 30 * noise + 1, 2_000_001)
+    alone, there = stats.norm.pdf(x, 0, noise), stats.norm.pdf(x, 1, noise)
+    mixed = (1 - rate) * alone + rate * there
+    divergences = [
+        np.trapezoid(np.maximum(p - np.exp(epsilon) * q, 0), x) for p, q in ((mixed, alone), (alone, mixed))
+    ]
+    assert 0.99 * delta < max(divergences) <= delta * (1 + 1e-6)
+    whole = Invitation(1.0, rounds=1, clipped="party").terms(budget, 1).mechanism.noise_multiplier
+    assert noise < whole / 2
+
+
+def test_a_drawn_party_is_priced_as_a_drawn_record_is_and_nothing_else_of_a_party_is_amplified():
+    budget, rate = ft.Budget(1.0, 1e-6, unit="party", observer="server"), ft.Poisson(0.1)
+    terms = Invitation(1.0, rate, rounds=50, clipped="party").terms(budget, 1)
+    record = ft.Budget(1.0, 1e-6, observer="server")
+    same = Invitation(1.0, rate, rounds=50).terms(record, 40)
+    assert terms.mechanism == ClientNoise(same.mechanism.noise_multiplier, records=1)
+    assert (terms.rounds, terms.price(budget)) == (same.rounds, same.price(record))
+    seen = ft.Budget(1.0, 1e-6, "zero-out", unit="party", observer="coordinator")
+    known = Invitation(1.0, rate, rounds=50, clipped="party", seen=True).terms(seen, 1)
+    assert known.mechanism.noise_multiplier > 3 * terms.mechanism.noise_multiplier
+    with pytest.raises(Unsupported, match="a Poisson draw may hold all records"):
+        Invitation(1.0, rate, rounds=2).terms(budget, 1)
+    several = Examples(DATA, users=OWNERS, records_per_user=20)
+    agent = ClientAgent(ft.Ledger(budget).over(several), 1)
+    with pytest.raises(Unsupported, match="must be one example"):
+        agent.join(Invitation(1.0, rate, rounds=2, clipped="party"))
+
+
+def test_a_party_that_is_not_drawn_uploads_noise():
+    """60 rounds with hardly any noise: all drawn, or none, has a probability of 2^-59."""
+    budget = ft.Budget(1e5, 1e-6, unit="party", observer="server")
+    people = Examples(tuple(c[OWNERS == 0] for c in DATA), users=[0] * 20, records_per_user=20)
+    agent = ClientAgent(ft.Ledger(budget).over(people), 1)
+    agent.join(Invitation(0.05, ft.Poisson(0.5), rounds=60, noise_multiplier=0.05, clipped="party"))
+    model = network()
+    update, w = model.update(1, 0.5), model.start()
+    lengths = [np.linalg.norm(agent.handle(Ask(t, update, w)).value) for t in range(1, 61)]
+    there = [length > 0.03 for length in lengths]  # noise alone has a norm of about 0.012
+    assert 0 < sum(there) < 60
+    assert agent.left == 0
+
+
+def test_users_and_parties_are_drawn_by_dp_fedavg():
+    for trust in ("local", "distributed"):
+        clients = simulated(4.0, 4.0, 4.0, users=True)
+        steps = list(dp_fedavg(clients, network(), rounds=3, sampling_rate=0.5, trust=trust))
+        assert (len(steps), clients.terms(0).expected) == (3, 0.5)
 
 
 def test_what_is_clipped_must_be_what_the_records_and_budgets_are():

@@ -8,19 +8,20 @@ Three ways for a client to answer; what it clips decides whom the guarantee prot
              al. 2020, Algorithm 2); each is an answer of the client's ledger, the update post-processing.
              Noise is local.
 `dp_fedavg`  Local training without noise, whose whole update is clipped and noised (McMahan et al. 2018,
-             Algorithm 1, flat clipping): protects a user, or a party, with all records. Clients are not
-             sampled: whoever can afford a round takes part, so that nothing has to be hidden from the server.
+             Algorithm 1, flat clipping): protects a user, or a party, with all records. With
+             ``sampling_rate`` a party draws which of its users are in a round, or whether it is itself, and
+             sends noise in any case. There the server draws, and knows; here nobody else does.
 
 The server follows the mean update by any rule of `farthing.federated.methods.server` (Reddi et al. 2021);
 uploads of clients that differ in budget are weighed by their precision.
 
 **Guarantee.** Each client's own (ε, δ) for one record, or with `dp_fedavg` for one user or party, under its
 adjacency, by the plan that its ledger promises: tight accounting of one unchanging query
-(`farthing.accounting.pld`), amplified where records are drawn and nobody sees which. Under local noise it
-holds against the server. Under distributed noise it holds against whoever sees the sums and colludes with all
-but ``survivors`` of the clients that came: the honest ones' shares make up the whole noise, and what others
-add is known to them and changes nothing (`farthing.federated.noise.Share`). A client leaves before the first
-round that does not fit its budget.
+(`farthing.accounting.pld`), amplified where records, users or the party itself are drawn by the client and
+nobody else sees which. Under local noise it holds against the server. Under distributed noise it holds
+against whoever sees the sums and colludes with all but ``survivors`` of the clients that came: the honest
+ones' shares make up the whole noise, and what others add is known to them and changes nothing
+(`farthing.federated.noise.Share`). A client leaves before the first round that does not fit its budget.
 
 >>> from farthing.budget import Budget
 >>> from farthing.federated.simulated import Simulated
@@ -234,6 +235,7 @@ def dp_fedavg(
     local_steps: int = 4,
     local_lr: float = 0.5,
     clip_norm: float = 1.0,
+    sampling_rate: float = 1.0,
     lr: Rate = 1.0,
     server: str = "sgd",
     weights: Weights = Weights.PRECISION,
@@ -258,6 +260,8 @@ def dp_fedavg(
         The learning rate of local steps.
     clip_norm : float, default 1.0
         The norm at which a whole update is clipped.
+    sampling_rate : float, default 1.0
+        A user's chance to be in a round, or a party's; each party draws for itself.
     lr : float or callable, default 1.0
         The server's learning rate, or a function of t = 1, 2, ….
     server : {"sgd", "momentum", "adam", "yogi"}, default "sgd"
@@ -299,7 +303,8 @@ def dp_fedavg(
             "whole updates protect users or parties: give every budget unit='user', or unit='party', got "
             + ", ".join(sorted(units))
         )
-    invitation = Invitation(clip_norm, Everyone(), rounds, noise_multiplier)
+    draw = Everyone() if sampling_rate == 1.0 else Poisson(sampling_rate)
+    invitation = Invitation(clip_norm, draw, rounds, noise_multiplier)
     invitation = under(clients, replace(invitation, clipped=units.pop()), trust, survivors)
     clients.invite(invitation, weights)
     update, w, follow = (

@@ -282,7 +282,7 @@ METHODS: dict[str, Method] = {
             algorithm=_late("networks", "dp_fedavg"),
             summary="a network: whole updates of a user or a party, clipped and noised as one",
             rounds="`--rounds`, 50",
-            options=(*_NETWORK, LOCAL_STEPS, LOCAL_LR),
+            options=(*_NETWORK, SAMPLING_RATE, LOCAL_STEPS, LOCAL_LR),
             trusts=TRUSTS,
             networks=True,
         ),
