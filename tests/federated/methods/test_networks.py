@@ -178,18 +178,28 @@ def test_a_drawn_party_is_priced_as_a_drawn_record_is_and_nothing_else_of_a_part
         agent.join(Invitation(1.0, rate, rounds=2, clipped="party"))
 
 
+class Counted:
+    """A whole update that notes how many examples were drawn, in a test only."""
+
+    def __init__(self, update):
+        self.update, self.drawn = update, []
+        self.honours, self.shape, self.zero = update.honours, update.shape, update.zero
+
+    def bounded_sum(self, batch, w, bound):
+        self.drawn.append(len(batch))
+        return self.update.bounded_sum(batch, w, bound)
+
+
 def test_a_party_that_is_not_drawn_uploads_noise():
-    """60 rounds with hardly any noise: all drawn, or none, has a probability of 2^-59."""
-    budget = ft.Budget(1e5, 1e-6, unit="party", observer="server")
+    """60 rounds: that it is drawn in all of them, or in none, has a probability of 2^-59."""
+    budget = ft.Budget(8.0, 1e-6, unit="party", observer="server")
     people = Examples(tuple(c[OWNERS == 0] for c in DATA), users=[0] * 20, records_per_user=20)
-    agent = ClientAgent(ft.Ledger(budget).over(people), 1)
-    agent.join(Invitation(0.05, ft.Poisson(0.5), rounds=60, noise_multiplier=0.05, clipped="party"))
-    model = network()
-    update, w = model.update(1, 0.5), model.start()
-    lengths = [np.linalg.norm(agent.handle(Ask(t, update, w)).value) for t in range(1, 61)]
-    there = [length > 0.03 for length in lengths]  # noise alone has a norm of about 0.012
-    assert 0 < sum(there) < 60
-    assert agent.left == 0
+    agent, model = ClientAgent(ft.Ledger(budget).over(people), 1), network()
+    agent.join(Invitation(0.05, ft.Poisson(0.5), rounds=60, clipped="party"))
+    update, w = Counted(model.update(1, 0.5)), model.start()
+    uploads = [agent.handle(Ask(t, update, w)).value for t in range(1, 61)]
+    assert all((value != 0).any() for value in uploads)
+    assert (set(update.drawn), len(update.drawn), agent.left) == ({0, 1}, 60, 0)
 
 
 def test_users_and_parties_are_drawn_by_dp_fedavg():

@@ -477,5 +477,6 @@ def _most_positions(passes: Passes, source: Source) -> int:
         if isinstance(term, Outer) and (term.positions == 1 or not term.keeps(_FEW)):
             found[slot] = term.positions * term.size, term.positions
 
-    passes.run(*source.batch(2), None, put)
+    with torch.random.fork_rng(devices(passes.model)):  # the caller's generators stay as they are
+        passes.run(*source.batch(2), None, put)
     return max(found.values(), default=(0, 0))[1]
