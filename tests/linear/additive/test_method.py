@@ -100,6 +100,19 @@ def test_a_small_budget_gives_a_linear_model_and_says_why():
     assert len(model.trees) > 0
 
 
+@pytest.mark.parametrize("labels", [2, 3])
+def test_a_linear_choice_is_the_default_of_linear_models(labels):
+    rows = np.random.default_rng(4).uniform(size=(60, 5))
+    y, classes = (rows[:, 0] * labels).astype(int), range(labels)
+    chosen, plain = (
+        kind(0.5, 1e-5, bounds=(0, 1), classes=classes, random_state=3).fit(rows, y)
+        for kind in (ft.GradientBoostingClassifier, ft.LogisticRegression)
+    )
+    assert chosen.choice_.startswith("linear")
+    np.testing.assert_allclose(chosen.decision_function(rows), plain.decision_function(rows), atol=1e-5)
+    assert chosen.feature_importances_.sum() == pytest.approx(1.0)
+
+
 def test_nonsense_is_refused_before_a_charge():
     for trees in (-1, 2.5, "many"):
         with pytest.raises(InvalidValue, match="trees"):

@@ -43,6 +43,7 @@ Constants were chosen on BANK, IPUMS-BR, California housing, MAGIC telescope, bi
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +62,7 @@ from farthing.linear.additive.sums import (
     Inside,
     Length,
     Misfit,
+    TablesOf,
     Whole,
     most_inside,
 )
@@ -68,7 +70,7 @@ from farthing.linear.budget_schedule import BudgetSchedule
 from farthing.linear.losses import Loss, Squared
 from farthing.linear.methods import descent
 from farthing.linear.methods.descent import FACTORS, GRID, INTERCEPT, MARGIN, MOMENTUM
-from farthing.linear.methods.leastsquares import target
+from farthing.linear.methods.leastsquares import least_squares, target
 from farthing.linear.problem import Problem
 from farthing.queries.bounds import ClipNorm, ClipValue
 from farthing.queries.query import Step, until_spent
@@ -129,6 +131,10 @@ def additive(ledger: Ledger, problem: Problem, *, trees: int | None = None) -> I
     """
     schedule, d = BudgetSchedule(ledger, problem.records), problem.width
     shaped, trees, why = _chosen(schedule, trees)
+    worth = 1 / schedule.deviation(1.0, ClipNorm(1.0))
+    if not shaped and (not isinstance(problem.loss, Squared) or worth < descent.LITTLE):
+        yield from _linear(ledger, problem, why)
+        return
     numbers, left = (
         isinstance(problem.loss, Squared),
         1 - NORMS - MOMENTS - shaped * (CROWDS + INSIDE + COUNTS),
@@ -199,6 +205,17 @@ def additive(ledger: Ledger, problem: Problem, *, trees: int | None = None) -> I
             if abs(slope[0]) > noise:
                 w = w * factor ** float(-np.sign(slope[0]))
     yield Step(pace.steps, made(w), schedule.receipts())
+
+
+def _linear(ledger: Ledger, problem: Problem, why: str) -> Iterator[Step]:
+    """Yield the steps of the linear models' own default, each as a model without shapes and trees."""
+    method = least_squares if isinstance(problem.loss, Squared) else descent.descent
+    tables: Any = TablesOf(ledger)
+    for step in method(tables, problem):
+        u, constant = step.w
+        cells = np.zeros((problem.width, CELLS, *u.shape[1:]))
+        found = AdditiveModel(u, constant, cells, (), (), _length(u), why=why)
+        yield Step(step.t, found, step.receipts)
 
 
 def _chosen(schedule: BudgetSchedule, trees: int | None) -> tuple[bool, int, str]:

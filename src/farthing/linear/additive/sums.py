@@ -22,17 +22,19 @@ records.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from farthing.data.tables import Features, Weighted
+from farthing.ledger.ledger import Ledger
 from farthing.linear.additive.bins import CELLS, HIGHEST, LOWEST, Binned, Coded
 from farthing.linear.losses import Loss
 from farthing.noise.summing import Sum
 from farthing.queries.bounds import ClipNorm, ClipValue, Kind
+from farthing.queries.query import Answer, Query
 
 Array = NDArray[np.float64]
 
@@ -198,6 +200,20 @@ class Whole:
 
     def bounded_sum(self, records: Binned, w: Any, bound: Any) -> Array:
         return np.asarray(self.contribution.bounded_sum(records.table, w, bound))
+
+
+class TablesOf:
+    """A ledger over `Binned` records that answers queries of their tables: for the linear models' methods."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ledger, name)
+
+    def ask(self, query: Query, w: Any = None) -> Answer:
+        """Ask a query of tables: charged, computed and released by the ledger itself."""
+        return self._ledger.ask(replace(query, contribution=Whole(query.contribution)), w)
 
 
 def inner(codes: Any) -> Any:
