@@ -138,3 +138,14 @@ def test_a_value_beyond_float64_makes_its_own_row_blank():
     X[0, 0] = np.longdouble("1e400")
     total = Gradient(logistic, Features(2)).bounded_sum(Table(X, np.ones(5)), np.zeros(3), CLIP)
     np.testing.assert_allclose(total, np.full(3, -2.0))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("step", [2, -2])
+def test_rows_that_are_not_side_by_side_are_the_ones_that_are_read(frozen, step):
+    drawn, w = np.arange(400)[::step], RNG.normal(size=10)
+    drawn.flags.writeable = not frozen
+    table, gradient = Table(ROWS, Y), Gradient(logistic, Features(9))
+    expected = gradient.bounded_sum(Table(ROWS[drawn], Y[drawn]), w, CLIP)
+    for some in (table.take(drawn), table.take(slice(None, None, step))):
+        np.testing.assert_allclose(gradient.bounded_sum(some, w, CLIP), expected, rtol=1e-9, atol=1e-9)

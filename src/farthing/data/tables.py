@@ -397,7 +397,8 @@ class Table:
         table._length = len(cast(Any, indices)) if lazy else int(table._X.shape[0])
         table._map, table._unit = self._map, self._unit
         table._blank, table._sound = None if self._blank is None else self._blank[indices], self._sound
-        table._factors, table._lie, table._whole = {}, False, (self, indices)
+        places = np.ascontiguousarray(indices) if lazy else indices  # as kernels read them
+        table._factors, table._lie, table._whole = {}, False, (self, places)
         if table._length == 0:  # separate: an empty batch must not measure the other rows
             table._X, table._y, table._whole = self.X[:0], None if self.y is None else self.y[:0], None
         return table
@@ -489,8 +490,8 @@ def _joined(parts: list[Array | None], norms: list[Array]) -> Array | None:
 
 
 def _at(factors: Factors, place: Indices) -> Factors:
-    unit, shrink, norm = factors
-    return None if unit is None else unit[place], None if shrink is None else shrink[place], norm[place]
+    unit, shrink, norm = (None if each is None else np.ascontiguousarray(each[place]) for each in factors)
+    return unit, shrink, cast(Array, norm)
 
 
 def _squares(x: Any, scale: Any) -> Array:

@@ -206,7 +206,11 @@ def pointer(array: Floats | None) -> Any:
     """Return a pointer to a contiguous array for a kernel, or none; four times as quick as its address."""
     if array is None:
         return None
-    return _NOTHING.from_buffer(array.data) if array.flags.writeable else array.ctypes.data
+    if array.flags.writeable:
+        return _NOTHING.from_buffer(array.data)  # refuses what is not contiguous
+    if not array.flags.c_contiguous:
+        raise InvalidValue("a kernel reads contiguous arrays")
+    return array.ctypes.data
 
 
 def clamped_outer_sum(delta: Any, a: Any, s: Any, out: Floats, *, threads: int = 1) -> bool:
