@@ -41,6 +41,7 @@ from farthing.noise.lattice import Stream  # noqa: E402
 from farthing.queries.bounds import ClipNorm  # noqa: E402
 from farthing.torch.gradients.bookkeeping import Gradient  # noqa: E402
 from farthing.torch.kernels.noise import Gaussian  # noqa: E402
+from farthing.torch.training.records import Examples  # noqa: E402
 
 Step = Callable[[], Any]
 
@@ -87,9 +88,11 @@ def ordinary(case: Case, model: nn.Module, x: Tensor, y: Tensor, precision: str,
 def private(case: Case, model: nn.Module, x: Tensor, y: Tensor, precision: str, memory: str) -> Step:
     autocast = torch.bfloat16 if precision == "bf16" else None
     more = {"memory": memory} if "memory" in inspect.signature(Gradient).parameters else {}
-    gradient, bound = Gradient(model, case.loss, autocast=autocast, **more), ClipNorm(1.0)
+    gradient = Gradient(model, case.loss, autocast=autocast, expected_batch_size=len(x), **more)
+    bound = ClipNorm(1.0)
     optimizer, mechanism, stream = optimizer_of(case, model), Gaussian(0.5), Stream()
-    trained, batch = [p for p in model.parameters() if p.requires_grad], OneBatch(x, y)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    batch: Any = OneBatch(x, y) if x.is_cuda else Examples((x, y)).take(slice(None))
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)

@@ -797,6 +797,46 @@ static inline __attribute__((always_inline)) void taps(const float *restrict x, 
         }
 }
 
+/* row[j, k] = sum over spots t of x[base[t] + off[j] + k] delta[t] for k < run, and *square += its squares: a filter
+   that sees one channel, whose weights are `runs` runs of neighbours. Nothing is read at or after `end`. */
+static inline __attribute__((always_inline)) void tap_runs(const float *restrict x, const float *end,
+                                                           const float *restrict delta, const i64 *restrict base,
+                                                           const i64 *restrict off, i64 spots, i64 run,
+                                                           float *restrict row, float *square, const int runs)
+{
+    lane sum[8] = {{0}};
+    i64 t = 0, safe = spots;
+    while (safe > 0 && x + base[safe - 1] + off[(runs - 1) * run] + LANE > end)
+        safe--;
+    for (; t < safe; t++)
+        for (int j = 0; j < runs; j++) {
+            lane value;
+            memcpy(&value, x + base[t] + off[j * run], sizeof(lane));
+            sum[j] += value * delta[t];
+        }
+    for (; t < spots; t++)
+        for (int j = 0; j < runs; j++)
+            for (i64 k = 0; k < run; k++)
+                sum[j][k] += x[base[t] + off[j * run] + k] * delta[t];
+    for (int j = 0; j < runs; j++)
+        for (i64 k = 0; k < run; k++) {
+            row[j * run + k] = sum[j][k];
+            *square += sum[j][k] * sum[j][k];
+        }
+}
+
+/* The length of the runs of neighbours that the places `off` are made of, at most a lane. */
+static i64 run_length(const i64 *restrict off, i64 width)
+{
+    i64 run = 1;
+    while (run < width && run < LANE && off[run] == off[run - 1] + 1)
+        run++;
+    for (i64 q = 0; q < width; q++)
+        if (width % run || off[q] != off[q - q % run] + q % run)
+            return 1;
+    return run;
+}
+
 /* rows[b, g, q, p] = sum over spots t of x[b, g, base[t] + off[q]] delta[b, r, g, p, s], t = (r, s), for
    examples first .. last - 1, and the sum of their squares. A group has `width` weights a filter and `height`
    filters; with `sites` 0 delta is [b, t, g, p]. `room` holds spots * (height rounded up to 32) floats. */
@@ -807,11 +847,27 @@ i64 windows(const float *restrict x, const float *restrict delta, const i64 *res
 {
     const i64 pitch = height > LANE ? LANE * LANES : LANE;
     memset(room, 0, spots * ((height + pitch - 1) / pitch) * pitch * sizeof(float));
+    const i64 run = height == 1 && sites == spots ? run_length(off, width) : 1;
     for (i64 b = first; b < last; b++) {
         lane square = {0};
         for (i64 g = 0; g < groups; g++) {
             const float *restrict in = x + b * size + g * apart;
             float *restrict out = rows + (b * groups + g) * width * height;
+            if (run > 1) {
+                const float *restrict from = delta + (b * groups + g) * sites;
+                float more = 0;
+                i64 q = 0;
+#define RUNS(COUNT)                                                                                           \
+    for (; q + COUNT * run <= width; q += COUNT * run)                                                        \
+        tap_runs(in, x + last * size, from, base, off + q, spots, run, out + q, &more, COUNT)
+                RUNS(7);
+                RUNS(5);
+                RUNS(3);
+                RUNS(1);
+#undef RUNS
+                square[0] += more;
+                continue;
+            }
             for (i64 p = 0; p < height; p += pitch) {
                 i64 filters = height - p < pitch ? height - p : pitch, q = 0;
                 float *restrict block = room + spots * p;
@@ -847,6 +903,76 @@ i64 windows(const float *restrict x, const float *restrict delta, const i64 *res
         for (int k = 0; k < LANE; k++)
             sum += square[k];
         squares[b] = sum;
+    }
+    return 0;
+}
+
+/* ---- Per-example gradients of norms: sums of delta times the normalised input, and of delta ---- */
+
+/* scale[b, c] = sum over sites of delta * x normalised over its group, shift[b, c] = sum of delta, for x and delta
+   [n, groups * each, sites], contiguous. Sums are made in float64, so that a mean takes nothing away. */
+i64 group_sums(const float *restrict x, const float *restrict delta, i64 n, i64 groups, i64 each, i64 sites,
+               double eps, float *restrict scale, float *restrict shift)
+{
+    for (i64 g = 0; g < n * groups; g++) {
+        const i64 count = each * sites;
+        const float *restrict in = x + g * count, *restrict back = delta + g * count;
+        wide s = {0}, ss = {0};
+        double sum = 0, square = 0;
+        i64 k = 0;
+        for (; k + WIDTH <= count; k += WIDTH) {
+            wide a = load_f4(in + k);
+            s += a, ss += a * a;
+        }
+        for (; k < count; k++)
+            sum += in[k], square += (double)in[k] * in[k];
+        const double mean = (sum + across(s)) / count, spread = (square + across(ss)) / count - mean * mean;
+        const double by = 1 / sqrt((spread > 0 ? spread : 0) + eps);
+        for (i64 c = 0; c < each; c++, in += sites, back += sites) {
+            wide d = {0}, ds = {0};
+            double one = 0, other = 0;
+            for (k = 0; k + WIDTH <= sites; k += WIDTH) {
+                wide b = load_f4(back + k);
+                d += b, ds += b * (load_f4(in + k) - mean);
+            }
+            for (; k < sites; k++)
+                one += back[k], other += back[k] * (in[k] - mean);
+            shift[g * each + c] = (float)(one + across(d));
+            scale[g * each + c] = (float)(by * (other + across(ds)));
+        }
+    }
+    return 0;
+}
+
+/* scale[b, j] = sum over positions of delta * x normalised over its width, shift[b, j] = sum of delta, for x and
+   delta [n, positions, width], contiguous; not `centred` for RMS norms. */
+i64 layer_sums(const float *restrict x, const float *restrict delta, i64 n, i64 positions, i64 width, double eps,
+               i64 centred, float *restrict scale, float *restrict shift)
+{
+    memset(scale, 0, n * width * sizeof(float));
+    memset(shift, 0, n * width * sizeof(float));
+    for (i64 b = 0; b < n; b++) {
+        float *restrict to = scale + b * width, *restrict and = shift + b * width;
+        for (i64 t = 0; t < positions; t++) {
+            const float *restrict in = x + (b * positions + t) * width;
+            const float *restrict back = delta + (b * positions + t) * width;
+            wide s = {0}, ss = {0};
+            double sum = 0, square = 0;
+            i64 k = 0;
+            for (; k + WIDTH <= width; k += WIDTH) {
+                wide a = load_f4(in + k);
+                s += a, ss += a * a;
+            }
+            for (; k < width; k++)
+                sum += in[k], square += (double)in[k] * in[k];
+            sum += across(s), square += across(ss);
+            const double mean = centred ? sum / width : 0, spread = square / width - mean * mean;
+            const float by = (float)(1 / sqrt((spread > 0 ? spread : 0) + eps)), middle = (float)mean;
+            for (k = 0; k < width; k++) {
+                to[k] += back[k] * ((in[k] - middle) * by);
+                and[k] += back[k];
+            }
+        }
     }
     return 0;
 }

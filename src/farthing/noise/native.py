@@ -82,6 +82,8 @@ _SIGNATURES = {
     "add_squares": (_P, _P, _P, _I, _I, _I, _D, _D, _P),
     "factors": (_P, _I, _D, _D, _P),
     "weighted_rows": (_P, _P, _I, _I, _P),
+    "group_sums": (_P, _P, _I, _I, _I, _I, _D, _P, _P),
+    "layer_sums": (_P, _P, _I, _I, _I, _D, _I, _P, _P),
     "add_parts": (_P, _I, _I, _I, _P, _P),
     **{f"clamped_outer_{kind}": _OUTER for kind in ("f8", "f4")},
     "windows": (_P, _P, _P, _P, _I, _I, _I, _I, _I, _I, _I, _I, _I, _P, _P, _P),

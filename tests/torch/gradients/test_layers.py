@@ -1,5 +1,6 @@
 """Every layer's per-example gradients against ordinary autograd, one example at a time."""
 
+import copy
 import weakref
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from farthing.torch.gradients.joint_terms import SumTerm
 from farthing.torch.gradients.layers import anything, rules_of
 from farthing.torch.gradients.tape import Tape
 from farthing.torch.gradients.terms import Factor, Lookup, Outer, Route, RowTerms
+from farthing.torch.kernels import positions
 
 
 def losses(outputs, targets):
@@ -76,6 +78,35 @@ class Odd(nn.Module):
 
     def forward(self, x):
         return (x * self.scale).sin() @ self.weight
+
+
+class Held(nn.Module):
+    """Parameters beside other modules: a scale, places, a gate, a shift of channels and a temperature."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.Linear(5, 5), nn.Linear(5, 3)
+        self.scale, self.places = nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(7, 5))
+        self.gate, self.temperature = nn.Parameter(torch.randn(5)), nn.Parameter(torch.tensor(0.3))
+        self.channels = nn.Parameter(torch.randn(7))
+
+    def forward(self, x):
+        gate = torch.sigmoid(self.gate)
+        y = self.scale * self.layer(x + self.places)
+        y = gate * y + (1 - gate) * x - self.channels.view(1, -1, 1) / 2 + self.channels[None, :, None]
+        y = torch.where(y > 0, y, self.scale) ** 2
+        return self.head(y.mean(1)) * torch.exp(-self.temperature).clamp(0.1, 10.0)
+
+
+class Multiplied(nn.Module):
+    """Parameters beside other modules in what is not elementwise."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.layer, self.weight, self.how = nn.Linear(5, 3), nn.Parameter(torch.randn(5, 5)), how
+
+    def forward(self, x):
+        return self.layer(torch.tanh(self.how(x, self.weight)))
 
 
 class LowRank(nn.Module):
@@ -260,6 +291,10 @@ MODELS = {
     "packed, projected": (lambda: _packs(nn.LSTM, proj_size=4), "tokens"),
     "packed rnn": (lambda: _packs(nn.RNN, nonlinearity="relu"), "tokens"),
     "vision": (Vision, LONG),
+    "held": (Held, LONG),
+    "multiplied": (lambda: Multiplied(lambda x, w: x @ w), WIDE),
+    "linear of its own": (lambda: Multiplied(lambda x, w: F.linear(x, weight=w)), WIDE),
+    "softmax of its own": (lambda: Multiplied(lambda x, w: x * torch.softmax(w[0], 0)), WIDE),
     "odd": (lambda: nn.Sequential(nn.Linear(5, 5), Odd()), WIDE),
     "odd positions": (lambda: Head(nn.Sequential(Odd(), nn.Linear(3, 3)), lambda m, x: m(x).mean(1)), LONG),
     "boxed": (lambda: nn.Sequential(Boxed(), nn.Tanh(), nn.Linear(6, 3)), WIDE),
@@ -327,6 +362,36 @@ def test_gradients_are_those_of_autograd(name, one_by_one):
     assert (found - expected).norm() <= 1e-5 * expected.norm()
     assert all(p.requires_grad for name, p in model.named_parameters() if name in gradient.layout.names)
     assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_scales_and_places_beside_other_modules_are_followed_and_products_are_mapped():
+    torch.manual_seed(0)
+    for model, mapped in ((Held(), []), (Multiplied(lambda x, w: x @ w), ["Multiplied"])):
+        gradient = Gradient(model, losses)
+        gradient.check(torch.zeros(1, *((7, 5) if isinstance(model, Held) else (5,))), torch.zeros(1).long())
+        rules = gradient._passes.plan.rules
+        assert [type(module).__name__ for module, rule in rules.items() if rule is anything] == mapped
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("shift", [0.0, 1e4])
+def test_sums_of_norms_are_those_of_float64(native, shift, monkeypatch):
+    if native and not positions.available(torch.device("cpu")):
+        pytest.skip("there is no kernel for this processor")
+    monkeypatch.setattr(positions, "available", lambda device, outer=False: native)
+    torch.manual_seed(0)
+    norms = [nn.GroupNorm(2, 6), nn.LayerNorm(6), nn.RMSNorm(6, eps=1e-3), nn.LayerNorm(6, bias=False)]
+    for norm in norms:
+        shape = (4, 6, 3, 5) if isinstance(norm, nn.GroupNorm) else (4, 7, 6)
+        x, weights = torch.randn(shape) + shift, torch.randn(shape)
+        rows = Gradient(norm, lambda out, y: (out * y).flatten(1).sum(1))
+        rows.check(x[:1], weights[:1])
+        found = rows.rows(x, weights).double()
+        wide = copy.deepcopy(norm).double()
+        for n in range(4):
+            value = (wide(x[n : n + 1].double()) * weights[n : n + 1]).sum()
+            exact = torch.cat([g.flatten() for g in torch.autograd.grad(value, list(wide.parameters()))])
+            torch.testing.assert_close(found[n], exact, rtol=1e-4, atol=1e-5 + 2e-6 * shift)
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated")

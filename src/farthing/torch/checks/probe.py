@@ -17,7 +17,7 @@ which `model.eval()` would end: a model may mix examples in training only.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -132,9 +132,9 @@ def refuse_equal(example: tuple[Any, Any]) -> None:
         )
 
 
-def plan_of(model: nn.Module, source: Source) -> TapePlan:
+def plan_of(model: nn.Module, source: Source, whole: Collection[nn.Module] = ()) -> TapePlan:
     """Return the rules of a model and the batch axes of every use of them."""
-    plan = TapePlan(model, *rules_of(model))
+    plan = TapePlan(model, *rules_of(model, whole))
     seen = [_shapes(plan, source.batch(size)[0]) for size in _SIZES]
     for use, (inner, outer) in seen[0].items():
         others = seen[1].get(use)

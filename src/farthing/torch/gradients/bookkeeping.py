@@ -28,12 +28,20 @@ from farthing.torch.gradients.clipping import Automatic, ClipRule, Live
 from farthing.torch.gradients.convolution import Windows
 from farthing.torch.gradients.graphs import Graphs, weakly
 from farthing.torch.gradients.isolation import Isolation
-from farthing.torch.gradients.layers import rules_of
+from farthing.torch.gradients.layers import most_positions, rules_of
 from farthing.torch.gradients.layout import Layout
 from farthing.torch.gradients.mlp import Stack
 from farthing.torch.gradients.plain import Plain, bare
-from farthing.torch.gradients.tape import Passes, one_thread, record_losses, reseed, ungrouped
-from farthing.torch.gradients.terms import Outer, Route, RowTerms, Term, fastest
+from farthing.torch.gradients.tape import (
+    Passes,
+    TapePlan,
+    Unmapped,
+    one_thread,
+    record_losses,
+    reseed,
+    ungrouped,
+)
+from farthing.torch.gradients.terms import Route, RowTerms, Term, fastest
 from farthing.torch.kernels import totals
 from farthing.torch.kernels.positions import fused
 from farthing.torch.kernels.totals import exact, without_cudnn
@@ -307,18 +315,33 @@ class Gradient:
         with Wall(self.model, self.loss, everything=True) as wall:
             with one_thread(device), exact(device), without_cudnn(self.model):
                 if self.isolation is None:
-                    plan = plan_of(self.model, source)
-                    rows = Passes(self.model, self.loss, self.layout, plan).rows  # in full precision
-                    verify(self.model, self.loss, source, rows, self._leftovers(rows, source))
+                    plan = self._verified(source)
                     passes = Passes(self.model, self.loss, self.layout, plan, self.autocast)
                 else:
                     kept = self._leftovers(self.rows, source)
                     verify_isolated(self.isolation, self.model, self.loss, source, self.rows, kept, alike)
             self._passes, self._checked = passes, self.model.training
             self._stack = self._stacked(source)
-            self._positions = 0 if passes is None else _most_positions(passes, source)
             wall.accept()
         self._wall = Wall(self.model, self.loss)
+
+    def _verified(self, source: Source) -> TapePlan:
+        """Return a plan that gives the right gradients, if need be by mapping what holds parameters."""
+        whole: set[nn.Module] = set()
+        while True:
+            plan = plan_of(self.model, source, whole)
+            passes = Passes(self.model, self.loss, self.layout, plan)  # in full precision
+            try:
+                with torch.random.fork_rng(devices(self.model)):
+                    self._positions = most_positions(passes, source.batch(2), _FEW)
+                verify(self.model, self.loss, source, passes.rows, self._leftovers(passes.rows, source))
+            except Exception as error:
+                holders = {error.module} if isinstance(error, Unmapped) else plan.holders - whole
+                if not holders:
+                    raise
+                whole |= holders
+                continue
+            return plan
 
     def _leftovers(self, rows: Callable[..., Tensor], source: Source) -> Callable[[], None]:
         """Return a check of what the model or the loss keeps of examples."""
@@ -467,16 +490,3 @@ class Gradient:
         if key not in self._routes:
             self._routes[key] = fastest(term, options)
         return self._routes[key]
-
-
-def _most_positions(passes: Passes, source: Source) -> int:
-    """Return over how many positions the longest product goes that is not made of rows; 0: there is none."""
-    found: dict[int, tuple[int, int]] = {}
-
-    def put(slot: int, term: Term) -> None:
-        if isinstance(term, Outer) and (term.positions == 1 or not term.keeps(_FEW)):
-            found[slot] = term.positions * term.size, term.positions
-
-    with torch.random.fork_rng(devices(passes.model)):  # the caller's generators stay as they are
-        passes.run(*source.batch(2), None, put)
-    return max(found.values(), default=(0, 0))[1]

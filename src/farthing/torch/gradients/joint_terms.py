@@ -45,7 +45,8 @@ class SumTerm(Term):
 
     def norms(self) -> Tensor:
         if pair := self._pair():
-            return _crossed(*pair)
+            pair[0].found = _crossed(*pair)
+            return pair[0].found
         with exact(self.device):  # as the sum is
             return rounded_up(torch.cat([norms(self.rows(part)) for part in self.parts()]), self)
 

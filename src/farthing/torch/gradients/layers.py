@@ -5,7 +5,7 @@ is mapped: its parameters are copied once for each example, and torch.func.vmap 
 forward, so that their gradients come out one by one. `layer_rule` adds a rule for a class of one's own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -17,10 +17,11 @@ from torch.nn import functional as F
 
 from farthing.errors import Unsupported
 from farthing.torch.gradients.convolution import windows
-from farthing.torch.gradients.joint_terms import Blocks
+from farthing.torch.gradients.joint_terms import Blocks, SumTerm
 from farthing.torch.gradients.recurrent import cell, recurrent
-from farthing.torch.gradients.tape import Rule, Tape
+from farthing.torch.gradients.tape import Passes, Rule, Tape, one_first
 from farthing.torch.gradients.terms import Factor, Lookup, Outer, RowTerms, Term, summed
+from farthing.torch.kernels import positions as compiled
 from farthing.torch.kernels.positions import fused
 
 
@@ -145,7 +146,7 @@ def norm(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
 
     def then(delta: Tensor) -> None:
         found = None
-        if fused(delta.device):
+        if fused(delta.device) or (compiled.available(delta.device) and delta.numel()):
             found = _sums(tape, module, input.detach(), delta, plain)
         if found is not None:
             for p, rows in zip((module.weight, getattr(module, "bias", None)), found, strict=True):
@@ -161,8 +162,12 @@ def norm(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
 
 def _sums(tape: Tape, module: Any, x: Tensor, delta: Tensor, plain: bool) -> tuple[Tensor, Tensor] | None:
     """Return each example's Σ δ x̂ and Σ δ by a kernel, where there is one for such a norm."""
-    from farthing.torch.kernels import grams, layer_sums
-
+    grams: Any = compiled
+    layer_sums: Any = compiled
+    if x.is_cuda:
+        from farthing.torch.kernels import grams, layer_sums
+    elif not x.dtype == delta.dtype == torch.float32:
+        return None
     if isinstance(module, nn.GroupNorm):
         found = layer_sums.group_sums(x, delta, module.num_groups, module.eps)
         scale, shift = (part.view(tape.examples, -1, part.shape[1]).sum(1) for part in found)
@@ -423,12 +428,15 @@ def rule_of(module: nn.Module) -> Rule | None:
     return next((RULES[kind] for kind in kinds if type(module).forward is kind.forward), None)
 
 
-def rules_of(model: nn.Module) -> tuple[dict[nn.Module, Rule], list[tuple[nn.Module, str]]]:
+def rules_of(
+    model: nn.Module, mapped: Collection[nn.Module] = ()
+) -> tuple[dict[nn.Module, Rule], list[tuple[nn.Module, str]]]:
     """Return a rule for every module with trainable parameters, and parameters that examples get copies of.
 
-    A module that holds parameters beside other modules (a class token, learnt positions) is left as it is
-    if these have a first dimension of one: examples get copies along it. Otherwise all of it is mapped. What
-    stands in an nn.ParameterDict or nn.ParameterList is held by the module around it.
+    A module that holds parameters beside other modules (a class token, learnt positions, a scale) is left as
+    it is: examples get copies along a first dimension of one, or of their own (`tape.Copies`). Those that are
+    ``mapped`` are mapped as a whole if they have others than the former. What stands in an nn.ParameterDict
+    or nn.ParameterList is held by the module around it.
     """
     rules: dict[nn.Module, Rule] = {}
     spread: list[tuple[nn.Module, str]] = []
@@ -441,8 +449,8 @@ def rules_of(model: nn.Module) -> tuple[dict[nn.Module, Rule], list[tuple[nn.Mod
         if module in covered or not (own or boxed or (below and whole)):
             continue
         rule = None if boxed else rule_of(module)
-        spreads = all(_spreads(module._parameters[name]) for name in own)
-        if rule is None and below and own and spreads and not boxed:
+        spreads = all(one_first(module._parameters[name]) for name in own)
+        if rule is None and below and own and not boxed and (spreads or module not in mapped):
             spread += [(module, name) for name in own]
             continue
         rules[module] = anything if rule is None else rule
@@ -457,5 +465,21 @@ def _trains(module: nn.Module) -> bool:
     return any(p.requires_grad for p in module.parameters())
 
 
-def _spreads(p: Tensor | None) -> bool:
-    return p is not None and p.ndim > 1 and len(p) == 1
+def most_positions(passes: Passes, batch: tuple[Any, Any], examples: int) -> int:
+    """Return over how many positions the longest product goes that is not made of rows; 0: there is none."""
+    found: dict[int, tuple[int, int]] = {}
+
+    def put(slot: int, term: Term) -> None:
+        parts = term.terms if isinstance(term, SumTerm) else [term]
+        for part in parts:
+            kept = len(parts) == 1 and part.positions > 1
+            if isinstance(part, Outer) and not (kept and part.keeps(examples)):
+                found[slot] = part.positions * part.size, part.positions
+
+    try:
+        passes.run(*batch, None, put)
+    except Exception:
+        if passes.plan.holders:
+            raise
+        return 0  # what is wrong is said by the checks that follow, in their own words
+    return max(found.values(), default=(0, 0))[1]

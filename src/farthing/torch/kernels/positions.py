@@ -2,6 +2,7 @@
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -93,3 +94,28 @@ def blanked(good: Tensor, values: Tensor) -> Tensor:
 
     grams.blank(values, good)
     return values
+
+
+def group_sums(x: Tensor, delta: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+    """Σ δ x̂ and Σ δ of every image and channel, by the kernel in C; x̂ is x normalised over its group."""
+    channels, sites = x.shape[1], x[0, 0].numel()
+    found = torch.empty(2, len(x), channels)
+    places = x.contiguous(), delta.contiguous()
+    sizes = len(x), groups, channels // groups, sites
+    _kernel("group_sums")(*(p.data_ptr() for p in places), *sizes, eps, *(f.data_ptr() for f in found))
+    return found[0], found[1]
+
+
+def norm_sums(x: Tensor, delta: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:
+    """Σ δ x̂ and Σ δ over the positions of every example, (examples, positions, width), by the kernel in C."""
+    found = torch.empty(2, len(x), x.shape[2])
+    places = x.contiguous(), delta.contiguous()
+    numbers = *x.shape, eps, centred
+    _kernel("layer_sums")(*(p.data_ptr() for p in places), *numbers, *(f.data_ptr() for f in found))
+    return found[0], found[1]
+
+
+def _kernel(name: str) -> Callable[..., object]:
+    kernels = native.kernels()
+    assert kernels is not None
+    return kernels[name]
