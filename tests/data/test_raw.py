@@ -149,3 +149,10 @@ def test_rows_that_are_not_side_by_side_are_the_ones_that_are_read(frozen, step)
     expected = gradient.bounded_sum(Table(ROWS[drawn], Y[drawn]), w, CLIP)
     for some in (table.take(drawn), table.take(slice(None, None, step))):
         np.testing.assert_allclose(gradient.bounded_sum(some, w, CLIP), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_truth_values_that_are_stored_as_255_are_measured_as_they_are_added():
+    rows = np.frombuffer(bytes([255, 0, 255, 255] * 3000), dtype=np.bool_).reshape(-1, 4)
+    gradient, w = Gradient(logistic, Features(4, scale=np.eye(4), intercept=0.0)), np.zeros(4)
+    total = gradient.bounded_sum(Table(rows, np.ones(3000)), w, ft.ClipNorm(0.5))
+    np.testing.assert_allclose(np.linalg.norm(total), 1500)

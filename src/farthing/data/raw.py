@@ -119,6 +119,8 @@ def stored(X: Any, y: Any) -> Stored | None:
     kind = _DENSE.get(X.dtype.char) if isinstance(X, np.ndarray) else None
     if kind is None or not X.dtype.isnative or not X.flags.aligned:
         return None
+    if X.dtype.char == "?" and X.view(np.uint8).max(initial=0) > 1:  # numpy reads 1 there, a kernel would not
+        return None
     stride, odd = divmod(X.strides[0], X.itemsize)
     if odd or X.strides[1] != X.itemsize:
         return None
