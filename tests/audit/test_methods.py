@@ -37,6 +37,7 @@ EFFORTS = dict.fromkeys(methods.MODELS, 0.07) | {
 }
 EFFORTS |= dict.fromkeys(["fixed-size", "quantile", "sgd1", "sgd2", "dpagd"], 0.08)
 EFFORTS |= dict.fromkeys(["additive", "additive-regression", "descent", "gradient", "addp"], 0.12)
+EFFORTS |= dict.fromkeys(["fedsgd", "fedavg", "addp-poisson", "functional", "least-squares"], 0.12)
 
 
 @pytest.mark.slow

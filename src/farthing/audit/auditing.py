@@ -224,6 +224,7 @@ Statistic = Scores | FittedStatistic
 Mechanism = Callable[[Any, int, Stream], Any]
 
 _THRESHOLDS = 400  # chosen on runs that are not counted
+_STRICTER = 100  # times less failure allowed in that choice, so that no threshold wins by luck in a tail
 
 
 def audit_mechanism(
@@ -350,8 +351,9 @@ def judge(
             raise InvalidValue(
                 f"trials must be at least 4 where a threshold is chosen on half of them, got {trials}"
             )
+        strict = 1 - (1 - confidence) / _STRICTER
         chosen = [
-            _choose(statistic, without[:half], within[:half], curve, claim, confidence, trials - half)
+            _choose(statistic, without[:half], within[:half], curve, claim, strict, trials - half)
             for _, statistic in statistics
         ]
         best = max(range(len(chosen)), key=lambda place: chosen[place][0])
