@@ -118,6 +118,48 @@ def test_a_party_with_another_source_leaves_and_the_others_go_on(network):
     assert village.check() == {"p0": (1, 1), "p1": (0, 0)}
 
 
+class Unruly:
+    """A transport on which every reply so far comes again, the newest first, and one party stalls a round.
+
+    A reply that was held back comes with those of the next round.
+    """
+
+    def __init__(self, inner):
+        self.inner, self.parties, self.old, self.late, self.stalls = inner, inner.parties, [], [], None
+
+    def exchange(self, requests, seconds):
+        came = list(self.inner.exchange(requests, seconds))
+        held = [reply for reply in came if reply[0] == self.stalls]
+        fresh = [reply for reply in came if reply[0] != self.stalls]
+        swapped = [(other, data) for (other, _), (_, data) in zip(fresh, reversed(fresh), strict=True)]
+        yield from [*reversed(self.old), *self.late, *swapped, *reversed(fresh), *fresh]
+        self.old, self.late = self.old + fresh, held
+
+
+def test_replies_about_a_network_that_come_twice_late_or_out_of_order_count_once(network, monkeypatch):
+    """Of a party that stalls beyond the time of a round, the late reply is not taken for the next one's."""
+    from farthing.deploy import coordinator, roster
+
+    village = network.settle(3).village
+    monkeypatch.setattr(coordinator, "PAUSE", 0.02)
+    monkeypatch.setattr(roster, "PAUSE", 0.02)
+    unruly = Unruly(village.functions())
+    clients = village.clients(unruly, seconds=0.1)
+    clients.invite(Invitation(1.0, rounds=20))
+    w, contributions = network.network.start(), [network.network.gradient] * 2
+    contributions.append(LocalSteps(network.network.gradient, steps=2, lr=0.5))
+    counts, totals = [], []
+    for stalled, contribution in zip((None, "p1", None), contributions, strict=True):
+        unruly.stalls = stalled
+        got = clients.ask(contribution, w)
+        counts.append(got.count)
+        totals.append(got.total)
+    assert counts == [3, 2, 3]
+    assert not np.isclose(totals[0], totals[1]).any()
+    assert [str(party.state) for party in clients.status().parties] == ["here"] * 3
+    assert set(village.check(verify="p1").values()) == {(4, 4)}  # the stalled one was charged as well
+
+
 LIES = [
     ({"body": np.full(23, 1e5)}, Reason.NORM),
     ({"body": np.full(23, np.nan)}, Reason.NONFINITE),
