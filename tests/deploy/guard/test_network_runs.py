@@ -132,8 +132,9 @@ class Unruly:
         held = [reply for reply in came if reply[0] == self.stalls]
         fresh = [reply for reply in came if reply[0] != self.stalls]
         swapped = [(other, data) for (other, _), (_, data) in zip(fresh, reversed(fresh), strict=True)]
-        yield from [*reversed(self.old), *self.late, *swapped, *reversed(fresh), *fresh]
-        self.old, self.late = self.old + fresh, held
+        late = [] if self.stalls else self.late
+        yield from [*reversed(self.old), *late, *swapped, *reversed(fresh), *fresh]
+        self.old, self.late = self.old + fresh, self.late + held
 
 
 def test_replies_about_a_network_that_come_twice_late_or_out_of_order_count_once(network, monkeypatch):
