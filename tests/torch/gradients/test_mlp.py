@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from farthing.queries.bounds import ClipCoordinates, ClipNorm
 from farthing.torch.gradients import mlp
 from farthing.torch.gradients.bookkeeping import Gradient
-from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, plain_sum, rule_of
+from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, Live, plain_sum, rule_of
 from farthing.torch.gradients.mlp import Stack
 from farthing.torch.training.records import Examples
 
@@ -109,6 +109,18 @@ def test_an_example_that_is_not_finite_counts_as_zero(bad, bound, kernels):
         agree(found, others)
 
 
+@pytest.mark.parametrize("bound", BOUNDS)
+def test_blank_rows_count_as_nobody_and_weights_multiply_losses(bound, kernels):
+    gradient, (x, y) = gradient_of(network()), data()
+    weights = torch.tensor([1.0, 0.0, 2.5, 1.0, 0.0, 1.0, 0.5, 1.0, 1.0, 0.0, 1.0])
+    x[4] = float("nan")
+    found, expected = (torch.zeros(gradient._empty(rule_of(bound)).shape) for _ in range(2))
+    rule = rule_of(bound)
+    assert gradient._quick(x, y, weights, rule, found)
+    gradient._add(x, y, weights, rule, Live.of(rule, SIZE, x.device), expected)
+    agree(found, expected)
+
+
 def test_the_given_batch_is_left_alone():
     gradient, (x, y) = gradient_of(nn.Sequential(nn.ReLU(inplace=True), network())), data()
     before = x.clone()
@@ -157,7 +169,8 @@ def test_what_no_stack_takes():
     model, (x, _) = network(), data()
     stack = Stack.of(model, tuple(p.numel() for p in model.parameters()))
     assert stack.fits(x, None, rule_of(ClipNorm(1.0)))
-    assert not stack.fits(x, torch.ones(len(x)), rule_of(ClipNorm(1.0)))
+    assert stack.fits(x, torch.ones(len(x)), rule_of(ClipNorm(1.0)))
+    assert not stack.fits(x, torch.ones(len(x), 1), rule_of(ClipNorm(1.0)))
     assert not stack.fits((x, x), None, rule_of(ClipNorm(1.0)))
     assert not stack.fits(x.double(), None, rule_of(ClipNorm(1.0)))
     assert not stack.fits(x, None, ClipLayers((1.0,), (SIZE,)))

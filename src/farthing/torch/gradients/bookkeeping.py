@@ -242,7 +242,7 @@ class Gradient:
         """total = the sum of a batch by a stack or a graph, if there is one."""
         stack = self._stack
         if stack is not None and stack.fits(inputs, weights, rule):
-            return stack.add(inputs, targets, self._losses, rule, total, True)
+            return stack.add(inputs, targets, self._losses, rule, total, True, weights)
         return self.isolation is None and self._graphs.add(inputs, targets, weights, rule, total, True)
 
     def _evenly(self, examples: int) -> int | None:

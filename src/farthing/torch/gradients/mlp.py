@@ -64,7 +64,9 @@ class Stack:
 
     def fits(self, inputs: Any, weights: Tensor | None, rule: ClipRule) -> bool:
         """Return whether a batch and a clip rule are plain as well, and no hook watches the modules."""
-        if weights is not None or not isinstance(inputs, Tensor) or inputs.dtype != torch.float32:
+        if not isinstance(inputs, Tensor) or inputs.dtype != torch.float32:
+            return False
+        if weights is not None and weights.ndim != 1:
             return False
         if inputs.ndim < 2 or inputs.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return False
@@ -73,11 +75,19 @@ class Stack:
         return not any(map(_watched, self._parts)) and list(_parts(self._model)) == self._parts
 
     def add(
-        self, inputs: Tensor, targets: Any, losses: Losses, rule: ClipRule, total: Tensor, empty: bool
+        self,
+        inputs: Tensor,
+        targets: Any,
+        losses: Losses,
+        rule: ClipRule,
+        total: Tensor,
+        empty: bool,
+        weights: Tensor | None = None,
     ) -> bool:
         """total += (= where it is ``empty``) Σ bounded gradients; False, and nothing done, where it cannot.
 
-        ``losses`` gives the loss of each record from the model's outputs, the targets and their number.
+        ``losses`` gives the loss of each record from the model's outputs, the targets and their number;
+        ``weights``, one a record, multiply them, and rows of weight 0 count as nobody.
         """
         scale, inverse = self._scaled(rule, total)
         with torch.no_grad():
@@ -91,10 +101,13 @@ class Stack:
                 if empty:
                     total.zero_()
                 return True
+            if weights is not None:
+                delta = delta * weights.view(-1, *(1,) * (delta.ndim - 1))
             outer = self._back(delta, inner, between, squares, None if rule.by_coordinate else inverse)
             factors, strange = _factors(rule, squares)
             if rule.extra:
-                more = rule.extras(squares.sqrt().float(), None, rule.live_clip(total.device))
+                present = None if weights is None else weights > 0
+                more = rule.extras(squares.sqrt().float(), present, rule.live_clip(total.device))
                 last = total[-rule.extra :]
                 last.copy_(more) if empty else last.add_(more)
             if strange:
