@@ -62,7 +62,9 @@ def wants_a_row_refused(model, check):
     """One that is not finite, which counts as nothing: an error would tell of it."""
     name = getattr(check, "func", check).__name__
     labels = name == "check_supervised_y_no_nan" and isinstance(model, ft.LinearRegression)
-    return labels or name in {"check_estimators_nan_inf", "check_all_zero_sample_weights_error"}
+    return labels or name in {
+        *("check_estimators_nan_inf", "check_all_zero_sample_weights_error", "check_dtype_object")
+    }
 
 
 # They compare two fits, whose noise differs; or go on with a fitted model that no ledger pays for.
@@ -267,13 +269,26 @@ def odd(value, place=7):
 
 BAD_X = {
     "text": np.full(X.shape, "a"),
-    "a text among objects": odd("a private word").astype(object),
     "no rows": X[:0],
     "no columns": X[:, :0],
     "one dimension": X[:, 0],
     "complex": X + 1j,
     "dates": np.full(X.shape, "2020-01-01", dtype="datetime64[D]"),
 }
+
+
+@pytest.mark.parametrize("cell", ["a private word", {"a": 1}, None])
+def test_a_cell_that_is_no_number_counts_its_row_as_nothing_and_decides_nothing_else(cell):
+    options = {**BUDGET, "bounds": (-10, 10), "random_state": 3}
+    objects = X.astype(object)
+    objects[1, 2] = cell
+    with pytest.warns(UserWarning, match="features are objects"):
+        found = ft.LogisticRegression(**options).fit(objects, Y)
+    blank = X.copy()
+    blank[1] = np.nan
+    np.testing.assert_array_equal(found.coef_, ft.LogisticRegression(**options).fit(blank, Y).coef_)
+    with pytest.warns(UserWarning, match="objects"), pytest.raises(InvalidValue, match="finite numbers only"):
+        found.predict(objects)
 
 
 @pytest.mark.parametrize("kind", [ft.LogisticRegression, ft.LinearSVC, ft.LinearRegression, ft.PCA])

@@ -11,6 +11,7 @@ Traceback (most recent call last):
 farthing.errors.InvalidValue: the cell must be a number
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -23,10 +24,6 @@ T = TypeVar("T")
 
 _LISTED = ("to_pylist", "to_list")  # pyarrow, polars, and pandas' own types: numpy would make floats of nulls
 _REAL = "biuf"  # numpy's letters for booleans, whole numbers and floats
-
-
-class NoNumbers(InvalidValue, TypeError):
-    """Something is not made of numbers."""
 
 
 def attempt(
@@ -49,9 +46,10 @@ def attempt(
 def features(X: Any) -> Any:
     """A table of real numbers, dense or sparse by rows, as it lies in memory; an array of objects as floats.
 
-    An array of objects has no type: every cell is converted, and one that cannot be is refused. A list has
-    none either, and numpy would take one that fits all of its cells: its rows become floats one by one, a
-    cell that is no number becomes NaN, and a row that is not as wide as most is NaN, whatever the others are.
+    An array of objects has no type: every cell becomes a float by itself, and NaN where it is no number,
+    which a warning says of any such array. A list has none either, and numpy would take one that fits all of
+    its cells: its rows become floats one by one, a cell that is no number becomes NaN, and a row that is not
+    as wide as most is NaN, whatever the others are.
 
     >>> features([[1, 2.5], [True, "x"], [3]]).tolist()
     [[1.0, 2.5], [1.0, nan], [nan, nan]]
@@ -177,11 +175,16 @@ def length(rows: Any) -> int:
 
 def _real(values: Any, name: str) -> Any:
     if values.dtype.kind == "O":
-        said = (
-            f"{name} must be numbers (an argument must be a real number, not a string that is no number); "
-            "encode text beforehand"
-        )
-        return attempt(values.astype, np.float64, said=said, error=NoNumbers)
+        if hasattr(values, "tocsr"):
+            raise InvalidValue(f"{name} must be real numbers, got a sparse table of objects")
+        if values.ndim == 2:  # by the form alone
+            warnings.warn(
+                f"{name} are objects: a row with a cell that is no number counts as nothing. Encode text, "
+                "and give an array of floats",
+                UserWarning,
+                stacklevel=2,
+            )
+        return np.frompyfunc(_number, 1, 1)(np.ma.filled(values, None)).astype(np.float64)
     if isinstance(values, np.ma.MaskedArray) and values.dtype.kind in _REAL:
         return np.ma.filled(values.astype(np.float64), np.nan)
     if values.dtype.kind not in _REAL:
