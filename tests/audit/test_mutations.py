@@ -403,18 +403,18 @@ def _(original):
     return lambda self, rows: original(replace(self, order=2), rows)
 
 
-@bug("bias column not clipped", "contributions", tables.Features, "squared_norms")
+@bug("bias column not clipped", "contributions", tables.Table, "_shrunk")
 def _(original):
-    return lambda self, x, unit: original(self, x, unit) - self.intercept**2
+    def shrunk(self, size, norm, features, place):
+        left = np.sqrt(np.maximum(np.square(norm) - features.intercept**2, 0.0))
+        return original(self, size, left, features, place)
+
+    return shrunk
 
 
-@bug("rows not shrunk to their radius", "contributions", tables.Table, "_measure")
+@bug("rows not shrunk to their radius", "contributions", tables.Table, "_shrunk")
 def _(original):
-    def measure(self, x, features, place):
-        unit, _, norm = original(self, x, features, place)
-        return unit, None, norm
-
-    return measure
+    return lambda self, size, norm, features, place: (None, original(self, size, norm, features, place)[1])
 
 
 @bug("a replaced record moves a sum by one clip", "sensitivities", bounds, "_twice_if_replaced")
