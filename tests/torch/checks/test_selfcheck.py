@@ -1,5 +1,6 @@
 """Models in which examples do not stay apart are refused by name, and nothing else is."""
 
+import sys
 from queue import SimpleQueue
 
 import numpy as np
@@ -274,3 +275,42 @@ def test_random_numbers_that_lanes_do_not_take_are_refused_by_name_of_the_way_ou
     gradient = Gradient(RandomInPlace(), nn.CrossEntropyLoss(reduction="none"), route="vmap")
     with pytest.raises(Unsupported, match='route="loop"'):
         gradient.check(torch.zeros(1, 3), torch.zeros(1, dtype=torch.long))
+
+
+class Begun(nn.Module):
+    """A recurrent model whose first state is learnt, beside a rate of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.step, self.head = nn.Linear(2, 2), nn.Linear(2, 3)
+        self.first, self.rate = nn.Parameter(torch.rand(1, 2)), nn.Parameter(torch.rand(2))
+
+    def forward(self, x):
+        state = self.first.expand(len(x), -1)
+        for t in range(3):
+            state = torch.sigmoid(self.rate) * state + torch.tanh(x[:, t] + self.step(state))
+        return self.head(state)
+
+
+class Stumbles:
+    """Torch's counter of operations, where it stumbles over a view of a parameter."""
+
+    def __init__(self, display):
+        raise AssertionError("Expected gradient function to be set")
+
+
+def test_a_model_whose_operations_torch_cannot_count_is_taken(monkeypatch, one_by_one):
+    monkeypatch.setitem(sys.modules, "torch._dynamo", sys.modules.get("torch._dynamo", object()))
+    monkeypatch.setattr(independence, "FlopCounterMode", Stumbles)
+    torch.manual_seed(0)
+    model, x, y = Begun(), torch.randn(5, 3, 2), torch.randint(3, (5,))
+    loss = nn.CrossEntropyLoss(reduction="none")
+    assert independence._operations(model, x) > 0
+    gradient = Gradient(model, loss, memory="space")
+    monkeypatch.undo()
+    gradient.check(x, y)
+    found, expected = gradient.rows(x, y), one_by_one(model, loss, x, y)
+    assert (found - expected).norm() <= 1e-5 * expected.norm()
+    balanced = Gradient(model, loss)
+    balanced.check(x, y)
+    assert gradient.most_rows() < balanced.most_rows()

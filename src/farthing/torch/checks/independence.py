@@ -87,12 +87,18 @@ def _operations(model: nn.Module, inputs: Any) -> int:
     Torch's own counter imports its compiler, which takes seconds. Where nobody has imported that, no part of
     the model is compiled, and counting is simple.
     """
-    ours = "torch._dynamo" not in sys.modules
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of counting in a model with compiled parts
-        with _Counted() if ours else FlopCounterMode(display=False) as counter:  # type: ignore[no-untyped-call]
+        if "torch._dynamo" in sys.modules:
+            try:
+                with FlopCounterMode(display=False) as counter:
+                    call(model, inputs)
+                return int(counter.get_total_flops())
+            except AssertionError:  # its tracker of modules stumbles over views of parameters
+                pass
+        with _Counted() as counted:  # type: ignore[no-untyped-call]
             call(model, inputs)
-    return int(counter.total if ours else counter.get_total_flops())
+    return counted.total
 
 
 class _Counted(TorchDispatchMode):

@@ -89,7 +89,7 @@ class Gradient:
     memory : {"balanced", "speed", "space"}, default "balanced"
         How much memory a GPU may give for time: per-example gradients are kept where that is quicker and they
         take little ("balanced": of convolutions also where they take more), much, or no more memory than
-        what they are made of.
+        what they are made of. On a CPU "space" sends smaller parts of a batch through the model at once.
     expected_batch_size : float, optional
         The public number of examples to expect in a batch. On a CPU batches of tensors are then summed in
         secret blocks, in float32 (`farthing.torch.kernels.totals`), which is quicker than float64.
@@ -260,7 +260,8 @@ class Gradient:
             return most if self.physical_batch_size is None else min(most, self.physical_batch_size)
         if self._passes is None or self._stack is not None or self._first.device.type != "cpu":
             return self.physical_batch_size
-        most = max(_FEW, _HELD // max(1, self._passes.plan.held))
+        held = _HELD // 16 if self._memory is Memory.SPACE else _HELD
+        most = max(_FEW, held // max(1, self._passes.plan.held))
         return most if self.physical_batch_size is None else min(most, self.physical_batch_size)
 
     def _checked_publicly(self, inputs: Any, targets: Any, weights: Tensor | None) -> None:
