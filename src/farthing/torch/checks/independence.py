@@ -98,7 +98,7 @@ def _operations(model: nn.Module, inputs: Any) -> int:
                 pass
         with _Counted() as counted:  # type: ignore[no-untyped-call]
             call(model, inputs)
-    return counted.total
+    return int(counted.total)
 
 
 class _Counted(TorchDispatchMode):
