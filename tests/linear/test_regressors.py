@@ -106,6 +106,7 @@ def test_wrong_parameters_are_refused_before_anything_is_charged(kind, options, 
 # Rows that are not finite count as nothing, fits differ by their noise, and no ledger pays for going on.
 UNLIKE = {
     "check_estimators_nan_inf",
+    "check_dtype_object",
     "check_supervised_y_no_nan",
     "check_all_zero_sample_weights_error",
     "check_sample_weight_equivalence_on_dense_data",
