@@ -337,7 +337,7 @@ class Table:
     def _outside(self, limits: tuple[Array, Array] | None, broken: NDArray[np.bool_]) -> bool:
         """Return whether any value lies outside the bounds; mark rows that are not finite, in one pass."""
         outside = False
-        for place in self._places():
+        for place in self._places() if self.X.shape[1] else ():
             x = self.X[place]
             values = x.data if sparse.issparse(x) else x
             least, most = (values.min(), values.max()) if values.size else (np.inf, -np.inf)
