@@ -79,7 +79,7 @@ def test_probabilities_beside_identifiers(run: Any) -> None:
     for wrong in (("--threshold", "1.5"), ("--threshold", "x"), ("--id", "nobody")):
         assert run("predict", "fit", "a.csv", *wrong).code == 2
     assert run(*TRAIN, "--model", "svm").code == 0
-    assert "train with --model logistic" in run("predict", "fit", "a.csv", "--proba").err
+    assert "not with --model svm" in run("predict", "fit", "a.csv", "--proba").err
 
 
 def test_missing_cells_and_undeclared_values_are_declared(run: Any) -> None:

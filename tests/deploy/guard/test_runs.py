@@ -433,7 +433,7 @@ def test_parties_are_found_where_every_look_at_them_takes_longer_than_an_exchang
 # --- only sums are seen
 
 
-DISTRIBUTED = {"limits": 'trust = "distributed"\ncolluding = 1', "epsilon": 1e6}
+DISTRIBUTED = {"limits": 'trust = "distributed"\ncolluding = 1', "epsilon": 1e3}
 
 
 def invitation(survivors=2):

@@ -13,7 +13,7 @@ from farthing.federated.terms import Invitation
 def session(draw, parties=10, records=6000, size=10**6):
     invitation = Invitation(1.0, draw, 100, noise_multiplier=3.0, trust="distributed", survivors=parties // 2)
     terms = invitation.terms(ft.Budget(8.0, 1e-5, observer="aggregate"), records)
-    question = SimpleNamespace(shape=(size,))
+    question = SimpleNamespace(shape=(size,), answered=(size,))
     return Session(question, b"", {f"p{n}": terms for n in range(parties)}, parties * records, {}, 1, 1.0)  # type: ignore[arg-type]
 
 

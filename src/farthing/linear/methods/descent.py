@@ -147,13 +147,14 @@ def along(
     if height:
         rates[-1] = min(1 / (curvature * height**2), 2 * reach / height)
     velocity, total, count = np.zeros_like(w), np.zeros_like(w), 0
-    t, left, first = 0, part, steps * (1 - AVERAGED)
+    t, left, each, first = 0, part, part / steps, steps * (1 - AVERAGED)
     while t < steps:
-        t, each = t + 1, left / (steps - t)
+        t += 1
         slope, noise = schedule.mean(each, gradient, bound, w)
         left -= each
         if ample and steps - t > LAST and np.square(slope).sum() < SETTLED * slope.size * noise**2:
             steps, first = t + max(LAST, (steps - t) // 2), t  # what is left buys fewer, with less noise
+            each = left / (steps - t)
         slope[:d] += directions @ ((directions.T @ slope[:d]).T * longer).T
         velocity = MOMENTUM * velocity - (slope.T * rates).T
         w = w + velocity
