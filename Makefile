@@ -44,9 +44,9 @@ demo-parties: $(VENV)/.flower
 test: lint types
 	$(PYTEST) $(WORKERS) -m "not slow"
 
-# One worker more: many of these tests wait. FARTHING_EXPLORE=1 makes the longest of them several times as long.
+# Two workers more: many of these tests wait. FARTHING_EXPLORE=1 makes the longest of them several times as long.
 test-slow: $(VENV)/.dev
-	$(PYTEST) $$(($(WORKERS) + 1)) -m slow
+	$(PYTEST) $$(($(WORKERS) + 2)) -m slow
 
 test-anywhere: $(VENV)/.dev
 	BIN=$(abspath $(BIN)) tools/anywhere $(CONDITIONS)

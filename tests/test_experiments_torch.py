@@ -26,6 +26,8 @@ NAMES = (
     "mnist-recipe",
     "cifar10-recipe",
 )
+if not os.environ.get("FARTHING_EXPLORE"):  # these are drawn as others are
+    NAMES = tuple(name for name in NAMES if name not in ("adadp-figure-2", "adadp-figure-3", "adapting"))
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 

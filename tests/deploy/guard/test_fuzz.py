@@ -199,4 +199,4 @@ def test_lies_in_every_field(village, nursery, books):
 
 @pytest.mark.slow
 def test_lies_in_every_field_for_long(village, nursery, books):
-    fuzz(village, nursery, books, 40, 50)
+    fuzz(village, nursery, books, 20, 50)
