@@ -152,6 +152,7 @@ ODD: list[Any] = [
     [1],
     b"x",
 ]
+ODD += [np.timedelta64(3)]  # of no unit: its hash raises a ValueError
 ODD += ["2000-01-06", date(2000, 1, 6), np.datetime64("2000-01-06"), np.datetime64("2000-01-06T05", "ns")]
 COLUMNS = (
     Numeric("cell", 0, 10, missing=5),
@@ -182,6 +183,13 @@ def test_a_record_more_changes_no_other_records_features(column: Any, made: Any)
 )
 def test_what_only_numpy_takes_for_a_number_is_none(cell: Any) -> None:
     assert np.isnan(numbers("cell", [cell, 1.0])).tolist() == [True, False]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_number_beyond_float64_is_not_told_by_a_warning() -> None:
+    with np.errstate(over="raise"):
+        found = numbers("cell", np.array(["1", "1e400"], dtype=np.longdouble))
+    assert found.tolist() == [1.0, math.inf]
 
 
 def test_dates_of_any_precision_are_the_same_day() -> None:

@@ -52,3 +52,9 @@ def test_one_record_more_does_not_change_the_precision_of_the_others(edge, monke
         found = [compact(rows[: edge + more], (0, 1), records)[0] for more in (-1, 0, 1)]
         assert len({table.dtype for table in found}) == 1
         np.testing.assert_array_equal(found[0], found[2][: edge - 1])
+
+
+def test_a_label_that_cannot_be_looked_up_is_none_of_the_classes():
+    labels = np.array([1, None, 0], dtype=object)
+    labels[1] = np.timedelta64(3)  # of no unit: its hash raises a ValueError
+    assert np.array_equal(checks.codes(labels, np.array([0, 1])), [1.0, np.nan, 0.0], equal_nan=True)

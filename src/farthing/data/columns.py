@@ -293,7 +293,7 @@ class Categorical:
         cells = _cells(arrays.column(values, f"column {self.name!r}"))
         try:
             found = list(map(position.get, cells, repeat(-1)))
-        except TypeError:  # a cell that cannot be looked up
+        except Exception:  # a cell that cannot be looked up, as numpy's interval of no unit
             found = [position.get(cell, -1) if isinstance(cell, str) else -1 for cell in cells]
         codes = np.array(found, dtype=np.int64)
         for place in np.flatnonzero(codes < 0):
@@ -376,7 +376,8 @@ def numbers(name: str, values: ArrayLike) -> NDArray[np.float64]:
         hint = ": declare first and last in place of low and high" if raw.dtype.kind == "M" else ""
         raise InvalidValue(f"column {name!r} must hold numbers, got {raw.dtype.type.__name__}{hint}")
     if raw.dtype.kind in "biuf":
-        return np.asarray(raw, dtype=np.float64)
+        with np.errstate(over="ignore"):  # of a wider float: a warning would tell that there is one
+            return np.asarray(raw, dtype=np.float64)
     cells = raw.tolist()
     try:
         if _PLAIN.issuperset(map(type, cells)):  # of these numpy makes what `_number` does

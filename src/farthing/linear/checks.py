@@ -96,5 +96,5 @@ def codes(y: NDArray[Any], classes: NDArray[Any]) -> Array:
 def _place(label: Any, known: dict[Any, int]) -> float:
     try:
         return float(known.get(label, np.nan))
-    except TypeError:  # nothing that could be looked up
+    except Exception:  # nothing that could be looked up
         return float("nan")
