@@ -31,7 +31,7 @@ FOLDERS = [
     "report",
     "cli",
 ]
-TORCH_AUDITS = "audit.deep", "audit.torch_inputs", "audit.network_guards", "audit.adapters"
+TORCH_AUDITS = "audit.deep", "audit.network_laws", "audit.adapters"
 BESIDE = ["errors", "validate", "budget"]
 MODULES = {
     ".".join(path.relative_to(SOURCE).with_suffix("").parts): path

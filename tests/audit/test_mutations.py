@@ -11,7 +11,7 @@ from scipy.special import ndtri
 
 import farthing as ft
 from farthing.accounting import calibrate, filters, gaussian, pairs, pld, rounds
-from farthing.audit import charges, contributions, laws, prices, statistics, steps
+from farthing.audit import charges, laws, prices, statistics, steps
 from farthing.audit.statistics import GaussianCurve
 from farthing.audit.transcripts import Transcript
 from farthing.budget import Adjacency, Observer
@@ -180,9 +180,9 @@ CHECKS = {
     "clients": of_law(charges.uploads_allowed),
     "shares": of_law(charges.shares),
     "uploads": of_law(charges.uploads),
-    "contributions": of_law(contributions.contributions),
-    "objectives": of_law(contributions.objectives),
-    "minimisers": of_law(contributions.minimisers),
+    "contributions": of_law(laws.contributions),
+    "objectives": of_law(laws.objectives),
+    "minimisers": of_law(laws.minimisers),
     "refunds": refunds,
 }
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from farthing.audit import charges, contributions, prices
+from farthing.audit import charges, laws, prices
 from farthing.ledger import failsafe
 from farthing.linear import losses
 from farthing.queries import bounds, mechanisms, query
@@ -59,9 +59,9 @@ BUGS = [
     (charges.failures, an_error_after_the_charge),
     (charges.failures, noise_on_zero_for_all),
     (charges.failures, a_part_that_fails_is_dropped_whole),
-    (contributions.pairs, a_norm_for_outer_products),
-    (contributions.pairs, outer_products_clipped_like_rows),
-    (contributions.pairs, one_number_for_all_coordinates),
+    (laws.pairs, a_norm_for_outer_products),
+    (laws.pairs, outer_products_clipped_like_rows),
+    (laws.pairs, one_number_for_all_coordinates),
 ]
 
 
@@ -72,7 +72,7 @@ def test_planted_bugs_are_caught(law, bug, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "law", [charges.failures, contributions.pairs, prices.election_grids], ids=lambda law: law.__name__
+    "law", [charges.failures, laws.pairs, prices.election_grids], ids=lambda law: law.__name__
 )
 def test_the_real_code_sets_off_no_alarm(law):
     assert law() == []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from farthing.audit import guards
+from farthing.audit import entrances
 from farthing.deploy.guard.keeper import Guard
 from farthing.deploy.guard.policy import Limits
 from farthing.deploy.messages.signed import MessageKind, Reason, refuse
@@ -95,16 +95,16 @@ BUGS = [
 def test_planted_bugs_are_caught(bug, monkeypatch, folder):
     owner, name, changed = bug
     monkeypatch.setattr(owner, name, changed(getattr(owner, name)))
-    assert guards.replies(folder)
+    assert entrances.replies(folder)
 
 
 def test_what_every_guard_once_told_is_caught(monkeypatch, folder):
     """All three together are how the guard was: an answer or `internal`, by one record's label."""
     for owner, name, changed in [*BUGS[-2:], (failsafe, "refusal", failures_after_the_charge_are_told)]:
         monkeypatch.setattr(owner, name, changed(getattr(owner, name)))
-    said = guards.replies(folder)
+    said = entrances.replies(folder)
     assert any("multinomial" in text and "label 77" in text for text in said)
 
 
 def test_the_real_guard_sets_off_no_alarm(folder):
-    assert guards.replies(folder) == []
+    assert entrances.replies(folder) == []

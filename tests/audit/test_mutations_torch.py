@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from farthing.audit import torch_inputs  # noqa: E402
+from farthing.audit import network_laws  # noqa: E402
 from farthing.torch.checks import leftovers, overlap  # noqa: E402
 from farthing.torch.gradients import tape  # noqa: E402
 from farthing.torch.training import (  # noqa: E402
@@ -79,23 +79,23 @@ def no_size(original):
 
 
 BUGS = [
-    (torch_inputs.leaves, tape.Tape, "back", gradients_of_every_leaf),
-    (torch_inputs.leaves, leftovers, "_leaves", no_leaves),
-    (torch_inputs.attributes, leftovers, "changes", no_changes),
-    (torch_inputs.attributes, leftovers, "refuse", nothing),
-    (torch_inputs.attributes, leftovers.Wall, "__exit__", a_wall_that_lets_through),
-    (torch_inputs.attributes, leftovers, "_restore", attributes_are_left),
-    (torch_inputs.attributes, leftovers.Wall, "_tensors", tensors_are_left),
-    (torch_inputs.collating, collating.Reader, "read", the_whole_batch_is_collated),
-    (torch_inputs.collating, collating.Reader, "_refuse_padding", nothing),
-    (torch_inputs.refusals, plan, "target_range", nothing),
-    (torch_inputs.refusals, runs, "rehearsed", nothing),
-    (torch_inputs.refusals, runs, "one_by_one", nothing),
-    (torch_inputs.refusals, randomness, "_CASES", no_size),
-    (torch_inputs.ranks, distributed, "refuse_different", contents_are_not_compared),
-    (torch_inputs.ranks, distributed, "refuse_different", forms_are_not_compared),
-    (torch_inputs.ranks, distributed, "refuse_different", nothing),
-    (torch_inputs.scores, overlap, "_meet", never),
+    (network_laws.leaves, tape.Tape, "back", gradients_of_every_leaf),
+    (network_laws.leaves, leftovers, "_leaves", no_leaves),
+    (network_laws.attributes, leftovers, "changes", no_changes),
+    (network_laws.attributes, leftovers, "refuse", nothing),
+    (network_laws.attributes, leftovers.Wall, "__exit__", a_wall_that_lets_through),
+    (network_laws.attributes, leftovers, "_restore", attributes_are_left),
+    (network_laws.attributes, leftovers.Wall, "_tensors", tensors_are_left),
+    (network_laws.collating, collating.Reader, "read", the_whole_batch_is_collated),
+    (network_laws.collating, collating.Reader, "_refuse_padding", nothing),
+    (network_laws.refusals, plan, "target_range", nothing),
+    (network_laws.refusals, runs, "rehearsed", nothing),
+    (network_laws.refusals, runs, "one_by_one", nothing),
+    (network_laws.refusals, randomness, "_CASES", no_size),
+    (network_laws.ranks, distributed, "refuse_different", contents_are_not_compared),
+    (network_laws.ranks, distributed, "refuse_different", forms_are_not_compared),
+    (network_laws.ranks, distributed, "refuse_different", nothing),
+    (network_laws.scores, overlap, "_meet", never),
 ]
 
 
@@ -107,4 +107,4 @@ def test_planted_bugs_are_caught(bug, monkeypatch):
 
 
 def test_the_real_code_sets_off_no_alarm():
-    assert torch_inputs.brought() == []
+    assert network_laws.brought() == []

@@ -12,6 +12,7 @@ from scipy.special import ndtr
 
 from farthing.accounting import pld
 from farthing.accounting.filters import BasicFilter, GdpFilter
+from farthing.audit.games import all_of
 from farthing.audit.laws import off_law
 from farthing.budget import Adjacency, Budget, Observer, Unit
 from farthing.data.tables import Features
@@ -60,18 +61,6 @@ def answers(stream: Stream) -> list[str]:
     if given * 0.01 > GdpFilter(_BUDGET).mu ** 2 * (1 + 1e-9):
         complaints.append(f"{given} answers do not fit the budget")
     return complaints + _verified(ledger)
-
-
-def all_of(ask: Callable[[], Any], most: int = 500) -> int:
-    """Return how many answers the ledger gives before it refuses, ``most`` at most."""
-    given = 0
-    while given < most:
-        try:
-            ask()
-        except BudgetSpent:
-            return given
-        given += 1
-    return given
 
 
 def _verified(ledger: Ledger) -> list[str]:

@@ -18,12 +18,11 @@ from farthing.accounting.menu import Menu
 from farthing.audit import as_published, released, statistics, transcripts
 from farthing.audit.as_published import FarthestMove, WeightMoved
 from farthing.audit.auditing import ATTACKED_AS, NOT_ATTACKED, Verdict
-from farthing.audit.correlated import BandedTarget, BufferedTarget
-from farthing.audit.personal import PersonalTarget
+from farthing.audit.games import MenuGame, TuningGame
+from farthing.audit.plans import BandedTarget, BufferedTarget, PersonalTarget
 from farthing.audit.released import ReleasedTarget
 from farthing.audit.statistics import GaussianCurve, Unknown
 from farthing.audit.steps import canary_pair
-from farthing.audit.strategies import MenuGame
 from farthing.audit.targets import (
     DELTA,
     AskedTarget,
@@ -36,7 +35,6 @@ from farthing.audit.targets import (
     Tick,
     TrainedTarget,
 )
-from farthing.audit.tunings import TuningGame
 from farthing.budget import Adjacency, Budget, Observer
 from farthing.data.tables import Features, Table
 from farthing.errors import InvalidValue, Unsupported

@@ -13,15 +13,12 @@ from typing import Any
 from farthing import validate
 from farthing.audit import (
     charges,
-    contributions,
     entrances,
-    guards,
+    games,
     laws,
     methods,
     prices,
     steps,
-    strategies,
-    tunings,
 )
 from farthing.audit.auditing import ATTACKED_AS, attacks
 from farthing.audit.methods import Finding
@@ -86,21 +83,21 @@ def lawful(method: str | None, stream: Stream | None = None) -> dict[str, list[s
         "draws": laws.draws(words),
         "prices": prices.divergences() + prices.gaussians(),
         "filters": prices.filters() + prices.countdowns(),
-        "menus": strategies.games() + strategies.dominations(),
-        "tuning": tunings.selections() + tunings.runs(words),
+        "menus": games.games() + games.dominations(),
+        "tuning": games.selections() + games.runs(words),
         "charges": charges.answers(words) + charges.promises(words) + charges.order(words),
         "failures": charges.failures(),
         "copies": charges.copies(words),
-        "contributions": contributions.contributions(words) + contributions.pairs(),
+        "contributions": laws.contributions(words) + laws.pairs(),
         "sums": steps.sums(words),
         "entrances": entrances.refusals(),
-        "perturbation": contributions.objectives(words) + contributions.minimisers(words),
+        "perturbation": laws.objectives(words) + laws.minimisers(words),
         "models": _models(),
         "clients": charges.uploads_allowed(words) + charges.shares(words) + charges.uploads(words),
     }
     with tempfile.TemporaryDirectory() as folder:
-        told["refunds"] = charges.refunds(words, folder) + strategies.blocks(folder)
-        told["guards"] = guards.replies(folder) + _network_guards(folder)
+        told["refunds"] = charges.refunds(words, folder) + games.blocks(folder)
+        told["guards"] = entrances.replies(folder) + _network_guards(folder)
     return told
 
 
@@ -108,18 +105,18 @@ def _models() -> list[str]:
     """Return the complaints about models and datasets, where torch is installed."""
     if find_spec("torch") is None:
         return []
-    from farthing.audit import torch_inputs
+    from farthing.audit import network_laws
 
-    return torch_inputs.brought()
+    return network_laws.brought()
 
 
 def _network_guards(folder: str) -> list[str]:
     """Return the complaints about guards over networks, where torch is installed."""
     if find_spec("torch") is None:
         return []
-    from farthing.audit import network_guards
+    from farthing.audit import network_laws
 
-    return network_guards.replies(folder)
+    return network_laws.replies(folder)
 
 
 def law_lines(told: dict[str, list[str]]) -> str:

@@ -1,4 +1,4 @@
-"""The commands about tables: ``farthing train``, ``schema`` and ``predict``."""
+"""The commands about tables: ``farthing train``, ``schema``, ``predict`` and ``sample``."""
 
 import json
 import logging
@@ -52,6 +52,9 @@ if TYPE_CHECKING:  # what opens numpy is opened by the commands
     from farthing.data.csv_files import Csv
     from farthing.ledger.ledger import Ledger
     from farthing.queries.query import Step
+
+
+from importlib.resources import files
 
 _SHOWN = 0.1  # seconds between two looks at the progress
 
@@ -395,3 +398,22 @@ def _as_csv(names: list[str], rows: list[tuple[Any, ...]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([names, *rows])
     return text.getvalue()
+
+
+NAMES = "people.csv", "people.json"
+
+
+def sample(
+    out: Annotated[Path, typer.Option("-o", "--out", help="The folder to copy them into.")] = Path(),
+    force: Force = False,
+) -> int:
+    """Writes people.csv, 3,000 people who do not exist, and its schema people.json."""
+    from farthing.data.model_file import check_writable, write
+
+    folder = files("farthing.data") / "datasets"
+    for name in NAMES:
+        check_writable(out / name, force)
+    for name in NAMES:
+        write(out / name, (folder / name).read_bytes())
+        emit(str(out / name))
+    return 0

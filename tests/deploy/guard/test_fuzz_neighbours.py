@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from farthing.audit import guards
+from farthing.audit import entrances
 from farthing.deploy.guard.answerable import Networks
 from farthing.deploy.messages.networks import NetworkKind
 from farthing.deploy.messages.signed import (
@@ -35,9 +35,9 @@ from farthing.federated.terms import Exactly, Trust
 from farthing.queries.samplers import Everyone, Poisson
 
 try:
-    from farthing.audit import network_guards
+    from farthing.audit import network_laws
 except ModuleNotFoundError:  # without torch
-    network_guards = None
+    network_laws = None
 
 KEYS = {name: Signer.new() for name in ("coordinator", "p0", "p1", "p2", "stranger")}
 ENROLLED = {name: KEYS[name].public for name in ("p0", "p1", "p2")}
@@ -89,7 +89,7 @@ NETWORK = {
 class State:
     """What a coordinator knows of its conversation with one guard."""
 
-    talk: guards.Conversation
+    talk: entrances.Conversation
     rounds: int = 0
     session: dict = field(default_factory=dict)  # header, adverts, members, boxes, what came back
 
@@ -109,12 +109,12 @@ def local(rng, state, draw):
     what = rng.random()
     if what < 0.05:
         return MessageKind.HELLO, start, b""
-    kind = rng.choice(list(guards.LOSSES))
+    kind = rng.choice(list(entrances.LOSSES))
     shape = (3, 3) if kind == "multinomial" else (3,)
     if rng.random() < 0.1:
         shape = rng.choice([(3, 2), (3, 1), (3,), (3, 3), (2,), (4, 3), (1, 1)])
     number = state.rounds + 1 if what > 0.3 else rng.randint(0, state.rounds + 2)
-    header, body = guards._header(
+    header, body = entrances._header(
         number, kind, draw, weights(rng, shape), radius=rng.choice([None, None, 1.0])
     )
     if what < 0.12:
@@ -127,7 +127,7 @@ def local(rng, state, draw):
 
 def networks(rng, state, draw):
     """A valid message about a network: any question; the next, or an earlier one."""
-    asked = network_guards.asked(
+    asked = network_laws.asked(
         "0" * 64 if rng.random() < 0.05 else state.talk.guard.policy.models["tiny"].hash,
         NetworkKind(rng.choice(["gradient", "gradient", "steps", "update"])),
         steps=rng.randint(1, 4),
@@ -135,11 +135,11 @@ def networks(rng, state, draw):
     )
     number = state.rounds + 1 if rng.random() > 0.25 else rng.randint(0, state.rounds + 2)
     if number % 7 == 3:
-        asked = network_guards.asked(asked.source, NetworkKind.EVALUATION, cap=1e-3 * number, clip=900.0)
+        asked = network_laws.asked(asked.source, NetworkKind.EVALUATION, cap=1e-3 * number, clip=900.0)
     size = rng.choice([0.0, 1.0, 100.0, 100.0, 1e7, 3e38, math.nan, math.inf]) if rng.random() < 0.4 else 1.0
-    count = rng.choice([1, 5, 7, 600]) if rng.random() < 0.05 else network_guards.SIZE
+    count = rng.choice([1, 5, 7, 600]) if rng.random() < 0.05 else network_laws.SIZE
     w = [rng.uniform(-1, 1) * size for _ in range(count)]
-    header, body = network_guards.question(number, asked, w, draw)
+    header, body = network_laws.question(number, asked, w, draw)
     if rng.random() < 0.08:
         start = {"run": "run", "round": 0, "nonce": "0" * 32, "dataset": "d"}
         return MessageKind.PROPOSAL, start | {"invitation": header["invitation"]}, b""
@@ -152,7 +152,7 @@ def masked(rng, state, draw):
     known, step = state.session, rng.random()
     if not known or step < (0.02 if known["step"] < 5 else 0.25):
         state.rounds += 1
-        header, body = guards._header(state.rounds, "logistic", trust=Trust.DISTRIBUTED, survivors=2)
+        header, body = entrances._header(state.rounds, "logistic", trust=Trust.DISTRIBUTED, survivors=2)
         header["weights"] = digest(body)
         session = session_of(header)
         members = {
@@ -268,15 +268,15 @@ class Books:
 
 def episode(folder, seed, count, other, valid, draw, trust, books, verify, kept=None):
     """Messages to two guards; what was replied, and how many answers were charged."""
-    first, found = next(guards.neighbours() if kept is None else network_guards.neighbours()), Counter()
+    first, found = next(entrances.neighbours() if kept is None else network_laws.neighbours()), Counter()
     opened, states = [], []
     for name, records in (("one", first), ("other", other)):
         (folder / name).mkdir(parents=True)
         if kept is None:
-            opened.append(guards.kept(folder / name, records, trust, KEYS))
+            opened.append(entrances.kept(folder / name, records, trust, KEYS))
         else:
             opened.append(kept(folder / name, records))
-        states.append(State(guards.Conversation(opened[-1], KEYS["coordinator"])))
+        states.append(State(entrances.Conversation(opened[-1], KEYS["coordinator"])))
     try:
         for number in range(count):
             replies = []
@@ -315,7 +315,7 @@ def fuzzed(village, books, messages, episodes, verified):
     So many ledgers have their spend recomputed from an export; all are read by code that shares nothing.
     """
     found, charged = Counter(), 0
-    others = list(guards.neighbours())[1:]
+    others = list(entrances.neighbours())[1:]
     for seed in range(episodes):
         talk = TALKS[seed % len(TALKS)]
         folder = village.folder / str(seed)
@@ -348,8 +348,8 @@ def fuzzed_networks(village, books, messages, episodes):
     """The same for guards over a network, whose model is made and checked once."""
     from farthing.torch.training.records import Examples
 
-    first, *others = network_guards.neighbours()
-    checked = Networks(network_guards.policy_of(village.folder, KEYS), Examples(first[1]))
+    first, *others = network_laws.neighbours()
+    checked = Networks(network_laws.policy_of(village.folder, KEYS), Examples(first[1]))
     found, charged = Counter(), 0
     for seed in range(episodes):
         told, paid = episode(
@@ -358,11 +358,11 @@ def fuzzed_networks(village, books, messages, episodes):
             messages // episodes,
             others[seed % len(others)],
             networks,
-            network_guards.DRAWS[seed % 2],
+            network_laws.DRAWS[seed % 2],
             Trust.LOCAL,
             books,
             seed == 0,
-            lambda folder, records: network_guards.kept(folder, records, KEYS, checked),
+            lambda folder, records: network_laws.kept(folder, records, KEYS, checked),
         )
         found, charged = found + told, charged + paid
     assert found.total() == messages
@@ -372,12 +372,12 @@ def fuzzed_networks(village, books, messages, episodes):
     return found, charged
 
 
-@pytest.mark.skipif(network_guards is None, reason="without torch")
+@pytest.mark.skipif(network_laws is None, reason="without torch")
 def test_hundreds_of_messages_about_a_network_at_neighbouring_guards(village, books):
     fuzzed_networks(village, books, 200, 2)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(network_guards is None, reason="without torch")
+@pytest.mark.skipif(network_laws is None, reason="without torch")
 def test_thousands_of_messages_about_a_network_at_neighbouring_guards(village, books):
     fuzzed_networks(village, books, 20_000 if os.environ.get("FARTHING_EXPLORE") else 2_000, 20)

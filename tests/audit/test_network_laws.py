@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from farthing.audit import network_guards
+from farthing.audit import network_laws
 from farthing.deploy.guard.keeper import Guard
 from farthing.deploy.messages.signed import MessageKind, Reason, refuse
 from farthing.ledger import failsafe
@@ -15,21 +15,21 @@ def some(monkeypatch):
     """Some neighbours, one draw: enough to see a bug."""
 
     def take(*places):
-        found = [list(network_guards.neighbours())[place] for place in places]
-        monkeypatch.setattr(network_guards, "neighbours", lambda: found)
-        monkeypatch.setattr(network_guards, "DRAWS", network_guards.DRAWS[:1])
+        found = [list(network_laws.neighbours())[place] for place in places]
+        monkeypatch.setattr(network_laws, "neighbours", lambda: found)
+        monkeypatch.setattr(network_laws, "DRAWS", network_laws.DRAWS[:1])
 
     return take
 
 
 def test_no_reply_of_a_guard_over_networks_tells_of_these_records(tmp_path, some):
     some(0, 1, 3, -1)
-    assert network_guards.replies(str(tmp_path)) == []
+    assert network_laws.replies(str(tmp_path)) == []
 
 
 @pytest.mark.slow
 def test_no_reply_of_a_guard_over_networks_tells_of_a_record(tmp_path):
-    assert network_guards.replies(str(tmp_path)) == []
+    assert network_laws.replies(str(tmp_path)) == []
 
 
 def a_refusal_tells_of_a_class(original):
@@ -76,4 +76,4 @@ def test_planted_bugs_are_caught(bug, tmp_path, monkeypatch, some):
         from farthing.torch.training.records import Examples
 
         monkeypatch.setattr(Examples, "within", lambda self, classes, others=(): self)
-    assert network_guards.replies(str(tmp_path))
+    assert network_laws.replies(str(tmp_path))

@@ -5,7 +5,7 @@ import pytest
 
 from farthing.accounting import tuning as prices
 from farthing.accounting.tuning import RunCount
-from farthing.audit import methods, tunings
+from farthing.audit import games, methods
 from farthing.ledger import tuning as ledgers
 from farthing.noise.lattice import SeededStream
 from farthing.noise.streams import Stream
@@ -19,14 +19,14 @@ def fresh():
 
 
 def test_the_library_as_it_is_gives_no_cause_for_complaint():
-    assert tunings.selections() == []
-    assert tunings.runs(Stream()) == []
+    assert games.selections() == []
+    assert games.runs(Stream()) == []
 
 
 @pytest.mark.slow
 def test_a_fixed_number_of_runs_is_noticed(monkeypatch):
     monkeypatch.setattr(RunCount, "draw", lambda self, stream: 10)
-    assert "another distribution" in tunings.runs(SeededStream(0))[0]
+    assert "another distribution" in games.runs(SeededStream(0))[0]
 
 
 @pytest.mark.slow
@@ -34,7 +34,7 @@ def test_the_price_of_one_run_is_noticed(monkeypatch):
     real = prices.largest_mu
     monkeypatch.setattr(prices, "largest_mu", lambda budget, runs: budget.mu)
     monkeypatch.setattr(ledgers, "_paid", lambda ledger, event: ledgers.Receipt(0, "", event))
-    assert any("costs more" in told for told in tunings.runs(SeededStream(0)))
+    assert any("costs more" in told for told in games.runs(SeededStream(0)))
     assert real is not prices.largest_mu
 
 
@@ -44,7 +44,7 @@ def test_a_run_with_more_than_was_paid_for_is_noticed(monkeypatch):
     monkeypatch.setattr(
         ledgers, "_rule", lambda run, delta, terms: real(type(run)(run.noise / 1.5), delta, terms)
     )
-    assert any("1.5" in told for told in tunings.runs(SeededStream(0)))
+    assert any("1.5" in told for told in games.runs(SeededStream(0)))
 
 
 @pytest.mark.slow
@@ -57,21 +57,21 @@ def test_a_price_that_forgets_how_scores_move_is_noticed(monkeypatch):
 
     monkeypatch.setattr(prices.Selection, "of", classmethod(careless))
     prices.selection.cache_clear()
-    assert tunings.selections()
+    assert games.selections()
 
 
 @pytest.mark.slow
 def test_a_price_that_forgets_the_number_of_runs_is_noticed(monkeypatch):
     real = prices.Selection.delta
     monkeypatch.setattr(prices.Selection, "delta", lambda self, epsilon: real(self, epsilon) / 2.5)
-    assert tunings.selections()
+    assert games.selections()
 
 
 @pytest.mark.slow
 def test_another_distribution_than_the_one_that_is_priced_is_noticed(monkeypatch):
     fixed = np.append(np.zeros(10), 1.0)
-    monkeypatch.setattr(tunings, "distribution", lambda runs: fixed)
-    assert tunings.selections()
+    monkeypatch.setattr(games, "distribution", lambda runs: fixed)
+    assert games.selections()
 
 
 def test_a_score_that_was_looked_up_in_the_records_tells_everything():
@@ -81,7 +81,7 @@ def test_a_score_that_was_looked_up_in_the_records_tells_everything():
         def run(candidate, own):
             return candidate, float(candidate == record)
 
-        return ledgers.best_of(run, [0, 1], ledgers.Ledger(tunings._BUDGET), runs=30.0).candidate
+        return ledgers.best_of(run, [0, 1], ledgers.Ledger(games._BUDGET), runs=30.0).candidate
 
     told = [[released(record) for _ in range(40)] for record in (False, True)]
     assert np.mean(told[1]) - np.mean(told[0]) > 0.5

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from farthing.audit import correlated
-from farthing.audit.correlated import BandedTarget, BufferedTarget
+from farthing.audit import plans
+from farthing.audit.plans import BandedTarget, BufferedTarget
 from farthing.noise.lattice import SeededStream
 from farthing.queries.correlated import BandedGaussian
 
@@ -33,13 +33,13 @@ def test_noise_for_one_row_instead_of_a_column_is_refuted(monkeypatch):
         return bits, cell / 2
 
     planted = type("Planted", (BandedGaussian,), {"grid": smaller, "__slots__": ()})
-    monkeypatch.setattr(correlated, "BandedGaussian", planted)
+    monkeypatch.setattr(plans, "BandedGaussian", planted)
     assert broken(SURE)
 
 
 def test_noise_that_begins_anew_at_every_turn_is_less_correlated_and_not_refuted(monkeypatch):
     fresh = type("Fresh", (BandedGaussian,), {"begin": lambda self: self, "__slots__": ()})
-    monkeypatch.setattr(correlated, "BandedGaussian", fresh)
+    monkeypatch.setattr(plans, "BandedGaussian", fresh)
     assert not broken(SOUND)
 
 

@@ -8,8 +8,8 @@ from scipy.stats import binom
 
 import farthing as ft
 from farthing.accounting import menu as menus
-from farthing.audit import methods, strategies
-from farthing.audit.strategies import GameBatch, MenuGame, best_strategy
+from farthing.audit import games, methods
+from farthing.audit.games import GameBatch, MenuGame, best_strategy
 from farthing.ledger.books import Books
 from farthing.noise.lattice import SeededStream
 from farthing.queries.events import GaussianEvent, LaplaceEvent, PoissonEvent, PureEvent
@@ -66,7 +66,7 @@ def test_the_adversary_says_what_it_cannot_play():
 
 
 def test_the_real_code_sets_off_no_alarm(tmp_path):
-    assert strategies.games() + strategies.dominations() + strategies.blocks(str(tmp_path)) == []
+    assert games.games() + games.dominations() + games.blocks(str(tmp_path)) == []
 
 
 # --- planted bugs
@@ -75,19 +75,19 @@ def test_the_real_code_sets_off_no_alarm(tmp_path):
 def test_blocks_at_the_price_of_a_fixed_plan_set_off_the_law(monkeypatch):
     monkeypatch.setattr(menus, "_reach", lambda events, steps, prices, units, budget: units)
     menus._priced.cache_clear()
-    assert len(strategies.games()) == 3
+    assert len(games.games()) == 3
 
 
 @pytest.mark.slow
 def test_twice_as_many_units_are_noticed_by_the_adversary(monkeypatch):
     monkeypatch.setattr(menus.MenuFilter, "fits", lambda self, total: self._used(total) <= 2 * self.units)
     assert all(verdict.broken for verdict in attacked(scale=2.0))
-    assert strategies.games()
+    assert games.games()
 
 
 def test_an_event_charged_as_an_entry_that_does_not_dominate_it_is_noticed(monkeypatch):
     monkeypatch.setattr(menus.MenuFilter, "_covers", lambda self, entry, event: True)
-    assert strategies.dominations()
+    assert games.dominations()
     assert all(verdict.broken for verdict in attacked())
 
 
@@ -100,7 +100,7 @@ def test_a_larger_sampling_rate_at_the_price_of_a_smaller_one_sets_off_the_law(m
         return real(entry, event)
 
     monkeypatch.setattr(menus, "_dominates", careless)
-    assert strategies.dominations()
+    assert games.dominations()
 
 
 def test_a_block_that_is_begun_and_not_paid_sets_off_the_law(monkeypatch, tmp_path):
@@ -109,8 +109,8 @@ def test_a_block_that_is_begun_and_not_paid_sets_off_the_law(monkeypatch, tmp_pa
         return sum(int(count) // steps * price for count, steps, price in parts)
 
     monkeypatch.setattr(menus.MenuFilter, "_used", used)
-    assert strategies.games()
-    assert strategies.blocks(str(tmp_path))
+    assert games.games()
+    assert games.blocks(str(tmp_path))
 
 
 def test_a_refund_of_used_units_sets_off_the_law(monkeypatch, tmp_path):
@@ -121,7 +121,7 @@ def test_a_refund_of_used_units_sets_off_the_law(monkeypatch, tmp_path):
         real(self, event, held)
 
     monkeypatch.setattr(Books, "_refund", generous)
-    assert strategies.blocks(str(tmp_path))
+    assert games.blocks(str(tmp_path))
 
 
 def test_one_entry_is_played_as_well_as_many():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from farthing.audit.personal import PersonalTarget
+from farthing.audit.plans import PersonalTarget
 from farthing.noise.lattice import SeededStream
 from farthing.queries.personal import Personal
 
