@@ -24,7 +24,6 @@ _ROOMS = {
     ],
     "triton": [
         "src/farthing/torch/kernels/lattice_noise.py",
-        "src/farthing/torch/kernels/clamped_sums.py",
         "src/farthing/torch/kernels/grams.py",
         "src/farthing/torch/kernels/layer_sums.py",
         "tests/torch/kernels/kernel_cases.py",

@@ -516,8 +516,8 @@ def exact(key: bytes, size: int, bits: int, block_of: Any) -> Any:
 def check_kernels(torch: Any, report: Report, device: Any, small: bool) -> bool:
     import numpy as np
 
-    from farthing.torch.kernels import clamped_sums as sums
     from farthing.torch.kernels import grams, lattice_noise, noise
+    from farthing.torch.kernels import layer_sums as sums
     from farthing.torch.kernels import noise as noise_pool
 
     draw = torch.Generator(device).manual_seed(1)
@@ -654,8 +654,8 @@ def check_kernels(torch: Any, report: Report, device: Any, small: bool) -> bool:
 
 
 def time_kernels(torch: Any, report: Report, clock: Clock, small: bool, tune: bool) -> None:
-    from farthing.torch.kernels import clamped_sums as sums
     from farthing.torch.kernels import lattice_noise
+    from farthing.torch.kernels import layer_sums as sums
 
     device = clock.device
     key = os.urandom(32)

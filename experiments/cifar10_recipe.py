@@ -1,7 +1,7 @@
 """CIFAR-10 from scratch within a budget: a small head on scattering features, accuracy against ε.
 
 Images in opponent colours, by public constants; scattering features of each colour
-(`farthing.torch.features.scattering`), those of first and second order stretched by public factors; channels
+(`farthing.torch.features`), those of first and second order stretched by public factors; channels
 whitened by two noisy answers; and by DP-SGD a head of two convolutions, or a linear one. One ledger pays for
 all of it; no public images, nothing pre-trained; δ = 1e-5, add-remove, per record, against anyone who does
 not see who is in a lot. Constants were chosen on 10,000 of the training images, with the rest to train on. On
@@ -23,7 +23,7 @@ from experiments.frame import Grid, Row, Size, say, stream
 from experiments.mnist_recipe import DELTA, mapped
 from experiments.pictures import DEVICE, Images, colours, features, kept
 from farthing.queries.events import GaussianEvent, RepeatedEvent
-from farthing.torch.features.whitening import promised, whitening
+from farthing.torch.features import promised, whitening
 from farthing.torch.training.loop import train
 from farthing.torch.training.plan import fitted
 

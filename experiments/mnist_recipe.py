@@ -1,6 +1,6 @@
 """MNIST within a budget, the recipe that does best: scattering features, whitened, and a linear head.
 
-Scattering features (`farthing.torch.features.scattering`, public), their logarithms normalised in groups of
+Scattering features (`farthing.torch.features`, public), their logarithms normalised in groups of
 channels within each image (public), whitened by three noisy answers, and a linear head by DP-SGD with large
 lots and momentum. One ledger pays for all of it; δ = 1e-5, add-remove, per record, against anyone who does
 not see who is in a lot. Its constants were chosen on Fashion-MNIST and then frozen.
@@ -18,7 +18,7 @@ from experiments.deep import LOSS, right
 from experiments.frame import COLOURS, Grid, Row, Size, canvas, say, stream, ticks, values
 from experiments.pictures import Images, digits, features, kept
 from farthing.queries.events import GaussianEvent, RepeatedEvent
-from farthing.torch.features.whitening import promised, whitening
+from farthing.torch.features import promised, whitening
 from farthing.torch.training.loop import train
 from farthing.torch.training.plan import fitted
 

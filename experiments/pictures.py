@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from experiments.frame import seed
 from farthing.data.schema import find
-from farthing.torch.features.scattering import Scattering
+from farthing.torch.features import Scattering
 
 CONVOLUTIONS = 64
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from farthing.torch.checks.fixing import fix
-    from farthing.torch.features.scattering import Scattering
+    from farthing.torch.features import Scattering
     from farthing.torch.gradients.bookkeeping import Gradient
     from farthing.torch.gradients.clipping import Automatic, ClipLayers, ClipRule
     from farthing.torch.gradients.layers import layer_rule
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from farthing.torch.training.plan import Plan, fitted
     from farthing.torch.training.records import Batch, Examples
     from farthing.torch.training.schedules import AdaptiveClip, Quantile
-    from farthing.torch.training.step import Step
-    from farthing.torch.training.watching import evaluate, to_tensorboard, to_wandb
+    from farthing.torch.training.watching import Step, evaluate, to_tensorboard, to_wandb
 
 __all__ = [
     "AdaDP",
@@ -79,7 +78,7 @@ _HOMES = {
     "gradients.layers": ("layer_rule",),
     "training.collating": ("Padded",),
     "methods.dpopt": ("DpOpt",),
-    "training.watching": ("evaluate", "to_tensorboard", "to_wandb"),
+    "training.watching": ("Step", "evaluate", "to_tensorboard", "to_wandb"),
     "checks.fixing": ("fix",),
     "kernels.noise": ("FloatGaussian", "Gaussian"),
     "training.network": ("Network",),
@@ -87,9 +86,8 @@ _HOMES = {
     "training.plan": ("Plan", "fitted"),
     "training.schedules": ("AdaptiveClip", "Quantile"),
     "training.records": ("Examples", "Batch"),
-    "features.scattering": ("Scattering",),
+    "features": ("Scattering",),
     "training.adapting": ("Change", "NoiseGate", "Plateau", "Stages", "menu"),
-    "training.step": ("Step",),
     "training.loop": ("Training", "train"),
 }
 _HOME = {name: f"farthing.torch.{home}" for home, names in _HOMES.items() for name in names}

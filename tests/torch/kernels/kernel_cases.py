@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from farthing.noise import lattice
 from farthing.noise.lattice import SeededStream
-from farthing.torch.kernels import clamped_sums, grams, lattice_noise, layer_sums
+from farthing.torch.kernels import grams, lattice_noise, layer_sums
 from farthing.torch.kernels import lattice_noise as updates
 from farthing.torch.kernels import noise as noise_pool
 
@@ -205,9 +205,9 @@ def test_clamped_sums(shape, matrix):
     limits = torch.rand(rows, columns, generator=draw, device=DEVICE) + 0.01
     limit = limits if matrix else torch.tensor(0.7, device=DEVICE)
     found = (
-        clamped_sums.clamped_outer(delta[:, 0], a[:, 0], limit)
+        layer_sums.clamped_outer(delta[:, 0], a[:, 0], limit)
         if length == 1
-        else clamped_sums.clamped_dots(delta, a, limit)
+        else layer_sums.clamped_dots(delta, a, limit)
     )
     assert torch.allclose(found.double(), reference(delta, a, limit), rtol=1e-5, atol=1e-6 * batch)
 
@@ -218,7 +218,7 @@ def test_clamped_rows(vector):
     rows = torch.randn(41, 300, generator=draw, device=DEVICE)
     limit = torch.rand(300, generator=draw, device=DEVICE) if vector else torch.tensor(0.7, device=DEVICE)
     wanted = torch.minimum(torch.maximum(rows.double(), -limit.double()), limit.double()).sum(0)
-    assert torch.allclose(clamped_sums.clamped_rows(rows, limit).double(), wanted, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(layer_sums.clamped_rows(rows, limit).double(), wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's numpy
@@ -226,21 +226,21 @@ def test_what_overflows_is_bounded():
     delta, a = torch.full((3, 2, 4), 1e30, device=DEVICE), torch.full((3, 2, 5), 1e30, device=DEVICE)
     a[0, 1] *= -1  # ∞ - ∞, or ∞ where products are not rounded before they are added
     limit = torch.tensor(0.5, device=DEVICE)
-    assert set(clamped_sums.clamped_dots(delta, a, limit).flatten().tolist()) <= {0.5, 1.0, 1.5}
+    assert set(layer_sums.clamped_dots(delta, a, limit).flatten().tolist()) <= {0.5, 1.0, 1.5}
     first = delta[:, 0].contiguous(), a[:, 0].contiguous()
-    assert clamped_sums.clamped_outer(*first, limit).flatten().tolist() == [1.5] * 20
+    assert layer_sums.clamped_outer(*first, limit).flatten().tolist() == [1.5] * 20
     rows = torch.tensor([[float("nan"), float("inf"), -1e38]], device=DEVICE)
-    assert clamped_sums.clamped_rows(rows, limit).tolist() == [0.0, 0.5, -0.5]
+    assert layer_sums.clamped_rows(rows, limit).tolist() == [0.0, 0.5, -0.5]
 
 
 @pytest.mark.parametrize("slots", [1, 7, 132, 528])
 def test_work_is_shared_without_losing_an_example(slots):
     for examples in (1, 7, 8, 9, 64, 600):
         for tiles in (1, 3, 208, 5000):
-            shares, part = clamped_sums._shares(examples, tiles, slots)
+            shares, part = layer_sums._shares(examples, tiles, slots)
             assert (shares - 1) * part < examples <= shares * part
-    assert clamped_sums._shares(600, 208, 4 * 132)[0] == 5  # two waves that are full, and not one and a bit
-    assert clamped_sums._shares(600, 1, 132)[0] > 30
+    assert layer_sums._shares(600, 208, 4 * 132)[0] == 5  # two waves that are full, and not one and a bit
+    assert layer_sums._shares(600, 1, 132)[0] > 30
 
 
 def factors(shape, seed=9):

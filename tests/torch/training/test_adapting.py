@@ -10,7 +10,7 @@ from farthing.errors import InvalidValue
 from farthing.queries.events import DrawnEvent
 from farthing.torch.training.adapting import Change, NoiseGate, Plateau, Stages, menu
 from farthing.torch.training.plan import planned
-from farthing.torch.training.step import Step
+from farthing.torch.training.watching import Step
 
 QUIET, QUIETER = Change(noise_multiplier=4.0), Change(noise_multiplier=2.0)
 

@@ -8,9 +8,9 @@ from torch import nn
 
 import farthing as ft
 from farthing.errors import InvalidValue
+from farthing.torch.training.course import in_order
 from farthing.torch.training.optim import DPAdam, chosen
 from farthing.torch.training.plan import Plan
-from farthing.torch.training.released import in_order
 
 
 def parameters(seed=0):

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import farthing as ft
-from farthing.torch.training.step import Step
-from farthing.torch.training.watching import ProgressLine
+from farthing.torch.training.watching import ProgressLine, Step
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 PUBLIC = {

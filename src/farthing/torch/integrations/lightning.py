@@ -24,9 +24,9 @@ from torch import nn
 
 from farthing import validate
 from farthing.errors import InvalidValue, Unsupported
-from farthing.torch.checks.optimizer_trial import rehearse
 from farthing.torch.integrations.deferred import defer
 from farthing.torch.training.loop import Training
+from farthing.torch.training.optim import rehearse
 
 try:
     from lightning.pytorch import Callback

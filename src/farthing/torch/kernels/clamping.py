@@ -46,9 +46,9 @@ def clamped_sum(delta: Tensor, a: Tensor, s: float | Tensor, out: Tensor) -> Ten
     if not len(delta) or not delta.numel():
         return out
     if out.is_cuda and has_triton():
-        from farthing.torch.kernels import clamped_sums
+        from farthing.torch.kernels import layer_sums
 
-        many = clamped_sums.clamped_outer if delta.ndim == 2 else clamped_sums.clamped_dots
+        many = layer_sums.clamped_outer if delta.ndim == 2 else layer_sums.clamped_dots
         return _by_kernel(many, (delta, a), limit, out)
     if out.device.type == "cpu" and out.is_contiguous():
         limits = limit.expand(shape).contiguous().numpy()
@@ -66,9 +66,9 @@ def clamped_rows(gradients: Tensor, s: float | Tensor, out: Tensor) -> Tensor:
     if not gradients.numel():
         return out
     if out.is_cuda and has_triton():
-        from farthing.torch.kernels import clamped_sums
+        from farthing.torch.kernels import layer_sums
 
-        return _by_kernel(clamped_sums.clamped_rows, (gradients,), limit, out)
+        return _by_kernel(layer_sums.clamped_rows, (gradients,), limit, out)
     if out.device.type == "cpu" and out.is_contiguous():
         one = np.ones((len(gradients), 1), np.float32)
         limits = limit.expand(out.shape).contiguous().numpy()[None]

@@ -1,11 +1,13 @@
 # mypy: ignore-errors
-"""Triton kernels: per-example gradients of depthwise convolutions and of group norms, in one pass each.
+"""Triton kernels: gradients of depthwise convolutions and group norms in one pass each, and clamped sums.
 
-Imported only where Triton is installed; see `farthing.torch.kernels.lattice_noise`. Both gradients are small,
-a few numbers a channel, and what is slow about them elsewhere is what lies between: windows copied out of an
-input, an input normalised again. Tensors may be float32 or bfloat16, and sums are made in float32.
+Imported only where Triton is installed; see `farthing.torch.kernels.lattice_noise`. Gradients of both layers
+are small, a few numbers a channel, and what is slow about them elsewhere is what lies between: windows copied
+out of an input, an input normalised again. Tensors may be float32 or bfloat16, and sums are made in float32.
+Clamped sums hold no example's gradient; their tensors must be contiguous.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -138,3 +140,194 @@ def group_sums(x: Tensor, delta: Tensor, groups: int, eps: float) -> tuple[Tenso
         )
     scale, shift = out
     return scale, shift
+
+
+_RESIDENT = 4  # programs of `_outer` that a processor has registers for
+_ADDING = 0.03  # what it costs to add up a tile, in examples
+
+
+@triton.jit
+def _clamp(x, limit, ASM: tl.constexpr):
+    if ASM:  # one instruction instead of two: the smaller of |x| and limit, with the sign of x
+        return tl.inline_asm_elementwise(
+            "min.xorsign.abs.f32 $0, $1, $2;", "=f,f,f", [x, limit], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:  # noqa: RET505 (Triton compiles only the branch of a constant that is taken)
+        return tl.minimum(tl.maximum(x, -limit), limit)
+
+
+@triton.jit(do_not_specialize=["examples", "part"])
+def _outer(
+    delta,
+    a,
+    limit,
+    out,
+    examples,
+    rows,
+    columns,
+    part,
+    MATRIX: tl.constexpr,
+    ASM: tl.constexpr,
+    DOWN: tl.constexpr,
+    ACROSS: tl.constexpr,
+):
+    """Σ_b clamp(delta_b a_bᵀ, ±limit): one tile, one share of the examples.
+
+    A tile has four dimensions, of which the last two are spread over threads and the first two stay in a
+    thread's registers: it then loads DOWN + ACROSS numbers an example for DOWN · ACROSS products.
+    """
+    share = tl.program_id(2).to(tl.int64)
+    row = (tl.program_id(1) * DOWN + tl.arange(0, DOWN))[:, None, None, None] * 16
+    row += tl.arange(0, 16)[None, None, :, None]
+    column = (tl.program_id(0) * ACROSS + tl.arange(0, ACROSS))[None, :, None, None] * 8
+    column += tl.arange(0, 8)[None, None, None, :]
+    inside = (row < rows) & (column < columns)
+    bound = tl.load(limit + row * columns + column, mask=inside, other=0.0) if MATRIX else tl.load(limit)
+    bound = tl.zeros([DOWN, ACROSS, 16, 8], tl.float32) + bound
+    total = tl.zeros([DOWN, ACROSS, 16, 8], tl.float32)
+    left = delta + share * part * rows + row
+    right = a + share * part * columns + column
+    count = tl.minimum(part, examples - tl.program_id(2) * part)
+    for _ in tl.range(0, count, loop_unroll_factor=4):
+        d = tl.load(left, mask=row < rows, other=0.0).to(tl.float32)
+        x = tl.load(right, mask=column < columns, other=0.0).to(tl.float32)
+        total += _clamp(d * x, bound, ASM)
+        left += rows
+        right += columns
+    tl.store(out + share * rows * columns + row * columns + column, total, mask=inside)
+
+
+@triton.jit(do_not_specialize=["examples", "positions", "part"])
+def _dots(
+    delta,
+    a,
+    limit,
+    out,
+    examples,
+    positions,
+    rows,
+    columns,
+    part,
+    MATRIX: tl.constexpr,
+    ASM: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """Σ_b clamp(Σ_t delta_bt a_btᵀ, ±limit): one tile, one share of the examples."""
+    share = tl.program_id(2).to(tl.int64)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    step = tl.arange(0, STEP)
+    place = row[:, None] * columns + column[None, :]
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    bound = tl.load(limit + place, mask=inside, other=0.0) if MATRIX else tl.load(limit)
+    bound = tl.zeros([ROWS, COLUMNS], tl.float32) + bound
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    first = share * part
+    for example in range(first, tl.minimum(first + part, examples)):
+        gradient = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for start in range(0, positions, STEP):
+            position = start + step
+            at, within = example * positions + position, position < positions
+            left = delta + at[None, :] * rows + row[:, None]
+            right = a + at[:, None] * columns + column[None, :]
+            d = tl.load(left, mask=within[None, :] & (row < rows)[:, None], other=0.0)
+            x = tl.load(right, mask=within[:, None] & (column < columns)[None, :], other=0.0)
+            gradient = tl.dot(d.to(tl.float32), x.to(tl.float32), gradient, input_precision="ieee")
+        total += _clamp(tl.where(gradient == gradient, gradient, 0.0), bound, ASM)
+    tl.store(out + share * rows * columns + place, total, mask=inside)
+
+
+@triton.jit(do_not_specialize=["examples", "part"])
+def _rows(
+    gradients,
+    limit,
+    out,
+    examples,
+    columns,
+    part,
+    VECTOR: tl.constexpr,
+    ASM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Σ_b clamp(gradients_b, ±limit): some columns, one share of the examples."""
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    share = tl.program_id(1).to(tl.int64)
+    inside = column < columns
+    bound = tl.load(limit + column, mask=inside, other=0.0) if VECTOR else tl.load(limit)
+    bound = tl.zeros([BLOCK], tl.float32) + bound
+    total = tl.zeros([BLOCK], tl.float32)
+    source = gradients + share * part * columns + column
+    count = tl.minimum(part, examples - tl.program_id(1) * part)
+    for _ in tl.range(0, count, loop_unroll_factor=4):
+        x = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+        total += _clamp(tl.where(x == x, x, 0.0), bound, ASM)
+        source += columns
+    tl.store(out + share * columns + column, total, mask=inside)
+
+
+def clamped_outer(delta: Tensor, a: Tensor, limit: Tensor, most: int = 2**31) -> Tensor:
+    """Σ_b clamp(delta_b a_bᵀ, ±limit): delta is (B, O), a (B, I), limit (O, I) or one number."""
+    (examples, rows), columns = delta.shape, a.shape[1]
+    down = min(4, triton.next_power_of_2(triton.cdiv(rows, 16)))
+    tiles = triton.cdiv(columns, 64), triton.cdiv(rows, 16 * down)
+    shares, part = _shares(examples, tiles[0] * tiles[1], _RESIDENT * _processors(delta.device), most)
+    out = delta.new_empty(shares, rows, columns, dtype=torch.float32)
+    args = delta, a, limit, out, examples, rows, columns, part
+    with torch.cuda.device_of(delta):
+        _outer[(*tiles, shares)](
+            *args, MATRIX=limit.numel() > 1, ASM=_asm(delta.device), DOWN=down, ACROSS=8, num_warps=2
+        )
+    return out[0] if shares == 1 else out.sum(0, dtype=torch.float64)
+
+
+def clamped_dots(delta: Tensor, a: Tensor, limit: Tensor, most: int = 2**31) -> Tensor:
+    """Σ_b clamp(Σ_t delta_bt a_btᵀ, ±limit): delta is (B, T, O), a (B, T, I), limit (O, I) or one number."""
+    (examples, positions, rows), columns = delta.shape, a.shape[2]
+    tiles = triton.cdiv(columns, 64), triton.cdiv(rows, 64)
+    shares, part = _shares(examples, tiles[0] * tiles[1], _processors(delta.device), most)
+    out = delta.new_empty(shares, rows, columns, dtype=torch.float32)
+    args = delta, a, limit, out, examples, positions, rows, columns, part
+    tile = {"ROWS": 64, "COLUMNS": 64, "STEP": 16}
+    with torch.cuda.device_of(delta):
+        _dots[(*tiles, shares)](*args, MATRIX=limit.numel() > 1, ASM=_asm(delta.device), **tile)
+    return out[0] if shares == 1 else out.sum(0, dtype=torch.float64)
+
+
+def clamped_rows(gradients: Tensor, limit: Tensor, most: int = 2**31) -> Tensor:
+    """Σ_b clamp(gradients_b, ±limit): gradients are (B, P), limit (P,) or one number."""
+    examples, columns = gradients.shape
+    tiles = triton.cdiv(columns, 256)
+    shares, part = _shares(examples, tiles, _processors(gradients.device), most)
+    out = gradients.new_empty(shares, columns, dtype=torch.float32)
+    args = gradients, limit, out, examples, columns, part
+    with torch.cuda.device_of(gradients):
+        _rows[(tiles, shares)](
+            *args, VECTOR=limit.numel() > 1, ASM=_asm(gradients.device), BLOCK=256, num_warps=2
+        )
+    return out[0] if shares == 1 else out.sum(0, dtype=torch.float64)
+
+
+@functools.lru_cache(4096)
+def _shares(examples: int, tiles: int, slots: int, most: int = 2**31) -> tuple[int, int]:
+    """Into how many shares of how many examples (``most``) to cut the work, of which so many run at once.
+
+    They come in waves, and one that is not full takes nearly as long; a share costs as much as adding it up.
+    """
+
+    def cost(shares: int) -> float:
+        return -(-tiles * shares // slots) / shares + _ADDING * tiles * shares / examples
+
+    part = min(most, -(-examples // min(range(1, max(1, min(examples // 8, 128)) + 1), key=cost)))
+    return -(-examples // part), part
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@functools.cache
+def _asm(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 6)

@@ -26,7 +26,7 @@ from farthing.errors import InvalidValue
 from farthing.queries.events import GaussianEvent
 from farthing.queries.samplers import Poisson
 from farthing.torch.training.plan import planned
-from farthing.torch.training.step import Step
+from farthing.torch.training.watching import Step
 
 _SPREAD = tuple(2.0 ** (place / 2) for place in (0, -1, 1, 2, 3))  # of a menu's noise around a plan's
 

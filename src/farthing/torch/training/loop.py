@@ -62,7 +62,18 @@ from farthing.torch.training.correlated import (
     refuse_bands,
     walking,
 )
-from farthing.torch.training.course import BatchTerms, Course, Filtered, Promised, begun, filters
+from farthing.torch.training.course import (
+    BatchTerms,
+    Course,
+    Deviations,
+    Filtered,
+    Promised,
+    ReleasedSum,
+    begun,
+    filters,
+    in_order,
+    mean_of,
+)
 from farthing.torch.training.optim import Scheduler, UpdateParts, chosen, joined, parts_of, rehearsed
 from farthing.torch.training.personal import opened, personal_plan, values_of
 from farthing.torch.training.plan import (
@@ -78,11 +89,9 @@ from farthing.torch.training.plan import (
     refuse_other,
 )
 from farthing.torch.training.randomness import OwnRandomness, apart, one_by_one
-from farthing.torch.training.released import Deviations, ReleasedSum, in_order, mean_of
 from farthing.torch.training.schedules import Average, Bounds, Clip
 from farthing.torch.training.sharding import like, refuse_shards
-from farthing.torch.training.step import Step
-from farthing.torch.training.watching import ProgressLine
+from farthing.torch.training.watching import ProgressLine, Step
 
 CLIP = 1.0
 PHYSICAL = 512

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from farthing.errors import InvalidValue
-from farthing.torch.features.scattering import Scattering
+from farthing.torch.features import Scattering
 
 
 def images(count=3, size=16, seed=0):

@@ -10,7 +10,7 @@ from farthing.noise.lattice import SeededStream
 from farthing.queries.bounds import ClipNorm, ClipOuter
 from farthing.queries.events import GaussianEvent
 from farthing.queries.query import Rows
-from farthing.torch.features.whitening import _Mean, _Moments, promised, whitening
+from farthing.torch.features import _Mean, _Moments, promised, whitening
 
 
 def maps(records=2000, seed=0):

@@ -11,8 +11,8 @@ from torch.optim import lr_scheduler
 import farthing as ft
 from farthing.errors import Unsupported
 from farthing.noise.lattice import SeededStream
-from farthing.torch.checks.optimizer_trial import rehearse
 from farthing.torch.training.loop import train
+from farthing.torch.training.optim import rehearse
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
