@@ -53,15 +53,8 @@ from farthing.torch.checks.selfcheck import materialise, refuse_other_kinds
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.plain import Plain, settle
 from farthing.torch.kernels.noise import Gaussian
-from farthing.torch.training import distributed
+from farthing.torch.training import correlated, distributed, personal, sharding
 from farthing.torch.training.adapting import Rule
-from farthing.torch.training.correlated import (
-    correlated_kind,
-    correlated_plan,
-    deviation,
-    refuse_bands,
-    walking,
-)
 from farthing.torch.training.course import (
     BatchTerms,
     Course,
@@ -75,7 +68,6 @@ from farthing.torch.training.course import (
     mean_of,
 )
 from farthing.torch.training.optim import Scheduler, UpdateParts, chosen, joined, parts_of, rehearsed
-from farthing.torch.training.personal import opened, personal_plan, values_of
 from farthing.torch.training.plan import (
     FIRST,
     BatchKind,
@@ -90,7 +82,6 @@ from farthing.torch.training.plan import (
 )
 from farthing.torch.training.randomness import OwnRandomness, apart, one_by_one
 from farthing.torch.training.schedules import Average, Bounds, Clip
-from farthing.torch.training.sharding import like, refuse_shards
 from farthing.torch.training.watching import ProgressLine, Step
 
 CLIP = 1.0
@@ -255,8 +246,8 @@ def train(
     rows = PHYSICAL if physical_batch_size is None else physical_batch_size
     gradient = Gradient(model, loss, physical_batch_size=rows, **how)  # type: ignore[arg-type]
     count = validate.count(records=records) if records is not None else len(examples)
-    values = values_of(budgets, examples, records, adapt)
-    refuse_bands(bands, adapt, budgets, mechanism)
+    values = personal.values_of(budgets, examples, records, adapt)
+    correlated.refuse_bands(bands, adapt, budgets, mechanism)
     bounds = Bounds(CLIP if clip_norm is None else clip_norm, gradient.layout)
     refuse_nan(model)
     taking, following = joined(optimizer), joined(scheduler)
@@ -281,23 +272,23 @@ def train(
     kind = BatchKind(OwnRandomness(gradient, device), gradient.layout, mechanism)
     overlap.remember(examples.data)
     together = distributed.ranks(device, group)
-    refuse_shards(model, parts_of(taking), average, 1 if together is None else together.size)
+    sharding.refuse_shards(model, parts_of(taking), average, 1 if together is None else together.size)
     if together is not None:
         distributed.same_records(together, examples)
     if together is not None and together.rank > 0:
         plan, place = distributed.agree(together, model, None, 0)
         ask = distributed.Follower(examples, together)
         return Training(model, kind, ask, plan, place, bounds, parts, None, None)
-    ledger, people = opened(values, ledger, epsilon, delta, examples.unit)
+    ledger, people = personal.opened(values, ledger, epsilon, delta, examples.unit)
     door, place = ledger.over(examples if people is None else people.over(examples)), 0
     if people is not None:
-        plan, kind = personal_plan(ledger, people, kind, sampling_rate, noise_multiplier, steps)
+        plan, kind = personal.personal_plan(ledger, people, kind, sampling_rate, noise_multiplier, steps)
         plan, place = promised_on(door, kind, bounds, plan)
     elif filters(ledger, adapt):
         plan = begun(ledger, kind, count, sampling_rate, noise_multiplier, steps)
     elif bands != 1:
-        plan = correlated_plan(ledger, count, bands, sampling_rate, noise_multiplier, steps)
-        kind = correlated_kind(kind, plan)
+        plan = correlated.correlated_plan(ledger, count, bands, sampling_rate, noise_multiplier, steps)
+        kind = correlated.correlated_kind(kind, plan)
         plan, place = promised_on(door, kind, bounds, plan)
     else:
         plan = planned_on(ledger, count, sampling_rate, noise_multiplier, steps)
@@ -366,11 +357,11 @@ class Training:
         bounds.covers(self.steps)
         first = bounds.at(1, plan.noise_multiplier(0), plan.expected_batch_size).norm()
         length = replace(plan, steps=self.steps)
-        self.optimizer = chosen(model, walking(length), first) if parts.optimizer is None else parts.optimizer
+        self.optimizer = parts.optimizer or chosen(model, correlated.walking(length), first)
         self._falling = [float(group["lr"]) for group in self.optimizer.param_groups]
         self._average = None if parts.average is None else Average(model, parts.average)
         self._last: tuple[Bound, BatchTerms, Query] | None = None
-        self._deviations = Deviations(kind.layout, self._trained[0].device, deviation(length))
+        self._deviations = Deviations(kind.layout, self._trained[0].device, correlated.deviation(length))
         self._steps = self._run()
 
     def __iter__(self) -> Iterator[Step]:
@@ -452,7 +443,7 @@ class Training:
         parts, course = self._parts, self._course
         mean = mean_of(held)
         for parameter, view in zip(self._trained, self._layout.views(mean), strict=True):
-            parameter.grad = like(parameter, view.to(parameter.dtype))
+            parameter.grad = sharding.like(parameter, view.to(parameter.dtype))
         if expect := getattr(self.optimizer, "expect", None):  # DP-Adam's, which takes the noise off
             expect(in_order(self._deviations.of(held), self._trained, self.optimizer.param_groups))
         if parts.optimizer is None:
