@@ -43,8 +43,7 @@ if TYPE_CHECKING:
         GradientBoostingRegressor,
     )
     from farthing.linear.estimators import LinearRegression, LinearSVC, LogisticRegression
-    from farthing.linear.pca import PCA
-    from farthing.linear.preprocessing import PrivateBinner, PrivateScaler
+    from farthing.linear.preprocessing import PCA, PrivateBinner, PrivateScaler
     from farthing.linear.regressors import HuberRegressor, PoissonRegressor, QuantileRegressor
     from farthing.linear.solvers import (
         DPAGD,
@@ -185,8 +184,7 @@ _HOMES = {
         "GradientBoostingRegressor",
     ),
     "linear.estimators": ("LinearRegression", "LinearSVC", "LogisticRegression"),
-    "linear.pca": ("PCA",),
-    "linear.preprocessing": ("PrivateBinner", "PrivateScaler"),
+    "linear.preprocessing": ("PCA", "PrivateBinner", "PrivateScaler"),
     "linear.regressors": ("HuberRegressor", "PoissonRegressor", "QuantileRegressor"),
     "accounting.bands": ("choose_bands",),
     "accounting.buffers": ("choose_buffers",),

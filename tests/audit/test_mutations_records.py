@@ -7,7 +7,7 @@ from farthing.audit.entrances import refusals
 from farthing.data import columns, tables
 from farthing.errors import InvalidValue
 from farthing.ledger import books
-from farthing.linear import checks, selection
+from farthing.linear import base, selection
 from farthing.queries import arrays
 
 
@@ -47,7 +47,7 @@ def _by_the_rows(original):
 BUGS = {
     "errors of other libraries passed on": (arrays, "attempt", lambda _: _passed_on),
     "a row that is not finite refused": (tables.Table, "__init__", _refused_values),
-    "an undeclared label refused and quoted": (checks, "codes", _refused_labels),
+    "an undeclared label refused and quoted": (base, "codes", _refused_labels),
     "a cell that is no number refused": (columns, "_number", lambda _: float),
     "a score divided by its rows": (selection.PrivateScore, "__call__", _by_the_rows),
     "notes of charges forgotten": (books.Books, "note", lambda _: lambda self, text: None),

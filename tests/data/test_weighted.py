@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from scipy import sparse
 
 import farthing as ft
 from farthing.data.tables import Features, Table
-from farthing.data.weighted import WeightedTable, weighed
+from farthing.data.weighted import PLACES, WeightedTable, placed, weighed
 from farthing.errors import InvalidValue, Unsupported
 from farthing.linear.losses import Gradient, logistic, multinomial, squared
 from farthing.linear.methods.centroids import ClassSums
@@ -79,3 +80,28 @@ def test_replaced_outer_products_move_a_sum_no_further_than_their_bound(clip):
     ]
     largest = bound.sensitivity(ft.Adjacency.REPLACE_ONE)
     assert max(np.linalg.norm(a - b) for a in sums for b in sums) <= largest * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 2, 200])
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.uint8])
+def test_every_row_is_there_once_with_its_target(count, kind):
+    X = np.arange(1, count + 1).astype(kind)[:, None]
+    found = []
+    for table in placed(Table(X, X[:, 0])):
+        assert len(table) == PLACES
+        for block in table.blocks(Features(1)):
+            np.testing.assert_array_equal(block.x[:, 0], block.y)
+            assert not block.y[block.weight == 0].any()
+            found += block.y[block.weight > 0].tolist()
+    assert sorted(found) == X[:, 0].tolist()
+
+
+def test_sparse_rows_are_left_where_they_are():
+    table = Table(sparse.csr_array(np.eye(5)), np.ones(5))
+    assert list(placed(table)) == [table]
+
+
+def test_rows_that_are_mapped_are_refused():
+    for table in (Table(np.ones((2, 1)), np.ones(2), unit=True), Table(np.ones((2, 1)), bounds=(0, 2))):
+        with pytest.raises(Unsupported, match="as they are"):
+            next(placed(table))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from farthing.data import placed
+from farthing.data import weighted
 from farthing.data.tables import Features, Table
 from farthing.linear.losses import Gradient, PlacedGradient, huber_hinge, logistic, multinomial, squared
 from farthing.noise import native
@@ -24,12 +24,12 @@ def test_one_record_moves_the_sum_by_one_clip_at_weights_chosen_against_the_othe
     gradient = PlacedGradient(loss, Features(20, intercept=1.0, radius=radius))
     for count in (2, 8, 9, 130):
         X, y = rng.uniform(-1, 1, size=(count, 20)).astype(kind), np.zeros(count)
-        places = rng.integers(placed.PLACES, size=count)
+        places = rng.integers(weighted.PLACES, size=count)
         for other in (1, count // 2, count - 1):
             u = rng.normal(size=20) * 1e16
             w, sums = np.append(u, -X[other].astype(np.float64) @ u), []
             for members in (np.arange(count), np.arange(1, count)):
-                monkeypatch.setattr(placed, "drawn_places", lambda _, m=members, p=places: p[m])
+                monkeypatch.setattr(weighted, "drawn_places", lambda _, m=members, p=places: p[m])
                 sums.append(gradient.bounded_sum(Table(X[members], y[members]), w, ClipNorm(CLIP)))
             assert np.linalg.norm(sums[0] - sums[1]) <= CLIP * (1 + 1e-9)
 

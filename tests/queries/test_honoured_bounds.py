@@ -15,10 +15,9 @@ from farthing.data.tables import Features, Table
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.federated.evaluation import Evaluation
 from farthing.ledger import failsafe
-from farthing.linear.additive import bins, sums
-from farthing.linear.losses import Gradient, Gram, Moments, PlacedGradient, Scores, logistic, squared
+from farthing.linear.additive import basis, sums
+from farthing.linear.losses import Gradient, Gram, Moments, PlacedGradient, Scores, Total, logistic, squared
 from farthing.linear.methods import (
-    adassp,
     baselines,
     centroids,
     descent,
@@ -69,13 +68,13 @@ FEATURES, UNIT = Features(3), Features(3, intercept=0.0, radius=1.0)
 W, CANDIDATES = np.array([0.3, -0.2, 0.1, 0.5]), np.array([[0.5, -1.0], [0.0, 2.0], [1.0, 0.0], [0.0, 1.0]])
 
 
-STEPS = np.linspace(-1.0, 2.0, 3 * bins.CELLS).reshape(bins.CELLS, 3)
-SPACE = sums.GroupedSpace(FEATURES, (bins.Cell(0, STEPS[:, :2]), bins.Cell(2, STEPS[:, 2:])))
+STEPS = np.linspace(-1.0, 2.0, 3 * basis.CELLS).reshape(basis.CELLS, 3)
+SPACE = sums.GroupedSpace(FEATURES, (basis.Cell(0, STEPS[:, :2]), basis.Cell(2, STEPS[:, 2:])))
 
 
 def binned(table):
     """The table with cells as if its features were bounded by -1 and 1.5."""
-    return bins.Binned(table, bins.codes_of(table.X, np.full(3, -1.0), np.full(3, 1.5)))
+    return basis.Binned(table, basis.codes_of(table.X, np.full(3, -1.0), np.full(3, 1.5)))
 
 
 class Predicts:
@@ -158,7 +157,7 @@ def cases():
         Case(sums.Histograms(3), binned(TABLE)),
         Case(sums.Whole(descent.Norms(3, np.array([10.0, 1.0, 0.1]))), binned(TABLE)),
         Case(dpagd.RayScores(logistic, FEATURES), w=dpagd.Ray(W, W[::-1], np.array([0.0, 1.0, 9.0]))),
-        Case(dpagd.Total(FEATURES)),
+        Case(Total(FEATURES)),
         Case(minimiser, powerful=False),
         Case(
             perturbation.Objective(UNIT, 1e-9),
@@ -168,7 +167,7 @@ def cases():
             pure.WideObjective(UNIT, 1e-9),
             own=tuple(pure.WideConvex(logistic, 1.0, size) for size in (2, 3, 4)),
         ),
-        Case(adassp.Smallest(UNIT), powerful=False),
+        Case(sufficient.Smallest(UNIT), powerful=False),
         Case(leastsquares.Targets(0.5), WILD_TABLE),
         Case(leastsquares.Targets(0.5, 2, 0.1), WILD_TABLE),
         Case(leastsquares.RowTotal(PLAIN_FEATURES, FEATURES)),
@@ -176,7 +175,6 @@ def cases():
         Case(slope, w=W, own=(slope.bound, ClipNorm(0.1, slope.bound.scale), ClipNorm(9.0, np.ones(5)))),
         Case(sufficient.Statistics(FEATURES, 0.5, 2.0), WILD_TABLE),
         *(Case(one, WILD_TABLE, own=(ClipNorm(one.least, order=1),)) for one in coefficients),
-        Case(dppca.Mean(FEATURES)),
         Case(dppca.Scatter(FEATURES, np.full(4, 0.2))),
         Case(privgene.Advantages(logistic, FEATURES), w=CANDIDATES),
         Case(baselines.Counts(2)),

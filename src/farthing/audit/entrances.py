@@ -48,7 +48,7 @@ from farthing.federated.terms import Draw, Exactly, Invitation, Trust
 from farthing.ledger.ledger import Ledger
 from farthing.linear.estimators import LinearRegression, LinearSVC, LogisticRegression
 from farthing.linear.losses import Gradient, multinomial
-from farthing.linear.pca import PCA
+from farthing.linear.preprocessing import PCA
 from farthing.linear.selection import PrivateScore
 from farthing.queries.arrays import attempt
 from farthing.queries.bounds import ClipNorm

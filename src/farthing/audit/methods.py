@@ -45,23 +45,21 @@ from farthing.federated.methods.networks import fedavg, fedsgd
 from farthing.federated.methods.sgd1 import sgd1
 from farthing.federated.methods.sgd2 import sgd2
 from farthing.federated.protocol import Accountant
-from farthing.linear.additive.bins import Binned, codes_of
+from farthing.linear.additive.basis import Binned, codes_of
 from farthing.linear.additive.method import additive
 from farthing.linear.losses import Gradient, Pinball, logistic, squared
-from farthing.linear.methods.adassp import adassp
 from farthing.linear.methods.baselines import majority
-from farthing.linear.methods.descent import descent
+from farthing.linear.methods.descent import descent, generalised
 from farthing.linear.methods.dpagd import dpagd
 from farthing.linear.methods.dppca import dppca
 from farthing.linear.methods.dpsgd import dpsgd, sgd_adv
 from farthing.linear.methods.functional import functional
-from farthing.linear.methods.generalised import generalised
 from farthing.linear.methods.leastsquares import least_squares
 from farthing.linear.methods.perturbation import objective, output
 from farthing.linear.methods.privgene import privgene
 from farthing.linear.methods.pure import pure as solve_pure
 from farthing.linear.methods.regression import noisy_gradient
-from farthing.linear.methods.sufficient import sufficient
+from farthing.linear.methods.sufficient import adassp, sufficient
 from farthing.linear.problem import Problem
 from farthing.noise.lattice import Stream
 from farthing.queries.bounds import ClipNorm, ClipValue

@@ -25,8 +25,7 @@ from farthing.data.schema import Schema
 from farthing.data.table_files import EMBEDDED
 from farthing.ledger.journal import Journal
 from farthing.ledger.ledger import Ledger
-from farthing.linear.additive.basis import DEPTH, ObliviousTree
-from farthing.linear.additive.bins import CELLS, codes_of
+from farthing.linear.additive.basis import CELLS, DEPTH, ObliviousTree, codes_of
 from farthing.linear.additive.method import AdditiveModel
 from farthing.report.document import page
 from farthing.report.subject import Declared, Score, Subject

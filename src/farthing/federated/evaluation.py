@@ -9,7 +9,8 @@ training.
 **Guarantee.** The sum of terms within a clipping norm, under the mechanism of the terms: the event of one
 round, under each budget's adjacency, unit and observer, charged by the client's own ledger before it is
 computed (`Ledger.ask`). So an evaluation costs a round. A guard computes each record at a place of its own
-(`farthing.data.placed`, `farthing.torch.training.records`): whether a label is found may hang on a last bit.
+(`farthing.data.weighted`, `farthing.torch.training.records`): whether a label is found may hang on a last
+bit.
 
 >>> import farthing as ft
 >>> from farthing.linear.losses import logistic

@@ -33,9 +33,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from farthing import validate
 from farthing.ledger.ledger import Ledger
-from farthing.linear import checks
+from farthing.linear import base
 from farthing.linear import weights as weighing
-from farthing.linear.checks import target_bounds
+from farthing.linear.base import target_bounds
 from farthing.linear.fitting import ATTRIBUTES, BOUNDS, BUDGET, PARAMETERS, Algorithm, PrivateLinear
 from farthing.linear.losses import Loss, huber_hinge, logistic, multinomial, one_against_rest, squared
 from farthing.linear.solvers import CLASSIFIERS, REGRESSORS, Solver, SolverMethod
@@ -98,19 +98,7 @@ class _PrivateClassifier(ClassifierMixin, PrivateLinear):  # type: ignore[misc]
         warm_start: bool = False,
         random_state: Any = None,
     ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.classes = classes
-        self.class_weight = class_weight
-        self.bounds = bounds
-        self.solver = solver
-        self.fit_intercept = fit_intercept
-        self.ledger = ledger
-        self.adjacency = adjacency
-        self.records = records
-        self.max_sample_weight = max_sample_weight
-        self.warm_start = warm_start
-        self.random_state = random_state
+        self._remember(locals())
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, budgets: Any = None) -> Self:
         """Check everything, charge the budget, and train until it is spent.
@@ -134,10 +122,10 @@ class _PrivateClassifier(ClassifierMixin, PrivateLinear):  # type: ignore[misc]
     def _fit(
         self, X: Any, y: Any, declared: Any, sample_weight: Any, budgets: Any, more: bool = False
     ) -> Self:
-        classes = checks.declared(declared)
+        classes = base.declared(declared)
         method = self._method(CLASSIFIERS)
         X, y = self._supervised(X, y)
-        codes, weights = checks.codes(y, classes), None
+        codes, weights = base.codes(y, classes), None
         if sample_weight is not None or self.class_weight is not None:
             by_class = weighing.of_classes(self.class_weight, classes)
             shares, most = weighing.read(sample_weight, self.max_sample_weight, len(codes))
@@ -332,19 +320,7 @@ class LinearRegression(PrivateRegressor):
         warm_start: bool = False,
         random_state: Any = None,
     ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.target_bounds = target_bounds
-        self.bounds = bounds
-        self.alpha = alpha
-        self.solver = solver
-        self.fit_intercept = fit_intercept
-        self.ledger = ledger
-        self.adjacency = adjacency
-        self.records = records
-        self.max_sample_weight = max_sample_weight
-        self.warm_start = warm_start
-        self.random_state = random_state
+        self._remember(locals())
 
     def _objective(self, low: float, high: float) -> tuple[Loss, float]:
         return squared, validate.non_negative(alpha=self.alpha)

@@ -28,8 +28,7 @@ from farthing.data.tables import Table
 from farthing.data.weighted import WeightedTable
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
-from farthing.linear.base import PUBLIC_SIZE, PrivateEstimator
-from farthing.linear.checks import clipped, compact
+from farthing.linear.base import PUBLIC_SIZE, PrivateEstimator, clipped, compact
 from farthing.linear.intervals import EstimatedStep, Of
 from farthing.linear.losses import Loss
 from farthing.linear.problem import Problem

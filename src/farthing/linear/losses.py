@@ -12,7 +12,7 @@ two products with the table, and never holds a gradient of a single record.
 array([-4.5])
 
 `PlacedGradient` is for weights that others choose: each row is computed at a place of its own. The theorem is
-in `farthing.data.placed`.
+in `farthing.data.weighted`.
 
 >>> table, bound = Table(np.ones((3, 1)), np.ones(3)), ClipNorm(1.0)
 >>> gradient = PlacedGradient(logistic, Features(1))
@@ -29,9 +29,8 @@ from numpy.typing import NDArray
 from scipy.special import expit, logsumexp, softmax
 
 from farthing.data import raw
-from farthing.data.placed import PLACES, placed
 from farthing.data.tables import Block, Features, Table, Weighted
-from farthing.data.weighted import weighed
+from farthing.data.weighted import PLACES, placed, weighed
 from farthing.errors import InvalidValue, Unsupported
 from farthing.noise.summing import Sum
 from farthing.queries.bounds import ROWS, ClipNorm, ClipOuter, Kind
@@ -334,6 +333,24 @@ class Scores:
             with np.errstate(over="ignore", invalid="ignore"):
                 values = bound.apply(-self.loss.value(block.margins(u, constant), block.y))
             total.add(values.sum(axis=0), len(values))
+        return total.value
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Σ z of a table, each z clipped (`ClipNorm`)."""
+
+    features: Features
+    honours: ClassVar[tuple[str, ...]] = (Kind.NORM,)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.features.size,)
+
+    def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
+        total = Weighted(len(records), self.features)
+        for block in records.blocks(self.features):
+            total.add(block, bound.factors(block.norm))
         return total.value
 
 

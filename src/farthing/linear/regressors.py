@@ -2,7 +2,7 @@
 
 They take the parameters of `LinearRegression` and keep its habits: a declared range of the target,
 predictions within it, weights, `partial_fit`, `to_sklearn`. The method is
-`farthing.linear.methods.generalised`.
+`farthing.linear.methods.descent`.
 """
 
 import math
@@ -34,7 +34,7 @@ _SHARED = f"""{BOUNDS.strip()}
 
     Notes
     -----
-    `farthing.linear.methods.generalised`: clipped gradients with Gaussian noise, by the ledger's GDP filter,
+    `farthing.linear.methods.descent`: clipped gradients with Gaussian noise, by the ledger's GDP filter,
     under every adjacency. Predictions are clipped to ``target_bounds``.
 
     Examples
@@ -67,18 +67,7 @@ class _GeneralisedRegressor(PrivateRegressor):
         warm_start: bool = False,
         random_state: Any = None,
     ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.target_bounds = target_bounds
-        self.bounds = bounds
-        self.solver = solver
-        self.fit_intercept = fit_intercept
-        self.ledger = ledger
-        self.adjacency = adjacency
-        self.records = records
-        self.max_sample_weight = max_sample_weight
-        self.warm_start = warm_start
-        self.random_state = random_state
+        self._remember(locals())
 
 
 class HuberRegressor(_GeneralisedRegressor):
@@ -114,21 +103,7 @@ class HuberRegressor(_GeneralisedRegressor):
         warm_start: bool = False,
         random_state: Any = None,
     ) -> None:
-        super().__init__(
-            epsilon,
-            delta,
-            target_bounds=target_bounds,
-            bounds=bounds,
-            solver=solver,
-            fit_intercept=fit_intercept,
-            ledger=ledger,
-            adjacency=adjacency,
-            records=records,
-            max_sample_weight=max_sample_weight,
-            warm_start=warm_start,
-            random_state=random_state,
-        )
-        self.threshold = threshold
+        self._remember(locals())
 
     def _objective(self, low: float, high: float) -> tuple[Loss, float]:
         if self.threshold is None:
@@ -168,21 +143,7 @@ class QuantileRegressor(_GeneralisedRegressor):
         warm_start: bool = False,
         random_state: Any = None,
     ) -> None:
-        super().__init__(
-            epsilon,
-            delta,
-            target_bounds=target_bounds,
-            bounds=bounds,
-            solver=solver,
-            fit_intercept=fit_intercept,
-            ledger=ledger,
-            adjacency=adjacency,
-            records=records,
-            max_sample_weight=max_sample_weight,
-            warm_start=warm_start,
-            random_state=random_state,
-        )
-        self.quantile = quantile
+        self._remember(locals())
 
     def _objective(self, low: float, high: float) -> tuple[Loss, float]:
         return Pinball(validate.probability(quantile=self.quantile)), 0.0

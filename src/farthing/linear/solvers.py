@@ -31,19 +31,17 @@ from sklearn.base import BaseEstimator
 from farthing.accounting.filters import BasicFilter, Filter, GdpFilter, RdpFilter, ZcdpFilter
 from farthing.budget import Budget
 from farthing.errors import InvalidValue
-from farthing.linear.methods.adassp import adassp
 from farthing.linear.methods.baselines import majority, nonprivate
-from farthing.linear.methods.descent import descent
+from farthing.linear.methods.descent import descent, generalised
 from farthing.linear.methods.dpagd import dpagd
 from farthing.linear.methods.dpsgd import dpsgd, sgd_adv
 from farthing.linear.methods.functional import functional
-from farthing.linear.methods.generalised import generalised
 from farthing.linear.methods.leastsquares import least_squares
 from farthing.linear.methods.perturbation import objective, output
 from farthing.linear.methods.privgene import privgene
 from farthing.linear.methods.pure import pure
 from farthing.linear.methods.regression import noisy_gradient
-from farthing.linear.methods.sufficient import sufficient
+from farthing.linear.methods.sufficient import adassp, sufficient
 
 Settings = dict[str, Any]
 
@@ -441,7 +439,7 @@ class AdaSSP(Solver, known=REGRESSORS["adassp"]):
 
     Notes
     -----
-    `farthing.linear.methods.adassp`; three Gaussian answers.
+    `farthing.linear.methods.sufficient`; three Gaussian answers.
 
     Examples
     --------

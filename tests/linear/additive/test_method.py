@@ -10,7 +10,7 @@ from farthing.accounting.filters import RdpFilter, ZcdpFilter
 from farthing.data.tables import Table
 from farthing.errors import InvalidValue
 from farthing.linear.additive import method
-from farthing.linear.additive.bins import Binned, codes_of
+from farthing.linear.additive.basis import Binned, codes_of
 from farthing.linear.additive.method import additive, residue
 from farthing.linear.losses import logistic, multinomial, squared
 from farthing.linear.problem import Problem

@@ -8,7 +8,7 @@ import pytest
 
 import farthing as ft
 from farthing.data.tables import Features, Table
-from farthing.linear.additive.bins import CELLS, Binned, Cell, codes_of
+from farthing.linear.additive.basis import CELLS, Binned, Cell, codes_of
 from farthing.linear.additive.sums import (
     Crowded,
     GroupedSpace,

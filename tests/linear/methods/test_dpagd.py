@@ -14,8 +14,8 @@ from farthing.accounting import zcdp
 from farthing.accounting.filters import RdpFilter, ZcdpFilter
 from farthing.data.tables import Features, Table
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
-from farthing.linear.losses import huber_hinge, logistic, multinomial, squared
-from farthing.linear.methods.dpagd import Lengths, Ray, RayScores, Total, dpagd, paper_splits
+from farthing.linear.losses import Total, huber_hinge, logistic, multinomial, squared
+from farthing.linear.methods.dpagd import Lengths, Ray, RayScores, dpagd, paper_splits
 from farthing.linear.problem import Problem
 from farthing.noise.lattice import SeededStream
 from farthing.queries.bounds import ClipNorm, ClipValue

@@ -9,7 +9,8 @@ import farthing as ft
 from farthing.data.tables import Features, Table
 from farthing.errors import BudgetSpent, InvalidValue
 from farthing.linear.budget_schedule import gaussian_mu
-from farthing.linear.methods.dppca import Mean, Scatter, components, dppca
+from farthing.linear.losses import Total
+from farthing.linear.methods.dppca import Scatter, components, dppca
 from farthing.noise.lattice import SeededStream
 from farthing.queries.events import GaussianEvent
 
@@ -73,9 +74,9 @@ def test_a_short_mean_is_not_used():
     assert diagonal == pytest.approx(1 / (mu * math.sqrt(0.9)), rel=0.15)
 
 
-@pytest.mark.parametrize("contribution", [Mean(FLAT), Scatter(FLAT, np.full(8, 0.2))])
+@pytest.mark.parametrize("contribution", [Total(FLAT), Scatter(FLAT, np.full(8, 0.2))])
 def test_neighbours_are_no_further_apart_than_the_bound_says(contribution):
-    bound = ft.ClipNorm(0.8) if isinstance(contribution, Mean) else ft.ClipOuter(0.8)
+    bound = ft.ClipNorm(0.8) if isinstance(contribution, Total) else ft.ClipOuter(0.8)
     corners = [*np.eye(8), *-np.eye(8), np.full(8, 1e200), np.full(8, -3.0), np.zeros(8)]
 
     def total(*extra):
@@ -90,7 +91,7 @@ def test_neighbours_are_no_further_apart_than_the_bound_says(contribution):
 def test_the_sums_are_the_plain_ones():
     features = Features(8, 0.1, 2.0, intercept=0.0, radius=1.0)
     z = ft.ClipNorm(1.0).apply(2 * (ROWS - 0.1))
-    np.testing.assert_allclose(Mean(features).bounded_sum(Table(ROWS), None, ft.ClipNorm(1.0)), z.sum(0))
+    np.testing.assert_allclose(Total(features).bounded_sum(Table(ROWS), None, ft.ClipNorm(1.0)), z.sum(0))
     about = ft.ClipNorm(0.7).apply(z - 0.2)
     total = Scatter(features, np.full(8, 0.2)).bounded_sum(Table(ROWS), None, ft.ClipOuter(0.7))
     np.testing.assert_allclose(total, about.T @ about)

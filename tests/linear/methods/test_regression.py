@@ -9,11 +9,10 @@ from farthing.accounting.filters import BasicFilter, GdpFilter, ZcdpFilter
 from farthing.data.tables import Features, Table
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.linear.losses import logistic, squared
-from farthing.linear.methods.adassp import adassp
 from farthing.linear.methods.functional import functional
 from farthing.linear.methods.leastsquares import least_squares
 from farthing.linear.methods.regression import Space, noisy_gradient, ridge
-from farthing.linear.methods.sufficient import sufficient
+from farthing.linear.methods.sufficient import adassp, sufficient
 from farthing.linear.problem import Problem
 from farthing.noise.lattice import SeededStream
 

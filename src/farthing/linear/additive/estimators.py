@@ -24,11 +24,10 @@ from farthing.data.columns import limits
 from farthing.data.tables import Table
 from farthing.errors import BudgetSpent, InvalidValue
 from farthing.ledger.ledger import Ledger
-from farthing.linear import checks, fitting
-from farthing.linear.additive.bins import CELLS, VALUES, Binned, codes_of, mapped
+from farthing.linear import base, fitting
+from farthing.linear.additive.basis import CELLS, VALUES, Binned, codes_of, mapped
 from farthing.linear.additive.method import AdditiveModel, additive
-from farthing.linear.base import PUBLIC_SIZE, PrivateEstimator
-from farthing.linear.checks import target_bounds
+from farthing.linear.base import PUBLIC_SIZE, PrivateEstimator, target_bounds
 from farthing.linear.losses import Loss, logistic, multinomial, squared
 from farthing.linear.problem import Problem
 from farthing.linear.solvers import SolverMethod
@@ -172,11 +171,11 @@ class _ShapeClassifier(ClassifierMixin, _Shapes):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any) -> Self:
         """Check everything, charge the budget, and train until it is spent."""
-        classes = checks.declared(self.classes)
+        classes = base.declared(self.classes)
         X, y = self._supervised(X, y)
         several = len(classes) > 2
         loss: Loss = multinomial if several else logistic
-        self._train(X, checks.codes(y, classes), loss, len(classes) if several else 0)
+        self._train(X, base.codes(y, classes), loss, len(classes) if several else 0)
         self.classes_ = classes
         return self
 
@@ -276,14 +275,7 @@ class AdditiveClassifier(_ShapeClassifier):
         records: int | None = None,
         random_state: Any = None,
     ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.classes = classes
-        self.bounds = bounds
-        self.ledger = ledger
-        self.adjacency = adjacency
-        self.records = records
-        self.random_state = random_state
+        self._remember(locals())
 
 
 class AdditiveRegressor(_ShapeRegressor):
@@ -321,14 +313,7 @@ class AdditiveRegressor(_ShapeRegressor):
         records: int | None = None,
         random_state: Any = None,
     ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.target_bounds = target_bounds
-        self.bounds = bounds
-        self.ledger = ledger
-        self.adjacency = adjacency
-        self.records = records
-        self.random_state = random_state
+        self._remember(locals())
 
 
 class GradientBoostingClassifier(_ShapeClassifier):
@@ -370,15 +355,7 @@ class GradientBoostingClassifier(_ShapeClassifier):
         records: int | None = None,
         random_state: Any = None,
     ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.trees = trees
-        self.classes = classes
-        self.bounds = bounds
-        self.ledger = ledger
-        self.adjacency = adjacency
-        self.records = records
-        self.random_state = random_state
+        self._remember(locals())
 
 
 class GradientBoostingRegressor(_ShapeRegressor):
@@ -419,12 +396,4 @@ class GradientBoostingRegressor(_ShapeRegressor):
         records: int | None = None,
         random_state: Any = None,
     ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.trees = trees
-        self.target_bounds = target_bounds
-        self.bounds = bounds
-        self.ledger = ledger
-        self.adjacency = adjacency
-        self.records = records
-        self.random_state = random_state
+        self._remember(locals())

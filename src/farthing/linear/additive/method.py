@@ -28,7 +28,7 @@ Constants were chosen on BANK, IPUMS-BR, California housing, MAGIC telescope, bi
 
 >>> import farthing as ft
 >>> from farthing.data.tables import Table
->>> from farthing.linear.additive.bins import Binned, codes_of
+>>> from farthing.linear.additive.basis import Binned, codes_of
 >>> from farthing.linear.losses import squared
 >>> X = np.random.default_rng(0).uniform(size=(9000, 1))
 >>> ledger = ft.Ledger(ft.Budget(1.0, 1e-6))
@@ -52,7 +52,7 @@ from farthing import validate
 from farthing.data.tables import Features
 from farthing.ledger.ledger import Ledger
 from farthing.linear.additive import basis
-from farthing.linear.additive.bins import CELLS, VALUES, Cell
+from farthing.linear.additive.basis import CELLS, VALUES, Cell
 from farthing.linear.additive.sums import (
     Agreement,
     Crowded,

@@ -11,7 +11,7 @@ records.
 
 >>> import farthing as ft
 >>> from farthing.data.tables import Table
->>> from farthing.linear.additive.bins import Cell, Binned, CELLS, codes_of
+>>> from farthing.linear.additive.basis import Cell, Binned, CELLS, codes_of
 >>> from farthing.linear.losses import squared
 >>> X, high = np.array([[0.0], [0.5], [1.0]]), np.ones(1)
 >>> step = (np.arange(CELLS) > 70).astype(float)[:, None]  # 1 from 0.5 on
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from farthing.data.tables import Features, Weighted
 from farthing.ledger.ledger import Ledger
-from farthing.linear.additive.bins import CELLS, HIGHEST, LOWEST, Binned, Coded
+from farthing.linear.additive.basis import CELLS, HIGHEST, LOWEST, Binned, Coded
 from farthing.linear.losses import Loss
 from farthing.noise.summing import Sum
 from farthing.queries.bounds import ClipNorm, ClipValue, Kind
@@ -94,6 +94,14 @@ def counted(records: Binned, codes: Any, v: Array, cells: int) -> Array:
     return total.value
 
 
+def _added(records: Binned, each: Array) -> Array:
+    """Return the sum of bounded terms, one row a record."""
+    total = Sum(len(records), each.shape[1:])
+    for place in records.parts():
+        total.add(each[place].sum(axis=0), len(each[place]))
+    return total.value
+
+
 @dataclass(frozen=True, slots=True)
 class GroupGradient:
     """Σ residual z, each record's term clipped (`ClipNorm`)."""
@@ -138,10 +146,7 @@ class Length:
             margins = self.space.margins(records, w)
             moved = self.loss.residual(margins, records.table.y) * margins
             each = bound.apply(moved[:, None] if moved.ndim == 1 else moved.sum(axis=1, keepdims=True))
-        total = Sum(len(records), (1,))
-        for place in records.parts():
-            total.add(each[place].sum(axis=0), len(each[place]))
-        return total.value
+        return _added(records, each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +163,7 @@ class Misfit:
         with np.errstate(over="ignore", invalid="ignore"):
             residual = self.loss.residual(self.space.margins(records, w), records.table.y)
             each = bound.apply(np.square(residual / self.scale)[:, None])
-        total = Sum(len(records), (1,))
-        for place in records.parts():
-            total.add(each[place].sum(axis=0), len(each[place]))
-        return total.value
+        return _added(records, each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +180,7 @@ class Agreement:
             margins = self.space.margins(records, w)
             wanted = margins - self.loss.residual(margins, records.table.y)
             each = bound.apply(np.stack([margins * wanted, margins * margins], axis=1))
-        total = Sum(len(records), (2,))
-        for place in records.parts():
-            total.add(each[place].sum(axis=0), len(each[place]))
-        return total.value
+        return _added(records, each)
 
 
 @dataclass(frozen=True, slots=True)

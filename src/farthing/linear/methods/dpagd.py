@@ -65,11 +65,11 @@ from numpy.typing import NDArray
 from farthing import validate
 from farthing.accounting import zcdp
 from farthing.budget import Budget
-from farthing.data.tables import Features, Table, Weighted
+from farthing.data.tables import Features, Table
 from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
 from farthing.linear.budget_schedule import Limited, Pricing, at_price
-from farthing.linear.losses import Gradient, Loss
+from farthing.linear.losses import Gradient, Loss, Total
 from farthing.linear.methods.dpagd_menu import of_menu, on_menu, sold
 from farthing.linear.problem import Problem
 from farthing.noise.summing import Sum
@@ -122,24 +122,6 @@ class RayScores:
         return total.value - self.penalty / 2 * np.array(
             [np.sum((start - s * direction) ** 2) for s in steps]
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Total:
-    """Σ z of a table, each z clipped (`ClipNorm`)."""
-
-    features: Features
-    honours: ClassVar[tuple[str, ...]] = (Kind.NORM,)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.features.size,)
-
-    def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
-        total = Weighted(len(records), self.features)
-        for block in records.blocks(self.features):
-            total.add(block, bound.factors(block.norm))
-        return total.value
 
 
 @dataclass(frozen=True, slots=True)

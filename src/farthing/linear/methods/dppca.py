@@ -32,9 +32,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing import validate
-from farthing.data.tables import Features, Table, Weighted
+from farthing.data.tables import Features, Table
 from farthing.ledger.ledger import Ledger
 from farthing.linear.budget_schedule import BudgetSchedule
+from farthing.linear.losses import Total
 from farthing.noise.summing import Sum
 from farthing.queries.bounds import ClipNorm, ClipOuter, Kind
 from farthing.queries.mechanisms import SymmetricGaussian
@@ -68,31 +69,13 @@ def dppca(
     part, centre, square = 1.0, np.zeros(size), 0.0
     noise = schedule.deviation(1.0, ClipOuter(1.0)) * math.sqrt(2 * size)
     if records is not None and _NOISE[0] < noise < _NOISE[1]:
-        mean, deviation = schedule.mean(_MEAN, Mean(rows), ClipNorm(clip_norm))
+        mean, deviation = schedule.mean(_MEAN, Total(rows), ClipNorm(clip_norm))
         part, square = 1 - _MEAN, float(mean @ mean) - size * deviation**2
         centre = mean if square > (_SHORTEST * clip_norm) ** 2 else centre
     # at least a tenth of clip_norm: a mean that is nearly as long as the rows may owe that to noise
     reach = math.sqrt(max(clip_norm**2 - square, 0.01 * clip_norm**2)) if centre.any() else clip_norm
     moments, _ = schedule.mean(part, Scatter(rows, centre), ClipOuter(reach), mechanism=SymmetricGaussian)
     yield Step(1, public * (moments + np.outer(centre, centre)), schedule.receipts())
-
-
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """Σ z of a table, each z clipped (`ClipNorm`)."""
-
-    features: Features
-    honours: ClassVar[tuple[str, ...]] = (Kind.NORM,)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.features.size,)
-
-    def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
-        total = Weighted(len(records), self.features)
-        for block in records.blocks(self.features):
-            total.add(block, bound.factors(block.norm))
-        return total.value
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ one with more the first count. Who comes or goes changes nothing for the others.
 
 A `PlacedBatch` puts every example at a secret place in a batch of one public shape, so that nobody's last
 bits depend on who else is there; other places are blank, of weight 0. The theorem is in
-`farthing.data.placed`; here a record's term is the clipped gradient of an example.
+`farthing.data.weighted`; here a record's term is the clipped gradient of an example.
 
 >>> batch = Examples((torch.ones(3, 2), torch.zeros(3))).take(slice(None))
 >>> parts = list(PlacedBatch(batch, 8).physical_batches())
@@ -42,7 +42,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from farthing import validate
 from farthing.budget import Unit
-from farthing.data.placed import rounds
+from farthing.data.weighted import rounds
 from farthing.errors import InvalidValue, Unsupported
 from farthing.queries.samplers import Indices
 from farthing.torch.training.collating import Collate, Reader

@@ -5,8 +5,8 @@ import pytest
 from scipy import sparse
 
 from farthing.errors import InvalidValue
-from farthing.linear import checks
-from farthing.linear.checks import clipped, compact, target_bounds
+from farthing.linear import base
+from farthing.linear.base import clipped, compact, target_bounds
 
 
 def test_what_cannot_be_declared_is_refused():
@@ -46,7 +46,7 @@ def test_files_small_and_sparse_tables_and_compact_ones_stay_as_they_are(tmp_pat
 @pytest.mark.parametrize("edge", [2**14, 2**28])
 def test_one_record_more_does_not_change_the_precision_of_the_others(edge, monkeypatch):
     if edge == 2**28:  # the same line, at a size that a test can hold
-        monkeypatch.setattr(checks, "_MOST", edge := 2**15)
+        monkeypatch.setattr(base, "_MOST", edge := 2**15)
     rows = np.full((edge + 1, 1), 0.5 + 2.0**-26)
     for records in (1000, 2**14, 2**15, 2**20):
         found = [compact(rows[: edge + more], (0, 1), records)[0] for more in (-1, 0, 1)]
@@ -57,4 +57,4 @@ def test_one_record_more_does_not_change_the_precision_of_the_others(edge, monke
 def test_a_label_that_cannot_be_looked_up_is_none_of_the_classes():
     labels = np.array([1, None, 0], dtype=object)
     labels[1] = np.timedelta64(3)  # of no unit: its hash raises a ValueError
-    assert np.array_equal(checks.codes(labels, np.array([0, 1])), [1.0, np.nan, 0.0], equal_nan=True)
+    assert np.array_equal(base.codes(labels, np.array([0, 1])), [1.0, np.nan, 0.0], equal_nan=True)
