@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from farthing import audit, federated, torch
     from farthing.accounting.api import delta, epsilon, noise_for, steps_for
-    from farthing.accounting.bands import choose_bands
-    from farthing.accounting.buffers import choose_buffers
+    from farthing.accounting.correlated import choose_bands, choose_buffers
     from farthing.accounting.menu import Menu
     from farthing.accounting.personal import PersonalBudgets
     from farthing.audit.auditing import audit_mechanism
@@ -186,8 +185,7 @@ _HOMES = {
     "linear.estimators": ("LinearRegression", "LinearSVC", "LogisticRegression"),
     "linear.preprocessing": ("PCA", "PrivateBinner", "PrivateScaler"),
     "linear.regressors": ("HuberRegressor", "PoissonRegressor", "QuantileRegressor"),
-    "accounting.bands": ("choose_bands",),
-    "accounting.buffers": ("choose_buffers",),
+    "accounting.correlated": ("choose_bands", "choose_buffers"),
     "accounting.menu": ("Menu",),
     "accounting.personal": ("PersonalBudgets",),
     "accounting.api": ("delta", "epsilon", "noise_for", "steps_for"),

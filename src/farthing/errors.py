@@ -14,7 +14,7 @@
 
 Nothing is released when one of these is raised, and nothing that was charged is given back. Once a query is
 charged, only errors with a true ``public`` are raised: whatever else goes wrong might depend on a record
-(`farthing.ledger.failsafe`).
+(`farthing.ledger.answers`).
 """
 
 

@@ -1,4 +1,6 @@
-"""Losses on a grid: never below the truth, and at most a thousandth above it, where frequencies run out."""
+"""Losses on a grid, ours and dp-accounting's: never below the truth, and close to it."""
+
+import math
 
 import dp_accounting
 import pytest
@@ -6,7 +8,16 @@ from dp_accounting.pld import privacy_loss_distribution
 
 from farthing.accounting import cells, gaussian, pld, sampling
 from farthing.budget import Adjacency
-from farthing.queries.events import DrawnEvent, FixedSizeEvent, GaussianEvent, PoissonEvent, RepeatedEvent
+from farthing.queries.events import (
+    ComposedEvent,
+    DrawnEvent,
+    FixedSizeEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    PoissonEvent,
+    PureEvent,
+    RepeatedEvent,
+)
 
 ADD, REPLACE, ZERO = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE, Adjacency.ZERO_OUT
 RELATIONS = {
@@ -95,3 +106,53 @@ def test_no_grid_is_claimed_for_other_steps():
     from farthing.queries.events import LaplaceEvent
 
     assert cells.epsilon(pld.directions(LaplaceEvent(2.0), ADD), 1e-5, 1.0) == float("inf")
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+def test_the_reference_bounds_a_gaussian_closely(adjacency):
+    shift = 2.0 if adjacency is Adjacency.REPLACE_ONE else 1.0
+    exact = gaussian.epsilon(shift / 3.0 * math.sqrt(4), 1e-6)
+    found = cells.reference_epsilon(RepeatedEvent(GaussianEvent(3.0), 4), 1e-6, adjacency, exact)
+    assert exact <= found <= exact * 1.0001
+
+
+@pytest.mark.parametrize("adjacency", list(Adjacency))
+@pytest.mark.parametrize("rate", [0.01, 0.3])
+def test_the_reference_bounds_one_sampled_step(rate, adjacency):
+    event = PoissonEvent(rate, GaussianEvent(1.0))
+    exact = pld.epsilon(event, 1e-6, adjacency)  # a closed form
+    assert (
+        exact <= cells.reference_epsilon(event, 1e-6, adjacency, exact) * (1 + 1e-9) <= exact * 1.001 + 1e-5
+    )
+
+
+def test_few_steps_are_as_tight_as_the_reference():
+    plan = RepeatedEvent(PoissonEvent(0.01, GaussianEvent(1.0)), 3)
+    found = pld.epsilon(plan, 1e-6)
+    assert found <= cells.reference_epsilon(plan, 1e-6, Adjacency.ADD_REMOVE, found) * (1 + 1e-3)
+
+
+def test_the_reference_bounds_laplace_noise():
+    plan = RepeatedEvent(LaplaceEvent(2.0), 5)
+    found = cells.reference_epsilon(plan, 1e-5, Adjacency.ADD_REMOVE, 2.0)
+    assert 1.5 < found < 2.5
+    assert cells.reference_epsilon(plan, 1e-5, Adjacency.REPLACE_ONE, 2.0) == math.inf
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        PureEvent(0.1),
+        FixedSizeEvent(1, 10, GaussianEvent(1.0)),
+        ComposedEvent((GaussianEvent(1.0), PureEvent(0.1))),
+    ],
+)
+def test_the_reference_leaves_unknown_events_alone(event):
+    assert cells.reference_epsilon(event, 1e-5, Adjacency.ADD_REMOVE, 1.0) == math.inf
+
+
+def test_the_reference_is_not_asked_where_its_own_tails_would_show():
+    event = GaussianEvent(1.0)
+    assert cells.reference_epsilon(event, 1e-13, Adjacency.ADD_REMOVE, 1.0) == math.inf
+    assert cells.reference_epsilon(event, 1e-5, Adjacency.ADD_REMOVE, 0.0) == math.inf
+    assert cells.reference_epsilon(event, 1e-5, Adjacency.ADD_REMOVE, math.inf) == math.inf

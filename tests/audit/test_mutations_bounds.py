@@ -4,28 +4,28 @@ import numpy as np
 import pytest
 
 from farthing.audit import charges, laws, prices
-from farthing.ledger import failsafe
+from farthing.ledger import answers
 from farthing.linear import losses
 from farthing.queries import bounds, mechanisms, query
 
 
 def an_error_after_the_charge(patch):
-    patch(failsafe, "refusal", lambda error: error)
+    patch(answers, "refusal", lambda error: error)
 
 
 def noise_on_zero_for_all(patch):
-    patch(failsafe, "without_failing", lambda sums, places, zero, blank=0.0: zero)
+    patch(answers, "without_failing", lambda sums, places, zero, blank=0.0: zero)
 
 
 def a_part_that_fails_is_dropped_whole(patch):
     def without_failing(sums, places, zero, blank=0.0):
         total = zero
         for part in np.array_split(places, 2):
-            found = failsafe._tried(sums, part)
+            found = answers._tried(sums, part)
             total = total if found is None or found.shape != zero.shape else total + np.nan_to_num(found)
         return total
 
-    patch(failsafe, "without_failing", without_failing)
+    patch(answers, "without_failing", without_failing)
 
 
 def a_norm_for_outer_products(patch):

@@ -12,7 +12,7 @@ from farthing.audit import entrances
 from farthing.deploy.guard.keeper import Guard
 from farthing.deploy.guard.policy import Limits
 from farthing.deploy.messages.signed import MessageKind, Reason, refuse
-from farthing.ledger import failsafe
+from farthing.ledger import answers
 from farthing.linear import losses
 
 
@@ -100,7 +100,7 @@ def test_planted_bugs_are_caught(bug, monkeypatch, folder):
 
 def test_what_every_guard_once_told_is_caught(monkeypatch, folder):
     """All three together are how the guard was: an answer or `internal`, by one record's label."""
-    for owner, name, changed in [*BUGS[-2:], (failsafe, "refusal", failures_after_the_charge_are_told)]:
+    for owner, name, changed in [*BUGS[-2:], (answers, "refusal", failures_after_the_charge_are_told)]:
         monkeypatch.setattr(owner, name, changed(getattr(owner, name)))
     said = entrances.replies(folder)
     assert any("multinomial" in text and "label 77" in text for text in said)

@@ -7,7 +7,7 @@ pytest.importorskip("torch")
 from farthing.audit import network_laws
 from farthing.deploy.guard.keeper import Guard
 from farthing.deploy.messages.signed import MessageKind, Reason, refuse
-from farthing.ledger import failsafe
+from farthing.ledger import answers
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ BUGS = [
     (Guard, "ask", a_refusal_tells_of_a_class),
     (Guard, "_stepped", fewer_steps_for_fewer_records),
     (Guard, "_sealed", an_answer_is_longer_for_some_records),
-    (failsafe, "refusal", lambda original: lambda error: error),
+    (answers, "refusal", lambda original: lambda error: error),
 ]
 
 
@@ -70,9 +70,9 @@ BUGS = [
 @pytest.mark.parametrize("bug", BUGS, ids=["refusal", "steps", "length", "failure"])
 def test_planted_bugs_are_caught(bug, tmp_path, monkeypatch, some):
     owner, name, changed = bug
-    some(0, 3 if owner is failsafe else 1)
+    some(0, 3 if owner is answers else 1)
     monkeypatch.setattr(owner, name, changed(getattr(owner, name)))
-    if owner is failsafe:
+    if owner is answers:
         from farthing.torch.training.records import Examples
 
         monkeypatch.setattr(Examples, "within", lambda self, classes, others=(): self)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import farthing as ft
-from farthing.accounting import buffers, gaussian, pld
+from farthing.accounting import correlated as choosing
+from farthing.accounting import gaussian, pld
 from farthing.budget import Adjacency
 from farthing.errors import InvalidValue, Unsupported
 from farthing.noise.lattice import SeededStream, on_grid
@@ -185,21 +186,21 @@ def test_a_promise_is_asked_to_its_end_and_no_further():
 
 @pytest.mark.parametrize(("steps", "groups"), [(60, 60), (90, 30), (50, 5), (3, 2), (1, 1)])
 def test_the_chosen_buffers_leave_less_noise_than_their_neighbours_and_than_none(steps, groups):
-    found = buffers.choose_buffers(ft.Budget(1.0, 1e-5), groups, steps)
+    found = choosing.choose_buffers(ft.Budget(1.0, 1e-5), groups, steps)
     assert found.gain <= 1 + 1e-3
-    running = buffers.prefix_noise(found.weights, found.decays, steps, groups)
+    running = choosing.buffered_prefix_noise(found.weights, found.decays, steps, groups)
     inverse = np.linalg.inv(toeplitz(column(found.weights, found.decays, steps)))
     sums = np.linalg.norm(np.tril(np.ones((steps, steps))) @ inverse) / math.sqrt(steps)
     assert running == pytest.approx(sums * found.mechanism.column_norm, rel=1e-6)
     for factor in (0.8, 1.25):
         if steps >= 50 and groups > 5:
             weights = tuple(weight * factor for weight in found.weights)
-            assert buffers.prefix_noise(weights, found.decays, steps, groups) > running * (1 - 1e-6)
-    assert buffers.row_noise(found.weights, found.decays, steps) == pytest.approx(
+            assert choosing.buffered_prefix_noise(weights, found.decays, steps, groups) > running * (1 - 1e-6)
+    assert choosing.buffered_row_noise(found.weights, found.decays, steps) == pytest.approx(
         np.linalg.norm(inverse[-1]), rel=1e-6
     )
 
 
 def test_too_many_buffers_are_refused():
     with pytest.raises(InvalidValue, match="at most 8"):
-        buffers.choose_buffers(ft.Budget(1.0, 1e-5), 10, 10, buffers=9)
+        choosing.choose_buffers(ft.Budget(1.0, 1e-5), 10, 10, buffers=9)

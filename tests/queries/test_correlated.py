@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import farthing as ft
-from farthing.accounting import bands, pld
+from farthing.accounting import correlated as choosing
+from farthing.accounting import pld
 from farthing.budget import Adjacency
 from farthing.errors import InvalidValue, Unsupported
 from farthing.noise.lattice import SeededStream, on_grid
@@ -223,7 +224,7 @@ def test_a_clip_may_change_on_the_way():
 
 @pytest.mark.parametrize(("count", "steps"), [(1, 50), (4, 50), (7, 31)])
 def test_the_noise_of_running_sums_is_that_of_the_matrix(count, steps):
-    found = bands.prefix_noise(count, 0.7, steps)
+    found = choosing.banded_prefix_noise(count, 0.7, steps)
     c = toeplitz(coefficients(count, 0.7), steps)
     sums = np.tril(np.ones((steps, steps))) @ np.linalg.inv(c)
     assert found == pytest.approx(np.linalg.norm(sums) / math.sqrt(steps) * np.linalg.norm(c[:, 0]), rel=1e-9)

@@ -14,7 +14,7 @@ from farthing.budget import Adjacency
 from farthing.data.tables import Features, Table
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.federated.evaluation import Evaluation
-from farthing.ledger import failsafe
+from farthing.ledger import answers
 from farthing.linear.additive import basis, sums
 from farthing.linear.losses import Gradient, Gram, Moments, PlacedGradient, Scores, Total, logistic, squared
 from farthing.linear.methods import (
@@ -319,8 +319,8 @@ def accepted(case):
             for sampler in SAMPLERS:
                 try:
                     query = Query(sampler, case.contribution, bound, mechanism)
-                    zero = failsafe.zero_sum(case.contribution, case.records, case.w, bound)
-                    mechanism.check(bound, failsafe.shape_of(zero))
+                    zero = answers.zero_sum(case.contribution, case.records, case.w, bound)
+                    mechanism.check(bound, answers.shape_of(zero))
                     query.price(ft.Budget(1.0, 1e-5))
                 except FarthingError:
                     continue
@@ -334,7 +334,7 @@ def total_of_nobody(case):
     for bound in bounds(case, 3):
         if bound.kind in case.contribution.honours:
             try:
-                return failsafe.zero_sum(case.contribution, case.records, case.w, bound)
+                return answers.zero_sum(case.contribution, case.records, case.w, bound)
             except FarthingError:
                 continue
     raise AssertionError(f"{case.name} takes no bound")

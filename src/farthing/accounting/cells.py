@@ -7,16 +7,23 @@ to its two ends so that P and Q both keep theirs, which can only raise δ(ε), a
 What is left out is bounded and added: losses beyond the last cell count as infinite, sums beyond the grid by
 Chernoff; what wraps around from below only adds. The rounding of the masses moves them up a cell, that of the
 transforms is added (`_ROUNDING`, many times what they lose).
+
+A few steps that no pair here describes, such as Laplace noise, go to dp-accounting's own grid
+(`reference_epsilon`, `reference_delta`): connected in the same way, so an upper bound too, at tens of
+milliseconds.
 """
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtr
 
 from farthing.accounting.pairs import Mixture, Pair, Piece, SeenShift, Shift
+from farthing.budget import Adjacency
+from farthing.queries.events import Event, GaussianEvent, LaplaceEvent, PoissonEvent, flatten
 
 Real = npt.NDArray[np.float64]
 Steps = Sequence[tuple[Pair, int]]
@@ -28,6 +35,12 @@ _SHARE = 1e-5  # of δ, that may lie beyond the grid
 _ROUNDING = 1e-15  # a step, and for every doubling of the grid
 _FINE = 0.05  # the width of a cell, of ε over √(steps · ln 1/δ): it costs about its square of ε
 _TILTS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+_REFERENCE_POINTS = 1000  # of dp-accounting's grid between 0 and the ε looked for
+_FINEST, _REFERENCE_LONGEST = 5e-5, 100_000  # finer or longer grids take seconds
+_LEAST_NOISE, _MOST_NOISE, _REFERENCE_RATE = 0.05, 1e5, 1e-9  # beyond, its floating point gives way
+SMALLEST_DELTA = 1e-11  # below, dp-accounting's own truncation of tails shows
+_REFERENCE_ROUNDING = 1e-14  # more than its convolutions, by fast Fourier transforms, lose of a δ
 
 
 def epsilon(ways: Sequence[Steps], delta: float, about: float) -> float:
@@ -174,3 +187,83 @@ def _where(piece: Piece, losses: Real) -> Real:
         grown = np.expm1(sign * losses) / rate
         cuts = (np.log1p(grown) + shift * shift / 2) / shift
         return np.where(grown > -1, cuts, -math.inf)
+
+
+def reference_epsilon(event: Event, delta: float, adjacency: Adjacency, about: float) -> float:
+    """An upper bound on ε(δ), infinite where dp-accounting has no grid for the event."""
+    if delta < SMALLEST_DELTA or not 0 < about < math.inf:
+        return math.inf
+    accountant = _compose(event, adjacency, about)
+    return math.inf if accountant is None else float(accountant.get_epsilon(delta - _REFERENCE_ROUNDING))
+
+
+def reference_delta(event: Event, epsilon: float, adjacency: Adjacency) -> float:
+    """An upper bound on δ(ε), not sharpened below 1e-11; 1 where dp-accounting has no grid for the event."""
+    accountant = _compose(event, adjacency, epsilon)
+    return (
+        1.0
+        if accountant is None
+        else max(float(accountant.get_delta(epsilon)) + _REFERENCE_ROUNDING, SMALLEST_DELTA)
+    )
+
+
+def _compose(event: Event, adjacency: Adjacency, about: float) -> Any:
+    """dp-accounting's accountant of the event, on a grid that suits an ε of ``about``."""
+    steps = flatten(event)
+    if not all(_translatable(part, adjacency) for part, _ in steps):
+        return None
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    relation = {
+        Adjacency.ADD_REMOVE: dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+        Adjacency.REPLACE_ONE: dp_accounting.NeighboringRelation.REPLACE_ONE,
+        Adjacency.ZERO_OUT: dp_accounting.NeighboringRelation.REPLACE_SPECIAL,
+    }[adjacency]
+    interval = max(
+        about / _REFERENCE_POINTS,
+        _FINEST,
+        max(_reach(part, adjacency) for part, _ in steps) / _REFERENCE_LONGEST,
+    )
+    accountant = PLDAccountant(relation, value_discretization_interval=interval)
+    try:
+        for part, count in steps:
+            accountant.compose(_translate(part), count)
+    except (ValueError, ArithmeticError):  # beyond the range of its floating point
+        return None
+    return accountant
+
+
+def _reach(event: Event, adjacency: Adjacency) -> float:
+    """About the largest privacy loss that its grid for one step holds."""
+    match event:
+        case GaussianEvent(noise):
+            shift = adjacency.shift / noise
+            return shift * (shift / 2 + 10)
+        case PoissonEvent(_, inner):
+            return _reach(inner, adjacency)
+    return 0.0
+
+
+def _translatable(event: Event, adjacency: Adjacency) -> bool:
+    match event:
+        case GaussianEvent(noise):
+            return _LEAST_NOISE < noise < _MOST_NOISE
+        case LaplaceEvent(noise):
+            return _LEAST_NOISE < noise < _MOST_NOISE and adjacency is not Adjacency.REPLACE_ONE
+        case PoissonEvent(rate, GaussianEvent() | LaplaceEvent() as inner):
+            return rate > _REFERENCE_RATE and _translatable(inner, adjacency)
+    return False
+
+
+def _translate(event: Event) -> object:
+    import dp_accounting
+
+    match event:
+        case GaussianEvent(noise):
+            return dp_accounting.GaussianDpEvent(noise)
+        case LaplaceEvent(noise):
+            return dp_accounting.LaplaceDpEvent(noise)
+        case PoissonEvent(rate, inner):
+            return dp_accounting.PoissonSampledDpEvent(rate, _translate(inner))
+    raise AssertionError(event)

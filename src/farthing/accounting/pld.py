@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from farthing import validate
-from farthing.accounting import cells, gaussian, grid, sampling
+from farthing.accounting import cells, gaussian, sampling
 from farthing.accounting.inversion import Line, log_factor, smallest
 from farthing.accounting.pairs import Mixture, Pair, SeenShift, Shift, largest_loss, of_event
 from farthing.accounting.transform import Contour, log_moment, rough_log_moment, transform
@@ -91,7 +91,7 @@ def _epsilon_of_few(event: Event, delta: float, adjacency: Adjacency, about: flo
         best = min(best, sampling.epsilon(*seen, delta))
     if total <= _FEW:
         for _ in range(2):  # a first look says how fine the grid has to be
-            last, best = best, min(best, grid.epsilon(event, delta, adjacency, best))
+            last, best = best, min(best, cells.reference_epsilon(event, delta, adjacency, best))
             if best > 0.25 * last:
                 break
     return best
@@ -108,8 +108,8 @@ def _delta_of_few(event: Event, epsilon: float, adjacency: Adjacency, about: flo
     best = min(best, plain * (1 + 1e-12))
     if seen := _draws(event, adjacency):
         best = min(best, sampling.delta(*seen, epsilon))
-    if total <= _FEW and best > grid.SMALLEST_DELTA:
-        best = min(best, grid.delta(event, epsilon, adjacency))
+    if total <= _FEW and best > cells.SMALLEST_DELTA:
+        best = min(best, cells.reference_delta(event, epsilon, adjacency))
     return best
 
 

@@ -22,7 +22,7 @@ from farthing.audit import methods
 from farthing.audit.targets import TrainedTarget
 from farthing.budget import Adjacency
 from farthing.data.tables import Features, Table
-from farthing.ledger import failsafe
+from farthing.ledger import answers
 from farthing.ledger.ledger import Ledger
 from farthing.linear.losses import Gradient, Gram, Moments, logistic
 from farthing.linear.methods.perturbation import Convex, Minimiser, Objective, ObjectiveNoise
@@ -369,8 +369,8 @@ def pairs() -> list[str]:
     for contribution, bound in itertools.product([*kinds, Gradient(logistic, features)], bounds):
         try:
             query = Query(Everyone(), contribution, bound, Gaussian(1.0))
-            nobody = failsafe.zero_sum(contribution, table, w, bound)
-            query.mechanism.check(bound, failsafe.shape_of(nobody))
+            nobody = answers.zero_sum(contribution, table, w, bound)
+            query.mechanism.check(bound, answers.shape_of(nobody))
         except Exception:  # any refusal before a charge will do
             continue
         sums = [contribution.bounded_sum(table.take(np.array([n])), w, bound) for n in range(len(rows))]

@@ -75,7 +75,7 @@ from farthing.federated.terms import (
     weights_under,
 )
 from farthing.federated.uploads import noisy_uploads, weighted_sum
-from farthing.ledger import failsafe
+from farthing.ledger import answers
 from farthing.ledger.books import SEEDED, taken
 from farthing.noise.lattice import Stream
 from farthing.queries import arrays
@@ -392,7 +392,7 @@ class Simulated:
             # an empty sum: the caller's mistakes raise before anything is charged
             refuse_bound(contribution, self._terms[0].bound)
             self._refuse_many(contribution)
-            failsafe.zero_sum(contribution, self._table, given, self._terms[0].bound)
+            answers.zero_sum(contribution, self._table, given, self._terms[0].bound)
             self._tried = contribution, given.shape
         return given
 
@@ -428,10 +428,10 @@ class Simulated:
             else:
                 total = noisy(sums(slice(None)))
         except Exception as error:
-            if not self._stream.sound or failsafe.refusal(error) is not None:
+            if not self._stream.sound or answers.refusal(error) is not None:
                 raise
             zero = sums(np.empty(0, np.int64))
-            total = noisy(failsafe.without_failing(sums, np.arange(len(table)), zero))
+            total = noisy(answers.without_failing(sums, np.arange(len(table)), zero))
         return Answers(total, now.divisor, len(now.came), alive, (now.deviation / now.divisor) ** 2)
 
     def _settle(self, came: Integers) -> "Round":

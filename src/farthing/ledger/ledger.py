@@ -33,7 +33,7 @@ from farthing.accounting.filters import BasicFilter, Filter, GdpFilter
 from farthing.accounting.tolerance import DEPTH
 from farthing.budget import Budget, Drawn, Guarantee
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
-from farthing.ledger import failsafe, levels
+from farthing.ledger import answers, levels
 from farthing.ledger.answers import (
     alike,
     form,
@@ -275,7 +275,7 @@ class Ledger(Drawn):
         if ready is not None and alike(ready.query, query) and ready.form == shaped:
             shape = ready.shape
         else:
-            shape = failsafe.shape_of(failsafe.zero_sum(query.contribution, self._records, w, query.bound))
+            shape = answers.shape_of(answers.zero_sum(query.contribution, self._records, w, query.bound))
             query.mechanism.check(query.bound, shape)
             if (grid := getattr(query.mechanism, "grid", None)) is not None:
                 grid(query.bound, math.prod(shape))  # refuses noise that needs too fine a grid
@@ -295,16 +295,16 @@ class Ledger(Drawn):
             try:
                 drawn = query.draw(records, self._stream, turn)
                 total = query.total(records, drawn, w)
-                if failsafe.shape_of(total) != ready.shape:
+                if answers.shape_of(total) != ready.shape:
                     raise InvalidValue("a bounded sum over records has another shape than over none")
                 return query.mechanism.release(total, query.bound, self._stream, turn)
             except Exception as error:
                 if not sound:
                     raise
-                refusal = failsafe.refusal(error)
+                refusal = answers.refusal(error)
             if refusal is not None:  # raised here, it does not carry the error with it
                 raise refusal
-            return failsafe.released(query, records, drawn, w, self._stream, turn)
+            return answers.released(query, records, drawn, w, self._stream, turn)
 
     def promise(self, query: Query | Event, times: int | None = None) -> Countdown:
         """Fix how many answers of one price will be asked, before anything is asked.

@@ -6,7 +6,7 @@ G + C⁻¹Z like they do, for a Toeplitz matrix C that has no bands but a recurr
 and c_j = Σ_i ω_i λ_i^(j-1), so C⁻¹Z needs one array for each of a few pairs of a weight ω and a decay λ
 (buffered linear Toeplitz matrices: Dvijotham, McMahan, Pillutla, Steinke & Thakurta, "Efficient and
 Near-Optimal Noise Generation for Streaming Differential Privacy", FOCS 2024). Two of them are nearly as good
-as more (`farthing.accounting.buffers`).
+as more (`farthing.accounting.correlated`).
 
 **Theorem.** Let ω_i > 0, Σ ω_i <= 1, 0 < λ_i < 1, and let a record's chances be at least b turns apart, of T
 in all. Let N² be the largest |Σ_{i<k} C e_{ib}|² / k over k <= ⌈T / b⌉, over T rows, and let Z have the

@@ -80,7 +80,7 @@ def coefficients(bands: int, exponent: float) -> tuple[float, ...]:
     Running sums are 1 / (1 - x), so at the exponent 1/2 C is their square root, cut off after ``bands``
     (Kalinin & Lampert, "Banded Square Root Matrix Factorization for Differentially Private Model Training",
     NeurIPS 2024). Where steps are many times the bands, larger exponents are better; the best one is within
-    1 % of the best banded Toeplitz matrix (`farthing.accounting.bands`).
+    1 % of the best banded Toeplitz matrix (`farthing.accounting.correlated`).
     """
     found = [1.0]
     for j in range(1, bands):
@@ -144,7 +144,7 @@ class BandedGaussian(Gaussian):
         Over how many turns noise is correlated; 1 is independent noise. As many arrays are kept.
     exponent : float, default 0.5
         Of the coefficients (1 - x)^-exponent of C's first column, above 0 and at most 1.
-        `farthing.accounting.bands.choose_bands` finds the best of both from public numbers.
+        `farthing.accounting.correlated.choose_bands` finds the best of both from public numbers.
 
     Raises
     ------

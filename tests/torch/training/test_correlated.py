@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 import farthing as ft
-from farthing.accounting import bands, buffers, gaussian, pld
+from farthing.accounting import correlated as choosing
+from farthing.accounting import gaussian, pld
 from farthing.errors import InvalidValue, PromiseBroken, Unsupported
 from farthing.noise.lattice import SeededStream
 from farthing.queries.events import GaussianEvent, PoissonEvent, RepeatedEvent
@@ -116,7 +117,7 @@ def test_what_has_no_theorem_is_refused_before_anything_is_charged(more, error, 
 
 def test_a_learning_rate_goes_by_the_noise_of_running_sums():
     plan = Plan(1000, 0.05, (2.0,), 40, True, 4, 0.7)
-    gain = bands.prefix_noise(4, 0.7, 40) / bands.prefix_noise(1, 0.5, 40)
+    gain = choosing.banded_prefix_noise(4, 0.7, 40) / choosing.banded_prefix_noise(1, 0.5, 40)
     assert walking(plan).noise_multiplier(0) == pytest.approx(2.0 * gain)
     assert walking(Plan(1000, 0.05, (2.0,), 40)).noise_multiplier(0) == 2.0
     assert deviation(plan) > math.sqrt(1 + 0.7**2)
@@ -134,17 +135,17 @@ def test_passes_spend_the_budget_as_one_gaussian_answer_each():
 @pytest.mark.parametrize(("rate", "steps"), [(0.05, 40), (0.05, 20), (0.01, 800)])
 def test_the_least_noise_in_running_sums_is_chosen(rate, steps):
     plan = train(bands="auto", sampling_rate=rate, steps=steps).plan
-    banded = bands.choose_bands(BUDGET, rate, steps)
-    by_bands = banded.noise_multiplier * bands.prefix_noise(banded.bands, banded.exponent, steps)
-    by_passes = buffers.choose_buffers(BUDGET, round(1 / rate), steps).running_noise
+    banded = choosing.choose_bands(BUDGET, rate, steps)
+    by_bands = banded.noise_multiplier * choosing.banded_prefix_noise(banded.bands, banded.exponent, steps)
+    by_passes = choosing.choose_buffers(BUDGET, round(1 / rate), steps).running_noise
     assert bool(plan.buffers) == (by_passes < by_bands)
-    noise = walking(plan).noise_multiplier(0) * bands.prefix_noise(1, 0.5, steps)
+    noise = walking(plan).noise_multiplier(0) * choosing.banded_prefix_noise(1, 0.5, steps)
     assert noise == pytest.approx(min(by_bands, by_passes), rel=1e-3)
 
 
 def test_a_batch_by_buffers_has_the_noise_that_the_optimiser_is_told():
     plan = train(bands="pass", sampling_rate=0.25, steps=8).plan
-    pairs = buffers.best_pairs(plan.buffers, 8, 4)
+    pairs = choosing.best_pairs(plan.buffers, 8, 4)
     mechanism = ft.BufferedGaussian(1.0, *pairs, 8, 4).begin()
     stream, bound = SeededStream(0), ft.ClipNorm(1.0)
     last = [mechanism.release(np.zeros(50_000), bound, stream, turn) for turn in range(8)][-1]

@@ -1,9 +1,9 @@
 """Batches whose noise is correlated: how many bands or buffers, and what the optimiser has to know of it.
 
 The plan says over how many batches noise is correlated, from budget, number of records, sampling rate and
-number of batches, all of them public. By bands (`farthing.accounting.bands`) draws are cyclic: records are
-divided into as many groups as there are bands, which take turns, and are sampled. By buffers
-(`farthing.accounting.buffers`) a group is a batch, and every record is in one batch of each pass.
+number of batches, all of them public (`farthing.accounting.correlated`). By bands, draws are cyclic: records
+are divided into as many groups as there are bands, which take turns, and are sampled. By buffers, a group is
+a batch, and every record is in one batch of each pass.
 
 >>> from farthing.budget import Budget
 >>> from farthing.ledger.ledger import Ledger
@@ -19,9 +19,8 @@ from dataclasses import replace
 from typing import Any
 
 from farthing import validate
-from farthing.accounting import bands as choosing
-from farthing.accounting import buffers
-from farthing.accounting.buffers import choose_buffers
+from farthing.accounting import correlated as choosing
+from farthing.accounting.correlated import choose_buffers
 from farthing.budget import Budget
 from farthing.errors import InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
@@ -85,7 +84,7 @@ def _best(budget: Budget, records: int, rate: float, steps: int, bands: str) -> 
     passes = choose_buffers(budget, groups, steps, BUFFERS)
     if bands == "auto":
         best = choosing.choose_bands(budget, rate, steps, MOST)
-        running = choosing.prefix_noise(best.bands, best.exponent, steps)
+        running = choosing.banded_prefix_noise(best.bands, best.exponent, steps)
         if best.noise_multiplier * running <= passes.running_noise:
             return Plan(records, rate, (best.noise_multiplier,), steps, True, best.bands, best.exponent)
     return Plan(records, 1 / groups, (passes.noise_multiplier,), steps, True, groups, buffers=BUFFERS)
@@ -104,8 +103,8 @@ def correlated_kind(kind: BatchKind, plan: Plan) -> BatchKind:
     return replace(kind, mechanism=mechanism, groups=plan.bands)
 
 
-def _pairs(plan: Plan) -> buffers.Pairs:
-    return buffers.best_pairs(plan.buffers, plan.steps or 1, plan.bands)
+def _pairs(plan: Plan) -> choosing.Pairs:
+    return choosing.best_pairs(plan.buffers, plan.steps or 1, plan.bands)
 
 
 def deviation(plan: Plan) -> float:
@@ -114,8 +113,10 @@ def deviation(plan: Plan) -> float:
     if plan.bands == 1:
         return 1.0
     if plan.buffers:
-        return column_norm(*_pairs(plan), steps, plan.bands) * buffers.row_noise(*_pairs(plan), steps)
-    return spread(plan.bands, plan.exponent) * choosing.row_noise(plan.bands, plan.exponent, steps)
+        return column_norm(*_pairs(plan), steps, plan.bands) * choosing.buffered_row_noise(
+            *_pairs(plan), steps
+        )
+    return spread(plan.bands, plan.exponent) * choosing.banded_row_noise(plan.bands, plan.exponent, steps)
 
 
 def walking(plan: Plan) -> Plan:
@@ -124,8 +125,8 @@ def walking(plan: Plan) -> Plan:
         return plan
     steps = plan.steps or 1
     if plan.buffers:
-        running = buffers.prefix_noise(*_pairs(plan), steps, plan.bands)
+        running = choosing.buffered_prefix_noise(*_pairs(plan), steps, plan.bands)
     else:
-        running = choosing.prefix_noise(plan.bands, plan.exponent, steps)
-    gain = running / choosing.prefix_noise(1, 0.5, steps)
+        running = choosing.banded_prefix_noise(plan.bands, plan.exponent, steps)
+    gain = running / choosing.banded_prefix_noise(1, 0.5, steps)
     return replace(plan, noise_multipliers=tuple(noise * gain for noise in plan.noise_multipliers))

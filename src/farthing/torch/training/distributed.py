@@ -8,7 +8,7 @@ is told to the ranks, not to the outside: they hold the records anyway.)
 
 A rank whose sum fails takes part in the exchange all the same and says so. Rank 0's ledger then asks for
 parts of the batch until the examples that fail stand alone, and counts those as zero
-(`farthing.ledger.failsafe`); the other ranks answer as often as it asks. Where a rank has no memory, or with
+(`farthing.ledger.answers`); the other ranks answer as often as it asks. Where a rank has no memory, or with
 seeded noise, nothing is released, the batch stays charged, and every rank raises `NotReleased`. So it is when
 a rank dies, as soon as torch.distributed notices.
 
@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from farthing.errors import BudgetSpent, InvalidValue, NotReleased
-from farthing.ledger.failsafe import refusal, zero_sum
+from farthing.ledger.answers import refusal, zero_sum
 from farthing.ledger.ledger import Ledger
 from farthing.queries.query import Contribution, Query, Receipt
 from farthing.torch.kernels import totals

@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from farthing.errors import Unsupported
-from farthing.ledger.failsafe import zero_sum
+from farthing.ledger.answers import zero_sum
 from farthing.queries.query import Contribution
 from farthing.torch.gradients.layers import leaves
 from farthing.torch.gradients.tape import mapped

@@ -11,7 +11,7 @@ from farthing.data.tables import Features, Table
 from farthing.errors import InvalidValue, NotReleased, OutOfMemory
 from farthing.federated.protocol import Invitation
 from farthing.federated.simulated import Simulated
-from farthing.ledger import failsafe
+from farthing.ledger import answers
 from farthing.linear.losses import Gradient, logistic, multinomial
 from farthing.noise.lattice import SeededStream
 from farthing.queries.bounds import Kind
@@ -252,7 +252,7 @@ def test_halving_reads_each_good_record_once_in_the_sum():
             raise RuntimeError
         return np.bincount(places, minlength=16).astype(float)
 
-    total = failsafe.without_failing(sums, np.arange(16), np.zeros(16))
+    total = answers.without_failing(sums, np.arange(16), np.zeros(16))
     assert np.flatnonzero(total == 0).tolist() == [2, 3, 9]
     assert total.max() == 1
 
@@ -263,6 +263,6 @@ def test_a_public_term_counts_once_however_often_a_batch_is_split():
             raise ValueError
         return np.array([len(part) - 7.0])  # each record 1, and a penalty of 7
 
-    whole = failsafe.without_failing(lambda part: np.array([len(part) - 7.0]), np.arange(8), np.array([-7.0]))
-    split = failsafe.without_failing(sums, np.arange(8), np.array([-7.0]))
+    whole = answers.without_failing(lambda part: np.array([len(part) - 7.0]), np.arange(8), np.array([-7.0]))
+    split = answers.without_failing(sums, np.arange(8), np.array([-7.0]))
     assert (whole[0], split[0]) == (1.0, 0.0)

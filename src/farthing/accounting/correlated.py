@@ -1,0 +1,274 @@
+"""Choose noise that is correlated over turns, from public numbers: its bands or buffers, and its multiplier.
+
+Both kinds are compared by the root mean square of the noise in all running sums of the answers, at equal
+budgets: that is the error of the path of plain SGD with one learning rate.
+
+*Bands* (`farthing.queries.correlated.BandedGaussian`). More of them cancel more of the noise in running sums,
+and leave a record fewer but likelier chances (`farthing.queries.correlated.Cyclic`), which amplify less.
+`choose_bands` tries numbers of bands. One band, independent noise, is among them, so by that measure it never
+loses.
+
+*Buffers* (`farthing.queries.buffered.BufferedGaussian`). `choose_buffers` minimises over weights and decays.
+Each record takes part once a pass, so nothing is sampled and nothing amplified: where a random sample can be
+drawn, bands may be better.
+
+>>> from farthing.budget import Budget
+>>> found = choose_bands(Budget(8.0, 1e-5), sampling_rate=0.01, steps=400)
+>>> found.bands > 4, found.gain < 0.5
+(True, True)
+>>> found = choose_buffers(Budget(1.0, 1e-5), groups=500, steps=500)
+>>> found.gain < 0.19  # of independent noise, one pass of 500 turns
+True
+"""
+
+import functools
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from farthing import validate
+from farthing.accounting import calibrate
+from farthing.budget import Budget
+from farthing.errors import InvalidValue
+from farthing.queries.buffered import MOST_BUFFERS, BufferedGaussian, column, column_norm, overlapped
+from farthing.queries.correlated import MOST_BANDS, Cyclic, coefficients, spread
+from farthing.queries.events import GaussianEvent
+
+Array = NDArray[np.float64]
+Pairs = tuple[tuple[float, ...], tuple[float, ...]]  # weights and decays
+
+_NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+_DIGITS = 4  # of weights and of 1 - decays: last bits of an optimiser differ between machines
+
+
+@dataclass(frozen=True, slots=True)
+class Bands:
+    """Correlated noise for a plan: its bands and exponent, the noise multiplier, and what is gained.
+
+    ``gain`` is the root mean square of the noise in running sums over that of independent noise, at the same
+    budget: 0.5 means half the noise, 1 means that independent noise is best.
+    """
+
+    bands: int
+    exponent: float
+    noise_multiplier: float
+    gain: float
+
+
+@functools.lru_cache(4096)
+def banded_prefix_noise(bands: int, exponent: float, steps: int) -> float:
+    """Return the root mean square of the noise in ``steps`` running sums, for a noise multiplier of 1.
+
+    Row t of A C⁻¹, where A adds up, holds the first t + 1 coefficients of 1 / ((1 - x) c(x)).
+    """
+    from scipy.signal import lfilter  # slow to import
+
+    with np.errstate(over="ignore"):  # exponents near 1 may have no bounded inverse: infinitely bad
+        row = lfilter([1.0], coefficients(bands, exponent), np.ones(validate.count(steps=steps)))
+        return spread(bands, exponent) * math.sqrt(float(np.cumsum(row * row).mean()))
+
+
+def banded_row_noise(bands: int, exponent: float, steps: int) -> float:
+    """Return the standard deviation of the noise of a late turn, for independent noise Z of deviation 1."""
+    from scipy.signal import lfilter  # slow to import
+
+    first = np.zeros(validate.count(steps=steps))
+    first[0] = 1.0
+    return float(np.linalg.norm(lfilter([1.0], coefficients(bands, exponent), first)))
+
+
+def best_exponent(bands: int, steps: int) -> float:
+    """Return the best of the exponents 0.50, 0.51, ..., 1.00."""
+    if bands == 1:
+        return 0.5
+    coarse = min(
+        range(50, 101, 5), key=lambda hundredths: banded_prefix_noise(bands, hundredths / 100, steps)
+    )
+    near = range(max(50, coarse - 4), min(100, coarse + 4) + 1)
+    return min(near, key=lambda hundredths: banded_prefix_noise(bands, hundredths / 100, steps)) / 100
+
+
+def noise_multiplier(
+    budget: Budget, sampling_rate: float, steps: int, groups: int, tolerance: float = 1e-9
+) -> float:
+    """Return the smallest noise multiplier at which ``steps`` turns of `Cyclic` draws fit the budget."""
+    sampler = Cyclic(sampling_rate, groups)
+    return calibrate.noise(
+        lambda noise: sampler.plan(GaussianEvent(noise), steps, budget.observer), budget, tolerance
+    )
+
+
+def choose_bands(budget: Budget, sampling_rate: float, steps: int, most: int = 64) -> Bands:
+    """Return the number of bands, up to ``most``, whose running sums have the least noise.
+
+    Parameters
+    ----------
+    budget : Budget
+        What all turns together may cost.
+    sampling_rate : float
+        The expected part of the records in a batch.
+    steps : int
+        How many turns.
+    most : int, default 64
+        The most bands: one array of noise is kept for each but one.
+
+    Returns
+    -------
+    Bands
+        With one band where independent noise is best.
+
+    Examples
+    --------
+    >>> from farthing.budget import Budget
+    >>> choose_bands(Budget(1.0, 1e-5), sampling_rate=0.05, steps=2000).bands
+    1
+    """
+    validate.rate(sampling_rate=sampling_rate)
+    most = min(validate.count(most=most), validate.count(steps=steps), MOST_BANDS)
+    found = [
+        _tried(budget, sampling_rate, steps, bands)
+        for bands in _NUMBERS
+        if bands <= most and sampling_rate * bands <= 1
+    ]
+    best = min(found, key=lambda bands: bands.gain)
+    exact = noise_multiplier(budget, sampling_rate, steps, best.bands)
+    return replace(best, noise_multiplier=exact, gain=best.gain / found[0].gain)
+
+
+def _tried(budget: Budget, sampling_rate: float, steps: int, bands: int) -> Bands:
+    """Return a candidate, with the noise of its sums in the place of the gain."""
+    noise = noise_multiplier(budget, sampling_rate, steps, bands, tolerance=1e-4)
+    exponent = best_exponent(bands, steps)
+    return Bands(bands, exponent, noise, noise * banded_prefix_noise(bands, exponent, steps))
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """Correlated noise for a plan of passes: its buffers, the noise multiplier, and what is gained.
+
+    ``gain`` is the root mean square of the noise in running sums over that of independent noise, at the same
+    budget and the same draws; ``running_noise`` is that root mean square, for a bound of 1.
+    """
+
+    weights: tuple[float, ...]
+    decays: tuple[float, ...]
+    noise_multiplier: float
+    steps: int
+    groups: int
+    gain: float
+    running_noise: float
+
+    @property
+    def mechanism(self) -> BufferedGaussian:
+        """The noise itself."""
+        return BufferedGaussian(self.noise_multiplier, self.weights, self.decays, self.steps, self.groups)
+
+
+@functools.lru_cache(256)
+def buffered_prefix_noise(
+    weights: tuple[float, ...], decays: tuple[float, ...], steps: int, groups: int
+) -> float:
+    """Return the root mean square of the noise in ``steps`` running sums, for a noise multiplier of 1.
+
+    Row t of A C⁻¹, where A adds up, holds the first t + 1 coefficients of 1 / ((1 - x) c(x)).
+    """
+    row = _inverse(np.array(weights), np.array(decays), np.ones(steps))
+    return column_norm(weights, decays, steps, groups) * math.sqrt(float(np.cumsum(row * row).mean()))
+
+
+@functools.lru_cache(256)
+def buffered_row_noise(weights: tuple[float, ...], decays: tuple[float, ...], steps: int) -> float:
+    """Return the standard deviation of the noise of a late turn, for independent noise Z of deviation 1."""
+    first = np.zeros(validate.count(steps=steps))
+    first[0] = 1.0
+    return float(np.linalg.norm(_inverse(np.array(weights), np.array(decays), first)))
+
+
+def _inverse(weights: Array, decays: Array, series: Array) -> Array:
+    """Return a series divided by c(x) = 1 + Σ ω_i x / (1 - λ_i x), as a rational filter."""
+    from scipy.signal import lfilter  # slow to import
+
+    poles = np.poly(decays)  # Π (1 - λ_i x), by rising powers of x
+    zeros = poles.copy()
+    for i, weight in enumerate(weights):
+        zeros[1:] += weight * np.poly(np.delete(decays, i))
+    return np.asarray(lfilter(poles, zeros, series))
+
+
+def choose_buffers(budget: Budget, groups: int, steps: int, buffers: int = 2) -> Buffers:
+    """Return the buffers whose running sums have the least noise.
+
+    Parameters
+    ----------
+    budget : Budget
+        What all turns together may cost.
+    groups : int
+        Turns of a pass: every record takes part once in as many.
+    steps : int
+        How many turns; ``groups`` of them are one pass over the records.
+    buffers : int, default 2
+        How many arrays of noise are kept, 1 to 8; more than two have gained 1 % at most where we looked.
+
+    Returns
+    -------
+    Buffers
+
+    Raises
+    ------
+    InvalidValue
+        If there are more than 8 buffers.
+
+    Examples
+    --------
+    >>> from farthing.budget import Budget
+    >>> found = choose_buffers(Budget(3.0, 1e-5), groups=100, steps=400)
+    >>> len(found.weights), found.gain < 0.25
+    (2, True)
+    >>> found.mechanism.steps
+    400
+    """
+    if validate.count(buffers=buffers) > MOST_BUFFERS:
+        raise InvalidValue(f"buffers must be at most {MOST_BUFFERS}, got {buffers}")
+    weights, decays = best_pairs(buffers, validate.count(steps=steps), validate.count(groups=groups))
+    noise = noise_multiplier(budget, 1 / groups, steps, groups)
+    running, independent = buffered_prefix_noise(weights, decays, steps, groups), math.sqrt((steps + 1) / 2)
+    return Buffers(weights, decays, noise, steps, groups, running / independent, noise * running)
+
+
+@functools.lru_cache(64)
+def best_pairs(buffers: int, steps: int, groups: int) -> Pairs:
+    """Return weights and decays that an optimiser finds, to four digits."""
+    from scipy.optimize import minimize  # slow to import
+
+    def logarithm(place: Array) -> float:
+        weights, decays = _pairs(place)
+        every = overlapped(column(tuple(weights), tuple(decays), steps), groups)
+        row = _inverse(weights, decays, np.ones(steps))
+        return math.log(float(every @ every)) + math.log(float(np.cumsum(row * row).mean()))
+
+    found = minimize(logarithm, _start(buffers, min(steps, groups)), method="L-BFGS-B").x
+    weights, decays = _pairs(found)
+    order = np.argsort(-decays)
+    return (
+        tuple(_short((1 - 10.0**-_DIGITS) * weights[i]) for i in order),  # short of 1 in all, when rounded
+        tuple(1 - _short(1 - decays[i]) for i in order),
+    )
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{_DIGITS}e}")
+
+
+def _start(buffers: int, turns: int) -> Array:
+    """Return decays for times that grow geometrically to those of a pass, and weights as of 1/√j."""
+    gaps = np.geomspace(2 / (turns + 3), 0.5, buffers + 1)[:-1]
+    weights = np.sqrt(gaps) * 0.5 / np.sqrt(gaps).sum()
+    return np.concatenate([np.log(weights), np.log((1 - gaps) / gaps)])
+
+
+def _pairs(place: Array) -> tuple[Array, Array]:
+    """Return weights, scaled down where they add up to more than 1, and decays, not too near 0 and 1."""
+    weights, odds = np.split(np.exp(np.clip(place, -30.0, 30.0)), 2)
+    return weights / max(1.0, weights.sum()), np.clip(odds / (1 + odds), 2.0**-10, 1 - 2.0**-20)
