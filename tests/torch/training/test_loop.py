@@ -325,6 +325,20 @@ def test_views_are_averaged_before_they_are_clipped(monkeypatch):
     assert torch.allclose(flat(model), wanted, atol=1e-6)
 
 
+def test_records_may_be_stored_in_a_form_that_only_a_view_of_them_makes_fit():
+    x, y = data(60)
+    pairs, model = torch.stack([x, -x], 1).half(), network()
+
+    def either(rows):
+        return rows[torch.arange(len(rows)), torch.randint(2, (len(rows),))].float()
+
+    training = train(
+        model, LOSS, (pairs, y), seeded(), sampling_rate=0.3, clip_norm=0.5, noise_multiplier=2.0,
+        steps=2, optimizer=sgd(model), augment=either, views=2,
+    )  # fmt: skip
+    assert len(list(training)) == 2
+
+
 def test_dropout_and_augmentation_leave_the_callers_generator_alone():
     model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 2))
     torch.manual_seed(3)

@@ -322,7 +322,7 @@ def checked(gradient: Gradient, examples: Examples, public: tuple[Any, Any] | No
     first = examples.batch(FIRST)
     assert first is not None
     gradient.check(*first)
-    source = Source(*examples.plain(FIRST)) if public is None else Source(*public, public=True)
+    source = Source(*examples.view(FIRST)) if public is None else Source(*public, public=True)
     with gradient.plain.running():
         found = target_range(gradient.model, gradient.loss, source)
     return examples if found is None else examples.within(*found)

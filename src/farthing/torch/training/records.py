@@ -214,6 +214,11 @@ class Examples:
         """Return the records at ``places`` as they are, (inputs, targets)."""
         return self._read(places)[0]
 
+    def view(self, places: Integers) -> tuple[Any, Any]:
+        """Return the records at ``places`` as a model is given them: one view of each, and the targets."""
+        inputs, targets = self.plain(places)
+        return (inputs if self.augment is None else self.augment(inputs)), targets
+
     def _read(self, places: Integers) -> tuple[tuple[Any, Any], NDArray[np.bool_] | None]:
         """Return the records at ``places``, and which of them count; None where all do."""
         good: NDArray[np.bool_] | None = None
