@@ -29,8 +29,8 @@ from farthing.deploy import keys as keyring
 from farthing.deploy.coordinator import Remote
 from farthing.deploy.flower.superlink import Address, SuperLink, environment
 from farthing.deploy.join import listening
-from farthing.deploy.messages.forms import Transport, UnixSockets
 from farthing.deploy.messages.signed import MessageKind, Signer, seal
+from farthing.deploy.messages.transport import Transport, UnixSockets
 from farthing.deploy.processes import Child
 from farthing.deploy.serve import RunFile
 from farthing.federated.methods.addp import addp

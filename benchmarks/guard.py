@@ -27,7 +27,7 @@ from farthing.data.tables import Features, Table
 from farthing.deploy.messages.forms import Question, RoundId
 from farthing.deploy.messages.signed import MessageKind as Message
 from farthing.deploy.messages.signed import Signer, pack_numbers, seal
-from farthing.deploy.messages.sockets import call
+from farthing.deploy.messages.transport import call
 from farthing.federated.terms import Invitation
 from farthing.ledger.ledger import Ledger
 from farthing.linear.losses import Gradient, logistic

@@ -18,11 +18,10 @@ from farthing.cli.main import main
 from farthing.data import table_files
 from farthing.data.tables import Table
 from farthing.deploy import serve
-from farthing.deploy.bridge import carry
 from farthing.deploy.guard import server
 from farthing.deploy.guard.policy import Policy
-from farthing.deploy.messages.forms import InProcess
 from farthing.deploy.messages.signed import Signer
+from farthing.deploy.messages.transport import InProcess, carry
 from farthing.deploy.processes import Child
 from farthing.deploy.serve import RunFile, RunProgress, coordinate
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue

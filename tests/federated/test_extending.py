@@ -15,8 +15,8 @@ from farthing.cli.demo_parties import set_up
 from farthing.data.tables import Features
 from farthing.deploy.guard import server
 from farthing.deploy.guard.policy import Policy
-from farthing.deploy.messages.forms import InProcess
 from farthing.deploy.messages.signed import Signer
+from farthing.deploy.messages.transport import InProcess
 from farthing.deploy.serve import RunFile, RunProgress, coordinate
 from farthing.errors import InvalidValue
 from farthing.federated import METHODS, Invitation, Method, Option

@@ -202,7 +202,7 @@ def cases():
 ELSEWHERE = {
     "farthing.queries.query.Contribution",  # the protocol
     "farthing.federated.terms._Nothing",  # only priced; its sum raises
-    "farthing.federated.local_steps.LocalSteps",  # several answers; its sum raises
+    "farthing.federated.rounds.LocalSteps",  # several answers; its sum raises
     "farthing.deploy.flower.mod._Update",  # of one app: tests/deploy/flower/test_mod.py
     "farthing.audit.charges._Counted",
     "farthing.audit.charges._Failing",

@@ -23,13 +23,12 @@ from torch import Tensor, nn
 from farthing.audit.entrances import Conversation, GuardReply, Script
 from farthing.budget import Budget
 from farthing.deploy import factories
-from farthing.deploy.guard.answerable import Networks
+from farthing.deploy.guard.answers import Networks
 from farthing.deploy.guard.keeper import Guard
 from farthing.deploy.guard.models import Inputs, InstalledModel
 from farthing.deploy.guard.policy import Limits, Policy
 from farthing.deploy.messages import forms
-from farthing.deploy.messages.forms import Question, RoundId
-from farthing.deploy.messages.networks import NetworkAsk, NetworkKind, pack_weights
+from farthing.deploy.messages.forms import NetworkAsk, NetworkKind, Question, RoundId, pack_weights
 from farthing.deploy.messages.signed import MessageKind, Reason, Signer
 from farthing.errors import FarthingError
 from farthing.federated.terms import Draw, Invitation

@@ -5,7 +5,7 @@ which costs no party anything. It is about the model, not about privacy, which n
 
 A party states its number of records and its budget, and both set its weight. ``records`` and ``epsilon`` cap
 what a statement can be worth: weights count no more records and no less noise than these. The norm of every
-upload is bounded by what the party stated (`farthing.deploy.bridge.longest`), so that after the cap one party
+upload is bounded by what the party stated (`farthing.deploy.roster.longest`), so that after the cap one party
 moves the mean by at most its share of the weights times two clipping norms, and noise.
 
 ``trimmed`` and ``median`` go further (Yin, Chen, Ramchandran & Bartlett 2018): each party has one vote for
@@ -41,8 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing import validate
-from farthing.deploy.messages.forms import Question
-from farthing.deploy.messages.networks import NetworkAsk, NetworkKind
+from farthing.deploy.messages.forms import NetworkAsk, NetworkKind, Question
 from farthing.deploy.messages.signed import Fields
 from farthing.deploy.roster import longest
 from farthing.errors import InvalidValue

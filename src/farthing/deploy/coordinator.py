@@ -33,16 +33,7 @@ from farthing.budget import Budget
 from farthing.deploy.averages import Averaging, Upload, longest_upload, steps_of
 from farthing.deploy.checkpoint import Checkpoint
 from farthing.deploy.messages import forms
-from farthing.deploy.messages.forms import (
-    Asked,
-    Check,
-    Question,
-    Replies,
-    Request,
-    RoundId,
-    SignedExchange,
-    Transport,
-)
+from farthing.deploy.messages.forms import Asked, Question, RoundId
 from farthing.deploy.messages.signed import (
     MessageKind,
     Opened,
@@ -54,6 +45,7 @@ from farthing.deploy.messages.signed import (
     refuse,
     unpack_numbers,
 )
+from farthing.deploy.messages.transport import Check, Replies, Request, SignedExchange, Transport
 from farthing.deploy.roster import PAUSE, Party, PartyRoster, PartyStatus, State, Status
 from farthing.deploy.secagg.protocol import least_threshold
 from farthing.deploy.secagg.sessions import Session

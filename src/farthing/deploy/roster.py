@@ -15,8 +15,9 @@ from typing import Any
 
 from farthing.budget import Budget
 from farthing.deploy.messages import forms
-from farthing.deploy.messages.forms import Check, Replies, Request, RoundId, SignedExchange
+from farthing.deploy.messages.forms import RoundId
 from farthing.deploy.messages.signed import Fields, MessageKind, Opened, Reason, refuse
+from farthing.deploy.messages.transport import Check, Replies, Request, SignedExchange
 from farthing.errors import BudgetSpent, FarthingError
 from farthing.federated.protocol import enough_came
 from farthing.federated.terms import Invitation, Terms

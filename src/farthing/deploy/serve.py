@@ -21,14 +21,12 @@ from numpy.typing import NDArray
 
 from farthing.budget import Budget
 from farthing.data import model_file
-from farthing.deploy.bridge import Bridge
 from farthing.deploy.coordinator import Remote, State
 from farthing.deploy.flower.superlink import SuperLink, needs_flower
-from farthing.deploy.learners import PublicData
-from farthing.deploy.messages.forms import Transport
 from farthing.deploy.messages.signed import Signer
+from farthing.deploy.messages.transport import Bridge, Transport
 from farthing.deploy.metrics import MetricsServer, PartyView, View, of_run
-from farthing.deploy.run_file import RunFile
+from farthing.deploy.run_file import PublicData, RunFile
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.federated.evaluation import Evaluated, evaluate_clients
 from farthing.federated.jobs import holds, measured, steps

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from farthing.federated.budgets import personal
     from farthing.federated.draws import Indicators
     from farthing.federated.evaluation import Evaluated, Evaluation, evaluate_clients
-    from farthing.federated.local_steps import LocalSteps
     from farthing.federated.methods.networks import dp_fedavg, fedavg, fedsgd
     from farthing.federated.methods.server import ServerOptimizer
     from farthing.federated.methods.table import METHODS, Method, Option
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
         Reply,
         SequentialClients,
     )
+    from farthing.federated.rounds import LocalSteps
     from farthing.federated.simulated import Simulated
     from farthing.federated.terms import Exactly, Forecast, InTurn, Invitation, Terms, Trust, Weights
 
@@ -69,7 +69,7 @@ _HOMES = {
     "budgets": ("personal",),
     "draws": ("Indicators",),
     "evaluation": ("Evaluated", "Evaluation", "evaluate_clients"),
-    "local_steps": ("LocalSteps",),
+    "rounds": ("LocalSteps",),
     "methods.networks": ("dp_fedavg", "fedavg", "fedsgd"),
     "methods.server": ("ServerOptimizer",),
     "methods.table": ("METHODS", "Method", "Option"),

@@ -39,9 +39,8 @@ from farthing import validate
 from farthing.accounting.accountants import Accountant
 from farthing.budget import Budget, Unit
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
-from farthing.federated.local_steps import LocalSteps, refuse_shares, rounded
 from farthing.federated.noise import ClientNoise, Share
-from farthing.federated.rounds import Answers, Ask, Reply, combined
+from farthing.federated.rounds import Answers, Ask, LocalSteps, Reply, combined, refuse_shares, rounded
 from farthing.federated.terms import (
     NOTHING,
     Draw,

@@ -3,16 +3,37 @@
 >>> uploads = [Reply(np.array([2.0]), 4.0, 1.0), Reply(np.array([6.0]), 4.0, 9.0)]
 >>> [round(float(combined(uploads, weights, alive=2).mean[0]), 3) for weights in ("records", "precision")]
 [1.0, 0.6]
+
+`LocalSteps` are several private steps at a client before it uploads: FedAvg and FedProx with local DP-SGD,
+McMahan et al. 2017, Algorithm 1 (ClientUpdate), and Li et al. 2020, Algorithm 2, whose proximal term μ/2
+|w - w₀|² keeps local weights near the server's. Every local gradient is an answer of the client's ledger, at
+the terms of the invitation: ``steps`` of them are charged in a round, one by one, each before it is computed.
+The update w_k - w₀ is made of those answers and of public numbers alone.
+
+**Guarantee of local steps.** That of as many answers as were taken: adaptive composition of one unchanging
+query (which the terms promise), under the budget's adjacency, unit and observer; the update is
+post-processing. It needs noise of the client's own (local trust): the client acts on its own answers, so a
+share of noise would have to be enough alone. A client with fewer answers left than ``steps`` takes those that
+are left.
+
+An upload is the update times the expected number of records, so that the server's weights mean what they mean
+for gradients: by records (FedAvg's n_k/n), plain, or by precision.
+
+>>> local = LocalSteps(None, steps=3, lr=0.5)
+>>> local.run(lambda w: w, np.array([8.0]), left=2)  # a loss of w²/2, and two answers left
+(array([-6.]), 2)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from farthing.federated.terms import Weights, weight_of
+from farthing import validate
+from farthing.errors import BudgetSpent, Unsupported
+from farthing.federated.terms import Terms, Weights, weight_of
 from farthing.queries.query import Contribution, Receipt
 
 Array = NDArray[np.float64]
@@ -129,3 +150,90 @@ def combined(replies: Sequence[Reply], weights: Weights, alive: int) -> Answers:
     noise = float(np.square(weight) @ variance) / divisor**2
     receipts = tuple(receipt for reply in replies for receipt in reply.receipts)
     return Answers(total, divisor, len(replies), alive, noise, receipts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocalSteps:
+    """Several private gradient steps of a client, asked in one round in place of one gradient.
+
+    Given to ``clients.ask`` like a contribution; `Answers.mean` is then the mean update.
+
+    Parameters
+    ----------
+    gradient : Contribution
+        What every step asks.
+    steps : int
+        The steps of a round: as many answers are charged.
+    lr : float
+        The local learning rate.
+    proximal : float, default 0.0
+        μ of FedProx, which pulls local weights back to the server's; 0 is FedAvg.
+
+    Raises
+    ------
+    InvalidValue
+        For values out of range.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> ft.federated.LocalSteps(None, steps=5, lr=0.1).steps
+    5
+    """
+
+    gradient: Contribution
+    steps: int
+    lr: float
+    proximal: float = 0.0
+    honours: ClassVar[tuple[str, ...]] = ()  # no query takes it: its gradients are asked one by one
+    shape: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        validate.count(steps=self.steps)
+        validate.positive(lr=self.lr)
+        validate.non_negative(proximal=self.proximal)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """Return the fields of a message that asks for it."""
+        own = {"kind": "steps", "steps": self.steps, "lr": self.lr, "proximal": self.proximal}
+        return {**getattr(self.gradient, "described", {}), **own}
+
+    def bounded_sum(self, records: Any, w: Any, bound: Any) -> Any:
+        """Refuse: an update is made of several answers."""
+        raise Unsupported("local steps are several answers, not one sum: ask clients, not a ledger")
+
+    def run(self, ask: Callable[[Array], Array], w: Array, left: int) -> tuple[Array, int]:
+        """Return the update w_k - w₀, and how many answers it took.
+
+        ``ask`` returns the noisy mean gradient at some weights. Weights are float32 values, as a model holds
+        them.
+        """
+        local, done = w, 0
+        for _ in range(min(self.steps, left)):
+            try:
+                mean = ask(local)
+            except BudgetSpent:  # somebody else spends from the same budget
+                if not done:
+                    raise
+                break
+            local, done = rounded(local - self.lr * (mean + self.proximal * (local - w))), done + 1
+        return local - w, done
+
+    def upload(self, terms: Terms, update: Array, taken: int) -> tuple[Array, float]:
+        """Return an upload and the variance of the noise that its steps added to each coordinate."""
+        return terms.expected * update, self.lr**2 * taken * terms.variance
+
+
+def rounded(w: Any) -> Array:
+    """Return weights as the float32 values that a model and a message hold."""
+    found: Array = np.asarray(w, dtype=np.float32).astype(np.float64)
+    return found
+
+
+def refuse_shares(terms: Iterable[Terms]) -> None:
+    """Refuse local steps where a client's own noise does not suffice."""
+    if any(term.survivors > 1 for term in terms):
+        raise Unsupported(
+            "local steps need local trust: a client acts on its own answers, so its own noise has to suffice"
+        )

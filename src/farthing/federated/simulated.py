@@ -48,10 +48,11 @@ from farthing.federated.draws import (
     Round,
     distinct,
     exactly,
+    noisy_uploads,
     present,
     ranges,
+    weighted_sum,
 )
-from farthing.federated.local_steps import LocalSteps, refuse_shares, rounded
 from farthing.federated.protocol import (
     NOT_INVITED,
     Answers,
@@ -65,7 +66,7 @@ from farthing.federated.protocol import (
     enough_came,
     picked,
 )
-from farthing.federated.rounds import Reply, combined
+from farthing.federated.rounds import LocalSteps, Reply, combined, refuse_shares, rounded
 from farthing.federated.terms import (
     Forecast,
     forecast_of,
@@ -74,7 +75,6 @@ from farthing.federated.terms import (
     weight_of,
     weights_under,
 )
-from farthing.federated.uploads import noisy_uploads, weighted_sum
 from farthing.ledger import answers
 from farthing.ledger.books import SEEDED, taken
 from farthing.noise.lattice import Stream

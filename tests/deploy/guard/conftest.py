@@ -32,8 +32,9 @@ from farthing.deploy import factories
 from farthing.deploy.coordinator import Remote
 from farthing.deploy.guard import server
 from farthing.deploy.guard.policy import Policy
-from farthing.deploy.messages.forms import InProcess, Question, RoundId, UnixSockets
+from farthing.deploy.messages.forms import Question, RoundId
 from farthing.deploy.messages.signed import MessageKind, Reason, Signer, pack_numbers, seal, unseal
+from farthing.deploy.messages.transport import InProcess, UnixSockets
 from farthing.federated.terms import Invitation
 from farthing.ledger import verifier
 from farthing.ledger.journal import Journal

@@ -13,7 +13,7 @@ import pytest
 
 import farthing
 from farthing.deploy.messages.signed import Reason
-from farthing.deploy.messages.sockets import call
+from farthing.deploy.messages.transport import call
 from farthing.errors import LedgerLocked
 
 
@@ -174,7 +174,7 @@ from farthing.federated.methods.sgd2 import sgd2
 from farthing.deploy.checkpoint import Checkpoint
 from farthing.deploy.coordinator import Remote
 from farthing.deploy.messages.signed import Signer
-from farthing.deploy.messages.forms import UnixSockets
+from farthing.deploy.messages.transport import UnixSockets
 from farthing.linear.losses import logistic
 from farthing.queries.query import run
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from farthing.data.tables import Features
 from farthing.deploy.messages.forms import invitation as form
 from farthing.deploy.messages.signed import PREFIX, MessageKind, Reason, Signer, pack_table, seal, unseal
-from farthing.deploy.messages.sockets import call
+from farthing.deploy.messages.transport import call
 from farthing.federated.terms import Exactly, Invitation
 from farthing.linear.losses import Gradient, logistic, multinomial, squared
 from farthing.queries.samplers import Poisson

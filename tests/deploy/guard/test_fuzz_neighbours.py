@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from farthing.audit import entrances
-from farthing.deploy.guard.answerable import Networks
-from farthing.deploy.messages.networks import NetworkKind
+from farthing.deploy.guard.answers import Networks
+from farthing.deploy.messages.forms import NetworkKind
 from farthing.deploy.messages.signed import (
     MessageKind,
     Reason,

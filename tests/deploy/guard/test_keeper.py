@@ -9,7 +9,7 @@ import pytest
 
 from farthing.data.tables import Features
 from farthing.deploy.guard import keeper
-from farthing.deploy.guard.answerable import Tables
+from farthing.deploy.guard.answers import Tables
 from farthing.deploy.guard.policy import Limits
 from farthing.deploy.messages import forms
 from farthing.deploy.messages.signed import MessageKind, Reason, Signer, pack_numbers, seal

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import farthing
-from farthing.deploy.messages.forms import call
 from farthing.deploy.messages.signed import Reason
+from farthing.deploy.messages.transport import call
 from farthing.federated.terms import Invitation
 
 pytestmark = pytest.mark.slow
@@ -90,8 +90,8 @@ from farthing.deploy import factories
 from farthing.deploy.checkpoint import Checkpoint
 from farthing.deploy.coordinator import Remote
 from farthing.deploy.messages.signed import Signer
-from farthing.deploy.messages.forms import UnixSockets
-from farthing.federated.local_steps import LocalSteps
+from farthing.deploy.messages.transport import UnixSockets
+from farthing.federated.rounds import LocalSteps
 from farthing.federated.terms import Invitation
 from farthing.torch.training.network import Network
 

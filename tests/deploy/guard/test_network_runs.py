@@ -8,13 +8,13 @@ import pytest
 import farthing as ft
 from farthing.deploy import factories
 from farthing.deploy.averages import longest_upload, steps_of
-from farthing.deploy.messages.forms import InProcess, Question, RoundId
-from farthing.deploy.messages.networks import NetworkAsk, NetworkKind, pack_weights
+from farthing.deploy.messages.forms import NetworkAsk, NetworkKind, Question, RoundId, pack_weights
 from farthing.deploy.messages.signed import Fields, MessageKind, Reason, digest, pack_table, seal, unseal
+from farthing.deploy.messages.transport import InProcess
 from farthing.deploy.roster import State, longest
 from farthing.errors import InvalidValue, Unsupported
-from farthing.federated.local_steps import LocalSteps
 from farthing.federated.protocol import ClientAgent, Parties
+from farthing.federated.rounds import LocalSteps
 from farthing.federated.terms import Invitation, Weights
 from farthing.noise.lattice import SeededStream
 from farthing.queries.query import PerExample

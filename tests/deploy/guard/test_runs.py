@@ -13,8 +13,6 @@ import farthing as ft
 from farthing.data.adult import load_adult
 from farthing.data.tables import Features, Table
 from farthing.deploy import roster
-from farthing.deploy.bridge import Bridge, carry
-from farthing.deploy.messages.forms import InProcess
 from farthing.deploy.messages.signed import (
     MessageKind,
     Reason,
@@ -24,6 +22,7 @@ from farthing.deploy.messages.signed import (
     unpack_table,
     unseal,
 )
+from farthing.deploy.messages.transport import Bridge, InProcess, carry
 from farthing.deploy.roster import State, longest
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.federated import Invitation, Parties, Weights

@@ -14,9 +14,8 @@ import pytest
 
 import farthing
 from farthing.deploy.guard.server import Server
-from farthing.deploy.messages.forms import UnixSockets
 from farthing.deploy.messages.signed import PREFIX, MessageKind, Reason
-from farthing.deploy.messages.sockets import call
+from farthing.deploy.messages.transport import UnixSockets, call
 from farthing.errors import InvalidValue
 
 SOURCE = {**os.environ, "PYTHONPATH": str(Path(farthing.__file__).parents[1])}
@@ -59,7 +58,7 @@ def test_other_users_are_turned_away_by_the_kernels_word(village, house, told):
     os.chmod(house.folder, 0o755)
     os.chmod(village.folder, 0o755)
     ask = (
-        "import os, sys; from farthing.deploy.messages.sockets import call; os.setuid(65534)\n"
+        "import os, sys; from farthing.deploy.messages.transport import call; os.setuid(65534)\n"
         "try: print(len(call(sys.argv[1], bytes.fromhex(sys.argv[2]), seconds=60)))\n"
         "except ConnectionError as error: print('turned away')"
     )

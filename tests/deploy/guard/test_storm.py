@@ -15,7 +15,7 @@ import pytest
 
 from farthing.data.tables import Features
 from farthing.deploy.messages.signed import MessageKind, Reason, Signer
-from farthing.deploy.messages.sockets import call
+from farthing.deploy.messages.transport import call
 from farthing.federated.terms import Invitation
 from farthing.linear.losses import Gradient, logistic
 

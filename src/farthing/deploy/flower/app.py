@@ -14,10 +14,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from farthing.deploy.bridge import carry
 from farthing.deploy.flower.messaging import BulkGrid
 from farthing.deploy.flower.superlink import BRIDGE
-from farthing.deploy.messages.sockets import call
+from farthing.deploy.messages.transport import call, carry
 
 GUARD = "guard"  # the entry of a node's configuration with the socket of its guard
 

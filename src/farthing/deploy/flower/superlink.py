@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from farthing.deploy.bridge import Bridge
+from farthing.deploy.messages.transport import Bridge
 from farthing.deploy.processes import Child, program
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 

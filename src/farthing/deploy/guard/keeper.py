@@ -26,13 +26,11 @@ from typing import Any
 
 import numpy as np
 
-from farthing.deploy.guard.answer_log import AnswerLog
-from farthing.deploy.guard.answerable import Answerable, Tables
+from farthing.deploy.guard.answers import Answerable, AnswerLog, Tables
 from farthing.deploy.guard.masking import Masking
 from farthing.deploy.guard.policy import Policy, TermsPricing, spending
 from farthing.deploy.messages import forms
-from farthing.deploy.messages.forms import Question, RoundId
-from farthing.deploy.messages.networks import refuse_weights
+from farthing.deploy.messages.forms import Question, RoundId, refuse_weights
 from farthing.deploy.messages.signed import (
     LARGEST_HEADER,
     MessageKind,
@@ -55,8 +53,8 @@ from farthing.errors import (
     PromiseBroken,
     Unsupported,
 )
-from farthing.federated.local_steps import LocalSteps
 from farthing.federated.protocol import ClientAgent
+from farthing.federated.rounds import LocalSteps
 from farthing.federated.terms import Invitation, Terms, Trust
 from farthing.ledger.journal import Row
 from farthing.ledger.ledger import Ledger

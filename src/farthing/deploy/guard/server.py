@@ -22,7 +22,7 @@ import numpy as np
 
 from farthing.data import table_files
 from farthing.data.tables import Table
-from farthing.deploy.guard.answerable import Networks
+from farthing.deploy.guard.answers import Networks
 from farthing.deploy.guard.examples import examples_of
 from farthing.deploy.guard.keeper import Guard
 from farthing.deploy.guard.policy import Policy

@@ -11,61 +11,42 @@ True
 >>> draw_of(draw(Poisson(0.25)))
 Poisson(sampling_rate=0.25)
 
-`SignedExchange` seals a coordinator's requests, and checks signatures before it uses an answer.
+A question about a network is a name, a hash, and numbers, never code: the model that the party has installed,
+the hash of the source that the coordinator expects, and one of four kinds: the clipped gradients at the
+weights of the message (``gradient``), so many local private steps from there (``steps``), the clipped update
+of a user's or the party's local training (``update``), or loss and accuracy on the party's own records
+(``evaluation``). Weights and answers are bodies of float32; a weight that is not finite, or beyond
+`LARGEST_WEIGHT`, is refused.
 
-`Transport` moves opaque bytes between coordinator and guards: it sends each party its request and yields the
-answers until the time is up; a party that does not answer is absent. `InProcess` calls functions,
-`UnixSockets` connects to guards on this machine.
-
->>> echo = InProcess({"a": lambda request: request + b"!"})
->>> list(echo.exchange({"a": b"hello"}, seconds=1.0))
-[('a', b'hello!')]
+>>> network = NetworkAsk("small", "ab" * 32, NetworkKind.STEPS, steps=4, lr=0.5)
+>>> NetworkAsk.of(Fields(network.header())) == network
+True
+>>> unpack_weights(pack_weights(np.ones(3)), (3,))
+array([1., 1., 1.])
 """
 
-import contextlib
-import logging
-import queue
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from functools import lru_cache
-from os import PathLike
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from farthing.budget import Budget
 from farthing.data.tables import Features
-from farthing.deploy.messages.networks import (
-    LARGEST_RATE,
-    MOST_WEIGHTS,
-    NetworkAsk,
-    NetworkKind,
-    pack_weights,
-    unpack_update,
-    unpack_weights,
-)
 from farthing.deploy.messages.signed import (
-    LARGEST_HEADER,
     NONCE,
     Fields,
-    MessageKind,
-    Opened,
     Reason,
     Refused,
-    Signer,
     checked_name,
-    message_digest,
     pack_numbers,
     refuse,
-    seal,
     unpack_numbers,
-    unseal,
 )
-from farthing.deploy.messages.sockets import call
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.federated.evaluation import Evaluation
 from farthing.federated.terms import Draw, Exactly, Invitation
@@ -74,6 +55,109 @@ from farthing.queries.query import Contribution
 from farthing.queries.samplers import Everyone, Poisson
 
 Array = NDArray[np.float64]
+
+EACH = 4  # bytes of a weight
+LARGEST_WEIGHT = 1e6
+LARGEST_RATE = 1e3  # a local learning rate, or a proximal term
+MOST_STEPS = 2**20
+MOST_WEIGHTS = 2**28
+
+
+class NetworkKind(StrEnum):
+    """The kind of a question about a network."""
+
+    GRADIENT = "gradient"
+    STEPS = "steps"
+    UPDATE = "update"
+    EVALUATION = "evaluation"
+
+
+_NUMBERS = {
+    NetworkKind.GRADIENT: (),
+    NetworkKind.STEPS: ("steps", "lr", "proximal"),
+    NetworkKind.UPDATE: ("steps", "lr", "batch"),
+    NetworkKind.EVALUATION: ("cap", "clip"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkAsk:
+    """A question about a network that the party has installed."""
+
+    network: str
+    source: str  # the SHA-256 of the source that the coordinator expects
+    kind: NetworkKind
+    steps: int = 1
+    lr: float = 0.0
+    proximal: float = 0.0
+    batch: int = 0
+    cap: float = 0.0
+    clip: float = 0.0
+
+    def header(self) -> dict[str, Any]:
+        """Return the question as JSON values."""
+        numbers = {name: getattr(self, name) for name in _NUMBERS[self.kind]}
+        return {"network": self.network, "hash": self.source, "kind": str(self.kind), **numbers}
+
+    @classmethod
+    def of(cls, given: Fields) -> "NetworkAsk":
+        """Return the question that `header` wrote; refuse anything else."""
+        network, source, word = given.text("network"), given.hexadecimal("hash", 32), given.text("kind")
+        if word not in list(NetworkKind):
+            refuse(Reason.MALFORMED, f"a question about a network is one of {', '.join(NetworkKind)}")
+        kind = NetworkKind(word)
+        found = {name: _READ[name](given, name) for name in _NUMBERS[kind]}
+        given.done()
+        for name in ("lr", "cap", "clip"):
+            if found.get(name) == 0.0:
+                refuse(Reason.MALFORMED, f"{name} must be above 0")
+        return cls(network, source, kind, **found)
+
+
+def _rate(given: Fields, name: str) -> float:
+    value = given.number(name)
+    if not 0.0 <= value <= LARGEST_RATE:
+        refuse(Reason.MALFORMED, f"{name} must lie between 0 and {LARGEST_RATE:g}")
+    return value
+
+
+def _steps(given: Fields, name: str) -> int:
+    return given.whole(name, 1, MOST_STEPS)
+
+
+_READ: dict[str, Any] = {"steps": _steps, "batch": Fields.whole}
+_READ |= dict.fromkeys(("lr", "proximal", "cap", "clip"), _rate)
+
+
+def pack_weights(values: ArrayLike) -> bytes:
+    """Return numbers as little-endian float32."""
+    return np.ascontiguousarray(values, dtype="<f4").tobytes()
+
+
+def unpack_update(body: bytes, shape: Sequence[int]) -> Array:
+    """Return finite numbers of exactly this shape, as an answer holds them; check the length first."""
+    size = EACH * math.prod(shape)
+    if len(body) != size:
+        refuse(Reason.SHAPE, f"{len(body)} bytes, {size} are expected")
+    values = np.frombuffer(body, dtype="<f4").astype(np.float64).reshape(tuple(shape))
+    if not np.isfinite(values).all():
+        refuse(Reason.NONFINITE, "a number is not finite")
+    return values
+
+
+def unpack_weights(body: bytes, shape: Sequence[int]) -> Array:
+    """Return finite weights of exactly this shape, none beyond `LARGEST_WEIGHT`."""
+    values = unpack_update(body, shape)
+    refuse_weights(values)
+    return values
+
+
+def refuse_weights(values: Array) -> None:
+    """Refuse weights beyond `LARGEST_WEIGHT`: gradients there are nothing but rounding."""
+    if not np.abs(values).max(initial=0.0) <= LARGEST_WEIGHT:
+        refuse(Reason.WEIGHTS, f"a weight is beyond {LARGEST_WEIGHT:g}")
+
+
 Asked = Gradient | Evaluation | NetworkAsk
 
 LOSSES: dict[str, Loss] = {
@@ -327,142 +411,3 @@ def row_of(seen: Any) -> tuple[int, str] | None:
         refuse(Reason.MALFORMED, "seen must be a number and a hash, or nothing")
     given = Fields({"seq": seen[0], "hash": seen[1]})
     return given.whole("seq"), given.hexadecimal("hash", 32)
-
-
-class Transport(Protocol):
-    """A way to carry requests to parties, and their answers back."""
-
-    @property
-    def parties(self) -> Sequence[str]:
-        """Return the names of the parties, in a fixed order."""
-
-    def exchange(self, requests: Mapping[str, bytes], seconds: float) -> Iterable[tuple[str, bytes]]:
-        """Yield (party, answer) until all came or the time is up. Never raises for a single party."""
-
-
-class InProcess:
-    """A transport to parties that are functions, called in turn; one that raises is absent."""
-
-    def __init__(self, parties: Mapping[str, Callable[[bytes], bytes]]) -> None:
-        self._parties = dict(parties)
-
-    @property
-    def parties(self) -> Sequence[str]:
-        return list(self._parties)
-
-    def exchange(self, requests: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, bytes]]:
-        for name, request in requests.items():
-            with contextlib.suppress(Exception):  # any failure counts as no answer
-                yield name, self._parties[name](request)
-
-
-class UnixSockets:
-    """A transport to guards on this machine, by the paths of their sockets; all are asked at once."""
-
-    def __init__(self, sockets: Mapping[str, str | PathLike[str]]) -> None:
-        self._sockets = dict(sockets)
-
-    @property
-    def parties(self) -> Sequence[str]:
-        return list(self._sockets)
-
-    def exchange(self, requests: Mapping[str, bytes], seconds: float) -> Iterator[tuple[str, bytes]]:
-        came: queue.SimpleQueue[tuple[str, bytes | None]] = queue.SimpleQueue()
-        until = time.monotonic() + seconds
-
-        def ask(name: str, request: bytes) -> None:
-            answer = None
-            with contextlib.suppress(Exception):
-                answer = call(self._sockets[name], request, seconds=seconds)
-            came.put((name, answer))
-
-        for name, request in requests.items():
-            threading.Thread(target=ask, args=(name, request), daemon=True).start()
-        for _ in requests:
-            try:
-                name, answer = came.get(timeout=max(0.0, until - time.monotonic()))
-            except queue.Empty:
-                return
-            if answer is not None:
-                yield name, answer
-
-
-log = logging.getLogger("farthing.federated")
-
-Request = tuple[MessageKind, dict[str, Any], bytes]
-Check = Callable[[str, Opened], None]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Replies:
-    """The replies of one exchange, by party; a party in none of the three did not reply."""
-
-    came: dict[str, Opened] = field(default_factory=dict)
-    refused: dict[str, Reason] = field(default_factory=dict)  # by the guard
-    # by the coordinator: signed, and against the rules
-    broken: dict[str, Reason] = field(default_factory=dict)
-
-    @property
-    def heard(self) -> set[str]:
-        return {*self.came, *self.refused, *self.broken}
-
-
-class SignedExchange:
-    """Signed requests to enrolled parties, and their verified replies."""
-
-    def __init__(self, transport: Transport, signer: Signer, enrolled: Mapping[str, bytes]) -> None:
-        self._transport, self._signer, self._enrolled = transport, signer, enrolled
-
-    def exchange(
-        self,
-        requests: Mapping[str, Request],
-        kind: MessageKind,
-        seconds: float,
-        check: Check,
-        largest: int = 0,
-        enough: Callable[[Replies], bool] | None = None,
-    ) -> Replies:
-        """Return replies of a kind with at most ``largest`` bytes of body; ``check`` raises `Refused`.
-
-        It ends when all have replied, or as soon as ``enough`` says so of the replies. A greeting among the
-        requests is replied to by an announcement.
-
-        A reply that the party did not sign for this very request says nothing about the party: anybody could
-        have made or replayed it. It is ignored, and the party may still reply.
-        """
-        sealed = {name: seal(*request, self._signer) for name, request in requests.items()}
-        about = {name: message_digest(data) for name, data in sealed.items()}
-        mail = Replies()
-        for name, data in self._transport.exchange(sealed, seconds):
-            if name not in sealed or name in mail.heard:
-                continue  # it was not asked, or has replied: duplicates count once
-            try:
-                opened = unseal(data, {self._enrolled[name]}, LARGEST_HEADER + 256 + largest)
-                said = opened.fields()
-                if said.take("about") != about[name]:
-                    refuse(Reason.STALE, "the reply is to another request")
-            except Refused as refusal:
-                log.warning("from %s: %s", name, refusal)
-                continue
-            greeted = requests[name][0] is MessageKind.HELLO
-            wanted = MessageKind.ANNOUNCEMENT if greeted else kind
-            self._sort(mail, name, opened, said.plain().get("reason"), wanted, check)
-            if len(mail.heard) == len(sealed) or (enough is not None and enough(mail)):
-                break
-        return mail
-
-    def _sort(
-        self, mail: Replies, name: str, opened: Opened, text: Any, kind: MessageKind, check: Check
-    ) -> None:
-        if opened.kind is MessageKind.REFUSAL:
-            mail.refused[name] = Reason(text) if text in list(Reason) else Reason.MALFORMED
-            log.warning("%s refused: %s", name, mail.refused[name])
-            return
-        try:
-            if opened.kind is not kind:
-                refuse(Reason.MALFORMED, "the reply has a wrong kind")
-            check(name, opened)
-            mail.came[name] = opened
-        except Refused as refusal:
-            log.warning("from %s: %s", name, refusal)
-            mail.broken[name] = refusal.reason

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from farthing.deploy.messages import forms
-from farthing.deploy.messages.forms import Check, Question, Request, RoundId
+from farthing.deploy.messages.forms import Question, RoundId
 from farthing.deploy.messages.signed import (
     SIGNATURE,
     MessageKind,
@@ -26,6 +26,7 @@ from farthing.deploy.messages.signed import (
     table_size,
     unpack_table,
 )
+from farthing.deploy.messages.transport import Check, Request
 from farthing.deploy.secagg.protocol import (
     ADVERT,
     SEALED,

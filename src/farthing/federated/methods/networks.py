@@ -49,9 +49,9 @@ from numpy.typing import NDArray
 
 from farthing.budget import Unit
 from farthing.errors import Unsupported
-from farthing.federated.local_steps import LocalSteps, rounded
 from farthing.federated.methods.server import ServerOptimizer
 from farthing.federated.protocol import Clients, Invitation, Trust, Weights, under
+from farthing.federated.rounds import LocalSteps, rounded
 from farthing.queries.query import Contribution, Step, until_spent
 from farthing.queries.samplers import Everyone, Poisson
 

@@ -10,8 +10,8 @@ from farthing.cli.demo_parties import set_up
 from farthing.cli.main import main
 from farthing.deploy.guard import server
 from farthing.deploy.guard.policy import Policy
-from farthing.deploy.messages.forms import InProcess
 from farthing.deploy.messages.signed import Signer
+from farthing.deploy.messages.transport import InProcess
 from farthing.deploy.run_file import RunFile
 from farthing.deploy.serve import RunProgress, coordinate
 from farthing.errors import InvalidValue
