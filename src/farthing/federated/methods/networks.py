@@ -140,14 +140,9 @@ def fedsgd(
     >>> ft.run(ft.federated.fedsgd(clients, network, rounds=5, trust="distributed")).steps
     5
     """
-    draw = Everyone() if sampling_rate == 1.0 else Poisson(sampling_rate)
-    invitation = Invitation(clip_norm, draw, rounds, noise_multiplier)
+    invitation = Invitation(clip_norm, _draw(sampling_rate), rounds, noise_multiplier)
     clients.invite(under(clients, invitation, trust, survivors), weights)
-    gradient, w, follow = network.gradient, rounded(network.start()), ServerOptimizer(server, lr)
-    for t in itertools.count(1):
-        got = clients.ask(gradient, w)
-        w = rounded(follow.step(w, -got.mean, got.variance))
-        yield Step(t, w, got.receipts)
+    yield from _rounds(clients, network.gradient, network.start(), ServerOptimizer(server, lr), sign=-1.0)
 
 
 @until_spent
@@ -217,13 +212,9 @@ def fedavg(
     (5, [10, 10, 10])
     """
     local = LocalSteps(network.gradient, local_steps, local_lr, proximal)
-    draw = Everyone() if sampling_rate == 1.0 else Poisson(sampling_rate)
-    clients.invite(Invitation(clip_norm, draw, rounds * local_steps, noise_multiplier), weights)
-    w, follow = rounded(network.start()), ServerOptimizer(server, lr)
-    for t in itertools.count(1):
-        got = clients.ask(local, w)
-        w = rounded(follow.step(w, got.mean, got.variance))
-        yield Step(t, w, got.receipts)
+    taken = rounds * local_steps
+    clients.invite(Invitation(clip_norm, _draw(sampling_rate), taken, noise_multiplier), weights)
+    yield from _rounds(clients, local, network.start(), ServerOptimizer(server, lr))
 
 
 @until_spent
@@ -303,16 +294,24 @@ def dp_fedavg(
             "whole updates protect users or parties: give every budget unit='user', or unit='party', got "
             + ", ".join(sorted(units))
         )
-    draw = Everyone() if sampling_rate == 1.0 else Poisson(sampling_rate)
-    invitation = Invitation(clip_norm, draw, rounds, noise_multiplier)
+    invitation = Invitation(clip_norm, _draw(sampling_rate), rounds, noise_multiplier)
     invitation = under(clients, replace(invitation, clipped=units.pop()), trust, survivors)
     clients.invite(invitation, weights)
-    update, w, follow = (
-        network.update(local_steps, local_lr),
-        rounded(network.start()),
-        ServerOptimizer(server, lr),
-    )
+    update = network.update(local_steps, local_lr)
+    yield from _rounds(clients, update, network.start(), ServerOptimizer(server, lr))
+
+
+def _draw(sampling_rate: float) -> Everyone | Poisson:
+    """Return the draw of a round, by the client itself."""
+    return Everyone() if sampling_rate == 1.0 else Poisson(sampling_rate)
+
+
+def _rounds(
+    clients: Clients, asked: Contribution, start: Array, follow: ServerOptimizer, sign: float = 1.0
+) -> Iterator[Step]:
+    """Ask round after round, and follow the mean update: what is asked, or against it for a gradient."""
+    w = rounded(start)
     for t in itertools.count(1):
-        got = clients.ask(update, w)
-        w = rounded(follow.step(w, got.mean, got.variance))
+        got = clients.ask(asked, w)
+        w = rounded(follow.step(w, sign * got.mean, got.variance))
         yield Step(t, w, got.receipts)
