@@ -17,7 +17,7 @@ from farthing.errors import InvalidValue, Unsupported
 from farthing.noise.lattice import SeededStream, on_grid
 from farthing.queries import correlated
 from farthing.queries.bounds import ClipNorm
-from farthing.queries.correlated import BandedGaussian, Cyclic, coefficients, spread
+from farthing.queries.correlated import BandedGaussian, BandedShare, Cyclic, coefficients, spread
 from farthing.queries.events import GaussianEvent, PoissonEvent, RepeatedEvent
 
 ROWS = ft.PerExample(lambda rows, w: rows[0] - w)
@@ -228,3 +228,91 @@ def test_the_noise_of_running_sums_is_that_of_the_matrix(count, steps):
     c = toeplitz(coefficients(count, 0.7), steps)
     sums = np.tril(np.ones((steps, steps))) @ np.linalg.inv(c)
     assert found == pytest.approx(np.linalg.norm(sums) / math.sqrt(steps) * np.linalg.norm(c[:, 0]), rel=1e-9)
+
+
+def test_shares_add_up_to_the_noise_of_the_sum():
+    share, bound, size, steps = BandedShare(3.0, 4, 0.7, survivors=5), ClipNorm(2.0), 20_000, 6
+    stream, clients = SeededStream(11), [share.begin() for _ in range(5)]
+    sums = [sum(one.release(np.zeros(size), bound, stream, turn) for one in clients) for turn in range(steps)]
+    independent = toeplitz(share.coefficients, steps) @ np.array(sums)
+    ratios = independent @ independent.T / size / (3.0 * 2.0 * spread(4, 0.7)) ** 2
+    assert np.abs(ratios - np.eye(steps)).max() < 6 * math.sqrt(2 / size)
+
+
+def divided(shift, parts):
+    """Whole numbers that add up to ``shift``, each within 1 of an even part."""
+    least = shift // parts
+    return [least + (place < shift - parts * least) for place in range(parts)]
+
+
+@given(st.data())
+def test_shares_move_by_no_more_noise_than_is_paid_for_whoever_is_there(data):
+    """Brute force: the shift of one record, divided among those present, explained by their own noise."""
+    survivors, count = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
+    share = BandedShare(data.draw(st.sampled_from([0.5, 3.0, 50.0])), count, 0.8, survivors=survivors)
+    bound, size, steps = ClipNorm(1.0), 3, 6
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    bits, cell = share.grid(bound, size)
+    turn = data.draw(st.integers(0, steps - 1))
+    present = rng.random((steps, survivors)) < 0.6
+    present[turn] = True
+    moved = rng.normal(size=size)
+    moved = np.rint(moved / np.linalg.norm(moved) / cell).astype(np.int64)
+    total = 0.0
+    for client, part in enumerate(divided(moved, survivors)):
+        kept, other, last = deque(maxlen=count - 1), deque(maxlen=count - 1), -2
+        for now in np.flatnonzero(present[:, client]):
+            if now != last + 1:
+                kept.clear(), other.clear()
+            noise = rng.normal(size=size) * 2.0**bits
+            own = np.rint(noise).astype(np.int64)
+            its = own - (part if now == turn else 0)  # the same upload, one record more
+            z = [
+                one + correlated.correction(before, share.coefficients, bits, (size,))
+                for one, before in ((own, kept), (its, other))
+            ]
+            total += float(np.square(z[0] - z[1]).sum())
+            kept.appendleft(own), other.appendleft(its)
+            last = now
+    assert math.sqrt(total) <= 2.0**bits / share.noise_multiplier  # μ of one whole noise
+
+
+def test_a_share_costs_what_the_whole_noise_costs():
+    share = BandedShare(2.0, 4, survivors=9)
+    assert query(mechanism=share).plan(ft.Budget(1.0, 1e-5), 9) == query().plan(ft.Budget(1.0, 1e-5), 9)
+    with pytest.raises(InvalidValue, match="survivors"):
+        BandedShare(2.0, 4, survivors=0)
+
+
+@pytest.mark.parametrize("rate", [0.5, 1.0])
+def test_the_price_of_a_plan_covers_every_pattern_of_chances(rate):
+    """δ(ε) of three turns and two bands by integrating over all rows, for a record of either group."""
+    noise, epsilon, column = 1.1, 0.8, np.array(coefficients(2, 0.7))
+    z = np.linspace(-7, 7, 141)
+    normal = np.exp(-(z**2) / 2)
+    without = normal[:, None, None] * normal[:, None] * normal
+    without /= without.sum()
+
+    def world(chances):
+        """The density where each of these turns is taken with the probability of a chance."""
+        total = np.zeros_like(without)
+        for taken in itertools.product([0, 1], repeat=len(chances)):
+            shift = np.zeros(3)
+            for turn, is_in in zip(chances, taken, strict=True):
+                shift[turn : turn + 2] += is_in * column[: 3 - turn]
+            shift /= np.linalg.norm(column) * noise
+            parts = [np.exp(-((z - s) ** 2) / 2) for s in shift]
+            moved = parts[0][:, None, None] * parts[1][:, None] * parts[2]
+            chance = math.prod(rate if is_in else 1 - rate for is_in in taken)
+            total += chance * moved / normal.sum() ** 3
+        return total
+
+    worst = 0.0
+    for chances in ([0, 2], [1]):
+        with_ = world(chances)
+        for a, b in ((with_, without), (without, with_)):
+            worst = max(worst, float(np.maximum(a - math.exp(epsilon) * b, 0).sum()))
+    event = Cyclic(rate / 2, 2).plan(BandedGaussian(noise, 2, 0.7).unit_event(), 3)
+    charged = pld.delta(event, epsilon)
+    assert worst <= charged * (1 + 1e-3)
+    assert charged <= 1.6 * worst  # the second chance is cut off after one of its two rows

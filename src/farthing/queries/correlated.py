@@ -36,6 +36,19 @@ drawn. A memory thus draws in a cycle only if the first turn of the cycle was it
 one answer: so each cycle has one division into groups, and a record one chance in it, however many processes
 and threads take part.
 
+**Shares.** Noise on a sum over clients may be made of shares, each C⁻¹Z_i with a history of its own
+(`BandedShare`). If at least n honest clients release the same turn s of a plan, a record that is drawn at s
+costs what one share of √n times the noise would cost, whichever clients are there at other turns, whoever
+loses its history, and though all that may follow from earlier sums.
+
+Proof. Divide the record's shift g evenly among n shares of turn s: the sum of the shares moves by g, and who
+sees every share sees the sum. Share i moves Z_i by C_i e_s ⊗ g / n, where C_i is block diagonal with parts of
+C, so by |c| |g| / n at most, and all n by |c| |g| / √n together. Rows of other turns than s to s + ``bands``
+- 1 do not move, and in between the record has no other chance: hence the condition that shares of one sum are
+of one turn. A client that missed a turn has lost its history. On the lattice a shift Δ is divided into whole
+numbers, each at most 1 off Δ / n in a coordinate. So all shares move by at most |c| |Δ| / √n + √(nd) (|c| + 2
+√(bands - 1)), and the noise is enlarged by as much. ∎
+
 >>> query_noise = BandedGaussian(1.0, bands=8)
 >>> [round(c, 3) for c in query_noise.coefficients[:4]]
 [1.0, 0.5, 0.375, 0.312]
@@ -96,11 +109,14 @@ def spread(bands: int, exponent: float) -> float:
 
 @functools.lru_cache(64)
 def _grid(
-    noise: float, norm: float, nearest: float, size: int, bands: int, exponent: float
+    noise: float, norm: float, nearest: float, size: int, bands: int, exponent: float, survivors: int = 1
 ) -> tuple[int, float]:
     """Return bits and width of a cell, of which 2^bits are the standard deviation of Z."""
     column = spread(bands, exponent)
-    share = noise * norm / nearest * math.sqrt(size) * (column + _CELLS * math.sqrt(bands - 1))
+    cells = column + _CELLS * math.sqrt(bands - 1)
+    if survivors > 1:
+        cells, noise = column + survivors * cells, noise / math.sqrt(survivors)
+    share = noise * norm / nearest * math.sqrt(size) * cells
     bits = max(_FEWEST_BITS, math.ceil(math.log2(share / _GRID_SHARE)))
     most = 52 - FAR - 2 * math.ceil(math.log2(bands)) if bands > 1 else 40  # bands² 2^(bits + 6 - 53) <= 1/2
     if bits > most:
@@ -207,6 +223,40 @@ class BandedGaussian(Gaussian):
                 self._history.keep(turn, kind, noise)
         released: Array = (cells + noise).astype(np.float64) * cell * bound.scale
         return released
+
+
+@dataclass(frozen=True, slots=True)
+class BandedShare(BandedGaussian):
+    """A client's share of correlated noise on a sum over clients, of which at least ``survivors`` add theirs.
+
+    Parameters
+    ----------
+    noise_multiplier, bands, exponent
+        As for `BandedGaussian`: those of the noise in the sum, whose price a share has.
+    survivors : int, default 1
+        The least number of honest clients of a round; all of them release the same turn.
+
+    Notes
+    -----
+    The theorem is in `farthing.queries.correlated`, "Shares". The noise of a share is smaller by √survivors.
+
+    Examples
+    --------
+    >>> BandedShare(6.0, bands=4, survivors=9).unit_event()
+    GaussianEvent(noise=6.0)
+    """
+
+    survivors: int = 1
+
+    def __post_init__(self) -> None:
+        BandedGaussian.__post_init__(self)
+        validate.count(survivors=self.survivors)
+
+    def grid(self, bound: Bound, size: int) -> tuple[int, float]:
+        norm = bound.norm()
+        nearest = min(norm, bound.sensitivity(Adjacency.REPLACE_ONE))
+        banded = self.noise_multiplier, norm, nearest, size, self.bands, self.exponent
+        return _grid(*banded, self.survivors)
 
 
 def correction(
