@@ -17,7 +17,7 @@ from farthing.audit.transcripts import Transcript
 from farthing.budget import Adjacency, Observer
 from farthing.data import tables
 from farthing.data.tables import Features, Table
-from farthing.federated import simulated, terms, uploads
+from farthing.federated import draws, simulated, terms
 from farthing.ledger import books, ledger
 from farthing.linear.losses import Gradient, logistic
 from farthing.linear.methods import descent, functional, perturbation, privgene
@@ -712,7 +712,7 @@ def _(original):
     return settle
 
 
-@bug("noise of each client times .9", "uploads", uploads, "own_noise")
+@bug("noise of each client times .9", "uploads", draws, "own_noise")
 def _(original):
     return lambda term: ft.Gaussian(0.9 * original(term).noise_multiplier)
 

@@ -7,32 +7,41 @@ package itself imports (PyTorch, say) is not part of it: such packages are trust
 
 **What was hashed is what runs.** Files are read once. Modules are compiled from the bytes that were hashed:
 neither a file that is exchanged afterwards nor a ``.pyc`` beside it (which Python would prefer) is executed,
-and a module that was not there is not found. The folder of modules is not put on Python's path: a module that
-imports another file of it must be a package with that file, so that the hash covers both. Compiled modules
-and data files are hashed, too, but read from the disk when the package opens them.
+and a module that was not there is not found. Compiled modules are loaded from a private copy of those bytes.
+A package that this process imported before it was hashed is refused, wherever it came from: nobody can say
+which bytes Python ran then. So is one that is read again with other content. Therefore a guard hashes all
+packages of its policy before it imports any, and one that imports another gets what was hashed, too. This
+library itself is the exception: its code is running already. The folder of modules is not put on Python's
+path: a module that imports another file of it must be a package with that file, so that the hash covers both.
+Data files are hashed, too; ``pkgutil.get_data`` refuses those that changed, ``open`` reads what is there.
 
->>> source_hash(["json:loads"]) == source_hash(["json:dumps"])
+>>> source_hash(["this:s"]) == source_hash(["this:d"])
 True
->>> found("json:loads")("[1]")
-[1]
+>>> found("tabnanny:format_witnesses")([(8, 0, 0)])
+'at tab size 8'
 """
 
 import contextlib
 import hashlib
 import importlib
+import linecache
 import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
-from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, SourceFileLoader
-from importlib.util import spec_from_file_location
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec, SourceFileLoader
+from importlib.util import decode_source, spec_from_file_location
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
+from weakref import WeakSet
 
 from farthing.errors import InvalidValue
 
+OWN = "farthing"
 _MOST = 20_000  # files of a package
 
 
@@ -50,49 +59,90 @@ class _Package:
 
     top: str
     folder: Path | None
-    lines: str
-    modules: dict[str, tuple[Path, bytes]] = field(default_factory=dict)  # by path: top/inner.py
-    others: dict[str, Path] = field(default_factory=dict)
+    digests: dict[str, str]  # the SHA-256 of every file, by its path in the package: top/inner.py
+    paths: dict[str, Path]
+    modules: dict[str, bytes]  # the bytes of those files that Python runs
 
     @classmethod
     def read(cls, top: str, folder: Path | None) -> "_Package":
-        lines, modules, others = [], dict[str, tuple[Path, bytes]](), dict[str, Path]()
+        digests, paths, modules = dict[str, str](), dict[str, Path](), dict[str, bytes]()
         for name, path in _files(top, folder):
             content = _content(path)
-            lines.append(f"{name}\0{hashlib.sha256(content).hexdigest()}\n")
-            if name.endswith(".py"):
-                modules.setdefault(name, (path, content))
-            else:
-                others.setdefault(name, path)
-        return cls(top, folder, "".join(lines), modules, others)
+            digests[name], paths[name] = hashlib.sha256(content).hexdigest(), path
+            if name.endswith((".py", *EXTENSION_SUFFIXES)):
+                modules[name] = content
+        return cls(top, folder, digests, paths, modules)
+
+    @property
+    def lines(self) -> str:
+        """Return what is hashed: one line a file."""
+        return "".join(f"{name}\0{digest}\n" for name, digest in sorted(self.digests.items()))
 
     def spec(self, name: str) -> ModuleSpec | None:
         """Return where a module of the package comes from; None where it was not there."""
         stem = name.replace(".", "/")
         for suffix in EXTENSION_SUFFIXES:  # which Python prefers as well
-            if (compiled := self.others.get(stem + suffix)) is not None:
-                return spec_from_file_location(name, compiled)
+            if (content := self.modules.get(stem + suffix)) is not None:
+                return _compiled(name, self.paths[stem + suffix].name, content)
         for inner in (f"{stem}/__init__.py", f"{stem}.py"):
-            if inner in self.modules:
-                path, content = self.modules[inner]
-                within = [str(path.parent)] if inner.endswith("__init__.py") else None
-                return spec_from_file_location(
-                    name, path, loader=_Loader(name, path, content), submodule_search_locations=within
-                )
+            if (content := self.modules.get(inner)) is not None:
+                path = self.paths[inner]
+                within = [os.fspath(path.parent)] if inner.endswith("__init__.py") else None
+                loader = _Loader(name, os.fspath(path), content, self)
+                return spec_from_file_location(name, path, loader=loader, submodule_search_locations=within)
         if any(inner.startswith(f"{stem}/") for inner in self.modules):  # a folder without __init__.py
-            return ModuleSpec(name, None, is_package=True)
+            return ModuleSpec(name, _Loader(name, "", b"", self), is_package=True)
         return None
+
+    def data(self, path: str) -> bytes:
+        """Return a data file that is as it was hashed; `OSError` for any other."""
+        content = Path(path).read_bytes()
+        names = [name for name, own in self.paths.items() if os.fspath(own) == os.path.normpath(path)]
+        if hashlib.sha256(content).hexdigest() not in [self.digests[name] for name in names]:
+            raise OSError(f"{path!r} is not the file that was hashed")
+        return content
+
+
+_RUN: "WeakSet[ModuleType]" = WeakSet()  # the modules that were made from what was hashed
+_COPIES: list[TemporaryDirectory[str]] = []
 
 
 class _Loader(SourceFileLoader):
     """A loader that compiles the bytes it was made with, whatever lies on the disk by now."""
 
-    def __init__(self, name: str, path: Path, content: bytes) -> None:
-        super().__init__(name, os.fspath(path))
-        self._content = content
+    def __init__(self, name: str, path: str, content: bytes, package: _Package) -> None:
+        super().__init__(name, path)
+        self._content, self._package = content, package
 
     def get_code(self, fullname: str) -> Any:
+        source = decode_source(self._content)
+        # `inspect` and `torch.jit` read the source again: let it be this one, not what is on the disk
+        if self.path:
+            linecache.cache[self.path] = len(source), None, source.splitlines(keepends=True), self.path
         return self.source_to_code(self._content, self.path)
+
+    def get_data(self, path: str) -> bytes:
+        return self._content if path == self.path else self._package.data(path)
+
+    def exec_module(self, module: ModuleType) -> None:
+        _RUN.add(module)
+        super().exec_module(module)
+
+
+class _CompiledLoader(ExtensionFileLoader):
+    """A loader of a compiled module, from a private copy of the bytes that were hashed."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        _RUN.add(module)
+        super().exec_module(module)
+
+
+def _compiled(name: str, file: str, content: bytes) -> ModuleSpec | None:
+    """Return the spec of a compiled module, copied where only this user can write."""
+    _COPIES.append(TemporaryDirectory(prefix="farthing-"))
+    path = Path(_COPIES[-1].name) / file
+    path.write_bytes(content)
+    return spec_from_file_location(name, path, loader=_CompiledLoader(name, os.fspath(path)))
 
 
 class _Sealed(MetaPathFinder):
@@ -114,33 +164,37 @@ class _Sealed(MetaPathFinder):
             raise ModuleNotFoundError(f"{fullname!r} is no part of what was hashed", name=fullname)
         return spec
 
-    def take(self, package: _Package) -> None:
-        """Let modules of a package come from what was read; forget those that came from other bytes."""
+    def take(self, packages: Iterable[_Package]) -> None:
+        """Let modules of packages come from what was read; refuse those that other bytes were run of."""
         with self._lock:
-            known, top = self._packages.get(package.top), package.top
-            ours = isinstance(getattr(sys.modules.get(top), "__loader__", None), _Loader)
-            if top in sys.modules and not ours:
-                _refuse_imported(package)
-            elif known is not None and known.lines != package.lines:
-                for name in [name for name in sys.modules if name.partition(".")[0] == top]:
-                    del sys.modules[name]
-            self._packages[top] = package
-            if self not in sys.meta_path:
-                sys.meta_path.insert(0, self)
+            for package in packages:
+                known = self._packages.get(package.top)
+                if known is not None and known.lines != package.lines:
+                    raise InvalidValue(
+                        f"the source of {package.top!r} is not what this process hashed before: start anew"
+                    )
+                self.refuse_others(package.top)
+            self._packages |= {package.top: package for package in packages if package.top != OWN}
+            self.lead()
+
+    def lead(self) -> None:
+        """Come before every other finder."""
+        if sys.meta_path[:1] != [self]:
+            sys.meta_path[:] = [self, *(finder for finder in sys.meta_path if finder is not self)]
+
+    @staticmethod
+    def refuse_others(top: str) -> None:
+        """Refuse a package of which this process has a module that was not made from what was hashed."""
+        for name, module in list(sys.modules.items()) if top != OWN else ():
+            if name.partition(".")[0] == top and module not in _RUN:
+                origin = getattr(getattr(module, "__spec__", None), "origin", None)
+                raise InvalidValue(
+                    f"module {name!r} was imported before its source was hashed, from {origin!r}: import "
+                    "nothing of it yourself, or give the party's module another name"
+                )
 
 
 _SEALED = _Sealed()
-
-
-def _refuse_imported(package: _Package) -> None:
-    """Refuse a package that this process has imported from other files than those that were hashed."""
-    spec = getattr(sys.modules[package.top], "__spec__", None)
-    origin = getattr(spec, "origin", None)
-    if origin is not None and Path(origin) not in {path for path, _ in package.modules.values()}:
-        raise InvalidValue(
-            f"module {package.top!r} was imported before, from {origin!r}: give the party's module another "
-            "name"
-        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,24 +206,27 @@ class SourceFiles:
     @classmethod
     def read(cls, names: Iterable[str], folder: Path | None = None) -> "SourceFiles":
         """Read the source of all names, without importing it; ``folder`` is searched last."""
-        tops = sorted({parts(name)[0].split(".")[0] for name in names})
-        return cls(tuple(_Package.read(top, folder) for top in tops))
+        return cls(tuple(_Package.read(top, folder) for top in _tops(names)))
 
-    @property
-    def hash(self) -> str:
-        """Return the hash of all files."""
-        lines = "".join(package.lines for package in self.packages)
+    def hash(self, names: Iterable[str]) -> str:
+        """Return the hash of all files of the packages of some of the names."""
+        tops = _tops(names)
+        lines = "".join(package.lines for package in self.packages if package.top in tops)
         return hashlib.sha256(b"farthing source 1\0" + lines.encode()).hexdigest()
 
     def seal(self) -> None:
         """Let what is imported from now on be what was read."""
-        for package in self.packages:
-            _SEALED.take(package)
+        _SEALED.take(self.packages)
+
+
+def _tops(names: Iterable[str]) -> list[str]:
+    return sorted({parts(name)[0].split(".")[0] for name in names})
 
 
 def source_hash(names: Iterable[str], folder: Path | None = None) -> str:
     """Return the hash of the source of all names, without importing it; ``folder`` is searched last."""
-    return SourceFiles.read(names, folder).hash
+    names = list(names)
+    return SourceFiles.read(names, folder).hash(names)
 
 
 def _files(top: str, folder: Path | None) -> list[tuple[str, Path]]:
@@ -213,14 +270,18 @@ def _content(path: Path) -> bytes:
 def found(name: str, folder: Path | None = None) -> Any:
     """Import what a name stands for, from the source that was sealed; it is read now where none was."""
     module, attribute = parts(name)
-    if not _SEALED.knows(module.partition(".")[0], folder):
+    top = module.partition(".")[0]
+    if not _SEALED.knows(top, folder):
         SourceFiles.read([name], folder).seal()
+    _SEALED.lead()
     try:
-        return getattr(importlib.import_module(module), attribute)
+        made = getattr(importlib.import_module(module), attribute)
     except AttributeError:
         raise InvalidValue(f"module {module!r} has no {attribute!r}") from None
     except Exception as error:  # of the party's own module, while no record was read
         raise InvalidValue(f"{name!r} cannot be imported ({type(error).__name__}: {error})") from None
+    _SEALED.refuse_others(top)
+    return made
 
 
 @contextlib.contextmanager

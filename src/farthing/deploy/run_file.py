@@ -170,7 +170,7 @@ class NetworkLearner:
         source.seal()
         make, loss = (factories.found(one, folder) for one in names)
         try:
-            return cls(Network(make(), loss, name=name, source=source.hash))
+            return cls(Network(make(), loss, name=name, source=source.hash(names)))
         except FarthingError:
             raise
         except Exception as error:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from farthing.deploy import factories
-from farthing.deploy.guard.models import InstalledModel, checked_source
+from farthing.deploy.guard.models import InstalledModel, check_sources
 from farthing.deploy.messages import forms
 from farthing.deploy.messages.forms import EACH, Asked, NetworkAsk, NetworkKind, Question
 from farthing.deploy.messages.signed import Reason, refuse
@@ -195,6 +195,7 @@ class Networks:
         self._models, self._limits = policy.models, policy.limits
         self._networks: dict[str, Network] = {}
         self.records = records
+        check_sources(policy)
         for name, model in policy.models.items():
             self._networks[name] = found = _installed(name, model, policy)
             self.records = found.check(self.records)
@@ -248,10 +249,9 @@ def _installed(name: str, model: InstalledModel, policy: "Policy") -> "Network":
     from farthing.torch.training.network import Network
 
     where = f"[models.{name}]"
-    source = checked_source(where, model.names, model.hash, policy.modules)
     make, loss = (factories.found(one, policy.modules) for one in model.names)
     try:
-        made = Network(make(), loss, name=name, source=source, most=2 * policy.size, placed=True)
+        made = Network(make(), loss, name=name, source=model.hash, most=2 * policy.size, placed=True)
     except FarthingError as error:
         raise InvalidValue(f"{where}: {error}") from None
     except Exception as error:  # of the factory, which sees no record

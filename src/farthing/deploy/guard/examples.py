@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from farthing.budget import Unit
 from farthing.data import table_files
 from farthing.deploy import factories
-from farthing.deploy.guard.models import Inputs, checked_source
+from farthing.deploy.guard.models import Inputs, check_sources
 from farthing.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ def examples_of(policy: "Policy") -> "Examples":
     from farthing.torch.training.records import Examples
 
     inputs = policy.inputs
-    if inputs.names:
-        checked_source("[inputs]", inputs.names, inputs.hash, policy.modules)
+    check_sources(policy)
     if inputs.dataset:
         return _dataset(policy, inputs)
     columns = _columns(policy)

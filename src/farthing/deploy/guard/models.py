@@ -132,28 +132,34 @@ def _made(where: str, kind: Any, given: dict[str, Any]) -> Any:
         raise InvalidValue(f"{where}: {error}") from None
 
 
+def _tables(policy: Any) -> dict[str, tuple[tuple[str, ...], str]]:
+    """Return the names of every table of a policy that names source, and the hash that it states."""
+    tables = {f"[models.{name}]": (model.names, model.hash) for name, model in policy.models.items()}
+    return tables | ({"[inputs]": (policy.inputs.names, policy.inputs.hash)} if policy.inputs.names else {})
+
+
 def hashes(policy: Any) -> dict[str, str]:
     """Return the hash of the source of every model of a policy, and of what loads its records."""
-    tables = {f"[models.{name}]": model.names for name, model in policy.models.items()}
-    if policy.inputs.names:
-        tables["[inputs]"] = policy.inputs.names
-    if not tables:
+    if not (tables := _tables(policy)):
         raise InvalidValue("this policy names no model: [models.NAME] with factory and loss")
-    return {where: factories.source_hash(names, policy.modules) for where, names in tables.items()}
+    return {where: factories.source_hash(names, policy.modules) for where, (names, _) in tables.items()}
 
 
-def checked_source(where: str, names: tuple[str, ...], said: str, folder: Any) -> str:
-    """Return the hash of the source that is installed, if it is what the policy says.
+def check_sources(policy: Any) -> None:
+    """Refuse source that is not what the policy says; what is imported afterwards is what was hashed.
 
-    What is imported of it afterwards is what was hashed.
+    All of it is read and checked before any is imported: a package may import another's.
     """
-    source = factories.SourceFiles.read(names, folder)
-    installed = source.hash
-    _hash(f"{where} hash", said)
-    if installed != said:
-        raise InvalidValue(
-            f"{where}: the installed source of {' and '.join(names)} has the hash {installed}, the policy "
-            f"says {said}: look at what changed, and write the new hash if you agree to it"
-        )
+    tables = _tables(policy)
+    source = factories.SourceFiles.read(
+        [name for names, _ in tables.values() for name in names], policy.modules
+    )
+    for where, (names, said) in tables.items():
+        installed = source.hash(names)
+        _hash(f"{where} hash", said)
+        if installed != said:
+            raise InvalidValue(
+                f"{where}: the installed source of {' and '.join(names)} has the hash {installed}, the "
+                f"policy says {said}: look at what changed, and write the new hash if you agree to it"
+            )
     source.seal()
-    return installed
