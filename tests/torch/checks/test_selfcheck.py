@@ -15,6 +15,7 @@ from farthing.queries.bounds import ClipNorm
 from farthing.torch.checks import independence
 from farthing.torch.checks.probe import Source
 from farthing.torch.gradients.bookkeeping import Gradient
+from farthing.torch.gradients.layout import Sketch
 from farthing.torch.training.records import Examples
 
 X, Y = torch.randn(8, 5, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
@@ -314,3 +315,19 @@ def test_a_model_whose_operations_torch_cannot_count_is_taken(monkeypatch, one_b
     balanced = Gradient(model, loss)
     balanced.check(x, y)
     assert gradient.most_rows() < balanced.most_rows()
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+def test_gradients_of_a_large_model_are_compared_by_their_sketches(mixes, monkeypatch):
+    monkeypatch.setattr(Sketch, "_MOST", 0)
+    monkeypatch.setattr(Sketch, "_BUCKETS", 16)
+    torch.manual_seed(0)
+    between = Centred() if mixes else nn.Tanh()
+    gradient = Gradient(nn.Sequential(nn.Linear(5, 40), between, nn.Linear(40, 3)), losses)
+    if mixes:
+        with pytest.raises(Unsupported, match="mixes examples"):
+            gradient.check(X, Y)
+    else:
+        gradient.check(X, Y)
+    with pytest.raises(Unsupported, match="used past its module"):
+        Gradient(Reused(), losses).check(X, Y)

@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from farthing.queries.bounds import ClipCoordinates, ClipNorm
@@ -72,7 +72,7 @@ def test_users_in_buffers():
 def test_a_batch_on_a_cpu_has_no_graph():
     model, x, y = model_and_data()
     gradient = Gradient(model, losses)
-    assert not Graphs(model, gradient._add, 57).add(x, y, None, rule_of(ClipNorm(1.0)), torch.zeros(57))
+    assert Graphs(model, gradient._add, 57).sum(x, y, None, rule_of(ClipNorm(1.0))) is None
 
 
 def test_kinds_that_need_graphs_of_their_own():
@@ -168,6 +168,46 @@ def test_many_rows_share_few_sizes():
     around = {graphs._size("kind", rows) for rows in range(16_400 - 250, 16_400 + 250)}
     assert len(around) <= 4
     assert max(around) <= 16_650 * 1.02
+
+
+def test_few_rows_are_filled_up_by_few_unless_they_are_quick():
+    """Batches of 8 in buffers of 32 take four times the memory and the time."""
+    model, _, _ = model_and_data()
+    graphs = Graphs(model, None, 57)
+    for rows in range(1, 3000):
+        assert rows <= graphs._size("new", rows) <= rows + rows // 16
+    graphs._seen |= {"quick": 0.001, "slow": 1.0}
+    assert [graphs._size("quick", rows) for rows in (8, 40, 512)] == [32, 64, 512]
+    assert [graphs._size("slow", rows) for rows in (8, 40, 512)] == [8, 40, 512]
+
+
+class Lone(Graphs):
+    """Graphs without a GPU: batches are run as they are."""
+
+    def _new(self, key, inputs, targets, weights, rule, size):
+        room = Room(inputs, targets, weights, rule, self._count, size)
+        self._batches[key] = batch = BatchGraph(self._add, room, size, self._total)
+        self._total = batch.total
+        return batch
+
+
+def test_a_huge_sum_is_lent_and_never_overwritten_while_somebody_holds_it(monkeypatch):
+    model, x, y = model_and_data()
+    gradient, rule = Gradient(model, losses), rule_of(ClipNorm(0.5))
+    gradient.check(x, y)
+    monkeypatch.setattr(Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    graphs = Lone(model, lambda *given: given[-2].add_(len(given[0])), 57)
+    graphs.wanted = graphs._lends = True
+    first = graphs.sum(x, y, None, rule)
+    place, views = first.data_ptr(), first.split(7)
+    del first
+    assert graphs.sum(x[:5], y[:5], None, rule) is None  # somebody holds views of it
+    assert views[0].tolist() == [20.0] * 7
+    del views
+    copies = [graphs.sum(x[:rows], y[:rows], None, rule) for rows in (5, 20)]
+    assert [float(one[0]) for one in copies] == [5.0, 20.0]
+    assert place not in [one.data_ptr() for one in copies]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

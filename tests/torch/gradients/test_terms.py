@@ -7,6 +7,7 @@ from torch import nn
 from farthing.torch.gradients.convolution import Windows
 from farthing.torch.gradients.joint_terms import SumTerm
 from farthing.torch.gradients.terms import Factor, Lookup, Outer, Route, contracted
+from farthing.torch.kernels import totals
 
 
 def gram(side):
@@ -85,3 +86,32 @@ def test_what_one_use_of_a_matrix_takes_back_does_not_round_the_others():
     term, out = tied(), torch.full((60,), 2.0**-10)
     term.product(torch.ones(1), out)
     assert torch.equal(out, 2.0**-10 + torch.tensor([3.0, 0.0]).repeat_interleave(30))
+
+
+@pytest.mark.parametrize("kind", ["float32", "tied"])
+def test_a_large_table_is_summed_some_rows_at_a_time(kind, monkeypatch):
+    torch.manual_seed(0)
+    ids, words, width = torch.randint(50, (6, 4)), torch.randn(6, 4, 8), 8
+    lookup = Lookup(ids, Factor(words), 50)
+    outer = Outer(Factor(torch.randn(6, 5, 50)), Factor(torch.randn(6, 5, width)))
+    term, factors = lookup if kind == "float32" else SumTerm.of([outer, lookup]), torch.rand(6)
+    expected = (term.rows(slice(None)).double() * factors[:, None]).sum(0)
+    seen = []
+    slabs = totals.slabs
+    monkeypatch.setattr(totals, "slabs", lambda *shape: seen.append(shape) or slabs(*shape))
+    for wide in (2**23, 100):
+        monkeypatch.setattr(totals, "_WIDE", wide)
+        out = torch.zeros(400)
+        term.product(factors, out)
+        assert torch.allclose(out.double(), expected, rtol=1e-6, atol=1e-6)
+    assert any(len(slabs(*shape)) > 1 for shape in seen)
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_a_large_product_is_made_some_rows_at_a_time(empty, monkeypatch):
+    torch.manual_seed(0)
+    u, v, out = torch.randn(12, 90), torch.randn(12, 7), torch.ones(90, 7)
+    expected = (0 if empty else 1) + u.double().t() @ v.double()
+    monkeypatch.setattr(totals, "_WIDE", 50)
+    totals.add_product(u, v, out, empty=empty, examples=3)
+    assert torch.allclose(out.double(), expected, atol=1e-5)

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from farthing.torch.kernels.totals import add_product, affine, scaled_squares
+from farthing.torch.gradients.mlp import affine
+from farthing.torch.kernels.totals import add_product, scaled_squares
 
 
 @pytest.mark.parametrize("rows", [1, 5, 70])

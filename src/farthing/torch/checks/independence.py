@@ -33,7 +33,7 @@ from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.torch.checks.leftovers import Wall
 from farthing.torch.checks.probe import Calm, Range, Ranges, Source
 from farthing.torch.gradients.layers import leaves
-from farthing.torch.gradients.layout import coordinates, real
+from farthing.torch.gradients.layout import Sketch, real
 from farthing.torch.gradients.tape import Loss, call, mapped, one, reseed
 
 Rows = Callable[[Any, Any], Tensor]
@@ -131,6 +131,7 @@ class Company:
     source: Source
     rows: Rows
     effort: Effort
+    sketch: Sketch
     spoilt: bool = False  # whether the model runs on inputs that are not numbers
 
     def __post_init__(self) -> None:
@@ -142,7 +143,7 @@ class Company:
     def wild(self) -> Ranges:
         """The widest values on which the model runs; tried on a CPU, where a wrong index is an error only."""
         try:
-            model = self.model if _on_cpu(self.model) else copy.deepcopy(self.model).cpu()
+            model = self.model if _on_cpu(self.model) else _beside(self.model)
         except Exception:  # a model that cannot be copied
             return Ranges()
         own, examples = self.source, 4 * _FIRST if self.effort.each < _LARGE else 1
@@ -215,6 +216,11 @@ class Company:
                 return self.rows(*batch)
             return losses(self.model, self.loss, *batch)[:, None]
 
+    def _gradient(self, inputs: Any, targets: Any) -> list[Tensor]:
+        """Return an example's gradient by ordinary autograd, as short as those that it is compared with."""
+        found = gradient(self.model, self.loss, inputs, targets)
+        return [self.sketch(n, real(part).reshape(1, -1))[0] for n, part in enumerate(found)]
+
     def _sized(self, whole: tuple[Any, Any], tolerance: float, must: bool) -> None:
         """Every size that can be afforded; a model ``must`` run on some examples."""
         sizes = [1, min(_FIRST, self.effort.rows)]
@@ -229,7 +235,7 @@ class Company:
                 here = [place for place in places if place < size]
                 together = losses(self.model, self.loss, *batches[size])[here]
                 _unscaled(self.model, batches[size][0], size, together, lone[: len(here)], tolerance)
-            wanted = [gradient(self.model, self.loss, *alone[place]) for place in places]
+            wanted = [self._gradient(*alone[place]) for place in places]
             for size in (size for size in sizes if size <= self.effort.rows):
                 found = self.rows(*batches[size])
                 for n, place in enumerate(place for place in places if place < size):
@@ -261,6 +267,13 @@ def _fails(size: int, error: Exception) -> str:
 def _first(batch: tuple[Any, Any], size: int) -> tuple[Any, Any]:
     inputs, targets = (mapped(part, lambda x: x[:size]) for part in batch)
     return inputs, targets
+
+
+def _beside(model: nn.Module) -> nn.Module:
+    """Return a copy on the CPU, without one on the model's own device."""
+    memo: dict[int, Any] = {id(b): b.detach().cpu() for b in model.buffers()}
+    memo |= {id(p): nn.Parameter(p.detach().cpu(), p.requires_grad) for p in model.parameters()}
+    return copy.deepcopy(model, memo).cpu()
 
 
 def _on_cpu(model: nn.Module) -> bool:
@@ -338,8 +351,8 @@ def agree(
 ) -> None:
     """Every parameter's gradient must be that of ordinary autograd on the example alone."""
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    parts = torch.split(found, [coordinates(p) for _, p in trained])
-    expected = [real(part) for part in expected]
+    expected = [real(part).flatten() for part in expected]
+    parts = torch.split(found, list(map(len, expected)))
     size = math.sqrt(sum(float(part.double().square().sum()) for part in expected))
     if not math.isfinite(size):
         return  # counts as zero
@@ -347,7 +360,7 @@ def agree(
     relative = max(tolerance, 0.05) if coarse else tolerance
     relative = relative if alone else 5 * relative  # batches of different sizes round in different ways
     for (name, p), want, got in zip(trained, expected, parts, strict=True):
-        error = float((want.flatten().double() - got.double()).norm())
+        error = float((want.double() - got.double()).norm())
         if error <= relative * (float(want.double().norm()) + size):
             continue
         if not alone:

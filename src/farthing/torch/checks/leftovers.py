@@ -37,7 +37,8 @@ from torch import Tensor, nn
 from farthing.errors import Unsupported
 
 _MOST = 50_000  # objects that are looked at
-_LARGE = 1 << 22  # elements: of a larger tensor only where it lies, its version and its sum are compared
+_LARGEST = 1 << 22  # elements of a tensor that is put back
+_LARGE = 1 << 20  # elements: of a larger tensor only where it lies, its version and its sum are compared
 _NUMBERS = (bool, int, float, complex, str, bytes, np.generic, torch.Size)
 _CONTAINERS = (dict, list, set, deque)
 _OPAQUE = (
@@ -139,7 +140,7 @@ def _frozen(value: Tensor) -> Any:
     try:
         plain = value.detach()
         if plain.numel() > _LARGE or plain.layout is not torch.strided:
-            return plain.data_ptr(), value._version, float(plain.double().sum())
+            return plain.data_ptr(), value._version, float(plain.sum(dtype=torch.float64))
         return plain.clone()
     except (RuntimeError, NotImplementedError):  # no values: meta tensors, those of a transform that is over
         return tuple(value.shape), value.dtype
@@ -295,7 +296,7 @@ class Wall:
 
 
 def _small(value: Tensor) -> bool:
-    return value.layout is torch.strided and value.numel() <= _LARGE and not value.is_inference()
+    return value.layout is torch.strided and value.numel() <= _LARGEST and not value.is_inference()
 
 
 def _bare(module: nn.Module) -> bool:

@@ -38,6 +38,7 @@ from farthing.torch.checks.independence import (
 from farthing.torch.checks.leftovers import Wall
 from farthing.torch.checks.probe import Source, devices, form_of
 from farthing.torch.gradients.isolation import Isolation
+from farthing.torch.gradients.layout import Sketch
 from farthing.torch.gradients.tape import Loss, call, one
 
 T = TypeVar("T")
@@ -73,10 +74,13 @@ def refuse_known(model: nn.Module) -> None:
                 raise Unsupported(f"{what} splits batches by itself: give its module, model.module")
 
 
-def verify(model: nn.Module, loss: Loss, source: Source, rows: Rows, kept: Callable[[], None]) -> None:
+def verify(
+    model: nn.Module, loss: Loss, source: Source, rows: Rows, kept: Callable[[], None], sketch: Sketch
+) -> None:
     """Refuses a model in which examples do not stay apart, or that ``rows`` sees only in part.
 
-    ``kept`` refuses what the model or the loss keeps of examples (`farthing.torch.checks.leftovers`).
+    ``kept`` refuses what the model or the loss keeps of examples (`farthing.torch.checks.leftovers`);
+    ``sketch`` is what gradients are shortened by, in ``rows`` as in those of ordinary autograd.
     """
     with torch.random.fork_rng(devices(model)):
         inputs, targets = source.batch(_EXAMPLES)
@@ -91,7 +95,7 @@ def verify(model: nn.Module, loss: Loss, source: Source, rows: Rows, kept: Calla
             ) from error
         kept()
         with Wall(model, loss, everything=True):  # what made-up examples leave behind is put back
-            company = Company(model, loss, source, rows, Effort.of(model, inputs))
+            company = Company(model, loss, source, rows, Effort.of(model, inputs), sketch)
             company.exchanges()
             company.sizes()
 

@@ -29,9 +29,9 @@ from farthing.torch.gradients.convolution import Windows
 from farthing.torch.gradients.graphs import Graphs, weakly
 from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.layers import most_positions, rules_of
-from farthing.torch.gradients.layout import Layout
+from farthing.torch.gradients.layout import Layout, Sketch
 from farthing.torch.gradients.mlp import Stack
-from farthing.torch.gradients.plain import Plain, bare
+from farthing.torch.gradients.plain import Plain, bare, without_cudnn
 from farthing.torch.gradients.tape import (
     Passes,
     TapePlan,
@@ -44,7 +44,7 @@ from farthing.torch.gradients.tape import (
 from farthing.torch.gradients.terms import Route, RowTerms, Term, fastest
 from farthing.torch.kernels import totals
 from farthing.torch.kernels.positions import fused
-from farthing.torch.kernels.totals import exact, without_cudnn
+from farthing.torch.kernels.totals import exact
 
 _HELD = 3 * 2**23  # numbers that layers take and give, for all rows of a batch on a CPU
 _KEPT = 2**26  # numbers in the rows that isolation keeps at once: a quarter of a gigabyte
@@ -189,29 +189,40 @@ class Gradient:
 
     def _summed(self, batch: Any, bound: Any) -> Tensor:
         rule, parts = self._rule(bound), totals.Parts()
-        total = self._empty(rule)
-        live: Live | None = None
-        empty = True
+        total: Tensor | None = None
         if self._checked is not self.model.training:
             for inputs, targets, weights in batch.physical_batches(1):
                 self._checked_publicly(inputs, targets, weights)
                 break
         for (inputs, targets, weights), blocks in self._parts(batch):
-            if not empty:
+            if total is not None:
                 parts.put(total)
-            empty = False
             with blocks:
-                if self._quick(inputs, targets, weights, rule, total):
-                    continue
-                total.zero_()
-                if self.isolation is not None:
-                    rows = self.rows(inputs, targets, weights)
-                    present = None if weights is None or weights.ndim == 2 else weights > 0
-                    total += clipping.plain_sum(rows, rule, present)
-                    continue
-                live = Live.of(rule, self.layout.size, total.device) if live is None else live
-                self._add(inputs, targets, weights, rule, live, total)
-        return total.zero_() if empty else parts.whole(total)
+                total = self._sum_of(inputs, targets, weights, rule, total)
+        return self._empty(rule).zero_() if total is None else parts.whole(total)
+
+    def _sum_of(
+        self, inputs: Any, targets: Any, weights: Tensor | None, rule: ClipRule, room: Tensor | None
+    ) -> Tensor:
+        """Return the sum of one part: by a stack, by a graph, or in ``room``, if there is some."""
+        stack = self._stack
+        if stack is not None and stack.fits(inputs, weights, rule):
+            total = self._empty(rule) if room is None else room
+            if stack.add(inputs, targets, self._losses, rule, total, True, weights):
+                return total
+        elif self.isolation is None:
+            found = self._graphs.sum(inputs, targets, weights, rule)
+            if found is not None:
+                return found
+        total = (self._empty(rule) if room is None else room).zero_()
+        if self.isolation is not None:
+            rows = self.rows(inputs, targets, weights)
+            present = None if weights is None or weights.ndim == 2 else weights > 0
+            total += clipping.plain_sum(rows, rule, present)
+        else:
+            live = Live.of(rule, self.layout.size, total.device)
+            self._add(inputs, targets, weights, rule, live, total)
+        return total
 
     def _parts(self, batch: Any) -> Iterator[tuple[Any, Any]]:
         """Yield the parts of a batch, each with the context in which its sums are made."""
@@ -235,15 +246,6 @@ class Gradient:
         if self._first.device.type != "cpu" or self._positions == 0 or self.autocast is not None:
             return 0
         return totals.block_count(self.expected_batch_size, self._positions, self.most_rows())
-
-    def _quick(
-        self, inputs: Any, targets: Any, weights: Tensor | None, rule: ClipRule, total: Tensor
-    ) -> bool:
-        """total = the sum of a batch by a stack or a graph, if there is one."""
-        stack = self._stack
-        if stack is not None and stack.fits(inputs, weights, rule):
-            return stack.add(inputs, targets, self._losses, rule, total, True, weights)
-        return self.isolation is None and self._graphs.add(inputs, targets, weights, rule, total, True)
 
     def _evenly(self, examples: int) -> int | None:
         """Return the rows of a part, so that all parts are about as long: each has a cost of its own."""
@@ -335,7 +337,9 @@ class Gradient:
             try:
                 with torch.random.fork_rng(devices(self.model)):
                     self._positions = most_positions(passes, source.batch(2), _FEW)
-                verify(self.model, self.loss, source, passes.rows, self._leftovers(passes.rows, source))
+                sketch = Sketch(self.layout.sizes)
+                rows = partial(passes.rows, sketch=sketch)
+                verify(self.model, self.loss, source, rows, self._leftovers(rows, source), sketch)
             except Exception as error:
                 holders = {error.module} if isinstance(error, Unmapped) else plan.holders - whole
                 if not holders:

@@ -2,11 +2,11 @@
 
 A small model's step is a hundred launches of a few microseconds each, and Python is slower than that; a large
 model's is a thousand, and without a graph Python has to wait and see whether an example is not finite. A
-graph needs shapes that do not change, so a batch is copied into buffers that hold a few more rows, up to the
-next multiple of 32, of 8 where few rows take long, of a 64th where they are many, and rows that only fill up
-get weight 0. Batches of nearly the same size share few graphs, and all graphs share their buffers. What a
-rule's numbers are may change from run to run; its `ClipRule.graph_key` may not. A model that cannot be
-captured (one that waits for the GPU in its forward, say), or not in the memory there is, goes on without.
+graph needs shapes that do not change, so a batch is copied into buffers that hold a few more rows: a 16th at
+most, or up to the next multiple of 32 where a batch is quick. Rows that only fill up get weight 0. Batches of
+nearly the same size share few graphs, and all graphs share their buffers. What a rule's numbers are may
+change from run to run; its `ClipRule.graph_key` may not. A model that cannot be captured (one that waits for
+the GPU in its forward, say), or not in the memory there is, goes on without.
 """
 
 import time
@@ -21,12 +21,11 @@ from farthing.torch.gradients.clipping import ClipRule, Live
 from farthing.torch.gradients.tape import mapped
 from farthing.torch.kernels import totals
 
-_STEP = 32  # rows: sizes are rounded up to a multiple
-_FINE = 8  # rows, where a batch is not quick and has few
-_FEW = 128
+_STEP = 32  # rows: sizes of quick batches are rounded up to a multiple
 _QUICK = 0.01  # seconds
 _MOST = 32  # graphs; other sizes go without
-_SLOW = 0.25  # seconds: a batch that takes longer is not held up by launches
+_SLOW = 2.0  # seconds: a batch that takes longer is not held up by launches, on any host
+_HUGE = 2**25  # coordinates from which a sum is lent where it lies, and not copied
 
 Add = Callable[[Any, Any, Tensor | None, ClipRule, Live, Tensor, bool], None]
 
@@ -102,21 +101,17 @@ class Graphs:
         self._pool: Any = None
         self._side: Any = None  # one for all: cuBLAS keeps a workspace for every stream that it has seen
         self._total: Tensor | None = None  # of all graphs: one runs after the other
+        self._lends = count >= _HUGE and _LONE > 0
         self.wanted = torch.cuda.is_available()
 
-    def add(
-        self,
-        inputs: Any,
-        targets: Any,
-        weights: Tensor | None,
-        rule: ClipRule,
-        total: Tensor,
-        empty: bool = False,
-    ) -> bool:
-        """total += (= where it is ``empty``) the sum of a batch by its graph; False where there is none."""
-        if not self.wanted or not total.is_cuda or torch.cuda.is_current_stream_capturing():
-            return False
+    def sum(self, inputs: Any, targets: Any, weights: Tensor | None, rule: ClipRule) -> Tensor | None:
+        """Return the sum of a batch by its graph; None where there is none.
+
+        A huge sum stays where the graph made it, and the next batch has a graph if nobody holds it by then.
+        """
         given = tensors((inputs, targets))
+        if not self.wanted or not given[0].is_cuda or torch.cuda.is_current_stream_capturing():
+            return None
         shapes = tuple((x.shape[1:], x.dtype) for x in given)
         width = None if weights is None or weights.ndim == 1 else weights.shape[1]
         weight = next(self._model.parameters()).data_ptr()
@@ -124,19 +119,23 @@ class Graphs:
         size = self._size(kind, len(given[0]))
         key = size, *kind
         batch = self._batches.get(key)
+        last = self._total if batch is None else batch.total
+        if last is not None and not alone(last):
+            self._lends = False  # whoever keeps one sum beside the next gets copies from now on
+            return None
         if batch is None:
             batch = self._new(key, inputs, targets, weights, rule, size)
             if batch is None:
-                return False
+                return None
         batch.room.fill(inputs, targets, weights, rule)
         batch.run()
-        total.copy_(batch.total) if empty else total.add_(batch.total)
-        return True
+        return batch.total if self._lends else batch.total.clone()
 
     def _size(self, kind: Any, rows: int) -> int:
-        """Return how many rows the buffers for so many have."""
-        step = _FINE if rows <= _FEW and self._seen.get(kind, 0.0) > _QUICK else _STEP
-        step = max(step, 1 << (rows // 128).bit_length())
+        """Return how many rows the buffers for so many have: a 16th more at most, unless they are quick."""
+        quick = 0.0 <= self._seen.get(kind, -1.0) <= _QUICK
+        fine = min(_STEP, (1 << (rows // 16).bit_length()) // 2)
+        step = max(_STEP if quick else fine, 1 << (rows // 128).bit_length())
         return -(-rows // step) * step
 
     def _new(
@@ -176,7 +175,7 @@ class Graphs:
         if self._seen[kind] < 0:
             self._seen[kind] = _seconds(batch)
             rows = len(tensors((inputs, targets))[0])
-            if self._seen[kind] > _SLOW or self._size(kind, rows) < size:
+            if self._seen[kind] > _SLOW or self._size(kind, rows) != size:
                 return None
         if self._pool is None:
             self._pool, self._side = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
@@ -237,6 +236,26 @@ def _forget_workspaces() -> None:
     if clear is not None:
         torch.cuda.synchronize()
         clear()
+    torch.cuda.empty_cache()  # a graph has memory of its own, and cannot free what others keep in reserve
+
+
+def _uses(tensor: Tensor) -> int:
+    """Return how many tensors lie in the same memory, and a constant; 0 where torch does not tell."""
+    count: Any = getattr(torch._C, "_storage_Use_Count", None)
+    return 0 if count is None else int(count(tensor.untyped_storage()._cdata))
+
+
+def alone(tensor: Tensor) -> bool:
+    """Return whether no other tensor, no view of it either, lies in the memory of this one.
+
+    >>> whole = torch.zeros(4)
+    >>> alone(whole), [alone(whole) for part in whole.split(2)], alone(whole)
+    (True, [False, False], True)
+    """
+    return _uses(tensor) == _LONE
+
+
+_LONE = _uses(torch.empty(1))
 
 
 def tensors(value: Any) -> list[Tensor]:

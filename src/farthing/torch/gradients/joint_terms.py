@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from farthing.torch.gradients.terms import Lookup, Outer, Term, norms, part_of, rooted, rounded_up
+from farthing.torch.kernels import totals
 from farthing.torch.kernels.totals import exact
 
 
@@ -54,11 +55,20 @@ class SumTerm(Term):
         return torch.stack([term.largest() for term in self.terms]).sum(0)
 
     def product(self, factors: Tensor, out: Tensor) -> None:
-        wide = torch.zeros_like(out, dtype=torch.float64)  # one use may take back what another gives
         with nullcontext() if self._pair() else exact(self.device):
-            for term in self.terms:
-                term.product(factors, wide)
-        out += wide
+            match self.terms:
+                case [Outer() as outer, Lookup() as lookup]:  # a large table, some rows at a time
+                    table = out.view(lookup.height, lookup.width)
+                    for some in totals.slabs(*table.shape):
+                        wide = torch.zeros_like(table[some], dtype=torch.float64)
+                        outer.product(factors, wide, some)
+                        lookup.product(factors, wide, some)
+                        table[some] += wide
+                case _:
+                    wide = torch.zeros_like(out, dtype=torch.float64)  # one use may take back another's
+                    for term in self.terms:
+                        term.product(factors, wide)
+                    out += wide
 
     def only(self, good: Tensor) -> None:
         for term in self.terms:

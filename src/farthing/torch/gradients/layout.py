@@ -151,6 +151,40 @@ class Flat:
         )
 
 
+class Sketch:
+    """Gradients made short for a comparison: large parameters' coordinates with random signs, in buckets.
+
+    A linear map that keeps squared norms on average (Charikar, Chen & Farach-Colton 2002), so that rows that
+    differ have sketches that differ, by about as much. Where all parameters together are small it leaves
+    them as they are.
+
+    >>> sketch = Sketch([3, 2**24])
+    >>> sketch(0, torch.ones(2, 3)).shape, sketch(1, torch.ones(2, 2**24)).shape
+    (torch.Size([2, 3]), torch.Size([2, 4096]))
+    """
+
+    _MOST = 2**23  # numbers of all parameters that are compared as they are
+    _BUCKETS = 2**12
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._shortens = sum(sizes) > self._MOST
+
+    def __call__(self, slot: int, rows: Tensor) -> Tensor:
+        """Return the rows of a parameter's gradient, (examples, size), in (examples, fewer) numbers."""
+        size = rows.shape[1]
+        if not self._shortens or size <= 2 * self._BUCKETS:
+            return rows
+        made = torch.Generator(rows.device).manual_seed(slot)
+        with torch._C.DisableTorchFunction():  # a check without random numbers leaves these as they are
+            signs = torch.randint(2, (size,), generator=made, device=rows.device, dtype=torch.int8)
+        signs.mul_(2).sub_(1)
+        each = size // self._BUCKETS
+        cut = each * self._BUCKETS
+        short = (rows[:, :cut] * signs[:cut]).view(len(rows), self._BUCKETS, each).sum(2)
+        short[:, : size - cut] += rows[:, cut:] * signs[cut:]
+        return short
+
+
 def joined(parts: Sequence[Tensor]) -> Tensor:
     """Return tensors end to end in float32; no copy where they lie so already, in one flat tensor.
 

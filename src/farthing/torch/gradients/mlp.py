@@ -17,13 +17,14 @@ from farthing.noise import native
 from farthing.torch.gradients.clipping import ClipRule
 from farthing.torch.kernels import totals
 from farthing.torch.kernels.clamping import clamped_rows, clamped_sum
-from farthing.torch.kernels.totals import add_product, affine, scaled_squares
+from farthing.torch.kernels.totals import add_product, scaled_squares
 
 # Modules that may stand between linear layers: without parameters or memory, and example by example.
 _BETWEEN = (
     *(nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus),
     *(nn.Flatten, nn.Identity, nn.Dropout),
 )
+_NARROW = 16  # columns that fill a vector register
 Losses = Callable[[Any, Any, int], Tensor]
 
 
@@ -298,3 +299,16 @@ def _weighted(u: Tensor, v: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
     """Return both sides of a sum of products, the narrow one weighted."""
     each = factors[:, None]
     return (u * each, v) if u.shape[1] <= v.shape[1] else (u, v * each)
+
+
+def affine(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
+    """out = x Wᵀ + b, for float32 matrices on a CPU.
+
+    >>> x, weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]])
+    >>> affine(x, weight, torch.ones(2), torch.empty(1, 2))
+    tensor([[12., 18.]])
+    """
+    if 1 < len(weight) < _NARROW and x.shape[1] > 4 * _NARROW:
+        out.copy_(torch.mm(weight, x.t()).t())
+        return out if bias is None else out.add_(bias)
+    return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)

@@ -94,6 +94,24 @@ class Plain:
                 iterate()
 
 
+@contextmanager
+def without_cudnn(model: nn.Module) -> Iterator[None]:
+    """Recurrent layers by torch's own kernels: cuDNN's have a backward pass in training mode only.
+
+    A check switches dropout between layers off by that mode, and a model may be in eval mode by choice.
+    """
+    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+    before = torch.backends.cudnn.enabled
+    if not recurrent or not before or next(model.parameters()).device.type != "cuda":
+        yield
+        return
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
+
+
 def _is_compiled(module: nn.Module) -> bool:
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from farthing.errors import InvalidValue, Unsupported
 from farthing.torch.gradients.joint_terms import SumTerm
-from farthing.torch.gradients.layout import Layout, real
+from farthing.torch.gradients.layout import Layout, Sketch, real
 from farthing.torch.gradients.terms import Factor, Outer, RowTerms, Term, summed
 
 Use = tuple[int, int]  # a module's number, and the how-manieth call of it
@@ -442,20 +442,22 @@ class Passes:
             tape.finish()
         return int(examples)
 
-    def rows(self, inputs: Any, targets: Any, weights: Tensor | None = None) -> Tensor:
-        """Return every example's gradient, unbounded: for checks on made-up examples."""
+    def rows(
+        self, inputs: Any, targets: Any, weights: Tensor | None = None, sketch: Sketch | None = None
+    ) -> Tensor:
+        """Return every example's gradient, unbounded, or its ``sketch``: for checks on made-up examples."""
+        short = Sketch(()) if sketch is None else sketch
         found: dict[int, Tensor] = {}
 
         def put(slot: int, term: Term) -> None:
-            found[slot] = term.rows(slice(None))
+            found[slot] = torch.cat([short(slot, term.rows(part)) for part in term.parts()])
 
         examples = self.run(inputs, targets, weights, put)
-        device = self.plan.anchor.device
-        columns = [
-            found[n] if n in found else torch.zeros(examples, size, device=device)
-            for n, size in enumerate(self.layout.sizes)
-        ]
-        return torch.cat(columns, 1)
+        for n, size in enumerate(self.layout.sizes):
+            if n not in found:
+                zeros = torch.zeros(1, size, device=self.plan.anchor.device)
+                found[n] = short(n, zeros).expand(examples, -1)
+        return torch.cat([found[n] for n in range(len(self.layout.sizes))], 1)
 
 
 def record_losses(loss: Loss, outputs: Any, targets: Any, rows: int) -> Tensor:

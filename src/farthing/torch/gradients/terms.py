@@ -354,9 +354,10 @@ class Outer(Term):
         inverse = inverse.square().view(self.height, self.width)
         return scaled_squares(self.u.values.squeeze(1), self.v.values.squeeze(1), inverse).sqrt()
 
-    def product(self, factors: Tensor, out: Tensor) -> None:
-        u, v = self.u.values, self.v.values
-        if self.height <= self.width:
+    def product(self, factors: Tensor, out: Tensor, some: slice = slice(None)) -> None:
+        """out += Σ factor · gradient: all of the matrix, or ``some`` rows of it."""
+        u, v = self.u.values[..., some], self.v.values
+        if u.shape[2] <= self.width:
             u = weighted(u, factors)
         else:
             v = weighted(v, factors)
@@ -364,8 +365,7 @@ class Outer(Term):
             u, v = u.squeeze(1), v.squeeze(1)
         else:
             u, v = u.flatten(0, 1), v.flatten(0, 1)
-        out = out.view(self.height, self.width)
-        add_product(u, v, out, examples=self.examples, wide=self._cancels())
+        add_product(u, v, out.view(-1, self.width), examples=self.examples, wide=self._cancels())
 
     def _cancels(self) -> Tensor | None:
         """Return which examples' positions cancel so much that blocks of them are summed in float64."""
@@ -427,11 +427,11 @@ class Lookup(Term):
     def largest(self) -> Tensor:
         return self.v.norms * math.sqrt(self.positions)
 
-    def product(self, factors: Tensor, out: Tensor) -> None:
+    def product(self, factors: Tensor, out: Tensor, some: slice = slice(None)) -> None:
+        """out += Σ factor · gradient: all of the table, or ``some`` rows of it."""
         values = weighted(self.v.values.float(), factors).flatten(0, 1)
-        table = out.view(self.height, self.width)
-        wide = torch.zeros_like(table, dtype=torch.float64)
-        table += wide.index_add_(0, self.ids.flatten(), values.double())
+        ids = self.ids.flatten() - (some.start or 0)
+        totals.add_rows(ids, values, out.view(-1, self.width))
 
     def only(self, good: Tensor) -> None:
         self.v = Factor((blanked if self.own else where)(good, self.v.values))

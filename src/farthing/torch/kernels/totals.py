@@ -68,7 +68,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from farthing.noise import native
 from farthing.noise.lattice import Stream
@@ -104,24 +104,6 @@ def exact(device: torch.device) -> Iterator[None]:
             setattr(kind, name, old)
 
 
-@contextmanager
-def without_cudnn(model: nn.Module) -> Iterator[None]:
-    """Recurrent layers by torch's own kernels: cuDNN's have a backward pass in training mode only.
-
-    A check switches dropout between layers off by that mode, and a model may be in eval mode by choice.
-    """
-    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    before = torch.backends.cudnn.enabled
-    if not recurrent or not before or next(model.parameters()).device.type != "cuda":
-        yield
-        return
-    torch.backends.cudnn.enabled = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.enabled = before
-
-
 SLACK = 2.0**-7  # of the clip
 _ROUNDINGS = 3 * 2**14  # h n: two neighbours, 2⁻²⁴ a rounding, three quarters of the slack
 _TOGETHER = 4  # sums of blocks that are added at once
@@ -129,6 +111,7 @@ _SHORTEST = 48  # rows of a product in float32 that is quicker than one in float
 _AFTER = 8  # roundings besides those in a piece: a factor, its product, a tree of pieces or their total
 _FEWEST = 40  # examples in a piece of products that is worth its call
 _FULL_RATE = (8, 0), (9, 0), (10, 0)  # GPUs that multiply float64 about as fast as float32
+_WIDE = 2**23  # numbers of a large matrix that are held in float64 at once
 
 
 class _Batch(threading.local):
@@ -408,21 +391,7 @@ class Parts:
         return last if self._total is None else last.copy_(self._total.add_(last))
 
 
-_NARROW = 16  # columns that fill a vector register
 _SHORT = 64  # columns of a gradient that is better made the other way round
-
-
-def affine(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> Tensor:
-    """out = x Wᵀ + b, for float32 matrices on a CPU.
-
-    >>> x, weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]])
-    >>> affine(x, weight, torch.ones(2), torch.empty(1, 2))
-    tensor([[12., 18.]])
-    """
-    if 1 < len(weight) < _NARROW and x.shape[1] > 4 * _NARROW:
-        out.copy_(torch.mm(weight, x.t()).t())
-        return out if bias is None else out.add_(bias)
-    return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)
 
 
 def add_product(
@@ -445,6 +414,13 @@ def add_product(
             [6.]])
     """
     examples = len(u) if examples is None else examples
+    if len(u) * len(out) > 4 * _WIDE:  # of a head over many words neither factor nor product is held twice
+        for some in slabs(len(out), max(len(u), out.shape[1])):
+            product_of = u[:, some], v, examples
+            part = product(*product_of, out[some] if empty else None, wide)
+            if not empty:
+                out[some].add_(part)
+        return
     if out.device.type == "cpu" and out.shape[1] <= _SHORT and len(out) >= 4 * out.shape[1]:
         found = product(v, u, examples, wide=wide).t()
         out.copy_(found) if empty else out.add_(found)
@@ -452,6 +428,34 @@ def add_product(
         product(u, v, examples, out, wide)
     else:
         out.add_(product(u, v, examples, wide=wide))
+
+
+def slabs(height: int, width: int) -> list[slice]:
+    """Return the rows of a matrix in slices of which each fits into memory in float64.
+
+    >>> slabs(1000, 10), slabs(5, 2**22)
+    ([slice(0, 1000, None)], [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)])
+    """
+    step = max(1, _WIDE // width)
+    return [slice(start, min(start + step, height)) for start in range(0, height, step)]
+
+
+def add_rows(ids: Tensor, values: Tensor, table: Tensor) -> None:
+    """table[id] += value for each id, in float64, rounded once; ids outside of the table are left out.
+
+    >>> table = torch.zeros(2, 1)
+    >>> add_rows(torch.tensor([1, 5, 1]), torch.ones(3, 1), table)
+    >>> table.tolist()
+    [[0.0], [2.0]]
+    """
+    for some in slabs(*table.shape):
+        part, here = table[some], ids - some.start
+        inside = (here >= 0) & (here < len(part))
+        seen = torch.where(inside[:, None], values, 0.0).double()
+        wide = part if part.dtype is torch.float64 else torch.zeros_like(part, dtype=torch.float64)
+        wide.index_add_(0, here.clamp(0, len(part) - 1), seen)
+        if wide is not part:
+            part += wide
 
 
 def scaled_squares(u: Tensor, v: Tensor, inverse: Tensor) -> Tensor:
