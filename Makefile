@@ -51,9 +51,10 @@ test-slow: $(VENV)/.dev
 test-anywhere: $(VENV)/.dev
 	BIN=$(abspath $(BIN)) tools/anywhere $(CONDITIONS)
 
-# Built afresh each time: what is newest changes.
+# Built afresh each time: what is newest changes. First the core alone, whose dependencies Flower holds back.
 newest:
 	rm -rf .venv-newest
+	$(MAKE) VENV=.venv-newest CONSTRAINTS=constraints-newest.txt demo
 	$(MAKE) VENV=.venv-newest CONSTRAINTS=constraints-newest.txt test
 
 mutants: $(VENV)/.dev

@@ -5,6 +5,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -192,3 +193,32 @@ def test_files_stay_short():
     """At most 500 lines; the verifier, which runs alone without the rest of the library, is one file."""
     long = {path.name for path in SOURCE.rglob("*.py") if path.read_text(encoding="utf-8").count("\n") > 500}
     assert long <= {"verifier.py"}
+
+
+# Frameworks that farthing is called from, and what Flower, skl2onnx and PyTorch are themselves built on.
+GUESTS = {"lightning", "transformers", "uvicorn", "starlette", "onnx", "triton"}
+# How the packages that pyproject.toml names are imported, where that differs.
+IMPORTED_AS = {"scikit-learn": "sklearn"}
+
+
+def test_only_packages_that_are_declared_are_imported():
+    """What a dependency brings along today, it may leave out tomorrow."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    named = [*project["dependencies"], *(one for extra in extras.values() for one in extra)]
+    declared = {re.split(r"[^A-Za-z0-9_-]", one)[0] for one in named}
+    known = {IMPORTED_AS.get(name, name.replace("-", "_")) for name in declared} | GUESTS
+    found = {
+        name.split(".")[0]: path.name
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    others = {name: where for name, where in found.items() if name not in known | sys.stdlib_module_names}
+    assert not others.keys() - {"farthing"}, others

@@ -5,7 +5,6 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any
 
-import click
 import typer
 
 from farthing import validate
@@ -25,9 +24,17 @@ class Sampling(StrEnum):
 
 _NOISE = "The noise multiplier: standard deviation over the clipping norm of one contribution."
 _RATE = "The sampling rate: a record's probability to be in a step's sample; 1 for everybody."
-_ACCOUNTANTS = click.Choice([row.value for row in Accountant.of_steps()])
+_ACCOUNTANTS = [row.value for row in Accountant.of_steps()]
 _RECORDS = "Records in all, for fixed samples: sampling rate times records are drawn."
 
+
+def _named(text: str) -> str:
+    if text not in _ACCOUNTANTS:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(_ACCOUNTANTS)}.")
+    return text
+
+
+_ACCOUNTANT = typer.Option(parser=_named, metavar="|".join(_ACCOUNTANTS), help="How steps are added up.")
 Rate = Annotated[float, option(number, _RATE)]
 Records = Annotated[int | None, option(whole, _RECORDS)]
 Draw = Annotated[
@@ -44,9 +51,7 @@ def account(
         float | None,
         option(number, "Print delta at this epsilon; with --delta, say whether epsilon stays within it."),
     ] = None,
-    accountant: Annotated[
-        str, typer.Option(help="How steps are added up.", click_type=_ACCOUNTANTS)
-    ] = Accountant.PLD.value,
+    accountant: Annotated[str, _ACCOUNTANT] = Accountant.PLD.value,
     adjacency: Relation = Adjacency.ADD_REMOVE,
     sampler: Draw = Sampling.POISSON,
     records: Records = None,
