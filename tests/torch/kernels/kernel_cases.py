@@ -1,6 +1,7 @@
 """The Triton kernels, on a GPU or interpreted, against references that share no code with them."""
 
 import struct
+from collections import deque
 
 import mpmath as mp
 import numpy as np
@@ -12,6 +13,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from farthing.noise import lattice
 from farthing.noise.lattice import SeededStream
+from farthing.queries import correlated
 from farthing.torch.kernels import grams, lattice_noise, layer_sums
 from farthing.torch.kernels import lattice_noise as updates
 from farthing.torch.kernels import noise as noise_pool
@@ -402,3 +404,21 @@ def test_sums_of_rms_norms_are_those_of_autograd():
     normed = torch.nn.functional.rms_norm(x.double(), (20,), eps=1e-5)
     scale, _ = grams.norm_sums(x, delta, 1e-5, centred=False)
     assert torch.allclose(scale.double(), (normed * delta).sum(1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("size", "bands"), [(1, 2), (1500, 2), (1500, 5)])
+def test_noise_of_earlier_turns_is_taken_off_in_one_pass(size, bands):
+    """A ring of the last turns, over more turns than it has rows, against integers in numpy."""
+    from farthing.torch.kernels.banded_noise import _Ring
+
+    column, bits, rng = correlated.coefficients(bands, 0.7), 20, np.random.default_rng(size)
+    ring, before = _Ring(size, column, bits, DEVICE), deque(maxlen=bands - 1)
+    for turn in range(2 * bands + 1):
+        drawn = np.rint(rng.normal(size=size) * 2.0**bits).astype(np.int64)
+        if turn == 1:
+            drawn[0] = 2**40  # beyond what is kept
+        own = torch.from_numpy(drawn.copy()).to(DEVICE)
+        ring.less(own)
+        wanted = drawn - correlated.correction(before, column, bits, (size,))
+        assert np.abs(own.cpu().numpy() - wanted).max() <= 1  # a fused product may decide a tie otherwise
+        before.appendleft(own.cpu().numpy())

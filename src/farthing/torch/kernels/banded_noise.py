@@ -73,10 +73,37 @@ class BandedTensorGaussian(correlated.BandedGaussian):
         with self._history.lock:
             before = self._history.before(turn, kind)
             own = noise.drawn(stream, total.numel(), bits, total.device).to(torch.int64)
-            kept = _less(own, list(before), self.coefficients, bits)
+            if self.bands > 1 and _Ring.fits(total, bits):
+                ring = before[0] if before else _Ring(len(own), self.coefficients, bits, own.device)
+                kept: Any = ring.less(own)
+            else:
+                kept = _less(own, list(before), self.coefficients, bits)
             released = noise.released(total, own, unit, each)
             self._history.keep(turn, kind, kept)
         return released
+
+
+class _Ring:
+    """The noise of the last turns as rows of one array on a GPU, the latest at ``_head``: one pass a turn."""
+
+    def __init__(self, size: int, column: tuple[float, ...], bits: int, device: torch.device) -> None:
+        self._rows = torch.empty(len(column) - 1, size, dtype=torch.int32, device=device)
+        self._column = torch.tensor(column[1:], dtype=torch.float64, device=device)
+        self._far, self._head, self._count = 2 ** (bits + correlated.FAR), 0, 0
+
+    @staticmethod
+    def fits(total: Tensor, bits: int) -> bool:
+        """Return whether there is a kernel for it, and noise is kept in 32 bits."""
+        return total.is_cuda and noise.has_triton() and bits + correlated.FAR < 31
+
+    def less(self, own: Tensor) -> "_Ring":
+        """Take from the noise of this turn what that of earlier turns does, in place, and keep it."""
+        from farthing.torch.kernels import lattice_noise
+
+        lattice_noise.less_earlier(own, self._rows, self._column, self._head, self._count, self._far)
+        self._head = (self._head - 1) % len(self._rows)
+        self._count = min(self._count + 1, len(self._rows))
+        return self
 
 
 def _less(own: Tensor, before: list[Tensor], column: tuple[float, ...], bits: int) -> Tensor:

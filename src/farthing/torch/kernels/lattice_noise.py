@@ -376,6 +376,34 @@ def release(total: Tensor, noise: Tensor, scale: Tensor | None, cell: float) -> 
     return out
 
 
+@triton.jit(do_not_specialize=["size", "head", "rows", "count", "far"])
+def _less_earlier(own, ring, column, size, head, rows, count, far, BLOCK: tl.constexpr):
+    """Take the rounded sum of earlier noise, the latest first, from own noise; keep it as the latest."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    taken = tl.zeros([BLOCK], tl.float64)
+    for j in range(count):
+        row = ((head + j) % rows).to(tl.int64)
+        earlier = tl.load(ring + row * size + place, mask=inside, other=0)
+        taken += tl.load(column + j) * earlier.to(tl.float64)
+    cells = (taken + _MAGIC).to(tl.int64, bitcast=True) - _MAGIC_BITS
+    left = tl.load(own + place, mask=inside, other=0).to(tl.int64) - cells
+    tl.store(own + place, left, mask=inside)
+    kept = tl.minimum(tl.maximum(left, -far), far)
+    row = ((head + rows - 1) % rows).to(tl.int64)
+    tl.store(ring + row * size + place, kept.to(tl.int32), mask=inside)
+
+
+def less_earlier(own: Tensor, ring: Tensor, column: Tensor, head: int, count: int, far: int) -> None:
+    """Take from ``own``, int64, what ``count`` rows of the ring do, of which ``head`` is the latest.
+
+    Row head - 1 of the ring then holds ``own``, not beyond ``far``. All is done in place, in one pass.
+    """
+    grid, rows = (triton.cdiv(own.numel(), 1024),), len(ring)
+    with torch.cuda.device_of(own):
+        _less_earlier[grid](own, ring, column, own.numel(), head, rows, count, far, BLOCK=1024)
+
+
 def bits_of(value: float) -> int:
     """Return a float64 as an integer: Triton takes Python's floats for float32."""
     return struct.unpack("<q", struct.pack("<d", value))[0]
