@@ -33,7 +33,7 @@ from farthing.budget import Budget
 from farthing.deploy.averages import Averaging, Upload, longest_upload, steps_of
 from farthing.deploy.checkpoint import Checkpoint
 from farthing.deploy.messages import forms
-from farthing.deploy.messages.forms import Asked, Question, RoundId
+from farthing.deploy.messages.forms import Asked, Floor, Question, RoundId
 from farthing.deploy.messages.signed import (
     MessageKind,
     Opened,
@@ -79,7 +79,8 @@ class Remote:
 
     ``enrolled`` are the public keys of all parties that may take part, ``seconds`` is how long a round may
     take; after ``deadline`` seconds a ``quorum`` (a share of those that were asked) is enough. Waits until
-    ``least`` parties (by default all) have announced themselves; others may come at any time.
+    ``least`` parties (by default all) have announced themselves; others may come at any time. Parties whose
+    budgets are below the ``floor`` are left out, and told so.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Remote:
         quorum: float = 1.0,
         deadline: float | None = None,
         averaging: Averaging | None = None,
+        floor: Floor | None = None,
     ) -> None:
         self._run, self._dataset = checked_name(run=run), checked_name(dataset=dataset)
         self._seconds = validate.positive(seconds=seconds)
@@ -109,14 +111,16 @@ class Remote:
         self._deadline = validate.positive(deadline=self._seconds if deadline is None else deadline)
         self._averaging = Averaging() if averaging is None else averaging
         self._enrolled = {checked_name(party=name): key for name, key in enrolled.items()}
-        self._least = len(enrolled) if least is None else validate.count(least=least)
-        if not enrolled or self._least > len(enrolled):
+        self._least = None if least is None else validate.count(least=least)
+        if not enrolled or (self._least or 0) > len(enrolled):
             raise InvalidValue(f"least must be at most the number of parties, {len(enrolled)}, got {least!r}")
         self._round = 0
         self._recent: dict[int, tuple[Question, bytes]] = {}  # questions whose answers may still come
         self._checkpoint = Checkpoint(checkpoint, run, enrolled)
         requests = SignedExchange(transport, signer, self._enrolled)
-        self._roster = PartyRoster(requests, self._enrolled, self._turn(), self._dataset, self._patience)
+        self._roster = PartyRoster(
+            requests, self._enrolled, self._turn(), self._dataset, self._patience, floor
+        )
         try:
             self._gather()
         except BaseException:
@@ -163,7 +167,8 @@ class Remote:
 
     def status(self) -> Status:
         """Return the run's progress, for the live page."""
-        return Status(self._run, self._round, self.alive, tuple(party.status for party in self._members))
+        parties = tuple(party.status for party in self._members)
+        return Status(self._run, self._round, self.alive, parties, self._roster.left_out)
 
     def close(self) -> None:
         """Close the checkpoint."""

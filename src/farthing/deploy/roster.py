@@ -15,7 +15,7 @@ from typing import Any
 
 from farthing.budget import Budget
 from farthing.deploy.messages import forms
-from farthing.deploy.messages.forms import RoundId
+from farthing.deploy.messages.forms import Floor, RoundId
 from farthing.deploy.messages.signed import Fields, MessageKind, Opened, Reason, refuse
 from farthing.deploy.messages.transport import Check, Replies, Request, SignedExchange
 from farthing.errors import BudgetSpent, FarthingError
@@ -64,6 +64,7 @@ class Status:
     round: int
     alive: int
     parties: tuple[PartyStatus, ...]
+    left_out: tuple[PartyStatus, ...] = ()  # whose budgets are below the floor
 
 
 @dataclass(slots=True, eq=False)
@@ -187,8 +188,10 @@ class PartyRoster:
         greeting: RoundId,
         dataset: str,
         patience: int,
+        floor: Floor | None = None,
     ) -> None:
         self._requests, self._enrolled, self._patience = requests, enrolled, patience
+        self._floor, self._below = floor, dict[str, Budget]()  # and who announced a budget below it
         self._greeting, self._dataset = greeting, dataset
         self._invitation: Invitation | None = None
         self._new: dict[str, dict[str, Any]] = {}  # announcements that were not acted on yet
@@ -202,18 +205,24 @@ class PartyRoster:
 
     # --- who comes, goes and returns
 
-    def gather(self, least: int, seconds: float) -> dict[str, dict[str, Any]]:
-        """Wait until enough parties have announced themselves; return what they said."""
+    def gather(self, least: int | None, seconds: float) -> dict[str, dict[str, Any]]:
+        """Wait until enough parties (by default all that are not left out) announced themselves.
+
+        Returns what they said.
+        """
         until = time.monotonic() + seconds
         while True:
             left = min(_HELLO, max(PAUSE, until - time.monotonic()))
             self._requests.exchange(self._greetings(), MessageKind.ANNOUNCEMENT, left, self._hear)
-            if len(self._new) >= least or time.monotonic() + PAUSE > until:
+            needed = max(1, len(self._enrolled) - len(self._below)) if least is None else least
+            if len(self._new) >= needed or time.monotonic() + PAUSE > until:
                 break
             time.sleep(PAUSE)
-        if len(self._new) < least:
+        if len(self._new) < needed:
+            below = f"; {', '.join(self._below)} below the floor of {self._floor}" if self._below else ""
             raise FarthingError(
-                f"{len(self._new)} of {len(self._enrolled)} parties have connected, {least} are needed"
+                f"{len(self._new)} of {len(self._enrolled)} parties have connected, {needed} are "
+                f"needed{below}"
             )
         found, self._new = self._new, {}
         return {name: found[name] for name in self._enrolled if name in found}
@@ -230,15 +239,32 @@ class PartyRoster:
                 party.left, party.broke, party.state = 0, True, State.REVOKED
 
     def _greetings(self) -> dict[str, Request]:
-        header = self._greeting.header() | {"dataset": self._dataset}
+        header: dict[str, Any] = self._greeting.header() | {"dataset": self._dataset}
+        if self._floor is not None:
+            header["floor"] = {"epsilon": self._floor.epsilon, "delta": self._floor.delta}
         known = {party.name: party for party in self.members}
         away = [name for name in self._enrolled if name not in known or known[name].state is State.AWAY]
         return {name: (MessageKind.HELLO, header, b"") for name in away if name not in self._new}
 
     def _hear(self, name: str, opened: Opened) -> None:
-        """Note the announcement of a party that is new, or back."""
-        Party.announced(name, opened.fields(), self._greeting)
-        self._new[name] = opened.fields().plain()
+        """Note the announcement of a party that is new, or back; one below the floor is left out."""
+        budget = Party.announced(name, opened.fields(), self._greeting).budget
+        if self._floor is None or self._floor.admits(budget):
+            self._below.pop(name, None)
+            self._new[name] = opened.fields().plain()
+        elif self._below.get(name) != budget:
+            self._below[name] = budget
+            log.warning("%s is left out: its budget, %s, is below the floor, %s", name, budget, self._floor)
+
+    @property
+    def left_out(self) -> tuple[PartyStatus, ...]:
+        """Return the parties that announced a budget below the floor."""
+        known = {party.name for party in self.members}
+        return tuple(
+            PartyStatus(name, State.REFUSED, 0, 0, f"epsilon {budget.epsilon:g}: below the floor")
+            for name, budget in self._below.items()
+            if name not in known
+        )
 
     def admit(self, said: dict[str, dict[str, Any]] | None = None) -> None:
         """Let the parties that announced themselves (``said``: in a recorded run) take part from now on."""

@@ -27,6 +27,10 @@
     records = 20000                   # no statement of more records, or of a larger epsilon, counts more
     staleness = 2                     # rounds by which an answer may be late and still count
 
+    [floor]                           # optional: the least budget that a party may have. Under distributed
+    epsilon = 0.1                     # trust one noise is sized for the least of all: who has less than this
+    delta = 1e-9                      # is left out, and told so (by default 1e-3 and 1e-30 there)
+
     [external]                        # optional: a SuperLink of others, in place of listen
     bridge = "bridge.sock"            # where the relay that `flwr run` starts there connects to
     ward-7 = 1036209964657236677      # the number of each party's node, as `flwr supernode list` shows it
@@ -66,6 +70,7 @@ from farthing.deploy import factories
 from farthing.deploy.averages import Averaging, MeanRule
 from farthing.deploy.flower.superlink import Address
 from farthing.deploy.keys import PublicKeys
+from farthing.deploy.messages.forms import LEAST, Floor
 from farthing.deploy.messages.signed import checked_name
 from farthing.deploy.toml_settings import Settings
 from farthing.errors import FarthingError, InvalidValue
@@ -267,6 +272,7 @@ class RunFile:
     evaluate: int | None = None
     metrics: Address | None = None
     external: External | None = None
+    floor: Floor | None = None
 
     @classmethod
     def load(cls, path: Path) -> "RunFile":
@@ -315,6 +321,7 @@ class RunFile:
             evaluate=given.whole("evaluate", None),
             metrics=Address.of(given.text("metrics")) if "metrics" in given.names else None,
             external=External.of(given.table("external")) if "external" in given.names else None,
+            floor=_floor(given.table("floor")) if "floor" in given.names else _shared(job),
         )
         given.done()
         method.done()
@@ -368,6 +375,18 @@ def _options(given: Settings) -> dict[str, Any]:
         for name, (option, _) in table.every_option().items()
         if name in given.names
     }
+
+
+def _floor(given: Settings) -> Floor:
+    """Return the least budget that a [floor] table takes."""
+    made = Floor(given.number("epsilon", LEAST.epsilon), given.number("delta", LEAST.delta))
+    given.done()
+    return made
+
+
+def _shared(job: Job) -> Floor | None:
+    """Return the floor of a run whose file states none: there is one where all share one noise."""
+    return None if job.trusted is Trust.LOCAL else LEAST
 
 
 def _averaging(given: Settings) -> Averaging:

@@ -140,6 +140,7 @@ def _gathered(plan: RunFile, transport: Transport, signer: Signer) -> Remote:
                 quorum=plan.quorum,
                 deadline=plan.deadline,
                 averaging=plan.averaging,
+                floor=plan.floor,
             )
         except InvalidValue:
             raise
@@ -165,7 +166,10 @@ def _trained(
             end = f"{plan.most} rounds were taken, as the run's file says"
             break
     if step is None:
-        told = ", ".join(f"{party.name}: {party.reason or party.state}" for party in clients.status().parties)
+        status = clients.status()
+        told = ", ".join(
+            f"{party.name}: {party.reason or party.state}" for party in (*status.parties, *status.left_out)
+        )
         raise BudgetSpent(f"no round was completed: {told}")
     if not end:
         end = "all rounds were taken" if clients.alive else "no party is left that can afford another round"
@@ -194,6 +198,7 @@ def _written(
         "records": int(clients.records.sum()),
         **plan.learner.size,
         "parties": [_told(clients, place) for place in range(len(clients))],
+        "left_out": [{"party": one.name, "reason": one.reason} for one in clients.status().left_out],
         **({"holds": really} if really else {}),
         "note": "budgets as announced; each is kept by the party's own ledger, whatever a coordinator does",
         "model": str(plan.model),
@@ -299,6 +304,10 @@ class RunProgress:
             )
             for place, party in enumerate(status)
         )
+        parties += tuple(
+            PartyView(name=one.name, state=str(one.state), reason=one.reason)
+            for one in clients.status().left_out
+        )
         ends, seconds = list(self.ends), None
         if len(ends) > 1:
             seconds = (ends[-1] - ends[0]) / (len(ends) - 1)
@@ -330,7 +339,8 @@ def lines(report: dict[str, Any]) -> dict[str, Any]:
         "parties": [
             f"{told['party']}: {told['records']:,} records, {Budget(**told['guarantee'])}, {told['state']}"
             for told in report["parties"]
-        ],
+        ]
+        + [f"{told['party']}: left out, {told['reason']}" for told in report.get("left_out", ())],
         "note": report["note"],
     }
     if "holds" in report:

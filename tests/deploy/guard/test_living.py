@@ -1,5 +1,7 @@
 """Parties that come, go, return and are late: guards in this process, and time that passes only in a test."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -9,11 +11,13 @@ from farthing.deploy import coordinator, roster
 from farthing.deploy.averages import Averaging
 from farthing.deploy.guard import keeper
 from farthing.deploy.messages import forms
-from farthing.deploy.messages.signed import MessageKind, Signer, unseal
+from farthing.deploy.messages.forms import Floor, RoundId
+from farthing.deploy.messages.signed import MessageKind, Signer, seal, unseal
 from farthing.deploy.roster import State
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
-from farthing.federated import Invitation
+from farthing.federated import Invitation, Trust
 from farthing.federated.methods.sgd1 import sgd1
+from farthing.federated.protocol import least_noise, under
 from farthing.federated.renegotiated import descend_changing
 from farthing.linear.losses import Gradient, logistic
 from farthing.linear.problem import Problem
@@ -353,6 +357,58 @@ def test_distributed_noise_shows_no_single_upload_to_average(village, clock):
     clients = village.clients(Links(village, clock), averaging=Averaging(mean="median"))
     with pytest.raises(Unsupported, match="local trust"):
         clients.invite(Invitation(1.0, rounds=5, noise_multiplier=0.5, trust="distributed", survivors=2))
+
+
+# --- a floor under budgets
+
+
+@pytest.mark.parametrize("least", [None, 2])
+@pytest.mark.parametrize("line", ["epsilon = 0.0001", "delta = 1e-40"])
+def test_who_is_below_the_floor_is_left_out_and_told_so_and_sets_nobodys_noise(
+    line, least, village, clock, caplog
+):
+    village.settle(3, limits='trust = "distributed"\ncolluding = 0', budget='observer = "aggregate"')
+    policy = village.houses["p1"].policy
+    policy.write_text(re.sub(rf"{line.partition(' ')[0]} = .*", line, policy.read_text(), count=1))
+    clients = village.clients(Links(village, clock), least=least, floor=Floor(0.1, 1e-9))
+    assert list(clients.names) == ["p0", "p2"]
+    (left,) = clients.status().left_out
+    assert (left.name, left.state, "below the floor" in left.reason) == ("p1", State.REFUSED, True)
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("takes no budget below" in text for text in said) == 1  # by its own guard
+    assert sum("p1 is left out" in text for text in said) == 1
+    invitation = under(clients, Invitation(1.0, rounds=5), Trust.DISTRIBUTED)
+    assert invitation.noise_multiplier == least_noise(
+        Invitation(1.0, rounds=5), Budget(1.0, 1e-6, observer="aggregate"), 20
+    )
+    clients.invite(invitation)
+    assert clients.ask(GRADIENT, W).count == invitation.survivors == 2
+
+
+def test_who_comes_back_with_a_budget_above_the_floor_joins_a_run_that_goes_on(village, clock):
+    village.settle(3)
+    house = village.houses["p1"]
+    text = house.policy.read_text()
+    house.policy.write_text(text.replace("epsilon = 1.0", "epsilon = 0.01"))
+    links = Links(village, clock)
+    clients = village.clients(links, seconds=10.0, floor=Floor(0.1, 1e-9))
+    clients.invite(Invitation(1.0, rounds=20))
+    assert counts(clients, 1) == [2]
+    assert [one.name for one in clients.status().left_out] == ["p1"]
+    house.stop()
+    house.policy.write_text(text.replace("my.ledger", "new.ledger"))
+    links._guards["p1"] = house.open()
+    assert counts(clients, 3)[-1] == 3
+    assert clients.status().left_out == ()
+
+
+def test_a_floor_that_is_none_is_refused(village, told):
+    house = village.settle(1).houses["p0"]
+    guard = house.open()
+    for floor in ({"epsilon": 0.0, "delta": 0.1}, {"epsilon": 1.0, "delta": 2.0}, {"epsilon": 1.0}, [1, 0.1]):
+        header = RoundId("run-1", 0, "0" * 32).header() | {"dataset": "d", "floor": floor}
+        data = seal(MessageKind.HELLO, header, b"", village.coordinator)
+        assert told(guard.answer(data), house) == "malformed"
 
 
 # --- terms that change

@@ -173,10 +173,15 @@ class Guard:
 
     def _announce(self, opened: Opened) -> bytes:
         given = opened.fields()
-        turn, dataset = RoundId.of(given), given.text("dataset")
+        turn, dataset, floor = RoundId.of(given), given.text("dataset"), forms.Floor.of(given)
         given.done()
         self._of_ours(dataset)
         self._past.read(self._ledger)
+        if floor is not None and not floor.admits(self.policy.budget):
+            log.warning(
+                "run %s takes no budget below %s, and leaves this party out: its budget is %s",
+                *(turn.run, floor, self.policy.budget),
+            )
         header = {
             "budget": forms.budget(self.policy.budget),
             "records": self.policy.size,

@@ -35,6 +35,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from farthing import validate
 from farthing.budget import Budget
 from farthing.data.tables import Features
 from farthing.deploy.messages.signed import (
@@ -310,6 +311,44 @@ def budget_of(given: Fields) -> Budget:
         return Budget(epsilon, delta, *names)  # type: ignore[arg-type]
     except FarthingError:
         refuse(Reason.MALFORMED, "the budget is invalid")
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """The least budget that a run takes: one noise for all is sized for the least of all budgets.
+
+    A party with less is left out, and told so: its statement would otherwise set everybody's noise.
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        validate.positive(epsilon=self.epsilon)
+        validate.probability(delta=self.delta)
+
+    def admits(self, of: Budget) -> bool:
+        return of.epsilon >= self.epsilon and of.delta >= self.delta
+
+    @classmethod
+    def of(cls, given: Fields) -> "Floor | None":
+        """Return the floor in a greeting, if it has one."""
+        if "floor" not in given.plain():
+            return None
+        inner = given.inner("floor")
+        epsilon, delta = inner.number("epsilon"), inner.number("delta")
+        inner.done()
+        try:
+            return cls(epsilon, delta)
+        except FarthingError:
+            refuse(Reason.MALFORMED, "the floor is invalid")
+
+    def __str__(self) -> str:
+        return f"epsilon {self.epsilon:g} and delta {self.delta:g}"
+
+
+# where all share one noise: less lets no model come out of any number of parties
+LEAST = Floor(1e-3, 1e-30)
 
 
 @dataclass(frozen=True, slots=True)
