@@ -100,11 +100,11 @@ class Checkpoint:
         """Return the next recorded step of the run; None after the last."""
         return self._recorded.popleft() if self._recorded else None
 
-    def passed(self) -> dict[str, Any] | None:
+    def passed(self) -> tuple[dict[str, Any], bytes] | None:
         """Return the next recorded step if it is a turn that passed."""
         if not self._recorded or "passed" not in self._recorded[0][0]:
             return None
-        return self._recorded.popleft()[0]
+        return self._recorded.popleft()
 
     @property
     def replaying(self) -> bool:

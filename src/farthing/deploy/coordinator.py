@@ -61,6 +61,7 @@ from farthing.federated.terms import (
     forecast_of,
     weights_under,
 )
+from farthing.noise.lattice import Stream
 from farthing.queries.query import Contribution, Receipt
 
 __all__ = ["PartyStatus", "Remote", "State", "Status"]
@@ -114,7 +115,7 @@ class Remote:
         self._least = None if least is None else validate.count(least=least)
         if not enrolled or (self._least or 0) > len(enrolled):
             raise InvalidValue(f"least must be at most the number of parties, {len(enrolled)}, got {least!r}")
-        self._round = 0
+        self._round, self._stream = 0, Stream()
         self._recent: dict[int, tuple[Question, bytes]] = {}  # questions whose answers may still come
         self._checkpoint = Checkpoint(checkpoint, run, enrolled)
         requests = SignedExchange(transport, signer, self._enrolled)
@@ -151,7 +152,10 @@ class Remote:
 
     @property
     def records(self) -> NDArray[np.int64]:
-        return np.array([party.records for party in self._members], dtype=np.int64)
+        """Return each party's number of records as it counts: no more than [averaging] lets it state."""
+        most = self._averaging.records
+        said = np.array([party.records for party in self._members], dtype=np.int64)
+        return said if most is None else np.minimum(said, most)
 
     @property
     def left(self) -> NDArray[np.int64]:
@@ -223,7 +227,7 @@ class Remote:
 
         That is recorded, too, so that a resumed run comes to the same.
         """
-        if not self._skipped():
+        if self._skipped() is None:
             came = [place for place, party in enumerate(self._members) if party.asked and party.judges]
             try:
                 if came or self._checkpoint.replaying:
@@ -241,50 +245,57 @@ class Remote:
 
         A party counts no more records than [averaging] lets it, whatever it states.
         """
-        most = self._averaging.records
-        ends = np.cumsum(self.records if most is None else np.minimum(self.records, most))
+        ends = np.cumsum(self.records)
         place = self._checkpoint.turn(self._round + 1, int(ends[-1]))
         return int(np.searchsorted(ends, place, side="right"))
 
-    def ask_one(self, party: int, contribution: Contribution, w: Any) -> Answers | None:
-        """Run a round with this party alone; None where it is away: its turn passes.
+    def ask_one(self, party: int, contribution: Contribution, w: Any) -> Answers:
+        """Run a round with this party alone; noise alone, with a ``count`` of 0, where it is away.
 
-        Nobody else is asked in its place: others would be drawn more often than was planned and priced.
+        Its turn passes: nobody else is asked in its place, as others would be drawn more often than was
+        planned and priced. The noise is that of a party without records: only the coordinator sees that.
         """
         if self._terms and self._invitation.trust is not Trust.LOCAL:
             raise Unsupported("only sums over parties are seen under distributed trust")
         if not 0 <= party < len(self):
             raise InvalidValue(f"party must lie between 0 and {len(self) - 1}, got {party}")
-        if self._skipped():
-            return None
+        if (noise := self._skipped()) is not None:
+            return self._noise(party, unpack_numbers(noise, np.shape(w)))
         if self._terms and not self._checkpoint.replaying:
             self._roster.await_enough(1, self._seconds)
             if self._members[party].state is State.SPENT:
                 raise BudgetSpent(f"{self._members[party].name} can afford no further answer")
             if not self._members[party].asked:
-                self._passed()
-                return None
+                return self._noise(party, np.zeros(np.shape(w)), passed=True)
         try:
             return self._taken([party], contribution, w, Weights.RECORDS)
         except _NoAnswerError:
-            self._passed()
+            return self._noise(party, np.zeros(np.shape(w)), passed=True)
+
+    def _skipped(self) -> bytes | None:
+        """Return what the recorded run noted if it passed here, and take it over; otherwise None."""
+        if (recorded := self._checkpoint.passed()) is None:
             return None
+        said, body = recorded
+        self._round = said["round"]
+        self._roster.admit(said["joined"])
+        self._roster.restore(said["parties"])
+        return body
 
-    def _skipped(self) -> bool:
-        """Return whether the recorded run passed here; take over what it noted."""
-        recorded = self._checkpoint.passed()
-        if recorded is not None:
-            self._round = recorded["round"]
-            self._roster.admit(recorded["joined"])
-            self._roster.restore(recorded["parties"])
-        return recorded is not None
-
-    def _passed(self) -> None:
+    def _passed(self, noise: bytes = b"") -> None:
         """Record a turn that passes."""
         self._roster.admit()
         self._round += 1
         said = {"parties": self._roster.snapshot(), "joined": self._roster.joined()}
-        self._checkpoint.add({"passed": True, "round": self._round, **said})
+        self._checkpoint.add({"passed": True, "round": self._round, **said}, noise)
+
+    def _noise(self, party: int, noise: Array, passed: bool = False) -> Answers:
+        """Return an answer of noise alone: as recorded, or drawn for a turn that passes now."""
+        terms = self._terms[party]
+        if passed:
+            noise = terms.mechanism.release(noise, terms.bound, self._stream)
+            self._passed(pack_numbers(noise))
+        return Answers(noise, terms.expected, 0, self.alive, terms.variance / terms.expected**2)
 
     def _taken(
         self, places: list[int], contribution: Contribution, w: Any, weights: Weights | None = None

@@ -244,10 +244,11 @@ class SequentialClients(Clients, Protocol):
     def pick(self) -> int:
         """Draw a party in proportion to its number of records. The result must not be published."""
 
-    def ask_one(self, party: int, contribution: Contribution, w: Any) -> Answers | None:
+    def ask_one(self, party: int, contribution: Contribution, w: Any) -> Answers:
         """Run a round with this party alone; raise `BudgetSpent` where it cannot afford it.
 
-        None where the party is away: its turn passes, and nothing is charged.
+        Where the party is away its turn passes: the answer is noise alone, with a ``count`` of 0, and nothing
+        is charged.
         """
 
 

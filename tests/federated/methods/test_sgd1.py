@@ -19,6 +19,7 @@ from farthing.linear.problem import Problem
 from farthing.noise.lattice import SeededStream
 from farthing.queries.events import DrawnEvent, FixedSizeEvent, GaussianEvent, RepeatedEvent
 from farthing.queries.mechanisms import Gaussian
+from farthing.queries.samplers import OneRecord
 
 
 def small(n):
@@ -228,6 +229,27 @@ def reference(sizes, clip, noise, radius, convexity, features):
         theta = theta - (1 / (convexity * n * t) if convexity else eta) * G
         theta = theta * min(1.0, radius / np.linalg.norm(theta))
     return features.unfold(theta), turns
+
+
+@pytest.mark.parametrize(("sizes", "away"), [((1, 3), {1}), ((2, 2, 4), {2}), ((2, 2, 4), {1, 2})])
+def test_a_turn_that_passes_as_noise_costs_nothing_and_one_that_shows_does(sizes, away):
+    """One iteration, by integration: records of who is away are blank, or the turn is seen to pass."""
+    n, noise, epsilon = sum(sizes), 1.0, 0.2
+    gone = sum(sizes[party] for party in away)
+    x = np.linspace(-12, 12, 40_001)
+    below, zero, above = (norm.pdf(x, value, noise) for value in (-1.0, 0.0, 1.0))
+    # the worst pair for a record of who is here: its gradient is L or -L, and all others' here are -L
+    others = (n - gone - 1) * below
+    worlds = [(record + others) / n for record in (above, below)]
+    blank = [world + gone * zero / n for world in worlds]
+    claimed = pld.delta(OneRecord(n).amplify(GaussianEvent(noise)), epsilon, Adjacency.REPLACE_ONE)
+
+    def delta(one, other):
+        return float(np.maximum(one - math.exp(epsilon) * other, 0.0).sum() * (x[1] - x[0]))
+
+    assert delta(*blank) <= claimed * (1 + 1e-4)
+    # seen to pass: the same chance in both worlds, which adds nothing; all else is as large as it was
+    assert delta(*worlds) > claimed * (1 + 1e-4)
 
 
 @pytest.mark.parametrize(("convexity", "clip", "radius"), [(0.0, 0.4, 1.0), (0.5, 2.0, 3.0)])

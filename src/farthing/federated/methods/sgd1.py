@@ -28,9 +28,16 @@ replaced:
 Each party's own ledger charges every answer before it is released, against a server (or a coordinator, with
 ``seen``): one record of n_i, drawn by itself. So its (ε, δ) holds whichever parties B asks, how often and in
 which order, and it stops by itself; only the last of the three assumes that B draws fairly and does not
-reveal the order. Where a party is away its turn passes: nobody is drawn in its place, so that nobody is drawn
-more often than was planned; who sees which turns passed knows as much as that party (``held``). A party is
-asked T times; before the first question all must afford an upper bound on T,
+reveal the order.
+
+**Where a party is away** its turn passes: nobody is drawn in its place, so that nobody is drawn more often
+than was planned, and B broadcasts G = z, noise alone. A turn that passed visibly would tell that one of those
+who are away was drawn, and every other turn that none of them was: a record of those who are there would be
+drawn 1 in m, the records that are there, and not 1 in n; with one party left, *anyone* would know its turns
+like the server. With z in its place the records of who is away are blank: every G is a mixture over n
+records, of which some have the gradient 0, whoever is away and whoever knows it, so that all three guarantees
+hold for every such pattern (that does not depend on records). *Anyone* sees the G's, not how long B waited
+for each. A party is asked T times; before the first question all must afford an upper bound on T,
 which fails with a thousandth of the least δ; `anyone` pays for it (a run that ends early reveals whose budget
 ended). Steps carry no receipts, which would reveal the party that was asked.
 
@@ -152,9 +159,8 @@ def sgd1(
         for t in range(1, n * n + 1):
             length = validate.positive(lr=lr(t)) if lr else projection.length(t, square, convexity * n)
             got = clients.ask_one(clients.pick(), gradient, theta)
-            if got is not None:  # else its party is away, and its turn passes
-                moved = n * (got.mean + convexity * theta)
-                theta = projection.project(theta - length * moved)
+            moved = n * (got.mean + convexity * theta)
+            theta = projection.project(theta - length * moved)
             if t % n == 0:
                 yield Step(t, features.unfold(theta))
 
