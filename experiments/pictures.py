@@ -88,13 +88,16 @@ def features(
     scattering = Scattering((images.x.shape[-2], images.x.shape[-1])).to(DEVICE)
     size = 1000 if DEVICE.type == "cuda" else 32
     x, test = (
-        torch.cat([form(scattering(light(_light(part.to(DEVICE))))).half() for part in whole.split(size)])
+        torch.cat(
+            [form(scattering(light(in_unit_range(part.to(DEVICE))))).half() for part in whole.split(size)]
+        )
         for whole in (images.x, images.test)
     )
     return Images(images.name, x, images.labels.to(DEVICE), test, images.answers.to(DEVICE))
 
 
-def _light(pictures: Tensor) -> Tensor:
+def in_unit_range(pictures: Tensor) -> Tensor:
+    """Pictures in [0, 1], from bytes or from numbers."""
     return pictures.float() / 255 if pictures.dtype == torch.uint8 else pictures.float()
 
 
