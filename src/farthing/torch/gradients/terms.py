@@ -368,8 +368,8 @@ class Outer(Term):
         add_product(u, v, out.view(-1, self.width), examples=self.examples, wide=self._cancels())
 
     def _cancels(self) -> Tensor | None:
-        """Return which examples' positions cancel so much that blocks of them are summed in float64."""
-        if self.found is None:
+        """Return which examples' positions cancel so much that blocks of them, on a CPU, are in float64."""
+        if self.found is None or self.device.type != "cpu":
             return None
         return ~(self.largest() <= self.found * totals.cancelling(self.positions))
 
