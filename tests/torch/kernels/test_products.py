@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from farthing.torch.gradients.mlp import affine
-from farthing.torch.kernels.totals import add_product, scaled_squares, weighted
+from farthing.torch.kernels.positions import scaled_squares
+from farthing.torch.kernels.totals import add_product, weighted
 
 
 @pytest.mark.parametrize("rows", [1, 5, 70])

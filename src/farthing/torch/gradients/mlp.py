@@ -17,7 +17,8 @@ from farthing.noise import native
 from farthing.torch.gradients.clipping import ClipRule
 from farthing.torch.kernels import totals
 from farthing.torch.kernels.clamping import clamped_rows, clamped_sum
-from farthing.torch.kernels.totals import add_product, scaled_squares
+from farthing.torch.kernels.positions import scaled_squares
+from farthing.torch.kernels.totals import add_product
 
 # Modules that may stand between linear layers: without parameters or memory, and example by example.
 _BETWEEN = (

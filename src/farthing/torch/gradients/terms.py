@@ -25,8 +25,8 @@ from torch import Tensor
 from farthing.torch.kernels import positions as compiled
 from farthing.torch.kernels import totals
 from farthing.torch.kernels.clamping import clamped_rows, clamped_sum
-from farthing.torch.kernels.positions import blanked, fused, where
-from farthing.torch.kernels.totals import add_product, coarse, scaled_squares
+from farthing.torch.kernels.positions import blanked, fused, scaled_squares, where
+from farthing.torch.kernels.totals import add_product, coarse
 
 _SOME = 16  # examples on which ways are timed: what all of them take would be the most memory of the run
 _NAP = 2_000_000  # cycles, about a millisecond: a GPU waits while what is to be timed is launched

@@ -1,4 +1,4 @@
-"""Per-example gradients of layers with several positions, by the kernel in C: made and measured in one go."""
+"""Per-example gradients of layers, by the kernels in C: made and measured in one go; and norms of products."""
 
 import functools
 import threading
@@ -119,3 +119,19 @@ def _kernel(name: str) -> Callable[..., object]:
     kernels = native.kernels()
     assert kernels is not None
     return kernels[name]
+
+
+def scaled_squares(u: Tensor, v: Tensor, inverse: Tensor) -> Tensor:
+    """Σ_ij inverse_ij u_bi² v_bj² of every row b: squared norms of u ⊗ v, its coordinates weighted.
+
+    Squares are rounded up by 2⁻¹⁰⁰: tiny factors beside huge ones count, and no product is denormal.
+
+    >>> one = torch.tensor([[2.0]])
+    >>> scaled_squares(one, torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 0.5]]))
+    tensor([22.])
+    """
+    tiny = torch.full((), 2.0**-100, device=u.device)
+    u, v = torch.addcmul(tiny, u, u), torch.addcmul(tiny, v, v)
+    if len(inverse) <= inverse.shape[1]:  # the smaller side is what a product leaves
+        return (torch.mm(inverse, v.t()).t() * u).sum(1)
+    return (torch.mm(u, inverse) * v).sum(1)

@@ -486,19 +486,3 @@ def add_rows(ids: Tensor, values: Tensor, table: Tensor) -> None:
         wide.index_add_(0, here.clamp(0, len(part) - 1), seen)
         if wide is not part:
             part += wide
-
-
-def scaled_squares(u: Tensor, v: Tensor, inverse: Tensor) -> Tensor:
-    """Σ_ij inverse_ij u_bi² v_bj² of every row b: squared norms of u ⊗ v, its coordinates weighted.
-
-    Squares are rounded up by 2⁻¹⁰⁰: tiny factors beside huge ones count, and no product is denormal.
-
-    >>> one = torch.tensor([[2.0]])
-    >>> scaled_squares(one, torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 0.5]]))
-    tensor([22.])
-    """
-    tiny = torch.full((), 2.0**-100, device=u.device)
-    u, v = torch.addcmul(tiny, u, u), torch.addcmul(tiny, v, v)
-    if len(inverse) <= inverse.shape[1]:  # the smaller side is what a product leaves
-        return (torch.mm(inverse, v.t()).t() * u).sum(1)
-    return (torch.mm(u, inverse) * v).sum(1)
