@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import farthing as ft
+from farthing.accounting import gaussian
 from farthing.audit import methods
 from farthing.noise.lattice import SeededStream
 from farthing.queries import mechanisms
@@ -30,14 +31,16 @@ def test_stands_in_a_small_audit(name):
 
 
 EFFORTS = dict.fromkeys(methods.MODELS, 0.07) | {
-    "sgd-adv": 0.6,
+    "sgd-adv": 0.02,
+    "sgd-adv-clients": 0.02,
     "federated-descent": 0.1,
     "pure": 0.01,
-    "majority": 0.05,
+    "majority": 0.02,
+    "functional": 0.06,
 }
-EFFORTS |= dict.fromkeys(["fixed-size", "quantile", "sgd1", "sgd2", "dpagd"], 0.08)
+EFFORTS |= dict.fromkeys(["fixed-size", "quantile", "sgd1", "sgd1-drawn", "sgd2", "dpagd"], 0.08)
 EFFORTS |= dict.fromkeys(["additive", "additive-regression", "descent", "gradient", "addp"], 0.12)
-EFFORTS |= dict.fromkeys(["fedsgd", "fedavg", "addp-poisson", "functional", "least-squares"], 0.12)
+EFFORTS |= dict.fromkeys(["fedsgd", "fedavg", "addp-poisson", "privgene", "least-squares"], 0.12)
 
 
 @pytest.mark.slow
@@ -48,6 +51,21 @@ def test_stands(name):
     assert found
     for _, verdict in found:
         assert not verdict.broken, verdict
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["functional", "majority", "sgd-maj", "sgd1"])
+def test_shows_more_than_half_of_what_could_be_shown(name):
+    found = methods.attack(name, scale=0.3, stream=SeededStream(5))
+    assert 0.5 < max(verdict.share for _, verdict in found) < 1
+
+
+def test_the_exact_epsilon_of_loose_accounting_stands_beside_the_claim():
+    ((_, verdict),) = methods.attack("sgd-maj", scale=0.02, stream=SeededStream(6))
+    noise = 1 / gaussian.mu(4.0, 5e-6)  # two rounds of (4, 5e-6), which are added up to (8, 1e-5)
+    assert verdict.claim.epsilon == 8.0
+    assert verdict.exact == pytest.approx(gaussian.epsilon(2**0.5 / noise, 1e-5), rel=1e-3)
+    assert verdict.share == verdict.eps_lower / verdict.exact < 1
 
 
 @pytest.mark.parametrize("name", methods.published())

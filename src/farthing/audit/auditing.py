@@ -33,6 +33,7 @@ ATTACKED_AS = {
     "auto": ("descent", "least-squares"),
     "sgd-ma": ("dpsgd",),
     "sgd-adv": ("sgd-adv", "sgd-adv-clients"),
+    "sgd1": ("sgd1", "sgd1-drawn"),
 }
 # names of train and simulate that no attack is for, and why
 NOT_ATTACKED = {
@@ -74,6 +75,9 @@ class Verdict(Shown):
         What a trial is.
     caught : float or callable, optional
         `catches`, or a function that computes it when it is asked for.
+    exact : float, optional
+        The ε of the answers that were asked, composed exactly (`farthing.accounting.pld`): no attack can show
+        more. It is below the claim where the method's own accounting is loose. None where it is not known.
 
     Examples
     --------
@@ -91,6 +95,7 @@ class Verdict(Shown):
     assumption: str = ""
     trial: str = "runs a world"
     caught: float | Callable[[], float] | None = field(default=None, repr=False, compare=False)
+    exact: float | None = None
 
     @property
     def broken(self) -> bool:
@@ -113,6 +118,11 @@ class Verdict(Shown):
         return self.caught() if callable(self.caught) else self.caught
 
     @property
+    def share(self) -> float:
+        """Return the bound over what an attack could show at most: the exact ε, or else the claim."""
+        return self.eps_lower / (self.claim.epsilon if self.exact is None else self.exact)
+
+    @property
     def power(self) -> str:
         """Return `catches` in a word."""
         catches = self.catches
@@ -133,6 +143,7 @@ class Verdict(Shown):
             "verdict": self.word,
             "broken": self.broken,
             "eps_lower": self.eps_lower if math.isfinite(self.eps_lower) else None,
+            "eps_exact": self.exact,
             "claim": {name: _value(value) for name, value in asdict(self.claim).items()},
             "catches": None if (catches := self.catches) is None or math.isinf(catches) else catches,
             "attack": self.attack,
@@ -179,6 +190,7 @@ def section(verdicts: Iterable[tuple[str, Verdict]], title: str = "Audit") -> st
         "method",
         "attack",
         "ε at least",
+        "ε exact",
         "ε claimed",
         "catches ε from",
         "δ",
@@ -197,6 +209,7 @@ def section(verdicts: Iterable[tuple[str, Verdict]], title: str = "Audit") -> st
             name,
             attack,
             _short(verdict.eps_lower),
+            "not known" if verdict.exact is None else f"{verdict.exact:.4g}",
             f"{claim.epsilon:.4g}",
             verdict.power,
             f"{claim.delta:g}",
@@ -210,8 +223,10 @@ def section(verdicts: Iterable[tuple[str, Verdict]], title: str = "Audit") -> st
     note = (
         "Each row is an attack on two neighbouring data sets, and a lower bound on ε that holds with the "
         "stated confidence. Broken: the bound is above the claim. Not refuted: this attack did not show "
-        "that; it is no proof. The power of an attack is the ε from which on it would have refuted the claim "
-        "in nine of ten tries; with none it could not have refuted it."
+        "that; it is no proof. ε exact is that of the answers that were asked, composed exactly: no attack "
+        "can show more, and it is below the claim where a method's own accounting is loose. The power of an "
+        "attack is the ε from which on it would have refuted the claim in nine of ten tries; with none it "
+        "could not have refuted it."
     )
     return (
         f'<section class="audit"><h2>{html.escape(title)}</h2><p>{note}</p>'

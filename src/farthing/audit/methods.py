@@ -45,6 +45,7 @@ from farthing.federated.methods.networks import fedavg, fedsgd
 from farthing.federated.methods.sgd1 import sgd1
 from farthing.federated.methods.sgd2 import sgd2
 from farthing.federated.protocol import Accountant
+from farthing.federated.terms import Exactly
 from farthing.linear.additive.basis import Binned, codes_of
 from farthing.linear.additive.method import additive
 from farthing.linear.losses import Gradient, Pinball, logistic, squared
@@ -93,11 +94,10 @@ def opposite_pair(records: int = 4) -> tuple[Table, Table]:
 
 
 def corner_pair(records: int = 8) -> tuple[Table, Table]:
-    """Return rows (1, 1) with target 1, the last of which is (0, 1) with target 0 in the second."""
-    x, y = np.ones((records, 2)), np.ones(records)
-    moved, other = x.copy(), y.copy()
-    moved[-1, 0] = other[-1] = 0.0
-    return Table(x, y), Table(moved, other)
+    """Return rows 0 with target 0, which move nothing, and one more at the corner of the domain, (1, 1)."""
+    x, y = np.zeros((records + 1, 1)), np.zeros(records + 1)
+    x[-1, 0] = y[-1] = 1.0
+    return Table(x[:records], y[:records]), Table(x, y)
 
 
 def pulled_pair(target: float = 0.0, records: int = 1000) -> tuple[Table, Table]:
@@ -119,10 +119,14 @@ def outvoted_pair(records: int = 200) -> tuple[Table, Table]:
     return Table(x[:records], y[:records]), Table(x, y)
 
 
-def tied_pair() -> tuple[Table, Table]:
-    """Return four rows of each label, and one more of label 1."""
-    x, y = np.ones((9, 1)), np.append(np.arange(8) % 2, 1).astype(np.float64)
-    return Table(x[:8], y[:8]), Table(x, y)
+def trailing_pair() -> tuple[Table, Table]:
+    """Return four rows of label 0 and two of label 1, and one more of label 1.
+
+    A choice tells most of the record where the label was improbable without it. Two votes behind, its
+    log-ratio is 1.89 of ε = 2; of a tie it would be 0.57.
+    """
+    x, y = np.ones((7, 1)), np.repeat([0.0, 1.0], [4, 3])
+    return Table(x[:6], y[:6]), Table(x, y)
 
 
 def binned_pair(records: int = 8) -> tuple[Binned, Binned]:
@@ -164,6 +168,8 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
     claim, pure = Budget(8.0, DELTA), Budget(2.0, 0.0)
     fit, line, median = _classifier(), Problem(squared, 8, 2), Problem(Pinball(), 8, 2)
     alone = _classifier(intercept=False)
+    slope = Problem(Pinball(width=1e-6), 8, 1, intercept=False)
+    through = Problem(squared, 8, 1, intercept=False, unit=False)
     boosted, numbers = Problem(logistic, 8, 2, unit=False), Problem(squared, 8, 2, unit=False)
     pair, pulled = linear_pair(), Problem(logistic, 1000, 2, intercept=False)
     server = Budget(8.0, DELTA, observer=Observer.SERVER)
@@ -195,7 +201,12 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
         ),
         "dpsgd-step": SteppedTarget(1.386, 0.1, 100),
         "sgd-adv": TrainedTarget(
-            lambda ledger: sgd_adv(ledger, fit, sampling_rate=0.5, steps=20), pair, claim, runs=15
+            # few steps: its noise is meant for ε = 8, and that of any number of them is 1.1 exactly
+            lambda ledger: sgd_adv(ledger, alone, sampling_rate=0.9, steps=4, clip_norm=0.25, step=0.01),
+            pair,
+            claim,
+            runs=2500,
+            model=False,
         ),
         "adadp": SoundFormTarget(transcripts.SoundAdaDP()),
         "adal": SoundFormTarget(transcripts.SoundAdaDP(noise_adapts=False)),
@@ -216,16 +227,23 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
         ),
         "output": TrainedTarget(lambda ledger: output(ledger, pulled), pulled_pair(), claim, runs=400),
         "privgene": TrainedTarget(
-            lambda ledger: privgene(ledger, fit, candidates=20), pair, claim, ZcdpFilter, runs=100
+            # of two candidates the record prefers one by all that a record may, in every round
+            lambda ledger: privgene(ledger, slope, candidates=2, parents=1, rounds=32, spread=0.25),
+            corner_pair(),
+            claim,
+            ZcdpFilter,
+            runs=400,
+            model=False,
         ),
         "majority": TrainedTarget(
             lambda ledger: majority(ledger, _classifier(1)),
-            tied_pair(),
+            trailing_pair(),
             pure,
             BasicFilter,
             Unknown(),
-            2000,
-            False,
+            5000,
+            model=False,
+            threshold=0.0,  # there are two outcomes: nothing to choose
         ),
         "least-squares": TrainedTarget(lambda ledger: least_squares(ledger, line), pair, claim, runs=300),
         "quantile": TrainedTarget(lambda ledger: generalised(ledger, median), pair, claim, runs=240),
@@ -235,12 +253,13 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
             lambda ledger: noisy_gradient(ledger, line), pulled_pair(-1.0), claim, runs=450
         ),
         "functional": TrainedTarget(
-            lambda ledger: functional(ledger, line),
+            lambda ledger: functional(ledger, through),
             corner_pair(),
-            replace(pure, adjacency=Adjacency.REPLACE_ONE),
+            pure,  # by one record more: a replaced one moves the coefficients by about half of what is priced
             BasicFilter,
             Unknown(),
-            2000,
+            4000,
+            model=False,
         ),
         "pca": TrainedTarget(lambda ledger: dppca(ledger, one), pair, claim),
         "addp": FederatedTarget(
@@ -248,11 +267,13 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
                 clients,
                 alone,
                 clip_norm=0.25,
+                draw=Exactly(3),
+                lr=0.001,
                 rounds=8,
                 calibration=Accountant.TIGHT,
                 accountant=Accountant.TIGHT,
             ),
-            opposite_pair(2),
+            opposite_pair(),
             swapped,
             runs=600,
         ),
@@ -271,10 +292,18 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
             runs=600,
         ),
         "sgd-maj": FederatedTarget(
-            lambda clients: sgd_maj(clients, alone, clip_norm=0.3, draw=Poisson(0.25)), pair, server
+            lambda clients: sgd_maj(clients, alone, clip_norm=0.25, draw=Everyone(), rounds=2, lr=0.001),
+            pair,
+            server,
+            runs=400,
         ),
         "sgd-adv-clients": FederatedTarget(
-            lambda clients: sgd_adv_clients(clients, alone, clip_norm=0.3, draw=Poisson(0.25)), pair, server
+            lambda clients: sgd_adv_clients(
+                clients, alone, clip_norm=0.25, draw=Everyone(), rounds=2, lr=0.001
+            ),
+            pair,
+            server,
+            runs=2500,
         ),
         "fedsgd": FederatedTarget(
             lambda clients: fedsgd(clients, _Flat(), rounds=8, clip_norm=0.25, sampling_rate=0.8, lr=0.1),
@@ -292,6 +321,14 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
         ),
         "addp-seen": ObservedDrawsTarget(2.0, 4, 8),
         "sgd1": FederatedTarget(
+            lambda clients: sgd1(
+                clients, Problem(logistic, 1, 2, intercept=False), lipschitz=0.25, lr=_short, exact=True
+            ),
+            opposite_pair(1),
+            replace(swapped, delta=1e-3),
+            runs=500,
+        ),
+        "sgd1-drawn": FederatedTarget(
             lambda clients: sgd1(
                 clients, Problem(logistic, 2, 2, intercept=False), lipschitz=0.25, lr=_short, exact=True
             ),

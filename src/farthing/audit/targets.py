@@ -4,8 +4,10 @@ A method runs through a real ledger under the strongest observer (`transcripts`)
 outputs to test: the log-likelihood ratio of all answers, and the trained model.
 """
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,12 +24,13 @@ from farthing.audit.steps import CanaryStep, canary_pair, per_step
 from farthing.audit.transcripts import Transcript
 from farthing.budget import Adjacency, Budget, Observer
 from farthing.data.tables import Features, Table
+from farthing.errors import Unsupported
 from farthing.federated.protocol import ClientAgent, Parties
 from farthing.ledger.ledger import Ledger
 from farthing.linear.losses import Gradient, logistic
 from farthing.noise.lattice import Stream
 from farthing.queries.bounds import ClipNorm
-from farthing.queries.events import GaussianEvent, PoissonEvent, RepeatedEvent
+from farthing.queries.events import ComposedEvent, Event, GaussianEvent, PoissonEvent, RepeatedEvent, decode
 from farthing.queries.mechanisms import Gaussian
 from farthing.queries.query import Query, Step
 from farthing.queries.samplers import FixedSize, Poisson
@@ -53,6 +56,7 @@ class TrainedTarget:
     curve: Curve = _GAUSSIAN
     runs: int = 200
     model: bool = True
+    threshold: float | None = None
 
     def verdicts(self, scale: float, confidence: float, stream: Stream, tick: Tick) -> list[Verdict]:
         runs = max(10, round(self.runs * scale))
@@ -72,8 +76,10 @@ class TrainedTarget:
                 tick()
             heard.append(np.array(losses))
             models.append(np.array(ends))
-        found = [_by_ratio(heard, self.claim, confidence, self.curve)]
-        return [*found, _by_model(models, self.claim, confidence)] if self.model else found
+        found = [_by_ratio(heard, self.claim, confidence, self.curve, self.threshold)]
+        found += [_by_model(models, self.claim, confidence)] if self.model else []
+        exact = _exact(ledger)
+        return [replace(verdict, exact=exact) for verdict in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,7 @@ class FederatedTarget:
                 losses.append(said.loss)
                 tick()
             heard.append(np.array(losses))
-        return [_by_ratio(heard, self.claim, confidence, self.curve)]
+        return [replace(_by_ratio(heard, self.claim, confidence, self.curve), exact=_exact(ledger))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,11 +251,31 @@ Target = (
 )
 
 
-def _by_ratio(heard: Sequence[Array], claim: Budget, confidence: float, curve: Curve) -> Verdict:
+def _exact(ledger: Ledger) -> float | None:
+    """Return the ε of a run's answers, composed exactly; None where that is not tight, or not known."""
+    budget, counted = ledger.budget, Counter[Event]()
+    events = dict[int, Event]()
+    for row in ledger.journal.rows():
+        if row.kind == "charge":
+            events[row.seq] = decode(row.body["event"])
+            counted[events[row.seq]] += int(row.body["count"])
+        elif row.kind == "refund":
+            counted[events[int(row.body["of"])]] -= int(row.body["count"])
+    asked = ComposedEvent(tuple(RepeatedEvent(event, count) for event, count in counted.items() if count))
+    try:
+        exact = pld.epsilon(asked, budget.delta, budget.adjacency) if budget.delta else math.inf
+    except Unsupported:
+        return None
+    return exact if exact <= budget.epsilon * (1 + 1e-6) else None  # above: not by this accountant
+
+
+def _by_ratio(
+    heard: Sequence[Array], claim: Budget, confidence: float, curve: Curve, threshold: float | None = None
+) -> Verdict:
     named = [(RATIO, test_statistics.value)]
-    if isinstance(curve, Unknown):
-        return judge(heard[0], heard[1], claim, named, confidence)
-    return judge(heard[0], heard[1], claim, named, confidence, threshold=0.0, curve=curve)
+    if not isinstance(curve, Unknown):
+        threshold = 0.0
+    return judge(heard[0], heard[1], claim, named, confidence, threshold, curve)
 
 
 def _by_model(models: Sequence[Array], claim: Budget, confidence: float) -> Verdict:

@@ -85,7 +85,7 @@ def log_ratio(query: Query, w: Any, value: Any, without: Any, within: Any) -> fl
                 theirs = _ratio(query, value, none, total(_last(without)))
             return _mixed(rate, mine) - _mixed(rate, theirs)
         case FixedSize(size, of):
-            others = total(within.take(np.arange(min(size, len(without)))))
+            others = total(without.take(np.arange(min(size, len(without)))))
             pushed = np.append(np.arange(size - 1), len(within) - 1)
             return _mixed(size / of, _ratio(query, value, others, total(within.take(pushed))))
     raise Unsupported(f"no log-likelihood ratio is known for the draws of {query.sampler!r}")

@@ -137,19 +137,20 @@ def fields(found: Sequence[Finding], told: dict[str, list[str]], confidence: flo
 
 def table(found: Sequence[Finding]) -> str:
     """One line a verdict, in columns."""
-    heads = "method", "verdict", "ε at least", "ε claimed", "catches ε from", "trials", "attack"
+    heads = "method", "verdict", "ε at least", "ε exact", "ε claimed", "catches ε from", "trials", "attack"
     rows = [heads]
     for name, verdict in found:
         given = f" ({verdict.assumption})" if verdict.assumption else ""
         bound, claimed = f"{verdict.eps_lower:.3f}", f"{verdict.claim.epsilon:.3f}"
-        shown = bound, claimed, verdict.power, f"{verdict.trials:,}"
+        exact = "-" if verdict.exact is None else f"{verdict.exact:.3f}"
+        shown = bound, exact, claimed, verdict.power, f"{verdict.trials:,}"
         rows.append((name, verdict.word, *shown, verdict.attack + given))
     widths = [max(len(row[column]) for row in rows) for column in range(len(heads) - 1)]
     lines = []
     for row in rows:
         left = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
-        right = [cell.rjust(width) for cell, width in zip(row[2:6], widths[2:], strict=True)]
-        lines.append("  ".join([*left, *right, row[6]]))
+        right = [cell.rjust(width) for cell, width in zip(row[2:7], widths[2:], strict=True)]
+        lines.append("  ".join([*left, *right, row[7]]))
     return "\n".join(lines)
 
 
