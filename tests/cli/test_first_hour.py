@@ -1,5 +1,6 @@
 """The first hour at the command line: a sample, options from a file, what is said, and missing files."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,7 @@ def test_a_sample_and_options_from_a_file(run: Any) -> None:
         ("epsilon = ", "must be TOML"),
         ("[epsilon]\na = 1", "'epsilon' must be a value or a list"),
         ('epsilon = "much"', "must be a number, got 'much'"),
+        ("epsilon = [1, 2]", "must be a number, got [1, 2]"),
         (None, "--config must be a readable file"),
     ],
 )
@@ -52,6 +54,26 @@ def test_a_wrong_file_of_options_is_one_sentence(run: Any, text: str | None, sai
     done = run("train", "adult", "--delta", "1e-5", "--config", "run.toml")
     assert (done.code, done.out) == (2, "")
     assert said in done.err
+
+
+def test_a_training_begins_where_a_full_disk_left_an_empty_ledger(run: Any) -> None:
+    run("sample")
+    Path("fit").mkdir()
+    for name in ("train.ledger", "train.ledger.head"):
+        Path("fit", name).touch()
+    done = run("train", "people.csv", "--schema", "people.json", *SPEND, "--out", "fit", "--json")
+    assert (done.code, done.json["ledger"]) == (0, "fit/train.ledger")
+
+
+def test_a_wrong_command_is_hinted_at_once(run: Any) -> None:
+    assert run("trian").err.count("Did you mean 'train'?") == 1
+
+
+def test_a_terminal_without_greek_letters_gets_another_letter() -> None:
+    command = [sys.executable, "-m", "farthing", "audit", "gaussian", "--effort", "0.01"]
+    plain = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=plain, capture_output=True, text=True, check=True)
+    assert "? at least" in done.stdout
 
 
 def test_a_missing_table_is_told_before_anything_heavy_is_imported() -> None:

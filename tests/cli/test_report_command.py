@@ -13,6 +13,7 @@ import pytest
 import farthing as ft
 from farthing.ledger.journal import Journal
 from farthing.noise.lattice import SeededStream
+from farthing.report import reading
 
 QUERY = ft.Query(
     ft.Everyone(), ft.PerExample(lambda rows, w: rows[0] - w), ft.ClipNorm(1.0), ft.Gaussian(30.0)
@@ -122,6 +123,14 @@ def test_what_other_commands_printed(run: Any) -> None:
         "computed without noise",
     ):
         assert text in said, text
+
+
+@pytest.mark.usefixtures("ledger")
+def test_figures_on_held_out_records_are_within_the_guarantee(run: Any) -> None:
+    Path("privacy.json").write_text(json.dumps({**PRIVACY, "test": {**TEST, "note": reading.HELD_OUT}}))
+    assert run("report", "a.ledger", "--privacy", "privacy.json").code == 0
+    assert "not covered by the guarantee" not in _said()
+    assert "Measured within the guarantee" in _said()
 
 
 @pytest.mark.usefixtures("ledger")

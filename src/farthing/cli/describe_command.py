@@ -69,7 +69,7 @@ def describe(
         if Journal.exists(book):
             open_journal(book).close()
         else:
-            model_file.check_writable(book, force=False, option="--ledger")
+            model_file.check_writable(book, force=True, option="--ledger")
     fields = describing.describe_table(
         table,
         columns,

@@ -63,7 +63,7 @@ def create(
     from farthing.ledger.ledger import Ledger
 
     if Journal.exists(file):
-        raise InvalidValue(f"FILE must be new, but there is a ledger at {str(file)!r}")
+        raise InvalidValue(f"FILE must be new, but {str(file)!r} exists already")
     if not file.parent.is_dir():
         raise InvalidValue(f"FILE must lie in an existing directory, got {str(file)!r}")
     budget = Budget(epsilon, delta, adjacency)

@@ -7,7 +7,9 @@ interrupted.
 Everything heavy is imported inside the commands, so that ``farthing --help`` answers at once.
 """
 
+import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -65,11 +67,14 @@ for _book in (ledger_command.create, ledger_command.show, ledger_command.verify,
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code; every expected error ends here as one sentence."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without Greek letters shows "?"
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="farthing", standalone_mode=False)
     except _WrongUsage as error:
-        return say(error.format_message(), WRONG)  # type: ignore[attr-defined]
+        said = error.format_message()  # type: ignore[attr-defined]
+        return say(re.sub(r"( Did you mean [^?]*\?)\1", r"\1", said), WRONG)  # typer and click both hint
     except (InvalidValue, Unsupported) as error:
         return say(str(error), WRONG)
     except BudgetSpent as error:

@@ -28,8 +28,8 @@ from farthing.queries.events import GaussianEvent
 from farthing.queries.mechanisms import Gaussian
 from farthing.queries.query import PerExample, Query, Rows
 from farthing.queries.samplers import Everyone
+from farthing.report.reading import HELD_OUT
 
-HELD_OUT = "on held-out records, with noise: covered by the guarantee, by parallel composition"
 UNPAID = "the records that were held out are not measured: the training was charged nothing that covers it"
 _FARTHER = 1 + 2.0**-30  # noise is rounded up
 _LEAST = 1e-6  # of μ: with a million records of noise no figure means anything

@@ -61,14 +61,14 @@ def emit_json(fields: dict[str, Any]) -> None:
 def number(text: str) -> float:
     try:
         return float(text)
-    except ValueError:
+    except (ValueError, TypeError):  # a list of a --config file
         raise typer.BadParameter(f"must be a number, got {text!r}") from None
 
 
 def whole(text: str) -> int:
     try:
         return int(text)
-    except ValueError:
+    except (ValueError, TypeError):
         raise typer.BadParameter(f"must be a whole number, got {text!r}") from None
 
 

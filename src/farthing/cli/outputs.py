@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 import farthing
 from farthing.budget import Guarantee
 from farthing.cli.job import Estimator, TrainingJob
-from farthing.cli.measuring import HELD_OUT
 from farthing.data.columns import Numeric, Unbounded
 from farthing.data.model_file import Model
 from farthing.data.schema import Schema
@@ -28,16 +27,13 @@ from farthing.ledger.ledger import Ledger
 from farthing.linear.additive.basis import CELLS, DEPTH, ObliviousTree, codes_of
 from farthing.linear.additive.method import AdditiveModel
 from farthing.report.document import page
+from farthing.report.reading import HELD_OUT, earlier
 from farthing.report.subject import Declared, Score, Subject
 
 Array = NDArray[np.float64]
 
 FORMAT = 1
 _BESIDE = "embedded in farthing"
-EARLIER = (
-    "earlier trainings wrote {} beside this ledger: where they are about the same people, what all of them "
-    "cost adds up"
-)
 UNCHECKED = (
     "nobody is named as having checked the schema: if a bound or a value in it was read from the records, "
     'the guarantee is void; name who checked it by "checked_by" in the schema, or by --checked-by'
@@ -201,8 +197,7 @@ def reported(
             Score(label=baseline.replace("_", " "), epsilon=None, value=measured[baseline]),
         ]
     if told.get("earlier_ledgers"):
-        said = EARLIER.format(", ".join(told["earlier_ledgers"]))
-        released.append(said[0].upper() + said[1:])
+        released.append(earlier(told["earlier_ledgers"]))
     choice = told.get("choice") or (told["trained"] if job.model else "")
     subject = Subject.of(
         ledger,

@@ -239,12 +239,13 @@ def train(
 
 def _reservations(fields: dict[str, Any]) -> Iterator[str]:
     """What the person who trains should know before the report says it to others."""
-    from farthing.cli.outputs import EARLIER, UNCHECKED
+    from farthing.cli.outputs import UNCHECKED
+    from farthing.report.reading import earlier
 
     if not fields["public"]["schema"]["checked_by"]:
         yield UNCHECKED
     if fields["earlier_ledgers"]:
-        yield EARLIER.format(", ".join(fields["earlier_ledgers"]))
+        yield earlier(fields["earlier_ledgers"])
 
 
 def _skeleton(table: str, target: str | None, csv: "Csv") -> int:

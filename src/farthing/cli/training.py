@@ -62,7 +62,8 @@ def train(job: TrainingJob, follow: Follow = nullcontext, reading: Reading | Non
     for path in files.values():
         check_writable(path, job.force, kept=(job.table, job.test, job.ledger))
     if not Journal.exists(job.ledger):
-        check_writable(job.ledger, force=False, option="--out" if asked.ledger is None else "--ledger")
+        # force: a file may be left of a ledger that a full disk did not let begin
+        check_writable(job.ledger, force=True, option="--out" if asked.ledger is None else "--ledger")
     with nullcontext(job.csv) if reading is None else reading(job.csv) as csv:
         split = Split(job.user, job.rows, job.holdout)
         X, y, held = table_files.training_rows(job.table, job.schema, split, strict=job.strict, csv=csv)

@@ -41,6 +41,7 @@ _SIGN_OFF = (
     )
     + "</p></section>"
 )
+_SHORT = 12  # rows of a table that is printed in one column
 _WARNINGS = {Tone.CALM: "", Tone.CARE: "read this", Tone.WEAK: "weak", Tone.ALARM: "no privacy"}
 
 
@@ -268,10 +269,11 @@ def _numbers(picture: Picture) -> str:
     """Return a picture's numbers as a table, for readers who cannot see it or want to check it."""
     if not picture.rows:
         return ""
+    kind = "scroll long" if len(picture.rows) > _SHORT else "scroll"
     heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in picture.heads)
     rows = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in row)}</tr>" for row in picture.rows)
     return (
-        "<details><summary>The numbers</summary><div class='scroll' tabindex='0'>"
+        f"<details><summary>The numbers</summary><div class='{kind}' tabindex='0'>"
         f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></details>"
     )
 

@@ -316,7 +316,7 @@ thead th{border-top:0;color:var(--soft);font-weight:500}
 .ledger td:nth-child(4){white-space:normal;min-width:15rem;overflow-wrap:anywhere}
 code{font:.95em ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overflow-wrap:anywhere}
 tr.broken td{color:var(--bad);font-weight:600}
-.audit h2{margin-top:0;font-size:1rem}
+.audit h2{margin-top:0;font-size:1rem}.audit td:nth-child(3){min-width:14rem}
 .facts,.signoff dl{display:grid;grid-template-columns:15rem minmax(0,1fr);gap:.3rem 1.6rem;margin:1rem 0}
 .facts dt,.signoff dt{color:var(--soft)}.facts dd,.signoff dd{margin:0;overflow-wrap:anywhere}
 .signoff input[type=text]{width:100%;border:0;border-bottom:1px solid var(--soft);background:none;
@@ -331,13 +331,16 @@ figure{padding:.9rem .8rem}svg text{font-size:14px}
 @media print{:root{color-scheme:light;--paper:#fff;--card:#fff;--ink:#000;--soft:#444;--line:#bbb;
 --faint:#eee;--c0:#1f5fbf;--c1:#a34a00;--c2:#0a6e68;--c3:#7a3e9d;--c4:#8c6d00;--c5:#a1286a;--good:#17663c;
 --goodback:#fff;--care:#7a4d00;--careback:#fff;--bad:#a3190f;--badback:#fff}
-@page{margin:16mm 14mm}html{font-size:13px}main,header,footer{max-width:none;padding:0}header{padding:0}
-h2{margin-top:1.6rem;break-after:avoid}h3{break-after:avoid}
-figure,.statement>li,.tile,.banner,tr{break-inside:avoid}
-.figures{columns:2;column-gap:.6rem}figure{margin-bottom:.6rem}
+@page{margin:16mm 14mm}html{font-size:13px}main,header,footer{max-width:none}
+main,header,footer{padding:0 1px}h2{margin-top:1.6rem;break-after:avoid}h3{break-after:avoid}
+figure,.statement>li,.tile,.banner,.facts>*,tr{break-inside:avoid}summary{break-after:avoid}
+.figures{columns:auto}figure{margin-bottom:.8rem;padding:.6rem .8rem}
+figure{max-width:none;display:flow-root}figure>svg{float:left;width:23rem;margin:0 1.2rem 0 0}
+figure details{display:flow-root}.long{columns:3;column-gap:.6rem;border:0}figure table{font-size:.8rem}
+figure th,figure td{padding:.05rem .3rem}.audit th,.audit td{padding:.2rem .3rem}
 details::details-content{content-visibility:visible;height:auto;display:block}summary{list-style:none}
 .facts,.signoff dl{grid-template-columns:15rem minmax(0,1fr)}
-.signoff{break-inside:avoid}.signoff dd{padding-bottom:.8rem}
+.signoff,.audit>p{break-inside:avoid}.signoff dd{padding-bottom:.8rem}
 .statement>li{display:block;padding:.5rem .8rem}.statement h3{float:left;width:11rem}
 .statement>li>div{margin-left:12rem}.scroll{overflow:visible}
 .tiles{grid-template-columns:repeat(4,minmax(0,1fr))}

@@ -32,6 +32,8 @@ from farthing.report.subject import Charge, Subject
 
 T = TypeVar("T")
 
+HELD_OUT = "on held-out records, with noise: covered by the guarantee, by parallel composition"
+
 
 @dataclass(frozen=True, slots=True)
 class Told:
@@ -52,6 +54,8 @@ def read(option: str, file: Path, take: Callable[[dict[str, Any]], T]) -> T:
     """Parse the JSON object in ``file``; an error names the option and the file."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds a {type(found).__name__}")
         return take(found)
     except OSError as error:
         raise InvalidValue(f"{option} must be a readable file, {str(file)!r}: {error.strerror}") from None
@@ -64,7 +68,7 @@ def read(option: str, file: Path, take: Callable[[dict[str, Any]], T]) -> T:
 
 def told(said: dict[str, Any]) -> Told:
     """Read the privacy.json of ``farthing train``, or its ``--json`` output."""
-    method, test = str(said["method"]), said.get("test")
+    method = str(said["method"])
     settings = said.get("settings", {}).items()
     return Told(
         ", ".join((method, *(f"{name}={value}" for name, value in settings))),
@@ -73,9 +77,26 @@ def told(said: dict[str, Any]) -> Told:
         _count(said["features"]) if "features" in said else None,
         said.get("partial", False) is True,
         tuple(scored(said, method)[1]),
-        () if not test else (f"Figures on the test table {test['table']}: {test['note']}.",),
+        tuple(_released(said)),
         Declared.of(said["public"], said) if "public" in said else None,
         said.get("ledger_head"),
+    )
+
+
+def _released(said: dict[str, Any]) -> Iterator[str]:
+    """Yield what a training released beside the guarantee."""
+    test = said.get("test")
+    if test and test["note"] != HELD_OUT:
+        yield f"Figures on the test table {test['table']}: {test['note']}."
+    if said.get("earlier_ledgers"):
+        yield earlier(said["earlier_ledgers"])
+
+
+def earlier(ledgers: Sequence[str]) -> str:
+    """Return the sentence about ledgers of earlier trainings in the same folder."""
+    return (
+        f"Earlier trainings wrote {', '.join(map(str, ledgers))} beside this ledger: where they are about "
+        "the same people, what all of them cost adds up"
     )
 
 
@@ -166,6 +187,7 @@ def verdicts(said: dict[str, Any]) -> "list[tuple[str, Verdict]]":
                 str(one["attack"]),
                 str(one["assumption"]),
                 caught=None if one.get("catches") is None else _positive(one["catches"]),
+                exact=None if one.get("eps_exact") is None else _positive(one["eps_exact"]),
             ),
         )
         for one in said["verdicts"]
