@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from farthing.deploy.flower.superlink import Address, environment, needs_flower
-from farthing.deploy.guard.policy import Policy
 from farthing.deploy.metrics import Health, Metric, MetricsServer, of_processes
 from farthing.deploy.processes import Child
 from farthing.deploy.toml_settings import Settings
@@ -55,7 +54,7 @@ class PartyFile:
                 authority=given.path("authority"),
                 node=given.path("node"),
                 policy=policy,
-                socket=Policy.load(policy).socket if policy is not None else given.path("socket"),
+                socket=_socket(policy) if policy is not None else given.path("socket"),
                 folder=given.beside(given.text("folder", path.stem)),
                 apps=given.flag("apps"),
                 metrics=Address.of(given.text("metrics")) if "metrics" in given.names else None,
@@ -67,6 +66,14 @@ class PartyFile:
         except InvalidValue as error:
             raise InvalidValue(f"{path}: {error}") from None
         return party
+
+
+def _socket(policy: Path) -> Path:
+    """Return the socket that a policy names; its guard checks the rest, in its own process."""
+    try:
+        return Settings.load(policy).path("socket")
+    except InvalidValue as error:
+        raise InvalidValue(f"{policy}: {error}") from None
 
 
 def listening(path: Path) -> bool:
@@ -97,12 +104,12 @@ def join(party: PartyFile, say: Callable[[str], None] = lambda _: None) -> None:
     counted = None if party.metrics is None else MetricsServer(lambda: _seen(children), party.metrics)
     try:
         with _until_signal(over):
+            node.start()  # both import for a second; the node waits for the guard before it joins
             if guard is not None:
                 guard.start()
                 _await(guard, party, over)
                 say(f"guard       {party.socket}")
             if not over.is_set():
-                node.start()
                 say(f"joining     {party.coordinator}")
             while not over.wait(_LOOK):
                 if guard is not None and guard.revive():

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from farthing.deploy.flower.superlink import Address
-from farthing.deploy.roster import State
 from farthing.errors import InvalidValue
 
 
@@ -139,6 +138,8 @@ def of_run(view: View) -> tuple[Health, list[Metric]]:
 
     It is well while parties are awaited, while some are here, and when it is over.
     """
+    from farthing.deploy.roster import State  # not for parties, whose figures are of processes
+
     here = sum(party.state == State.HERE for party in view.parties)
     waiting = view.round == 0 and any(party.state == "awaited" for party in view.parties)
     over = view.phase.startswith("over")

@@ -8,6 +8,7 @@ and a round takes a fraction of a second. With ``--apps`` it is Flower's SuperNo
 It ends when its standard input closes, that is, with the process that started it.
 """
 
+import contextlib
 import socket as socketlib
 import sys
 import time
@@ -22,6 +23,7 @@ from farthing.deploy.flower.app import GUARD, PollSchedule, client, shorten_back
 from farthing.deploy.processes import end_with_parent
 
 _AFTER_AN_ERROR = 2.0
+_GUARD_STARTS = 30.0  # seconds
 _INTERVAL = "HEARTBEAT_DEFAULT_INTERVAL"
 
 
@@ -94,6 +96,16 @@ def _beat() -> None:
             setattr(module, _INTERVAL, 10)
 
 
+def _await(path: str) -> None:
+    """Wait until the guard listens, if it is about to: a request that finds nobody is sent again later."""
+    until = time.monotonic() + _GUARD_STARTS
+    while time.monotonic() < until:
+        with socketlib.socket(socketlib.AF_UNIX) as probe, contextlib.suppress(OSError):
+            probe.connect(path)
+            return
+        time.sleep(0.05)
+
+
 def apps(address: str, authority: Path, key: Path, socket: str) -> None:
     """Run Flower's own SuperNode, which runs the apps it is sent; it installs nothing for them."""
     from flwr.supernode.cli import flower_supernode
@@ -109,6 +121,7 @@ def apps(address: str, authority: Path, key: Path, socket: str) -> None:
 def main(arguments: list[str]) -> None:
     end_with_parent()
     address, authority, key, socket = arguments[:4]
+    _await(socket)
     if arguments[4:] == ["--apps"]:
         apps(address, Path(authority), Path(key), socket)
         return

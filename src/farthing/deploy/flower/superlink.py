@@ -31,11 +31,13 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from farthing.deploy.messages.transport import Bridge
 from farthing.deploy.processes import Child, program
 from farthing.errors import FarthingError, InvalidValue, Unsupported
+
+if TYPE_CHECKING:
+    from farthing.deploy.messages.transport import Bridge
 
 KEY_FILE = "FARTHING_CONTROL_KEY"  # environment variable: the file with the key of the control interface
 KEY_HEADER = "x-farthing-control-key"  # the HTTP header that carries the key
@@ -108,6 +110,7 @@ _EACH = 20.0  # additional seconds for each node to register
 _FREE = 20.0  # seconds for which the SuperLink of a killed coordinator may still hold the port
 _RELAY = 90.0  # seconds within which a relay must connect before another is started
 _LOOK = 0.5
+_SOON = 0.1  # seconds between two looks for a SuperLink that starts
 _DOOR = 20.0  # seconds within which the access control must answer, even on a busy machine
 
 
@@ -185,13 +188,16 @@ class SuperLink:
             raise
 
     def _begin(self, nodes: Mapping[str, str]) -> None:
+        from farthing.deploy.messages.transport import Bridge  # not for parties, who need an `Address` only
+
         self._write_settings()
         self._link.start()
-        self._await_link()
-        self.bridge = Bridge(self._registered(nodes))
+        self.bridge = Bridge({})
         with_bridge = {**self._environment, BRIDGE: str(self.bridge.path)}
         self._executor = Child(self._executor_command(), self._folder / "superexec.log", with_bridge)
-        self._executor.start()
+        self._executor.start()  # it imports as long as the SuperLink does, and tries until that answers
+        self._await_link()
+        self.bridge.reach(self._registered(nodes))
         self._keeper = threading.Thread(target=self._keep, daemon=True)
         self._keeper.start()
 
@@ -277,7 +283,7 @@ class SuperLink:
                     f"Flower's SuperLink did not start at {self._place}: see {self._folder / 'superlink.log'}"
                 )
             self._link.revive()
-            time.sleep(_LOOK)
+            time.sleep(_SOON)
 
     def _answers(self) -> bool:
         """Return whether our access control answers; raise where something else does."""
@@ -336,7 +342,7 @@ class SuperLink:
         assert self.bridge is not None
         assert self._executor is not None
         since, before = -math.inf, False  # when the last relay was started, and whether it connected
-        while not self._over.wait(_LOOK):
+        while not self._over.wait(_LOOK if since > 0 else _SOON):
             if self._link.revive():
                 log.warning("the SuperLink had ended and was restarted")
             if self._executor.revive():

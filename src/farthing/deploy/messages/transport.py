@@ -234,8 +234,7 @@ class Bridge:
     """A transport that reaches each party's node, by number, over the carrier that connected last."""
 
     def __init__(self, nodes: Mapping[str, int], path: Path | None = None) -> None:
-        self._nodes = dict(nodes)
-        self._names = {node: name for name, node in nodes.items()}
+        self.reach(nodes)
         self._folder = tempfile.TemporaryDirectory(prefix="farthing-")  # readable by its owner only
         # short, because paths of sockets are limited
         self.path = Path(self._folder.name) / "bridge" if path is None else path
@@ -247,6 +246,11 @@ class Bridge:
         self._late: dict[int, bytes] = {}  # answers that came after their exchange had ended
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
+
+    def reach(self, nodes: Mapping[str, int]) -> None:
+        """Set the number of each party's node, before the first exchange."""
+        self._nodes = dict(nodes)
+        self._names = {node: name for name, node in nodes.items()}
 
     def _listening(self) -> Listener:
         """Return the listener on a socket that only its owner opens; an old socket is replaced."""
