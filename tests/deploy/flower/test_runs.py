@@ -93,6 +93,13 @@ class Town:
         (self.folder / "serve.log").unlink(missing_ok=True)
         self.start("serve", "serve", str(path or self.run), "--page", "0")
 
+    def again(self, old="", new=""):
+        """The file of a second run, with one line changed."""
+        text = self.run.read_text().replace('run = "demo"', 'run = "second"')
+        path = self.folder / "second.toml"
+        path.write_text(text.replace('folder = "run"', 'folder = "run2"').replace(old, new))
+        return path
+
     def kill(self, name, number=signal.SIGKILL):
         self.processes[name].send_signal(number)
         self.processes[name].wait(_LONG)
@@ -169,11 +176,12 @@ def town(tmp_path_factory):
         found.close()
 
 
-@pytest.fixture
-def network_town(tmp_path):
+@pytest.fixture(scope="module")
+def network_town(tmp_path_factory):
     """The same parties with a network that they have installed."""
     pytest.importorskip("torch")
-    method = 'name = "fedavg"\nrounds = 4\nlocal_steps = 2\nlocal_lr = 0.2\nmost = 4'
+    tmp_path = tmp_path_factory.mktemp("n")
+    method = 'name = "fedavg"\nrounds = 8\nlocal_steps = 2\nlocal_lr = 0.2\nmost = 4'
     found = Town(tmp_path, "import farthing.torch.training.network", method=method, network=True)
     try:
         for name in NAMES:
@@ -227,11 +235,7 @@ def test_whoever_is_killed_and_comes_back_the_model_is_the_simulations(town):
 
 def test_a_straggler_is_waited_for_and_one_that_never_comes_back_is_not(town):
     before = town.checked()
-    text = town.run.read_text().replace('run = "demo"', 'run = "second"').replace('folder = "run"', "F")
-    text = text.replace("F", 'folder = "run2"').replace("seconds = 120", "seconds = 6\npatience = 2")
-    path = town.folder / "second.toml"
-    path.write_text(text.replace(f"most = {ROUNDS}", "most = 6"))
-    town.serve(path)
+    town.serve(town.again("seconds = 120", "seconds = 6\npatience = 2"))
     town.reached(1)
     os.kill(town.guards["b"].pid, signal.SIGSTOP)  # takes its time
     town.kill("c")
@@ -270,3 +274,22 @@ def test_a_network_is_trained_by_local_steps_whoever_is_killed(network_town):
     assert books["b"][0] <= books["b"][1] <= 8  # killed between a charge and its answer, it loses that round
     with np.load(town.folder / "run" / "model.npz", allow_pickle=False) as model:
         assert np.isfinite(model["0.weight"]).all()
+
+
+def test_a_guard_a_node_and_the_superlink_that_hang_for_ten_seconds_lose_nothing(network_town):
+    """They are stopped in the middle of rounds: everybody is waited for, and nobody pays twice."""
+    town, before = network_town, network_town.checked()
+    town.serve(town.again())
+    town.reached(1)
+    stopped = [town.guards["b"].pid, town.child("flower.node", of="c"), town.child("flower.link", of="serve")]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(10.0)
+    for pid in reversed(stopped):
+        os.kill(pid, signal.SIGCONT)
+    town.over()
+    report = json.loads((town.folder / "run2" / "report.json").read_text())
+    assert report["rounds"] == 4
+    assert [party["state"] for party in report["parties"]] == ["here"] * 3
+    for name, (answers, charges) in town.checked().items():
+        assert (answers, charges) == (before[name][0] + 8, before[name][1] + 8)
