@@ -30,13 +30,12 @@ from farthing.torch.features import promised, whitening
 from farthing.torch.training.loop import train
 from farthing.torch.training.plan import fitted
 
-EPSILONS, RUNS = (1.0, 3.0, 8.0), 3
+RUNS = 3
 MEANS, DEVIATIONS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # as usual for photographs
 OPPONENT = ((1.0, 1.0, 1.0), (1.0, -1.0, 0.0), (1.0, 1.0, -2.0))  # light, red to green, yellow to blue
 STRETCHED = 1.0, 4.0, 16.0  # features of order 0, 1 and 2
 MOMENTS, POWER, RIDGE = 0.05, 0.8, 0.1  # of whitening: its part of μ², how far, and what is added
 RATE, MOMENTUM = 0.164, 0.9
-HEADS = {"convolutions": 1.0, "linear": 0.1}  # and their clips
 
 
 class Constants(NamedTuple):
@@ -48,11 +47,28 @@ class Constants(NamedTuple):
     views: int
 
 
-CONSTANTS = {
-    1.0: Constants(40, 0.2, 64, 2),
-    3.0: Constants(60, 0.4, 64, 2),
-    8.0: Constants(90, 0.4, 128, 2),
-}
+class Way(NamedTuple):
+    """Whether there are learnt features, whether the head has convolutions, its clip, and constants by ε."""
+
+    learnt: bool
+    convolutions: bool
+    clip: float
+    constants: dict[float, Constants]
+
+
+WAYS = {
+    "learnt features too, two convolutions": Way(True, True, 1.0, {
+        1.0: Constants(40, 0.2, 64, 2), 3.0: Constants(60, 0.4, 64, 2), 8.0: Constants(90, 0.4, 128, 2),
+    }),
+    "two convolutions": Way(False, True, 1.0, {
+        1.0: Constants(40, 0.2, 64, 1), 2.0: Constants(60, 0.4, 64, 2), 3.0: Constants(60, 0.4, 64, 2),
+        8.0: Constants(90, 0.4, 128, 1),
+    }),
+    "linear": Way(False, False, 0.1, {
+        1.0: Constants(40, 0.2, 0, 1), 2.0: Constants(60, 0.4, 0, 1), 3.0: Constants(60, 0.4, 0, 1),
+        8.0: Constants(90, 0.4, 0, 1),
+    }),
+}  # fmt: skip
 
 
 def opponent(pictures: Tensor) -> Tensor:
@@ -87,9 +103,9 @@ def _unit(maps: Tensor) -> Tensor:
     )
 
 
-def head(kind: str, channels: int, side: int, filters: int) -> nn.Module:
-    """A head of feature maps (channels, side, side)."""
-    if kind == "linear":
+def head(channels: int, side: int, filters: int) -> nn.Module:
+    """A head of feature maps (channels, side, side): two convolutions, or linear if there are no filters."""
+    if not filters:
         model = nn.Sequential(nn.Flatten(), nn.Linear(channels * side**2, 10))
         for parameter in model.parameters():
             nn.init.zeros_(parameter)
@@ -109,10 +125,10 @@ def either(pairs: Tensor) -> Tensor:
 
 def recipe(pairs: tuple[Images, Images], kind: str, epsilon: float, run: int, *, lots: int) -> float:
     """Test accuracy of one run, in percent, from features of pictures and of their mirror images."""
-    data, constants = pairs[0], CONSTANTS[epsilon]
+    data, clip, constants = pairs[0], WAYS[kind].clip, WAYS[kind].constants[epsilon]
     torch.manual_seed(run)
     ledger = ft.Ledger(ft.Budget(epsilon, DELTA), stream=stream("CIFAR-10", kind, epsilon, run))
-    moments, clip = math.sqrt(2 / MOMENTS) / ledger.budget.mu, HEADS[kind]
+    moments = math.sqrt(2 / MOMENTS) / ledger.budget.mu
     noise = fitted(lambda t: 1.0, RATE, lots, ledger.budget, RepeatedEvent(GaussianEvent(moments), 2))[0]
     promised(ledger, noise_multiplier=moments, places=False)
     ledger.promise(ft.Poisson(RATE).amplify(ft.Gaussian(noise)), lots)
@@ -122,9 +138,9 @@ def recipe(pairs: tuple[Images, Images], kind: str, epsilon: float, run: int, *,
     def seen(found: Tensor) -> Tensor:
         return mapped(white, found).mul_(math.sqrt(math.prod(shape))).view(-1, *shape)
 
-    model = head(kind, shape[0], shape[1], constants.filters).to(DEVICE)
+    model = head(shape[0], shape[1], constants.filters).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), constants.step / clip, momentum=MOMENTUM)
-    views = constants.views if kind == "convolutions" else 1
+    views = constants.views
     rows = seen(data.x) if views == 1 else torch.stack([seen(one.x).half() for one in pairs], 1)
     for _ in train(
         model, LOSS, (rows, data.labels), ledger, sampling_rate=RATE, steps=lots, clip_norm=clip,
@@ -145,21 +161,26 @@ def right(model: nn.Module, rows: Tensor, mirrored: Tensor, answers: Tensor) -> 
 
 def measure(size: Size) -> list[Row]:
     size.only("repeats")
-    epsilons, rows, images = EPSILONS[:1] if size.small else EPSILONS, list[Row](), colours(size.small)
-    kinds = tuple(HEADS) if size.small or DEVICE.type == "cuda" else ("linear",)
-    twice = images.x.flip(-1) if "convolutions" in kinds else images.x[:1]
+    rows, images = list[Row](), colours(size.small)
+    chosen = [
+        kind for kind, way in WAYS.items() if size.small or DEVICE.type == "cuda" or not way.convolutions
+    ]
+    twice = images.x.flip(-1) if len(chosen) > 1 else images.x[:1]
     mirrored = replace(images, x=twice, test=images.test.flip(-1))
-    data, other = (features(one, stretched, opponent) for one in (images, mirrored))
-    if size.small or DEVICE.type == "cuda":
+    scattered = [features(one, stretched, opponent) for one in (images, mirrored)]
+    both = list[Images]()
+    if any(WAYS[kind].learnt for kind in chosen):
         network = random_processes.extractor(size.small, os.environ.get("FARTHING_KEEP"))
-        data, other = joined(images, data, network), joined(mirrored, other, network)
-    for kind in kinds:
-        for epsilon in epsilons:
-            lots = 10 if size.small else round(CONSTANTS[epsilon].passes / RATE)
+        both = [joined(*pair, network) for pair in zip((images, mirrored), scattered, strict=True)]
+    for kind in chosen:
+        data, other = both if WAYS[kind].learnt else scattered
+        for epsilon, constants in WAYS[kind].constants.items():
+            if size.small and epsilon > 1:
+                continue
+            lots = 10 if size.small else round(constants.passes / RATE)
             for run in range(size.repeats_or(RUNS)):
                 place = (data.name, kind, len(data.x), epsilon, run, lots)
-                make = partial(recipe, (data, other), kind, epsilon, run, lots=lots)
-                found = kept(place, make)
+                found = kept(place, partial(recipe, (data, other), kind, epsilon, run, lots=lots))
                 say(f"{data.name}, {kind}, ε {epsilon:g}, run {run}: {found:.2f} %")
                 row: Row = {"data": data.name, "features": kind, "ε": epsilon, "run": run}
                 rows.append(row | {"accuracy": found})

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import farthing as ft
 from experiments.deep import LOSS, right
-from experiments.frame import COLOURS, Grid, Row, Size, canvas, say, stream, ticks, values
+from experiments.frame import COLOURS, MARKERS, Grid, Row, Size, canvas, say, stream, ticks, values
 from experiments.pictures import Images, digits, features, kept
 from farthing.queries.events import GaussianEvent, RepeatedEvent
 from farthing.torch.features import promised, whitening
@@ -91,13 +91,14 @@ def rows_of(data: Images, kind: str, epsilons: tuple[float, ...], size: Size) ->
 
 
 def tables(rows: list[Row]) -> list[Grid]:
-    epsilons = values(rows, "ε")
+    epsilons = sorted(values(rows, "ε"), key=float)
     cells = []
     for kind in values(rows, "features"):
         cells.append([kind])
         for epsilon in epsilons:
             found = [row["accuracy"] for row in rows if row["ε"] == epsilon and row["features"] == kind]
-            cells[-1].append(f"{fmean(found):.2f} ± {pstdev(found):.2f}" if found else "")
+            spread = f" ± {pstdev(found):.2f}" if len(found) > 1 else " (one run)"
+            cells[-1].append(f"{fmean(found):.2f}{spread}" if found else "")
     head = ["", *(f"ε = {epsilon:g}" for epsilon in epsilons)]
     note = f"δ = {DELTA:g}; ± is the standard deviation of {len(values(rows, 'run'))} run(s)."
     return [Grid(f"{rows[0]['data']}: test accuracy, %", head, cells, note)]
@@ -110,7 +111,7 @@ def draw(rows: list[Row]) -> Any:
         mine = [row for row in rows if row["features"] == kind]
         epsilons = values(mine, "ε")
         found = [[row["accuracy"] for row in mine if row["ε"] == epsilon] for epsilon in epsilons]
-        style = {"marker": "os"[place], "color": COLOURS[place], "label": kind}
+        style = {"marker": MARKERS[place], "color": COLOURS[place], "label": kind}
         axes.errorbar(epsilons, [fmean(one) for one in found], [pstdev(one) for one in found], **style)
     axes.set(xlabel="ε at δ = 1e-5", ylabel="test accuracy, %", title=rows[0]["data"])
     ticks(axes, values(rows, "ε"))

@@ -97,7 +97,8 @@ def _leaf(chance: Chance, count: int, palette: Tensor, texture: Tensor) -> tuple
     )
     stripes = _wide(1.5 + 8 * chance.uniform(count) ** 2) * math.pi * u + 3 * v * wave
     shades = torch.stack([
-        torch.zeros_like(u), (u / 2 + 0.5).clamp(0, 1), 0.5 + 0.5 * torch.sin(stripes), (1 - radius).clamp(0, 1)
+        torch.zeros_like(u), (u / 2 + 0.5).clamp(0, 1), 0.5 + 0.5 * torch.sin(stripes),
+        (1 - radius).clamp(0, 1),
     ])  # fmt: skip
     shade = shades[chance.below(len(shades), count), pictures]
     colour = first + (second - first) * shade[:, None]
