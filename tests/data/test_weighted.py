@@ -11,7 +11,7 @@ from farthing.errors import InvalidValue, Unsupported
 from farthing.linear.losses import Gradient, logistic, multinomial, squared
 from farthing.linear.methods.centroids import ClassSums
 from farthing.linear.methods.descent import MARGIN, Norms, Spread, Stretch
-from farthing.linear.methods.leastsquares import RowScatter, RowTotal, Slope, Targets
+from farthing.linear.methods.leastsquares import RowMoments, RowScatter, Slope, Targets
 from farthing.linear.methods.sufficient import Statistics
 from farthing.queries.bounds import ClipNorm, ClipOuter, ClipValue
 
@@ -32,7 +32,7 @@ SUMS = {
     "diagonal": (Spread(BALL, False), ClipNorm(1.3), None),
     "classes": (ClassSums(BALL), ClipNorm(1.0), None),
     "targets": (Targets(0.5, 2, 0.1), ClipValue(-0.5, 0.2), None),
-    "rows": (RowTotal(PLAIN, CENTRED), ClipNorm(1.0), None),
+    "rows": (RowMoments(PLAIN, CENTRED), ClipNorm(1.0), None),
     "products": (RowScatter(PLAIN, CENTRED), ClipOuter(1.0), None),
     "moments": (Statistics(CENTRED, 0.5, 1.0), ClipOuter(1.0), None),
     "slope": (SLOPE, SLOPE.bound, W),

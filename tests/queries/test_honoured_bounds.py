@@ -170,7 +170,7 @@ def cases():
         Case(sufficient.Smallest(UNIT), powerful=False),
         Case(leastsquares.Targets(0.5), WILD_TABLE),
         Case(leastsquares.Targets(0.5, 2, 0.1), WILD_TABLE),
-        Case(leastsquares.RowTotal(PLAIN_FEATURES, FEATURES)),
+        Case(leastsquares.RowMoments(PLAIN_FEATURES, FEATURES)),
         Case(leastsquares.RowScatter(PLAIN_FEATURES, FEATURES)),
         Case(slope, w=W, own=(slope.bound, ClipNorm(0.1, slope.bound.scale), ClipNorm(9.0, np.ones(5)))),
         Case(sufficient.Statistics(FEATURES, 0.5, 2.0), WILD_TABLE),

@@ -1,4 +1,4 @@
-"""Private least squares without tuning: means, second moments twice, then steps in the space they whiten.
+"""Private least squares without tuning: means and variances, second moments, then steps in whitened features.
 
 Not one paper's. Clipped steps are those of Brown, Dvijotham, Evans, Liu, Smith & Thakurta 2024 ("Private
 gradient descent for linear regression"), noisy second moments to precondition them those of Avella-Medina,
@@ -8,21 +8,22 @@ far), so that 1/N is the noise on a mean whose terms have norm 1; D, the length 
 [0, 1] for features and target.
 
 1. The mean of y (nearer to 1/2 the noisier it is), and its mean square about that: a part (17/N)² of μ²,
-   from .01 to .45, each. Of the rest, .03 for the means m of x. A variance on [0, 1] is at most m(1 - m), so
-   that x can be scaled at once.
-2. Twice, .15 each: rows z = [A (x - c); b] are clipped to max(1.2, .3 (N/D)^⅓) times their root mean square
-   and Σ z zᵀ is released. Its eigenvalues, negative ones set to 0, are raised by √(2D) times the noise, which
-   is the norm of the noise; A, c and b then whiten what results. Left out where the noise is above a fifth of
-   the trace, or D above 2500: rows are then divided by √D, so that no curvature exceeds 1 either.
-3. 10 steps of length 1 of Nesterov's method. Residual · z is clipped to max(3, .7 (N/D)^⅓) times a root mean
-   square that a twentieth of each step's part keeps up to date (it only falls, at most by half).
-4. The mean of the last 7, weighted by precision, times S/(S + 3E): S is the mean square of y, and E what the
+   from 0.01 to 0.2, each. Of the rest, 0.05 for the means of x and of its squares, which centre and scale x.
+   A variance is taken for at least its noise, and at most m (1 - m), what it can be on [0, 1].
+2. 0.18 for the second moments: rows z = [A (x - c); b] are clipped to max(1, 0.3 (N/D)^⅓) times their root
+   mean square and Σ z zᵀ is released. Its eigenvalues, negative ones set to 0, are raised by √(2D) times the
+   noise, which is the norm of the noise; A, c and b then whiten what results. Left out where the noise is
+   above the trace, or D above 2500: rows are then divided by √D, so that no curvature exceeds 1 either.
+3. 10 steps of length 1 of Nesterov's method. Residual · z is clipped to max(1.5, 0.7 (N/D)^⅓) times a root
+   mean square that a twentieth of each step's part keeps up to date (it only falls, at most by half).
+4. The mean of the last 7, weighted by precision, times S/(S + 6E): S is the mean square of y, and E what the
    noise alone would cost, found by sending it through the recursion.
 
-The penalty is the larger of the one asked for and .3/N: 1/μ records at the end of a range are below what may
-be seen, and would carry a second moment of 1/N.
+The penalty is the larger of the one asked for and 0.3/N: 1/μ records at the end of a range are below what may
+be seen, and would carry a second moment of 1/N. The constants were chosen on made-up linear tables of 700 to
+5,000 rows and 5 to 50 features at ε from 0.1 to 1 (docs/methods.md has tables that played no part).
 
-Guarantee: each of the 15 answers (two fewer without the moments, one without an intercept) is a Gaussian
+Guarantee: each of the 14 answers (one fewer without the moments, and without an intercept) is a Gaussian
 mechanism on a sum of clipped terms, and their parts add up to μ²: μ-GDP by adaptive composition, under every
 adjacency; for a filter of GDP or zCDP. The number of records is public.
 
@@ -60,11 +61,12 @@ from farthing.queries.query import Step, until_spent
 
 Array = NDArray[np.float64]
 
-_MEANS, _MOMENTS, _SCALE = 0.03, 0.15, 0.05  # parts: of the rest, of the rest, and of a step's
+_MEANS, _MOMENTS, _SCALE = 0.05, 0.18, 0.05  # parts: of the rest, of the rest, and of a step's
 _TARGET_NOISE = 1 / 17  # y is known to 6 % of half its range
+_TARGET = (0.01, 0.2)  # the least and the most of μ² for either number about y
 _WIDEST = 2500  # rows whose second moments are worth their time
-_TOO_NOISY = 0.2  # of the trace
-_TAIL = 0.7
+_SHORT, _SMALL = 1.0, 1.5  # the least clips, of rows and of their steps, in root mean squares
+_TAIL, _SHRINK = 0.7, 6.0
 
 
 @until_spent
@@ -85,31 +87,29 @@ def least_squares(
     schedule, size = BudgetSchedule(ledger, problem.records), problem.width + problem.intercept
     reach = 1 / schedule.deviation(1.0, ClipNorm(1.0))  # N
     penalty = max(validate.non_negative(penalty=penalty) / reach, problem.penalty / problem.records)
-    part = min(max((1 / (_TARGET_NOISE * reach)) ** 2, 0.01), 0.45)
+    part = min(max((1 / (_TARGET_NOISE * reach)) ** 2, _TARGET[0]), _TARGET[1])
     origin, spread = target(schedule, part, problem.intercept)
     rest = 1 - part * (1 + problem.intercept)
 
     plain = Features(problem.width, intercept=0.0)
-    features = _scaled(schedule, rest * _MEANS, problem, plain, penalty)
-    left, trace = rest * (1 - _MEANS), float(size)
-    clip = max(1.2, 0.3 * (reach / size) ** (1 / 3))
-    noise = schedule.deviation(rest * _MOMENTS, ClipOuter(clip)) * math.sqrt(2 * size)
-    if size <= _WIDEST and noise < _TOO_NOISY:
-        for _ in range(2):
-            bound = ClipOuter(clip * math.sqrt(trace))
-            moments, deviation = schedule.mean(
-                rest * _MOMENTS, RowScatter(plain, features), bound, mechanism=SymmetricGaussian
-            )
-            floor = deviation * math.sqrt(2 * size)
-            features, curvature = _whitened(features, moments + ridge(features, penalty), floor)
-            left, trace = left - rest * _MOMENTS, max(float(curvature.sum()), 1.0)
+    features, trace = _scaled(schedule, rest * _MEANS, problem, plain, penalty)
+    left, clip = rest * (1 - _MEANS), max(_SHORT, 0.3 * (reach / size) ** (1 / 3))
+    noise = schedule.deviation(rest * _MOMENTS, ClipOuter(clip)) * math.sqrt(2 * size)  # over the trace
+    if size <= _WIDEST and noise < 1:
+        bound = ClipOuter(clip * math.sqrt(trace))
+        moments, deviation = schedule.mean(
+            rest * _MOMENTS, RowScatter(plain, features), bound, mechanism=SymmetricGaussian
+        )
+        floor = deviation * math.sqrt(2 * size)
+        features, curvature = _whitened(features, moments + ridge(features, penalty), floor)
+        left, trace = left - rest * _MOMENTS, max(float(curvature.sum()), 1.0)
     else:
         shrink = 1 / math.sqrt(size)
         scale = np.asarray(features.scale) * shrink
         features = Features(features.width, features.centre, scale, features.intercept * shrink)
         curvature, trace = np.full(size, shrink**2), 1.0
 
-    clip = max(3.0, 0.7 * (reach / size) ** (1 / 3))
+    clip = max(_SMALL, 0.7 * (reach / size) ** (1 / 3))
     rms, pull = math.sqrt(trace * spread), ridge(features, penalty)
     w, ahead, mean, precision, momentum = (*np.zeros((3, size)), 0.0, 1.0)
     # what the noise of each step adds, in the directions of the curvatures (the noise is the same in all)
@@ -132,7 +132,7 @@ def least_squares(
         if t < steps:
             yield Step(t, _on_x(features, w, origin), schedule.receipts())
     cost = float((curvature * np.square(mean_noise / precision).sum(axis=0)).sum())
-    w = mean / precision * (spread / (spread + 3 * cost))
+    w = mean / precision * (spread / (spread + _SHRINK * cost))
     yield Step(steps, _on_x(features, w, origin), schedule.receipts())
 
 
@@ -152,26 +152,32 @@ def target(
 
 def _scaled(
     schedule: BudgetSchedule, part: float, problem: Problem, plain: Features, penalty: float
-) -> Features:
-    """x about its mean, in units of a bound on its deviation; about 0 without an intercept.
+) -> tuple[Features, float]:
+    """Return x about its mean, in units of its deviation (about 0 without an intercept), and E|z|².
 
-    In [0, 1] the variance is at most m (1 - m) and the mean square at most m. Unit rows have a variance of
-    1 - |m|² in all, taken to be the same in every coordinate.
+    In [0, 1] the variance is at most m (1 - m) and the mean square at most m, and in any case taken for what
+    stands out of the noise.
     """
     width, middle = problem.width, 0.0 if problem.unit else 0.5
-    bound = ClipNorm(1.0 if problem.unit else math.sqrt(width) / 2)
-    mean, deviation = schedule.mean(part, RowTotal(plain, Features(width, middle, intercept=0.0)), bound)
+    about = Features(width, middle, intercept=0.0)
+    bound = ClipNorm(math.sqrt(2.0) if problem.unit else math.sqrt(width * (1 / 4 + 1 / 16)))
+    value, noise = schedule.mean(part, RowMoments(plain, about), bound)
+    mean, square = value[:width] + middle, value[width:]
     if problem.unit:
-        problem.warn_if_alike(mean, deviation)
-        square = max(float(mean @ mean) - width * deviation**2, 0.0) if problem.intercept else 0.0
-        variance = np.full(width, max(1 - square, min(1.0, math.sqrt(width) * deviation)) / width)
-        mean = mean / max(1.0, float(np.linalg.norm(mean)))
+        problem.warn_if_alike(mean, noise)
+        most, mean = np.ones(width), mean / max(1.0, float(np.linalg.norm(mean)))
     else:
-        mean = np.clip(mean + middle, 0.0, 1.0)
-        most = 0.25 if problem.intercept else 1.0
-        variance = np.clip(mean * (1 - mean) if problem.intercept else mean, min(deviation, most), most)
+        mean = np.clip(mean, 0.0, 1.0)
+        most = np.maximum(mean * (1 - mean) if problem.intercept else mean, noise)
+    if problem.intercept:
+        variance, most = square - (mean - middle) ** 2, np.minimum(most, 0.25)
+    else:
+        variance, most = square + 2 * middle * mean - middle**2, np.minimum(most, 1.0)
+    trusted = np.minimum(np.maximum(variance, noise), most)
+    trace = float(np.clip(variance / trusted, 0.0, 1.0).sum())
     centre = mean if problem.intercept else 0.0
-    return Features(width, centre, (variance + penalty) ** -0.5, intercept=float(problem.intercept))
+    features = Features(width, centre, (trusted + penalty) ** -0.5, intercept=float(problem.intercept))
+    return features, max(trace, 1.0) + problem.intercept
 
 
 def _whitened(features: Features, moments: Array, floor: float) -> tuple[Features, Array]:
@@ -227,8 +233,11 @@ class Targets:
 
 
 @dataclass(frozen=True, slots=True)
-class RowTotal:
-    """Σ z of a table, each z clipped (`ClipNorm`). Rows are read by ``plain``, whose norms cost little."""
+class RowMoments:
+    """Σ [z; z²] of a table, both of a record clipped together (`ClipNorm`).
+
+    Rows are read by ``plain``, whose norms cost little.
+    """
 
     plain: Features
     features: Features
@@ -236,19 +245,22 @@ class RowTotal:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (self.features.size,)
+        return (2 * self.features.size,)
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
-        total = Sum(len(records), (self.features.size,))
+        total, size = Sum(len(records), self.shape), self.features.size
         for block in records.blocks(self.plain):
-            rows = _clipped(self.features.rows(block.x, block.unit), bound.clip)
-            total.add(weighed(rows, block.weight).sum(axis=0), len(rows))
+            both = np.empty((len(block.norm), 2 * size))
+            both[:, :size] = self.features.rows(block.x, block.unit)
+            with np.errstate(over="ignore", invalid="ignore"):
+                np.square(both[:, :size], out=both[:, size:])
+            total.add(weighed(_clipped(both, bound.clip), block.weight).sum(axis=0), len(both))
         return total.value
 
 
 @dataclass(frozen=True, slots=True)
 class RowScatter:
-    """Σ z zᵀ of a table, each z clipped (`ClipOuter`); otherwise like `RowTotal`."""
+    """Σ z zᵀ of a table, each z clipped (`ClipOuter`); otherwise like `RowMoments`."""
 
     plain: Features
     features: Features
