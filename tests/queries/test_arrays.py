@@ -51,3 +51,32 @@ def test_text_among_the_targets_of_a_list_counts_as_nothing():
     options = {"bounds": (0, 1), "target_bounds": (0, 1), "random_state": 0}
     lists, typed = (ft.LinearRegression(1.0, 1e-6, **options).fit(X, each) for each in (words, y))
     np.testing.assert_array_equal(lists.coef_, typed.coef_)
+
+
+class Kind:
+    """A type of a data frame's column that is not numpy's own, like pandas' nullable ones."""
+
+    def __init__(self, kind, name):
+        self.kind, self.name = kind, name
+
+    def __str__(self):
+        return self.name
+
+
+class Frame:
+    """What is looked at of a data frame: names and types of columns, and its numbers."""
+
+    def __init__(self, **columns):
+        self.columns, self.dtypes = list(columns), list(columns.values())
+
+    def to_numpy(self, dtype=object, na_value=None):
+        return np.full((2, len(self.columns)), na_value, dtype=dtype)
+
+
+def test_columns_of_a_data_frame_are_refused_by_their_types_alone():
+    wrong = Frame(age=np.dtype(float), job=np.dtype(object), town=Kind("O", "category"))
+    with pytest.raises(InvalidValue, match=r"not: 'job' \(object\), 'town' \(category\)\. Give"):
+        arrays.features(wrong)
+    found = arrays.features(Frame(age=np.dtype(float), sons=Kind("i", "Int64")))
+    assert found.dtype == np.float64
+    assert np.isnan(found).all()

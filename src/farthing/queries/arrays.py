@@ -11,7 +11,6 @@ Traceback (most recent call last):
 farthing.errors.InvalidValue: the cell must be a number
 """
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -24,6 +23,10 @@ T = TypeVar("T")
 
 _LISTED = ("to_pylist", "to_list")  # pyarrow, polars, and pandas' own types: numpy would make floats of nulls
 _REAL = "biuf"  # numpy's letters for booleans, whole numbers and floats
+_ENCODE = (
+    "Give an array of floats, with NaN for what is missing; text is encoded by a declared schema "
+    "(farthing.data.Schema, or farthing train --schema)"
+)
 
 
 def attempt(
@@ -44,12 +47,12 @@ def attempt(
 
 
 def features(X: Any) -> Any:
-    """A table of real numbers, dense or sparse by rows, as it lies in memory; an array of objects as floats.
+    """A table of real numbers, dense or sparse by rows, as it lies in memory.
 
-    An array of objects has no type: every cell becomes a float by itself, and NaN where it is no number,
-    which a warning says of any such array. A list has none either, and numpy would take one that fits all of
-    its cells: its rows become floats one by one, a cell that is no number becomes NaN, and a row that is not
-    as wide as most is NaN, whatever the others are.
+    The type of an array, and of each column of a data frame, is its form, which whoever made it has chosen:
+    objects, text and dates are refused whatever the cells hold. A list has no type, and numpy would take one
+    that fits all of its cells: its rows become floats one by one, a cell that is no number becomes NaN, and a
+    row that is not as wide as most is NaN, whatever the others are.
 
     >>> features([[1, 2.5], [True, "x"], [3]]).tolist()
     [[1.0, 2.5], [1.0, nan], [nan, nan]]
@@ -59,6 +62,7 @@ def features(X: Any) -> Any:
     elif isinstance(X, list | tuple):
         X = _listed(X)
     else:
+        X = _framed(X) if hasattr(X, "dtypes") and hasattr(X, "to_numpy") else X
         X = attempt(np.asanyarray, X, said="features must be a table with rows of equal width")
         X = np.asarray(X) if isinstance(X, np.matrix) else X
     if X.ndim != 2:
@@ -136,6 +140,22 @@ def _listed(rows: list[Any] | tuple[Any, ...]) -> NDArray[np.float64]:
     return found
 
 
+def _framed(X: Any) -> Any:
+    """Return a data frame whose columns are numbers, missing ones as NaN; refuse columns of other types."""
+    types = list(getattr(X, "dtypes", ()))
+    named = list(zip(list(getattr(X, "columns", range(len(types)))), types, strict=False))
+    if any(not hasattr(kind, "kind") for kind in types):
+        return X  # types that are not numpy's, nor like them: its array says what it holds
+    if wrong := [f"{name!r} ({kind})" for name, kind in named if kind.kind not in _REAL]:
+        raise InvalidValue(
+            f"columns of features must be real numbers, these are not: {', '.join(wrong)}. {_ENCODE}"
+        )
+    if any(not isinstance(kind, np.dtype) for kind in types):  # pandas' own, which would become objects
+        said = "features must be a data frame of real numbers"
+        return attempt(lambda: X.to_numpy(dtype=np.float64, na_value=np.nan), said=said)
+    return X
+
+
 def _cells(row: Any) -> list[Any] | None:
     """Return the cells of a row; None of what has none."""
     if isinstance(row, str | bytes | Mapping):
@@ -177,13 +197,8 @@ def _real(values: Any, name: str) -> Any:
     if values.dtype.kind == "O":
         if hasattr(values, "tocsr"):
             raise InvalidValue(f"{name} must be real numbers, got a sparse table of objects")
-        if values.ndim == 2:  # by the form alone
-            warnings.warn(
-                f"{name} are objects: a row with a cell that is no number counts as nothing. Encode text, "
-                "and give an array of floats",
-                UserWarning,
-                stacklevel=2,
-            )
+        if values.ndim == 2:  # by the form alone, whatever the cells hold
+            raise InvalidValue(f"{name} must be real numbers, got an array of objects. {_ENCODE}")
         return np.frompyfunc(_number, 1, 1)(np.ma.filled(values, None)).astype(np.float64)
     if isinstance(values, np.ma.MaskedArray) and values.dtype.kind in _REAL:
         return np.ma.filled(values.astype(np.float64), np.nan)
