@@ -41,7 +41,7 @@ from farthing.queries.samplers import Everyone, FixedSize, Poisson
 torch = pytest.importorskip("torch")
 
 from farthing.statistics import cells, describing, ranks  # noqa: E402
-from farthing.torch.features import whitening  # noqa: E402
+from farthing.torch import features as torch_features  # noqa: E402
 from farthing.torch.gradients.bookkeeping import Gradient as ModelGradient  # noqa: E402
 from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers  # noqa: E402
 from farthing.torch.methods import dpagd as torch_dpagd  # noqa: E402
@@ -193,8 +193,8 @@ def cases():
         Case(Evaluation(Gradient(logistic, FEATURES), 1e-3, 9.0), w=W),
         Case(Evaluation(PlacedGradient(squared, FEATURES), 2.0, 9.0), WILD_TABLE, W),
         Case(torch_dpagd.RayLosses(linear, residuals, layout), examples(), ray, slack=slack),
-        Case(whitening._Mean(), maps()),
-        *(Case(whitening._Moments(np.full((2, 3), 0.1), axis), maps()) for axis in (1, 2)),
+        Case(torch_features._Mean(), maps()),
+        *(Case(torch_features._Moments(np.full((2, 3), 0.1), axis), maps()) for axis in (1, 2)),
     ]
 
 
