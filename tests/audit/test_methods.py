@@ -35,6 +35,7 @@ EFFORTS = dict.fromkeys(methods.MODELS, 0.07) | {
     "sgd-adv-clients": 0.02,
     "federated-descent": 0.1,
     "pure": 0.01,
+    "pure-classes": 0.05,
     "majority": 0.02,
     "functional": 0.06,
 }

@@ -290,7 +290,7 @@ def allowed(query, adjacency):
 
 def total(case, bound, places):
     sums = case.contribution.bounded_sum(case.records.take(places), case.w, bound)
-    if isinstance(sums, perturbation._Behind):  # what a record adds to the objective's gradient
+    if isinstance(sums, perturbation.Behind):  # what a record adds to the objective's gradient
         sums = sums._look(logistic, np.zeros(3), 0.0, np.array([3.0, -2.0, 1.0]))[1]
     return np.asarray(sums, dtype=np.float64) / np.asarray(bound.scale)
 

@@ -48,7 +48,7 @@ from farthing.federated.protocol import Accountant
 from farthing.federated.terms import Exactly
 from farthing.linear.additive.basis import Binned, codes_of
 from farthing.linear.additive.method import additive
-from farthing.linear.losses import Gradient, Pinball, logistic, squared
+from farthing.linear.losses import Gradient, Pinball, logistic, multinomial, squared
 from farthing.linear.methods.baselines import majority
 from farthing.linear.methods.descent import descent, generalised
 from farthing.linear.methods.dpagd import dpagd
@@ -224,6 +224,14 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
             BasicFilter,
             Unknown(),
             5000,
+        ),
+        "pure-classes": TrainedTarget(
+            lambda ledger: solve_pure(ledger, Problem(multinomial, 200, 2, 3, intercept=False)),
+            outvoted_pair(),
+            pure,
+            BasicFilter,
+            Unknown(),
+            1500,
         ),
         "output": TrainedTarget(lambda ledger: output(ledger, pulled), pulled_pair(), claim, runs=400),
         "privgene": TrainedTarget(

@@ -147,6 +147,7 @@ def _objective(
 ) -> float:
     """Return the ratio of a minimiser: w gives the noise b = -∇F(w), with the Hessian as Jacobian."""
     bound: Any = query.bound
+    w = np.asarray(w).ravel()  # of several classes: a matrix
     order = 1 if isinstance(mechanism, LaplaceObjective) else 2
     penalty, scale = mechanism.penalty * bound.radius**2, mechanism.noise_multiplier * bound.norm(order)
     logs = []

@@ -10,7 +10,7 @@ from farthing.accounting.filters import BasicFilter
 from farthing.budget import Adjacency
 from farthing.data.tables import Features, Table
 from farthing.errors import InvalidValue, Unsupported
-from farthing.linear.losses import huber_hinge, logistic, multinomial
+from farthing.linear.losses import huber_hinge, logistic, multinomial, one_against_rest, squared
 from farthing.linear.methods import perturbation, pure
 from farthing.linear.problem import Problem
 from farthing.noise.lattice import SeededStream
@@ -52,6 +52,71 @@ def test_no_interval_of_minimisers_is_likelier_than_the_theorem_says(loss, noise
     if loss is logistic and factor >= 1:
         assert epsilon == 1 / noise
         assert largest > 0.4 / noise  # and the theorem is not idle
+
+
+def softmax_gradient(rows, labels, penalty, w):
+    """The gradient of the penalised softmax loss, one row a coordinate, by its formula."""
+    p = np.exp(rows @ w - (rows @ w).max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    return rows.T @ (p - np.eye(w.shape[1])[labels]) + penalty * w
+
+
+def log_density(rows, labels, penalty, scale, w):
+    """The density of minimisers at w, up to a constant: Laplace at -∇F(w), times det ∇²F by differences."""
+    flat = [
+        (
+            softmax_gradient(rows, labels, penalty, w + d.reshape(w.shape))
+            - softmax_gradient(rows, labels, penalty, w - d.reshape(w.shape))
+        ).ravel()
+        for d in 1e-5 * np.eye(w.size)
+    ]
+    inside = softmax_gradient(rows, labels, penalty, w)
+    return np.linalg.slogdet(np.array(flat) / 2e-5)[1] - np.abs(inside).sum() / scale
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+@pytest.mark.parametrize(("noise", "penalty"), [(1.0, 0.1), (1.0, 3.0), (0.3, 30.0)])
+def test_no_minimiser_of_several_classes_is_likelier_than_the_theorem_says(classes, noise, penalty):
+    rng, largest = np.random.default_rng(classes), 0.0
+    epsilon = pure.epsilon_of(multinomial, noise, penalty, classes)
+    scale = noise * pure.WideConvex(multinomial, 1.0, 2, classes).norm(1)
+    for trial in range(200):
+        count = trial % 4
+        rows = rng.normal(size=(count + 1, 2))
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        rows[-1] = np.sqrt([0.5, 0.5])  # the longest in L1
+        labels, w = (
+            rng.integers(classes, size=count + 1),
+            rng.normal(size=(2, classes)) * 10 ** rng.uniform(-2, 1),
+        )
+        pair = [log_density(rows[:end], labels[:end], penalty, scale, w) for end in (count, count + 1)]
+        largest = max(largest, abs(pair[1] - pair[0]))
+    assert 0.3 * epsilon < largest <= epsilon + 1e-4
+
+
+def test_several_classes_are_told_apart_without_a_delta():
+    classes = (3 * X[:, 0]).astype(int)
+    model = ft.LogisticRegression(3.0, 0.0, bounds=(0, 1), classes=range(3)).fit(X, classes)
+    assert (model.privacy_.epsilon, model.privacy_.delta) == (3.0, 0.0)
+    assert model.coef_.shape == (3, 3)
+    assert model.score(X, classes) > 0.6  # the largest class has a third
+
+
+def test_a_label_that_is_no_class_counts_as_nothing_and_lbfgs_is_not_needed(monkeypatch):
+    features, bound = Features(3, intercept=0.3, radius=1.0), pure.WideConvex(multinomial, 1.0, 4, 3)
+    labels = (3 * X[:, 0]).astype(float)
+    labels[::7] = np.nan
+    known = np.floor(labels[np.isfinite(labels)])
+    objective = pure.WideObjective(features, 1e-9)
+    linear = np.linspace(-3, 3, 12)
+    whole = objective.bounded_sum(Table(X, np.floor(labels)), None, bound)
+    part = objective.bounded_sum(Table(X[np.isfinite(labels)], known), None, bound)
+    usual = pure.minimiser(whole, bound, linear, 20.0)
+    np.testing.assert_allclose(pure.minimiser(part, bound, linear, 20.0), usual, atol=1e-8)
+    monkeypatch.setattr(pure, "_LBFGS_STEPS", 1)
+    np.testing.assert_allclose(pure.minimiser(whole, bound, linear, 20.0), usual, atol=1e-8)
+    with pytest.raises(InvalidValue, match="no loss of 3 outputs"):
+        objective.bounded_sum(Table(X, Y), None, pure.WideConvex(squared, 1.0, 4, 3))
 
 
 @pytest.mark.parametrize("adjacency", list(Adjacency))
@@ -96,7 +161,8 @@ def test_the_noise_has_the_scale_that_is_priced():
 @pytest.mark.parametrize(
     ("problem", "settings", "said"),
     [
-        (Problem(multinomial, 2000, 3, 4, unit=False), {}, "two classes"),
+        (Problem(one_against_rest, 2000, 3, 4, unit=False), {}, "proven for the softmax loss"),
+        (Problem(multinomial, 2000, 3, 4, unit=False), {"penalty": 0.01}, "Jacobian costs more"),
         (Problem(logistic, 2000, 3, unit=False), {"penalty": 0.01}, "Jacobian costs more"),
         (Problem(logistic, 2000, 3, unit=False), {"penalty": -1.0}, "penalty"),
     ],

@@ -271,7 +271,7 @@ class Objective:
         return _radius(self.features)
 
     def bounded_sum(self, records: Table, w: Any, bound: Convex) -> Any:
-        return _Behind(records, self.features, self.tolerance)
+        return Behind(records, self.features, self.tolerance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,12 +299,12 @@ class Minimiser:
         return (self.loss.slope * _radius(self.features) + 2 * self.tolerance) / self.penalty
 
     def bounded_sum(self, records: Table, w: Any, bound: ClipNorm) -> Array:
-        behind = _Behind(records, self.features, self.tolerance)
+        behind = Behind(records, self.features, self.tolerance)
         return behind.minimise(self.loss, np.zeros(self.features.size), self.penalty)
 
 
 @dataclass(frozen=True, slots=True)
-class _Behind:
+class Behind:
     """Records, and what is to be minimised on them."""
 
     records: Table

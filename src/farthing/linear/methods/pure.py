@@ -16,14 +16,24 @@ and |z|₁ <= √D R. So log-ratios are at most |r|/m in the direction where the
 ℓ''R²/λ) where it comes: the first claim. For the logistic loss ℓ'' = |r| (1 - |r|), and with R²/λ <= 1/m the
 logarithm is at most (1 - |r|) |r| R²/λ <= (1 - |r|)/m: together at most 1/m. ∎
 
+**Theorem (K classes).** With the softmax loss of K classes, weights a matrix of D x K, and Laplace noise of
+scale s = 2 m R √D on every entry, the exact minimiser is (1/m + (K - 1) ln(1 + R²/Kλ))-DP: the noise does not
+grow with K.
+
+*Proof.* As above. A record moves b by z rᵀ, r = p - e_y with |r|₁ = 2 (1 - p_y) <= 2, so by at most 2 √D R in
+L1. Its Hessian is B = z zᵀ ⊗ S with S = diag(p) - p pᵀ, whose K - 1 eigenvalues that are not 0 add up to 1 -
+|p|² <= 1 - 1/K. With M >= λ the eigenvalues of M^-½ B M^-½ are at most those of B/λ (Weyl), so the
+determinant grows by at most Π (1 + σ_j R²/λ), which is largest where all σ_j are 1/K. ∎
+
 *Replace-one.* By way of the table without the record: twice that.
 
 *What is computed.* b is drawn as s 2⁻⁴⁰ round(2⁴⁰ L), L exactly Laplace (`farthing.noise.lattice`), and the
 minimiser to a gradient of norm γ. Given the exact minimiser v at s L, which the theorem is about, what is
 found lies within (γ + s 2⁻⁴⁰ √D)/λ of v, whatever the records; so two tables with the same v are at most
-twice that apart (√D more in L1), and Laplace noise for it, of a 200th of ε, covers rounding, lattice and
-tolerance by composition. Newton's steps find the minimiser; should they not arrive, Nesterov's do, whose rate
-is a theorem (2004, Thm. 2.2.3), so that no table ends in an error.
+twice that apart (√D more in L1, √(DK) with K classes), and Laplace noise for it, of a 200th of ε, covers
+rounding, lattice and tolerance by composition. Newton's steps (L-BFGS, with K classes) find the minimiser;
+should they not arrive, Nesterov's do, whose rate is a theorem (2004, Thm. 2.2.3), so that no table ends in an
+error.
 
 >>> import farthing as ft
 >>> from farthing.accounting.filters import BasicFilter
@@ -43,18 +53,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import optimize
+from scipy.special import softmax
 
 from farthing import validate
 from farthing.budget import Adjacency
-from farthing.data.tables import Table
+from farthing.data.tables import Features, Table
 from farthing.errors import FarthingError, InvalidValue, Unsupported
 from farthing.ledger.ledger import Ledger
-from farthing.linear.losses import Logistic, Loss
+from farthing.linear.losses import Logistic, Loss, Softmax
 from farthing.linear.methods import perturbation
-from farthing.linear.methods.perturbation import Convex, Objective
+from farthing.linear.methods.perturbation import Behind, Convex, Objective
 from farthing.linear.problem import Problem
 from farthing.noise import lattice
 from farthing.noise.lattice import Stream
+from farthing.noise.summing import Sum
 from farthing.queries.bounds import Bound, ClipNorm
 from farthing.queries.events import Event, PureEvent
 from farthing.queries.mechanisms import Laplace
@@ -66,6 +79,9 @@ Array = NDArray[np.float64]
 _SHARE = 1 / 200  # of ε, for the tolerance
 _BITS = 40
 _ROUNDED = 1 - 2.0**-40
+_BALANCE = 2.0, 0.3  # of the penalty's rule, for two classes and for more
+_LBFGS_STEPS = 2000
+_CURVED = 64  # weights of problems whose Hessian is computed
 
 
 @until_spent
@@ -78,26 +94,39 @@ def pure(ledger: Ledger, problem: Problem, *, penalty: float | None = None) -> I
         λ / R², with R the largest norm of a row. None: the larger of what the theorem asks for and 2σ²d/n,
         which balances the noise on d weights, of deviation σ R, against n records.
     """
-    features = perturbation._features(problem)
+    features, outputs = _features(problem), problem.outputs
     budget, radius = ledger.budget, perturbation._radius(features)
     epsilon = budget.epsilon * _ROUNDED / budget.adjacency.shift  # of a record that comes or goes
-    share = _inner_share(problem.loss)
-    noise = 1 / (epsilon * (1 - _SHARE) * share)
+    inner = epsilon * (1 - _SHARE)
+    bound = WideConvex(problem.loss, radius, features.size, outputs)
+    noise = 1 / (inner * _inner_share(problem.loss))
     if penalty is None:
-        deviation = noise * math.sqrt(2 * features.size)
-        least = _least_penalty(problem.loss, epsilon)
-        penalty = max(least, 2 * deviation**2 * features.size / problem.records)
-    mechanism = LaplaceObjective(noise, 1 / (epsilon * _SHARE), validate.positive(penalty=penalty))
-    bound = WideConvex(problem.loss, radius, features.size)
+        deviation = math.sqrt(2) * noise * bound.norm(1) / radius
+        least, size = _least_penalty(bound, epsilon), features.size * max(1, outputs)
+        penalty = max(least, _BALANCE[outputs > 0] * deviation**2 * size / problem.records)
+    jacobian = _jacobian(bound, validate.positive(penalty=penalty))
+    if outputs and jacobian < inner:  # what the Jacobian leaves, less noise
+        noise = 1 / (inner - jacobian) * (1 + 1e-12)
+    mechanism = LaplaceObjective(noise, 1 / (epsilon * _SHARE), penalty)
     tolerance = perturbation._TOLERANCE * problem.records * radius
     query = Query(Everyone(), WideObjective(features, tolerance), bound, mechanism)
-    if epsilon_of(problem.loss, noise, penalty) > epsilon * (1 - _SHARE) * (1 + 1e-9):
+    if epsilon_of(problem.loss, noise, penalty, outputs) > inner * (1 + 1e-9):
         raise Unsupported(
             f"penalty {penalty:g} is too small for {budget}: its Jacobian costs more; at least "
-            f"{_least_penalty(problem.loss, epsilon):g} is needed"
+            f"{_least_penalty(bound, epsilon):g} is needed"
         )
     answer = ledger.ask(query)
-    yield Step(1, features.unfold(answer.value), (answer.receipt,))
+    w = answer.value.reshape(-1, outputs) if outputs else answer.value
+    yield Step(1, features.unfold(w), (answer.receipt,))
+
+
+def _features(problem: Problem) -> Features:
+    """Return rows of bounded norm, for a loss that one of the theorems is about."""
+    if problem.outputs and not isinstance(problem.loss, Softmax):
+        raise Unsupported(
+            "pure ε-DP of more than two classes is proven for the softmax loss: use LogisticRegression"
+        )
+    return problem.rows() if problem.outputs else perturbation._features(problem)
 
 
 def _inner_share(loss: Loss) -> float:
@@ -105,12 +134,21 @@ def _inner_share(loss: Loss) -> float:
     return 1.0 if isinstance(loss, Logistic) else 0.75
 
 
-def _least_penalty(loss: Loss, epsilon: float) -> float:
+def _least_penalty(bound: "WideConvex", epsilon: float) -> float:
     """λ / R² at which the Jacobian is free (logistic), or takes a quarter of ε."""
     inner = epsilon * (1 - _SHARE)
-    if isinstance(loss, Logistic):
+    if isinstance(bound.loss, Logistic):
         return (1 + 1e-12) / inner
-    return (1 + 1e-12) * loss.curvature / math.expm1(inner / 4)
+    if bound.outputs:
+        return (1 + 1e-12) / (bound.outputs * math.expm1(inner / 4 / (bound.outputs - 1)))
+    return (1 + 1e-12) * bound.loss.curvature / math.expm1(inner / 4)
+
+
+def _jacobian(bound: "WideConvex", penalty: float) -> float:
+    """The most by which a record changes the logarithm of the determinant, ``penalty`` being λ / R²."""
+    if bound.outputs:
+        return (bound.outputs - 1) * math.log1p(1 / (bound.outputs * penalty))
+    return math.log1p(bound.loss.curvature / penalty)
 
 
 WIDE_CONVEX = "WideConvex(loss, radius, size)"  # a kind of bound of its own
@@ -118,13 +156,18 @@ WIDE_CONVEX = "WideConvex(loss, radius, size)"  # a kind of bound of its own
 
 @dataclass(frozen=True, slots=True)
 class WideConvex(Convex):
-    """A loss of slope 1 on rows of norm at most ``radius`` and ``size`` coordinates."""
+    """A loss on rows of norm at most ``radius`` and ``size`` coordinates.
+
+    Of slope 1, or the softmax loss of so many ``outputs``, whose residuals have norms of at most 2 and √2.
+    """
 
     size: int = 1
+    outputs: int = 0
     kind: ClassVar[str] = WIDE_CONVEX
 
     def norm(self, order: int = 2) -> float:
-        return self.radius * (math.sqrt(self.size) if order == 1 else 1.0)
+        row = self.radius * (math.sqrt(self.size) if order == 1 else 1.0)
+        return row * (1.0 if not self.outputs else 2.0 if order == 1 else math.sqrt(2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +193,13 @@ class LaplaceObjective:
         assert isinstance(bound, WideConvex)
         if sampled:
             raise Unsupported("objective perturbation takes all records: use Everyone()")
-        epsilon = epsilon_of(bound.loss, self.noise_multiplier, self.penalty) + 1 / self.rest
+        epsilon = epsilon_of(bound.loss, self.noise_multiplier, self.penalty, bound.outputs) + 1 / self.rest
         return PureEvent(epsilon * adjacency.shift)
 
     def release(self, total: Any, bound: WideConvex, stream: Stream, turn: int = 0) -> Array:
         """The minimiser of a ``total`` that `WideObjective` handed on, noise in and around it."""
-        size, penalty = total.features.size, self.penalty * bound.radius**2
+        size = total.features.size * max(1, bound.outputs)
+        penalty = self.penalty * bound.radius**2
         scale = self.noise_multiplier * bound.norm(1) * perturbation._FLOAT_SLACK
         cell = scale * 2.0**-_BITS
         linear = lattice.laplace(stream, size, _BITS).astype(np.float64) * cell
@@ -164,11 +208,11 @@ class LaplaceObjective:
         return Laplace(self.rest).release(found, ClipNorm(2 * off * math.sqrt(size), order=1), stream)
 
 
-def epsilon_of(loss: Loss, noise: float, penalty: float) -> float:
-    """The theorem above: ε of the exact minimiser when a record comes or goes, ``penalty`` being λ / R²."""
+def epsilon_of(loss: Loss, noise: float, penalty: float, outputs: int = 0) -> float:
+    """The theorems above: ε of the exact minimiser when a record comes or goes, ``penalty`` being λ / R²."""
     if isinstance(loss, Logistic) and penalty >= noise:
         return 1 / noise
-    return 1 / noise + math.log1p(loss.curvature / penalty)
+    return 1 / noise + _jacobian(WideConvex(loss, 1.0, 1, outputs), penalty)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +224,55 @@ class WideObjective(Objective):
     def bounded_sum(self, records: Table, w: Any, bound: Convex) -> Any:
         if not isinstance(bound, WideConvex) or bound.size != self.features.size:
             raise InvalidValue(f"the bound must be WideConvex of size {self.features.size}, got {bound}")
+        if (bound.outputs > 0) != isinstance(bound.loss, Softmax):
+            raise InvalidValue(f"{type(bound.loss).__name__} is no loss of {bound.outputs} outputs")
+        if bound.outputs:
+            return SoftmaxBehind(records, self.features, self.tolerance, bound.outputs)
         return Objective.bounded_sum(self, records, w, bound)
+
+
+@dataclass(frozen=True, slots=True)
+class SoftmaxBehind(Behind):
+    """Records of several classes, and what is to be minimised on them; weights are D x K, row by row."""
+
+    outputs: int = 2
+
+    def minimise(self, loss: Loss, linear: Array, penalty: float) -> Array:
+        """The minimiser of F + linear · w, by L-BFGS; an error where it is not as near as asked for."""
+
+        def slope(w: Array) -> tuple[float, Array]:
+            value, gradient, _ = self._look(loss, linear, penalty, w, curved=False)
+            return value, gradient
+
+        near = self.tolerance / (4 * math.sqrt(len(linear)))
+        options = {
+            "maxiter": _LBFGS_STEPS,
+            "maxfun": 2 * _LBFGS_STEPS,
+            "ftol": 0.0,
+            "gtol": near,
+            "maxcor": 20,
+        }
+        found = optimize.minimize(slope, np.zeros(len(linear)), jac=True, method="L-BFGS-B", options=options)
+        if float(np.linalg.norm(slope(found.x)[1])) <= self.tolerance / 2:
+            return np.asarray(found.x)
+        raise FarthingError("the objective was not minimised")
+
+    def _look(
+        self, loss: Loss, linear: Array, penalty: float, w: Array, curved: bool = True
+    ) -> tuple[float, Array, Array]:
+        value, gradient = penalty / 2 * float(w @ w) + float(linear @ w), Sum(len(self.records), w.shape)
+        hessian = penalty * np.eye(len(w) if curved and len(w) <= _CURVED else 0)
+        for block in self.records.blocks(self.features):
+            z, y = block.rows(self.features), np.asarray(block.y, dtype=np.float64)
+            margins = z @ w.reshape(-1, self.outputs)  # of bounded rows: finite whatever the record
+            residual = loss.residual(margins, y)
+            value += float(loss.value(margins, y).sum())
+            gradient.add((z.T @ residual).ravel(), len(z))
+            if hessian.size:
+                p = softmax(margins, axis=1) * residual.any(axis=1, keepdims=True)
+                outer = np.einsum("nk,kl->nkl", p, np.eye(self.outputs)) - np.einsum("nk,nl->nkl", p, p)
+                hessian += np.einsum("nd,nkl,ne->dkel", z, outer, z).reshape(hessian.shape)
+        return value, gradient.value + (linear + penalty * w), hessian
 
 
 def minimiser(total: Any, bound: WideConvex, linear: Array, penalty: float) -> Array:
@@ -195,7 +287,7 @@ def accelerated(total: Any, bound: WideConvex, linear: Array, penalty: float) ->
     """Return the minimiser by Nesterov's method for strongly convex functions, to the same tolerance."""
     smooth = bound.loss.curvature * len(total.records) * bound.radius**2 + penalty
     root = math.sqrt(smooth / penalty)
-    slide, w = (root - 1) / (root + 1), np.zeros(total.features.size)
+    slide, w = (root - 1) / (root + 1), np.zeros(len(linear))
     ahead = w
     while True:
         _, gradient, _ = total._look(bound.loss, linear, penalty, ahead)
