@@ -5,7 +5,8 @@ scattering features) and text (the next character of documentation strings, from
 trained by DP-SGD with momentum, whose learning rate falls to 0, for 1 to 40 epochs. Noise is independent, or
 what ``bands="auto"`` finds from public numbers. Each kind of noise gets its own learning rate for every task,
 number of epochs and ε, the best of a grid on data that play no part afterwards: Fashion-MNIST for both kinds
-of images, other files for text. 40 epochs go by what was best for 8.
+of images, other files for text. It is taken over in proportion to the number of records, so that a step has
+as much noise. 40 epochs go by what was best for 8.
 
 All of it takes minutes on a GPU. ``python -m experiments.correlated FILE`` writes the prepared data, 13 MB;
 where the environment variable FARTHING_TASKS names such a file, nothing else is read. FARTHING_WORKERS is how
@@ -170,7 +171,8 @@ def measure(size: Size) -> list[Row]:
     for task in TUNED_ON:
         for cell in cells:
             best = _best(tried, TUNED_ON[task], *cell)
-            ways = [Way(task, *cell, best)]
+            records = [len(images(name, size.small).x) for name in (task, TUNED_ON[task])]
+            ways = [Way(task, *cell, best * round(records[0] / records[1], 2))]
             if not size.small and cell[-1] == EPOCHS[-1]:
                 ways.append(replace(ways[0], epochs=LONG))
             jobs += [(size.small, task, way, run) for way in ways for run in range(size.repeats_or(RUNS))]

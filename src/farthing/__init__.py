@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from farthing.linear.tuning import tune
     from farthing.queries.bounds import ClipCoordinates, ClipNorm, ClipOuter, ClipValue
     from farthing.queries.buffered import BufferedGaussian
-    from farthing.queries.correlated import BandedGaussian, Cyclic
+    from farthing.queries.correlated import Balanced, BandedGaussian, Cyclic
     from farthing.queries.mechanisms import Gaussian, Laplace, NoisyMax, SymmetricGaussian
     from farthing.queries.query import PerExample, Query, Rows, Run, Step, run, until_spent
     from farthing.queries.samplers import Everyone, FixedSize, OneRecord, Poisson
@@ -80,6 +80,7 @@ __all__ = [
     "AdditiveClassifier",
     "AdditiveRegressor",
     "Adjacency",
+    "Balanced",
     "BandedGaussian",
     "Budget",
     "BudgetSpent",
@@ -195,7 +196,7 @@ _HOMES = {
     "queries.mechanisms": ("Gaussian", "Laplace", "NoisyMax", "SymmetricGaussian"),
     "queries.query": ("PerExample", "Query", "Rows", "Run", "Step", "run", "until_spent"),
     "queries.buffered": ("BufferedGaussian",),
-    "queries.correlated": ("BandedGaussian", "Cyclic"),
+    "queries.correlated": ("Balanced", "BandedGaussian", "Cyclic"),
     "statistics": ("Statistic", "bounds", "count", "histogram", "mean", "quantiles"),
     "queries.samplers": ("Everyone", "FixedSize", "OneRecord", "Poisson"),
     "linear.solvers": (

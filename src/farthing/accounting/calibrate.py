@@ -35,6 +35,7 @@ _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e9
 _LINES = 8  # tried for a count
 _MOST_TURNS = 2**32  # of a plan whose price may stop to grow
 _COARSE = 1e-5  # in log σ, while lines are still sought
+_MASSES = 1e-6  # relative: how closely noise is sought where a look takes a tenth of a second
 _VISIBLE = 1e-6  # a part of δ that is worth another search
 
 
@@ -49,6 +50,8 @@ def noise(plan: Callable[[float], Event], budget: Budget, tolerance: float = 1e-
     validate.positive(tolerance=tolerance)
     budget = _inner(budget, 2)
     goal = math.log(budget.delta)
+    if pld.on_masses(pld.directions(plan(1.0), budget.adjacency)[0]):
+        return _noise_on_masses(plan, budget, max(tolerance, _MASSES))
     guess = _central_limit(plan, budget)
 
     @cache
@@ -82,6 +85,20 @@ def noise(plan: Callable[[float], Event], budget: Budget, tolerance: float = 1e-
         while shown(high := high + more) > 0:
             more *= 4
         found = smallest(shown, found, high, 0.0, max(tolerance, more / 8))
+    return math.exp(found)
+
+
+def _noise_on_masses(plan: Callable[[float], Event], budget: Budget, tolerance: float) -> float:
+    """Return the least noise for a plan that is composed on grids of losses, each of which takes a while."""
+    goal = math.log(budget.delta)
+
+    def excess(directions: int | None, log_noise: float) -> float:
+        ways = pld.directions(plan(math.exp(log_noise)), budget.adjacency)[:directions]
+        return max(pld.log_delta(way, budget.epsilon) for way in ways) - goal
+
+    found = _least(cache(functools.partial(excess, 1)), 0.0, budget, tolerance)
+    if excess(None, found) > 0:
+        found = _least(cache(functools.partial(excess, None)), found, budget, tolerance)
     return math.exp(found)
 
 
@@ -138,6 +155,8 @@ def _log_delta(steps: pld.Steps, epsilon: float, contour: Contour | None) -> flo
 
 def _shown(steps: pld.Steps, epsilon: float, goal: float) -> float:
     """log δ(ε) on lines chosen for these very steps: what noise and counts must hold by in the end."""
+    if pld.on_masses(steps):
+        return pld.log_delta(steps, epsilon)
     if pld.most_loss(steps) <= epsilon:
         return -math.inf
     found = _log_delta(steps, epsilon, _contour(steps, epsilon, goal))
@@ -208,7 +227,23 @@ def _counts(event: Event, spent: Event, budget: Budget) -> list[int]:
     return [len(pld.directions(event, budget.adjacency)[0])] * len(ways)
 
 
+def _steps_on_masses(event: pld.Steps, spent: pld.Steps, epsilon: float, goal: float) -> int:
+    def fits(count: int) -> bool:
+        steps = [(pair, times * count) for pair, times in event] + list(spent)
+        return pld.log_delta(steps, epsilon) <= goal
+
+    low, high = 0, 1
+    while high < _MOST_TURNS and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
 def _steps(event: pld.Steps, spent: pld.Steps, epsilon: float, goal: float) -> int:
+    if pld.on_masses([*event, *spent]):
+        return _steps_on_masses(event, spent, epsilon, goal)
     each, so_far = pld.gaussian_part(event), pld.gaussian_part(spent)
     if each is not None and so_far is not None:
         left = gaussian.largest_mu(epsilon, math.exp(goal)) ** 2 - so_far**2

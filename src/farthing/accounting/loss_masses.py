@@ -28,6 +28,7 @@ that is so much larger than it is counted for is paid by `accounting.menu` from 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -35,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
-from farthing.accounting import pairs
+from farthing.accounting import allocation, pairs
 from farthing.budget import Adjacency
 from farthing.queries.events import BoundedRangeEvent, Event, PoissonEvent
 
@@ -47,6 +48,7 @@ _UNIT = 2.0**-53
 _SPREAD = 16  # grid points in a standard deviation of one event's loss
 _WIDE = 48  # and from which on a grid is made coarser
 _LONGEST = 12_000  # points of one event
+_FINE = 160  # points in a standard deviation of a whole plan's loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,18 @@ def ways(event: Event, adjacency: Adjacency) -> tuple[Pair, ...]:
 def delta(losses: LossMasses, epsilon: float) -> float:
     """Return δ at ε of losses on a grid."""
     at = (losses.first + np.arange(len(losses.masses))) * losses.step
-    return float(losses.masses @ np.maximum(0.0, -np.expm1(epsilon - at))) + losses.infinite
+    return float(losses.masses @ -np.expm1(np.minimum(epsilon - at, 0.0))) + losses.infinite
+
+
+def composed(steps: Sequence[tuple[Pair, int]], cut: float) -> LossMasses:
+    """Return the losses of several events, each so many times, on a grid that suits their sum."""
+    share = cut / max(1, len(steps))
+    spread = math.sqrt(sum(count * _deviation(pair) ** 2 for pair, count in steps))
+    parts = [repeated(pair, count, spread / _FINE, share) for pair, count in steps]
+    total = parts[0]
+    for part in parts[1:]:
+        total = _convolved(total, part, share)
+    return total
 
 
 def repeated(pair: Pair, count: int, step: float, cut: float) -> LossMasses:
@@ -115,6 +128,8 @@ def repeated(pair: Pair, count: int, step: float, cut: float) -> LossMasses:
 
 def _single(pair: Pair, step: float, cut: float) -> LossMasses:
     """One event, by connecting the dots; at most ``cut`` of mass is below the first or above the last."""
+    if isinstance(pair, pairs.Allocation):
+        return _of_atoms(*allocation.atoms(pair.bins, pair.mu, pair.added), step, cut)
     low, high = _ends(pair, cut)
     first, last = math.floor(low / step), math.ceil(high / step)
     edges: Array = np.arange(first, last + 1) * np.float64(step)
@@ -132,6 +147,26 @@ def _single(pair: Pair, step: float, cut: float) -> LossMasses:
         masses[below + 1 - first] += mass * up
         masses[below - first] += mass * (1 - up)
     return LossMasses(step, first, masses * (1 + 8 * _UNIT), 2 * cut)
+
+
+def _of_atoms(losses: Array, masses: Array, infinite: float, step: float, cut: float) -> LossMasses:
+    """Connect the dots of masses at single losses; at most ``cut`` of them is moved up at either end."""
+    order = np.argsort(losses)
+    losses, masses = losses[order], masses[order]
+    above = np.cumsum(masses[::-1])[::-1]
+    kept = (np.cumsum(masses) > cut) & (above > cut)
+    low, high = losses[kept][0], losses[kept][-1]
+    infinite += _raised(masses[losses > high])
+    masses, losses = masses[losses <= high], np.maximum(losses[losses <= high], low)
+    place = np.floor(losses / step)
+    up = np.expm1(place * step - losses) / math.expm1(-step)
+    up = np.clip(up + 1e-15 / step, 0.0, 1.0)
+    first = int(place[0])
+    at = place.astype(np.int64) - first
+    size = int(at[-1]) + 2
+    found = np.bincount(at + 1, masses * up, size) + np.bincount(at, masses * (1 - up), size)
+    raised = np.asarray(found, np.float64) * (1 + (len(masses) + 8) * _UNIT)
+    return LossMasses(step, first, raised, infinite)
 
 
 def _convolved(one: LossMasses, other: LossMasses, cut: float) -> LossMasses:
@@ -183,6 +218,10 @@ def _ends(pair: Pair, cut: float) -> tuple[float, float]:
             return min(0.0, mu * mu / 2 - z * mu), mu * mu / 2 + z * mu
         case pairs.TwoPoint(epsilon) | pairs.DoubleExponential(epsilon):
             return -epsilon, epsilon
+        case pairs.Allocation(bins, mu, added):
+            losses, masses, _ = allocation.atoms(bins, mu, added)
+            likely = losses[masses > cut / len(masses)]
+            return float(likely.min()), float(likely.max())
         case WorstChoice(epsilon, rate, added):
             ends = [math.log1p(rate * math.expm1(x)) for x in (-epsilon, epsilon)]
             return (-ends[1], -ends[0]) if added else (ends[0], ends[1])
@@ -246,6 +285,8 @@ def _intervals(pair: Pair, edges: Array) -> tuple[Array, Array]:
         case pairs.Mixture(pieces):
             found = [_of_piece(piece, edges) for piece in pieces]
             return sum(p for p, _ in found), sum(q for _, q in found)  # type: ignore[return-value]
+        case pairs.Allocation():
+            raise AssertionError("it has atoms alone")
 
 
 def _before_sampling(epsilon: float, rate: float, losses: Array) -> Array:

@@ -22,6 +22,8 @@ FixedSize(q) of Gaussian(σ)   all three                   the symmetric pair wh
                                                           the two directions at shift 2: a record that enters
                                                           the sample pushes another one, or a blank one, out
                                                           (Zhu et al. 2022, Thm. 11)
+Balanced(T) of Gaussian(σ)    add-remove, zero-out        the mean of T log-normal ratios, and swapped
+                                                          (`farthing.accounting.allocation`)
 Drawn(q) of Gaussian(σ)       replace-one, zero-out       nothing, or with probability q the Gaussian's pair;
                                                           the observer sees which (A-DDP's sampling theorem)
 Laplace, pure, bounded range  as given                    Laplace, or randomised response at ε
@@ -38,6 +40,7 @@ from farthing.budget import Adjacency
 from farthing.errors import Unsupported
 from farthing.queries.events import (
     ApproximateEvent,
+    BalancedEvent,
     BoundedRangeEvent,
     DrawnEvent,
     Event,
@@ -98,7 +101,20 @@ class DoubleExponential:
     epsilon: float
 
 
-Pair = Mixture | Shift | SeenShift | TwoPoint | DoubleExponential
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """A `Shift` in one of ``bins`` turns, uniformly (`farthing.accounting.allocation`).
+
+    It has no transform: plans with one are composed on grids of losses. ``added`` is the direction of a
+    record more.
+    """
+
+    bins: int
+    mu: float
+    added: bool = False
+
+
+Pair = Mixture | Shift | SeenShift | TwoPoint | DoubleExponential | Allocation
 
 
 @lru_cache(maxsize=65536)
@@ -120,6 +136,10 @@ def of_event(event: Event, adjacency: Adjacency) -> tuple[Pair, ...]:
             return of_event(inner, adjacency)
         case DrawnEvent(rate, GaussianEvent(noise)) if adjacency is not Adjacency.ADD_REMOVE:
             return (SeenShift(rate, replaced / noise),)
+        case BalancedEvent(1, inner):
+            return of_event(inner, adjacency)
+        case BalancedEvent(bins, GaussianEvent(noise)) if adjacency is not Adjacency.REPLACE_ONE:
+            return Allocation(bins, 1.0 / noise), Allocation(bins, 1.0 / noise, added=True)
         case LaplaceEvent(noise):
             return (DoubleExponential(replaced / noise),)
         case PureEvent(epsilon) | BoundedRangeEvent(epsilon):

@@ -19,9 +19,9 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from farthing import validate
-from farthing.accounting import cells, gaussian, sampling
+from farthing.accounting import cells, gaussian, loss_masses, sampling
 from farthing.accounting.inversion import Line, log_factor, smallest
-from farthing.accounting.pairs import Mixture, Pair, SeenShift, Shift, largest_loss, of_event
+from farthing.accounting.pairs import Allocation, Mixture, Pair, SeenShift, Shift, largest_loss, of_event
 from farthing.accounting.transform import Contour, log_moment, rough_log_moment, transform
 from farthing.budget import Adjacency
 from farthing.queries.events import Event, GaussianEvent, PoissonEvent, flatten, for_level, levels
@@ -33,6 +33,8 @@ MOST_FREQUENCIES = 1024
 _LARGE = math.log(0.1)
 _FAR = 8.0  # between Chernoff's bound and the truth, in logarithms: more than where the law is a bump
 _SHALLOWEST, _STEEPEST = 1e-7, 1e12  # tilts are not sought beyond
+_LEFT_OUT = 1e-13  # of the mass of losses, that cuts of grids may move
+_RAISED = 1e-10  # relative: more than sums of masses lose
 _FEW = 512  # steps up to which a grid of dp-accounting's helps where frequencies run out
 
 
@@ -154,6 +156,8 @@ def directions(event: Event, adjacency: Adjacency) -> list[list[tuple[Pair, int]
 def _epsilon(steps: Steps, delta: float) -> tuple[float, Line | None]:
     """ε in one direction, and the line it was found on."""
     goal = math.log(delta)
+    if on_masses(steps):
+        return smallest(lambda x: masses_log_delta(steps, x) - goal, 0.0, TOO_MUCH), None
     mu = gaussian_part(steps)
     if mu is not None:
         return gaussian.epsilon(mu, delta) if mu < math.inf else math.inf, None
@@ -188,6 +192,23 @@ def _epsilon(steps: Steps, delta: float) -> tuple[float, Line | None]:
     return found, line
 
 
+def on_masses(steps: Steps) -> bool:
+    """Return whether a plan has a pair without a transform, so that it is composed on a grid of losses."""
+    return any(isinstance(pair, Allocation) for pair, _ in steps)
+
+
+def masses_log_delta(steps: Steps, epsilon: float) -> float:
+    """log δ(ε) of a plan composed on a grid of losses (`farthing.accounting.loss_masses`)."""
+    total, count = _composed(tuple(steps)), sum(count for _, count in steps)
+    found = loss_masses.delta(total, max(0.0, epsilon - 4 * count * loss_masses.EDGE)) * (1 + _RAISED)
+    return math.log(found) if found > 0 else -math.inf
+
+
+@lru_cache(maxsize=128)
+def _composed(steps: tuple[tuple[Pair, int], ...]) -> loss_masses.LossMasses:
+    return loss_masses.composed(steps, _LEFT_OUT)
+
+
 def log_delta(steps: Steps, epsilon: float) -> float:
     """log of the certified bound on δ(ε) in one direction."""
     return _look(steps, epsilon)[0]
@@ -195,6 +216,8 @@ def log_delta(steps: Steps, epsilon: float) -> float:
 
 def _look(steps: Steps, epsilon: float) -> tuple[float, bool]:
     """log δ(ε) in one direction, and whether frequencies ran out."""
+    if on_masses(steps):
+        return masses_log_delta(steps, epsilon), False
     mu = gaussian_part(steps)
     if mu is not None:
         return gaussian.log_delta(mu, epsilon) if mu < math.inf else 0.0, False

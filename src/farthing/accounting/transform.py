@@ -24,7 +24,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from farthing.accounting.pairs import DoubleExponential, Mixture, Pair, Piece, SeenShift, Shift, TwoPoint
+from farthing.accounting.pairs import (
+    Allocation,
+    DoubleExponential,
+    Mixture,
+    Pair,
+    Piece,
+    SeenShift,
+    Shift,
+    TwoPoint,
+)
 
 Real = npt.NDArray[np.float64]
 Complex = npt.NDArray[np.complex128]
@@ -103,6 +112,8 @@ def transform(pair: Pair, contour: Contour) -> Transform | None:
             return Transform(log, _rounding(4 * epsilon * farthest), float(log[0].real))
         case Mixture():
             return _mixture(pair, contour)
+        case Allocation():
+            return None  # it is composed on grids of losses
 
 
 def log_moment(pair: Pair, tilt: float) -> float:

@@ -47,7 +47,7 @@ from farthing.ledger.answers import (
 from farthing.ledger.books import FLOATS, SEEDED, SOUND, Books, Countdown, header_of, rule_of
 from farthing.ledger.journal import Journal
 from farthing.noise.lattice import Stream
-from farthing.queries.events import ApproximateEvent, Event, encode
+from farthing.queries.events import ApproximateEvent, Event, TurnEvent, encode
 from farthing.queries.query import Answer, Query, Receipt, Records
 
 Listener = Callable[[Query, Any, Answer], None]  # is told of each answer: what was asked, at which w
@@ -269,7 +269,7 @@ class Ledger(Drawn):
         assert self._records is not None
         ready, shaped = self._ready, form(w)  # read once: another thread may ask something else meanwhile
         if ready is not None and ready.query is query and ready.form == shaped:  # queries do not change
-            if query.remembers:  # which promise it belongs to may have been made since
+            if query.remembers and not isinstance(ready.event, TurnEvent):  # a promise may be made since
                 return ready._replace(event=self._event(query))
             return ready
         if ready is not None and alike(ready.query, query) and ready.form == shaped:

@@ -32,7 +32,9 @@ FINE = 1e-9  # of what the others spent; ledgers round inward by more than the T
 TOLERANCE = 2.0**-39  # of Σε and Σδ, which are only added: twice what a ledger allows them
 CELLS, PANELS = 2**16, 2**15  # of the coarser grid of losses, and of the integral over a density
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(8)  # within each panel
+COUNTS = ("count", "size", "of", "turns", "bins")  # fields that are whole numbers
 GDP = ("gdp", "personal")  # filters that add up μ², the second for each level of budget
+BALANCED = 0.01  # relative: by how much the law of balanced draws here and there may be apart
 TUNED = 0.04  # relative: by how much a grid here and certified cells there may price a best run apart
 MENU = 1.02  # times δ: what grids and FFTs here may be off by in the best strategy from a menu
 TILTS = np.geomspace(1e-3, 1e6, 40)
@@ -118,9 +120,8 @@ class _Audit:
         _must(found.rows > 1 or (kind, body["farthing"]) == ("open", 1), "no ledger of format 1 is opened")
         found.code = 1  # until all is checked
         _must(claimed == digest, "it was changed, it does not have its hash")
-        _must(
-            (row["seq"], row["previous"]) == (found.rows - 1, found.head), "it does not follow the last row"
-        )
+        follows = (row["seq"], row["previous"]) == (found.rows - 1, found.head)
+        _must(follows, "it does not follow the last row")
         self._apply(row["seq"], kind, body, body.get("answer"))
         found.head = digest
         truth = [*self.totals.tolist(), *(float(self.found.charged.get(name, 0)) for name in self.promised)]
@@ -141,12 +142,13 @@ class _Audit:
         _must(type(count) is int and count > 0, f"there cannot be {count!r} of them")
         many = len(body["event"]["events"]) if body["event"]["kind"] == "personal" else len(self.levels)
         _must(many == len(self.levels), f"it has {many} levels of budget, and the ledger {len(self.levels)}")
-        drawn = _flat(body["event"]) and any(f'"{kind}"' in name for kind in ("poisson", "fixed-size"))
+        drawn = _flat(body["event"]) and any(
+            f'"{kind}"' in name for kind in ("poisson", "fixed-size", "balanced")
+        )
         _must(not (drawn and self.seen), "the coordinator sees who is drawn: that hides nobody from it")
         if kind == "promise":
-            _must(
-                name not in self.promised and not any(self.found.charged.values()), "promised after a charge"
-            )
+            late = name in self.promised or any(self.found.charged.values())
+            _must(not late, "promised after a charge")
             self.promised[name], self.found.rule = count, "a plan promised ahead"
             return None
         if kind == "charge" and answer:
@@ -396,6 +398,8 @@ class _Audit:
             return (mass, -loss) if side else (mass + loss, loss)
         if pure and (inner["kind"] != "laplace" or q < 1):  # randomised response is the worst
             return -np.log1p(np.exp([-pure, pure])), np.array([pure, -pure])
+        if kind == "balanced" and inner["kind"] == "gaussian" and self.adjacency != "replace-one":
+            return _balanced(event["bins"], 1 / inner["noise"], side)
         known = pure or (inner["kind"] == "gaussian" and (kind != "drawn" or self.adjacency != "add-remove"))
         _must(known, f"not recomputed: no pair of distributions is known for {_text(event)}")
         pushed = kind == "fixed-size" and (q < 1 or self.adjacency == "add-remove")  # one comes, another goes
@@ -453,7 +457,33 @@ class _Audit:
         slack, odds = 2e-16 * (50 + sum(n for _, n in flat)), sum(n for pure, n in odd if pure)
         wide, top = upper(1, self.delta - slack), upper(2, self.delta - slack)
         margin = 2 * abs(wide - top) + 1e-7 * top + step * min(odds, 4 * math.sqrt(odds))
+        margin += BALANCED * top * any(part["kind"] == "balanced" for part, _ in flat)
         return max(0.0, upper(2, self.delta + slack) - margin), top * (1 + 1e-8)
+
+
+def _balanced(bins: int, mu: float, side: int) -> tuple[Array, Array]:
+    """Log masses and losses of one of so many turns: the ratio is a mean of log-normal ones, by doubling."""
+
+    def points(n: int) -> Array:  # even in the logarithm around n, in its deviations, and sparse far out
+        wide = math.sqrt(math.log1p(math.expm1(mu * mu) / n))
+        far = max(8.5 * mu + mu * mu / 2 - math.log(n), 0.0) + 9 * wide
+        low, high = math.asinh(-4.5 - 0.05 / wide), math.asinh(far / 2 / wide)
+        return np.append(0.0, n * np.exp(2 * wide * np.sinh(np.linspace(low, high, 600))))
+
+    def put(at: Array, mass: Array, grid: Array) -> Array:  # split between neighbours: means are kept
+        place = np.clip(np.searchsorted(grid, at, "right") - 1, 0, len(grid) - 2)
+        part = np.clip((at - grid[place]) / (grid[place + 1] - grid[place]), 0.0, 1.0)
+        split = np.append(mass * (1 - part), mass * part)
+        return np.asarray(np.bincount(np.append(place, place + 1), split, len(grid)), float)
+
+    x, n = np.arange(-9.5, 9.5 + mu, 1e-4) + 5e-5, 1
+    mass = one = put(np.exp(mu * x - mu * mu / 2), np.exp(-x * x / 2) / 1e4 / math.tau**0.5, points(1))
+    for bit in bin(bins)[3:]:
+        for other, more in ((mass, n), (one, 1))[: 1 + int(bit)]:
+            sums, weights = np.add.outer(points(n), points(more)), np.multiply.outer(mass, other)
+            n, mass = n + more, put(sums.ravel(), weights.ravel(), points(n + more))
+    log_mass, loss = np.log(mass[1:] + 1e-300), np.log(points(n)[1:] / bins)
+    return (log_mass, -loss) if side else (log_mass + loss, loss)
 
 
 def _split(mass: Array, loss: Array, width: float) -> tuple[int, Array]:
@@ -490,7 +520,10 @@ def _flat(event: Event, times: int = 1) -> list[tuple[Event, int]]:
     """Repetitions and compositions unrolled; every number must be one that an event can have."""
     most = {"rate": 1.0, "delta": 1.0, "size": event.get("of", 0)}
     for key in event.keys() - {"kind", "event", "events", "by"}:
-        value, whole = event[key], key not in ("count", "size", "of", "turns") or type(event[key]) is int
+        value, whole = (
+            event[key],
+            key not in ("count", "size", "of", "turns", "bins") or type(event[key]) is int,
+        )
         fits = key == "shape" or 0 < value <= most.get(key, math.inf) or (key, value) == ("delta", 0)
         _must(whole and fits, f"{key} cannot be {value!r}")
     parts = [event["event"]] if "event" in event else event.get("events", [])
@@ -515,9 +548,8 @@ def _smallest(density: Array, losses: Array, delta: float) -> float:
     def fits(place: int) -> bool:
         return bool(density[place:] @ -np.expm1(losses[place] - losses[place:]) <= delta)
 
-    place = bisect_left(
-        range(len(losses) - 1), True, key=fits
-    )  # between two losses ε is where a - b e^ε is δ
+    # between two losses ε is where a - b e^ε is δ
+    place = bisect_left(range(len(losses) - 1), True, key=fits)
     above, near = density[place:].sum(), density[place:] @ np.exp(losses[place] - losses[place:])
     return max(0.0, float(losses[place] + math.log((above - delta) / near))) if above > delta else 0.0
 

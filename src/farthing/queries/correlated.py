@@ -72,7 +72,7 @@ from farthing.errors import InvalidValue, Unsupported
 from farthing.noise import lattice
 from farthing.noise.lattice import Stream
 from farthing.queries.bounds import Bound
-from farthing.queries.events import Event, RepeatedEvent
+from farthing.queries.events import BalancedEvent, Event, RepeatedEvent
 from farthing.queries.mechanisms import Array, Gaussian, enlarged, refuse_width
 from farthing.queries.samplers import HasEvent, Indices, Poisson, event_of
 
@@ -275,22 +275,27 @@ class _Groups:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last: int | None = None
-        self._begins, self._members = 0, list[Integers]()
+        self._begins, self._members, self._places = 0, list[Integers](), _NOBODY
 
-    def draw(self, cyclic: "Cyclic", records: int, stream: Stream, turn: int) -> Integers:
-        """Return who is drawn; nobody where a division into groups would begin within a cycle."""
+    def draw(self, sampler: "Cyclic | Balanced", records: int, stream: Stream, turn: int) -> Integers:
+        """Return who is drawn; nobody where a division into groups would begin within a cycle or pass."""
         with self._lock:
-            groups, last = cyclic.groups, self._last
+            groups, last, period = sampler.groups, self._last, sampler.period
             if last is None or turn != last + 1:
                 first = turn if last is None else max(turn, last + groups)
-                self._begins, self._members = -(-first // groups) * groups, []
+                self._begins, self._members = -(-first // period) * period, []
             self._last = turn if last is None else max(turn, last)
             if turn < self._begins:
                 return _NOBODY
             if not self._members:
                 self._members = _divided(stream, records, groups)
             members = self._members[turn % groups]
-            return members[stream.poisson_indices(cyclic.rate, len(members))]
+            if isinstance(sampler, Cyclic):
+                return members[stream.poisson_indices(sampler.rate, len(members))]
+            if turn % period == 0:
+                self._places = stream.uniform_below(sampler.bins, records)
+            now: Integers = members[self._places[members] == turn % period // groups]
+            return now
 
     def members(self, group: int) -> Integers:
         """Return the members of a group; nobody where the records are not divided yet."""
@@ -351,6 +356,11 @@ class Cyclic:
         return min(1.0, self.sampling_rate * self.groups)
 
     @property
+    def period(self) -> int:
+        """The turns of a cycle, at whose end a division may begin anew."""
+        return self.groups
+
+    @property
     def separation(self) -> int:
         """How many turns lie at least between two chances of a record."""
         return self.groups
@@ -378,3 +388,77 @@ class Cyclic:
     def plan(self, step: Event | HasEvent, steps: int, observer: Observer = Observer.ANYONE) -> RepeatedEvent:
         """Return the price of the turns 0 to ``steps`` - 1: a record has a chance in one of ``groups``."""
         return RepeatedEvent(self.amplify(step, observer), -(-validate.count(steps=steps) // self.groups))
+
+
+@dataclass(frozen=True, slots=True)
+class Balanced:
+    """Every record in exactly one batch of each pass, in a turn that is drawn for it and kept secret.
+
+    Parameters
+    ----------
+    bins : int
+        How many turns a record may be drawn for in a pass, each with the same probability.
+    groups : int, default 1
+        How many groups of the records take turns; a pass has ``bins`` times ``groups`` turns. Noise may be
+        correlated over as many.
+
+    Notes
+    -----
+    Each record's turn is drawn by itself, so that the guarantee holds under add-remove. A pass costs less
+    than as many Poisson samples, of the same expected size: `farthing.accounting.allocation` has the theorem,
+    for add-remove and zero-out; under replace-one there is none. With noise of bands, the rows of different
+    chances of a record do not overlap, so its shifts are orthogonal, as those of independent noise are, and
+    the theorem holds with σ in place of the noise (the proof above, a cycle at a time). Where turns were lost
+    (a new process, a skipped turn) nobody is drawn until a pass begins.
+
+    Examples
+    --------
+    >>> from farthing.queries.events import GaussianEvent
+    >>> Balanced(25, groups=4).plan(GaussianEvent(1.1), 400)
+    RepeatedEvent(event=BalancedEvent(bins=25, event=GaussianEvent(noise=1.1)), count=4)
+    """
+
+    bins: int
+    groups: int = 1
+    _memory: _Groups | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        validate.count(bins=self.bins)
+        validate.count(groups=self.groups)
+
+    @property
+    def period(self) -> int:
+        """The turns of a pass."""
+        return self.bins * self.groups
+
+    @property
+    def sampling_rate(self) -> float:
+        """The expected part of all records in a batch."""
+        return 1 / self.period
+
+    @property
+    def separation(self) -> int:
+        """How many turns lie at least between two chances of a record."""
+        return self.groups
+
+    def begin(self) -> "Balanced":
+        """Return this sampler for one plan: with groups and turns that stay."""
+        begun = replace(self)
+        object.__setattr__(begun, "_memory", _Groups())
+        return begun
+
+    def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
+        if self._memory is not None:
+            return self._memory.draw(self, records, stream, turn)
+        if turn:
+            raise InvalidValue("draws of one plan must share their turns: draw from begin()")
+        return _Groups().draw(self, records, stream, 0)
+
+    def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
+        return Poisson(1 / self.bins).amplify(event_of(step), observer)
+
+    def plan(self, step: Event | HasEvent, steps: int, observer: Observer = Observer.ANYONE) -> RepeatedEvent:
+        """Return the price of the turns 0 to ``steps`` - 1: one turn a pass, which some observers see."""
+        seen = observer is Observer.COORDINATOR
+        event = Poisson(1.0).amplify(step, observer) if seen else BalancedEvent(self.bins, event_of(step))
+        return RepeatedEvent(event, -(-validate.count(steps=steps) // self.period))

@@ -118,6 +118,17 @@ class DrawnEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class BalancedEvent:
+    """``event`` in one of ``bins`` turns, drawn uniformly for every record and kept secret."""
+
+    bins: int
+    event: "Event"
+
+    def __post_init__(self) -> None:
+        validate.count(bins=self.bins)
+
+
+@dataclass(frozen=True, slots=True)
 class RepeatedEvent:
     """``event``, ``count`` times, each possibly chosen after seeing the earlier answers."""
 
@@ -193,6 +204,7 @@ Event = (
     | PoissonEvent
     | FixedSizeEvent
     | DrawnEvent
+    | BalancedEvent
     | RepeatedEvent
     | ComposedEvent
     | TurnEvent
@@ -211,6 +223,7 @@ _KINDS: dict[str, type[Any]] = {
     "poisson": PoissonEvent,
     "fixed-size": FixedSizeEvent,
     "drawn": DrawnEvent,
+    "balanced": BalancedEvent,
     "repeated": RepeatedEvent,
     "composed": ComposedEvent,
     "turn": TurnEvent,

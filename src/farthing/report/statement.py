@@ -16,6 +16,7 @@ from farthing.budget import Adjacency, Guarantee, Observer, Unit
 from farthing.ledger.books import FLOATS, SEEDED
 from farthing.queries.events import (
     ApproximateEvent,
+    BalancedEvent,
     ComposedEvent,
     DrawnEvent,
     Event,
@@ -313,6 +314,8 @@ def _drawn(event: Event) -> str:
             return f"Exactly {size:,} of {of:,} records, without replacement"
         case DrawnEvent(rate):
             return f"With probability {number(rate)}, and the draw may be seen"
+        case BalancedEvent(bins):
+            return f"Each record once a pass, in one of {bins:,} turns that is drawn for it and kept secret"
         case RepeatedEvent(inner) | TurnEvent(inner) | TuningEvent(inner):
             return _drawn(inner)
         case PersonalEvent(events):

@@ -39,6 +39,7 @@ from typing import Any
 
 from farthing.queries.events import (
     ApproximateEvent,
+    BalancedEvent,
     BoundedRangeEvent,
     ComposedEvent,
     DrawnEvent,
@@ -422,6 +423,8 @@ def priced(event: Event) -> str:
             return f"{priced(inner)}, on {size:,} of {of:,} records"
         case DrawnEvent(rate, inner):
             return f"{priced(inner)}, drawn openly with probability {number(rate)}"
+        case BalancedEvent(bins, inner):
+            return f"{priced(inner)}, in one of {bins:,} turns"
         case RepeatedEvent(inner, count):
             return f"{count:,} × {priced(inner)}"
         case ComposedEvent(events):
@@ -439,6 +442,6 @@ def noise_of(event: Event) -> float | None:
     match event:
         case GaussianEvent(noise) | LaplaceEvent(noise):
             return noise
-        case PoissonEvent() | FixedSizeEvent() | DrawnEvent() | RepeatedEvent():
+        case PoissonEvent() | FixedSizeEvent() | DrawnEvent() | BalancedEvent() | RepeatedEvent():
             return noise_of(event.event)
     return None
