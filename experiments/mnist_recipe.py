@@ -115,5 +115,5 @@ def draw(rows: list[Row]) -> Any:
         axes.errorbar(epsilons, [fmean(one) for one in found], [pstdev(one) for one in found], **style)
     axes.set(xlabel="ε at δ = 1e-5", ylabel="test accuracy, %", title=rows[0]["data"])
     ticks(axes, values(rows, "ε"))
-    axes.legend(frameon=False, loc="lower right")
+    axes.legend(frameon=False)
     return figure
