@@ -1,6 +1,6 @@
 """Train principal components and a network on top of them from one budget.
 
-    pip install 'farthing[torch]'
+    pip install '.[torch]'
     python examples/dppca_network.py --images mnist.npz
 
 The network of AdaDP's paper (Xu et al. 2020, Section IV-A): 60 principal components, released once with noise

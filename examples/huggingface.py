@@ -1,6 +1,6 @@
 """Train a transformer from Hugging Face within a budget, by Hugging Face's own Trainer.
 
-    pip install 'farthing[torch]' transformers accelerate
+    pip install '.[torch]' transformers accelerate
     python examples/huggingface.py
 
 `PrivateTrainer` keeps the Trainer's loop, callbacks, checkpoints and evaluation, and gives it *numbers* to

@@ -1,6 +1,6 @@
 """Train a LightningModule within a budget, by Lightning's own Trainer.
 
-    pip install 'farthing[torch]' lightning
+    pip install '.[torch]' lightning
     python examples/lightning_adult.py
 
 The module is an ordinary one. The changes are the `Private` callback, its `batches` in place of a loader, and

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'farthing[torch]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of other libraries

@@ -16,7 +16,7 @@ from farthing.cli.main import app
 from farthing.federated.methods.table import every_option
 from farthing.linear.solvers import CLASSIFIERS, REGRESSORS
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'farthing[torch]'")
+pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "farthing"

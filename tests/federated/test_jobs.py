@@ -318,4 +318,4 @@ def test_without_pytorch_a_network_is_refused_by_name(simulate: Any, monkeypatch
     monkeypatch.setattr(jobs, "find_spec", lambda name: None)
     code, out, err = simulate("--method", "fedsgd")
     assert (code, out) == (2, "")
-    assert "--method fedsgd needs PyTorch: pip install 'farthing[torch]'" in err
+    assert "--method fedsgd needs PyTorch: pip install torch" in err

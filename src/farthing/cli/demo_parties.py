@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder, began = Path(tempfile.mkdtemp(prefix="farthing-demo-")), time.monotonic()
     code = _trained(folder / "table", options, {"method": TABLE})
     if find_spec("torch") is None:
-        print("\nno network was trained: that needs PyTorch, pip install 'farthing[torch]'", flush=True)
+        print("\nno network was trained: that needs PyTorch, pip install torch", flush=True)
     else:
         code = max(code, _trained(folder / "network", options, {"network": True, "method": NETWORK}))
     print(f"\n{time.monotonic() - began:.0f} s in all; {folder} may be deleted", flush=True)

@@ -50,9 +50,9 @@ def doctor(
         lambda: _disk(folder),
         _clock,
         _torch,
-        lambda: _optional("flwr", "parties on machines of their own", "flower"),
-        lambda: _optional("matplotlib", "pictures in reports", "report"),
-        lambda: _optional("pyarrow", "Parquet files", "parquet"),
+        lambda: _optional("flwr", "parties on machines of their own"),
+        lambda: _optional("matplotlib", "pictures in reports", "matplotlib jinja2"),
+        lambda: _optional("pyarrow", "Parquet files"),
     )
     found = [check() for check in checks]
     failed = any(finding.state == "failed" for finding in found)
@@ -75,12 +75,12 @@ def _package(name: str) -> Finding:
     try:
         return Finding(name, "ok", version(name))
     except PackageNotFoundError:
-        return Finding(name, "failed", "not installed: pip install farthing installs it")
+        return Finding(name, "failed", f"not installed: pip install {name}")
 
 
-def _optional(name: str, use: str, extra: str) -> Finding:
+def _optional(name: str, use: str, packages: str = "") -> Finding:
     if find_spec(name) is None:
-        return Finding(name, "missing", f"for {use}: pip install 'farthing[{extra}]'")
+        return Finding(name, "missing", f"for {use}: pip install {packages or name}")
     with contextlib.suppress(PackageNotFoundError):
         return Finding(name, "ok", f"{version(name)}, for {use}")
     return Finding(name, "ok", f"for {use}")
@@ -126,7 +126,7 @@ def _clock() -> Finding:
 
 
 def _torch() -> Finding:
-    found = _optional("torch", "networks", "torch")
+    found = _optional("torch", "networks")
     if found.state != "ok":
         return found
     cuda = import_module("torch.cuda")

@@ -115,7 +115,7 @@ def _bounded(graph: Any, target: Numeric) -> None:
 
 
 def _missing(form: str) -> Unsupported:
-    return Unsupported(f"--format {form} needs a package that is missing: pip install 'farthing[export]'")
+    return Unsupported(f"--format {form} needs a package that is missing: pip install skops skl2onnx")
 
 
 #: The formats of ``--format``: from a pipeline and its schema to the bytes of a file.

@@ -62,9 +62,7 @@ def _opened(path: str) -> Iterator[Any]:
         import pyarrow as arrow
         from pyarrow import parquet
     except ImportError:
-        raise Unsupported(
-            f"{path!r} is a Parquet file, which needs pyarrow: pip install 'farthing[parquet]'"
-        ) from None
+        raise Unsupported(f"{path!r} is a Parquet file, which needs pyarrow: pip install pyarrow") from None
     try:
         with parquet.ParquetFile(path) as file:
             yield file

@@ -112,7 +112,7 @@ def checked(job: Job) -> Method:
         )
     method.check(job.options, job.trust)
     if method.networks and find_spec("torch") is None:
-        raise Unsupported(f"--method {method.name} needs PyTorch: pip install 'farthing[torch]'")
+        raise Unsupported(f"--method {method.name} needs PyTorch: pip install torch")
     for option, budget in (("epsilon", job.epsilon), ("delta", job.delta)):
         if budget is not None and not method.private:
             raise InvalidValue(

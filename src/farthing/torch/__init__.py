@@ -101,9 +101,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise ModuleNotFoundError(
-            "farthing.torch needs PyTorch: pip install 'farthing[torch]'", name="torch"
-        ) from None
+        raise ModuleNotFoundError("farthing.torch needs PyTorch: pip install torch", name="torch") from None
     return value
 
 

@@ -117,7 +117,7 @@ _DOOR = 20.0  # seconds within which the access control must answer, even on a b
 def needs_flower() -> None:
     """Refuse to continue where Flower is not installed."""
     if importlib.util.find_spec("flwr") is None:
-        raise Unsupported("this needs Flower: pip install 'farthing[flower]'")
+        raise Unsupported("this needs Flower: pip install flwr")
 
 
 def environment(home: Path) -> dict[str, str]:
