@@ -395,7 +395,7 @@ def _(original):
 
 @bug("outer products of rows as they are", "clipping", bounds.ClipOuter, "rows")
 def _(original):
-    return property(lambda self: bounds.ClipNorm(1e300))
+    return property(lambda self: bounds.ClipNorm(1e90))
 
 
 @bug("an L1 bound that clips by the L2 norm", "clipping", bounds.ClipNorm, "apply")

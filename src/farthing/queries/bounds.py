@@ -15,7 +15,7 @@ array([[0.6, 0.8],
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Protocol
 
@@ -52,7 +52,9 @@ ROWS = (
     Kind.COORDINATES,
     Kind.VALUE,
 )
-_SMALLEST_SQUARED = 1e-130  # a row whose squares underflow is far below any clip above this
+#: What bounds, scales and noise multipliers lie between: within, no sum of 2³⁰ contributions overflows, no
+#: square that vanishes belongs to a row near its clip, and noise has all of its bits.
+SMALLEST, LARGEST = 1e-100, 1e100
 
 
 class Bound(Protocol):
@@ -95,8 +97,19 @@ def _width(scale: Any) -> int | None:
     return math.prod(scale.shape) if getattr(scale, "ndim", 0) else None
 
 
-def _public_scale(name: str, scale: Any) -> Any:
-    """Positive numbers of our own: an array that cannot be changed, or a tensor that stays where it is."""
+def in_range(**value: Any) -> float:
+    """A number from `SMALLEST` to `LARGEST`."""
+    ((name, number),) = value.items()
+    if not SMALLEST <= validate.positive(**value) <= LARGEST:
+        raise InvalidValue(f"{name} must be from {SMALLEST:g} to {LARGEST:g}, got {number!r}")
+    return float(number)
+
+
+def _public_scale(scale: Any) -> tuple[Any, tuple[float, float]]:
+    """Positive numbers of our own, and the ends of their range.
+
+    They are an array that cannot be changed, or a tensor that stays where it is.
+    """
     if hasattr(scale, "detach"):  # torch's, which is not imported here
         values = scale.detach().clone()
         edges = (0.0, 0.0) if 0 in values.shape else values.aminmax()
@@ -105,9 +118,9 @@ def _public_scale(name: str, scale: Any) -> Any:
         values.setflags(write=False)
         edges = (0.0, 0.0) if 0 in values.shape else (values.min(), values.max())
     least, most = map(float, edges)  # NaN if there is one
-    if not 0 < least <= most < math.inf:
-        raise InvalidValue(f"{name} must be finite and > 0 everywhere, got {scale!r}")
-    return values
+    if not SMALLEST <= least <= most <= LARGEST:
+        raise InvalidValue(f"scale must be from {SMALLEST:g} to {LARGEST:g} everywhere, got {scale!r}")
+    return values, (least, most)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,13 +151,15 @@ class ClipNorm:
     clip: float
     scale: Any = _UNSCALED  # a number, an array or a tensor
     order: int = 2
+    extent: tuple[float, float] = field(init=False, repr=False)  # the least and the largest scale
 
     def __post_init__(self) -> None:
-        validate.positive(clip=self.clip)
+        in_range(clip=self.clip)
         if self.order not in (1, 2):
             raise InvalidValue(f"order must be 1 or 2, got {self.order!r}")
-        if self.scale is not _UNSCALED:
-            object.__setattr__(self, "scale", _public_scale("scale", self.scale))
+        scale, extent = (_UNSCALED, (1.0, 1.0)) if self.scale is _UNSCALED else _public_scale(self.scale)
+        object.__setattr__(self, "scale", scale)
+        object.__setattr__(self, "extent", extent)
 
     @property
     def kind(self) -> str:
@@ -185,7 +200,7 @@ class ClipNorm:
             sizes = np.abs(scaled).sum(axis=1) if self.order == 1 else np.einsum("ij,ij->i", scaled, scaled)
             norms = sizes if self.order == 1 else np.sqrt(sizes)
             clipped: Array = rows * self.factors(norms)[:, None]
-        odd = np.flatnonzero(~np.isfinite(sizes)) if self.clip > _SMALLEST_SQUARED else slice(None)
+        odd = np.flatnonzero(~np.isfinite(sizes))
         clipped[odd] = self._apply_scaled(rows[odd])
         return clipped
 
@@ -228,6 +243,7 @@ class ClipCoordinates:
     """
 
     scale: Any  # an array or a tensor
+    extent: tuple[float, float] = field(init=False, repr=False)  # the least and the largest scale
     kind: ClassVar[str] = Kind.COORDINATES
 
     def __post_init__(self) -> None:
@@ -235,7 +251,9 @@ class ClipCoordinates:
             raise InvalidValue(
                 f"scale must name every coordinate, got one number, {self.scale!r}: np.full(width, scale)"
             )
-        object.__setattr__(self, "scale", _public_scale("scale", self.scale))
+        scale, extent = _public_scale(self.scale)
+        object.__setattr__(self, "scale", scale)
+        object.__setattr__(self, "extent", extent)
 
     @property
     def width(self) -> int:
@@ -285,6 +303,7 @@ class ClipValue:
         validate.finite(low=self.low)
         if not validate.finite(high=self.high) > self.low:
             raise InvalidValue(f"high must be above low={self.low:g}, got {self.high:g}")
+        in_range(norm=self.norm())
 
     @property
     def scale(self) -> float:
@@ -340,7 +359,8 @@ class ClipOuter:
     width: ClassVar[int | None] = None
 
     def __post_init__(self) -> None:
-        validate.positive(clip=self.clip)
+        in_range(clip=self.clip)
+        in_range(norm=self.norm())
 
     @property
     def scale(self) -> float:

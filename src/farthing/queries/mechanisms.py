@@ -23,7 +23,7 @@ from farthing.errors import InvalidValue, Unsupported
 from farthing.noise import lattice
 from farthing.noise.lattice import Stream
 from farthing.noise.summing import SLACK
-from farthing.queries.bounds import Bound, ClipValue, Kind
+from farthing.queries.bounds import Bound, ClipValue, Kind, in_range
 from farthing.queries.events import BoundedRangeEvent, Event, GaussianEvent, LaplaceEvent, PureEvent
 
 Array = NDArray[np.float64]
@@ -111,7 +111,7 @@ class _Added(ABC):
         """Return the sum on a grid of ``cell`` units, with noise of scale 2^bits cells."""
 
     def __post_init__(self) -> None:
-        validate.positive(noise_multiplier=self.noise_multiplier)
+        in_range(noise_multiplier=self.noise_multiplier)
 
     def unit_event(self) -> Event:
         return self.kind(self.noise_multiplier)

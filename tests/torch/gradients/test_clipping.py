@@ -15,6 +15,7 @@ from farthing.queries.query import Query
 from farthing.queries.samplers import Everyone
 from farthing.torch.gradients.bookkeeping import Gradient
 from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, plain_sum
+from farthing.torch.training.records import Examples
 
 ROWS = torch.randn(40, 10, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 40)[:, None]
 BOUNDS = [
@@ -86,3 +87,33 @@ def test_a_scale_that_was_changed_in_place_is_refused():
     bound.scale.mul_(1e-3)
     with pytest.raises(InvalidValue, match="changed in place"):
         plain_sum(rows, bound)
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [
+        ClipNorm(1e37),  # a sum of 40 such gradients is infinite in float32
+        ClipNorm(1e-24),  # squares of longer gradients vanish
+        ClipNorm(1e-20, np.array([1e20])),
+        ClipNorm(1.0, np.array([1e-40])),
+        ClipNorm(1e10, np.array([1e25])),
+        ClipCoordinates(np.array([1e-40])),
+        ClipLayers((1e-24,), (1,)),
+        ClipLayers((1e37,), (1,)),
+        Automatic(1e-24),
+    ],
+    ids=repr,
+)
+def test_clips_that_float32_cannot_keep_are_refused(bound):
+    gradient = Gradient(torch.nn.Linear(1, 1, bias=False), lambda outputs, targets: outputs[:, 0])
+    with pytest.raises(InvalidValue, match="float32"):
+        gradient.zero(None, None, bound)
+
+
+@pytest.mark.parametrize("route", ["fast", "vmap"])
+@pytest.mark.parametrize("size", [1e-19, 1e-16, 3e-14, 1e-13, 1e-11])
+def test_the_smallest_clips_hold(route, size):
+    gradient = Gradient(torch.nn.Linear(4096, 1, bias=False), lambda outputs, _: outputs[:, 0], route=route)
+    batch = Examples((torch.full((1, 4096), size), torch.zeros(1))).take(slice(None))
+    clip = 2.0**-43
+    assert gradient.bounded_sum(batch, None, ClipNorm(clip)).double().norm() <= clip * (1 + 2**-10)

@@ -28,6 +28,10 @@ from farthing.torch.kernels import totals
 from farthing.torch.kernels.noise import beside
 
 Array = NDArray[np.float64]
+_SMALLEST = (
+    2.0**-43
+)  # of clips: 2³⁰ squares below 2⁻¹²⁶, which vanish in float32, add up to 2⁻¹⁰ of its square
+_LEAST, _MOST = 2.0**-90, 2.0**90  # of clips times scales: sums of 2³⁰ neither vanish nor overflow
 
 
 class ClipRule(ABC):
@@ -92,6 +96,16 @@ class ClipRule(ABC):
     def width(self) -> int | None:
         """Return the number of coordinates that the rule names; None for any."""
         return None
+
+    @property
+    def smallest_norm(self) -> float:
+        """Return the smallest norm that something is shrunk to, as it is measured."""
+        return self.largest_norm
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """Return the least and the largest norm that coordinates may add up to, times their scale."""
+        return self.smallest_norm, self.largest_norm
 
     @property
     def softening(self) -> float | None:
@@ -214,6 +228,14 @@ class ClipLayers(ClipRule):
     def largest_norm(self) -> float:
         stretches = self.stretches or (1.0,) * len(self.clip_norms)
         return math.hypot(*(clip / stretch for clip, stretch in zip(self.clip_norms, stretches, strict=True)))
+
+    @property
+    def smallest_norm(self) -> float:
+        return min(self.clip_norms)
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        return self.smallest_norm, self.largest_norm * max(self.stretches or (1.0,))
 
     @property
     def graph_key(self) -> Hashable:
@@ -373,6 +395,11 @@ class _OfBound(ClipRule):
         return self.bound.scale
 
     @property
+    def reach(self) -> tuple[float, float]:
+        least, most = self.bound.extent
+        return self.largest_norm * least, self.largest_norm * most
+
+    @property
     def width(self) -> int | None:
         width: int | None = self.bound.width
         return width
@@ -439,6 +466,12 @@ def checked(bound: Any, size: int, starts: tuple[int, ...]) -> ClipRule:
     """Return the rule of a bound; raise unless it fits parameters of ``size`` that begin at ``starts``."""
     rule = rule_of(bound)
     rule.check(size, starts)
+    (least, most), smallest = rule.reach, rule.smallest_norm
+    if not (smallest >= _SMALLEST and _LEAST <= least <= most <= _MOST):
+        raise InvalidValue(
+            f"gradients are float32: clips must be at least {_SMALLEST:.1g}, and from {_LEAST:.1g} to "
+            f"{_MOST:.1g} times a scale; got {smallest:g}, times a scale {least:g} to {most:g}"
+        )
     return rule
 
 
