@@ -217,3 +217,69 @@ def test_the_type_of_the_first_label_does_not_decide_who_counts(first):
     assert there.tolist() == [True, True, True]
     assert targets.tolist() == [1, 0, 1]
     assert inputs.shape == (3, 2)
+
+
+class First(Dataset):
+    """Twelve records of one form but for the first."""
+
+    def __init__(self, first):
+        self.first = first
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, place):
+        if place == 0 and self.first is SECRET:
+            raise OSError(f"a damaged image of {SECRET}")
+        return self.first if place == 0 else (torch.full((4,), float(place)), place % 2)
+
+
+FIRST = [
+    SECRET,
+    (torch.ones(2), 1),
+    (torch.ones(4, dtype=torch.float64), 1),
+    (torch.ones(4), 1.0),
+    (torch.ones(4), 1, 1),
+    (torch.ones(4),),
+    {"x": torch.ones(4)},
+    ("word", 1),
+    None,
+]
+
+
+@pytest.mark.parametrize("first", FIRST, ids=repr)
+def test_the_first_record_decides_neither_the_form_nor_whether_there_is_a_refusal(first):
+    dataset, model = First(first), nn.Linear(4, 2)
+    assert Reader(dataset).form == Reader(First((torch.ones(4), 1))).form
+    assert Reader(dataset).read([0, 1, 2])[1].tolist() == [False, True, True]
+    options = {"sampling_rate": 0.5, "noise_multiplier": 1.0, "clip_norm": 1.0, "steps": 1}
+    assert len([*ft.torch.train(model, LOSS, dataset, epsilon=50.0, delta=1e-5, **options)]) == 1
+
+
+@pytest.mark.parametrize("records", [0, 1, 3])
+def test_where_most_records_fail_the_refusal_quotes_none(records):
+    class Failing(First):
+        def __len__(self):
+            return records
+
+        def __getitem__(self, place):
+            raise KeyError(SECRET)
+
+    with pytest.raises(InvalidValue, match="most of the first records cannot be read") as refused:
+        _ = Reader(Failing(None)).form
+    assert SECRET not in "".join(traceback.format_exception(refused.value))
+    assert refused.value.__context__ is None
+
+
+def test_before_the_charge_an_augmentation_sees_made_up_records_only():
+    def shifted(inputs):
+        if (inputs == 7.0).any():
+            raise ValueError(SECRET)
+        return inputs + 0.1
+
+    for dataset in (First((torch.full((4,), 7.0), 1)), (torch.full((12, 4), 7.0), torch.ones(12).long())):
+        ledger = ft.Ledger(ft.Budget(50.0, 1e-5))
+        options = {"sampling_rate": 0.5, "noise_multiplier": 1.0, "clip_norm": 1.0, "steps": 1}
+        training = ft.torch.train(nn.Linear(4, 2), LOSS, dataset, ledger, augment=shifted, **options)
+        assert ledger.share == 0
+        assert len([*training]) == 1

@@ -3,8 +3,8 @@
 A function that makes a batch of a list of records can let them meet: one that pads to the longest of the
 list changes the others' inputs with the one that comes or goes, and a bound on each gradient then bounds
 nothing. So a collate function is called with one record, and rows are put together here. For that they need
-one public shape: that of the first record, which is looked at once. A record of another shape, or one that
-cannot be read, counts as zero; an error would tell on it.
+one public shape: that of most of the first records, which are looked at once. A record of another shape, or
+one that cannot be read, counts as zero, the first one too; an error would tell on it.
 
 `Padded` makes sequences of different lengths alike, by a public length.
 
@@ -30,6 +30,7 @@ from farthing.errors import InvalidValue
 Collate = Callable[[list[Any]], Any]
 Mask = NDArray[np.bool_]
 
+_SEEN = 7  # records that show their form: no single one decides what it is
 _UNREAD = object()  # in place of a record that cannot be read
 
 
@@ -82,7 +83,7 @@ class Padded:
 
 
 class Reader:
-    """Reads records by number; `form` is what every one of them looks like, taken from the first."""
+    """Reads records by number; `form` is what they look like, taken from most of the first ones."""
 
     def __init__(self, dataset: Any, collate: Collate | None = None) -> None:
         self._dataset, self._collate = dataset, default_collate if collate is None else collate
@@ -97,18 +98,33 @@ class Reader:
     def _first(self) -> tuple[Any, Any]:
         """Return the form of a row, and the kind of the record that it was made of."""
         if self._found is None:
-            try:
-                record = self._dataset[0]
-                row = self._collate([record])
-            except Exception as error:  # what it says may quote the record
-                raise InvalidValue(
-                    f"the first record cannot be read or collated ({type(error).__name__}): a record must be "
-                    "a tuple (inputs…, target) of tensors, arrays or numbers; for anything else give collate="
-                ) from None
+            seen = [self._seen(place) for place in range(max(1, min(_SEEN, len(self._dataset))))]
+            forms = [one[0] for one in seen]
+            found = seen[max(range(len(seen)), key=lambda place: forms.count(forms[place]))]
+            if isinstance(found[0], str):
+                raise InvalidValue(found[0])
             if not self._plain:
-                self._refuse_padding(record)
-            self._found = _form(_columns(row)), _kind(record)
+                self._refuse_padding(found[2])
+            self._found = found[:2]
         return self._found
+
+    def _seen(self, place: int) -> tuple[Any, Any, Any]:
+        """Return form and kind of a record, and the record; in place of the form, the text of an error."""
+        try:
+            record = self._dataset[place]
+            row = self._collate([record])
+        except Exception as error:  # what it says may quote the record
+            return (
+                f"most of the first records cannot be read or collated ({type(error).__name__}): a record "
+                "must be a tuple (inputs…, target) of tensors, arrays or numbers; for anything else give "
+                "collate=",
+                None,
+                None,
+            )
+        try:
+            return _form(_columns(row)), _kind(record), record
+        except InvalidValue as error:  # which names types and shapes
+            return str(error), None, None
 
     def _refuse_padding(self, record: Any) -> None:
         """Refuses a function whose row for a record grows with a longer one beside it: on made-up records."""

@@ -69,7 +69,6 @@ from farthing.torch.training.course import (
 )
 from farthing.torch.training.optim import Scheduler, UpdateParts, chosen, joined, parts_of, rehearsed
 from farthing.torch.training.plan import (
-    FIRST,
     BatchKind,
     Noise,
     Plan,
@@ -241,7 +240,7 @@ def train(
     device = next(model.parameters()).device
     examples = examples_of(dataset, users, records_per_user, augment, views, device)
     with apart(device):
-        materialise(model, examples.plain(FIRST)[0])
+        materialise(model, examples.made_up()[0])
     how = {"autocast": autocast, "example": example, "route": route, "memory": memory}
     rows = PHYSICAL if physical_batch_size is None else physical_batch_size
     gradient = Gradient(model, loss, physical_batch_size=rows, **how)  # type: ignore[arg-type]
@@ -266,7 +265,7 @@ def train(
         ProgressLine() if progress else None,
     )
     if examples.augment is not None:
-        one_by_one(examples.augment, examples.plain(FIRST)[0], device)
+        one_by_one(examples.augment, examples.made_up()[0], device)
     with apart(device):
         examples = checked(gradient, examples, example)
     kind = BatchKind(OwnRandomness(gradient, device), gradient.layout, mechanism)

@@ -269,7 +269,6 @@ def _levelled(values: list[float]) -> tuple[float, ...]:
     return tuple(math.exp(low + cell * round((math.log(value) - low) / cell)) for value in values)
 
 
-FIRST = np.zeros(1, dtype=np.int64)  # the record whose shape stands for all
 _IGNORED = -100, -1  # what losses leave out, if they do
 
 
@@ -315,14 +314,12 @@ def examples_of(
 def checked(gradient: Gradient, examples: Examples, public: tuple[Any, Any] | None = None) -> Examples:
     """Return the examples of a model that was checked, with targets that its loss can take.
 
-    Of the first example only its shape is used. Where the loss takes whole numbers below the number of
+    Of the records only their form is used. Where the loss takes whole numbers below the number of
     outputs, as the made-up ones show, targets out of that range are refused, or count as zero
     (`Examples.within`): the loss would say which one it was, and on a GPU nothing would work any more.
     """
-    first = examples.batch(FIRST)
-    assert first is not None
-    gradient.check(*first)
-    source = Source(*examples.view(FIRST)) if public is None else Source(*public, public=True)
+    gradient.check(*examples.made_up_batch())
+    source = Source(*examples.made_up_view()) if public is None else Source(*public, public=True)
     with gradient.plain.running():
         found = target_range(gradient.model, gradient.loss, source)
     return examples if found is None else examples.within(*found)

@@ -57,8 +57,8 @@ class Examples:
     Parameters
     ----------
     data : tuple of tensors or Dataset
-        Tensors (inputs…, targets), or a map-style dataset of such tuples, of which the first record's shape
-        stands for all: a record of another shape, or one that cannot be read, counts as zero.
+        Tensors (inputs…, targets), or a map-style dataset of such tuples, of one shape, that of most of the
+        first records: a record of another shape, or one that cannot be read, counts as zero.
     users : sequence, optional
         Whose record each is. None: every record is an example.
     records_per_user : int, optional
@@ -214,10 +214,27 @@ class Examples:
         """Return the records at ``places`` as they are, (inputs, targets)."""
         return self._read(places)[0]
 
-    def view(self, places: Integers) -> tuple[Any, Any]:
-        """Return the records at ``places`` as a model is given them: one view of each, and the targets."""
-        inputs, targets = self.plain(places)
+    def made_up(self) -> tuple[Any, Any]:
+        """Return one made-up record of the records' form, (inputs, targets), on the device."""
+        *inputs, targets = (self._moved(_zeros(form)) for form in self.form)
+        return (inputs[0] if len(inputs) == 1 else tuple(inputs)), targets
+
+    def made_up_view(self) -> tuple[Any, Any]:
+        """Return one made-up record as a model is given it: a view of it, and the target."""
+        inputs, targets = self.made_up()
         return (inputs if self.augment is None else self.augment(inputs)), targets
+
+    def made_up_batch(self) -> PhysicalBatch:
+        """Return what `batch` gives of one example, made up: no record is read for it but for its form."""
+        (inputs, targets), weights = self.made_up(), None
+        if self._places is not None:
+            mask = torch.zeros((1, self._places.shape[1]), dtype=torch.bool)
+            mask[0, 0] = True
+            inputs, targets = (_map(part, lambda rows: _spread(rows, mask)) for part in (inputs, targets))
+            weights = self._moved(mask.to(torch.float32))
+        if self.augment is None:
+            return inputs, targets, weights
+        return self._seen(inputs, targets, weights)
 
     def _read(self, places: Integers) -> tuple[tuple[Any, Any], NDArray[np.bool_] | None]:
         """Return the records at ``places``, and which of them count; None where all do."""
@@ -362,6 +379,14 @@ def _places(users: Any, records_per_user: int | None, records: int) -> Integers 
     places = starts[:, None] + np.arange(most)
     filled: Integers = np.where(places < ends[:, None], order[np.minimum(places, records - 1)], -1)
     return filled
+
+
+def _zeros(form: Any) -> Any:
+    """Return a row of zeros of this form, or a tuple of such."""
+    if isinstance(form, list):
+        return tuple(_zeros(part) for part in form)
+    shape, dtype = form
+    return torch.zeros(shape, dtype=dtype)
 
 
 def _spread(rows: Tensor, mask: Tensor) -> Tensor:
