@@ -1,5 +1,7 @@
 """Private arrays as lists: no cell decides the type, the width or the values of other records."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -22,6 +24,14 @@ def test_an_odd_row_changes_no_other(odd):
 def test_numbers_beyond_floats_are_one_records_matter():
     assert np.isnan(arrays.features([[10**400], [1]])[0, 0])
     assert arrays.features([[10**30], [1]]).dtype == arrays.features([[2], [1]]).dtype
+
+
+@pytest.mark.parametrize("errors", ["warn", "raise"])
+def test_a_wider_float_among_objects_warns_and_raises_for_nobody(errors):
+    cells = np.array([np.longdouble("1e4000"), 3.0], dtype=object)
+    with warnings.catch_warnings(), np.errstate(all=errors):
+        warnings.simplefilter("error")
+        assert arrays.target(cells).tolist() == [np.inf, 3.0]
 
 
 def test_a_list_of_numbers_is_no_table():

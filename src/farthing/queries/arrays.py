@@ -199,7 +199,8 @@ def _real(values: Any, name: str) -> Any:
             raise InvalidValue(f"{name} must be real numbers, got a sparse table of objects")
         if values.ndim == 2:  # by the form alone, whatever the cells hold
             raise InvalidValue(f"{name} must be real numbers, got an array of objects. {_ENCODE}")
-        return np.frompyfunc(_number, 1, 1)(np.ma.filled(values, None)).astype(np.float64)
+        with np.errstate(all="ignore"):  # a warning of a wider float would tell that there is one
+            return np.frompyfunc(_number, 1, 1)(np.ma.filled(values, None)).astype(np.float64)
     if isinstance(values, np.ma.MaskedArray) and values.dtype.kind in _REAL:
         return np.ma.filled(values.astype(np.float64), np.nan)
     if values.dtype.kind not in _REAL:
