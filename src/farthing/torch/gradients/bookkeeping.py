@@ -185,7 +185,7 @@ class Gradient:
         return self._last[1]
 
     def _empty(self, rule: ClipRule) -> Tensor:
-        return torch.empty(self.layout.size + rule.extra, device=self._first.device)
+        return torch.empty(self.layout.size + rule.extra, device=self._first.device, dtype=torch.float32)
 
     def _summed(self, batch: Any, bound: Any) -> Tensor:
         rule, parts = self._rule(bound), totals.Parts()
@@ -373,7 +373,8 @@ class Gradient:
         inputs, targets = source.batch(4)
         if not stack.fits(inputs, None, rule):
             return None
-        one, other, live = torch.empty(size), torch.zeros(size), Live.of(rule, size, self._first.device)
+        one, other = torch.zeros(2, size, dtype=torch.float32)
+        live = Live.of(rule, size, self._first.device)
         with torch.random.fork_rng([]):
             reseed(0)
             try:
@@ -481,7 +482,7 @@ class Gradient:
             return None
         needed = term.examples * term.size
         if slot not in self._spaces or self._spaces[slot].numel() < needed:
-            self._spaces[slot] = torch.empty(needed + needed // 8)
+            self._spaces[slot] = torch.empty(needed + needed // 8, dtype=torch.float32)
         return self._spaces[slot]
 
     def _routed(self, slot: int, term: Term) -> Route:

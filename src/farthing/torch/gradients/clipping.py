@@ -140,7 +140,7 @@ class ClipRule(ABC):
         """Return what each coordinate is measured in, on the device; None where all are 1."""
         scale = self.scale
         if isinstance(scale, float):
-            return None if scale == 1.0 else torch.full((size,), scale, device=device)
+            return None if scale == 1.0 else torch.full((size,), scale, device=device, dtype=torch.float32)
         return beside(scale, device).float().expand(size)
 
     def parameter_factors(

@@ -43,7 +43,7 @@ class Room:
         self.inputs, self.targets = mapped(inputs, room), mapped(targets, room)
         self.device = tensors((targets, inputs))[0].device
         shape = (rows,) if weights is None else (rows, *weights.shape[1:])
-        self.weights = torch.zeros(shape, device=self.device)
+        self.weights = torch.zeros(shape, device=self.device, dtype=torch.float32)
         self.live = Live.of(rule, count, self.device).static(self.device)
 
     def fill(self, inputs: Any, targets: Any, weights: Tensor | None, rule: ClipRule) -> None:
@@ -71,7 +71,9 @@ class BatchGraph:
         self.weights = room.weights[:size]
         length = room.count + room.rule.extra
         fits = total is not None and len(total) == length and total.device == room.device
-        self.total = total if total is not None and fits else torch.zeros(length, device=room.device)
+        if total is None or not fits:
+            total = torch.zeros(length, device=room.device, dtype=torch.float32)
+        self.total = total
         self.graph: Any = None
 
     def run(self) -> None:
@@ -255,7 +257,7 @@ def alone(tensor: Tensor) -> bool:
     return _uses(tensor) == _LONE
 
 
-_LONE = _uses(torch.empty(1))
+_LONE = _uses(torch.empty(1, dtype=torch.float32))
 
 
 def tensors(value: Any) -> list[Tensor]:

@@ -121,7 +121,7 @@ class Flat:
         self.device = parameters[0].device
         self._whole: dict[str, Tensor] = {}
         self._views: list[Tensor] = []
-        one = torch.zeros((), device=self.device)
+        one = torch.zeros((), device=self.device, dtype=torch.float32)
         for name in self._names:
             zeros = [one] * len(states) if name in numbers else [one.expand(p.shape) for p in parameters]
             old = [state.get(name, zero) for state, zero in zip(states, zeros, strict=True)]

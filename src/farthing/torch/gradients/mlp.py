@@ -218,7 +218,7 @@ class Stack:
         """Return memory of one's own, the same in every step: new memory is slow."""
         room = self._rooms.get(n)
         if room is None or room.numel() < rows * width:
-            room = self._rooms[n] = torch.empty((rows + rows // 8) * width)
+            room = self._rooms[n] = torch.empty((rows + rows // 8) * width, dtype=torch.float32)
         return room[: rows * width].view(rows, width)
 
 
@@ -288,7 +288,7 @@ def _factors(rule: ClipRule, squares: Tensor) -> tuple[Tensor, bool]:
     clip, gamma = rule.live_clip(squares.device), rule.softening
     kernels = None if gamma is None else native.kernels(len(squares))
     if kernels is not None:
-        found = torch.empty(len(squares))
+        found = torch.empty(len(squares), dtype=torch.float32)
         places = squares.data_ptr(), len(squares), clip, gamma, found.data_ptr()
         return found, bool(kernels["factors"](*places))
     norms = squares.sqrt()

@@ -176,7 +176,7 @@ class TapePlan:
         self.names = {module: name or "the model" for name, module in self.model.named_modules()}
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         self.slots = {id(p): slot for slot, p in enumerate(self.trained)}
-        self.anchor = torch.zeros((), device=self.trained[0].device, requires_grad=True)
+        self.anchor = torch.zeros((), device=self.trained[0].device, requires_grad=True, dtype=torch.float32)
 
     @property
     def holders(self) -> set[nn.Module]:
@@ -455,7 +455,7 @@ class Passes:
         examples = self.run(inputs, targets, weights, put)
         for n, size in enumerate(self.layout.sizes):
             if n not in found:
-                zeros = torch.zeros(1, size, device=self.plan.anchor.device)
+                zeros = torch.zeros(1, size, device=self.plan.anchor.device, dtype=torch.float32)
                 found[n] = short(n, zeros).expand(examples, -1)
         return torch.cat([found[n] for n in range(len(self.layout.sizes))], 1)
 

@@ -160,7 +160,7 @@ class Term(ABC):
     def room(self) -> Tensor:
         """Return memory for the rows of all examples."""
         if self.space is None:
-            return torch.empty(self.examples, self.size, device=self.device)
+            return torch.empty(self.examples, self.size, device=self.device, dtype=torch.float32)
         return self.space[: self.examples * self.size].view(self.examples, self.size)
 
     def rows_into(self, part: slice, out: Tensor) -> None:
@@ -479,7 +479,7 @@ def _seconds(term: Term, route: Route) -> float:
     """Return how long a term takes by a route: on a CPU for some examples, on a GPU without launches."""
     again = term.fresh(None if term.device.type == "cuda" else _SOME)
     again.route = route
-    out = torch.zeros(term.size, device=term.device)
+    out = torch.zeros(term.size, device=term.device, dtype=torch.float32)
     if term.device.type != "cuda":
         start = time.perf_counter()
         with totals.some_blocks(again.examples):

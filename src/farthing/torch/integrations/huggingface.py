@@ -84,7 +84,7 @@ class PrivateTrainer(Trainer):  # type: ignore[misc]
         step = next(self.private, None)
         if step is None or step.left == 0:
             self.control.should_training_stop = True
-        return torch.zeros((), device=self.args.device)
+        return torch.zeros((), device=self.args.device, dtype=torch.float32)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log public numbers: the Trainer's, without the loss, and the share of the batches that is used."""

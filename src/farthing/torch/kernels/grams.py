@@ -296,7 +296,8 @@ def norms(u: Tensor, v: Tensor, *, coarse: bool) -> Tensor:
     tile = min(64, max(16, triton.next_power_of_2(positions)))
     tiles = triton.cdiv(positions, tile)
     found, out = (
-        torch.empty(shape, device=v.device) for shape in ((examples, tiles * tiles, 3), (examples,))
+        torch.empty(shape, device=v.device, dtype=torch.float32)
+        for shape in ((examples, tiles * tiles, 3), (examples,))
     )
     exact = v.dtype is not torch.float32  # products of bfloat16 numbers are exact in float32
     height, strides = (1, u.stride()) if lookup else (u.shape[2], u.stride()[:2])
@@ -325,7 +326,7 @@ def _parts_of(x: Tensor, tiles: int, how: dict[str, Any]) -> Tensor:
     """Return the lower tiles of Gram matrices over parts of the width: enough programs to fill a GPU."""
     (examples, positions, width), tile = x.shape, how["TILE"]
     parts = triton.cdiv(width, _CHUNK)
-    out = torch.empty(parts, examples, tiles * tiles, tile, tile, device=x.device)
+    out = torch.empty(parts, examples, tiles * tiles, tile, tile, device=x.device, dtype=torch.float32)
     args = x, out, positions, width, tiles, *x.stride()[:2], _CHUNK
     _parts[(tiles * tiles, examples, parts)](*args, **how, STEP=32, num_warps=4, num_stages=3)
     return out
@@ -340,7 +341,7 @@ def norm_sums(x: Tensor, delta: Tensor, eps: float, centred: bool = True) -> tup
     shares = max(1, min(triton.cdiv(positions, 16), triton.cdiv(1024, examples)))
     block = triton.next_power_of_2(width)
     part = triton.cdiv(positions, shares)
-    out = torch.empty(2, examples, shares, width, device=x.device)
+    out = torch.empty(2, examples, shares, width, device=x.device, dtype=torch.float32)
     args = x.contiguous(), delta.contiguous(), out, positions, width, part, eps
     with torch.cuda.device_of(x):
         _scales[(examples, shares)](

@@ -147,7 +147,7 @@ class ConvolutionShape:
 
 def depthwise(shape: ConvolutionShape, delta: Tensor, x: Tensor) -> Tensor:
     """Return every image's gradient, (images, filters · taps), where a filter sees one channel."""
-    out = torch.empty(len(x), shape.filters * shape.taps, device=x.device)
+    out = torch.empty(len(x), shape.filters * shape.taps, device=x.device, dtype=torch.float32)
     numbers, taps = shape.numbers(delta, x), _power(shape.taps, 2, 1024)
     step = max(16, min(4096 // taps, triton.next_power_of_2(delta[0, 0].numel())))
     with torch.cuda.device_of(x):
@@ -178,7 +178,7 @@ def group_sums(x: Tensor, delta: Tensor, groups: int, eps: float) -> tuple[Tenso
     """Σ δ x̂ and Σ δ of every image and channel, (images, channels) each, for group normalisation."""
     images, channels = x.shape[:2]
     sites, each = x[0, 0].numel(), channels // groups
-    out = torch.empty(2, images, channels, device=x.device)
+    out = torch.empty(2, images, channels, device=x.device, dtype=torch.float32)
     rows = triton.next_power_of_2(each)
     step = _power(sites, 16, max(16, 4096 // rows))
     with torch.cuda.device_of(x):

@@ -43,8 +43,8 @@ def windows(
     assert kernels is not None
     kernel, examples = kernels["windows"], len(rows)
     threads = max(1, min(torch.get_num_threads(), examples))
-    room = torch.empty(threads, shape.spots * (-(-shape.height // 32) * 32))
-    squares = torch.empty(examples)
+    room = torch.empty(threads, shape.spots * (-(-shape.height // 32) * 32), dtype=torch.float32)
+    squares = torch.empty(examples, dtype=torch.float32)
     inputs = [part.data_ptr() for part in (x, delta, base, offsets)]
 
     def run(n: int) -> None:
@@ -99,7 +99,7 @@ def blanked(good: Tensor, values: Tensor) -> Tensor:
 def group_sums(x: Tensor, delta: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
     """Σ δ x̂ and Σ δ of every image and channel, by the kernel in C; x̂ is x normalised over its group."""
     channels, sites = x.shape[1], x[0, 0].numel()
-    found = torch.empty(2, len(x), channels)
+    found = torch.empty(2, len(x), channels, dtype=torch.float32)
     places = x.contiguous(), delta.contiguous()
     sizes = len(x), groups, channels // groups, sites
     _kernel("group_sums")(*(p.data_ptr() for p in places), *sizes, eps, *(f.data_ptr() for f in found))
@@ -108,7 +108,7 @@ def group_sums(x: Tensor, delta: Tensor, groups: int, eps: float) -> tuple[Tenso
 
 def norm_sums(x: Tensor, delta: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:
     """Σ δ x̂ and Σ δ over the positions of every example, (examples, positions, width), by the kernel in C."""
-    found = torch.empty(2, len(x), x.shape[2])
+    found = torch.empty(2, len(x), x.shape[2], dtype=torch.float32)
     places = x.contiguous(), delta.contiguous()
     numbers = *x.shape, eps, centred
     _kernel("layer_sums")(*(p.data_ptr() for p in places), *numbers, *(f.data_ptr() for f in found))
@@ -130,7 +130,7 @@ def scaled_squares(u: Tensor, v: Tensor, inverse: Tensor) -> Tensor:
     >>> scaled_squares(one, torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 0.5]]))
     tensor([22.])
     """
-    tiny = torch.full((), 2.0**-100, device=u.device)
+    tiny = torch.full((), 2.0**-100, device=u.device, dtype=torch.float32)
     u, v = torch.addcmul(tiny, u, u), torch.addcmul(tiny, v, v)
     if len(inverse) <= inverse.shape[1]:  # the smaller side is what a product leaves
         return (torch.mm(inverse, v.t()).t() * u).sum(1)

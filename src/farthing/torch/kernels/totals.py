@@ -122,7 +122,7 @@ class _Batch(threading.local):
     blocks: tuple[int, ...] = ()  # the sizes of those that the part is made of
     spare = 0.0  # K L κ, above 0 where there are blocks
     usual = 0.0  # examples of a block, to expect
-    room = torch.empty(0)
+    room = torch.empty(0, dtype=torch.float32)
 
 
 _batch = _Batch()
@@ -279,7 +279,7 @@ def _by_blocks(u: Tensor, v: Tensor, examples: int, wide: Tensor | None, out: Te
         for piece in range(pieces):
             part = slice(first + rows * piece // pieces, first + rows * (piece + 1) // pieces)
             torch.mm(u[part].t(), v[part], out=sums.room())
-    return sums.whole(torch.empty(u.shape[1], v.shape[1]) if out is None else out)
+    return sums.whole(torch.empty(u.shape[1], v.shape[1], dtype=torch.float32) if out is None else out)
 
 
 class _Sums:
@@ -331,7 +331,7 @@ def _tree(u: Tensor, v: Tensor, rows: int, out: Tensor | None) -> Tensor:
     pieces = -(-len(u) // rows)
     if pieces == 1:
         return torch.mm(u.t(), v, out=out)
-    free = [torch.empty(u.shape[1], v.shape[1], device=u.device) if out is None else out]
+    free = [torch.empty(u.shape[1], v.shape[1], device=u.device, dtype=torch.float32) if out is None else out]
     held: list[tuple[int, Tensor]] = []  # sums of 2^k pieces each, as a binary counter holds them
     for left, right in zip(u.tensor_split(pieces), v.tensor_split(pieces), strict=True):
         room = free.pop() if free else torch.empty_like(held[0][1])
@@ -363,7 +363,7 @@ def weighted(rows: Tensor, factors: Tensor) -> Tensor:
         return torch.mv(rows.t(), factors)
     kernels = native.kernels(rows.numel()) if rows.device.type == "cpu" else None
     if kernels is not None and rows.is_contiguous() and rows.dtype == factors.dtype == torch.float32:
-        out = torch.empty(rows.shape[1])
+        out = torch.empty(rows.shape[1], dtype=torch.float32)
         places = rows.data_ptr(), factors.contiguous().data_ptr()
         kernels["weighted_rows"](*places, *rows.shape, out.data_ptr())
         return out

@@ -44,7 +44,7 @@ What made it useful, beyond sound (docs/deep-results.md has the figures):
 import itertools
 import operator
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -265,13 +265,14 @@ class _Held:
 
     def __init__(self, flat: Flat) -> None:
         self.flat, device = flat, flat.device
-        self.young, self.batches = torch.ones(2, device=device)
+        self.young, self.batches = torch.ones(2, device=device, dtype=torch.float32)
         self.sizes = torch.tensor(flat.layout.sizes, dtype=torch.float32, device=device)
         self.measuring, self._stepping, self._hearing = (Recorded(device) for _ in range(3))
-        self._variance = torch.zeros(flat.layout.size, device=device)  # of the noise that was told,
-        self._levels = torch.zeros(len(flat.layout.shapes), device=device)  # and its mean by parameter
+        size, kind = flat.layout.size, cast(Any, {"device": device, "dtype": torch.float32})
+        self._variance = torch.zeros(size, **kind)  # of the noise that was told,
+        self._levels = torch.zeros(len(flat.layout.shapes), **kind)  # and its mean by parameter
         self._told: list[float | Tensor] = []
-        self._room = torch.empty(flat.layout.size if device.type == "cuda" else 0, device=device)
+        self._room = torch.empty(size if device.type == "cuda" else 0, **kind)
         self._constants: tuple[float, ...] = ()
 
     def hear(self, told: list[float | Tensor]) -> None:

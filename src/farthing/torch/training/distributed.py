@@ -338,7 +338,7 @@ class Follower:
             word, size = self.together.tell(_FAILED, 0)
         if word != _RELEASED:
             raise failed
-        return self.together.send(torch.empty(size, device=self.together.device)), ()
+        return self.together.send(torch.empty(size, device=self.together.device, dtype=torch.float32)), ()
 
     def public(self, numbers: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
         """Return the numbers that rank 0 tells."""

@@ -203,7 +203,7 @@ class Examples:
             return views[0], targets, None
         if weights is None:
             first = targets[0] if isinstance(targets, tuple) else targets
-            weights = torch.ones(len(first), 1, device=first.device)
+            weights = torch.ones(len(first), 1, device=first.device, dtype=torch.float32)
             targets = _map(targets, lambda rows: rows.unsqueeze(1))
         shape = (weights.shape[0], -1)
         stacked = _map(_stack(views), lambda rows: rows.reshape(*shape, *rows.shape[2:]))
@@ -439,7 +439,7 @@ class PlacedBatch:
             read = self._examples.batch(part)
             if read is not None:
                 inputs, targets, weights = read
-                weights = torch.ones(len(where)) if weights is None else weights
+                weights = torch.ones(len(where), dtype=torch.float32) if weights is None else weights
                 found = _put(found, (inputs, targets, weights), where, self._places)
         return found
 
