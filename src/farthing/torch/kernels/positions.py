@@ -1,4 +1,4 @@
-"""Per-example gradients of layers, by the kernels in C: made and measured in one go; and norms of products."""
+"""Per-example gradients of layers, by the kernels in C, made and measured in one go; norms of products."""
 
 import functools
 import threading
