@@ -96,7 +96,7 @@ def test_what_is_missing_is_said_before_anything_is_spent(
     for form, package in (("skops", "skops"), ("onnx", "skl2onnx")):
         monkeypatch.setitem(sys.modules, package, None)
         book = job.out.parent / "a.ledger"
-        with pytest.raises(Unsupported, match=rf"--format {form} .*pip install 'farthing\[export\]'"):
+        with pytest.raises(Unsupported, match=rf"--format {form} .*pip install skops skl2onnx"):
             train(replace(job, formats=(form,), ledger=book))
         assert not book.exists()
         assert not job.out.exists()
