@@ -77,6 +77,7 @@ class ClipRule(ABC):
     by_layer: ClassVar[bool] = False
     by_coordinate: ClassVar[bool] = False
     extra: ClassVar[int] = 0
+    extent: Any = (1.0, 1.0)  # the least and the largest number of the scale
 
     @property
     @abstractmethod
@@ -96,16 +97,6 @@ class ClipRule(ABC):
     def width(self) -> int | None:
         """Return the number of coordinates that the rule names; None for any."""
         return None
-
-    @property
-    def smallest_norm(self) -> float:
-        """Return the smallest norm that something is shrunk to, as it is measured."""
-        return self.largest_norm
-
-    @property
-    def reach(self) -> tuple[float, float]:
-        """Return the least and the largest norm that coordinates may add up to, times their scale."""
-        return self.smallest_norm, self.largest_norm
 
     @property
     def softening(self) -> float | None:
@@ -230,12 +221,8 @@ class ClipLayers(ClipRule):
         return math.hypot(*(clip / stretch for clip, stretch in zip(self.clip_norms, stretches, strict=True)))
 
     @property
-    def smallest_norm(self) -> float:
-        return min(self.clip_norms)
-
-    @property
-    def reach(self) -> tuple[float, float]:
-        return self.smallest_norm, self.largest_norm * max(self.stretches or (1.0,))
+    def extent(self) -> Any:
+        return min(self.stretches or (1.0,)), max(self.stretches or (1.0,))
 
     @property
     def graph_key(self) -> Hashable:
@@ -395,9 +382,8 @@ class _OfBound(ClipRule):
         return self.bound.scale
 
     @property
-    def reach(self) -> tuple[float, float]:
-        least, most = self.bound.extent
-        return self.largest_norm * least, self.largest_norm * most
+    def extent(self) -> Any:
+        return self.bound.extent
 
     @property
     def width(self) -> int | None:
@@ -466,12 +452,10 @@ def checked(bound: Any, size: int, starts: tuple[int, ...]) -> ClipRule:
     """Return the rule of a bound; raise unless it fits parameters of ``size`` that begin at ``starts``."""
     rule = rule_of(bound)
     rule.check(size, starts)
-    (least, most), smallest = rule.reach, rule.smallest_norm
-    if not (smallest >= _SMALLEST and _LEAST <= least <= most <= _MOST):
-        raise InvalidValue(
-            f"gradients are float32: clips must be at least {_SMALLEST:.1g}, and from {_LEAST:.1g} to "
-            f"{_MOST:.1g} times a scale; got {smallest:g}, times a scale {least:g} to {most:g}"
-        )
+    norm, (least, most) = rule.largest_norm, rule.extent
+    smallest = min(getattr(rule, "clip_norms", (norm,)))
+    if not (smallest >= _SMALLEST and _LEAST <= norm * least <= norm * most <= _MOST):
+        raise InvalidValue(f"float32 gradients have norms from {_SMALLEST:.1g} to {_MOST:.1g}: not {bound!r}")
     return rule
 
 
