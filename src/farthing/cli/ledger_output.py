@@ -123,6 +123,7 @@ def _statement(guarantee: Guarantee) -> dict[str, Any]:
 def ledger_lines(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the words for what `ledger` found."""
     plan, rule = fields["plan"], f"the {fields['filter']['name']} filter"
+    whole = fields["spent"]["epsilon"] is not None and fields["share"] >= 1
     return {
         "ledger": fields["file"],
         "budget": str(Budget(**fields["budget"])),
@@ -130,7 +131,7 @@ def ledger_lines(fields: dict[str, Any]) -> dict[str, Any]:
         "promised": [f"{part['times']} x {decode(part['event'])}" for part in plan],
         "charged": [f"{part['count']} x {decode(part['event'])}" for part in fields["charged"]] or "nothing",
         "share": f"{fields['share']:.2%}",
-        "spent": list(_words(fields["spent"])),
+        "spent": "the whole guarantee" if whole else list(_words(fields["spent"])),
         "guarantee": list(_words(fields["guarantee"])),
         **_whom(fields),
         "rows": f"{fields['rows']}: {', '.join(f'{n} {kind}' for kind, n in fields['kinds'].items())}",
