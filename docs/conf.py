@@ -4,9 +4,10 @@ import re
 
 import farthing
 
-project = html_title = "farthing"
+project = "farthing"
 author = "the farthing authors"
 version = release = farthing.__version__
+html_title = f"farthing {version}"
 language = "en-GB"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
