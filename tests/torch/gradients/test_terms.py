@@ -115,21 +115,3 @@ def test_a_large_product_is_made_some_rows_at_a_time(empty, monkeypatch):
     monkeypatch.setattr(totals, "_WIDE", 50)
     totals.add_product(u, v, out, empty=empty, examples=3)
     assert torch.allclose(out.double(), expected, atol=1e-5)
-
-
-def test_rows_of_few_bits_are_measured_as_they_are_summed():
-    """Kept in bfloat16, they are what counts: a sum of one example is no longer than its clip."""
-    torch.manual_seed(0)
-    module = nn.Conv2d(3, 8, 3)
-    delta, x = torch.randn(5, 1, 8, 4, 4).bfloat16(), torch.randn(5, 1, 3, 6, 6).bfloat16()
-    term = Windows(module, delta, x)
-    term.lavish, exact = True, term.rows(slice(None))
-    term.norms = super(Windows, term).norms  # as on a GPU, without the kernel in C
-    norms = term.norms()
-    assert term.kept.dtype is torch.bfloat16
-    assert torch.allclose(term.kept.float(), exact, rtol=2.0**-8)
-    for n in range(5):
-        out, factors = torch.zeros(term.size), torch.zeros(5)
-        factors[n] = 1.0 / norms[n]
-        term.add(factors, out)
-        assert abs(float(out.norm()) - 1) < 1e-6

@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from farthing.noise import lattice
 from farthing.noise.lattice import SeededStream
 from farthing.queries import correlated
-from farthing.torch.gradients.convolution import Windows, padded
 from farthing.torch.kernels import grams, lattice_noise, layer_sums
 from farthing.torch.kernels import lattice_noise as updates
 from farthing.torch.kernels import noise as noise_pool
@@ -388,30 +387,6 @@ def test_depthwise_gradients_are_those_of_autograd(channels, filters, stride, di
         wanted.append(gradient.flatten())
     found = layer_sums.depthwise(layer_sums.ConvolutionShape(module, padded=False), delta, x)
     assert torch.allclose(found.double(), torch.stack(wanted), rtol=1e-5, atol=1e-5)
-
-
-CONVOLUTIONS = [
-    torch.nn.Conv2d(4, 6, (3, 2), 1, 1),
-    torch.nn.Conv2d(4, 6, 3, 2, (0, 2), groups=2),
-    torch.nn.Conv2d(4, 4, 3, 1, 2, dilation=2),
-    torch.nn.Conv1d(4, 3, 5, 2, 2),
-]
-
-
-@pytest.mark.parametrize("module", CONVOLUTIONS)
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_windows_by_the_kernel_are_those_of_a_padded_input(module, kind):
-    module = module.to(DEVICE)
-    x = torch.randn(3, 4, *(9, 7)[: len(module.kernel_size)], device=DEVICE)
-    delta = torch.randn_like(module(x))[:, None].to(kind)
-    bare = Windows(module, delta, x[:, None].to(kind), bare=True)
-    plain = Windows(module, delta, padded(module, x)[:, None].to(kind))
-    for one, other in zip(bare._matrices(slice(1, 3)), plain._matrices(slice(1, 3)), strict=True):
-        assert torch.equal(one, other)
-    found, wanted = torch.zeros(bare.size, device=DEVICE), torch.zeros(bare.size, device=DEVICE)
-    bare.product(torch.ones(3, device=DEVICE), found)
-    plain.product(torch.ones(3, device=DEVICE), wanted)
-    assert torch.allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("channels", "groups", "sites"), [(12, 4, 20), (6, 6, 5), (5, 1, 1030)])

@@ -5,7 +5,7 @@ import torch
 
 from farthing.torch.gradients.mlp import affine
 from farthing.torch.kernels.positions import scaled_squares
-from farthing.torch.kernels.totals import add_product, weighted
+from farthing.torch.kernels.totals import add_product
 
 
 @pytest.mark.parametrize("rows", [1, 5, 70])
@@ -43,11 +43,3 @@ def test_tiny_beside_huge_is_not_lost():
     for one, other in ((u, v), (v, u)):
         found = scaled_squares(one, other, torch.ones(one.shape[1], other.shape[1])).sqrt()
         assert float(found) >= 1e-22 * 1e18 * 4000**0.5
-
-
-@pytest.mark.parametrize("examples", [3, 64, 500, 700])
-def test_rows_of_few_bits_are_weighted_by_all_bits_of_their_factors(examples):
-    torch.manual_seed(0)
-    rows, factors = torch.randn(examples, 30).bfloat16(), torch.rand(examples)
-    exact = (rows.double() * factors.double()[:, None]).sum(0)
-    assert (weighted(rows, factors) - exact).abs().max() <= 2.0**-20 * examples

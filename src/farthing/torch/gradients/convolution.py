@@ -25,15 +25,12 @@ def padded(module: Any, x: Tensor) -> Tensor:
 
 
 class Windows(Term):
-    """Σ over windows of δ ⊗ window: δ (examples, records, p, *out), x (examples, records, c, *in), padded.
-
-    ``bare``: x has no padding yet, since a kernel makes windows without it.
-    """
+    """Σ over windows of δ ⊗ window: δ (examples, records, p, *out), x (examples, records, c, *in), padded."""
 
     turned = False
 
-    def __init__(self, module: Any, delta: Tensor, x: Tensor, bare: bool = False) -> None:
-        self.module, self.delta, self.x, self.bare = module, delta, x, bare
+    def __init__(self, module: Any, delta: Tensor, x: Tensor) -> None:
+        self.module, self.delta, self.x = module, delta, x
         self.examples, self.size, self.device = len(x), module.weight.numel(), x.device
         self.positions = delta[0, :, 0].numel() if len(x) else 1
 
@@ -45,7 +42,7 @@ class Windows(Term):
     def routes(self) -> tuple[Route, ...]:
         held = self.delta[0].numel() + self.x[0].numel()
         if self.lavish:
-            held = max(4 * held, part_of(self.device) // self.examples)
+            held = 4 * max(held, part_of(self.device) // self.examples)
         rows = Route.ROWS if self.size <= held else Route.AGAIN
         return (rows, Route.GRAM) if self.positions**2 <= self.size else (rows,)
 
@@ -58,12 +55,6 @@ class Windows(Term):
         """δ as (examples · groups, p, positions) and the windows as (examples · groups, q, positions)."""
         m, delta, x = self.module, self.delta[part], self.x[part]
         examples, records, groups = len(x), x.shape[1], m.groups
-        if self.bare:
-            from farthing.torch.kernels import layer_sums
-
-            shape, delta, x = layer_sums.ConvolutionShape(m, padded=False), delta.squeeze(1), x.squeeze(1)
-            columns = layer_sums.windows(shape, delta, x).view(examples * groups, -1, self.positions)
-            return delta.reshape(examples * groups, -1, self.positions), columns
         steps, sides = x.stride(), delta.shape[3:]
         windows = x.as_strided(
             (examples, x.shape[2], *m.kernel_size, records, *sides),
@@ -86,16 +77,10 @@ class Windows(Term):
     def rows_into(self, part: slice, out: Tensor) -> None:
         delta, columns = self._matrices(part)
         shape = len(delta), delta.shape[1], columns.shape[1]
-        if delta.dtype is out.dtype:
+        if delta.dtype is torch.float32:
             torch.bmm(delta, columns.transpose(1, 2), out=out.view(shape))
         else:
             out.view(shape).copy_(widely(delta, columns.transpose(1, 2)))
-
-    def room(self) -> Tensor:
-        """Return memory for the rows: of bfloat16 factors in bfloat16, which is then what is measured."""
-        if self.delta.dtype is torch.float32:
-            return super().room()
-        return torch.empty(self.examples, self.size, device=self.device, dtype=self.delta.dtype)
 
     def scaled_norms(self, inverse: Tensor) -> Tensor:
         return self._keep(inverse) if self.route is Route.ROWS else super().scaled_norms(inverse)
@@ -152,7 +137,6 @@ class Windows(Term):
         delta = weighted(self.delta.float(), factors).flatten(0, 1).to(kind)
         x = self.x.flatten(0, 1).to(kind)
         none = [0] * len(m.kernel_size)
-        padding = list(m.padding) if self.bare else none
         with exact(self.device):
             found = torch.ops.aten.convolution_backward(
                 delta,
@@ -160,7 +144,7 @@ class Windows(Term):
                 m.weight.detach().to(kind),
                 None,
                 m.stride,
-                padding,
+                none,
                 m.dilation,
                 False,
                 none,
@@ -215,7 +199,5 @@ def windows(module: Any, delta: Tensor, x: Tensor, examples: int, factored: bool
         shape = layer_sums.ConvolutionShape(module, not _by_zeros(module))
         rows = layer_sums.depthwise(shape, delta, x if _by_zeros(module) else padded(module, x))
         return RowTerms(rows.view(examples, -1, rows.shape[1]).sum(1))
-    bare = fused(x.device) and x.ndim <= 4 and _by_zeros(module) and len(x) == examples
-    x = x if bare else padded(module, x)
-    delta, x = (part.reshape(examples, -1, *part.shape[1:]) for part in (delta, x))
-    return Windows(module, delta, x, bare)
+    split = (part.reshape(examples, -1, *part.shape[1:]) for part in (delta, padded(module, x)))
+    return Windows(module, *split)

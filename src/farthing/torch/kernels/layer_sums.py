@@ -58,39 +58,6 @@ def _depthwise(
 
 
 @triton.jit
-def _windows(
-    x,
-    out,
-    channels,
-    high,
-    wide,
-    out_wide,
-    sites,
-    stride_y,
-    stride_x,
-    apart_y,
-    apart_x,
-    pad_y,
-    pad_x,
-    taps_x,
-    taps,
-    STEP: tl.constexpr,
-):
-    """The windows of one channel of one image, (taps, sites); zeros where they look past its edges."""
-    image, channel = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    source = x + (image * channels + channel) * high * wide
-    target = out + (image * channels + channel) * taps * sites
-    for start in range(0, sites, STEP):
-        site = start + tl.arange(0, STEP)
-        first_y, first_x = site // out_wide * stride_y - pad_y, site % out_wide * stride_x - pad_x
-        for tap in range(taps):
-            y, z = first_y + tap // taps_x * apart_y, first_x + tap % taps_x * apart_x
-            there = (site < sites) & (y >= 0) & (y < high) & (z >= 0) & (z < wide)
-            seen = tl.load(source + y * wide + z, mask=there, other=0.0)
-            tl.store(target + tap * sites + site, seen, mask=site < sites)
-
-
-@triton.jit
 def _groups(x, delta, out, channels, sites, eps, EACH: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr):
     """Σ δ x̂ and Σ δ over the places of every channel of one group of one image, x̂ being x normalised."""
     group, image = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -156,20 +123,6 @@ def depthwise(shape: ConvolutionShape, delta: Tensor, x: Tensor) -> Tensor:
             TAPS=taps,
             STEP=step,
             num_warps=4,
-        )
-    return out
-
-
-def windows(shape: ConvolutionShape, delta: Tensor, x: Tensor) -> Tensor:
-    """Return the windows that a convolution sees of x, (images, channels · taps, places of δ)."""
-    sites = delta[0, 0].numel()
-    out = torch.empty(len(x), shape.channels * shape.taps, sites, device=x.device, dtype=x.dtype)
-    step = _power(sites, 16, 1024)
-    with torch.cuda.device_of(x):
-        _windows[(shape.channels, len(x))](
-            *(x.contiguous(), out, *shape.numbers(delta, x)[1:], shape.taps),
-            STEP=step,
-            num_warps=4 if step > 256 else 1,
         )
     return out
 

@@ -31,8 +31,7 @@ mixture over blocks costs no more. ∎ What counts is the length of one block, a
   quick; else float32 in pieces of h examples, pieces by a binary tree, which takes log2 of their number more
   roundings, up to 1,024 examples, and beyond in float64;
 * rows (biases, norms, convolutions, whatever is kept): by a C kernel that adds in float64, else pieces of h
-  examples in float32, and pieces in float64. Rows that autocast leaves in bfloat16 are kept, measured and
-  summed as that: they are the terms, and products with three parts of a factor are exact;
+  examples in float32, and pieces in float64;
 * products over several positions (tokens, on a CPU also windows) and embeddings: in float64, since the terms
   of one example may cancel, and positions times examples is many; those of linear layers in blocks, as above;
 * clamped gradients, coordinate by coordinate: in float64, or in pieces of h examples;
@@ -357,8 +356,6 @@ def weighted(rows: Tensor, factors: Tensor) -> Tensor:
     >>> weighted(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([1.0, 0.5]))
     tensor([2.5000, 4.0000])
     """
-    if rows.dtype is not torch.float32:
-        return _narrow(rows, factors)
     if _batch.spare == 0 and len(rows) <= chain(len(rows)):
         return torch.mv(rows.t(), factors)
     kernels = native.kernels(rows.numel()) if rows.device.type == "cpu" else None
@@ -376,33 +373,6 @@ def weighted(rows: Tensor, factors: Tensor) -> Tensor:
     total = pieces.sum((0, 1), dtype=torch.float64)
     if whole < len(rows):
         total += torch.mv(rows[whole:].t(), factors[whole:])
-    return total.float()
-
-
-def _narrow(rows: Tensor, factors: Tensor) -> Tensor:
-    """Σ factor · row of bfloat16 rows: a factor is the sum of three bfloat16, whose products are exact.
-
-    >>> rows = torch.tensor([[1.0, 3.0], [0.5, 2.0]], dtype=torch.bfloat16)
-    >>> _narrow(rows, torch.tensor([0.1, 1.0]))
-    tensor([0.6000, 2.3000])
-    """
-    parts, rest = [], factors
-    for _ in range(3):
-        parts.append(rest.to(rows.dtype))
-        rest = rest - parts[-1].float()
-    thin, count = torch.stack(parts, 1), len(rows)
-    step = count if count <= chain(count) else 64
-    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
-    for part in (slice(0, count // step * step), slice(count // step * step, count)):
-        if part.start < part.stop:
-            pieces = rows[part].unflatten(0, (-1, min(step, part.stop - part.start)))
-            left = thin[part].unflatten(0, pieces.shape[:2]).transpose(1, 2)
-            found = (
-                torch.bmm(left, pieces, out_dtype=torch.float32)
-                if rows.is_cuda
-                else torch.bmm(left.float(), pieces.float())
-            )
-            total += found.sum((0, 1), dtype=torch.float64)
     return total.float()
 
 
