@@ -132,9 +132,11 @@ def refuse_equal(example: tuple[Any, Any]) -> None:
         )
 
 
-def plan_of(model: nn.Module, source: Source, whole: Collection[nn.Module] = ()) -> TapePlan:
+def plan_of(
+    model: nn.Module, source: Source, whole: Collection[nn.Module] = (), again: bool = True
+) -> TapePlan:
     """Return the rules of a model and the batch axes of every use of them."""
-    plan = TapePlan(model, *rules_of(model, whole))
+    plan = TapePlan(model, *rules_of(model, whole), again=again)
     seen = [_shapes(plan, source.batch(size)[0]) for size in _SIZES]
     for use, (inner, outer) in seen[0].items():
         others = seen[1].get(use)

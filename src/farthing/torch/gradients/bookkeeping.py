@@ -26,21 +26,14 @@ from farthing.torch.checks.selfcheck import refuse_known, verify, verify_isolate
 from farthing.torch.gradients import clipping, isolation, tape
 from farthing.torch.gradients.clipping import Automatic, ClipRule, Live
 from farthing.torch.gradients.convolution import Windows
+from farthing.torch.gradients.copies import Unmapped
 from farthing.torch.gradients.graphs import Graphs, weakly
 from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.layers import most_positions, rules_of
 from farthing.torch.gradients.layout import Layout, Sketch
 from farthing.torch.gradients.mlp import Stack
 from farthing.torch.gradients.plain import Plain, bare, without_cudnn
-from farthing.torch.gradients.tape import (
-    Passes,
-    TapePlan,
-    Unmapped,
-    one_thread,
-    record_losses,
-    reseed,
-    ungrouped,
-)
+from farthing.torch.gradients.tape import Passes, TapePlan, one_thread, record_losses, reseed, ungrouped
 from farthing.torch.gradients.terms import Route, RowTerms, Term, fastest
 from farthing.torch.kernels import totals
 from farthing.torch.kernels.positions import fused
@@ -320,6 +313,7 @@ class Gradient:
                 if self.isolation is None:
                     plan = self._verified(source)
                     passes = Passes(self.model, self.loss, self.layout, plan, self.autocast)
+                    self._graphs.wanted &= not plan.checkpoints  # they look at states of random numbers
                 else:
                     kept = self._leftovers(self.rows, source)
                     verify_isolated(self.isolation, self.model, self.loss, source, self.rows, kept, alike)
@@ -330,9 +324,9 @@ class Gradient:
 
     def _verified(self, source: Source) -> TapePlan:
         """Return a plan that gives the right gradients, if need be by mapping what holds parameters."""
-        whole: set[nn.Module] = set()
+        whole, again = set[nn.Module](), True
         while True:
-            plan = plan_of(self.model, source, whole)
+            plan = plan_of(self.model, source, whole, again)
             passes = Passes(self.model, self.loss, self.layout, plan)  # in full precision
             try:
                 with torch.random.fork_rng(devices(self.model)):
@@ -341,6 +335,9 @@ class Gradient:
                 rows = partial(passes.rows, sketch=sketch)
                 verify(self.model, self.loss, source, rows, self._leftovers(rows, source), sketch)
             except Exception as error:
+                if plan.checkpoints and again:  # parts that do not come out the same again are kept
+                    again = False
+                    continue
                 holders = {error.module} if isinstance(error, Unmapped) else plan.holders - whole
                 if not holders:
                     raise

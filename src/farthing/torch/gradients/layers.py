@@ -17,9 +17,10 @@ from torch.nn import functional as F
 
 from farthing.errors import Unsupported
 from farthing.torch.gradients.convolution import windows
+from farthing.torch.gradients.copies import one_first
 from farthing.torch.gradients.joint_terms import Blocks, SumTerm
 from farthing.torch.gradients.recurrent import cell, recurrent
-from farthing.torch.gradients.tape import Passes, Rule, Tape, one_first
+from farthing.torch.gradients.tape import Passes, Rule, Tape
 from farthing.torch.gradients.terms import Factor, Lookup, Outer, RowTerms, Term, summed
 from farthing.torch.kernels import positions as compiled
 from farthing.torch.kernels.positions import fused
@@ -39,15 +40,13 @@ def convolution(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
     axis = tape.axes(use)[0][0]
     _batch_first(tape, module, axis)
 
-    def then(delta: Tensor) -> None:
+    def then(delta: Tensor, seen: Tensor) -> None:
         if tape.trained(module.weight):
-            tape.put(
-                module.weight, lambda: windows(module, delta, input.detach(), tape.examples, tape.factored)
-            )
+            tape.put(module.weight, lambda: windows(module, delta, seen, tape.examples, tape.factored))
         each = delta.flatten(2).sum(2, dtype=torch.float32)
         tape.put(module.bias, lambda: RowTerms(each.view(tape.examples, -1, each.shape[1]).sum(1)))
 
-    return tape.watch(out, then, as_is=True)
+    return tape.watch(out, then, as_is=True, keep=(input,))
 
 
 def embedding(tape: Tape, module: nn.Embedding, own: Any, input: Tensor) -> Tensor:
@@ -144,20 +143,20 @@ def norm(tape: Tape, module: Any, own: Any, input: Tensor) -> Tensor:
         each = values.reshape(*values.shape[:2], -1).sum(2)
         return RowTerms(each.view(tape.examples, -1, values.shape[1]).sum(1))
 
-    def then(delta: Tensor) -> None:
+    def then(delta: Tensor, seen: Tensor) -> None:
         found = None
         if fused(delta.device) or (compiled.available(delta.device) and delta.numel()):
-            found = _sums(tape, module, input.detach(), delta, plain)
+            found = _sums(tape, module, seen, delta, plain)
         if found is not None:
             for p, rows in zip((module.weight, getattr(module, "bias", None)), found, strict=True):
                 tape.put(p, partial(RowTerms, rows))
             return
         delta = delta.float()
         if tape.trained(module.weight):
-            tape.put(module.weight, lambda: sums(delta * normalised(module, input.detach().float())))
+            tape.put(module.weight, lambda: sums(delta * normalised(module, seen.float())))
         tape.put(getattr(module, "bias", None), lambda: sums(delta))
 
-    return tape.watch(out, then, as_is=True)
+    return tape.watch(out, then, as_is=True, keep=(input,))
 
 
 def _sums(tape: Tape, module: Any, x: Tensor, delta: Tensor, plain: bool) -> tuple[Tensor, Tensor] | None:
@@ -434,9 +433,9 @@ def rules_of(
     """Return a rule for every module with trainable parameters, and parameters that examples get copies of.
 
     A module that holds parameters beside other modules (a class token, learnt positions, a scale) is left as
-    it is: examples get copies along a first dimension of one, or of their own (`tape.Copies`). Those that are
-    ``mapped`` are mapped as a whole if they have others than the former. What stands in an nn.ParameterDict
-    or nn.ParameterList is held by the module around it.
+    it is: examples get copies along a first dimension of one, or of their own (`copies.Copies`). Those that
+    are ``mapped`` are mapped as a whole if they have others than the former. What stands in an
+    nn.ParameterDict or nn.ParameterList is held by the module around it.
     """
     rules: dict[nn.Module, Rule] = {}
     spread: list[tuple[nn.Module, str]] = []

@@ -4,8 +4,9 @@ Some things that people wrap around a model change how it runs and not what it c
 they are put aside (`Plain.running`), and afterwards they are as they were:
 
 * `torch.compile`: compiled modules run eagerly. What is compiled cannot be followed layer by layer.
-* `torch.utils.checkpoint`: parts that would be computed again in the backward pass are kept instead, of
-  ``physical_batch_size`` rows at a time.
+* `torch.utils.checkpoint`: parts with a checkpoint are computed again in the backward pass under the same
+  tape (`farthing.torch.gradients.tape`), by the kind that is not reentrant. What cannot be, and parts in
+  isolation, are kept instead, of ``physical_batch_size`` rows at a time.
 * `fully_shard`: the weights that lie in shards on other ranks are gathered, and its hooks rest.
 * Spectral norms keep two vectors of a power iteration, which belong to the weights and not to the examples.
   They stay as they are during a sum; `Plain.refresh` moves them once an update, by the new weights.
@@ -28,6 +29,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils import checkpoint
+
+from farthing.torch.gradients.tape import running
 
 _HookedNorm: Any = sys.modules["torch.nn.utils.spectral_norm"].SpectralNorm  # its name is a function's, too
 
@@ -56,7 +59,7 @@ class Plain:
         self._depth, self._stack = 0, ExitStack()
 
     def running(self) -> "Plain":
-        """Run the model eagerly, whole, without checkpoints, its spectral norms as they stand."""
+        """Run the model eagerly, whole, with checkpoints of one kind, its spectral norms as they stand."""
         return self
 
     def __enter__(self) -> None:
@@ -170,26 +173,31 @@ def _iteration(hook: Any, module: nn.Module) -> Callable[[], object]:
 
 
 class _Kept:
-    """What stands in for torch's function of reentrant checkpoints."""
+    """What stands in for torch's function of reentrant checkpoints, which need a pass of their own."""
 
     @staticmethod
     def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
-        _say()
-        return function(*args)
+        return checkpoint.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve)
 
 
-def _kept(*_: Any, **__: Any) -> Iterator[None]:
-    """Stand in for what torch does before and after a part with a checkpoint."""
-    _say()
-    yield
+def _kept(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Iterator[None]:
+    """Do what torch does before and after a part with a checkpoint, or nothing where the part is kept."""
+    tape = running()
+    if tape is None or not tape.plan.again or not torch.is_grad_enabled():
+        if tape is not None and not tape.plan.again:
+            _say()
+        yield
+        return
+    with tape.checkpointed(function) as again:
+        yield from _OWN[1](again, *args, **kwargs)
 
 
 @functools.cache
 def _say() -> None:
     """Say once that checkpoints are put aside, and what that costs."""
     log.warning(
-        "torch.utils.checkpoint is put aside while gradients are summed, so activations of all rows that go "
-        "through the model at once are kept; a smaller physical_batch_size takes less memory"
+        "torch.utils.checkpoint is put aside, as parts do not come out the same again: activations of all "
+        "rows that go through the model at once are kept; a smaller physical_batch_size takes less memory"
     )
 
 

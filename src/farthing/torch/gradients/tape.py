@@ -7,6 +7,7 @@ gradients only. Where several records make an example (a user, several views), t
 Beside it stand calls of a model with one input or several, and both passes of a model under a tape.
 """
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from farthing.errors import InvalidValue, Unsupported
+from farthing.torch.gradients.copies import Copies, one_first
 from farthing.torch.gradients.joint_terms import SumTerm
 from farthing.torch.gradients.layout import Layout, Sketch, real
 from farthing.torch.gradients.terms import Factor, Outer, RowTerms, Term, summed
@@ -41,122 +43,6 @@ _Anchor: Any = type(
 )
 
 
-class Unmapped(Unsupported):
-    """A module does something to a parameter of its own that `Copies` cannot follow."""
-
-    def __init__(self, module: nn.Module, what: str) -> None:
-        super().__init__(f"{type(module).__name__} uses a parameter of its own in {what}")
-        self.module = module
-
-
-_BOTH = {"add", "sub", "mul", "div", "true_divide", "rsub", "pow", "maximum", "minimum", "where"}
-_ALONE = {"neg", "exp", "sigmoid", "tanh", "relu", "softplus", "square", "sqrt", "rsqrt", "log", "abs", "cos"}
-_ALONE |= {"sin", "clamp", "clamp_min", "clamp_max", "float", "double", "to", "contiguous", "detach"}
-
-
-class Copies:
-    """A parameter that a module holds beside other modules, once for each record: its gradients are rows.
-
-    It follows what is elementwise: beside a tensor with more dimensions (or as many, where its first is one)
-    and a row for each record every record gets its own copy. What else is done to it raises `Unmapped`, and
-    the module is then mapped as a whole. The check of the model compares both ways with plain autograd.
-    """
-
-    def __init__(self, values: Tensor, module: nn.Module) -> None:
-        self.values, self.module = values, module
-
-    @property
-    def shape(self) -> torch.Size:
-        """Return the shape of the parameter."""
-        return self.values.shape[1:]
-
-    @property
-    def ndim(self) -> int:
-        """Return the dimensions of the parameter."""
-        return self.values.ndim - 1
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("dtype", "device"):
-            return getattr(self.values, name)
-        if name in _BOTH | _ALONE:
-            return lambda *args, **kwargs: self._applied(
-                name, getattr(torch.Tensor, name), (self, *args), kwargs
-            )
-        raise Unmapped(self.module, name)
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "").strip("_")
-        own = next((x for x in args if isinstance(x, Copies)), None)
-        if own is None:
-            own = next(x for x in (kwargs or {}).values() if isinstance(x, Copies))
-            raise Unmapped(own.module, name)
-        return own._applied(name.removeprefix("r") if name[1:] in _BOTH else name, func, args, kwargs or {})
-
-    def _applied(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
-        if name not in _BOTH | _ALONE or any(isinstance(x, Tensor | Copies) for x in kwargs.values()):
-            raise Unmapped(self.module, name)
-        most = max(self._dimensions(x) for x in args)
-        found = func(*(x._beside(most) if isinstance(x, Copies) else x for x in args), **kwargs)
-        return found if most >= 0 else Copies(found, self.module)
-
-    def _dimensions(self, other: Any) -> int:
-        """Return the dimensions of a tensor with a row for each record; -1 for what all records share."""
-        if not isinstance(other, Tensor) or other.ndim < self.ndim or other.ndim == 0:
-            return -1
-        if other.ndim == self.ndim:
-            batch = self.shape[0] == 1 and len(other) == len(self.values)
-            return other.ndim if batch else -1
-        if len(other) != len(self.values):
-            raise Unmapped(self.module, "an operation with a tensor that has no row for each record")
-        return other.ndim
-
-    def _beside(self, dimensions: int) -> Tensor:
-        """Return the copies as they stand beside a tensor of so many dimensions, or alone."""
-        if dimensions < 0:
-            return self.values
-        if dimensions == self.ndim:
-            return self.values.squeeze(1)
-        return self.values.view(len(self.values), *(1,) * (dimensions - self.values.ndim), *self.shape)
-
-    def __neg__(self) -> "Copies":
-        return Copies(-self.values, self.module)
-
-    def __getitem__(self, key: Any) -> "Copies":
-        keys = key if isinstance(key, tuple) else (key,)
-        if not all(k is None or k is Ellipsis or isinstance(k, int | slice) for k in keys):
-            raise Unmapped(self.module, "an index")
-        return Copies(self.values[(slice(None), *keys)], self.module)
-
-    def view(self, *shape: Any) -> "Copies":
-        """Return the copies in another shape."""
-        sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], list | tuple) else shape
-        if not all(isinstance(size, int) for size in sizes):
-            raise Unmapped(self.module, "view")
-        return Copies(self.values.reshape(len(self.values), *sizes), self.module)
-
-    reshape = view
-
-    def unsqueeze(self, dim: int) -> "Copies":
-        """Return the copies with one more dimension."""
-        return Copies(self.values.unsqueeze(dim + 1 if dim >= 0 else dim), self.module)
-
-
-def _operator(name: str, turned: bool = False) -> Callable[..., Any]:
-    """Return an operator of `Copies`."""
-    function = getattr(torch, name)
-
-    def operate(self: Copies, *other: Any) -> Any:
-        return self._applied(name, function, (*other, self) if turned else (self, *other), {})
-
-    return operate
-
-
-for _sign, _name in {"add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "pow"}.items():
-    setattr(Copies, f"__{_sign}__", _operator(_name))
-    setattr(Copies, f"__r{_sign}__", _operator(_name, turned=True))
-
-
 @dataclass
 class TapePlan:
     """A plan of a model, made before private examples reach it: a rule a module, the batch axis of each use.
@@ -170,6 +56,8 @@ class TapePlan:
     spread: list[tuple[nn.Module, str]] = field(default_factory=list)
     axes: dict[Use, Axes] = field(default_factory=dict)
     held: int = 0  # numbers that go into and come out of the uses, a record
+    again: bool = True  # whether parts with a checkpoint are computed again in the backward pass
+    checkpoints: int = 0  # parts that were
 
     def __post_init__(self) -> None:
         self.numbers = {module: number for number, module in enumerate(self.rules)}
@@ -197,11 +85,13 @@ class TapePlan:
         for module, name, p in bare:
             copies = tape.copies(p, tuple(p.shape[1:] if one_first(p) else p.shape))
             module.__dict__[name] = copies if one_first(p) else Copies(copies, module)
-        fast = torch.backends.mha.get_fastpath_enabled()
+        fast, before_it = torch.backends.mha.get_fastpath_enabled(), running()
         torch.backends.mha.set_fastpath_enabled(False)
+        _running.tape = tape
         try:
             yield
         finally:
+            _running.tape = before_it
             torch.backends.mha.set_fastpath_enabled(fast)
             for module, name, p in bare:
                 del module.__dict__[name]
@@ -215,9 +105,29 @@ class TapePlan:
                     module.__dict__["forward"] = forward
 
 
-def one_first(p: Tensor | None) -> bool:
-    """Return whether a parameter has a first dimension of one, along which examples get copies."""
-    return p is not None and p.ndim > 1 and len(p) == 1
+def _noted(ctx: Any, out: Tensor, then: Callable[..., None], *keep: Tensor) -> Tensor:
+    ctx.then = then
+    ctx.save_for_backward(*keep)
+    ctx.mark_dirty(out)
+    return out
+
+
+def _told(ctx: Any, delta: Tensor) -> tuple[Any, ...]:
+    kept, then, ctx.then = ctx.saved_tensors, ctx.then, None
+    then(delta, *(x.detach() for x in kept))
+    return delta, None, *(None for _ in kept)
+
+
+# Hands an output's gradient on with inputs that autograd keeps, so that a checkpoint computes them again.
+_Noted: Any = type(
+    "_Noted", (torch.autograd.Function,), {"forward": staticmethod(_noted), "backward": staticmethod(_told)}
+)
+_running = threading.local()  # the tape of this thread, if one runs
+
+
+def running() -> "Tape | None":
+    """Return the tape that runs in this thread."""
+    return getattr(_running, "tape", None)
 
 
 class _Forward:
@@ -255,6 +165,7 @@ class Tape:
         self._terms: dict[int, list[Term]] = defaultdict(list)
         self._ends: list[Callable[[], None]] = []
         self._copies: list[tuple[int, Tensor]] = []
+        self._inside, self._again = 0, False  # of checkpoints, in the forward pass; computing one again
 
     @property
     def rows(self) -> int:
@@ -264,7 +175,7 @@ class Tape:
     def use(self, module: nn.Module, *parameters: Tensor | None) -> Use:
         """Notes one more call of a module, and which parameters it uses."""
         self._calls[module] += 1
-        for p in parameters:
+        for p in parameters if not self._again else ():
             if p is not None and id(p) in self.plan.slots:
                 self._uses[self.plan.slots[id(p)]] += 1
         return self.plan.numbers[module], self._calls[module]
@@ -290,21 +201,54 @@ class Tape:
             x = x.movedim(axis, 0)
         return x.reshape(self.examples, -1, *x.shape[x.ndim - last :])
 
-    def watch(self, out: Tensor, then: Callable[[Tensor], None], as_is: bool = False) -> Tensor:
-        """Hands the gradient of ``out`` to ``then``: in float32, or ``as_is`` where terms are `factored`."""
+    @contextmanager
+    def checkpointed(self, function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+        """Yield what computes a part with a checkpoint again: the same uses of the same modules."""
+        start = dict(self._calls)
+
+        def again(*args: Any, **kwargs: Any) -> Any:
+            before = self._calls, self._again
+            self._calls, self._again = defaultdict(int, start), True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._calls, self._again = before
+
+        self.plan.checkpoints += 1
+        self._inside += 1
+        try:
+            yield again
+        finally:
+            self._inside -= 1
+
+    def watch(
+        self, out: Tensor, then: Callable[..., None], as_is: bool = False, keep: tuple[Tensor, ...] = ()
+    ) -> Tensor:
+        """Hand the gradient of ``out`` to ``then``: in float32, or ``as_is`` where terms are `factored`.
+
+        What there is to ``keep`` comes with it, and is computed again where a checkpoint asks for that.
+        """
         if not torch.is_grad_enabled():
             return out
         if not out.requires_grad:
             out = _Anchor.apply(out, self.plan.anchor)
+        native = as_is and self.factored
+
+        def seen(delta: Tensor, *kept: Tensor) -> None:
+            then(delta if native else delta.float(), *kept)
+
+        if keep and (self._inside or self._again) and not out._is_view():
+            noted: Tensor = _Noted.apply(out, seen, *keep)
+            return noted
         watched: Any = out
-        native, once = as_is and self.factored, [then]
+        once = [(seen, tuple(x.detach() for x in keep))]
 
-        def seen(
-            delta: Tensor,
-        ) -> None:  # what ``then`` holds is let go at once, and not with all of the graph
-            once.pop()(delta if native else delta.float())
+        def called(delta: Tensor) -> None:
+            told, kept = once.pop()  # what it holds is let go at once, and not with all of the graph
+            told(delta, *kept)
 
-        watched.register_hook(seen)
+        if not self._again:
+            watched.register_hook(called)
         return out
 
     def multiplied(self, x: Tensor) -> Tensor:
@@ -321,15 +265,14 @@ class Tape:
         if axis is None:
             out = self.spread(out)
 
-        def then(delta: Tensor) -> None:
-            seen = x.detach()
+        def then(delta: Tensor, seen: Tensor) -> None:
             if seen.dtype is not delta.dtype:
                 seen, delta = seen.float(), delta.float()
             u = Factor(self.grouped(delta, 0 if axis is None else axis))
             self.put(weight, lambda: Outer(u, Factor(self.grouped(seen, axis))))
             self.put(bias, lambda: summed(u))
 
-        return self.watch(out, then, as_is=True)
+        return self.watch(out, then, as_is=True, keep=(x,))
 
     def spread(self, out: Tensor) -> Tensor:
         """Return an output that all examples share, once for each, so that its gradients stay apart."""
@@ -351,14 +294,16 @@ class Tape:
     def copies(self, p: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Return a parameter once for each record, an example's copies being one: its gradients are rows."""
         slot = self.plan.slots[id(p)]
-        self._uses[slot] += 2  # its gradient comes last, so that no use of it may be handed on before
         leaf = p.detach().view(1, *shape).expand(self.examples, *shape).requires_grad_()
-        self._copies.append((slot, leaf))
+        if not self._again:
+            self._uses[slot] += 2  # its gradient comes last, so that no use of it may be handed on before
+            self._copies.append((slot, leaf))
         return leaf if self.records == 1 else leaf.repeat_interleave(self.records, 0)
 
     def finally_(self, then: Callable[[], None]) -> None:
         """To be done after the backward pass."""
-        self._ends.append(then)
+        if not self._again:
+            self._ends.append(then)
 
     def back(self, objective: Tensor) -> None:
         """The backward pass, towards what is trained and nothing else.
