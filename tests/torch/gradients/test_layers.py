@@ -505,7 +505,8 @@ def test_what_a_hook_holds_is_let_go_when_it_has_run():
     def then(delta, held=held):
         assert len(held) == 3
 
-    watched = Tape.watch(SimpleNamespace(factored=False), out, then)
+    tape = SimpleNamespace(factored=False, _inside=0, _again=False)
+    watched = Tape.watch(tape, out, then)
     del held, then
     watched.sum().backward()
     assert gone() is None

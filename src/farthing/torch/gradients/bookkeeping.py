@@ -226,6 +226,10 @@ class Gradient:
             return
         assert self.expected_batch_size is not None
         most = (self._evenly(len(batch)) or len(batch)) // batch.examples.width
+        if count == 1 and 0 < len(batch) <= most:  # one block, in any order
+            for part in batch.physical_batches():
+                yield part, totals.blocked((len(batch),), self.expected_batch_size, count)
+            return
         for members in totals.together(totals.drawn_blocks(len(batch), count), most):
             context = totals.blocked(tuple(map(len, members)), self.expected_batch_size, count)
             for part in batch.take(np.concatenate(members)).physical_batches():
