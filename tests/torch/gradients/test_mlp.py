@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from farthing.queries.bounds import ClipCoordinates, ClipNorm
 from farthing.torch.gradients import mlp
 from farthing.torch.gradients.bookkeeping import Gradient
-from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, Live, plain_sum, rule_of
+from farthing.torch.gradients.clipping import Automatic, ClipCounted, ClipLayers, plain_sum, rule_of
+from farthing.torch.gradients.graphs import Live
 from farthing.torch.gradients.mlp import Stack
 from farthing.torch.training.records import Examples
 

@@ -24,10 +24,10 @@ from farthing.torch.checks.leftovers import Wall
 from farthing.torch.checks.probe import Source, devices, plan_of, refuse_equal
 from farthing.torch.checks.selfcheck import refuse_known, verify, verify_isolated
 from farthing.torch.gradients import clipping, isolation, tape
-from farthing.torch.gradients.clipping import Automatic, ClipRule, Live
+from farthing.torch.gradients.clipping import Automatic, ClipRule
 from farthing.torch.gradients.convolution import Windows
 from farthing.torch.gradients.copies import Unmapped
-from farthing.torch.gradients.graphs import Graphs, weakly
+from farthing.torch.gradients.graphs import Graphs, Live, weakly
 from farthing.torch.gradients.isolation import Isolation
 from farthing.torch.gradients.layers import most_positions, rules_of
 from farthing.torch.gradients.layout import Layout, Sketch

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -457,34 +457,6 @@ def checked(bound: Any, size: int, starts: tuple[int, ...]) -> ClipRule:
     if not (smallest >= _SMALLEST and _LEAST <= norm * least <= norm * most <= _MOST):
         raise InvalidValue(f"float32 gradients have norms from {_SMALLEST:.1g} to {_MOST:.1g}: not {bound!r}")
     return rule
-
-
-class Live(NamedTuple):
-    """A rule's numbers as a sum uses them: tensors in a CUDA graph, where they may change between runs."""
-
-    clip: float | Tensor
-    scale: Tensor | None
-
-    @classmethod
-    def of(cls, rule: ClipRule, size: int, device: torch.device) -> "Live":
-        """Return the numbers of a rule on gradients of ``size`` coordinates."""
-        return cls(rule.live_clip(device), rule.units(size, device))
-
-    def static(self, device: torch.device) -> "Live":
-        """Return the numbers in tensors of their own."""
-        clip = torch.as_tensor(self.clip, dtype=torch.float32, device=device).clone()
-        return Live(clip, None if self.scale is None else self.scale.clone())
-
-    def refill(self, rule: ClipRule, size: int) -> None:
-        """Write another rule's numbers into these tensors."""
-        assert isinstance(self.clip, Tensor)
-        other = Live.of(rule, size, self.clip.device)
-        if isinstance(other.clip, Tensor):
-            self.clip.copy_(other.clip)
-        else:
-            self.clip.fill_(other.clip)
-        if self.scale is not None and other.scale is not None:
-            self.scale.copy_(other.scale)
 
 
 def plain_sum(rows: Tensor, bound: Any, present: Tensor | None = None) -> Tensor:

@@ -12,12 +12,12 @@ the GPU in its forward, say), or not in the memory there is, goes on without.
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from farthing.torch.gradients.clipping import ClipRule, Live
+from farthing.torch.gradients.clipping import ClipRule
 from farthing.torch.gradients.tape import mapped
 from farthing.torch.kernels import totals
 
@@ -26,6 +26,35 @@ _QUICK = 0.01  # seconds
 _MOST = 32  # graphs; other sizes go without
 _SLOW = 2.0  # seconds: a batch that takes longer is not held up by launches, on any host
 _HUGE = 2**25  # coordinates from which a sum is lent where it lies, and not copied
+
+
+class Live(NamedTuple):
+    """A rule's numbers as a sum uses them: tensors in a CUDA graph, where they may change between runs."""
+
+    clip: float | Tensor
+    scale: Tensor | None
+
+    @classmethod
+    def of(cls, rule: ClipRule, size: int, device: torch.device) -> "Live":
+        """Return the numbers of a rule on gradients of ``size`` coordinates."""
+        return cls(rule.live_clip(device), rule.units(size, device))
+
+    def static(self, device: torch.device) -> "Live":
+        """Return the numbers in tensors of their own."""
+        clip = torch.as_tensor(self.clip, dtype=torch.float32, device=device).clone()
+        return Live(clip, None if self.scale is None else self.scale.clone())
+
+    def refill(self, rule: ClipRule, size: int) -> None:
+        """Write another rule's numbers into these tensors."""
+        assert isinstance(self.clip, Tensor)
+        other = Live.of(rule, size, self.clip.device)
+        if isinstance(other.clip, Tensor):
+            self.clip.copy_(other.clip)
+        else:
+            self.clip.fill_(other.clip)
+        if self.scale is not None and other.scale is not None:
+            self.scale.copy_(other.scale)
+
 
 Add = Callable[[Any, Any, Tensor | None, ClipRule, Live, Tensor, bool], None]
 
