@@ -181,7 +181,7 @@ def network_town(tmp_path_factory):
     """The same parties with a network that they have installed."""
     pytest.importorskip("torch")
     tmp_path = tmp_path_factory.mktemp("n")
-    method = 'name = "fedavg"\nrounds = 8\nlocal_steps = 2\nlocal_lr = 0.2\nmost = 4'
+    method = 'name = "fedavg"\nrounds = 9\nlocal_steps = 2\nlocal_lr = 0.2\nmost = 4'
     found = Town(tmp_path, "import farthing.torch.training.network", method=method, network=True)
     try:
         for name in NAMES:
