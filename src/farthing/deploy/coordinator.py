@@ -52,15 +52,8 @@ from farthing.deploy.secagg.sessions import Session
 from farthing.errors import BudgetSpent, FarthingError, InvalidValue, Unsupported
 from farthing.federated.evaluation import Evaluation
 from farthing.federated.protocol import Answers, enough_came
-from farthing.federated.terms import (
-    Forecast,
-    Invitation,
-    Terms,
-    Trust,
-    Weights,
-    forecast_of,
-    weights_under,
-)
+from farthing.federated.rounds import Forecast, forecast_of
+from farthing.federated.terms import Invitation, Terms, Trust, Weights, weights_under
 from farthing.noise.lattice import Stream
 from farthing.queries.query import Contribution, Receipt
 

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
         Reply,
         SequentialClients,
     )
-    from farthing.federated.rounds import LocalSteps
+    from farthing.federated.rounds import Forecast, LocalSteps
     from farthing.federated.simulated import Simulated
-    from farthing.federated.terms import Exactly, Forecast, InTurn, Invitation, Terms, Trust, Weights
+    from farthing.federated.terms import Exactly, InTurn, Invitation, Terms, Trust, Weights
 
 __all__ = [
     "METHODS",
@@ -69,7 +69,7 @@ _HOMES = {
     "budgets": ("personal",),
     "draws": ("Indicators",),
     "evaluation": ("Evaluated", "Evaluation", "evaluate_clients"),
-    "rounds": ("LocalSteps",),
+    "rounds": ("Forecast", "LocalSteps"),
     "methods.networks": ("dp_fedavg", "fedavg", "fedsgd"),
     "methods.server": ("ServerOptimizer",),
     "methods.table": ("METHODS", "Method", "Option"),
@@ -78,7 +78,6 @@ _HOMES = {
         "Ask",
         "ClientAgent",
         "Clients",
-        "Forecast",
         "Parties",
         "SequentialClients",
         "Reply",

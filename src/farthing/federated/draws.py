@@ -26,12 +26,13 @@ from numpy.typing import NDArray
 from farthing import validate
 from farthing.data.tables import Features, Parts
 from farthing.errors import InvalidValue, Unsupported
-from farthing.federated.terms import Terms
+from farthing.federated.terms import Invitation, Terms
 from farthing.linear.losses import Gradient
 from farthing.noise import lattice, summing
 from farthing.noise.lattice import Stream
 from farthing.queries import arrays
 from farthing.queries.bounds import ClipNorm
+from farthing.queries.correlated import BandedGaussian
 from farthing.queries.mechanisms import Gaussian
 from farthing.queries.query import Contribution
 from farthing.queries.samplers import Indices
@@ -311,6 +312,40 @@ class Round:
 
 
 _ENTRIES = 2**16  # entries of uploads held at once: half a megabyte, which fits the cache
+
+
+def owned(rows: Integers, offsets: Integers, came: Integers) -> tuple[Integers, Integers]:
+    """Return those of the rows whose clients came, and the index of each row's client among them."""
+    owners = np.searchsorted(offsets, rows, side="right") - 1
+    if len(came) == len(offsets) - 1:
+        return rows, owners
+    place = np.full(len(offsets) - 1, -1)
+    place[came] = np.arange(len(came))
+    who = place[owners]
+    return rows[who >= 0], who[who >= 0]
+
+
+def refuse_many(contribution: Contribution, drawn: float, secret: bool) -> None:
+    """Refuse draws of more records than sums are proven for; by 9 deviations where they are ``secret``."""
+    most, reach = getattr(contribution, "most", math.inf), drawn + 9 * math.sqrt(drawn)
+    if reach > most and (drawn > most or secret):
+        raise InvalidValue(
+            f"a round draws {drawn:,.0f} records on average, and sums of this network are proven for "
+            f"{most:,}: make it with most={int(reach) + 1}"
+        )
+
+
+def sum_noise(now: Round, invitation: Invitation) -> Gaussian:
+    """Return the noise of the sum over the clients of a round.
+
+    The sum of their correlated noise has the same correlation. Noise of a client that left is in no later
+    sum: correlated noise begins anew then, at no cost (`farthing.queries.correlated`, lost history).
+    """
+    multiplier = now.deviation / now.reach
+    if invitation.bands == 1:
+        return Gaussian(multiplier)
+    correlation = now.kinds[0].correlation  # of all terms: bands and exponent are the invitation's
+    return BandedGaussian(multiplier / correlation, invitation.bands, invitation.exponent).begin()
 
 
 def weighted_sum(contribution: Contribution, table: Any, owners: Integers, w: Array, now: Round) -> Any:

@@ -40,18 +40,26 @@ from farthing.accounting.accountants import Accountant
 from farthing.budget import Budget, Unit
 from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.federated.noise import ClientNoise, Share
-from farthing.federated.rounds import Answers, Ask, LocalSteps, Reply, combined, refuse_shares, rounded
+from farthing.federated.rounds import (
+    Answers,
+    Ask,
+    Forecast,
+    LocalSteps,
+    Reply,
+    combined,
+    forecast_of,
+    refuse_shares,
+    rounded,
+)
 from farthing.federated.terms import (
     NOTHING,
     Draw,
     Exactly,
-    Forecast,
     InTurn,
     Invitation,
     Terms,
     Trust,
     Weights,
-    forecast_of,
     least_noise,
     noise_of_round,
     refuse_unit,
@@ -59,6 +67,7 @@ from farthing.federated.terms import (
 )
 from farthing.ledger.ledger import Ledger
 from farthing.noise.lattice import Stream
+from farthing.queries.correlated import BandedShare
 from farthing.queries.query import Contribution, Receipt
 
 __all__ = [
@@ -159,6 +168,9 @@ class ClientAgent:
             raise InvalidValue("this agent has not joined a run yet: send an Invitation first")
         if not self._terms.rounds:
             raise BudgetSpent(f"not even one round fits {self._ledger.budget}")
+        turn = self._terms.rounds - self.left
+        if isinstance(self._terms.mechanism, BandedShare) and ask.round != turn + 1:
+            raise InvalidValue(f"shares of correlated noise are of one turn: round {ask.round}, turn {turn}")
         if isinstance(ask.contribution, LocalSteps):
             return self._stepped(self._terms, ask.contribution, rounded(ask.w))
         answer = self._ledger.ask(self._terms.query(ask.contribution), ask.w)

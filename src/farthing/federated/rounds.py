@@ -1,4 +1,4 @@
-"""Define the messages of one round, the server's question and a client's upload, and their sum.
+"""Define the messages of one round, the server's question and a client's upload, their sum, and its outlook.
 
 >>> uploads = [Reply(np.array([2.0]), 4.0, 1.0), Reply(np.array([6.0]), 4.0, 9.0)]
 >>> [round(float(combined(uploads, weights, alive=2).mean[0]), 3) for weights in ("records", "precision")]
@@ -24,6 +24,7 @@ for gradients: by records (FedAvg's n_k/n), plain, or by precision.
 (array([-6.]), 2)
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -33,7 +34,7 @@ from numpy.typing import NDArray
 
 from farthing import validate
 from farthing.errors import BudgetSpent, Unsupported
-from farthing.federated.terms import Terms, Weights, weight_of
+from farthing.federated.terms import Invitation, Terms, Trust, Weights, weight_of, weights_under
 from farthing.queries.query import Contribution, Receipt
 
 Array = NDArray[np.float64]
@@ -237,3 +238,49 @@ def refuse_shares(terms: Iterable[Terms]) -> None:
         raise Unsupported(
             "local steps need local trust: a client acts on its own answers, so its own noise has to suffice"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The outlook of an invitation, from public numbers.
+
+    Attributes
+    ----------
+    deviation : float
+        The standard deviation of the noise on the first round's mean.
+    rounds : int
+        The rounds until the last client leaves.
+
+    Examples
+    --------
+    >>> import farthing as ft
+    >>> x, y = [[1.0]] * 20, [1.0] * 20
+    >>> clients = ft.federated.Simulated.split(x, y, clients=2, budgets=ft.Budget(1.0, 1e-6))
+    >>> clients.forecast(ft.federated.Invitation(1.0, rounds=7)).rounds
+    7
+    """
+
+    deviation: float
+    rounds: int
+
+
+def forecast_of(invitation: Invitation, weights: Weights, terms: Sequence[Terms], which: Any) -> Forecast:
+    """Return the outlook for clients whose terms are ``terms[which]``."""
+    afford = np.array([term.rounds > 0 for term in terms])[which]
+    expected, variance = (
+        np.array([getattr(term, name) for term in terms], dtype=np.float64)[which][afford]
+        for name in ("expected", "variance")
+    )
+    if not afford.any():
+        raise BudgetSpent(f"not even one round fits the budget of any of {len(afford)} clients")
+    weight = weight_of(weights_under(invitation.trust, weights), expected, variance)
+    noise = float(np.square(weight) @ variance)
+    if invitation.trust is Trust.TRUSTED:
+        noise = variance_of_trusted(invitation, terms[0])
+    return Forecast(math.sqrt(noise) / float(weight @ expected), max(term.rounds for term in terms))
+
+
+def variance_of_trusted(invitation: Invitation, terms: Terms) -> float:
+    """Return the variance of the noise that a trusted aggregator adds to the sum."""
+    assert invitation.noise_multiplier is not None
+    return (invitation.noise_multiplier * invitation.clip_norm * terms.correlation) ** 2

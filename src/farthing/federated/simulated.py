@@ -41,7 +41,7 @@ from farthing.accounting import pld
 from farthing.accounting.tuning import TIGHT
 from farthing.budget import Budget, Guarantee, Observer, Unit
 from farthing.data.tables import Table
-from farthing.errors import BudgetSpent, InvalidValue
+from farthing.errors import BudgetSpent, InvalidValue, Unsupported
 from farthing.federated.budgets import Budgets, dealt, per_client, personal, public_sizes
 from farthing.federated.draws import (
     ClientRows,
@@ -49,8 +49,11 @@ from farthing.federated.draws import (
     distinct,
     exactly,
     noisy_uploads,
+    owned,
     present,
     ranges,
+    refuse_many,
+    sum_noise,
     weighted_sum,
 )
 from farthing.federated.protocol import (
@@ -66,22 +69,24 @@ from farthing.federated.protocol import (
     enough_came,
     picked,
 )
-from farthing.federated.rounds import LocalSteps, Reply, combined, refuse_shares, rounded
-from farthing.federated.terms import (
+from farthing.federated.rounds import (
     Forecast,
+    LocalSteps,
+    Reply,
+    combined,
     forecast_of,
-    refuse_unit,
+    refuse_shares,
+    rounded,
     variance_of_trusted,
-    weight_of,
-    weights_under,
 )
+from farthing.federated.terms import refuse_unit, weight_of, weights_under
 from farthing.ledger import answers
 from farthing.ledger.books import SEEDED, taken
 from farthing.noise.lattice import Stream
 from farthing.queries import arrays
 from farthing.queries.bounds import ClipNorm
+from farthing.queries.correlated import Cyclic
 from farthing.queries.events import Event, RepeatedEvent
-from farthing.queries.mechanisms import Gaussian
 from farthing.queries.query import Contribution, refuse_bound
 from farthing.queries.samplers import Poisson
 
@@ -163,6 +168,7 @@ class Simulated:
         self._turns: dict[int, Round] = {}
         self._tried: tuple[Contribution, tuple[int, ...]] | None = None
         self.left = np.zeros(len(self), np.int64)
+        self._turn = -1  # of the round that was asked last
 
     @classmethod
     def split(
@@ -271,7 +277,10 @@ class Simulated:
         if self._terms:
             raise InvalidValue("these clients were already invited: terms are agreed once")
         refuse_unit(getattr(self._table, "unit", Unit.RECORD), invitation)
+        if invitation.bands > 1 and self._noise == "each" and invitation.trust is not Trust.TRUSTED:
+            raise Unsupported("correlated noise is drawn for the sum of all uploads: leave out noise='each'")
         terms, self._which, self._budgets = self._agreed(invitation)
+        self._cycle = invitation.draw.begin() if isinstance(invitation.draw, Cyclic) else None
         self._invitation, self._weights = invitation, weights_under(invitation.trust, weights)
         self._survivors = invitation.survivors if invitation.trust is Trust.DISTRIBUTED else 1
         self._terms = terms
@@ -310,6 +319,8 @@ class Simulated:
         done = int(self.done[client])
         if isinstance(self._invitation.draw, InTurn):
             done = -(-done // int(self._sizes[client]))
+        if isinstance(self._invitation.draw, Cyclic):
+            done = -(-done // self._invitation.draw.groups)
         term = self.terms(client)
         return RepeatedEvent(term.price(self._budgets[client]), done) if done else None
 
@@ -348,7 +359,7 @@ class Simulated:
         now = self._round
         enough_came(len(now.came), self._survivors, len(self))
         self.left[now.came] = taken(self.left[now.came])  # charged before anything is drawn
-        now.lasts -= 1
+        now.lasts, self._turn = now.lasts - 1, self._turn + 1
         alive = len(now.came) if now.same else self.alive
         return self._answered(contribution, w, now, alive)
 
@@ -358,6 +369,8 @@ class Simulated:
     def ask_one(self, party: int, contribution: Contribution, w: Any) -> Answers:
         w = self._ready(contribution, w)
         alone(party, len(self), self._invitation.trust)
+        if self._cycle is not None:
+            raise Unsupported("cyclic draws are turns of all clients: one alone has none")
         if not self.left[party]:
             raise BudgetSpent(f"party {party} can afford no further answer")
         if party not in self._turns:
@@ -391,22 +404,11 @@ class Simulated:
         if known is None or known[0] is not contribution or known[1] != given.shape:
             # an empty sum: the caller's mistakes raise before anything is charged
             refuse_bound(contribution, self._terms[0].bound)
-            self._refuse_many(contribution)
+            drawn = float(np.array([term.expected for term in self._terms])[self._which].sum())
+            refuse_many(contribution, drawn, isinstance(self._invitation.draw, Poisson | Cyclic))
             answers.zero_sum(contribution, self._table, given, self._terms[0].bound)
             self._tried = contribution, given.shape
         return given
-
-    def _refuse_many(self, contribution: Contribution) -> None:
-        """Refuse draws of more records than a contribution's sums are proven for, by 9 deviations."""
-        most = getattr(contribution, "most", math.inf)
-        drawn = float(np.array([term.expected for term in self._terms])[self._which].sum())
-        if drawn + 9 * math.sqrt(drawn) > most and (
-            drawn > most or isinstance(self._invitation.draw, Poisson)
-        ):
-            raise InvalidValue(
-                f"a round draws {drawn:,.0f} records on average, and sums of this network are proven for "
-                f"{most:,}: make it with most={int(drawn + 9 * math.sqrt(drawn)) + 1}"
-            )
 
     def _answered(self, contribution: Contribution, w: Array, now: "Round", alive: int) -> Answers:
         """Return the noisy sum over the clients of a round; called only after the charge."""
@@ -418,9 +420,9 @@ class Simulated:
 
         def noisy(total: Any) -> Array:
             if now.noise is None:
-                now.noise = Gaussian(now.deviation / now.reach), ClipNorm(now.reach)
+                now.noise = sum_noise(now, self._invitation), ClipNorm(now.reach)
             mechanism, limit = now.noise
-            return mechanism.release(total, limit, self._stream)
+            return mechanism.release(total, limit, self._stream, self._turn)
 
         try:
             if self._noise == "each" and self._invitation.trust is not Trust.TRUSTED:
@@ -449,7 +451,7 @@ class Simulated:
         alike = len(came) > 0 and bool(np.ptp(clips) == 0 and np.ptp(weights) == 0)
         deviation = math.sqrt(float(np.square(weights) @ variance))
         if self._invitation.trust is Trust.TRUSTED:
-            deviation = math.sqrt(variance_of_trusted(self._invitation))
+            deviation = math.sqrt(variance_of_trusted(self._invitation, self._terms[0]))
         now = Round(
             came=came,
             lasts=int(self.left[came].min(initial=2**62)),
@@ -463,7 +465,7 @@ class Simulated:
             kinds=self._terms,
             which=which,
         )
-        whole = not isinstance(self._invitation.draw, Poisson | Exactly | InTurn)
+        whole = not isinstance(self._invitation.draw, Poisson | Exactly | InTurn | Cyclic)
         if whole and len(came):
             rows = ranges(now.owned.starts, now.owned.counts)
             now.table = self._table if len(came) == len(self) else self._table.take(rows)
@@ -480,13 +482,10 @@ class Simulated:
                 return rows, np.zeros(len(rows), np.int64)
             case Poisson(rate):
                 rows = self._stream.poisson_indices(rate, len(self._table))
-                owners = np.searchsorted(self._offsets, rows, side="right") - 1
-                if len(now.came) == len(self):
-                    return rows, owners
-                place = np.full(len(self), -1)
-                place[now.came] = np.arange(len(now.came))
-                who = place[owners]
-                return rows[who >= 0], who[who >= 0]
+                return owned(rows, self._offsets, now.came)
+            case Cyclic() if self._cycle is not None:
+                rows = np.asarray(self._cycle.draw(len(self._table), self._stream, self._turn))
+                return owned(rows, self._offsets, now.came)
             case InTurn():
                 turn = self.done[now.came] - 1
                 return present(now.owned, turn % now.owned.sizes)

@@ -12,8 +12,6 @@ mechanism, and the number of rounds that its budget affords; all of it follows f
 (193.7, 38012)
 """
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -25,14 +23,16 @@ from numpy.typing import NDArray
 from farthing import validate
 from farthing.accounting import gaussian
 from farthing.accounting.accountants import Accountant
+from farthing.accounting.correlated import banded_row_noise
 from farthing.accounting.rounds import shift
 from farthing.budget import Adjacency, Budget, Observer, Unit
-from farthing.errors import BudgetSpent, InvalidValue, Unsupported
+from farthing.errors import InvalidValue, Unsupported
 from farthing.federated.noise import ClientNoise, Share, Unhidden
 from farthing.queries.bounds import ClipNorm, Kind
+from farthing.queries.correlated import BandedGaussian, BandedShare, Cyclic, spread
 from farthing.queries.events import Event
 from farthing.queries.mechanisms import Gaussian
-from farthing.queries.query import Contribution, Query
+from farthing.queries.query import Contribution, Query, refuse_overlap
 from farthing.queries.samplers import Everyone, FixedSize, Poisson, Sampler
 
 Array = NDArray[np.float64]
@@ -127,7 +127,7 @@ class InTurn:
     """
 
 
-Draw = Everyone | Poisson | Exactly | InTurn
+Draw = Everyone | Poisson | Exactly | InTurn | Cyclic
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +173,8 @@ class Terms:
     @property
     def variance(self) -> float:
         """Return the variance of the noise on each coordinate of one upload."""
-        own = (self.mechanism.noise_multiplier * self.bound.clip) ** 2
-        return own / self.survivors
+        own = self.mechanism.noise_multiplier * self.bound.clip * self.correlation
+        return own**2 / self.survivors
 
     @property
     def survivors(self) -> int:
@@ -182,7 +182,17 @@ class Terms:
         match self.mechanism:
             case Share(survivors=survivors) | ClientNoise(survivors=survivors):
                 return survivors
+            case BandedShare(survivors=survivors):
+                return survivors
         return 1
+
+    @property
+    def correlation(self) -> float:
+        """Return the noise of a late round over independent noise of the same price: 1 where it is such."""
+        if not isinstance(self.mechanism, BandedGaussian):
+            return 1.0
+        bands, exponent = self.mechanism.bands, self.mechanism.exponent
+        return spread(bands, exponent) * banded_row_noise(bands, exponent, 8 * bands)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +224,11 @@ class Invitation:
     clipped : Unit, default "record"
         What is clipped: the contribution of a record, or of a user's or party's records together (a gradient
         or an update over all of them), which then count as one. Budgets must protect that unit.
+    bands : int, default 1
+        Over how many rounds a client's noise is correlated (`farthing.BandedGaussian`): 1 is independent
+        noise. More need draws by `farthing.Cyclic` with at least as many groups.
+    exponent : float, default 0.5
+        That of `farthing.BandedGaussian`.
 
     Raises
     ------
@@ -240,6 +255,8 @@ class Invitation:
     survivors: int = 1
     seen: bool = False
     clipped: Unit = Unit.RECORD
+    bands: int = 1
+    exponent: float = 0.5
 
     def __post_init__(self) -> None:
         validate.positive(clip_norm=self.clip_norm)
@@ -254,8 +271,12 @@ class Invitation:
         object.__setattr__(self, "clipped", validate.choice(Unit, clipped=self.clipped))
         if not isinstance(self.draw, Draw):
             raise InvalidValue(
-                f"draw must be Everyone(), Poisson(rate), Exactly(size) or InTurn(), got {self.draw!r}"
+                "draw must be Everyone(), Poisson(rate), Exactly(size), Cyclic(rate, groups) or InTurn(), "
+                f"got {self.draw!r}"
             )
+        refuse_overlap(self._sampler, BandedGaussian(1.0, self.bands, self.exponent))
+        if isinstance(self.draw, Cyclic) and {*self._by} != {Accountant.TIGHT}:
+            raise Unsupported("a plan of cyclic draws is priced as a whole: only the tight accountant does")
         if self.noise_multiplier is not None:
             validate.positive(noise_multiplier=self.noise_multiplier)
         elif self.trust is not Trust.LOCAL:
@@ -264,6 +285,10 @@ class Invitation:
             )
         if self.seen and (self.trust is not Trust.LOCAL or Accountant.AMPLIFIED in self._by):
             raise Unsupported("observed draws amplify nothing, and need local noise")
+
+    @property
+    def _sampler(self) -> Sampler:
+        return Everyone() if isinstance(self.draw, Exactly | InTurn) else self.draw
 
     @property
     def _by(self) -> tuple[Accountant, Accountant]:
@@ -293,10 +318,14 @@ def _terms(invitation: Invitation, budget: Budget, records: int, clip: float) ->
         noise = least_noise(invitation, budget, records)
     elif trust is not Trust.LOCAL:
         noise *= invitation.clip_norm / clip  # one noise for all, whatever their clipping norms
-    rounds = invitation.accountant.rounds(noise / (most or 1), invitation.rounds, budget, priced)
+    rounds = invitation.accountant.rounds(noise / (most or 1), _chances(invitation), budget, priced)
     rounds *= records if isinstance(draw, InTurn) else 1
+    rounds *= draw.groups if isinstance(draw, Cyclic) else 1
     shares = invitation.survivors if trust is Trust.DISTRIBUTED else 1
     mechanism = Share(noise, shares) if trust is Trust.DISTRIBUTED else Gaussian(noise)
+    if invitation.bands > 1:
+        banded = noise, invitation.bands, invitation.exponent
+        mechanism = BandedShare(*banded, shares) if trust is Trust.DISTRIBUTED else BandedGaussian(*banded)
     if most:
         mechanism = ClientNoise(noise, most, shares)
         sampler = Unhidden(sampler.size, sampler.of) if isinstance(sampler, FixedSize) else sampler
@@ -343,7 +372,7 @@ def _drawn(invitation: Invitation, budget: Budget, records: int) -> int:
             return min(size, records)
         case Poisson() if invitation.clipped is Unit.PARTY:
             return 1
-        case InTurn():
+        case InTurn() | Cyclic():
             raise Unsupported(
                 f"draws in turn protect a record, not a {budget.unit}: use Everyone() or Exactly(size)"
             )
@@ -362,13 +391,21 @@ def _protected(invitation: Invitation, budget: Budget, records: int) -> tuple[in
     """
     most, sampler = _drawn(invitation, budget, records), sampler_of(invitation.draw, records)
     whole = invitation.clipped is Unit.PARTY and isinstance(invitation.draw, Poisson)
+    if isinstance(sampler, Cyclic):
+        sampler = Poisson(sampler.rate)  # of one chance: see `farthing.queries.correlated`
     return most, sampler if whole or not most else Everyone()
+
+
+def _chances(invitation: Invitation) -> int:
+    """Return how many of the rounds a record may be drawn in."""
+    groups = invitation.draw.groups if isinstance(invitation.draw, Cyclic) else 1
+    return -(-invitation.rounds // groups)
 
 
 def least_noise(invitation: Invitation, budget: Budget, records: int) -> float:
     """Return the least noise multiplier with which the invitation's rounds fit a client's budget."""
     most, priced = _protected(invitation, budget, records)
-    return invitation.calibration.noise(invitation.rounds, budget, priced) * (most or 1)
+    return invitation.calibration.noise(_chances(invitation), budget, priced) * (most or 1)
 
 
 def noise_of_round(
@@ -410,7 +447,7 @@ def sampler_of(draw: Draw, records: int) -> Sampler:
 def expected(draw: Draw, records: int) -> float:
     """Return the average number of records in an upload."""
     match draw:
-        case Poisson(rate):
+        case Poisson(rate) | Cyclic(rate):
             return rate * records
         case Exactly(size):
             return float(min(size, records))
@@ -427,52 +464,6 @@ class _Nothing:
 
 
 NOTHING = _Nothing()  # a placeholder for the contribution where only the price is needed
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """The outlook of an invitation, from public numbers.
-
-    Attributes
-    ----------
-    deviation : float
-        The standard deviation of the noise on the first round's mean.
-    rounds : int
-        The rounds until the last client leaves.
-
-    Examples
-    --------
-    >>> import farthing as ft
-    >>> x, y = [[1.0]] * 20, [1.0] * 20
-    >>> clients = ft.federated.Simulated.split(x, y, clients=2, budgets=ft.Budget(1.0, 1e-6))
-    >>> clients.forecast(ft.federated.Invitation(1.0, rounds=7)).rounds
-    7
-    """
-
-    deviation: float
-    rounds: int
-
-
-def forecast_of(invitation: Invitation, weights: Weights, terms: Sequence[Terms], which: Any) -> Forecast:
-    """Return the outlook for clients whose terms are ``terms[which]``."""
-    afford = np.array([term.rounds > 0 for term in terms])[which]
-    expected, variance = (
-        np.array([getattr(term, name) for term in terms], dtype=np.float64)[which][afford]
-        for name in ("expected", "variance")
-    )
-    if not afford.any():
-        raise BudgetSpent(f"not even one round fits the budget of any of {len(afford)} clients")
-    weight = weight_of(weights_under(invitation.trust, weights), expected, variance)
-    noise = float(np.square(weight) @ variance)
-    if invitation.trust is Trust.TRUSTED:
-        noise = variance_of_trusted(invitation)
-    return Forecast(math.sqrt(noise) / float(weight @ expected), max(term.rounds for term in terms))
-
-
-def variance_of_trusted(invitation: Invitation) -> float:
-    """Return the variance of the noise that a trusted aggregator adds to the sum."""
-    assert invitation.noise_multiplier is not None
-    return (invitation.noise_multiplier * invitation.clip_norm) ** 2
 
 
 def weight_of(weights: Weights, expected: Any, variance: Any) -> Any:

@@ -341,7 +341,7 @@ def test_hundreds_of_messages_at_neighbouring_guards(village, books):
 
 @pytest.mark.slow
 def test_thousands_of_messages_at_neighbouring_guards(village, books):
-    fuzzed(village, books, 20_000 if os.environ.get("FARTHING_EXPLORE") else 3_000, 24, 4)
+    fuzzed(village, books, 20_016 if os.environ.get("FARTHING_EXPLORE") else 3_000, 24, 4)
 
 
 def fuzzed_networks(village, books, messages, episodes):

@@ -203,9 +203,13 @@ def draw_of(text: Any) -> Draw:
 _KEYS = {"clip_norm": "clip", "noise_multiplier": "noise"}
 
 
+# a guard has independent noise: no message asks it for more
+_CARRIED = [field.name for field in fields(Invitation) if field.name not in ("bands", "exponent")]
+
+
 def invitation(of: Invitation) -> dict[str, Any]:
     """Return an invitation as JSON values."""
-    values = {_KEYS.get(field.name, field.name): _plain(getattr(of, field.name)) for field in fields(of)}
+    values = {_KEYS.get(name, name): _plain(getattr(of, name)) for name in _CARRIED}
     return values | {"draw": draw(of.draw)}
 
 
@@ -217,7 +221,7 @@ def _plain(value: Any) -> Any:
 
 def invitation_of(given: Fields) -> Invitation:
     """Return the invitation that `invitation` wrote; refuse anything else."""
-    values = {field.name: given.take(_KEYS.get(field.name, field.name)) for field in fields(Invitation)}
+    values = {name: given.take(_KEYS.get(name, name)) for name in _CARRIED}
     given.done()
     plain = (str, int, float, bool, type(None))
     if any(

@@ -47,11 +47,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from farthing import validate
+from farthing.accounting.correlated import best_exponent
 from farthing.budget import Unit
 from farthing.errors import Unsupported
 from farthing.federated.methods.server import ServerOptimizer
 from farthing.federated.protocol import Clients, Invitation, Trust, Weights, under
 from farthing.federated.rounds import LocalSteps, rounded
+from farthing.queries.correlated import Cyclic
 from farthing.queries.query import Contribution, Step, until_spent
 from farthing.queries.samplers import Everyone, Poisson
 
@@ -89,6 +92,7 @@ def fedsgd(
     server: str = "momentum",
     weights: Weights = Weights.PRECISION,
     noise_multiplier: float | None = None,
+    bands: int = 1,
     trust: Trust = Trust.LOCAL,
     survivors: int | None = None,
 ) -> Iterator[Step]:
@@ -114,6 +118,9 @@ def fedsgd(
         How uploads are added up under local noise.
     noise_multiplier : float, optional
         Noise over the clipping norm, in place of the least for ``rounds``.
+    bands : int, default 1
+        Over how many rounds noise is correlated: above 1, records take turns in as many groups
+        (`farthing.Cyclic`) and later noise cancels earlier. `farthing.choose_bands` finds how many pay.
     trust : Trust, default "local"
         Who adds the noise.
     survivors : int, optional
@@ -141,6 +148,9 @@ def fedsgd(
     5
     """
     invitation = Invitation(clip_norm, _draw(sampling_rate), rounds, noise_multiplier)
+    if validate.count(bands=bands) > 1:
+        draw, exponent = Cyclic(sampling_rate, bands), best_exponent(bands, rounds)
+        invitation = replace(invitation, draw=draw, bands=bands, exponent=exponent)
     clients.invite(under(clients, invitation, trust, survivors), weights)
     yield from _rounds(clients, network.gradient, network.start(), ServerOptimizer(server, lr), sign=-1.0)
 

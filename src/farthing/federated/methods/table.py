@@ -174,6 +174,13 @@ SAMPLING_RATE = Option(
     symbol="q",
     check=validate.rate,
 )
+BANDS = Option(
+    name="bands",
+    kind=int,
+    help="Over how many rounds noise is correlated; 1: independent noise. Simulated clients only.",
+    symbol="Choquette-Choo et al. 2023, Theorem 4",
+    check=validate.count,
+)
 SERVER = Option(
     name="server",
     kind=str,
@@ -265,7 +272,7 @@ METHODS: dict[str, Method] = {
             algorithm=_late("networks", "fedsgd"),
             summary="a network: one noisy sum of clipped gradients a client and round",
             rounds="`--rounds`, 200",
-            options=(*_NETWORK, SAMPLING_RATE),
+            options=(*_NETWORK, SAMPLING_RATE, BANDS),
             trusts=TRUSTS,
             networks=True,
         ),
