@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from farthing import audit, federated, torch
     from farthing.accounting.api import delta, epsilon, noise_for, steps_for
-    from farthing.accounting.correlated import choose_bands, choose_buffers
+    from farthing.accounting.correlated import choose_balanced, choose_bands, choose_buffers
     from farthing.accounting.menu import Menu
     from farthing.accounting.personal import PersonalBudgets
     from farthing.audit.auditing import audit_mechanism
@@ -144,6 +144,7 @@ __all__ = [
     "audit_mechanism",
     "best_of",
     "bounds",
+    "choose_balanced",
     "choose_bands",
     "choose_buffers",
     "count",
@@ -186,7 +187,7 @@ _HOMES = {
     "linear.estimators": ("LinearRegression", "LinearSVC", "LogisticRegression"),
     "linear.preprocessing": ("PCA", "PrivateBinner", "PrivateScaler"),
     "linear.regressors": ("HuberRegressor", "PoissonRegressor", "QuantileRegressor"),
-    "accounting.correlated": ("choose_bands", "choose_buffers"),
+    "accounting.correlated": ("choose_balanced", "choose_bands", "choose_buffers"),
     "accounting.menu": ("Menu",),
     "accounting.personal": ("PersonalBudgets",),
     "accounting.api": ("delta", "epsilon", "noise_for", "steps_for"),

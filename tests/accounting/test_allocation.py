@@ -10,9 +10,12 @@ from scipy.special import ndtr
 import farthing as ft
 from farthing.accounting import allocation, calibrate, gaussian, pld
 from farthing.accounting.filters import GdpFilter, RdpFilter, ZcdpFilter
+from farthing.audit import statistics as test_statistics
+from farthing.audit.auditing import judge
 from farthing.budget import Adjacency, Observer
 from farthing.errors import Unsupported
 from farthing.ledger import verifier
+from farthing.noise.lattice import SeededStream
 from farthing.queries.events import (
     BalancedEvent,
     ComposedEvent,
@@ -164,3 +167,74 @@ def test_an_observer_of_draws_pays_for_a_whole_turn_each_pass():
 def test_normal_intervals_are_accurate_in_both_tails():
     x = np.array([-40.0, -1.0, 1.0, 40.0])
     assert allocation._between(x).tolist() == pytest.approx([ndtr(-1.0), ndtr(1) - ndtr(-1), ndtr(-1.0)])
+
+
+def heard(sampler, present, runs, noise=1.5):
+    """The log-likelihood ratio of one pass, canaries in coordinates of their own, with bands and groups."""
+    stream, mechanism = SeededStream(int(present)), ft.BandedGaussian(noise, 2, 1.0)
+    drawing, noisy, steps = sampler.begin(), mechanism.begin(), sampler.period
+    answers, group = np.empty((steps, runs)), np.zeros(runs, np.int64)
+    for turn in range(steps):
+        drawn, totals = drawing.draw(runs, stream, turn), np.zeros(runs)
+        group[drawing._memory.members(turn % sampler.groups)] = turn % sampler.groups
+        np.add.at(totals, drawn, float(present))
+        answers[turn] = noisy.release(totals, ft.ClipNorm(1.0), stream, turn)
+    rows = answers.copy()
+    rows[1:] += answers[:-1]  # C times the answers: independent noise again
+    deviation, losses = noise * math.sqrt(2), np.zeros(runs)
+    for own in range(sampler.groups):
+        shifts = [rows[t : t + 2, group == own].sum(axis=0) for t in range(own, steps, sampler.groups)]
+        ratios = (np.array(shifts) - 1.0) / deviation**2  # the last chance of a pass may have one row only
+        losses[group == own] = np.log(np.exp(ratios).mean(axis=0))
+    return losses
+
+
+def verdict(sampler, runs=30_000):
+    claim = ft.Budget(pld.epsilon(ft.Balanced(4, 2).plan(GaussianEvent(1.5), 8), 0.01), 0.01)
+    named = [("likelihood ratio of a pass", test_statistics.value)]
+    return judge(heard(sampler, False, runs), heard(sampler, True, runs), claim, named, 0.999999)
+
+
+def test_an_attack_on_a_pass_respects_its_price():
+    assert not verdict(ft.Balanced(4, 2)).broken
+
+
+def test_a_record_that_is_drawn_twice_in_a_pass_is_refuted():
+    class Twice(ft.Balanced):
+        __slots__ = ()
+
+        def draw(self, records, stream, turn=0):
+            now = ft.Balanced.draw(self, records, stream, turn)
+            also = self._memory.members(turn % self.groups) if turn < 4 else np.empty(0, np.int64)
+            return np.concatenate([now, also])  # everybody in the first turns as well
+
+    assert verdict(Twice(4, 2)).broken
+
+
+def test_everybody_is_drawn_once_a_pass_and_groups_keep_apart():
+    sampler, stream, when = ft.Balanced(5, 3).begin(), SeededStream(3), {}
+    for turn in range(60):
+        for record in sampler.draw(200, stream, turn):
+            when.setdefault(int(record), []).append(turn)
+    assert len(when) == 200
+    for turns in when.values():
+        assert [turn // 15 for turn in turns] == [0, 1, 2, 3]
+        assert len({turn % 3 for turn in turns}) == 1
+
+
+@pytest.mark.parametrize("lost", [1, 7, 15, 22])
+def test_a_process_that_takes_over_draws_from_the_next_pass_on(lost):
+    stream, when = SeededStream(9), []
+    for turns in (range(lost), range(lost, 45)):
+        sampler = ft.Balanced(5, 3).begin()
+        when += [(int(r), turn // 15) for turn in turns for r in sampler.draw(60, stream, turn)]
+    assert len(set(when)) == len(when)  # nobody twice in a pass
+
+
+def test_bands_are_chosen_for_balanced_draws():
+    budget = ft.Budget(8.0, 1e-5)
+    found = ft.choose_balanced(budget, turns=6, steps=12, most=2)
+    assert found.sampler == ft.Balanced(3, groups=2)
+    assert found.gain < ft.choose_bands(budget, sampling_rate=1 / 6, steps=12, most=2).gain
+    event = found.sampler.plan(found.mechanism.unit_event(), 12)
+    assert 7.9 < pld.epsilon(event, 1e-5) <= 8.0

@@ -8,7 +8,7 @@ import pytest
 from farthing.audit import plans
 from farthing.audit.plans import BandedTarget, BufferedTarget
 from farthing.noise.lattice import SeededStream
-from farthing.queries.correlated import BandedGaussian
+from farthing.queries.correlated import BandedGaussian, Cyclic, spread
 
 SOUND = BandedTarget(groups=4, bands=4, steps=12, runs=10_000)
 SURE = replace(SOUND, sampling_rate=0.25, noise_multiplier=4.0)  # every canary in every cycle
@@ -35,6 +35,62 @@ def test_noise_for_one_row_instead_of_a_column_is_refuted(monkeypatch):
     planted = type("Planted", (BandedGaussian,), {"grid": smaller, "__slots__": ()})
     monkeypatch.setattr(plans, "BandedGaussian", planted)
     assert broken(SURE)
+
+
+PAIRS = replace(SURE, groups=2, sampling_rate=0.5, bands=2, exponent=1.0, runs=120_000)
+
+
+def test_pairs_are_not_refuted():
+    assert not broken(PAIRS)
+
+
+def test_noise_for_one_band_less_is_refuted(monkeypatch):
+    """The noise of a column of one coefficient on columns of two."""
+
+    def shorter(self, bound, size):
+        bits, cell = BandedGaussian.grid(self, bound, size)
+        return bits, cell * spread(self.bands - 1, self.exponent) / spread(self.bands, self.exponent)
+
+    planted = type("Shorter", (BandedGaussian,), {"grid": shorter, "__slots__": ()})
+    monkeypatch.setattr(plans, "BandedGaussian", planted)
+    assert broken(PAIRS)
+
+
+def test_a_record_that_is_drawn_twice_in_a_cycle_is_refuted(monkeypatch):
+    class Twice(Cyclic):
+        __slots__ = ()
+
+        def begin(self):
+            begun, draw = Cyclic.begin(self), Cyclic.draw
+            planted = object.__new__(type("Begun", (), {"members": lambda _, turn: begun.members(turn)}))
+            before = [np.empty(0, np.int64)]
+
+            def twice(runs, stream, turn):
+                now = draw(begun, runs, stream, turn)
+                both, before[0] = np.concatenate([now, before[0]]), now
+                return both
+
+            planted.draw = twice
+            return planted
+
+    monkeypatch.setattr(plans, "Cyclic", Twice)
+    assert broken(PAIRS)
+
+
+def test_a_resumed_run_that_draws_its_noise_anew_is_refuted(monkeypatch):
+    """The same turns are answered twice, with fresh noise: the attacker averages."""
+
+    class Redrawn(BandedGaussian):
+        __slots__ = ()
+
+        def begin(self):
+            both = [BandedGaussian.begin(self) for _ in range(2)]
+            released = type("Both", (), {})()
+            released.release = lambda *given: sum(one.release(*given) for one in both) / 2
+            return released
+
+    monkeypatch.setattr(plans, "BandedGaussian", Redrawn)
+    assert broken(PAIRS)
 
 
 def test_noise_that_begins_anew_at_every_turn_is_less_correlated_and_not_refuted(monkeypatch):

@@ -8,6 +8,9 @@ and leave a record fewer but likelier chances (`farthing.queries.correlated.Cycl
 `choose_bands` tries numbers of bands. One band, independent noise, is among them, so by that measure it never
 loses.
 
+*Balanced draws* (`farthing.queries.correlated.Balanced`). A pass costs less than Poisson samples of the same
+size, most of all where it has few turns a group: `choose_balanced` tries the divisors of a pass.
+
 *Buffers* (`farthing.queries.buffered.BufferedGaussian`). `choose_buffers` minimises over weights and decays.
 Each record takes part once a pass, so nothing is sampled and nothing amplified: where a random sample can be
 drawn, bands may be better.
@@ -33,13 +36,14 @@ from farthing.accounting import calibrate
 from farthing.budget import Budget
 from farthing.errors import InvalidValue
 from farthing.queries.buffered import MOST_BUFFERS, BufferedGaussian, column, column_norm, overlapped
-from farthing.queries.correlated import MOST_BANDS, Cyclic, coefficients, spread
-from farthing.queries.events import GaussianEvent
+from farthing.queries.correlated import MOST_BANDS, Balanced, BandedGaussian, Cyclic, coefficients, spread
+from farthing.queries.events import GaussianEvent, RepeatedEvent
 
 Array = NDArray[np.float64]
 Pairs = tuple[tuple[float, ...], tuple[float, ...]]  # weights and decays
 
 _NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+_CLOSELY = 1e-4  # relative: noise on balanced draws, which takes a second to find
 _DIGITS = 4  # of weights and of 1 - decays: last bits of an optimiser differ between machines
 
 
@@ -55,6 +59,25 @@ class Bands:
     exponent: float
     noise_multiplier: float
     gain: float
+
+
+@dataclass(frozen=True, slots=True)
+class BalancedBands:
+    """Correlated noise on balanced draws: the sampler, the exponent, the noise multiplier, and the gain.
+
+    ``sampler.groups`` is the number of bands; ``gain`` is the root mean square of the noise in running sums
+    over that of independent noise on Poisson samples of the same size, at the same budget.
+    """
+
+    sampler: Balanced
+    exponent: float
+    noise_multiplier: float
+    gain: float
+
+    @property
+    def mechanism(self) -> BandedGaussian:
+        """The noise itself."""
+        return BandedGaussian(self.noise_multiplier, self.sampler.groups, self.exponent)
 
 
 @functools.lru_cache(4096)
@@ -164,6 +187,47 @@ class Buffers:
     def mechanism(self) -> BufferedGaussian:
         """The noise itself."""
         return BufferedGaussian(self.noise_multiplier, self.weights, self.decays, self.steps, self.groups)
+
+
+def choose_balanced(budget: Budget, turns: int, steps: int, most: int = 64) -> BalancedBands:
+    """Return the bands, up to ``most``, whose running sums have the least noise on balanced draws.
+
+    Parameters
+    ----------
+    budget : Budget
+        What all turns together may cost, under add-remove or zero-out.
+    turns : int
+        Turns of a pass: every record takes part once in as many. Bands are among its divisors.
+    steps : int
+        How many turns in all.
+    most : int, default 64
+        The most bands: one array of noise is kept for each but one.
+
+    Returns
+    -------
+    BalancedBands
+
+    Examples
+    --------
+    >>> from farthing.budget import Budget
+    >>> found = choose_balanced(Budget(8.0, 1e-5), turns=4, steps=4, most=2)
+    >>> found.sampler, found.gain < 1
+    (Balanced(bins=2, groups=2), True)
+    """
+    validate.count(turns=turns)
+    most = min(validate.count(most=most), validate.count(steps=steps), MOST_BANDS)
+    independent = noise_multiplier(budget, 1 / turns, steps, 1) * banded_prefix_noise(1, 0.5, steps)
+    found = []
+    for groups in (groups for groups in range(1, min(turns, most) + 1) if turns % groups == 0):
+        sampler, exponent = Balanced(turns // groups, groups), best_exponent(groups, steps)
+        noise = calibrate.noise(functools.partial(_balanced_plan, sampler, steps, budget), budget, _CLOSELY)
+        gain = noise * banded_prefix_noise(groups, exponent, steps) / independent
+        found.append(BalancedBands(sampler, exponent, noise, gain))
+    return min(found, key=lambda balanced: balanced.gain)
+
+
+def _balanced_plan(sampler: Balanced, steps: int, budget: Budget, noise: float) -> RepeatedEvent:
+    return sampler.plan(GaussianEvent(noise), steps, budget.observer)
 
 
 @functools.lru_cache(256)
