@@ -61,7 +61,7 @@ import math
 import threading
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -77,6 +77,7 @@ from farthing.queries.mechanisms import Array, Gaussian, enlarged, refuse_width
 from farthing.queries.samplers import HasEvent, Indices, Poisson, event_of
 
 Integers = NDArray[np.int64]
+InTurns = TypeVar("InTurns", "Cyclic", "Balanced")
 
 MOST_BANDS = 1024
 _GRID_SHARE = 2.0**-10  # how much the grid may enlarge the noise
@@ -303,6 +304,21 @@ class _Groups:
             return self._members[group] if self._members else _NOBODY
 
 
+def _begun(sampler: InTurns) -> InTurns:
+    """Return a sampler for one plan: with groups that stay."""
+    begun = replace(sampler)
+    object.__setattr__(begun, "_memory", _Groups())
+    return begun
+
+
+def _drawn(sampler: "Cyclic | Balanced", records: int, stream: Stream, turn: int) -> Integers:
+    if sampler._memory is not None:
+        return sampler._memory.draw(sampler, records, stream, turn)
+    if turn:
+        raise InvalidValue("draws of one plan must share their groups: draw from begin()")
+    return _Groups().draw(sampler, records, stream, 0)
+
+
 def _divided(stream: Stream, records: int, groups: int) -> list[Integers]:
     """Return the positions of each group; a record is in each with the same probability, independently."""
     group = stream.uniform_below(groups, records)
@@ -367,16 +383,10 @@ class Cyclic:
 
     def begin(self) -> "Cyclic":
         """Return this sampler for one plan: with groups that stay."""
-        begun = replace(self)
-        object.__setattr__(begun, "_memory", _Groups())
-        return begun
+        return _begun(self)
 
     def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
-        if self._memory is not None:
-            return self._memory.draw(self, records, stream, turn)
-        if turn:
-            raise InvalidValue("draws of one plan must share their groups: draw from begin()")
-        return _Groups().draw(self, records, stream, 0)
+        return _drawn(self, records, stream, turn)
 
     def members(self, turn: int) -> Integers:
         """Return who may be drawn at this turn of a plan that was begun; nobody where none is divided yet."""
@@ -443,16 +453,10 @@ class Balanced:
 
     def begin(self) -> "Balanced":
         """Return this sampler for one plan: with groups and turns that stay."""
-        begun = replace(self)
-        object.__setattr__(begun, "_memory", _Groups())
-        return begun
+        return _begun(self)
 
     def draw(self, records: int, stream: Stream, turn: int = 0) -> Indices:
-        if self._memory is not None:
-            return self._memory.draw(self, records, stream, turn)
-        if turn:
-            raise InvalidValue("draws of one plan must share their turns: draw from begin()")
-        return _Groups().draw(self, records, stream, 0)
+        return _drawn(self, records, stream, turn)
 
     def amplify(self, step: Event | HasEvent, observer: Observer = Observer.ANYONE) -> Event:
         return Poisson(1 / self.bins).amplify(event_of(step), observer)
