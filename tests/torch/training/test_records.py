@@ -161,8 +161,8 @@ def test_data_that_is_no_data_is_refused(data, error, says):
     [
         ({"users": [1] * 10}, "records_per_user"),
         ({"records_per_user": 2}, "needs users"),
-        ({"users": [1] * 9, "records_per_user": 2}, "10 whole numbers"),
-        ({"users": [1.5] * 10, "records_per_user": 2}, "float64"),
+        ({"users": [1] * 9, "records_per_user": 2}, "one whole number or text a record"),
+        ({"users": [1.5] * 10, "records_per_user": 2}, "most of them are neither"),
         ({"users": [1] * 10, "records_per_user": 0}, "records_per_user"),
         ({"views": 2}, "without augment"),
         ({"views": 0}, "views"),
@@ -183,3 +183,20 @@ def test_a_record_without_a_target_is_refused_with_the_way_out():
         read(Examples(Bare()).take(np.array([1])))
     pairs = Examples(Bare(), collate=lambda rows: (torch.stack(rows), torch.zeros(len(rows))))
     assert read(pairs.take(np.array([1])))[0][1].tolist() == [0]
+
+
+@pytest.mark.parametrize("odd", [None, float("nan"), 3.5, True, [1], {}, b"7"], ids=repr)
+def test_a_record_of_nobody_decides_nothing_for_others(odd):
+    tensors = torch.ones(6, 2), torch.zeros(6)
+    people = [7, "ann", 7.0, odd, "ann", "ann"]
+    examples = Examples(tensors, users=people, records_per_user=2)
+    assert sorted(sorted(row) for row in examples._places.tolist()) == [[0, 2], [1, 4]]
+
+
+def test_a_refusal_of_users_does_not_tell_how_many_there_are():
+    for users in (np.arange(5), [1] * 5, np.ones(6), np.ones((6, 1), dtype=int)):
+        with pytest.raises(InvalidValue, match="one whole number or text a record") as refused:
+            Examples((torch.ones(6, 2), torch.zeros(6)), users=users, records_per_user=2)
+        assert not any(
+            count in str(refused.value).replace("float64", "").replace("int64", "") for count in "56"
+        )

@@ -44,6 +44,7 @@ from farthing import validate
 from farthing.budget import Unit
 from farthing.data.weighted import rounds
 from farthing.errors import InvalidValue, Unsupported
+from farthing.queries.arrays import attempt, column
 from farthing.queries.samplers import Indices
 from farthing.torch.training.collating import Collate, Reader
 
@@ -367,18 +368,43 @@ def _places(users: Any, records_per_user: int | None, records: int) -> Integers 
             "users needs records_per_user, the public number of records of a user that count at most"
         )
     most = validate.count(records_per_user=records_per_user)
-    ids = np.asarray(users)
-    if ids.shape != (records,) or ids.dtype.kind not in "iuUS":
-        raise InvalidValue(
-            f"users must be {records} whole numbers or texts, one a record, "
-            f"got shape {ids.shape} of {ids.dtype.name}"
-        )
-    order = np.argsort(ids, kind="stable")
-    starts = np.flatnonzero(np.append(True, ids[order][1:] != ids[order][:-1]))
-    ends = np.append(starts[1:], records)
+    ids, there = _identified(users)
+    if len(ids) != records:
+        raise InvalidValue("users must be one whole number or text a record")  # how many is no one's business
+    order = there[np.argsort(ids[there], kind="stable")]
+    starts = np.flatnonzero(np.append(True, ids[order][1:] != ids[order][:-1])) if len(order) else order
+    ends = np.append(starts, len(order))[1:]
     places = starts[:, None] + np.arange(most)
-    filled: Integers = np.where(places < ends[:, None], order[np.minimum(places, records - 1)], -1)
+    filled: Integers = np.where(
+        places < ends[:, None], np.append(order, -1)[np.minimum(places, len(order))], -1
+    )
     return filled
+
+
+def _identified(users: Any) -> tuple[NDArray[Any], Integers]:
+    """Return whose record each is, and the places of those that say it.
+
+    In a list or an array of objects a record without a whole number or a text is nobody's and counts as
+    nothing, as in `farthing train --user`: no single record decides whether there is a refusal.
+    """
+    said = "users must be one whole number or text a record"
+    ids = attempt(np.asarray, users, said=said) if hasattr(users, "dtype") else column(users, "users")
+    if ids.ndim != 1 or ids.dtype.kind not in "iuUSO":
+        raise InvalidValue(f"{said}, got an array of {ids.dtype.name}")
+    if ids.dtype.kind != "O":
+        return ids, np.arange(len(ids))
+    texts = [_identity(cell) for cell in ids.tolist()]
+    there = np.flatnonzero([text is not None for text in texts])
+    if 2 * len(there) < len(ids):
+        raise InvalidValue(f"{said}: most of them are neither")
+    return np.array([text or "" for text in texts]), there
+
+
+def _identity(cell: Any) -> str | None:
+    """Return a whole number or a text as text, None for anything else."""
+    if isinstance(cell, float) and cell.is_integer():
+        cell = int(cell)
+    return str(cell) if isinstance(cell, int | str | np.integer) and not isinstance(cell, bool) else None
 
 
 def _zeros(form: Any) -> Any:
