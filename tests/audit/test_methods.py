@@ -31,8 +31,8 @@ def test_stands_in_a_small_audit(name):
 
 
 EFFORTS = dict.fromkeys(methods.MODELS, 0.07) | {
-    "sgd-adv": 0.02,
-    "sgd-adv-clients": 0.02,
+    "sgd-adv": 0.01,
+    "sgd-adv-clients": 0.01,
     "federated-descent": 0.1,
     "pure": 0.01,
     "pure-classes": 0.05,

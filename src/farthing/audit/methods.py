@@ -205,7 +205,7 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
             lambda ledger: sgd_adv(ledger, alone, sampling_rate=0.9, steps=4, clip_norm=0.25, step=0.01),
             pair,
             claim,
-            runs=2500,
+            runs=6000,
             model=False,
         ),
         "adadp": SoundFormTarget(transcripts.SoundAdaDP()),
@@ -311,7 +311,7 @@ def targets() -> dict[str, Target | MenuGame | TuningGame | PersonalTarget | Ban
             ),
             pair,
             server,
-            runs=2500,
+            runs=6000,
         ),
         "fedsgd": FederatedTarget(
             lambda clients: fedsgd(clients, _Flat(), rounds=8, clip_norm=0.25, sampling_rate=0.8, lr=0.1),

@@ -33,6 +33,7 @@ as leaves noise above 1.5.
 (True, 1.0)
 """
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -159,6 +160,7 @@ def sgd_adv(
     yield from on_batches(ledger, problem, features, batches, steps, clip_norm, step, momentum)
 
 
+@functools.lru_cache(maxsize=256)
 def advanced_noise(sampling_rate: float, steps: int, budget: Budget) -> float:
     """The least noise that advanced composition allows, with amplification where a step's ε is at most 1."""
     shift, slack = budget.adjacency.shift, budget.delta / 2
