@@ -123,7 +123,7 @@ _NEIGHBOURS = {
     Adjacency.ADD_REMOVE: (
         "Added or removed",
         "The result is compared with what it would have been had one {unit} not been there at all. "
-        "So its presence stays uncertain.",
+        "ε and δ bound how well anybody can tell the two apart.",
     ),
     Adjacency.REPLACE_ONE: (
         "Replaced by another",
