@@ -110,3 +110,12 @@ def test_a_guard_that_cannot_start_says_why(folder, quiet_node):
     (folder / "a" / "records.npz").unlink()
     with pytest.raises(FarthingError, match="records must be"):
         join(PartyFile.load(folder / "a" / "party.toml"))
+
+
+def test_a_policy_that_is_wrong_is_named_by_the_guard_that_read_it(tmp_path):
+    pytest.importorskip("flwr")
+    set_up(tmp_path, ["a"], port=9092, records=5)
+    policy = tmp_path / "a" / "policy.toml"
+    policy.write_text(policy.read_text().replace("size = 5", "size = 0"))
+    with pytest.raises(InvalidValue, match=r"the guard did not start: .*policy\.toml: size must be"):
+        join(PartyFile.load(tmp_path / "a" / "party.toml"))

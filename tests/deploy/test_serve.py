@@ -292,6 +292,7 @@ def test_who_does_not_come_is_waited_for(tmp_path, guards):
         ("[parties]", '[averaging]\nmean = "mode"\n[parties]', "mean must be one of"),
         ("[parties]", "[averaging]\ntrim = 0.6\n[parties]", "trim must lie between 0 and 0.5"),
         ("[parties]", "[averaging]\nkeep = 1\n[parties]", "no setting averaging.keep"),
+        ("[parties]", "[floor]\nepsilon = -1\n[parties]", "floor.epsilon must be a positive number"),
         ('test = "adult"', "quorum = 1.5", "quorum must be a share"),
         ('test = "adult"', 'metrics = "9100"', "HOST:PORT"),
         ("[parties]", '[external]\nbridge = "b"\na = 1\n[parties]', "each of the [parties]"),

@@ -135,18 +135,20 @@ import pathlib, sys
 from farthing.deploy.processes import end_with_parent
 end_with_parent()
 from farthing.deploy.guard.server import guard
-from farthing.errors import FarthingError
+from farthing.errors import FarthingError, InvalidValue
 try:
     guard(pathlib.Path(sys.argv[1]))
 except FarthingError as error:
-    sys.exit(f"farthing: {error}")
+    print(error, file=sys.stderr)
+    sys.exit(2 if isinstance(error, InvalidValue) else 1)
 """
 
 
 def _await(guard: Child, party: PartyFile, over: threading.Event) -> None:
     while not listening(party.socket) and not over.wait(_LOOK):
         if not guard.running:
-            raise FarthingError(f"the guard did not start: {_last_line(guard.log)}")
+            kind = InvalidValue if guard.code == 2 else FarthingError
+            raise kind(f"the guard did not start: {_last_line(guard.log)}")
 
 
 def _last_line(log: Path) -> str:

@@ -36,8 +36,13 @@ class Child:
         return None if self._process is None else self._process.pid
 
     @property
+    def code(self) -> int | None:
+        """Return the exit code of a program that has ended."""
+        return None if self._process is None else self._process.poll()
+
+    @property
     def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self.code is None
 
     def start(self) -> None:
         """Start the program, after ending what is left of an earlier start."""
